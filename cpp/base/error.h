@@ -1,0 +1,60 @@
+#ifndef GEMMAKV_BASE_ERROR_H_
+#define GEMMAKV_BASE_ERROR_H_
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace gkv {
+
+// Every failure that a caller can cause is one of these. A message is one line
+// that names the thing, what was found and what was expected.
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// An argument is out of its documented range.
+class InvalidArgument : public Error {
+  using Error::Error;
+};
+
+// The operating system refused an operation on a file.
+class IoError : public Error {
+ public:
+  // `error_number` is an errno value, or 0 if none applies.
+  IoError(const std::string& message, int error_number, std::string path)
+      : Error(message), error_number_(error_number), path_(std::move(path)) {}
+  int error_number() const { return error_number_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  int error_number_;
+  std::string path_;
+};
+
+// Bytes that claim to be of a known format are not.
+class CorruptFile : public Error {
+  using Error::Error;
+};
+
+// Two sound things do not belong together (cache and model, say).
+class Mismatch : public Error {
+  using Error::Error;
+};
+
+// A conversation is at its capacity, or the block pool at its byte budget.
+class OutOfBlocks : public Error {
+  using Error::Error;
+};
+
+// Concatenates the printed forms of its arguments.
+template <typename... Args>
+std::string StrCat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BASE_ERROR_H_

@@ -1,0 +1,55 @@
+#ifndef GEMMAKV_BASE_HASH_H_
+#define GEMMAKV_BASE_HASH_H_
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+namespace gkv {
+
+// 128-bit content hash: identity of weights, configurations and sealed blocks,
+// and checksum of stored bytes. Not cryptographic.
+struct Hash128 {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  auto operator<=>(const Hash128&) const = default;
+  // 32 lowercase hex digits.
+  std::string Hex() const;
+};
+
+// Streaming: the result depends on the concatenated bytes only, not on how
+// they were cut into Update calls. Same value on every machine (little-endian
+// byte order is assumed throughout the project). Throughput of several GB/s.
+class Hasher {
+ public:
+  explicit Hasher(uint64_t seed = 0);
+  void Update(std::span<const uint8_t> bytes);
+  // Convenience for trivially copyable values without padding.
+  template <typename T>
+  void UpdateValue(const T& value) {
+    static_assert(std::has_unique_object_representations_v<T> ||
+                  std::is_floating_point_v<T>);
+    Update({reinterpret_cast<const uint8_t*>(&value), sizeof(T)});
+  }
+  // May be called at any time; further updates continue the stream.
+  Hash128 Finish() const;
+
+ private:
+  void Mix(const uint8_t* block);  // exactly kBlockBytes
+
+  static constexpr size_t kBlockBytes = 64;
+  std::array<uint64_t, 8> lanes_;
+  uint8_t tail_[kBlockBytes];
+  size_t tail_size_ = 0;
+  uint64_t total_ = 0;
+};
+
+Hash128 HashBytes(std::span<const uint8_t> bytes, uint64_t seed = 0);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BASE_HASH_H_

@@ -1,0 +1,18 @@
+#ifndef GEMMAKV_BASE_KV_DTYPE_H_
+#define GEMMAKV_BASE_KV_DTYPE_H_
+
+#include <cstdint>
+
+namespace gkv {
+
+// How keys and values are stored. The stored bytes are what attention reads,
+// for tokens of the running step too.
+enum class KvDtype : uint32_t {
+  kF32 = 0,
+  kBF16 = 1,
+  kInt8 = 2,  // one f32 scale per 32 values within a head
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BASE_KV_DTYPE_H_

@@ -1,0 +1,55 @@
+#ifndef GEMMAKV_BASE_THREAD_POOL_H_
+#define GEMMAKV_BASE_THREAD_POOL_H_
+
+#include <cstddef>
+#include <memory>
+
+namespace gkv {
+
+// Fixed set of threads that run the tasks of one parallel loop at a time.
+// Workers spin for a short while between loops (a decode step has about a
+// hundred of them) and then park: an idle pool uses no processor time.
+// Results never depend on which thread ran which task, so callers must make
+// tasks independent.
+class ThreadPool {
+ public:
+  // `num_threads` counts the caller of Run: 1 starts no thread.
+  // Throws InvalidArgument outside [1, kMaxThreads].
+  explicit ThreadPool(size_t num_threads);
+  // Requires: no Run in progress.
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  static constexpr size_t kMaxThreads = 256;
+
+  size_t num_threads() const { return num_threads_; }
+
+  // Calls fn(task, thread) once for each task in [0, num_tasks), thread in
+  // [0, num_threads()), and returns when all have returned. Tasks are handed
+  // out in ascending order, one at a time. `fn` must not throw and must not
+  // call Run. Requires: one Run at a time.
+  // After fork() in the child the threads are gone; Run then runs every task
+  // on the calling thread.
+  template <typename Fn>
+  void Run(size_t num_tasks, const Fn& fn) {
+    RunErased(num_tasks, &fn, [](const void* f, size_t task, size_t thread) {
+      (*static_cast<const Fn*>(f))(task, thread);
+    });
+  }
+
+  // Processors that this process may use (affinity mask), at least 1.
+  static size_t AvailableProcessors();
+
+ private:
+  using ErasedFn = void (*)(const void* fn, size_t task, size_t thread);
+  void RunErased(size_t num_tasks, const void* fn, ErasedFn call);
+
+  struct Shared;
+  size_t num_threads_;
+  std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BASE_THREAD_POOL_H_

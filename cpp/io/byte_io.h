@@ -1,0 +1,68 @@
+#ifndef GEMMAKV_IO_BYTE_IO_H_
+#define GEMMAKV_IO_BYTE_IO_H_
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace gkv {
+
+// Appends little-endian values to a growing byte string.
+class ByteWriter {
+ public:
+  template <typename T>
+  void Write(T value) {
+    static_assert(std::is_arithmetic_v<T>);
+    const size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(T));
+    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+  }
+  void WriteBytes(std::span<const uint8_t> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  size_t size() const { return bytes_.size(); }
+  std::vector<uint8_t>& bytes() { return bytes_; }
+
+ private:
+  std::vector<uint8_t> bytes_;
+};
+
+// Reads little-endian values from bytes of unknown origin. Every read that
+// would pass the end throws CorruptFile with the offset and `what` was wanted.
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<const uint8_t> bytes, size_t offset = 0)
+      : bytes_(bytes), offset_(offset) {}
+
+  template <typename T>
+  T Read(std::string_view what) {
+    static_assert(std::is_arithmetic_v<T>);
+    T value;
+    std::memcpy(&value, ReadBytes(sizeof(T), what).data(), sizeof(T));
+    return value;
+  }
+  std::span<const uint8_t> ReadBytes(uint64_t count, std::string_view what) {
+    if (count > remaining()) {
+      throw CorruptFile(StrCat("offset ", offset_, ": expected ", count,
+                               " bytes of ", what, ", found ", remaining(),
+                               " before the end"));
+    }
+    const std::span<const uint8_t> result = bytes_.subspan(offset_, count);
+    offset_ += count;
+    return result;
+  }
+  size_t offset() const { return offset_; }
+  size_t remaining() const { return bytes_.size() - offset_; }
+
+ private:
+  std::span<const uint8_t> bytes_;
+  size_t offset_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_IO_BYTE_IO_H_

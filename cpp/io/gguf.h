@@ -1,0 +1,96 @@
+#ifndef GEMMAKV_IO_GGUF_H_
+#define GEMMAKV_IO_GGUF_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "io/mapped_file.h"
+#include "io/tensor_source.h"
+
+namespace gkv {
+
+// A metadata array. Scalars of every width are widened; strings are views into
+// the mapped file and stay valid as long as the reader.
+struct GgufArray {
+  std::variant<std::vector<int64_t>, std::vector<double>,
+               std::vector<std::string_view>>
+      values;
+};
+
+using GgufValue =
+    std::variant<bool, uint64_t, int64_t, double, std::string_view, GgufArray>;
+
+// Reader of GGUF files, versions 2 and 3, little-endian, as a TensorSource.
+// The whole header is validated on construction: every count, length and
+// offset is checked against the bytes that are left before it is used, so no
+// file can make a later call read outside the mapping. Metadata arrays are
+// decoded only when asked for. Const methods are safe from several threads.
+class GgufFile : public TensorSource {
+ public:
+  // Throws IoError, or CorruptFile naming the offset, what was found there and
+  // what was expected.
+  explicit GgufFile(const std::string& path);
+
+  uint32_t version() const { return version_; }
+  const std::string& path() const { return file_.path(); }
+  size_t file_bytes() const { return file_.bytes().size(); }
+
+  // Metadata, each nullopt if the key is absent. A key of another type (a
+  // string where a number is asked for) is a CorruptFile that names the key.
+  // Integers of any width and sign convert when the value fits.
+  bool Has(std::string_view key) const;
+  std::vector<std::string> Keys() const;  // in file order
+  std::optional<uint64_t> GetUint(std::string_view key) const;
+  std::optional<double> GetFloat(std::string_view key) const;
+  std::optional<bool> GetBool(std::string_view key) const;
+  std::optional<std::string_view> GetString(std::string_view key) const;
+  std::optional<std::vector<std::string_view>> GetStrings(
+      std::string_view key) const;
+  std::optional<std::vector<double>> GetFloats(std::string_view key) const;
+  std::optional<std::vector<int64_t>> GetInts(std::string_view key) const;
+  // Any scalar or array.
+  std::optional<GgufValue> Get(std::string_view key) const;
+
+  // TensorSource.
+  std::string Description() const override { return path(); }
+  std::vector<std::string> Names() const override;  // in file order
+  // Throws CorruptFile if the tensor's type is not supported.
+  std::optional<TensorView> Find(std::string_view name) override;
+  void Release(const TensorView& view, size_t begin, size_t end) override;
+
+  // For `gemmakv info`: every tensor as the file states it, supported or not.
+  struct TensorInfo {
+    std::string name;
+    uint32_t type_id;
+    std::vector<uint64_t> shape;  // as in the file: fastest dimension first
+    uint64_t offset;              // of the first byte in the file
+    uint64_t size_bytes;          // 0 if the type is not supported
+  };
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+
+ private:
+  struct Entry {  // one metadata value, not yet decoded
+    uint32_t type;
+    uint32_t array_type;
+    uint64_t count;
+    size_t offset;  // of the first value byte
+  };
+  const Entry* FindEntry(std::string_view key) const;
+  GgufValue Decode(std::string_view key, const Entry& entry) const;
+
+  MappedFile file_;
+  uint32_t version_ = 0;
+  std::vector<std::string> key_order_;
+  std::map<std::string, Entry, std::less<>> metadata_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, size_t, std::less<>> tensor_index_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_IO_GGUF_H_

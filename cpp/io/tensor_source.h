@@ -1,0 +1,48 @@
+#ifndef GEMMAKV_IO_TENSOR_SOURCE_H_
+#define GEMMAKV_IO_TENSOR_SOURCE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/tensor_type.h"
+
+namespace gkv {
+
+// One stored tensor: a matrix of `rows` x `cols` values, row-major, rows of
+// whole blocks back to back. A vector has rows == 1.
+struct TensorView {
+  std::string name;
+  TensorType type = TensorType::kF32;
+  size_t rows = 0;
+  size_t cols = 0;
+  const uint8_t* data = nullptr;  // [rows * RowBytes(type, cols)], unaligned
+
+  size_t size_bytes() const { return rows * RowBytes(type, cols); }
+};
+
+// Where weights come from: a file, arrays in memory, a network store. Names
+// are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are
+// stored with the model's "+ 1" already added, as that convention has it.
+// A view's data stays valid as long as the source lives.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  // What the source is, for error messages: a path, or "tensors in memory".
+  virtual std::string Description() const = 0;
+  virtual std::vector<std::string> Names() const = 0;
+  // nullopt if there is no such tensor. Throws CorruptFile or InvalidArgument
+  // if there is one that cannot be represented.
+  virtual std::optional<TensorView> Find(std::string_view name) = 0;
+  // Hint: bytes [begin, end) of the tensor will not be read again.
+  virtual void Release(const TensorView& view, size_t begin, size_t end) {
+    (void)view, (void)begin, (void)end;
+  }
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_IO_TENSOR_SOURCE_H_

@@ -1,0 +1,53 @@
+#ifndef GEMMAKV_OPS_KV_STRIP_H_
+#define GEMMAKV_OPS_KV_STRIP_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/kv_dtype.h"
+
+// A strip holds the keys or the values of one kv head of one layer for a whole
+// number of token groups. Groups of kKvGroup tokens keep the layout the same
+// on every SIMD target:
+//   keys    [tokens / 16][head_dim][16]   a lane owns a token: dot products
+//                                         walk head_dim in order, no horizontal
+//                                         sums
+//   values  [tokens][head_dim]            a lane owns a dimension
+// kInt8 strips hold the int8 values in the same order, followed by their f32
+// scales: keys [tokens / 16][head_dim / 32][16], values [tokens][head_dim / 32].
+
+namespace gkv {
+
+inline constexpr size_t kKvGroup = 16;
+inline constexpr size_t kKvInt8Block = 32;
+
+// Bytes of a key strip and of a value strip (they are the same).
+// Requires: tokens % kKvGroup == 0; head_dim % 32 == 0.
+size_t KvStripBytes(KvDtype dtype, size_t tokens, size_t head_dim);
+
+// Stores one token's key or value: rounds `x` [head_dim] to `dtype` into token
+// `index` of a strip of `strip_tokens` tokens. bf16 rounds to nearest even;
+// int8 is round(x / scale) with scale = max |x| / 127 over 32 values.
+void StoreKey(KvDtype dtype, const float* x, size_t head_dim, size_t index,
+              size_t strip_tokens, uint8_t* strip);
+void StoreValue(KvDtype dtype, const float* x, size_t head_dim, size_t index,
+                size_t strip_tokens, uint8_t* strip);
+
+// The stored numbers as float, out [head_dim].
+void LoadKey(KvDtype dtype, const uint8_t* strip, size_t head_dim, size_t index,
+             size_t strip_tokens, float* out);
+void LoadValue(KvDtype dtype, const uint8_t* strip, size_t head_dim,
+               size_t index, size_t strip_tokens, float* out);
+
+// Copies the bytes of tokens [0, count) between two strips of the same dtype
+// and head_dim that may hold different numbers of tokens; `count` need not be
+// a multiple of kKvGroup. Touches no byte of other tokens in either strip:
+// another thread may be writing those.
+void CopyKeys(KvDtype dtype, const uint8_t* from, size_t from_tokens,
+              size_t head_dim, size_t count, uint8_t* to, size_t to_tokens);
+void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
+                size_t head_dim, size_t count, uint8_t* to, size_t to_tokens);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_KV_STRIP_H_

@@ -1,0 +1,67 @@
+#ifndef GEMMAKV_OPS_MATMUL_H_
+#define GEMMAKV_OPS_MATMUL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/tensor_type.h"
+#include "ops/quantize.h"
+
+// Products of activation rows with packed weights. Weights are interleaved in
+// groups of 16 output rows on every target: a SIMD lane owns an output row and
+// walks the columns in order, so an output value is the same bits whatever the
+// number of activation rows, the split of groups over threads, and the width
+// of the vectors.
+
+namespace gkv {
+
+inline constexpr size_t kRowGroup = 16;
+
+constexpr size_t NumGroups(size_t rows) {
+  return (rows + kRowGroup - 1) / kRowGroup;
+}
+
+// Bytes of one packed group: 16 rows in the file's own bits per weight.
+constexpr size_t GroupBytes(TensorType type, size_t cols) {
+  return kRowGroup * RowBytes(type, cols);
+}
+
+// A packed matrix of `rows` x `cols` weights: NumGroups(rows) groups back to
+// back; rows past the end of the last group are zeros. Not owning.
+struct PackedView {
+  TensorType type;
+  size_t rows;
+  size_t cols;
+  const uint8_t* data;  // aligned to 64 bytes
+};
+
+// Whether kernels of this weight type read QuantizedRows (8-bit activations)
+// rather than float rows.
+bool UsesQuantizedActivations(TensorType type);
+
+// Packs one group from `rows` (1..16) consecutive source rows.
+void PackGroup(TensorType type, const uint8_t* source, size_t rows, size_t cols,
+               uint8_t* group);
+
+// Row `row` as floats, out [cols]. Exact.
+void UnpackRow(const PackedView& weights, size_t row, float* out);
+
+// Activation rows. `quantized` is read if UsesQuantizedActivations(type), else
+// `floats` is.
+struct MatMulInput {
+  const float* floats;  // [rows, stride]
+  size_t stride;
+  QuantizedRows quantized;
+  size_t rows;
+};
+
+// out[m * out_stride + r] = dot(weights row r, input row m) for the rows r of
+// groups [group_begin, group_end). Never writes past column weights.rows - 1.
+// Thread-safe for disjoint groups.
+void MatMul(const PackedView& weights, const MatMulInput& input,
+            size_t group_begin, size_t group_end, float* out,
+            size_t out_stride);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_MATMUL_H_

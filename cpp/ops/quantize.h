@@ -1,0 +1,31 @@
+#ifndef GEMMAKV_OPS_QUANTIZE_H_
+#define GEMMAKV_OPS_QUANTIZE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gkv {
+
+// Activations are quantized to 8 bits in blocks of this many values along a
+// row, at absolute offsets, with no statistic across rows.
+inline constexpr size_t kQuantBlock = 32;
+
+// Rows of activations as matmul kernels for quantized weights read them.
+// Pointers to the first row; rows are contiguous.
+struct QuantizedRows {
+  int8_t* values;  // [rows, cols], each in [-127, 127]
+  float* scales;   // [rows, cols / kQuantBlock], max |x| / 127 of the block
+  int32_t* sums;   // [rows, cols / kQuantBlock], sum of the block's values
+};
+
+// Quantizes `rows` rows of `cols` values; row r starts at x + r * stride.
+// value = round-to-nearest-even(x * (127 / max|x|)); a block of zeros has scale
+// 0. A block with a NaN or infinity gets scale NaN and zero values, so that it
+// stays visible in every result.
+// Requires: cols % kQuantBlock == 0.
+void QuantizeRows(const float* x, size_t stride, size_t rows, size_t cols,
+                  const QuantizedRows& out);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_QUANTIZE_H_
