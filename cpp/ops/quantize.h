@@ -19,9 +19,10 @@ struct QuantizedRows {
 };
 
 // Quantizes `rows` rows of `cols` values; row r starts at x + r * stride.
-// value = round-to-nearest-even(x * (127 / max|x|)); a block of zeros has scale
-// 0. A block with a NaN or infinity gets scale NaN and zero values, so that it
-// stays visible in every result.
+// value = round-to-nearest-even(x * (127 / max|x|)). A block of zeros, or of
+// magnitudes below 2^-118 (whose inverse could overflow), has scale 0. A block
+// with a NaN or infinity gets scale NaN and zero values, so that it stays
+// visible in every result.
 // Requires: cols % kQuantBlock == 0.
 void QuantizeRows(const float* x, size_t stride, size_t rows, size_t cols,
                   const QuantizedRows& out);
