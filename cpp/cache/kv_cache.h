@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <semaphore>
 #include <span>
 #include <string>
 #include <utility>
@@ -63,7 +64,7 @@ struct KvStepView {
 //
 // Blocks are shared between forks; a block that is shared is never written, it
 // is copied first. Every method is safe from any thread: each holds the state
-// lock for a short time. Steps on one cache are serialized by run_mutex(),
+// lock for a short time. Steps on one cache are serialized by run_lock(),
 // which the engine holds for a whole request; fork(), length() and snapshots
 // during a request see the last committed step.
 class KVCache {
@@ -105,9 +106,11 @@ class KVCache {
   // equal layout. No-throw: the engine uses it to undo a failed request.
   void Restore(const KVCache& other);
 
-  // ---- Engine interface. Requires: run_mutex() is held. ----
+  // ---- Engine interface. Requires: run_lock() is held. ----
 
-  std::mutex& run_mutex() { return run_mutex_; }
+  // A semaphore, since a streamed request may end on another thread than the
+  // one that began it.
+  std::binary_semaphore& run_lock() { return run_lock_; }
 
   // Extends the transcript; the new positions are pending. Throws OutOfBlocks,
   // changing nothing, if the capacity does not allow it.
@@ -170,7 +173,7 @@ class KVCache {
   std::shared_ptr<BlockPool> pool_;
   std::string model_type_;
   size_t capacity_tokens_;
-  std::mutex run_mutex_;
+  std::binary_semaphore run_lock_{1};
   mutable std::mutex state_mutex_;
   State state_;
 };

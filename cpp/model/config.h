@@ -1,0 +1,86 @@
+#ifndef GEMMAKV_MODEL_CONFIG_H_
+#define GEMMAKV_MODEL_CONFIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/hash.h"
+#include "cache/kv_layout.h"
+#include "io/gguf.h"
+
+namespace gkv {
+
+// Models whose shape is known by name, so that a cache can be made without
+// any file.
+enum class ModelType {
+  kGemma3_270M,
+  kGemma3_1B,
+  kGemma3_4B,
+  kGemma3_12B,
+  kGemma3_27B,
+};
+
+// Everything that the forward pass needs to know besides the weights. What
+// differs between model families is data here, not branches elsewhere.
+struct ModelConfig {
+  std::string name;          // of the named type; empty for custom shapes
+  std::string architecture;  // as GGUF names it: "gemma3"
+  size_t hidden_size = 0;
+  size_t num_layers = 0;
+  size_t num_heads = 0;
+  size_t kv_heads = 0;
+  size_t head_dim = 0;
+  size_t ffn_dim = 0;
+  size_t vocab_size = 0;
+  size_t context_length = 0;
+  size_t sliding_window = 0;           // 0 if no layer slides
+  std::vector<LayerKind> layer_kinds;  // [num_layers]
+  float rms_epsilon = 1e-6f;
+  double query_scale = 0;      // multiplies the query before the dot product
+  float attn_soft_cap = 0;     // 0: none
+  float final_soft_cap = 0;    // 0: none
+  double rope_base_full = 0;   // rotary base of full-attention layers
+  double rope_base_sliding = 0;
+  double rope_factor_full = 1;  // linear position scaling of full layers
+  bool qk_norm = false;         // RMS norm of each query and key head
+  bool post_norms = false;      // RMS norm behind attention and feed-forward
+  std::vector<int32_t> eos_ids;
+  int32_t bos_id = 2;
+
+  // Throws InvalidArgument naming the first field that is out of range or
+  // contradicts another.
+  void Validate() const;
+
+  // Shape of this model's caches.
+  std::shared_ptr<const KvLayout> MakeKvLayout(KvDtype dtype,
+                                               size_t block_tokens) const;
+  // Identity of everything above but the name.
+  Hash128 Hash() const;
+  // Equal shape: whatever changes a forward pass. Names are ignored.
+  bool SameShape(const ModelConfig& other) const;
+};
+
+// Layers come in periods of `period`: all but the last of each are sliding.
+std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period);
+
+// All named types, in the order of the enumerators.
+std::span<const ModelConfig> NamedConfigs();
+const ModelConfig& ConfigOf(ModelType type);
+// Throws InvalidArgument listing the known names.
+ModelType ModelTypeFromName(std::string_view name);
+
+// Configuration from a file's metadata; fields that files commonly omit get
+// the family's defaults. Throws CorruptFile for metadata that is missing or
+// contradictory, Mismatch for an architecture that is not supported. If the
+// result has the shape of a named type, it carries that name.
+ModelConfig ConfigFromGguf(const GgufFile& file);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_CONFIG_H_

@@ -1,0 +1,26 @@
+#include "model/create_kv_cache.h"
+
+#include "base/error.h"
+
+namespace gkv {
+
+std::shared_ptr<KVCache> CreateKVCache(ModelType type,
+                                       const CacheOptions& options) {
+  return CreateKVCache(ConfigOf(type), options);
+}
+
+std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
+                                       const CacheOptions& options) {
+  config.Validate();
+  CacheOptions full = options;
+  if (full.capacity_tokens == 0) full.capacity_tokens = config.context_length;
+  if (full.capacity_tokens > config.context_length) {
+    throw InvalidArgument(StrCat("capacity_tokens is ", full.capacity_tokens,
+                                 ", expected at most the model's context of ",
+                                 config.context_length));
+  }
+  return std::make_shared<KVCache>(
+      config.MakeKvLayout(full.kv_dtype, full.block_tokens), full, config.name);
+}
+
+}  // namespace gkv

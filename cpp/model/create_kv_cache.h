@@ -1,0 +1,22 @@
+#ifndef GEMMAKV_MODEL_CREATE_KV_CACHE_H_
+#define GEMMAKV_MODEL_CREATE_KV_CACHE_H_
+
+#include <memory>
+
+#include "cache/kv_cache.h"
+#include "model/config.h"
+
+namespace gkv {
+
+// An empty conversation of a model of this shape. Needs no weights and
+// allocates no key or value storage before the first token.
+// Throws InvalidArgument if the capacity exceeds the model's context length or
+// an option is out of range.
+std::shared_ptr<KVCache> CreateKVCache(ModelType type,
+                                       const CacheOptions& options = {});
+std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
+                                       const CacheOptions& options = {});
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_CREATE_KV_CACHE_H_

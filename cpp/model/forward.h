@@ -1,0 +1,64 @@
+#ifndef GEMMAKV_MODEL_FORWARD_H_
+#define GEMMAKV_MODEL_FORWARD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cache/kv_cache.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "ops/rope.h"
+
+namespace gkv {
+
+// What stays the same for every step of a model. Immutable, shared by threads.
+struct Model {
+  Model(ModelConfig config, Weights weights);
+
+  ModelConfig config;
+  Weights weights;
+  std::unique_ptr<RopeTable> rope_full;
+  std::unique_ptr<RopeTable> rope_sliding;  // null if no layer slides
+};
+
+// Consecutive positions of one conversation: a chunk of prefill, or a decode
+// row.
+struct SequenceSlice {
+  std::span<const int32_t> tokens;  // ids at positions [view.begin, view.end)
+  const KvStepView* view;           // of the cache, from KVCache::Prepare
+  const KvLayout* layout;
+  size_t logits_rows;  // logits are computed for the last so many rows
+};
+
+// Runs a model. One weight pass for all slices of a step, however they are
+// mixed; the results of a slice do not depend on the others, nor on how a
+// conversation was cut into slices. Owns the activation buffers. Not
+// thread-safe: one step at a time.
+class ForwardPass {
+ public:
+  // Neither argument is owned; both must outlive this.
+  ForwardPass(const Model& model, ThreadPool& pool);
+  ~ForwardPass();
+
+  // Computes keys, values and logits. `logits` [sum of logits_rows,
+  // vocab_size] receives the rows in slice order. Stores into the views' blocks
+  // only; the caller commits. Throws std::bad_alloc, nothing else.
+  // Requires: token ids in [0, vocab_size); distinct caches.
+  void Step(std::span<const SequenceSlice> slices, float* logits);
+
+ private:
+  struct Buffers;
+  class Run;
+
+  const Model& model_;
+  ThreadPool& pool_;
+  std::unique_ptr<Buffers> buffers_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_FORWARD_H_

@@ -1,0 +1,69 @@
+#ifndef GEMMAKV_MODEL_WEIGHTS_H_
+#define GEMMAKV_MODEL_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/hash.h"
+#include "base/thread_pool.h"
+#include "io/tensor_source.h"
+#include "model/config.h"
+#include "ops/matmul.h"
+
+namespace gkv {
+
+// A weight matrix in the row-interleaved layout of ops/matmul.h.
+struct PackedMatrix {
+  TensorType type = TensorType::kF32;
+  size_t rows = 0;
+  size_t cols = 0;
+  AlignedBuffer<uint8_t> data;
+
+  PackedView view() const { return {type, rows, cols, data.data()}; }
+};
+
+using FloatVector = AlignedBuffer<float>;
+
+struct LayerWeights {
+  FloatVector attn_norm;       // [hidden_size]
+  PackedMatrix q, k, v;        // [heads * head_dim, hidden_size]
+  FloatVector q_norm, k_norm;  // [head_dim]; empty without qk_norm
+  PackedMatrix o;              // [hidden_size, num_heads * head_dim]
+  FloatVector post_attn_norm;  // [hidden_size]; empty without post_norms
+  FloatVector ffn_norm;        // [hidden_size]
+  PackedMatrix gate, up;       // [ffn_dim, hidden_size]
+  PackedMatrix down;           // [hidden_size, ffn_dim]
+  FloatVector post_ffn_norm;   // [hidden_size]; empty without post_norms
+};
+
+// A model's weights. Immutable after loading; shared by every conversation
+// and thread.
+struct Weights {
+  PackedMatrix embedding;            // [vocab_size, hidden_size]
+  std::optional<PackedMatrix> head;  // nullopt: the embedding serves
+  FloatVector final_norm;            // [hidden_size]
+  std::vector<LayerWeights> layers;
+  // Of the configuration and every tensor's logical bytes, in a fixed order.
+  Hash128 fingerprint;
+
+  const PackedMatrix& output_head() const { return head ? *head : embedding; }
+};
+
+// Called now and then from the loading thread with bytes done and in total. An
+// exception that it throws ends the load.
+using LoadProgress = std::function<void(size_t done, size_t total)>;
+
+// Reads and packs all weights, one slab of rows after the other, releasing
+// source bytes as it goes: the peak is the packed size and one slab.
+// Throws CorruptFile for a tensor that is missing or has the wrong shape, and
+// whatever `source` throws.
+Weights LoadWeights(const ModelConfig& config, TensorSource& source,
+                    ThreadPool& pool, const LoadProgress& progress);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_WEIGHTS_H_
