@@ -1,0 +1,47 @@
+# Options of the build, and how translation units are compiled: ours through
+# gkv_options and gkv_warnings, those of the dependencies too where it says so.
+
+# SKBUILD is set when pip builds: then the Python module is all that is wanted.
+set(_gkv_tests ${PROJECT_IS_TOP_LEVEL})
+set(_gkv_python OFF)
+if(SKBUILD)
+  set(_gkv_tests OFF)
+  set(_gkv_python ON)
+endif()
+option(GEMMAKV_BUILD_PYTHON "Build the Python module" ${_gkv_python})
+option(GEMMAKV_BUILD_TESTS "Build the C++ tests" ${_gkv_tests})
+option(GEMMAKV_WERROR "Warnings are errors" OFF)
+set(GEMMAKV_SANITIZE "" CACHE STRING
+  "Sanitizers for all code: address,undefined or thread")
+
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE
+   AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# Of the dependencies too: all of it ends up in one Python module.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
+if(GEMMAKV_SANITIZE)
+  add_compile_options(-fsanitize=${GEMMAKV_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${GEMMAKV_SANITIZE})
+endif()
+
+find_package(Threads REQUIRED)
+
+# Our own code. Contraction would let the compiler decide, per call site,
+# whether a product and a sum round once or twice; results must not depend on
+# that.
+add_library(gkv_options INTERFACE)
+target_compile_features(gkv_options INTERFACE cxx_std_20)
+target_compile_options(gkv_options INTERFACE -ffp-contract=off)
+target_include_directories(gkv_options INTERFACE "${PROJECT_SOURCE_DIR}/cpp")
+
+# Kept apart from gkv_options, which reaches the code of our users.
+add_library(gkv_warnings INTERFACE)
+target_compile_options(gkv_warnings INTERFACE -Wall -Wextra
+  $<$<BOOL:${GEMMAKV_WERROR}>:-Werror>)

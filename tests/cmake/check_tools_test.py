@@ -1,0 +1,80 @@
+"""The checks of the tree catch what they are there to catch."""
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import check_layers  # noqa: E402
+import check_sources  # noqa: E402
+
+
+class TreeTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        for layer in check_layers.BELOW:
+            self.write(f"cpp/{layer}/x.h", "#include <vector>\n")
+
+    def write(self, path, text):
+        path = self.root / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def violations(self):
+        return list(check_layers.violations(self.root))
+
+    def test_every_pair_of_layers(self):
+        order = ["base", "io", "ops", "cache", "model", "engine", "bindings"]
+        for i, source in enumerate(order):
+            for j, target in enumerate(order):
+                with self.subTest(source=source, target=target):
+                    self.write(f"cpp/{source}/y.cc", f'#include "{target}/x.h"\n')
+                    allowed = j <= i and {source, target} != {"io", "ops"}
+                    self.assertEqual(not self.violations(), allowed)
+            (self.root / f"cpp/{source}/y.cc").unlink()
+
+    def test_names_the_file_and_the_line(self):
+        self.write("cpp/io/y.cc", '#include "base/x.h"\n  # include "ops/x.h"\n')
+        self.assertEqual(
+            self.violations(), ['cpp/io/y.cc:2: io must not include "ops/x.h"']
+        )
+
+    def test_highway_is_allowed_and_its_reinclusion_is_checked(self):
+        self.write(
+            "cpp/ops/y.cc",
+            '#define HWY_TARGET_INCLUDE "ops/y.cc"\n#include "hwy/highway.h"\n',
+        )
+        self.assertEqual(self.violations(), [])
+        self.write("cpp/ops/y.cc", '#define HWY_TARGET_INCLUDE "ops/z.cc"\n')
+        self.assertEqual(len(self.violations()), 1)
+
+    def test_only_bindings_know_python(self):
+        self.write("cpp/bindings/y.cc", "#include <pybind11/pybind11.h>\n")
+        self.assertEqual(self.violations(), [])
+        self.write("cpp/engine/y.cc", "#include <pybind11/pybind11.h>\n")
+        self.assertEqual(len(self.violations()), 1)
+
+    def test_include_paths_start_at_cpp(self):
+        self.write("cpp/base/y.cc", '#include "x.h"\n')
+        self.assertEqual(len(self.violations()), 1)
+
+    def test_unknown_layer(self):
+        self.write("cpp/util/y.h", "")
+        self.assertEqual(len(self.violations()), 1)
+
+    def test_undeclared_sources(self):
+        self.write("cpp/base/a.cc", "")
+        self.write("tests/cpp/base/a_test.cc", "")
+        declared = ["cpp/base/a.cc", "tests/cpp/base/a_test.cc"]
+        self.assertEqual(check_sources.undeclared(self.root, declared), [])
+        self.assertEqual(
+            check_sources.undeclared(self.root, declared[:1]), declared[1:]
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

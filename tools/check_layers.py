@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Checks the include rules between the layers under cpp/.
+
+A layer includes only from itself and from layers below it; every quoted
+include names a file relative to cpp/ (or a Highway header); only the bindings
+know Python. Prints each violation and exits with 1 if there is one.
+
+Usage: check_layers.py [ROOT]
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Layer -> the layers it may include from, besides itself.
+BELOW = {
+    "base": set(),
+    "io": {"base"},
+    "ops": {"base"},
+    "cache": {"base", "io", "ops"},
+    "model": {"base", "io", "ops", "cache"},
+    "engine": {"base", "io", "ops", "cache", "model"},
+    "bindings": {"base", "io", "ops", "cache", "model", "engine"},
+}
+SUFFIXES = {".h", ".cc"}
+
+_QUOTED = re.compile(r'^\s*#\s*(?:include|define\s+HWY_TARGET_INCLUDE)\s+"([^"]+)"')
+_PYTHON = re.compile(r"^\s*#\s*include\s*[<\"](pybind11/|Python\.h)")
+
+
+def check_line(line, layer, cpp):
+    """Returns what is wrong with one line of a source of `layer`, or None."""
+    if _PYTHON.match(line):
+        return None if layer == "bindings" else "only bindings may know Python"
+    match = _QUOTED.match(line)
+    if not match or match[1].startswith("hwy/"):
+        return None
+    target = match[1]
+    if not (cpp / target).is_file():
+        return f'"{target}" is not a file under cpp/'
+    target_layer = target.split("/")[0]
+    if target_layer != layer and target_layer not in BELOW[layer]:
+        return f'{layer} must not include "{target}"'
+    return None
+
+
+def violations(root):
+    """Yields one line of text per violation in the tree `root`."""
+    cpp = Path(root) / "cpp"
+    for path in sorted(cpp.rglob("*")):
+        if path.suffix not in SUFFIXES:
+            continue
+        layer = path.relative_to(cpp).parts[0]
+        where = path.relative_to(root)
+        if layer not in BELOW:
+            yield f"{where}: {layer} is not a layer"
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            problem = check_line(line, layer, cpp)
+            if problem:
+                yield f"{where}:{number}: {problem}"
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    found = list(violations(root))
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
