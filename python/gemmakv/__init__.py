@@ -1,0 +1,48 @@
+"""Gemma models on CPUs, with the KV cache as a first-class object.
+
+    import gemmakv
+
+    gemma = gemmakv.Gemma.load("gemma-3-270m")
+    cache = gemmakv.create_kv_cache(gemma.model_type)
+    print(gemma.generate(cache, "The capital of France is", max_tokens=16))
+
+Weights are immutable and shared by any number of conversations; a
+conversation is its `KVCache`.
+"""
+
+from gemmakv.cache import KVCache, LayerView, Truncation, create_kv_cache
+from gemmakv.cpu import cpu_info
+from gemmakv.errors import (
+    CacheFullError,
+    CorruptFile,
+    GemmaKVError,
+    MismatchError,
+)
+from gemmakv.gemma import Gemma
+from gemmakv.generation import Generation, Piece, Timings, Usage
+from gemmakv.model_type import ModelConfig, ModelType
+from gemmakv.stream import Stream
+from gemmakv.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheFullError",
+    "CorruptFile",
+    "Gemma",
+    "GemmaKVError",
+    "Generation",
+    "KVCache",
+    "LayerView",
+    "MismatchError",
+    "ModelConfig",
+    "ModelType",
+    "Piece",
+    "Stream",
+    "Timings",
+    "Tokenizer",
+    "Truncation",
+    "Usage",
+    "cpu_info",
+    "create_kv_cache",
+]

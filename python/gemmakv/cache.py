@@ -1,0 +1,249 @@
+"""Conversations: the KV cache and its inspection, saving and loading."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+from typing import TYPE_CHECKING, BinaryIO, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core
+from gemmakv._core import Truncation
+from gemmakv.files import write_atomically
+from gemmakv.model_type import ModelConfig, ModelType, config_of
+
+if TYPE_CHECKING:
+    from gemmakv.gemma import Gemma
+
+PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
+
+__all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
+
+
+class KVCache:
+    """One conversation: its tokens and their keys and values.
+
+    Made by `create_kv_cache`, `fork`, `from_bytes` or `load`. `len(cache)`
+    counts every token given or sampled. Keys and values are kept in blocks
+    that forks share; a block that is shared is copied before it is written.
+
+    All methods may be called from any thread, also while a call generates
+    into the cache: they see the last completed step.
+    """
+
+    __slots__ = ("_core", "__weakref__")
+
+    def __init__(self, core: _core.KVCache) -> None:
+        if not isinstance(core, _core.KVCache):
+            raise TypeError("use gemmakv.create_kv_cache(model)")
+        self._core = core
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __bool__(self) -> bool:
+        """True: an empty conversation is a conversation."""
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"<KVCache {self.model_type or 'custom'}: {len(self)} of "
+            f"{self.capacity_tokens} tokens, {self.kv_dtype}, "
+            f"{self.nbytes + self.shared_nbytes} bytes>"
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the conversation may hold. Memory grows as needed."""
+        return self._core.capacity_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that this conversation alone holds."""
+        return self._core.nbytes
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of keys and values that others (forks) hold as well."""
+        return self._core.shared_nbytes
+
+    @property
+    def model_type(self) -> ModelType | None:
+        """The model it was made for; None for a custom configuration."""
+        name = self._core.model_type
+        return ModelType(name) if name else None
+
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are stored: "f32", "bf16" or "int8"."""
+        return self._core.kv_dtype
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Copy of the token ids, int32 [len(cache)]."""
+        return self._core.tokens
+
+    @property
+    def layers(self) -> list[LayerView]:
+        """Read-only views of the model's layers, first layer first."""
+        return [LayerView(self, i) for i in range(self._core.num_layers)]
+
+    def fork(self) -> KVCache:
+        """An independent conversation with the same content.
+
+        Shares the blocks: no key or value is copied.
+        """
+        return KVCache(self._core.fork())
+
+    def truncate(self, length: int) -> Truncation:
+        """Keeps the first `length` tokens.
+
+        Always exact; `replay_tokens` of the result says what it costs: the
+        tokens that the next use computes again. Raises ValueError if `length`
+        is negative or exceeds len(cache).
+        """
+        count = _index("length", length)
+        if not 0 <= count <= len(self):
+            raise ValueError(
+                f"length: expected 0 to {len(self)} (the tokens held), found "
+                f"{count}"
+            )
+        return self._core.truncate(count)
+
+    def reset(self) -> None:
+        """Forgets everything, also which weights it was used with."""
+        self._core.reset()
+
+    def to_bytes(self, checkpoints: bool = False) -> bytes:
+        """The conversation as bytes, for `from_bytes`.
+
+        Going on from the restored conversation gives bit for bit what going
+        on from this one gives. Raises ValueError for `checkpoints=True`: this
+        version keeps no checkpoints.
+        """
+        if checkpoints:
+            raise ValueError(
+                "checkpoints: expected False (this version keeps none), "
+                f"found {checkpoints!r}"
+            )
+        return self._core.to_bytes()
+
+    @staticmethod
+    def from_bytes(
+        data: bytes | bytearray | memoryview, gemma: Gemma | None = None
+    ) -> KVCache:
+        """The conversation that `to_bytes` gave.
+
+        If `gemma` is given, MismatchError is raised at once if the
+        conversation belongs to other weights; else its first use raises it.
+        Raises CorruptFile if the data are not a whole, sound snapshot.
+        """
+        fingerprint = None if gemma is None else gemma.fingerprint
+        return KVCache(_core.KVCache.from_bytes(bytes(data), fingerprint))
+
+    def save(self, path_or_file: PathOrFile) -> None:
+        """Writes `to_bytes()` to a path or to a binary file object.
+
+        A path is replaced in one step, once everything is on disk: readers
+        see the old file or the new one, also after a crash.
+        """
+        data = self.to_bytes()
+        if isinstance(path_or_file, (str, os.PathLike)):
+            write_atomically(path_or_file, data)
+        else:
+            path_or_file.write(data)
+
+    @staticmethod
+    def load(path_or_file: PathOrFile, gemma: Gemma | None = None) -> KVCache:
+        """Reads what `save` wrote; see `from_bytes`."""
+        if isinstance(path_or_file, (str, os.PathLike)):
+            with open(path_or_file, "rb") as file:
+                data = file.read()
+        else:
+            data = path_or_file.read()
+        return KVCache.from_bytes(data, gemma)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerView:
+    """What one layer of a conversation holds now."""
+
+    cache: KVCache
+    index: int
+
+    @property
+    def kind(self) -> str:
+        """"full", or "sliding" if only a window of positions is kept."""
+        return self.cache._core.layer_kind(self.index)
+
+    @property
+    def held_range(self) -> tuple[int, int]:
+        """Positions [begin, end) whose keys and values are held."""
+        begin, end = self.cache._core.held_range(self.index)
+        return begin, end
+
+    @property
+    def keys(self) -> npt.NDArray[np.float32]:
+        """Copy of the held keys, [positions, kv_heads, head_dim]."""
+        return self.cache._core.layer_array(self.index, False)
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Copy of the held values, [positions, kv_heads, head_dim]."""
+        return self.cache._core.layer_array(self.index, True)
+
+
+def create_kv_cache(
+    model: ModelType | str | ModelConfig,
+    capacity_tokens: int | None = None,
+    kv_dtype: str = "bf16",
+    *,
+    block_tokens: int = 64,
+) -> KVCache:
+    """An empty conversation for a model; needs no weights.
+
+    Args:
+      model: a ModelType, its name, or a ModelConfig.
+      capacity_tokens: limit of tokens; default: the model's context length.
+        Memory is allocated as the conversation grows.
+      kv_dtype: how keys and values are stored: "f32", "bf16" or "int8" (with
+        a scale for every 32 values).
+      block_tokens: tokens in a block of storage: 16, 32, 64 or 128. Changes no
+        result.
+
+    Raises ValueError naming the argument that is out of range.
+    """
+    capacity = 0
+    if capacity_tokens is not None:
+        capacity = _index("capacity_tokens", capacity_tokens)
+        if capacity <= 0:
+            raise ValueError(
+                f"capacity_tokens: expected at least 1, found {capacity}"
+            )
+    if not isinstance(kv_dtype, str):
+        raise ValueError(
+            f"kv_dtype: expected 'f32', 'bf16' or 'int8', found {kv_dtype!r}"
+        )
+    blocks = _index("block_tokens", block_tokens)
+    if not 16 <= blocks <= 128:
+        raise ValueError(
+            f"block_tokens: expected a power of two, 16 to 128, found {blocks}"
+        )
+    return KVCache(
+        _core.create_kv_cache(config_of(model), capacity, kv_dtype, blocks)
+    )
+
+
+def _index(name: str, value: object) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f"{name}: expected an integer, found {value!r}"
+        ) from None
+    if abs(number) >= 1 << 62:
+        raise ValueError(f"{name}: {number} is out of range")
+    return number

@@ -1,0 +1,60 @@
+"""The command line: `gemmakv COMMAND`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gemmakv.errors import GemmaKVError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPT = 130  # 128 + SIGINT, as shells have it
+EXIT_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and gives its exit code; errors are one line on stderr."""
+    try:
+        from gemmakv.cli.app import run
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in ("typer", "rich"):
+            raise
+        return fail(
+            f"the command line needs the package {error.name}; install it "
+            "with: pip install gemmakv[chat]",
+        )
+    try:
+        code = run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPT
+    except BrokenPipeError:
+        # The reader has gone. Python would complain again when it flushes
+        # stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except MemoryError:
+        return fail("out of memory")
+    except (GemmaKVError, ValueError, OSError) as error:
+        return fail(describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error."""
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename
+        text = f"{name}: {error.strerror}" if name else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def fail(message: str, code: int = EXIT_FAILURE) -> int:
+    """Reports one line on stderr; gives the exit code."""
+    line = f"gemmakv: error: {message}\n"
+    sys.stderr.write(line.encode("utf-8", "replace").decode("utf-8"))
+    sys.stderr.flush()
+    return code

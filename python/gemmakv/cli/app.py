@@ -1,0 +1,71 @@
+"""Commands and their options; a table of contents."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import typer
+
+import gemmakv
+from gemmakv.cli import EXIT_USAGE, fail
+from gemmakv.cli.generate import generate
+from gemmakv.cli.info import info
+
+app = typer.Typer(
+    name="gemmakv",
+    help="Gemma models on CPUs, with the KV cache as a first-class object.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(info)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gemmakv {gemmakv.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Optional[bool] = typer.Option(
+        None,
+        "--version",
+        help="Print the version and exit.",
+        callback=_print_version,
+        is_eager=True,
+    ),
+) -> None:
+    del version
+
+
+# typer's base class of usage errors has no public name of its own: newer
+# versions carry their own copy of click.
+_CLICK_ERROR: type[Exception] = next(
+    base
+    for base in typer.BadParameter.__mro__
+    if base.__name__ == "ClickException"
+)
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of a command line. Errors of the commands pass through."""
+    command = typer.main.get_command(app)
+    try:
+        result: Any = command.main(
+            args=arguments, prog_name="gemmakv", standalone_mode=False
+        )
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except typer.Exit as leave:
+        return leave.exit_code
+    except _CLICK_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(str(error))
+            return EXIT_USAGE
+        message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        return fail(f"{message} (--help lists the options)", EXIT_USAGE)
+    return result if isinstance(result, int) else 0

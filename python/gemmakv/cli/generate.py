@@ -1,0 +1,151 @@
+"""`gemmakv generate`: completes one prompt."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any, List, Optional
+
+import typer
+
+import gemmakv
+from gemmakv.cli import console
+from gemmakv.options import Options
+
+_MODEL_HELP = "Alias (gemma-3-270m) or path of a .gguf file."
+
+
+def generate(
+    prompt: str = typer.Argument(
+        ..., help="Text to continue; - reads it from stdin (less one newline)."
+    ),
+    model: str = typer.Option(..., "--model", "-m", help=_MODEL_HELP),
+    max_tokens: int = typer.Option(256, help="Tokens to sample at most."),
+    temperature: float = typer.Option(0.0, help="0 is greedy."),
+    top_k: int = typer.Option(0, help="Keep the k likeliest; 0 is off."),
+    top_p: float = typer.Option(1.0, help="Keep this probability mass."),
+    min_p: float = typer.Option(
+        0.0, help="Keep tokens of at least this share of the likeliest."
+    ),
+    repetition_penalty: float = typer.Option(1.0, help="1 is off."),
+    presence_penalty: float = typer.Option(0.0, help="0 is off."),
+    frequency_penalty: float = typer.Option(0.0, help="0 is off."),
+    logit_bias: Optional[List[str]] = typer.Option(
+        None, metavar="ID=NUMBER", help="Add to a token's logit; repeatable."
+    ),
+    seed: Optional[int] = typer.Option(None, help="Default: a random one."),
+    stop: Optional[List[str]] = typer.Option(
+        None, help="End before this text; repeatable."
+    ),
+    logprobs: bool = typer.Option(
+        False, "--logprobs", help="Report log-probabilities (needs --json)."
+    ),
+    parse_special: bool = typer.Option(
+        False,
+        "--parse-special",
+        help="Strings of control tokens in the prompt mean the tokens.",
+    ),
+    no_echo: bool = typer.Option(
+        False, "--no-echo", help="Print the completion only."
+    ),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print one JSON object at the end instead."
+    ),
+    capacity_tokens: Optional[int] = typer.Option(
+        None, help="Limit of the conversation; default: the model's context."
+    ),
+    kv_dtype: str = typer.Option("bf16", help="f32, bf16 or int8."),
+    threads: Optional[int] = typer.Option(
+        None, help="Default: all processors."
+    ),
+) -> None:
+    """Continue a text. Prints prompt and completion on stdout."""
+    if logprobs and not as_json:
+        raise typer.BadParameter("--logprobs needs --json")
+    options: Options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": _parse_logit_bias(logit_bias or []),
+        "seed": seed,
+        "stop": stop or None,
+        "logprobs": logprobs,
+        "parse_special": parse_special,
+    }
+    text = _read_stdin() if prompt == "-" else prompt
+    with console.load_progress() as progress:
+        gemma = gemmakv.Gemma.load(model, threads=threads, progress=progress)
+    cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
+    if as_json:
+        generation = gemma.generate(cache, text, **options)
+        console.write(_to_json(text, generation) + "\n")
+        return
+    with gemma.stream(cache, text, **options) as stream:
+        if not no_echo:
+            console.write(text)
+        try:
+            for piece in stream:
+                if piece.text:
+                    console.write(piece.text)
+        finally:
+            _end_line()
+
+
+def _end_line() -> None:
+    """Ends the output line, also when Ctrl-C cut it short."""
+    try:
+        console.write("\n")
+    except BrokenPipeError:
+        if sys.exc_info()[1] is None:
+            raise
+
+
+def _read_stdin() -> str:
+    data = sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"stdin: expected UTF-8, found byte 0x{data[error.start]:02X} at "
+            f"offset {error.start}"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _parse_logit_bias(items: list[str]) -> dict[int, float]:
+    bias = {}
+    for item in items:
+        token, _, number = item.partition("=")
+        try:
+            bias[int(token)] = float(number)
+        except ValueError:
+            raise ValueError(
+                "logit_bias: expected ID=NUMBER (as in 42=-inf), found "
+                f"{item!r}"
+            ) from None
+    return bias
+
+
+def _to_json(prompt: str, generation: gemmakv.Generation) -> str:
+    usage, timings = generation.usage, generation.timings
+    document: dict[str, Any] = {
+        "prompt": prompt,
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "usage": vars(usage),
+        "timings": vars(timings),
+    }
+    if generation.logprobs is not None:
+        # JSON has no infinities.
+        document["logprobs"] = [
+            float(p) if math.isfinite(p) else None for p in generation.logprobs
+        ]
+    return json.dumps(document, ensure_ascii=False)

@@ -1,0 +1,18 @@
+"""What the processor offers and what the kernels use of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmakv import _core
+
+
+def cpu_info() -> dict[str, Any]:
+    """Describes this processor as the kernels see it.
+
+    Keys: `cpu` (its name), `target` (the SIMD target that kernels run on),
+    `targets` (all that this processor can run, best first), `threads`
+    (processors that this process may use) and the cache sizes `l1_bytes`,
+    `l2_bytes` and `l3_bytes` (0 where unknown).
+    """
+    return dict(_core.cpu_info())

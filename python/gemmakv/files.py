@@ -1,0 +1,70 @@
+"""Files that are either old or new, never half written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Union
+
+StrPath = Union[str, "os.PathLike[str]"]
+
+
+def write_atomically(path: StrPath, data: bytes) -> None:
+    """Replaces `path` with `data` in one step."""
+    with atomic_writer(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the body ends, and vanishes if it fails.
+
+    The content is written beside `path`, forced to disk and renamed; the
+    folder is forced to disk last.
+    """
+    target = os.path.abspath(os.fspath(path))
+    folder = os.path.dirname(target)
+    if os.path.isdir(target):
+        raise IsADirectoryError(
+            errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path)
+        )
+    descriptor, beside = tempfile.mkstemp(
+        prefix=f".{os.path.basename(target)[:100]}.", suffix=".tmp", dir=folder
+    )
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), _mode_of(target))
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        try:
+            os.unlink(beside)
+        except OSError:
+            pass
+        raise
+    _sync_folder(folder)
+
+
+def _mode_of(target: str) -> int:
+    """Permissions of the file that is replaced, or of a new file."""
+    try:
+        return os.stat(target).st_mode & 0o7777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some file systems cannot; the file itself is on disk
+    finally:
+        os.close(descriptor)

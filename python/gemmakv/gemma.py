@@ -1,0 +1,396 @@
+"""A loaded model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Union, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core, models
+from gemmakv.cache import KVCache
+from gemmakv.errors import MismatchError
+from gemmakv.generation import Generation, generation_of
+from gemmakv.model_type import ModelConfig, ModelType, type_of
+from gemmakv.options import (
+    BatchOptions,
+    Options,
+    to_count,
+    core_options,
+    split_rows,
+)
+from gemmakv.progress import Callback, Progress, as_callback, watch_caches
+from gemmakv.stream import Stream
+from gemmakv.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Prompt = Union[str, Sequence[int], npt.NDArray[np.integer[Any]]]
+TokenArray = npt.NDArray[np.int32]
+
+_DEFAULT_MAX_TOKENS = 256
+
+
+class Gemma:
+    """Weights of a model, their tokenizer and the engine that runs them.
+
+    Made by `load` or `from_tensors`. Weights never change: any number of
+    conversations and threads may use one Gemma at the same time, each with
+    exactly the result that it would have alone; calls with the same cache
+    wait for each other.
+    """
+
+    def __init__(
+        self, engine: _core.Engine, tokenizer: Tokenizer | None
+    ) -> None:
+        if not isinstance(engine, _core.Engine):
+            raise TypeError("use gemmakv.Gemma.load(model)")
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._config = engine.config
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        threads: int | None = None,
+        progress: Progress = None,
+    ) -> Gemma:
+        """Loads a model.
+
+        Args:
+          model: an alias ("gemma-3-270m") or the path of a .gguf file.
+          threads: threads to compute with; default: all processors that this
+            process may use. Results do not depend on it.
+          progress: callable(done_bytes, total_bytes), called from this
+            thread, or True for a line on stderr.
+
+        Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
+        GemmaKVError (CorruptFile for a damaged file, MismatchError for a
+        model that is not a supported Gemma).
+        """
+        count = _thread_count(threads)
+        path = models.resolve(model, as_callback(progress, "assembling"))
+        engine = _core.Engine.load_gguf(
+            path, count, as_callback(progress, "loading")
+        )
+        tokenizer = Tokenizer(_core.sentencepiece_model(path))
+        _check_vocab_size(tokenizer, engine)
+        return cls(engine, tokenizer)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        source: Any,
+        tokenizer: Tokenizer | None = None,
+        *,
+        threads: int | None = None,
+    ) -> Gemma:
+        """A model with weights from anywhere.
+
+        Args:
+          config: the model's shape.
+          source: mapping of GGUF tensor names ("blk.0.attn_q.weight") to
+            float32 arrays [rows, columns] (norm weights [columns], with the
+            model's "+ 1" added), or any object with `keys()` and `[name]`.
+          tokenizer: needed for str prompts, `stop` and `Generation.text`.
+          threads: as for `load`.
+
+        Raises ValueError or CorruptFile naming the tensor that is missing or
+        has the wrong shape.
+        """
+        if not isinstance(config, ModelConfig):
+            raise ValueError(
+                f"config: expected a ModelConfig, found {config!r}"
+            )
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            raise ValueError(
+                f"tokenizer: expected a Tokenizer or None, found {tokenizer!r}"
+            )
+        engine = _core.Engine.from_tensors(
+            config, source, _thread_count(threads)
+        )
+        if tokenizer is not None:
+            _check_vocab_size(tokenizer, engine)
+            engine.set_token_bytes(tokenizer.token_bytes)
+        return cls(engine, tokenizer)
+
+    def __repr__(self) -> str:
+        name = self._config.name or self._config.architecture
+        return f"<Gemma {name}, {self.threads} threads>"
+
+    @property
+    def model_type(self) -> ModelType | None:
+        """The named type of this model; None for custom shapes."""
+        return type_of(self._config)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of the configuration and the weights' values."""
+        return self._engine.fingerprint
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    @overload
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: None = None,
+        **options: Unpack[Options],
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int,
+        **options: Unpack[Options],
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int | None = None,
+        **options: Unpack[Options],
+    ) -> Generation | list[Generation]:
+        """Appends `prompt` to the conversation and samples a completion.
+
+        A str gets BOS in front if the conversation is empty; token ids are
+        taken as they are. An empty str goes on with what is there.
+
+        Keywords are those of `gemmakv.options.Options`: max_tokens=256,
+        temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0,
+        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+        logit_bias=None, seed=None, stop=None, logprobs=False,
+        parse_special=False, progress=None.
+
+        With `n`, the prompt is computed once and continued n times on forks:
+        the result is a list, each with its own `cache`, and `cache` itself
+        ends with the prompt. Sample i uses seed + i.
+
+        A prompt that does not fit raises CacheFullError before any work; any
+        call that raises (Ctrl-C included) leaves the cache as it was.
+        """
+        if n is not None:
+            return self._generate_samples(cache, prompt, n, options)
+        return self._run([cache], [prompt], options, batch=False)[0]
+
+    def generate_batch(
+        self,
+        caches: Sequence[KVCache],
+        prompts: Sequence[Prompt],
+        **options: Unpack[BatchOptions],
+    ) -> list[Generation]:
+        """`generate` for several conversations at once, each weight read once.
+
+        The results are those of single calls, in the caller's order. An
+        option is one value for all, or a list with one per row. The same
+        cache twice is a ValueError. If the call raises, all caches are left
+        as they were.
+        """
+        return self._run(list(caches), list(prompts), options, batch=True)
+
+    def stream(
+        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
+    ) -> Stream:
+        """`generate` piece by piece: an iterator and async iterator.
+
+        Bad arguments raise here, before anything runs. A stream that is
+        cancelled keeps every token that it returned.
+        """
+        [row], [tokens], callback = self._prepare(
+            [cache], [prompt], options, batch=False
+        )
+        handle = self._engine.stream(
+            cache._core, tokens, core_options(row, self._config.eos_ids)
+        )
+        total = row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+        return Stream(handle, cache, total, callback)
+
+    def logits(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        all_positions: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Appends token ids and gives the logits of what follows.
+
+        Returns float32 [vocab_size] after the last token, or with
+        `all_positions` [len(tokens), vocab_size]. No BOS is added. Raises
+        ValueError for no tokens or one that is out of range, CacheFullError
+        if they do not fit; the cache is then as it was.
+        """
+        _check_cache("cache", cache)
+        if isinstance(tokens, str):
+            raise ValueError(
+                "tokens: expected token ids, found a str; "
+                "gemma.tokenizer.encode(text) gives them"
+            )
+        ids = self._token_array("tokens", tokens)
+        return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    def _prepare(
+        self,
+        caches: list[KVCache],
+        prompts: list[Prompt],
+        options: Any,
+        batch: bool,
+    ) -> tuple[list[dict[str, Any]], list[TokenArray], Callback | None]:
+        """Checked options and token ids of each row."""
+        if len(caches) != len(prompts):
+            raise ValueError(
+                f"prompts: expected one per cache ({len(caches)}), found "
+                f"{len(prompts)}"
+            )
+        if not caches:
+            raise ValueError("caches: expected at least one, found none")
+        rows = split_rows(options, len(caches), batch)
+        tokens = []
+        for i, (cache, prompt) in enumerate(zip(caches, prompts)):
+            _check_cache(f"caches[{i}]" if batch else "cache", cache)
+            if self._tokenizer is None and rows[i].get("stop"):
+                raise ValueError("stop: this model has no tokenizer")
+            tokens.append(
+                self._prompt_tokens(
+                    f"prompts[{i}]" if batch else "prompt",
+                    prompt,
+                    len(cache) == 0,
+                    rows[i].get("parse_special", False),
+                )
+            )
+        return rows, tokens, as_callback(options.get("progress"), "generating")
+
+    def _run(
+        self,
+        caches: list[KVCache],
+        prompts: list[Prompt],
+        options: Any,
+        batch: bool,
+    ) -> list[Generation]:
+        rows, tokens, callback = self._prepare(caches, prompts, options, batch)
+        cores = [cache._core for cache in caches]
+        total = sum(
+            len(ids) + row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+            for ids, row in zip(tokens, rows)
+        )
+        core_rows = [core_options(row, self._config.eos_ids) for row in rows]
+        with watch_caches(cores, total, callback):
+            results = self._engine.generate(cores, tokens, core_rows)
+        return [generation_of(result) for result in results]
+
+    def _generate_samples(
+        self, cache: KVCache, prompt: Prompt, n: int, options: Any
+    ) -> list[Generation]:
+        count = to_count("n", n)
+        if count == 0:
+            raise ValueError("n: expected at least 1, found 0")
+        [row], [tokens], callback = self._prepare(
+            [cache], [prompt], options, batch=False
+        )
+        seed = row.get("seed")
+        core_rows = []
+        for i in range(count):
+            own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
+            core_rows.append(core_options(row | own, self._config.eos_ids))
+        length = len(cache)
+        try:
+            if len(tokens):
+                self._engine.logits(cache._core, tokens, False)
+            forks = [cache.fork() for _ in range(count)]
+            cores = [fork._core for fork in forks]
+            nothing = np.empty(0, np.int32)
+            total = count * row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+            with watch_caches(cores, total, callback):
+                results = self._engine.generate(
+                    cores, [nothing] * count, core_rows
+                )
+        except BaseException:
+            cache.truncate(length)
+            raise
+        return [
+            generation_of(result, fork, len(tokens))
+            for result, fork in zip(results, forks)
+        ]
+
+    def _prompt_tokens(
+        self, name: str, prompt: Prompt, empty: bool, parse_special: bool
+    ) -> TokenArray:
+        if not isinstance(prompt, str):
+            return self._token_array(name, prompt)
+        if self._tokenizer is None:
+            raise ValueError(
+                f"{name}: this model has no tokenizer; expected token ids, "
+                "found a str"
+            )
+        ids = self._tokenizer.encode(prompt, parse_special)
+        if empty and self._config.bos_id >= 0:
+            ids.insert(0, self._config.bos_id)
+        return np.array(ids, np.int32)
+
+    def _token_array(self, name: str, tokens: Any) -> TokenArray:
+        """int32 [n], n > 0, of valid token ids."""
+        expected = (
+            f"{name}: expected a sequence of token ids in "
+            f"[0, {self._config.vocab_size})"
+        )
+        if isinstance(tokens, (str, bytes, bytearray)):
+            raise ValueError(f"{expected}, found {type(tokens).__name__}")
+        try:
+            ids = np.asarray(tokens)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{expected}, found {tokens!r:.60}") from None
+        if ids.ndim != 1:
+            raise ValueError(f"{expected}, found {tokens!r:.60}")
+        if ids.size == 0:
+            raise ValueError(f"{expected}, found none")
+        if ids.dtype.kind not in "iu":
+            raise ValueError(f"{expected}, found values of type {ids.dtype}")
+        bad = (ids < 0) | (ids >= self._config.vocab_size)
+        if bad.any():
+            at = int(bad.argmax())
+            raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+        return np.ascontiguousarray(ids, np.int32)
+
+
+def _check_cache(name: str, cache: object) -> None:
+    if not isinstance(cache, KVCache):
+        raise ValueError(f"{name}: expected a KVCache, found {cache!r:.60}")
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return 0
+    count = to_count("threads", threads)
+    if count == 0:
+        raise ValueError("threads: expected at least 1, found 0")
+    return count
+
+
+def _check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
+    # Some models pad the embedding; more tokens than rows cannot work.
+    if tokenizer.vocab_size > engine.config.vocab_size:
+        raise MismatchError(
+            f"tokenizer: found {tokenizer.vocab_size} tokens, expected at "
+            f"most the model's {engine.config.vocab_size}"
+        )

@@ -1,0 +1,128 @@
+"""Token by token generation."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gemmakv import _core
+from gemmakv.generation import Generation, Piece, generation_of
+from gemmakv.progress import Callback
+
+if TYPE_CHECKING:
+    from gemmakv.cache import KVCache
+
+# How often a waiting thread looks for Ctrl-C.
+_POLL_S = 0.1
+
+
+class Stream(Iterator[Piece], AsyncIterator[Piece]):
+    """Pieces of a running generation: `for piece in stream`, or `async for`.
+
+    The generation runs by itself; leaving the loop early needs `cancel()`, or
+    a `with` block, or letting go of the stream. To be used by one thread or
+    task at a time (`cancel` excepted).
+    """
+
+    def __init__(
+        self,
+        handle: _core.StreamHandle,
+        cache: KVCache,
+        max_tokens: int,
+        callback: Callback | None,
+    ) -> None:
+        self._handle = handle
+        self._cache = cache  # the stream keeps its conversation alive
+        self._max_tokens = max_tokens
+        self._callback = callback
+        self._count = 0
+        self._finished = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._generation: Generation | None = None
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        while not self._finished:
+            piece = self._poll()
+            if piece is not None:
+                return piece
+        raise StopIteration
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        try:
+            while not self._finished:
+                piece = await asyncio.to_thread(self._poll)
+                if piece is not None:
+                    return piece
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        raise StopAsyncIteration
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not self._finished:
+            handle.cancel()
+
+    def cancel(self) -> None:
+        """Ends the generation; from any thread, any number of times.
+
+        Tokens sampled so far stay in the conversation. Going on to iterate
+        gives the pieces that were not fetched yet.
+        """
+        self._handle.cancel()
+
+    def result(self) -> Generation:
+        """Waits for the end and gives the whole generation."""
+        for _ in self:
+            pass
+        if self._generation is None:
+            self._generation = generation_of(self._handle.result())
+        return self._generation
+
+    def _poll(self) -> Piece | None:
+        """The next piece, or None if there is none within a moment."""
+        try:
+            event = self._handle.next(_POLL_S)
+        except KeyboardInterrupt:
+            self._handle.cancel()
+            raise
+        except BaseException:
+            self._finished = True
+            raise
+        if event is None:
+            return None
+        self._finished = event.finished
+        text = self._decoder.decode(event.bytes, event.finished)
+        if event.token_id >= 0:
+            self._count += 1
+        if self._callback is not None:
+            total = self._count if event.finished else self._max_tokens
+            self._callback(self._count, total)
+        if event.token_id < 0 and not text:
+            return None
+        return Piece(
+            text=text,
+            token_id=event.token_id,
+            logprob=event.logprob,
+            finish_reason=event.finish_reason if event.finished else None,
+        )
