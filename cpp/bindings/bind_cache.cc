@@ -1,0 +1,167 @@
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "model/create_kv_cache.h"
+
+namespace gkv {
+namespace {
+
+void CheckLayer(const KVCache& cache, size_t layer) {
+  if (layer >= cache.layout().layers().size()) {
+    throw py::index_error(StrCat("layer is ", layer, ", expected 0..",
+                                 cache.layout().layers().size() - 1));
+  }
+}
+
+py::array_t<float> LayerArray(const KVCache& cache, size_t layer,
+                              bool values) {
+  CheckLayer(cache, layer);
+  const KvLayerSpec& spec = cache.layout().layers()[layer];
+  std::vector<float> copy;
+  {
+    py::gil_scoped_release release;
+    copy = cache.CopyLayer(layer, values);
+  }
+  const size_t tokens = copy.size() / (spec.kv_heads * spec.head_dim);
+  return ArrayOf(std::move(copy), {static_cast<py::ssize_t>(tokens),
+                                   static_cast<py::ssize_t>(spec.kv_heads),
+                                   static_cast<py::ssize_t>(spec.head_dim)});
+}
+
+std::shared_ptr<KVCache> FromBytes(const py::bytes& data,
+                                   const std::optional<std::string>& expected) {
+  const std::string_view view = data;
+  const std::span<const uint8_t> bytes(
+      reinterpret_cast<const uint8_t*>(view.data()), view.size());
+  std::shared_ptr<KVCache> cache;
+  {
+    py::gil_scoped_release release;
+    cache = KVCache::FromBytes(bytes);
+  }
+  const Hash128 found = cache->fingerprint();
+  if (expected && found != Hash128{} && found.Hex() != *expected) {
+    throw Mismatch(StrCat("the snapshot is of weights ", found.Hex(),
+                          ", expected those of this model, ", *expected));
+  }
+  return cache;
+}
+
+}  // namespace
+
+KvDtype DtypeFromName(const std::string& name) {
+  for (const KvDtype dtype :
+       {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+    if (name == NameOf(dtype)) return dtype;
+  }
+  throw InvalidArgument(StrCat("kv_dtype is '", name,
+                               "', expected 'f32', 'bf16' or 'int8'"));
+}
+
+const char* NameOf(KvDtype dtype) {
+  switch (dtype) {
+    case KvDtype::kF32:
+      return "f32";
+    case KvDtype::kBF16:
+      return "bf16";
+    case KvDtype::kInt8:
+      return "int8";
+  }
+  return "";
+}
+
+void RegisterCache(py::module_& module) {
+  py::class_<Truncation>(module, "Truncation",
+                         "Cost of `KVCache.truncate` at the next use.")
+      .def_readonly("replay_tokens", &Truncation::replay_tokens,
+                    "Tokens that the next use computes again.")
+      .def("__repr__", [](const Truncation& t) {
+        return StrCat("Truncation(replay_tokens=", t.replay_tokens, ")");
+      });
+
+  py::class_<KVCache, std::shared_ptr<KVCache>>(module, "KVCache")
+      .def("__len__", &KVCache::length)
+      .def_property_readonly("capacity_tokens", &KVCache::capacity_tokens)
+      .def_property_readonly("nbytes", &KVCache::nbytes)
+      .def_property_readonly("shared_nbytes", &KVCache::shared_nbytes)
+      .def_property_readonly(
+          "model_type",
+          [](const KVCache& cache) -> std::optional<std::string> {
+            if (cache.model_type().empty()) return std::nullopt;
+            return cache.model_type();
+          })
+      .def_property_readonly(
+          "kv_dtype",
+          [](const KVCache& cache) { return NameOf(cache.layout().dtype()); })
+      .def_property_readonly(
+          "num_layers",
+          [](const KVCache& cache) { return cache.layout().layers().size(); })
+      .def_property_readonly(
+          "tokens",
+          [](const KVCache& cache) {
+            std::vector<int32_t> tokens = cache.tokens();
+            const auto count = static_cast<py::ssize_t>(tokens.size());
+            return ArrayOf(std::move(tokens), {count});
+          })
+      .def("fork",
+           [](const KVCache& cache) {
+             return std::shared_ptr<KVCache>(cache.Fork());
+           })
+      .def(
+          "truncate",
+          [](KVCache& cache, size_t n) {
+            const RunLock lock(cache);
+            return cache.Truncate(n);
+          },
+          py::arg("n"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reset",
+          [](KVCache& cache) {
+            const RunLock lock(cache);
+            cache.Reset();
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def("to_bytes",
+           [](const KVCache& cache) {
+             std::vector<uint8_t> bytes;
+             {
+               py::gil_scoped_release release;
+               bytes = cache.ToBytes();
+             }
+             return BytesOf(bytes);
+           })
+      .def_static("from_bytes", &FromBytes, py::arg("data"),
+                  py::arg("fingerprint") = py::none())
+      .def(
+          "layer_kind",
+          [](const KVCache& cache, size_t layer) {
+            CheckLayer(cache, layer);
+            return cache.layout().layers()[layer].kind == LayerKind::kFull
+                       ? "full"
+                       : "sliding";
+          },
+          py::arg("layer"))
+      .def(
+          "held_range",
+          [](const KVCache& cache, size_t layer) {
+            CheckLayer(cache, layer);
+            return cache.HeldRange(layer);
+          },
+          py::arg("layer"))
+      .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"));
+
+  module.def(
+      "create_kv_cache",
+      [](const ModelConfig& config, size_t capacity_tokens,
+         const std::string& kv_dtype, size_t block_tokens) {
+        CacheOptions options;
+        options.capacity_tokens = capacity_tokens;
+        options.kv_dtype = DtypeFromName(kv_dtype);
+        options.block_tokens = block_tokens;
+        return CreateKVCache(config, options);
+      },
+      py::arg("config"), py::arg("capacity_tokens") = 0,
+      py::arg("kv_dtype") = "bf16", py::arg("block_tokens") = 64);
+}
+
+}  // namespace gkv

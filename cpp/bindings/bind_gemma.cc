@@ -1,0 +1,292 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/numpy_source.h"
+#include "engine/gemma.h"
+
+namespace gkv {
+namespace {
+
+using TokenArray =
+    py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using Progress = std::optional<std::function<void(size_t, size_t)>>;
+
+// How long a waiting thread goes without looking for Ctrl-C.
+constexpr std::chrono::milliseconds kSignalInterval{50};
+
+const char* NameOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kLength:
+    case FinishReason::kNone:
+      return "length";
+  }
+  return "";
+}
+
+std::span<const int32_t> SpanOf(const TokenArray& tokens) {
+  return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+// Waits for requests with the interpreter's lock released. If one fails or
+// Ctrl-C comes, all are undone: their caches are as before the call.
+void WaitAll(std::span<const std::shared_ptr<Request>> requests) {
+  const auto undo = [](Request& request) {
+    const bool running = request.Stop(Request::Interrupt::kAbort);
+    while (!request.WaitDone(kSignalInterval)) {
+    }
+    if (running) return;
+    // It had ended: a failed one has restored its cache, a complete one's
+    // tokens are taken off again.
+    KVCache& cache = request.cache();
+    cache.run_lock().acquire();
+    if (cache.length() > request.start_length()) {
+      cache.Truncate(request.start_length());
+    }
+    cache.run_lock().release();
+  };
+  try {
+    for (const auto& request : requests) {
+      while (!request->WaitDone(kSignalInterval)) CheckSignals();
+      (void)request->Result();
+    }
+  } catch (...) {
+    for (const auto& request : requests) undo(*request);
+    throw;
+  }
+}
+
+std::vector<GenerateResult> Generate(
+    Gemma& gemma, const std::vector<std::shared_ptr<KVCache>>& caches,
+    const std::vector<TokenArray>& prompts,
+    const std::vector<GenerateOptions>& options) {
+  if (caches.size() != prompts.size() || caches.size() != options.size()) {
+    throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
+                                 " prompts and ", options.size(),
+                                 " options, expected the same number"));
+  }
+  std::vector<Gemma::Job> jobs;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i]});
+  }
+  py::gil_scoped_release release;
+  const std::vector<std::shared_ptr<Request>> requests =
+      gemma.Start(jobs, &CheckSignals);
+  WaitAll(requests);
+  std::vector<GenerateResult> results;
+  for (const auto& request : requests) results.push_back(request->Result());
+  return results;
+}
+
+py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
+                          const TokenArray& tokens, bool all_positions) {
+  const auto rows = all_positions ? tokens.size() : py::ssize_t{1};
+  const auto vocab_size = static_cast<py::ssize_t>(gemma.config().vocab_size);
+  std::vector<py::ssize_t> shape = {vocab_size};
+  if (all_positions) shape.insert(shape.begin(), rows);
+  py::array_t<float> logits(shape);
+  float* out = logits.mutable_data();
+  {
+    py::gil_scoped_release release;
+    const std::shared_ptr<Request> request = gemma.StartLogits(
+        cache, SpanOf(tokens), all_positions, out, &CheckSignals);
+    WaitAll({&request, 1});
+  }
+  return logits;
+}
+
+// A running generation. Letting go of it cancels.
+class StreamHandle {
+ public:
+  explicit StreamHandle(std::shared_ptr<Request> request)
+      : request_(std::move(request)) {}
+  ~StreamHandle() { Cancel(); }
+  StreamHandle(StreamHandle&&) = default;
+
+  // Requires: the interpreter's lock is not held.
+  std::optional<TokenEvent> Next(double timeout_s) {
+    const auto deadline = std::chrono::steady_clock::now() +
+                          std::chrono::duration<double>(timeout_s);
+    while (true) {
+      if (auto event = request_->NextEvent(kSignalInterval)) return event;
+      CheckSignals();
+      if (request_->Drained()) {
+        (void)request_->Result();  // throws if the request failed
+        return std::nullopt;
+      }
+      if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    }
+  }
+  void Cancel() {
+    if (request_) request_->Stop(Request::Interrupt::kCancel);
+  }
+  GenerateResult Result() {
+    while (!request_->WaitDone(kSignalInterval)) CheckSignals();
+    return request_->Result();
+  }
+
+ private:
+  std::shared_ptr<Request> request_;
+};
+
+void RegisterOptions(py::module_& module) {
+  py::class_<GenerateOptions>(module, "GenerateOptions")
+      .def(py::init([](size_t max_tokens, float temperature, size_t top_k,
+                       float top_p, float min_p, float repetition_penalty,
+                       float presence_penalty, float frequency_penalty,
+                       const std::map<int32_t, float>& logit_bias,
+                       std::optional<uint64_t> seed,
+                       std::vector<std::string> stop,
+                       std::vector<int32_t> eos_ids, bool logprobs) {
+             GenerateOptions options;
+             options.max_tokens = max_tokens;
+             options.temperature = temperature;
+             options.top_k = top_k;
+             options.top_p = top_p;
+             options.min_p = min_p;
+             options.repetition_penalty = repetition_penalty;
+             options.presence_penalty = presence_penalty;
+             options.frequency_penalty = frequency_penalty;
+             options.logit_bias.assign(logit_bias.begin(), logit_bias.end());
+             options.seed = seed;
+             options.stop = std::move(stop);
+             options.stop_ids = std::move(eos_ids);
+             options.logprobs = logprobs;
+             return options;
+           }),
+           py::kw_only(), py::arg("max_tokens") = 256,
+           py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
+           py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,
+           py::arg("repetition_penalty") = 1.0f,
+           py::arg("presence_penalty") = 0.0f,
+           py::arg("frequency_penalty") = 0.0f,
+           py::arg("logit_bias") = std::map<int32_t, float>{},
+           py::arg("seed") = py::none(),
+           py::arg("stop") = std::vector<std::string>{},
+           py::arg("eos_ids") = std::vector<int32_t>{},
+           py::arg("logprobs") = false);
+}
+
+void RegisterResults(py::module_& module) {
+  py::class_<GenerateResult>(module, "Result")
+      .def_readonly("token_ids", &GenerateResult::token_ids)
+      .def_property_readonly(
+          "text_bytes", [](const GenerateResult& r) { return py::bytes(r.text); })
+      .def_property_readonly(
+          "logprobs",
+          [](const GenerateResult& r) -> py::object {
+            if (r.logprobs.size() != r.token_ids.size()) return py::none();
+            return ArrayOf(std::vector<float>(r.logprobs),
+                           {static_cast<py::ssize_t>(r.logprobs.size())});
+          })
+      .def_readonly("seed", &GenerateResult::seed)
+      .def_property_readonly(
+          "finish_reason",
+          [](const GenerateResult& r) { return NameOf(r.finish_reason); })
+      .def_readonly("prompt_tokens", &GenerateResult::prompt_tokens)
+      .def_readonly("cached_tokens", &GenerateResult::cached_tokens)
+      .def_readonly("prefill_s", &GenerateResult::prefill_s)
+      .def_readonly("decode_s", &GenerateResult::decode_s);
+
+  py::class_<TokenEvent>(module, "Event")
+      .def_readonly("token_id", &TokenEvent::token_id)
+      .def_property_readonly("logprob",
+                             [](const TokenEvent& e) -> std::optional<float> {
+                               if (std::isnan(e.logprob)) return std::nullopt;
+                               return e.logprob;
+                             })
+      .def_property_readonly(
+          "bytes", [](const TokenEvent& e) { return py::bytes(e.text); })
+      .def_property_readonly("finished",
+                             [](const TokenEvent& e) {
+                               return e.finish_reason != FinishReason::kNone;
+                             })
+      .def_property_readonly(
+          "finish_reason",
+          [](const TokenEvent& e) -> std::optional<std::string> {
+            if (e.finish_reason == FinishReason::kNone) return std::nullopt;
+            return NameOf(e.finish_reason);
+          });
+
+  py::class_<StreamHandle>(module, "StreamHandle")
+      .def("next", &StreamHandle::Next, py::arg("timeout_s"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("cancel", &StreamHandle::Cancel)
+      .def("result", &StreamHandle::Result,
+           py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void RegisterGemma(py::module_& module) {
+  RegisterOptions(module);
+  RegisterResults(module);
+
+  py::class_<Gemma, std::shared_ptr<Gemma>>(module, "Engine")
+      .def_static(
+          "load_gguf",
+          [](const std::string& path, size_t threads, Progress progress) {
+            LoadOptions options;
+            options.threads = threads;
+            options.progress = [&](size_t done, size_t total) {
+              py::gil_scoped_acquire acquire;
+              if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+              if (progress) (*progress)(done, total);
+            };
+            py::gil_scoped_release release;
+            return Gemma::Load(path, options);
+          },
+          py::arg("path"), py::arg("threads") = 0,
+          py::arg("progress") = py::none())
+      .def_static(
+          "from_tensors",
+          [](const ModelConfig& config, py::object source, size_t threads) {
+            NumpySource tensors(std::move(source));
+            LoadOptions options;
+            options.threads = threads;
+            return Gemma::FromTensors(config, tensors, options);
+          },
+          py::arg("config"), py::arg("source"), py::arg("threads") = 0)
+      .def_property_readonly(
+          "config", [](const Gemma& gemma) { return gemma.config(); })
+      .def_property_readonly(
+          "fingerprint",
+          [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
+      .def_property_readonly("threads", &Gemma::num_threads)
+      .def_property_readonly("steps", &Gemma::steps)
+      .def(
+          "set_token_bytes",
+          [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {
+            const std::vector<std::string_view> views(token_bytes.begin(),
+                                                      token_bytes.end());
+            gemma.set_token_text(std::make_shared<TokenText>(views));
+          },
+          py::arg("token_bytes"))
+      .def("generate", &Generate, py::arg("caches"), py::arg("prompts"),
+           py::arg("options"))
+      .def(
+          "stream",
+          [](Gemma& gemma, std::shared_ptr<KVCache> cache,
+             const TokenArray& prompt_ids, const GenerateOptions& options) {
+            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids),
+                                 options};
+            py::gil_scoped_release release;
+            return StreamHandle(gemma.Start({&job, 1}, &CheckSignals)[0]);
+          },
+          py::arg("cache"), py::arg("prompt_ids"), py::arg("options"))
+      .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
+           py::arg("all_positions"));
+}
+
+}  // namespace gkv

@@ -1,0 +1,122 @@
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <variant>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "bindings/bindings.h"
+#include "engine/vocabulary.h"
+#include "io/gguf.h"
+#include "ops/target.h"
+
+namespace gkv {
+namespace {
+
+py::object ToPython(const GgufValue& value);
+
+py::object StringToPython(std::string_view text) {
+  // Strings of a file need not be valid UTF-8.
+  PyObject* object = PyUnicode_DecodeUTF8(
+      text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+py::object ArrayToPython(const GgufArray& array) {
+  return std::visit(
+      [](const auto& values) -> py::object {
+        py::list list(values.size());
+        for (size_t i = 0; i < values.size(); ++i) {
+          list[i] = ToPython(GgufValue(values[i]));
+        }
+        return list;
+      },
+      array.values);
+}
+
+py::object ToPython(const GgufValue& value) {
+  return std::visit(
+      [](const auto& v) -> py::object {
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<T, std::string_view>) {
+          return StringToPython(v);
+        } else if constexpr (std::is_same_v<T, GgufArray>) {
+          return ArrayToPython(v);
+        } else {
+          return py::cast(v);
+        }
+      },
+      value);
+}
+
+using TensorTuple = std::tuple<std::string, std::string, uint32_t,
+                               std::vector<uint64_t>, uint64_t>;
+
+std::vector<TensorTuple> Tensors(const GgufFile& file) {
+  std::vector<TensorTuple> tensors;
+  for (const GgufFile::TensorInfo& tensor : file.tensors()) {
+    const TensorTypeInfo* type = FindTensorType(tensor.type_id);
+    tensors.emplace_back(tensor.name,
+                         type ? std::string(type->name) : std::string("?"),
+                         tensor.type_id, tensor.shape, tensor.size_bytes);
+  }
+  return tensors;
+}
+
+int64_t CacheBytes(int name) {
+  return std::max<int64_t>(0, sysconf(name));
+}
+
+py::dict CpuInfo() {
+  py::dict info;
+  info["target"] = CurrentTarget();
+  info["targets"] = AttainableTargets();
+  info["threads"] = ThreadPool::AvailableProcessors();
+  info["l1_bytes"] = CacheBytes(_SC_LEVEL1_DCACHE_SIZE);
+  info["l2_bytes"] = CacheBytes(_SC_LEVEL2_CACHE_SIZE);
+  info["l3_bytes"] = CacheBytes(_SC_LEVEL3_CACHE_SIZE);
+  return info;
+}
+
+}  // namespace
+
+void RegisterInfo(py::module_& module) {
+  py::class_<GgufFile>(module, "GgufFile")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def_property_readonly("version", &GgufFile::version)
+      .def("keys", &GgufFile::Keys)
+      .def(
+          "get",
+          [](const GgufFile& file, const std::string& key) {
+            const std::optional<GgufValue> value = file.Get(key);
+            if (!value) throw py::key_error(key);
+            return ToPython(*value);
+          },
+          py::arg("key"))
+      .def("tensors", &Tensors,
+           "(name, type, type id, shape, bytes) of each tensor; the shape is "
+           "the file's: fastest dimension first.");
+
+  module.def(
+      "sentencepiece_model",
+      [](const std::string& gguf_path) {
+        std::string model;
+        {
+          py::gil_scoped_release release;
+          const GgufFile file(gguf_path);
+          model = Vocabulary(file).SentencePieceModel();
+        }
+        return py::bytes(model);
+      },
+      py::arg("gguf_path"),
+      "Serialized SentencePiece model of a file's vocabulary.");
+  module.def("cpu_info", &CpuInfo);
+  module.def("force_target", &ForceTarget, py::arg("name"));
+}
+
+}  // namespace gkv

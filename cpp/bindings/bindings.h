@@ -1,0 +1,68 @@
+#ifndef GEMMAKV_BINDINGS_BINDINGS_H_
+#define GEMMAKV_BINDINGS_BINDINGS_H_
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <semaphore>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/kv_dtype.h"
+#include "cache/kv_cache.h"
+
+// What the files of this folder share. Each registers one group of classes;
+// module.cc calls them in order.
+
+namespace gkv {
+
+namespace py = pybind11;
+
+void RegisterErrors(py::module_& module);
+void RegisterConfig(py::module_& module);
+void RegisterCache(py::module_& module);
+void RegisterGemma(py::module_& module);
+void RegisterInfo(py::module_& module);
+
+// A NumPy array that owns `values`, with the given shape.
+template <typename T>
+py::array_t<T> ArrayOf(std::vector<T> values, std::vector<py::ssize_t> shape) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+  const T* data = owner->data();
+  py::capsule release(owner.release(), [](void* pointer) {
+    delete static_cast<std::vector<T>*>(pointer);
+  });
+  return py::array_t<T>(std::move(shape), data, release);
+}
+
+inline py::bytes BytesOf(std::span<const uint8_t> bytes) {
+  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// "f32", "bf16" or "int8"; throws InvalidArgument for another name.
+KvDtype DtypeFromName(const std::string& name);
+const char* NameOf(KvDtype dtype);
+
+// Runs pending Python signal handlers (Ctrl-C); throws what they raise.
+// Requires: the interpreter's lock is not held.
+void CheckSignals();
+
+// Holds a cache's run lock, so that no request runs on it meanwhile. Waits
+// for a running one; Ctrl-C ends the wait. Requires: the interpreter's lock is
+// not held.
+class RunLock {
+ public:
+  explicit RunLock(KVCache& cache);
+  ~RunLock() { cache_.run_lock().release(); }
+  RunLock(const RunLock&) = delete;
+
+ private:
+  KVCache& cache_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BINDINGS_BINDINGS_H_

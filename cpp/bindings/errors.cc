@@ -1,0 +1,88 @@
+#include "base/error.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "bindings/bindings.h"
+
+namespace gkv {
+namespace {
+
+void SetError(const py::object& type, const char* message) {
+  PyErr_SetString(type.ptr(), message);
+}
+
+// Raises the OSError subclass of the error number: FileNotFoundError, ...
+void SetOsError(const IoError& error) {
+  const int number = error.error_number() != 0 ? error.error_number() : EIO;
+  const py::object value = py::reinterpret_borrow<py::object>(PyExc_OSError)(
+      number, std::strerror(number), error.path());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())),
+                  value.ptr());
+}
+
+struct ErrorTypes {
+  py::object base, corrupt, mismatch, full;
+};
+
+ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
+
+py::object NewError(py::module_& module, const char* name,
+                    const py::object& base, const char* doc) {
+  const std::string full_name = std::string("gemmakv.") + name;
+  auto type = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      full_name.c_str(), doc, base.ptr(), nullptr));
+  if (!type) throw py::error_already_set();
+  module.attr(name) = type;
+  return type;
+}
+
+}  // namespace
+
+void RegisterErrors(py::module_& module) {
+  error_types = new ErrorTypes;
+  error_types->base = NewError(
+      module, "GemmaKVError",
+      py::reinterpret_borrow<py::object>(PyExc_Exception),
+      "Base of this package's own errors.");
+  error_types->corrupt =
+      NewError(module, "CorruptFile", error_types->base,
+               "Bytes that claim to be of a known format are not.");
+  error_types->mismatch =
+      NewError(module, "MismatchError", error_types->base,
+               "Two sound things do not belong together.");
+  error_types->full = NewError(
+      module, "CacheFullError", error_types->base,
+      "A conversation is at its capacity, or memory for it is used up.");
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const InvalidArgument& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (const IoError& error) {
+      SetOsError(error);
+    } catch (const CorruptFile& error) {
+      SetError(error_types->corrupt, error.what());
+    } catch (const Mismatch& error) {
+      SetError(error_types->mismatch, error.what());
+    } catch (const OutOfBlocks& error) {
+      SetError(error_types->full, error.what());
+    } catch (const Error& error) {
+      SetError(error_types->base, error.what());
+    }
+  });
+}
+
+void CheckSignals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+RunLock::RunLock(KVCache& cache) : cache_(cache) {
+  while (!cache_.run_lock().try_acquire_for(std::chrono::milliseconds(50))) {
+    CheckSignals();
+  }
+}
+
+}  // namespace gkv

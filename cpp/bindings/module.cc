@@ -1,0 +1,10 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled core of gemmakv.";
+  gkv::RegisterErrors(module);
+  gkv::RegisterConfig(module);
+  gkv::RegisterCache(module);
+  gkv::RegisterGemma(module);
+  gkv::RegisterInfo(module);
+}

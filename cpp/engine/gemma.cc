@@ -1,0 +1,271 @@
+#include "engine/gemma.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/scheduler.h"
+#include "io/gguf.h"
+#include "ops/target.h"
+
+namespace gkv {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{50};
+
+size_t ResolveThreads(size_t threads) {
+  if (threads == 0) return ThreadPool::AvailableProcessors();
+  if (threads > ThreadPool::kMaxThreads) {
+    throw InvalidArgument(StrCat("threads is ", threads, ", expected 0..",
+                                 ThreadPool::kMaxThreads));
+  }
+  return threads;
+}
+
+// Holds the run locks of several caches, taken in one global order so that
+// two callers with the same caches cannot wait for each other.
+class CacheLocks {
+ public:
+  CacheLocks(std::span<const Gemma::Job> jobs,
+             const std::function<void()>& poll) {
+    for (const Gemma::Job& job : jobs) caches_.push_back(job.cache.get());
+    std::sort(caches_.begin(), caches_.end());
+    for (KVCache* cache : caches_) {
+      while (!cache->run_lock().try_acquire_for(kPollInterval)) {
+        try {
+          if (poll) poll();
+        } catch (...) {
+          ReleaseAll();
+          throw;
+        }
+      }
+      ++held_;
+    }
+  }
+  ~CacheLocks() { ReleaseAll(); }
+  CacheLocks(const CacheLocks&) = delete;
+
+  // Someone else releases this one.
+  void HandOver(const KVCache& cache) {
+    *std::find(caches_.begin(), caches_.end(), &cache) = nullptr;
+  }
+
+ private:
+  void ReleaseAll() {
+    for (size_t i = 0; i < held_; ++i) {
+      if (caches_[i] != nullptr) caches_[i]->run_lock().release();
+    }
+    held_ = 0;
+  }
+
+  std::vector<KVCache*> caches_;
+  size_t held_ = 0;
+};
+
+void CheckDistinct(std::span<const Gemma::Job> jobs) {
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    for (size_t j = i + 1; j < jobs.size(); ++j) {
+      if (jobs[i].cache == jobs[j].cache) {
+        throw InvalidArgument(StrCat("rows ", i, " and ", j,
+                                     " of the batch use the same cache, "
+                                     "expected a cache each (fork one)"));
+      }
+    }
+  }
+}
+
+void CheckBinding(const KVCache& cache, const Hash128& identity) {
+  const Hash128 bound = cache.fingerprint();
+  if (bound != Hash128{} && bound != identity) {
+    throw Mismatch(StrCat("the cache holds keys and values of weights ",
+                          bound.Hex(), ", expected those of this model, ",
+                          identity.Hex()));
+  }
+}
+
+}  // namespace
+
+Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads)
+    : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
+      num_threads_(num_threads) {}
+
+Gemma::~Gemma() {
+  // After fork() the scheduler's thread exists in the parent only.
+  if (scheduler_ && scheduler_pid_ != getpid()) (void)scheduler_.release();
+}
+
+std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
+                                   const LoadOptions& options) {
+  GgufFile file(gguf_path);
+  std::shared_ptr<Gemma> gemma =
+      FromTensors(ConfigFromGguf(file), file, options);
+  if (file.Has("tokenizer.ggml.tokens")) {
+    gemma->set_token_text(
+        std::make_shared<TokenText>(Vocabulary(file).Text()));
+  }
+  return gemma;
+}
+
+std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
+                                          TensorSource& source,
+                                          const LoadOptions& options) {
+  config.Validate();
+  const size_t threads = ResolveThreads(options.threads);
+  ThreadPool pool(threads);
+  return std::shared_ptr<Gemma>(new Gemma(
+      config, LoadWeights(config, source, pool, options.progress), threads));
+}
+
+Hash128 Gemma::fingerprint() const {
+  Hasher hasher;
+  hasher.UpdateValue(model_->weights.fingerprint.low);
+  hasher.UpdateValue(model_->weights.fingerprint.high);
+  hasher.UpdateValue(NumericsId());
+  return hasher.Finish();
+}
+
+void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
+  std::unique_lock lock(mutex_);
+  token_text_ = std::move(text);
+}
+
+bool Gemma::has_token_text() const {
+  std::unique_lock lock(mutex_);
+  return token_text_ != nullptr;
+}
+
+size_t Gemma::steps() const {
+  std::unique_lock lock(mutex_);
+  return scheduler_ ? scheduler_->steps() : 0;
+}
+
+Scheduler& Gemma::scheduler() {
+  std::unique_lock lock(mutex_);
+  if (scheduler_ && scheduler_pid_ != getpid()) {
+    // Its threads stayed in the parent; nothing of it can be reused or freed.
+    (void)scheduler_.release();
+  }
+  if (!scheduler_) {
+    scheduler_ = std::make_unique<Scheduler>(model_, num_threads_);
+    scheduler_pid_ = getpid();
+  }
+  return *scheduler_;
+}
+
+void Gemma::CheckTokens(const KVCache& cache,
+                        std::span<const int32_t> tokens) const {
+  if (tokens.empty() && cache.length() == 0) {
+    throw InvalidArgument(
+        "the prompt has no tokens and the cache is empty, expected at least "
+        "one token");
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 ||
+        static_cast<size_t>(tokens[i]) >= config().vocab_size) {
+      throw InvalidArgument(StrCat("token ", i, " of the prompt is ",
+                                   tokens[i], ", expected an id in 0..",
+                                   config().vocab_size - 1));
+    }
+  }
+}
+
+void Gemma::CheckCache(const KVCache& cache) const {
+  const KvLayout& layout = cache.layout();
+  const std::shared_ptr<const KvLayout> expected =
+      config().MakeKvLayout(layout.dtype(), layout.block_tokens());
+  if (layout.hash() != expected->hash()) {
+    const auto name = [](const std::string& model) {
+      return model.empty() ? std::string("a custom model") : model;
+    };
+    throw Mismatch(StrCat("the cache was made for ",
+                          name(cache.model_type()), " (",
+                          layout.layers().size(),
+                          " layers), expected one for ", name(config().name),
+                          " (", config().num_layers, " layers)"));
+  }
+}
+
+std::vector<std::shared_ptr<Request>> Gemma::Start(
+    std::span<const Job> jobs, const std::function<void()>& poll) {
+  CheckDistinct(jobs);
+  std::shared_ptr<const TokenText> text;
+  {
+    std::unique_lock lock(mutex_);
+    text = token_text_;
+  }
+  for (const Job& job : jobs) {
+    job.options.Validate(config().vocab_size);
+    if (!job.options.stop.empty() && text == nullptr) {
+      throw InvalidArgument(
+          "stop strings need a tokenizer, and this model has none: use "
+          "stop token ids");
+    }
+    CheckCache(*job.cache);
+  }
+  CacheLocks locks(jobs, poll);
+  const Hash128 identity = fingerprint();
+  for (const Job& job : jobs) {
+    CheckTokens(*job.cache, job.prompt);
+    CheckBinding(*job.cache, identity);
+  }
+  std::vector<std::shared_ptr<Request>> requests;
+  for (const Job& job : jobs) {
+    locks.HandOver(*job.cache);
+    requests.push_back(std::make_shared<Request>(
+        job.cache, job.prompt, job.options,
+        job.options.stop_ids.value_or(config().eos_ids), text));
+  }
+  for (const Job& job : jobs) job.cache->Bind(identity);
+  scheduler().Submit(requests);
+  return requests;
+}
+
+std::shared_ptr<Request> Gemma::StartLogits(
+    std::shared_ptr<KVCache> cache, std::span<const int32_t> tokens,
+    bool all_positions, float* logits, const std::function<void()>& poll) {
+  if (tokens.empty()) {
+    throw InvalidArgument("tokens is empty, expected at least one token id");
+  }
+  CheckCache(*cache);
+  const Job job{cache, tokens, {}};
+  CacheLocks locks({&job, 1}, poll);
+  CheckTokens(*cache, tokens);
+  const Hash128 identity = fingerprint();
+  CheckBinding(*cache, identity);
+  locks.HandOver(*cache);
+  const auto request =
+      std::make_shared<Request>(cache, tokens, all_positions, logits);
+  cache->Bind(identity);
+  scheduler().Submit({&request, 1});
+  return request;
+}
+
+GenerateResult Gemma::Generate(
+    const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
+    const GenerateOptions& options,
+    const std::function<bool(const TokenEvent&)>& on_token) {
+  const Job job{cache, prompt, options};
+  const std::shared_ptr<Request> request = Start({&job, 1})[0];
+  constexpr std::chrono::hours kLong{1};
+  try {
+    while (on_token && !request->Drained()) {
+      const std::optional<TokenEvent> event = request->NextEvent(kLong);
+      if (event && !on_token(*event)) {
+        request->Stop(Request::Interrupt::kCancel);
+      }
+    }
+  } catch (...) {
+    request->Stop(Request::Interrupt::kAbort);
+    while (!request->WaitDone(kLong)) {
+    }
+    throw;
+  }
+  while (!request->WaitDone(kLong)) {
+  }
+  return request->Result();
+}
+
+}  // namespace gkv

@@ -1,0 +1,100 @@
+#ifndef GEMMAKV_ENGINE_GEMMA_H_
+#define GEMMAKV_ENGINE_GEMMA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "engine/options.h"
+#include "engine/request.h"
+#include "engine/vocabulary.h"
+#include "io/tensor_source.h"
+#include "model/config.h"
+#include "model/create_kv_cache.h"
+#include "model/forward.h"
+
+namespace gkv {
+
+class Scheduler;
+
+struct LoadOptions {
+  size_t threads = 0;  // 0: the processors that this process may use
+  LoadProgress progress;
+};
+
+// A model: immutable weights, and a scheduler that runs any number of
+// conversations on them at the same time. Thread-safe. Destroying it cancels
+// what is running.
+class Gemma {
+ public:
+  // Loads a GGUF file. The file is closed again on return.
+  // Throws IoError, CorruptFile, Mismatch, InvalidArgument (threads).
+  static std::shared_ptr<Gemma> Load(const std::string& gguf_path,
+                                     const LoadOptions& options = {});
+  // Weights from any source; `config` says their shape.
+  static std::shared_ptr<Gemma> FromTensors(const ModelConfig& config,
+                                            TensorSource& source,
+                                            const LoadOptions& options = {});
+  ~Gemma();
+
+  const ModelConfig& config() const { return model_->config; }
+  // Identity of weights, configuration and arithmetic. Caches are bound to it
+  // by their first use.
+  Hash128 fingerprint() const;
+  size_t num_threads() const { return num_threads_; }
+  // Replaces the text of tokens, used for stop strings and streamed text.
+  void set_token_text(std::shared_ptr<const TokenText> text);
+  bool has_token_text() const;
+
+  // Submits requests, merged into the same steps. The same order comes back.
+  // Waits while another request uses one of the caches, calling `poll` now and
+  // then, which may throw to give up. Errors, all before any work and with
+  // every cache unchanged: InvalidArgument (option, token id out of range,
+  // nothing to compute, one cache twice), Mismatch (a cache of another model),
+  // OutOfBlocks (a prompt that does not fit).
+  struct Job {
+    std::shared_ptr<KVCache> cache;
+    std::span<const int32_t> prompt;  // may be empty if the cache is not
+    GenerateOptions options;
+  };
+  std::vector<std::shared_ptr<Request>> Start(
+      std::span<const Job> jobs, const std::function<void()>& poll = {});
+  // logits [all_positions ? tokens.size() : 1, vocab_size].
+  std::shared_ptr<Request> StartLogits(std::shared_ptr<KVCache> cache,
+                                       std::span<const int32_t> tokens,
+                                       bool all_positions, float* logits,
+                                       const std::function<void()>& poll = {});
+
+  // Generates on the calling thread's time. `on_token` runs on the calling
+  // thread after each token; false cancels.
+  GenerateResult Generate(
+      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
+      const GenerateOptions& options = {},
+      const std::function<bool(const TokenEvent&)>& on_token = {});
+
+  size_t steps() const;
+
+ private:
+  Gemma(ModelConfig config, Weights weights, size_t num_threads);
+  void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
+  void CheckCache(const KVCache& cache) const;
+  Scheduler& scheduler();
+
+  std::shared_ptr<const Model> model_;
+  size_t num_threads_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const TokenText> token_text_;
+  std::unique_ptr<Scheduler> scheduler_;
+  int scheduler_pid_ = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_GEMMA_H_

@@ -1,0 +1,52 @@
+#ifndef GEMMAKV_ENGINE_SAMPLER_H_
+#define GEMMAKV_ENGINE_SAMPLER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/options.h"
+
+namespace gkv {
+
+struct SampledToken {
+  int32_t id;     // -1: every token is masked or NaN
+  float logprob;  // under the raw logits; NaN unless asked for
+};
+
+// Draws the tokens of one request. Not thread-safe.
+class Sampler {
+ public:
+  // `transcript` holds the tokens before the first draw; it is read only if
+  // the repetition penalty is on. Requires: valid options.
+  Sampler(const GenerateOptions& options, uint64_t seed,
+          std::span<const int32_t> transcript);
+
+  // Draws the token for `position` from one row of logits and remembers it.
+  // May change the row. Throws std::bad_alloc only.
+  SampledToken Next(std::span<float> logits, size_t position);
+
+  uint64_t seed() const { return seed_; }
+
+ private:
+  struct Candidate {
+    int32_t id;
+    float probability;  // relative to the likeliest token's 1
+  };
+  void Adjust(std::span<float> logits);
+  int32_t Draw(std::span<const float> logits, size_t position);
+  std::vector<Candidate> TopCandidates(std::span<const float> logits) const;
+  int32_t DrawFromAll(std::span<const float> logits, double uniform);
+
+  GenerateOptions options_;
+  uint64_t seed_;
+  std::unordered_map<int32_t, uint32_t> generated_;  // occurrences
+  std::unordered_map<int32_t, uint32_t> transcript_;
+  std::vector<float> probabilities_;  // [vocab_size] while drawing from all
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_SAMPLER_H_

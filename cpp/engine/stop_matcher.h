@@ -1,0 +1,33 @@
+#ifndef GEMMAKV_ENGINE_STOP_MATCHER_H_
+#define GEMMAKV_ENGINE_STOP_MATCHER_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gkv {
+
+// Finds stop strings in text that arrives in pieces, and holds back text that
+// may still become part of one. With no stop strings, passes text through.
+class StopMatcher {
+ public:
+  // Requires: no empty string.
+  explicit StopMatcher(std::vector<std::string> stops = {});
+
+  // Takes the next piece and returns the text that is final now. Once a stop
+  // string is complete, what precedes its first occurrence has been returned
+  // and nothing more is.
+  std::string Push(std::string_view piece);
+  // The end of the text: returns what was held back.
+  std::string Flush();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_STOP_MATCHER_H_

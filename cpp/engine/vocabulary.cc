@@ -1,0 +1,198 @@
+#include "engine/vocabulary.h"
+
+#include <bit>
+#include <optional>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+// SentencePiece writes a space inside a piece as U+2581.
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+
+// "<0xE2>" is the byte piece of 0xE2.
+std::optional<char> ByteOfPiece(std::string_view piece) {
+  if (piece.size() != 6 || piece.substr(0, 3) != "<0x" || piece[5] != '>') {
+    return std::nullopt;
+  }
+  int value = 0;
+  for (const char c : piece.substr(3, 2)) {
+    value *= 16;
+    if (c >= '0' && c <= '9') {
+      value += c - '0';
+    } else if (c >= 'A' && c <= 'F') {
+      value += c - 'A' + 10;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return static_cast<char>(value);
+}
+
+std::string PieceText(std::string_view piece, int64_t type) {
+  if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
+      type == Vocabulary::kUnused) {
+    return {};
+  }
+  if (type == Vocabulary::kByte) {
+    if (const std::optional<char> byte = ByteOfPiece(piece)) {
+      return std::string(1, *byte);
+    }
+  }
+  std::string text;
+  while (!piece.empty()) {
+    if (piece.substr(0, kSpaceMark.size()) == kSpaceMark) {
+      text += ' ';
+      piece.remove_prefix(kSpaceMark.size());
+    } else {
+      text += piece.front();
+      piece.remove_prefix(1);
+    }
+  }
+  return text;
+}
+
+// Protocol buffer wire format: varint, fixed32 and length-delimited fields.
+class ProtoWriter {
+ public:
+  void Varint(uint32_t field, uint64_t value) {
+    Raw(field << 3 | 0);
+    Raw(value);
+  }
+  void Float(uint32_t field, float value) {
+    Raw(field << 3 | 5);
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    for (int i = 0; i < 4; ++i) {
+      bytes_ += static_cast<char>(bits >> (8 * i) & 0xFF);
+    }
+  }
+  void Bytes(uint32_t field, std::string_view value) {
+    Raw(field << 3 | 2);
+    Raw(value.size());
+    bytes_ += value;
+  }
+  void Clear() { bytes_.clear(); }
+  std::string& bytes() { return bytes_; }
+
+ private:
+  void Raw(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) {
+      bytes_ += static_cast<char>((value & 0x7F) | 0x80);
+    }
+    bytes_ += static_cast<char>(value);
+  }
+  std::string bytes_;
+};
+
+template <typename T>
+std::vector<T> RequireArray(const GgufFile& file, const char* key,
+                            std::optional<std::vector<T>> values,
+                            size_t expected) {
+  if (!values) {
+    throw CorruptFile(StrCat(file.path(), ": metadata ", key, " is missing"));
+  }
+  if (expected != 0 && values->size() != expected) {
+    throw CorruptFile(StrCat(file.path(), ": metadata ", key, " has ",
+                             values->size(), " entries, expected ", expected));
+  }
+  return *std::move(values);
+}
+
+}  // namespace
+
+TokenText::TokenText(std::span<const std::string_view> texts) {
+  ends_.reserve(texts.size());
+  size_t total = 0;
+  for (const std::string_view text : texts) total += text.size();
+  if (total > UINT32_MAX) {
+    throw InvalidArgument(StrCat("token texts have ", total,
+                                 " bytes in total, expected at most ",
+                                 UINT32_MAX));
+  }
+  bytes_.reserve(total);
+  for (const std::string_view text : texts) {
+    bytes_ += text;
+    ends_.push_back(static_cast<uint32_t>(bytes_.size()));
+  }
+}
+
+std::string_view TokenText::operator[](int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= ends_.size()) return {};
+  const size_t i = static_cast<size_t>(id);
+  const size_t begin = i == 0 ? 0 : ends_[i - 1];
+  return std::string_view(bytes_).substr(begin, ends_[i] - begin);
+}
+
+Vocabulary::Vocabulary(const GgufFile& file) {
+  const std::optional<std::string_view> model =
+      file.GetString("tokenizer.ggml.model");
+  if (!model || *model != "llama") {
+    throw Mismatch(StrCat(file.path(), ": the tokenizer is '",
+                          model.value_or("(none)"),
+                          "', expected 'llama' (SentencePiece)"));
+  }
+  pieces = RequireArray(file, "tokenizer.ggml.tokens",
+                        file.GetStrings("tokenizer.ggml.tokens"), 0);
+  scores = RequireArray(file, "tokenizer.ggml.scores",
+                        file.GetFloats("tokenizer.ggml.scores"), pieces.size());
+  types = RequireArray(file, "tokenizer.ggml.token_type",
+                       file.GetInts("tokenizer.ggml.token_type"),
+                       pieces.size());
+  const auto id = [&](const char* key, uint64_t fallback) {
+    const uint64_t value = file.GetUint(key).value_or(fallback);
+    if (value >= pieces.size()) {
+      throw CorruptFile(StrCat(file.path(), ": metadata ", key, " is ", value,
+                               ", expected an id below ", pieces.size()));
+    }
+    return static_cast<int32_t>(value);
+  };
+  bos_id = id("tokenizer.ggml.bos_token_id", 2);
+  eos_id = id("tokenizer.ggml.eos_token_id", 1);
+  unk_id = id("tokenizer.ggml.unknown_token_id", 3);
+  pad_id = id("tokenizer.ggml.padding_token_id", 0);
+  add_space_prefix =
+      file.GetBool("tokenizer.ggml.add_space_prefix").value_or(true);
+}
+
+TokenText Vocabulary::Text() const {
+  std::vector<std::string> texts;
+  texts.reserve(pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    texts.push_back(PieceText(pieces[i], types[i]));
+  }
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  return TokenText(views);
+}
+
+std::string Vocabulary::SentencePieceModel() const {
+  ProtoWriter model;
+  ProtoWriter message;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    message.Clear();
+    message.Bytes(1, pieces[i]);
+    message.Float(2, static_cast<float>(scores[i]));
+    const bool is_unknown = static_cast<int64_t>(i) == unk_id;
+    message.Varint(3, is_unknown ? static_cast<uint64_t>(kUnknown)
+                                 : static_cast<uint64_t>(types[i]));
+    model.Bytes(1, message.bytes());
+  }
+  message.Clear();            // trainer_spec
+  message.Varint(3, 2);       // model_type = BPE
+  message.Varint(4, pieces.size());
+  message.Varint(35, 1);      // byte_fallback
+  message.Varint(40, static_cast<uint64_t>(unk_id));
+  message.Varint(41, static_cast<uint64_t>(bos_id));
+  message.Varint(42, static_cast<uint64_t>(eos_id));
+  message.Varint(43, static_cast<uint64_t>(pad_id));
+  model.Bytes(2, message.bytes());
+  message.Clear();  // normalizer_spec
+  message.Bytes(1, "identity");
+  message.Varint(3, add_space_prefix ? 1 : 0);  // add_dummy_prefix
+  message.Varint(4, 0);                         // remove_extra_whitespaces
+  message.Varint(5, 1);                         // escape_whitespaces
+  model.Bytes(3, message.bytes());
+  return std::move(model.bytes());
+}
+
+}  // namespace gkv

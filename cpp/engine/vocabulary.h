@@ -1,0 +1,63 @@
+#ifndef GEMMAKV_ENGINE_VOCABULARY_H_
+#define GEMMAKV_ENGINE_VOCABULARY_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/gguf.h"
+
+namespace gkv {
+
+// The text of every token, so that generation can find stop strings and stream
+// text without a tokenizer. Immutable.
+class TokenText {
+ public:
+  TokenText() = default;
+  explicit TokenText(std::span<const std::string_view> texts);
+
+  // UTF-8 bytes of a token: possibly part of a character (byte tokens), empty
+  // for control tokens and ids outside the vocabulary.
+  std::string_view operator[](int32_t id) const;
+  size_t size() const { return ends_.size(); }
+
+ private:
+  std::string bytes_;           // all texts back to back
+  std::vector<uint32_t> ends_;  // [size()]
+};
+
+// The SentencePiece vocabulary of a GGUF file. Views into the file.
+struct Vocabulary {
+  // Kinds of tokens as tokenizer.ggml.token_type has them.
+  enum Type : int64_t {
+    kNormal = 1,
+    kUnknown = 2,
+    kControl = 3,
+    kUserDefined = 4,
+    kUnused = 5,
+    kByte = 6,
+  };
+  std::vector<std::string_view> pieces;
+  std::vector<double> scores;
+  std::vector<int64_t> types;
+  int32_t bos_id, eos_id, unk_id, pad_id;
+  bool add_space_prefix;
+
+  // Throws Mismatch if the file's tokenizer is not SentencePiece, CorruptFile
+  // if its arrays are missing or of different lengths.
+  explicit Vocabulary(const GgufFile& file);
+
+  TokenText Text() const;
+
+  // The serialized ModelProto that the SentencePiece library loads
+  // (sentencepiece_model.proto: pieces = 1, trainer_spec = 2,
+  // normalizer_spec = 3). Scores decide merges, as in the BPE models that
+  // Gemma's vocabulary was trained as.
+  std::string SentencePieceModel() const;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_VOCABULARY_H_
