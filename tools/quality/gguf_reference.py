@@ -135,7 +135,7 @@ def build_model(metadata: Mapping, tensors: Mapping[str, np.ndarray],
             raise ValueError(f"no place in the model for tensor {name}")
     model = transformers.Gemma3ForCausalLM(config).float().eval()
     missing, unexpected = model.load_state_dict(
-        {key: torch.from_numpy(np.asarray(v)) for key, v in state.items()},
+        {key: torch.from_numpy(np.array(v)) for key, v in state.items()},
         strict=False, assign=True,
     )
     if missing or unexpected:

@@ -1,0 +1,250 @@
+"""Writes Gemma 3 GGUF files with random weights: for benchmarks and tests.
+
+    python tools/make_random_gguf.py --tokenizer-from DEMO.gguf OUT.gguf
+    python tools/make_random_gguf.py --tiny --type Q4_K OUT.gguf
+
+The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
+quantizers choose for a width that is no multiple of 256): speed does not
+depend on the values, so a benchmark needs no download. The second writes a
+file of some hundred KB that runs in milliseconds. Same arguments, same bytes.
+
+Weights are drawn as *stored* blocks, not quantized from numbers, so every
+type is as good as another and what a reader dequantizes is the truth. Scales
+keep activations near 1, attention neither flat nor saturated, and logits
+spread enough that a wrong mask or position changes them.
+
+Needs numpy and, when called, the package `gguf`. Tests import it through
+tests/python/tiny_models.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import pathlib
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a Gemma 3 model; the defaults are a tiny one."""
+
+    hidden: int = 64
+    layers: int = 7  # layer 5 attends fully, the others slide
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 96
+    vocab: int = 512
+    window: int = 32
+    context: int = 2048
+
+
+# K-quants store 256 values a block, so every width is a multiple of that.
+WIDE = Shape(hidden=256, layers=2, heads=4, kv_heads=1, head_dim=64, ffn=512)
+GEMMA3_1B = Shape(hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256,
+                  ffn=6912, vocab=262144, window=512, context=32768)
+
+# Standard deviation of a stored block's values where its scale d is 1, and
+# the factor dmin / d that gives K-quants a mean of zero.
+_SPREAD = {"Q4_0": 4.6, "Q5_0": 9.2, "Q8_0": 74.0, "Q4_K": 258.0,
+           "Q5_K": 534.0, "Q6_K": 342.0}
+_MIN_RATIO = {"Q4_K": 7.5, "Q5_K": 15.5}
+
+
+def _floats_to_stored(values: np.ndarray, name: str) -> np.ndarray:
+    if name == "F32":
+        return values.astype(np.float32)
+    if name == "F16":
+        return values.astype(np.float16)
+    # Truncation is as good a rounding as any for random numbers.
+    bits = values.astype(np.float32).view(np.uint32) >> 16
+    return bits.astype(np.uint16).view(np.uint8)
+
+
+def random_matrix(rng: np.random.Generator, name: str, rows: int, cols: int,
+                  deviation: float) -> np.ndarray:
+    """A matrix as stored: floats [rows, cols] or bytes [rows, row bytes].
+
+    Raises ValueError if `cols` is not a whole number of blocks.
+    """
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[name]
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    if values == 1:
+        matrix = rng.standard_normal((rows, cols), np.float32) * deviation
+        return _floats_to_stored(matrix.astype(np.float32), name)
+    if cols % values:
+        raise ValueError(f"{cols} columns are no multiple of {values} ({name})")
+    count = rows * (cols // values)
+    blocks = np.frombuffer(rng.bytes(count * size), np.uint8)
+    blocks = blocks.reshape(count, size).copy()
+    scale = rng.uniform(0.7, 1.3, count) * deviation / _SPREAD[name]
+    offset = 208 if name == "Q6_K" else 0
+    blocks[:, offset:offset + 2] = scale.astype("<f2").view(np.uint8).reshape(
+        count, 2)
+    if name in _MIN_RATIO:
+        minimum = (scale * _MIN_RATIO[name]).astype("<f2")
+        blocks[:, 2:4] = minimum.view(np.uint8).reshape(count, 2)
+    if name == "Q6_K":
+        # Small sub-scales keep d a normal half-precision number.
+        scales = rng.integers(-32, 32, (count, 16), dtype=np.int8)
+        blocks[:, 192:208] = scales.view(np.uint8)
+    return blocks.reshape(rows, cols // values * size)
+
+
+def tiny_vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and types with Gemma's special ids and byte fallback.
+
+    Raises ValueError if `size` is below 361 (specials, bytes, ASCII).
+    """
+    control, unknown, normal, byte = 3, 2, 1, 6
+    entries = [("<pad>", control), ("<eos>", control), ("<bos>", control),
+               ("<unk>", unknown)]
+    bytes_left = [(f"<0x{b:02X}>", byte) for b in range(256)]
+    entries += bytes_left[:101]
+    entries += [("<start_of_turn>", control), ("<end_of_turn>", control)]
+    entries += bytes_left[101:]
+    letters = [chr(c) for c in range(33, 127)] + ["\n", "\u2581"]
+    if size < len(entries) + len(letters):
+        raise ValueError(f"a vocabulary of {size} has no room for the bytes")
+    common = "etaoinshrdlu"
+    pairs = ["\u2581" + a for a in common] + [a + b for a in common
+                                              for b in common]
+    pieces = (pairs + letters)[-(size - len(entries)):] if (
+        size - len(entries) < len(pairs) + len(letters)) else pairs + letters
+    entries += [(piece, normal) for piece in pieces]
+    entries += [(f"<unused{i}>", 5) for i in range(size - len(entries))]
+    # The better a merge, the higher its score; byte pieces are never merged.
+    scores = [0.0] * 262 + [-float(i) for i in range(size - 262)]
+    return ([e[0] for e in entries], scores, [e[1] for e in entries])
+
+
+def copied_vocabulary(path: str | pathlib.Path):
+    """Tokens, scores and types of another GGUF file."""
+    import gguf
+
+    fields = gguf.GGUFReader(str(path)).fields
+    return tuple(fields[f"tokenizer.ggml.{key}"].contents()
+                 for key in ("tokens", "scores", "token_type"))
+
+
+def _write_metadata(writer, shape: Shape, vocabulary) -> None:
+    writer.add_name("random weights")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_sliding_window(shape.window)
+    tokens, scores, types = vocabulary
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(3)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+
+
+def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
+    """Yields (name, type name, rows or None for a vector, cols, spread)."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    h = shape.hidden
+    types = [matrix_type] if isinstance(matrix_type, str) else list(matrix_type)
+    drawn = 0
+    # Small embeddings and strong layers: else the tied head just repeats the
+    # last token, and no error anywhere would change the most likely one.
+    yield ("token_embd.weight", embedding_type, shape.vocab, h,
+           0.3 * h ** -0.5)
+    for i in range(shape.layers):
+        # A list of types goes round, so one file can hold them all.
+        for name, rows, cols in (
+            ("attn_q", q, h), ("attn_k", kv, h), ("attn_v", kv, h),
+            ("attn_output", h, q), ("ffn_gate", shape.ffn, h),
+            ("ffn_up", shape.ffn, h), ("ffn_down", h, shape.ffn),
+        ):
+            kind = types[drawn % len(types)]
+            drawn += 1
+            yield f"blk.{i}.{name}.weight", kind, rows, cols, cols ** -0.5
+        for name, width, mean in (
+            ("attn_norm", h, 1.0), ("attn_q_norm", shape.head_dim, 1.5),
+            ("attn_k_norm", shape.head_dim, 1.2),
+            ("post_attention_norm", h, 1.2), ("ffn_norm", h, 1.0),
+            ("post_ffw_norm", h, 1.2),
+        ):
+            yield f"blk.{i}.{name}.weight", "F32", None, width, mean
+    yield "output_norm.weight", "F32", None, h, 10.0
+
+
+def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",
+                      embedding_type: str = "F32", seed: int = 0,
+                      vocabulary=None) -> pathlib.Path:
+    """Writes a random model and returns its path.
+
+    `matrix_type` is a GGUF type name ("Q4_0") or a sequence of them, given out
+    in turn; `vocabulary` is (tokens, scores, types), by default a tiny one.
+    """
+    import gguf
+
+    path = pathlib.Path(path)
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(str(path), "gemma3")
+    _write_metadata(writer, shape, vocabulary or tiny_vocabulary(shape.vocab))
+    for name, kind, rows, cols, spread in tensor_plan(
+            shape, matrix_type, embedding_type):
+        if rows is None:
+            noise = rng.standard_normal(cols, np.float32)
+            vector = spread * np.maximum(1 + 0.15 * noise, 0.2)
+            writer.add_tensor(name, vector.astype(np.float32))
+            continue
+        stored = random_matrix(rng, kind, rows, cols, spread)
+        if kind == "BF16":
+            stored = stored.reshape(rows, 2 * cols)
+        writer.add_tensor(name, stored,
+                          raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--tokenizer-from", metavar="GGUF")
+    parser.add_argument("--type", nargs="+", default=["Q4_0"])
+    parser.add_argument("--embedding-type", default="Q8_0")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if not args.tiny and not args.tokenizer_from:
+        parser.error("--tokenizer-from is needed for the 1B shape")
+    vocabulary, shape = None, GEMMA3_1B
+    if args.tiny:
+        wide = any(kind.endswith("_K") for kind in args.type)
+        shape = WIDE if wide else Shape()
+    if args.tokenizer_from:
+        vocabulary = copied_vocabulary(args.tokenizer_from)
+        shape = dataclasses.replace(shape, vocab=len(vocabulary[0]))
+    path = write_random_gguf(args.out, shape, args.type, args.embedding_type,
+                             args.seed, vocabulary)
+    print(f"{path}: {math.ceil(path.stat().st_size / 1e6)} MB")
+
+
+if __name__ == "__main__":
+    main()
