@@ -78,7 +78,7 @@ endfunction()
 # build of "all" and without installing anything of it.
 macro(gkv_add_archive name archive)
   if("${archive}" STREQUAL "")  # FETCHCONTENT_SOURCE_DIR_<NAME> is set
-    FetchContent_Declare(${name} URL "${PROJECT_SOURCE_DIR}")
+    FetchContent_Declare(${name})
   else()
     file(SHA256 "${archive}" _gkv_hash)
     FetchContent_Declare(${name} URL "${archive}" URL_HASH SHA256=${_gkv_hash})
