@@ -1,0 +1,427 @@
+// Driver of the products of quantized weights with 8-bit activations, shared by
+// matmul_<type>.cc. Included once per Highway target.
+
+#if defined(GEMMAKV_OPS_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GEMMAKV_OPS_MATMUL_INL_H_
+#undef GEMMAKV_OPS_MATMUL_INL_H_
+#else
+#define GEMMAKV_OPS_MATMUL_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "ops/matmul.h"
+#include "ops/matmul_common-inl.h"
+#include "ops/quad_layout.h"
+
+// The arithmetic, the same for every shape and target: for each output value
+//   acc = 0
+//   for each block of 32 columns, ascending
+//     for each part (16 columns for Q6_K, else the whole block)
+//       acc = fma(float(dot), weight_scale * activation_scale, acc)
+//     Q4_K, Q5_K: acc = fma(-weight_min, activation_scale * float(sum), acc)
+// where dot, the exact integer product, already excludes the zero point. One
+// accumulator per output, never split; only how many outputs are in flight
+// differs between shapes.
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+// A panel is as many blocks as keep two groups of unpacked weights and a tile
+// of activations in L1.
+inline constexpr size_t kPanelBlocks = 24;
+inline constexpr size_t kChunkRows = 10 * kTileRows;
+inline constexpr size_t kChunkGroups = 8;
+
+// What the rows of a chunk contribute to a panel, besides their values.
+// `offset` is -zero_point * sum per part, or activation_scale * sum for types
+// with a minimum.
+template <class Format>
+struct RowFactors {
+  float scale[kChunkRows][kPanelBlocks];
+  union {
+    int32_t start[kChunkRows][kPanelBlocks * Format::kParts];
+    float scaled_sum[kChunkRows][kPanelBlocks];
+  };
+};
+
+template <class Format>
+struct Scratch {
+  static constexpr size_t kPlanes = Format::kParts + (Format::kHasMin ? 1 : 0);
+  HWY_ALIGN float acc[kChunkGroups][kChunkRows][kRowGroup];
+  // Scales per part, then the negated minimum.
+  HWY_ALIGN float planes[kTileGroups][kPanelBlocks][kPlanes][kRowGroup];
+  RowFactors<Format> rows;
+};
+
+// The vector of 16 rows of fp16 at `halves`, times nothing: slice by slice.
+HWY_INLINE void StoreHalves(const uint8_t* halves, float* HWY_RESTRICT out) {
+  const hn::Rebind<hwy::float16_t, DF32> df16;
+  const hn::Repartition<uint8_t, decltype(df16)> du8;
+  for (size_t i = 0; i < kRowGroup; i += kLanes) {
+    const auto bytes = hn::LoadU(du8, halves + 2 * i);
+    hn::StoreU(hn::PromoteTo(DF32(), hn::BitCast(df16, bytes)), DF32(),
+               out + i);
+  }
+}
+
+// Sum of 16 values.
+HWY_INLINE int32_t SumOf16(const int8_t* values) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < 16; ++i) sum += values[i];
+  return sum;
+}
+
+// Rows [first_row, + rows) of the input in blocks [first_block, + blocks).
+struct Region {
+  size_t first_row, rows;
+  size_t first_block, blocks;
+};
+
+template <class Format>
+void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
+                 RowFactors<Format>& out) {
+  const size_t row_blocks = cols / kQuadBlock;
+  for (size_t m = 0; m < region.rows; ++m) {
+    const size_t at =
+        (region.first_row + m) * row_blocks + region.first_block;
+    const float* scales = input.scales + at;
+    const int32_t* sums = input.sums + at;
+    for (size_t b = 0; b < region.blocks; ++b) {
+      out.scale[m][b] = scales[b];
+      if constexpr (Format::kHasMin) {
+        out.scaled_sum[m][b] = scales[b] * static_cast<float>(sums[b]);
+      } else if constexpr (Format::kParts == 1) {
+        out.start[m][b] = -Format::kZeroPoint * sums[b];
+      } else {
+        const int32_t half = SumOf16(input.values + (at + b) * kQuadBlock);
+        out.start[m][2 * b] = -Format::kZeroPoint * half;
+        out.start[m][2 * b + 1] = -Format::kZeroPoint * (sums[b] - half);
+      }
+    }
+  }
+}
+
+// One column of a tile: where its lanes start.
+template <class Format>
+struct Column {
+  const uint8_t* data;  // of the panel's first block
+  const float* planes;  // [blocks][kPlanes][kRowGroup]
+  float* acc;           // [rows][kRowGroup]
+};
+
+// The activations of a tile.
+template <class Format>
+struct TileInput {
+  const int8_t* values;  // of the first row and block
+  size_t stride;         // bytes from row to row
+  const RowFactors<Format>* rows;
+  size_t first;  // the tile's first row in `rows`
+};
+
+// dot[c][m] += quads of part `kPart` of column c and row m.
+template <class Format, size_t kPart, size_t kCols, size_t kRows>
+HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
+                        const int8_t* const (&values)[kRows], size_t at,
+                        VI32 (&dot)[kCols][kRows]) {
+  constexpr size_t kCount = kQuads / Format::kParts;
+  Unroll<kCount>([&](auto i) HWY_ATTR {
+    constexpr size_t kQuad = kPart * kCount + i;
+    VU8 weights[kCols];
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      weights[c] = Format::template Quad<kQuad>(data[c]);
+    });
+    Unroll<kRows>([&](auto m) HWY_ATTR {
+      int32_t four;
+      std::memcpy(&four, values[m] + at + 4 * kQuad, sizeof(four));
+      const auto broadcast = hn::BitCast(DI8(), hn::Set(DI32(), four));
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        dot[c][m] = hn::SumOfMulQuadAccumulate(DI32(), weights[c], broadcast,
+                                               dot[c][m]);
+      });
+    });
+  });
+}
+
+template <class Format, size_t kCols, size_t kRows>
+void Tile(const Column<Format>* columns, const TileInput<Format>& input,
+          size_t blocks) {
+  constexpr size_t kPlanes = Scratch<Format>::kPlanes;
+  const DF32 df;
+  const DI32 di;
+  const RowFactors<Format>& rows = *input.rows;
+  const size_t first = input.first;
+  const uint8_t* data[kCols];
+  const float* planes[kCols];
+  const int8_t* values[kRows];
+  VF32 acc[kCols][kRows];
+  Unroll<kRows>([&](auto m) HWY_ATTR {
+    values[m] = input.values + m * input.stride;
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      acc[c][m] = hn::LoadU(df, columns[c].acc + m * kRowGroup);
+    });
+  });
+  Unroll<kCols>([&](auto c) HWY_ATTR {
+    data[c] = columns[c].data;
+    planes[c] = columns[c].planes;
+  });
+
+  for (size_t b = 0; b < blocks; ++b) {
+    Unroll<Format::kParts>([&](auto part) HWY_ATTR {
+      VI32 dot[kCols][kRows];
+      Unroll<kRows>([&](auto m) HWY_ATTR {
+        VI32 start = hn::Zero(di);
+        if constexpr (Format::kZeroPoint != 0) {
+          start = hn::Set(di, rows.start[first + m][b * Format::kParts + part]);
+        }
+        Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
+      });
+      DotPart<Format, part>(data, values, b * kQuadBlock, dot);
+      VF32 scale[kCols];
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
+      });
+      Unroll<kRows>([&](auto m) HWY_ATTR {
+        const VF32 row_scale = hn::Set(df, rows.scale[first + m][b]);
+        Unroll<kCols>([&](auto c) HWY_ATTR {
+          acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
+                                 hn::Mul(scale[c], row_scale), acc[c][m]);
+        });
+      });
+    });
+    if constexpr (Format::kHasMin) {
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
+        Unroll<kRows>([&](auto m) HWY_ATTR {
+          acc[c][m] = hn::MulAdd(
+              min, hn::Set(df, rows.scaled_sum[first + m][b]), acc[c][m]);
+        });
+      });
+    }
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      data[c] += Format::kDataBytes;
+      planes[c] += kPlanes * kRowGroup;
+    });
+  }
+
+  Unroll<kRows>([&](auto m) HWY_ATTR {
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      hn::StoreU(acc[c][m], df, columns[c].acc + m * kRowGroup);
+    });
+  });
+}
+
+// Tile with `rows` in [1, kTileRows].
+template <class Format, size_t kCols>
+void TileOfRows(size_t rows, const Column<Format>* columns,
+                const TileInput<Format>& input, size_t blocks) {
+  Unroll<kTileRows>([&](auto m) HWY_ATTR {
+    if (rows == m + 1) Tile<Format, kCols, m + 1>(columns, input, blocks);
+  });
+}
+
+// All rows of the region in tiles of nearly equal size.
+template <class Format, size_t kCols>
+void AllRows(const Column<Format>* columns, const QuantizedRows& input,
+             size_t cols, const Region& region,
+             const RowFactors<Format>& factors) {
+  const size_t tiles = (region.rows + kTileRows - 1) / kTileRows;
+  size_t row = 0;
+  for (size_t t = 0; t < tiles; ++t) {
+    const size_t end = region.rows * (t + 1) / tiles;
+    Column<Format> at[kCols];
+    for (size_t c = 0; c < kCols; ++c) {
+      at[c] = columns[c];
+      at[c].acc += row * kRowGroup;
+    }
+    const TileInput<Format> tile = {
+        input.values + (region.first_row + row) * cols +
+            region.first_block * kQuadBlock,
+        cols, &factors, row};
+    TileOfRows<Format, kCols>(end - row, at, tile, region.blocks);
+    row = end;
+  }
+}
+
+// Adds the region's products with `groups` (1..kTileGroups) groups to `acc`
+// [groups][kChunkRows][kRowGroup].
+template <class Format>
+void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
+                const QuantizedRows& input, const Region& region,
+                Scratch<Format>& scratch, float* acc) {
+  const size_t group_bytes = GroupBytes(Format::kType, cols);
+  const size_t data_bytes = cols / kQuadBlock * Format::kDataBytes;
+  Column<Format> columns[kTileGroups * kSlices];
+  for (size_t g = 0; g < groups; ++g) {
+    const uint8_t* group = packed + g * group_bytes;
+    float* planes = &scratch.planes[g][0][0][0];
+    Format::DecodeScales(group + data_bytes, region.first_block, region.blocks,
+                         planes);
+    for (size_t s = 0; s < kSlices; ++s) {
+      columns[g * kSlices + s] = {
+          group + region.first_block * Format::kDataBytes +
+              s * kLanes * sizeof(float),
+          planes + s * kLanes,
+          acc + g * kChunkRows * kRowGroup + s * kLanes};
+    }
+  }
+  const size_t count = groups * kSlices;
+  size_t c = 0;
+  for (; c + kTileColumns <= count; c += kTileColumns) {
+    AllRows<Format, kTileColumns>(columns + c, input, cols, region,
+                                  scratch.rows);
+  }
+  if (c < count) {
+    AllRows<Format, 1>(columns + c, input, cols, region, scratch.rows);
+  }
+}
+
+template <class Format>
+void MatMulQuantized(const PackedView& weights, const MatMulInput& input,
+                     size_t group_begin, size_t group_end, float* out,
+                     size_t out_stride) {
+  const size_t cols = weights.cols;
+  const size_t blocks = cols / kQuadBlock;
+  const size_t group_bytes = GroupBytes(Format::kType, cols);
+  Scratch<Format> scratch;
+  for (size_t g0 = group_begin; g0 < group_end; g0 += kChunkGroups) {
+    const size_t groups = std::min(kChunkGroups, group_end - g0);
+    for (size_t m0 = 0; m0 < input.rows; m0 += kChunkRows) {
+      const size_t rows = std::min(kChunkRows, input.rows - m0);
+      for (size_t g = 0; g < groups; ++g) {
+        std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
+      }
+      for (size_t b0 = 0; b0 < blocks; b0 += kPanelBlocks) {
+        const Region region = {m0, rows, b0,
+                               std::min(kPanelBlocks, blocks - b0)};
+        PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
+        for (size_t g = 0; g < groups; g += kTileGroups) {
+          TileGroups<Format>(weights.data + (g0 + g) * group_bytes,
+                             std::min(kTileGroups, groups - g), cols,
+                             input.quantized, region, scratch,
+                             &scratch.acc[g][0][0]);
+        }
+      }
+      for (size_t g = 0; g < groups; ++g) {
+        const size_t first = (g0 + g) * kRowGroup;
+        StoreGroup(&scratch.acc[g][0][0], rows,
+                   std::min(kRowGroup, weights.rows - first),
+                   out + m0 * out_stride + first, out_stride);
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- Formats
+
+// Vector `vector` of a block's data. `data` points to the column's slice.
+HWY_INLINE VU8 DataVector(const uint8_t* data, size_t vector) {
+  return hn::LoadU(DU8(), data + vector * kVectorBytes);
+}
+
+// The nibbles of quad kQuad.
+template <size_t kQuad>
+HWY_INLINE VU8 NibbleQuad(const uint8_t* data) {
+  const hn::Repartition<uint16_t, DU8> du16;
+  VU8 v = DataVector(data, kQuad % 4);
+  if constexpr (kQuad >= 4) {
+    v = hn::BitCast(DU8(), hn::ShiftRight<4>(hn::BitCast(du16, v)));
+  }
+  return hn::And(v, hn::Set(DU8(), 0x0F));
+}
+
+// `bits` with bit kFrom of every byte moved to bit kTo; other bits arbitrary.
+template <int kFrom, int kTo>
+HWY_INLINE VU8 MoveBit(VU8 bits) {
+  const hn::Repartition<uint16_t, DU8> du16;
+  const auto v = hn::BitCast(du16, bits);
+  if constexpr (kFrom < kTo) {
+    return hn::BitCast(DU8(), hn::ShiftLeft<kTo - kFrom>(v));
+  } else {
+    return hn::BitCast(DU8(), hn::ShiftRight<kFrom - kTo>(v));
+  }
+}
+
+template <size_t kQuad>
+HWY_INLINE VU8 FiveBitQuad(const uint8_t* data) {
+  const VU8 upper = MoveBit<kQuad, 4>(DataVector(data, 4));
+  return hn::OrAnd(NibbleQuad<kQuad>(data), upper, hn::Set(DU8(), 0x10));
+}
+
+template <size_t kQuad>
+HWY_INLINE VU8 SixBitQuad(const uint8_t* data) {
+  const VU8 upper = MoveBit<kQuad % 4 * 2, 4>(DataVector(data, 4 + kQuad / 4));
+  return hn::OrAnd(NibbleQuad<kQuad>(data), upper, hn::Set(DU8(), 0x30));
+}
+
+// Scales of the types with one fp16 per block: [blocks][16].
+struct HalfScales {
+  static constexpr size_t kParts = 1;
+  static constexpr bool kHasMin = false;
+  static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
+                           float* planes) {
+    for (size_t b = 0; b < count; ++b) {
+      StoreHalves(scales + (first + b) * 2 * kRowGroup, planes + b * kRowGroup);
+    }
+  }
+};
+
+// Bytes [16] as f32, from lane `i` on.
+HWY_INLINE VF32 BytesToFloat(const uint8_t* bytes, size_t i) {
+  const hn::Rebind<uint8_t, DI32> du8;
+  return hn::ConvertTo(DF32(), hn::PromoteTo(DI32(), hn::LoadU(du8, bytes + i)));
+}
+
+// Scales of Q4_K and Q5_K, per super block: d fp16 [16], dmin fp16 [16], the 12
+// scale bytes [12][16].
+struct SuperScales {
+  static constexpr size_t kParts = 1;
+  static constexpr bool kHasMin = true;
+  static constexpr int kZeroPoint = 0;
+  static constexpr size_t kScaleBytes = 16 * kRowGroup;
+
+  static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
+                           float* planes) {
+    for (size_t b = 0; b < count; b += kSuperBlocks) {
+      DecodeSuper(scales + (first + b) / kSuperBlocks * kScaleBytes,
+                  planes + b * 2 * kRowGroup);
+    }
+  }
+
+ private:
+  static void DecodeSuper(const uint8_t* super, float* HWY_RESTRICT planes) {
+    HWY_ALIGN float d[kRowGroup], dmin[kRowGroup];
+    StoreHalves(super, d);
+    StoreHalves(super + 2 * kRowGroup, dmin);
+    const uint8_t* bytes = super + 4 * kRowGroup;
+    uint8_t scale[kSuperBlocks][kRowGroup], min[kSuperBlocks][kRowGroup];
+    for (size_t j = 0; j < kSuperBlocks; ++j) {
+      for (size_t r = 0; r < kRowGroup; ++r) {
+        const ScaleMin six = KScaleMin(bytes + r, kRowGroup, j);
+        scale[j][r] = static_cast<uint8_t>(six.scale);
+        min[j][r] = static_cast<uint8_t>(six.min);
+      }
+    }
+    for (size_t j = 0; j < kSuperBlocks; ++j) {
+      float* out = planes + j * 2 * kRowGroup;
+      for (size_t i = 0; i < kRowGroup; i += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(DF32(), d + i), BytesToFloat(scale[j], i)),
+                   DF32(), out + i);
+        hn::StoreU(hn::Neg(hn::Mul(hn::LoadU(DF32(), dmin + i),
+                                   BytesToFloat(min[j], i))),
+                   DF32(), out + kRowGroup + i);
+      }
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#endif  // GEMMAKV_OPS_MATMUL_INL_H_

@@ -1,0 +1,75 @@
+// Vector types and small helpers of the matmul kernels. Included once per
+// Highway target.
+
+#if defined(GEMMAKV_OPS_MATMUL_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GEMMAKV_OPS_MATMUL_COMMON_INL_H_
+#undef GEMMAKV_OPS_MATMUL_COMMON_INL_H_
+#else
+#define GEMMAKV_OPS_MATMUL_COMMON_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "hwy/highway.h"
+#include "ops/matmul.h"
+
+// Needs vectors whose length is a compile-time constant.
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF32 = hn::CappedTag<float, kRowGroup>;
+using DI32 = hn::RebindToSigned<DF32>;
+using DU8 = hn::Repartition<uint8_t, DF32>;
+using DI8 = hn::Repartition<int8_t, DF32>;
+using VF32 = hn::Vec<DF32>;
+using VI32 = hn::Vec<DI32>;
+using VU8 = hn::Vec<DU8>;
+
+// A column is what one vector of f32 covers: a group of 16 rows or a slice of
+// it. Tiles are two columns wide so that two dot products share the broadcast
+// of an activation: loads, not multipliers, are the bottleneck otherwise.
+inline constexpr size_t kLanes = HWY_MAX_LANES_D(DF32);
+inline constexpr size_t kSlices = kRowGroup / kLanes;
+inline constexpr size_t kTileColumns = 2;
+inline constexpr size_t kTileGroups = kSlices == 1 ? kTileColumns : 1;
+// Two accumulators (integer and float) per value must fit the registers: 32
+// with AVX-512, else 16.
+inline constexpr size_t kTileRows = kLanes == 16 ? 6 : 2;
+
+// Calls fn(integral_constant i) for i in [0, kCount). Unrolled by the front
+// end, so that arrays of vectors indexed by i become registers.
+template <size_t kCount, class Fn>
+HWY_INLINE void Unroll(const Fn& fn) {
+  [&]<size_t... i>(std::index_sequence<i...>) HWY_ATTR {
+    (fn(std::integral_constant<size_t, i>()), ...);
+  }(std::make_index_sequence<kCount>());
+}
+
+// Copies acc [rows][kRowGroup] to out, `count` (1..16) values a row.
+HWY_INLINE void StoreGroup(const float* HWY_RESTRICT acc, size_t rows,
+                           size_t count, float* HWY_RESTRICT out,
+                           size_t out_stride) {
+  for (size_t m = 0; m < rows; ++m) {
+    if (count == kRowGroup) {
+      hwy::CopyBytes<kRowGroup * sizeof(float)>(acc + m * kRowGroup,
+                                                out + m * out_stride);
+    } else {
+      std::memcpy(out + m * out_stride, acc + m * kRowGroup,
+                  count * sizeof(float));
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#endif  // GEMMAKV_OPS_MATMUL_COMMON_INL_H_

@@ -1,0 +1,146 @@
+// Products of floating-point weights with float activations, shared by
+// matmul_{f32,f16,bf16}.cc. Included once per Highway target.
+
+#if defined(GEMMAKV_OPS_MATMUL_FLOAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GEMMAKV_OPS_MATMUL_FLOAT_INL_H_
+#undef GEMMAKV_OPS_MATMUL_FLOAT_INL_H_
+#else
+#define GEMMAKV_OPS_MATMUL_FLOAT_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "ops/matmul.h"
+#include "ops/matmul_common-inl.h"
+
+// A packed group is [cols][16] values in the file's own type. The arithmetic:
+//   acc = 0; for each column, ascending: acc = fma(weight, activation, acc)
+// with one accumulator per output.
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+// Two columns of f32 weights over a panel fill two thirds of L1.
+inline constexpr size_t kFloatPanel = 256;
+inline constexpr size_t kFloatChunkRows = 10 * kTileRows;
+
+struct FloatColumn {
+  const uint8_t* weights;  // of the panel's first column
+  float* acc;              // [rows][kRowGroup]
+};
+
+template <class Format, size_t kCols, size_t kRows>
+void FloatTile(const FloatColumn* columns, const float* x, size_t stride,
+               size_t depth) {
+  const DF32 df;
+  const uint8_t* weights[kCols];
+  const float* rows[kRows];
+  VF32 acc[kCols][kRows];
+  Unroll<kCols>([&](auto c) HWY_ATTR {
+    weights[c] = columns[c].weights;
+    Unroll<kRows>([&](auto m) HWY_ATTR {
+      acc[c][m] = hn::LoadU(df, columns[c].acc + m * kRowGroup);
+    });
+  });
+  Unroll<kRows>([&](auto m) HWY_ATTR { rows[m] = x + m * stride; });
+  for (size_t k = 0; k < depth; ++k) {
+    VF32 w[kCols];
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      w[c] = Format::Load(weights[c] + k * Format::kBytes * kRowGroup);
+    });
+    Unroll<kRows>([&](auto m) HWY_ATTR {
+      const VF32 broadcast = hn::Set(df, rows[m][k]);
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        acc[c][m] = hn::MulAdd(w[c], broadcast, acc[c][m]);
+      });
+    });
+  }
+  Unroll<kCols>([&](auto c) HWY_ATTR {
+    Unroll<kRows>([&](auto m) HWY_ATTR {
+      hn::StoreU(acc[c][m], df, columns[c].acc + m * kRowGroup);
+    });
+  });
+}
+
+// All `rows` rows in tiles of nearly equal size.
+template <class Format, size_t kCols>
+void FloatRows(const FloatColumn* columns, const float* x, size_t stride,
+               size_t rows, size_t depth) {
+  const size_t tiles = (rows + kTileRows - 1) / kTileRows;
+  size_t row = 0;
+  for (size_t t = 0; t < tiles; ++t) {
+    const size_t end = rows * (t + 1) / tiles;
+    FloatColumn at[kCols];
+    for (size_t c = 0; c < kCols; ++c) {
+      at[c] = {columns[c].weights, columns[c].acc + row * kRowGroup};
+    }
+    Unroll<kTileRows>([&](auto m) HWY_ATTR {
+      if (end - row == m + 1) {
+        FloatTile<Format, kCols, m + 1>(at, x + row * stride, stride, depth);
+      }
+    });
+    row = end;
+  }
+}
+
+// acc [groups][kFloatChunkRows][kRowGroup] = products of all columns.
+template <class Format>
+void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
+                 const float* x, size_t stride, size_t rows, float* acc) {
+  const size_t row_bytes = Format::kBytes * kRowGroup;
+  for (size_t k0 = 0; k0 < cols; k0 += kFloatPanel) {
+    const size_t depth = std::min(kFloatPanel, cols - k0);
+    FloatColumn columns[kTileGroups * kSlices];
+    const size_t count = groups * kSlices;
+    for (size_t c = 0; c < count; ++c) {
+      const size_t g = c / kSlices, lane = c % kSlices * kLanes;
+      columns[c] = {packed + (g * cols + k0) * row_bytes +
+                        lane * Format::kBytes,
+                    acc + g * kFloatChunkRows * kRowGroup + lane};
+    }
+    size_t c = 0;
+    for (; c + kTileColumns <= count; c += kTileColumns) {
+      FloatRows<Format, kTileColumns>(columns + c, x + k0, stride, rows, depth);
+    }
+    if (c < count) {
+      FloatRows<Format, 1>(columns + c, x + k0, stride, rows, depth);
+    }
+  }
+}
+
+template <class Format>
+void MatMulFloat(const PackedView& weights, const MatMulInput& input,
+                 size_t group_begin, size_t group_end, float* out,
+                 size_t out_stride) {
+  const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
+  HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];
+  for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {
+    const size_t groups = std::min(kTileGroups, group_end - g0);
+    for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
+      const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
+      for (size_t g = 0; g < groups; ++g) {
+        std::memset(acc[g], 0, rows * kRowGroup * sizeof(float));
+      }
+      FloatGroups<Format>(weights.data + g0 * group_bytes, groups, weights.cols,
+                          input.floats + m0 * input.stride, input.stride, rows,
+                          &acc[0][0][0]);
+      for (size_t g = 0; g < groups; ++g) {
+        const size_t first = (g0 + g) * kRowGroup;
+        StoreGroup(&acc[g][0][0], rows,
+                   std::min(kRowGroup, weights.rows - first),
+                   out + m0 * out_stride + first, out_stride);
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#endif  // GEMMAKV_OPS_MATMUL_FLOAT_INL_H_

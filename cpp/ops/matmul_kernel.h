@@ -1,0 +1,36 @@
+#ifndef GEMMAKV_OPS_MATMUL_KERNEL_H_
+#define GEMMAKV_OPS_MATMUL_KERNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/matmul.h"
+
+// What a weight type provides; one matmul_<type>.cc each. Internal to ops.
+
+namespace gkv {
+
+struct MatMulKernel {
+  bool quantized_activations;
+  void (*pack_group)(const uint8_t* source, size_t rows, size_t cols,
+                     uint8_t* group);
+  // Row `row` (0..15) of a group.
+  void (*unpack_row)(const uint8_t* group, size_t row, size_t cols, float* out);
+  void (*matmul)(const PackedView& weights, const MatMulInput& input,
+                 size_t group_begin, size_t group_end, float* out,
+                 size_t out_stride);
+};
+
+extern const MatMulKernel kMatMulF32;
+extern const MatMulKernel kMatMulF16;
+extern const MatMulKernel kMatMulBF16;
+extern const MatMulKernel kMatMulQ4_0;
+extern const MatMulKernel kMatMulQ5_0;
+extern const MatMulKernel kMatMulQ8_0;
+extern const MatMulKernel kMatMulQ4_K;
+extern const MatMulKernel kMatMulQ5_K;
+extern const MatMulKernel kMatMulQ6_K;
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_MATMUL_KERNEL_H_

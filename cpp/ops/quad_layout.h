@@ -1,0 +1,107 @@
+#ifndef GEMMAKV_OPS_QUAD_LAYOUT_H_
+#define GEMMAKV_OPS_QUAD_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/float16.h"
+#include "base/tensor_type.h"
+#include "ops/matmul.h"
+
+// The packed form of quantized weights. Internal to ops.
+//
+// The columns of a row fall into blocks of 32. A quad is 4 adjacent columns, so
+// a block has 8; a vector of 64 bytes holds one quad of 16 rows: byte 4 r + j
+// is column 4 q + j of row r, which is what a dot product of unsigned with
+// signed bytes takes when 4 activations are broadcast. Weights are stored
+// unsigned, offset by their zero point. A group of 16 rows is
+//   data  [blocks][kDataBytes]   vectors of
+//     8 bits: 8 vectors, one a quad
+//     4 bits: 4 vectors; vector i has quad i in the low nibbles and quad i + 4
+//             in the high ones
+//     5 bits: these 4, and one whose byte 4 r + j has bit q for quad q
+//     6 bits: these 4, and two whose bits 2 i, 2 i + 1 are for quads i and
+//             i + 4
+//   scales                       as the type has them, 16 rows interleaved
+// Scales follow the data so that vectors do not straddle cache lines.
+
+namespace gkv {
+
+inline constexpr size_t kQuadBlock = 32;
+inline constexpr size_t kQuads = 8;
+inline constexpr size_t kVectorBytes = 64;
+
+// Blocks of 32 in one 256-column super block of the K types.
+inline constexpr size_t kSuperBlocks = 8;
+
+constexpr uint32_t kLowNibbles = 0x0F0F0F0Fu;
+
+inline uint32_t LoadQuad(const uint8_t* bytes) {
+  uint32_t quad;
+  std::memcpy(&quad, bytes, sizeof(quad));
+  return quad;
+}
+
+// Vector `vector` of a block's data, the 4 bytes of `row`.
+inline void StoreQuad(uint32_t quad, size_t vector, size_t row, uint8_t* data) {
+  std::memcpy(data + vector * kVectorBytes + row * sizeof(quad), &quad,
+              sizeof(quad));
+}
+
+// Column `col` (0..31) of `row`: its byte in the 8-bit form, its nibble, its
+// fifth bit, its two upper bits of six.
+inline uint32_t ByteAt(const uint8_t* data, size_t row, size_t col) {
+  return data[col / 4 * kVectorBytes + row * 4 + col % 4];
+}
+inline uint32_t NibbleAt(const uint8_t* data, size_t row, size_t col) {
+  const uint32_t byte = ByteAt(data, row, col % 16);
+  return col < 16 ? byte & 15u : byte >> 4;
+}
+inline uint32_t FifthBitAt(const uint8_t* data, size_t row, size_t col) {
+  const uint8_t* bits = data + 4 * kVectorBytes;
+  return (bits[row * 4 + col % 4] >> (col / 4)) & 1u;
+}
+inline uint32_t UpperTwoAt(const uint8_t* data, size_t row, size_t col) {
+  const uint8_t* bits = data + (4 + col / 16) * kVectorBytes;
+  return (bits[row * 4 + col % 4] >> (col % 16 / 4 * 2)) & 3u;
+}
+
+// The 6-bit scale and minimum of block `j` (0..7) of a Q4_K or Q5_K super
+// block. `bytes` are 12, `stride` apart.
+struct ScaleMin {
+  uint32_t scale;
+  uint32_t min;
+};
+inline ScaleMin KScaleMin(const uint8_t* bytes, size_t stride, size_t j) {
+  const auto s = [&](size_t i) -> uint32_t { return bytes[i * stride]; };
+  if (j < 4) return {s(j) & 63u, s(j + 4) & 63u};
+  return {(s(j + 4) & 15u) | (s(j - 4) >> 6 << 4),
+          (s(j + 4) >> 4) | (s(j) >> 6 << 4)};
+}
+
+inline float LoadHalf(const uint8_t* bytes) {
+  uint16_t bits;
+  std::memcpy(&bits, bytes, sizeof(bits));
+  return Float32FromFloat16(bits);
+}
+
+// Calls fn(block, row, bytes) for each block of the source rows; absent rows
+// read zeros.
+template <typename Fn>
+void ForEachSourceBlock(TensorType type, const uint8_t* source, size_t rows,
+                        size_t cols, const Fn& fn) {
+  static constexpr uint8_t kZeros[256] = {};
+  const TensorTypeInfo& info = Info(type);
+  const size_t row_bytes = RowBytes(type, cols);
+  for (size_t block = 0; block < cols / info.values; ++block) {
+    for (size_t row = 0; row < kRowGroup; ++row) {
+      fn(block, row,
+         row < rows ? source + row * row_bytes + block * info.bytes : kZeros);
+    }
+  }
+}
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_QUAD_LAYOUT_H_

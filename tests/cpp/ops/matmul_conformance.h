@@ -1,0 +1,416 @@
+#ifndef GEMMAKV_TESTS_OPS_MATMUL_CONFORMANCE_H_
+#define GEMMAKV_TESTS_OPS_MATMUL_CONFORMANCE_H_
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/tensor_type.h"
+#include "gtest/gtest.h"
+#include "ops/matmul.h"
+#include "ops/matmul_oracle.h"
+#include "ops/quantize.h"
+#include "ops/target.h"
+
+// What every weight type must satisfy on every attainable target. The twin of
+// matmul_<type>.cc instantiates the suite with std::integral_constant of its
+// TensorType.
+
+namespace gkv {
+
+// `size` bytes aligned as kernels require, with nothing behind them: reading
+// past the end is an error that the address sanitizer sees.
+class ExactBytes {
+ public:
+  explicit ExactBytes(size_t size) : size_(size) {
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, size) != 0) throw std::bad_alloc();
+    data_.reset(static_cast<uint8_t*>(p));
+  }
+  uint8_t* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
+  };
+  std::unique_ptr<uint8_t, Free> data_;
+  size_t size_;
+};
+
+// Offsets of the fp16 numbers in a block; the rest may be any bits.
+inline std::vector<size_t> HalfOffsets(TensorType type) {
+  switch (type) {
+    case TensorType::kF32:
+    case TensorType::kBF16:
+      return {};
+    case TensorType::kQ4_K:
+    case TensorType::kQ5_K:
+      return {0, 2};
+    case TensorType::kQ6_K:
+      return {208};
+    default:
+      return {0};
+  }
+}
+
+// A matrix in the file's format, and packed.
+struct TestWeights {
+  TensorType type;
+  size_t rows, cols;
+  std::vector<uint8_t> source;
+  ExactBytes packed;
+
+  TestWeights(TensorType type, size_t rows, size_t cols)
+      : type(type),
+        rows(rows),
+        cols(cols),
+        source(rows * RowBytes(type, cols)),
+        packed(NumGroups(rows) * GroupBytes(type, cols)) {}
+
+  // Any bits, with fp16 scales of either sign between 2^-12 and 2^-8.
+  void FillRandom(uint32_t seed) {
+    std::mt19937 rng(seed);
+    const TensorTypeInfo& info = Info(type);
+    for (uint8_t& byte : source) byte = static_cast<uint8_t>(rng());
+    for (size_t at = 0; at < source.size(); at += info.bytes) {
+      for (const size_t offset : HalfOffsets(type)) {
+        const uint32_t exponent = 3 + rng() % 4;
+        SetHalf(at + offset,
+                static_cast<uint16_t>((rng() & 0x83FF) | exponent << 10));
+      }
+      if (type == TensorType::kF32 || type == TensorType::kBF16) {
+        const float x = static_cast<float>(rng() % 2001) / 1000.0f - 1.0f;
+        const uint32_t bits = std::bit_cast<uint32_t>(x);
+        if (info.bytes == 4) std::memcpy(&source[at], &bits, 4);
+        if (info.bytes == 2) SetHalf(at, static_cast<uint16_t>(bits >> 16));
+      }
+    }
+  }
+  void SetHalf(size_t at, uint16_t bits) {
+    source[at] = static_cast<uint8_t>(bits);
+    source[at + 1] = static_cast<uint8_t>(bits >> 8);
+  }
+  void Pack() {
+    for (size_t g = 0; g < NumGroups(rows); ++g) {
+      const size_t first = g * kRowGroup;
+      PackGroup(type, source.data() + first * RowBytes(type, cols),
+                std::min(kRowGroup, rows - first), cols,
+                packed.data() + g * GroupBytes(type, cols));
+    }
+  }
+  PackedView View() const { return {type, rows, cols, packed.data()}; }
+  float At(size_t row, size_t col) const {
+    return WeightAt(type, source.data() + row * RowBytes(type, cols), col);
+  }
+};
+
+// Rows of activations in both forms, without a byte to spare.
+struct TestInput {
+  size_t rows, cols;
+  std::vector<float> floats;
+  std::vector<int8_t> values;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+
+  TestInput(size_t rows, size_t cols, uint32_t seed)
+      : rows(rows),
+        cols(cols),
+        floats(rows * cols),
+        values(rows * cols),
+        scales(rows * (cols / kQuantBlock)),
+        sums(rows * (cols / kQuantBlock)) {
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    for (float& x : floats) x = normal(rng);
+    Quantize();
+  }
+  void Quantize() {
+    if (cols % kQuantBlock != 0) return;
+    QuantizeRows(floats.data(), cols, rows, cols,
+                 {values.data(), scales.data(), sums.data()});
+  }
+  // The first `count` rows from row `first` on.
+  MatMulInput View(size_t first, size_t count) {
+    const size_t blocks = cols / kQuantBlock;
+    return {floats.data() + first * cols,
+            cols,
+            {values.data() + first * cols, scales.data() + first * blocks,
+             sums.data() + first * blocks},
+            count};
+  }
+  // The activation that the kernels of `type` read.
+  double At(TensorType type, size_t row, size_t col) const {
+    if (!UsesQuantizedActivations(type)) return floats[row * cols + col];
+    return static_cast<double>(values[row * cols + col]) *
+           scales[(row * cols + col) / kQuantBlock];
+  }
+};
+
+// [input rows, weights rows], row by row in one call each: the reference for
+// bit equality.
+inline std::vector<float> OneRowAtATime(const TestWeights& weights,
+                                        TestInput& input) {
+  std::vector<float> out(input.rows * weights.rows);
+  for (size_t m = 0; m < input.rows; ++m) {
+    MatMul(weights.View(), input.View(m, 1), 0, NumGroups(weights.rows),
+           &out[m * weights.rows], weights.rows);
+  }
+  return out;
+}
+
+inline std::string Bits(float x) {
+  return std::to_string(x) + "/" +
+         std::to_string(std::bit_cast<uint32_t>(x));
+}
+
+inline void ExpectSameBits(const std::vector<float>& a,
+                           const std::vector<float>& b,
+                           const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a[i]), std::bit_cast<uint32_t>(b[i]))
+        << what << " at " << i << ": " << Bits(a[i]) << " " << Bits(b[i]);
+  }
+}
+
+template <typename Type>
+class MatMulConformance : public ::testing::Test {
+ protected:
+  static constexpr TensorType kType = Type::value;
+
+  void TearDown() override { ForceTarget(""); }
+
+  // Depths that a row of this type can have: one block up to several panels.
+  static std::vector<size_t> Depths() {
+    switch (Info(kType).values) {
+      case 1:
+        return {1, 7, 32, 255, 256, 600};
+      case 32:
+        return {32, 96, 640, 768, 800, 1632};
+      default:
+        return {256, 768, 1024, 1792};
+    }
+  }
+  template <typename Fn>
+  static void OnEveryTarget(const Fn& fn) {
+    for (const std::string& target : AttainableTargets()) {
+      SCOPED_TRACE(target);
+      ForceTarget(target);
+      fn(target);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+};
+
+TYPED_TEST_SUITE_P(MatMulConformance);
+
+// Against double precision on the same (quantized) activations.
+TYPED_TEST_P(MatMulConformance, MatchesOracle) {
+  constexpr TensorType kType = TypeParam::value;
+  for (const size_t cols : this->Depths()) {
+    for (const size_t rows : {1u, 16u, 43u}) {
+      TestWeights weights(kType, rows, cols);
+      weights.FillRandom(static_cast<uint32_t>(cols + rows));
+      weights.Pack();
+      TestInput input(5, cols, 7);
+      this->OnEveryTarget([&](const std::string&) {
+        const std::vector<float> out = OneRowAtATime(weights, input);
+        for (size_t m = 0; m < input.rows; ++m) {
+          for (size_t r = 0; r < rows; ++r) {
+            double expected = 0.0, magnitude = 0.0;
+            for (size_t k = 0; k < cols; ++k) {
+              const double term =
+                  weights.At(r, k) * input.At(kType, m, k);
+              expected += term;
+              magnitude += std::abs(term);
+            }
+            // Measured: below 3e-7 of the sum of magnitudes everywhere.
+            ASSERT_NEAR(out[m * rows + r], expected, 6e-7 * magnitude)
+                << "rows " << rows << " cols " << cols << " m " << m << " r "
+                << r;
+          }
+        }
+      });
+    }
+  }
+}
+
+// However many rows share a call, and wherever groups are split.
+TYPED_TEST_P(MatMulConformance, SameBitsForEveryShape) {
+  constexpr TensorType kType = TypeParam::value;
+  constexpr size_t kRows = 167;  // 11 groups: a full chunk and a partial one
+  const size_t cols = this->Depths().back();
+  TestWeights weights(kType, kRows, cols);
+  weights.FillRandom(3);
+  weights.Pack();
+  TestInput input(131, cols, 5);
+  this->OnEveryTarget([&](const std::string&) {
+    const std::vector<float> expected = OneRowAtATime(weights, input);
+    for (const size_t m : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 11u, 12u, 13u,
+                           16u, 17u, 33u, 61u, 131u}) {
+      const size_t split = m % NumGroups(kRows);
+      std::vector<float> out(m * kRows, -1.0f);
+      MatMul(weights.View(), input.View(0, m), 0, split, out.data(), kRows);
+      MatMul(weights.View(), input.View(0, m), split, NumGroups(kRows),
+             out.data(), kRows);
+      ExpectSameBits(out, {expected.begin(), expected.begin() + m * kRows},
+                     "rows " + std::to_string(m));
+    }
+  });
+}
+
+TYPED_TEST_P(MatMulConformance, SameBitsOnTargetsOfOneNumericsId) {
+  constexpr TensorType kType = TypeParam::value;
+  const size_t cols = this->Depths().back();
+  TestWeights weights(kType, 40, cols);
+  weights.FillRandom(11);
+  weights.Pack();
+  TestInput input(8, cols, 13);
+  std::vector<std::pair<uint32_t, std::vector<float>>> seen;
+  this->OnEveryTarget([&](const std::string&) {
+    const std::vector<float> out = OneRowAtATime(weights, input);
+    for (const auto& [id, expected] : seen) {
+      if (id == NumericsId()) ExpectSameBits(out, expected, "target");
+    }
+    seen.emplace_back(NumericsId(), out);
+  });
+}
+
+// Only rows [16 g, 16 g + 16) of the matrix, in its own columns of `out`.
+TYPED_TEST_P(MatMulConformance, WritesOnlyItsOutputs) {
+  constexpr TensorType kType = TypeParam::value;
+  const size_t cols = this->Depths()[2], stride = 60;
+  TestWeights weights(kType, 43, cols);
+  weights.FillRandom(17);
+  weights.Pack();
+  TestInput input(3, cols, 19);
+  this->OnEveryTarget([&](const std::string&) {
+    std::vector<float> out(3 * stride, 12345.0f);
+    MatMul(weights.View(), input.View(0, 3), 1, 3, out.data(), stride);
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t r = i % stride;
+      ASSERT_EQ(out[i] != 12345.0f, r >= 16 && r < 43) << i;
+    }
+    MatMul(weights.View(), input.View(0, 3), 2, 2, out.data(), stride);
+    MatMul(weights.View(), input.View(0, 0), 0, 3, out.data(), stride);
+    ASSERT_EQ(out[0], 12345.0f);
+  });
+}
+
+// Exactly what the file says.
+TYPED_TEST_P(MatMulConformance, UnpackRowIsExact) {
+  constexpr TensorType kType = TypeParam::value;
+  for (const size_t cols : this->Depths()) {
+    TestWeights weights(kType, 37, cols);
+    weights.FillRandom(static_cast<uint32_t>(cols));
+    weights.Pack();
+    for (size_t r = 0; r < weights.rows; ++r) {
+      std::vector<float> out(cols), expected(cols);
+      UnpackRow(weights.View(), r, out.data());
+      for (size_t k = 0; k < cols; ++k) expected[k] = weights.At(r, k);
+      ExpectSameBits(out, expected, "row " + std::to_string(r));
+    }
+  }
+}
+
+// Rows that the last group has but the matrix has not are zeros.
+TYPED_TEST_P(MatMulConformance, AbsentRowsAreZero) {
+  constexpr TensorType kType = TypeParam::value;
+  const size_t cols = this->Depths()[1];
+  TestWeights weights(kType, 3, cols);
+  weights.FillRandom(23);
+  weights.Pack();
+  PackedView all = weights.View();
+  all.rows = kRowGroup;
+  for (size_t r = 3; r < kRowGroup; ++r) {
+    std::vector<float> out(cols, 1.0f);
+    UnpackRow(all, r, out.data());
+    for (const float x : out) ASSERT_EQ(x, 0.0f);
+  }
+}
+
+// All bits of the weights clear or set, activations at +-127, and scales from
+// the smallest subnormal to the largest finite number.
+TYPED_TEST_P(MatMulConformance, ExtremeValues) {
+  constexpr TensorType kType = TypeParam::value;
+  const size_t cols = this->Depths()[1];
+  TestInput input(4, cols, 29);
+  for (size_t k = 0; k < cols; ++k) {
+    input.floats[k] = 1.0f;
+    input.floats[cols + k] = -1.0f;
+    input.floats[2 * cols + k] = k % 2 == 0 ? 1.0f : -1.0f;
+    input.floats[3 * cols + k] = 0.0f;
+  }
+  input.Quantize();
+  for (const uint16_t scale : {0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x0000}) {
+    for (const uint8_t fill : {0x00, 0xFF, 0x80, 0x7F}) {
+      TestWeights weights(kType, 16, cols);
+      const TensorTypeInfo& info = Info(kType);
+      std::fill(weights.source.begin(), weights.source.end(), fill);
+      for (size_t at = 0; at < weights.source.size(); at += info.bytes) {
+        for (const size_t offset : HalfOffsets(kType)) {
+          weights.SetHalf(at + offset, scale);
+        }
+        // Byte patterns that would be NaN or infinite as F32 and BF16.
+        if (kType == TensorType::kF32) weights.source[at + 3] &= 0x8F;
+        if (kType == TensorType::kBF16) weights.source[at + 1] &= 0x8F;
+      }
+      weights.Pack();
+      this->OnEveryTarget([&](const std::string&) {
+        const std::vector<float> out = OneRowAtATime(weights, input);
+        for (size_t m = 0; m < input.rows; ++m) {
+          double expected = 0.0, magnitude = 0.0;
+          for (size_t k = 0; k < cols; ++k) {
+            const double term = weights.At(0, k) * input.At(kType, m, k);
+            expected += term;
+            magnitude += std::abs(term);
+          }
+          ASSERT_NEAR(out[m * 16], expected, 1e-6 * magnitude + 1e-42)
+              << "scale " << scale << " fill " << int{fill} << " m " << m;
+        }
+      });
+    }
+  }
+}
+
+TYPED_TEST_P(MatMulConformance, NanAndInfinityStayVisible) {
+  constexpr TensorType kType = TypeParam::value;
+  const size_t cols = this->Depths()[2];
+  TestWeights weights(kType, 16, cols);
+  weights.FillRandom(31);
+  weights.Pack();
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity()}) {
+    TestInput input(3, cols, 37);
+    input.floats[cols + cols / 2] = bad;  // row 1
+    input.Quantize();
+    this->OnEveryTarget([&](const std::string&) {
+      std::vector<float> out(3 * 16);
+      MatMul(weights.View(), input.View(0, 3), 0, 1, out.data(), 16);
+      for (size_t r = 0; r < 16; ++r) {
+        ASSERT_TRUE(std::isfinite(out[r]));
+        ASSERT_FALSE(std::isfinite(out[16 + r]));
+        ASSERT_TRUE(std::isfinite(out[32 + r]));
+      }
+    });
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(MatMulConformance, MatchesOracle,
+                            SameBitsForEveryShape,
+                            SameBitsOnTargetsOfOneNumericsId,
+                            WritesOnlyItsOutputs, UnpackRowIsExact,
+                            AbsentRowsAreZero, ExtremeValues,
+                            NanAndInfinityStayVisible);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_TESTS_OPS_MATMUL_CONFORMANCE_H_
