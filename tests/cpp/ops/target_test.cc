@@ -1,0 +1,61 @@
+#include "ops/target.h"
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "gtest/gtest.h"
+
+namespace gkv {
+namespace {
+
+class TargetTest : public ::testing::Test {
+ protected:
+  void TearDown() override { ForceTarget(""); }
+};
+
+TEST_F(TargetTest, TheBestRunsByDefault) {
+  const std::vector<std::string> targets = AttainableTargets();
+  ASSERT_FALSE(targets.empty());
+  EXPECT_EQ(CurrentTarget(), targets.front());
+}
+
+TEST_F(TargetTest, EveryAttainableTargetCanBeForced) {
+  const std::vector<std::string> targets = AttainableTargets();
+  for (const std::string& name : targets) {
+    ForceTarget(name);
+    EXPECT_EQ(CurrentTarget(), name);
+    EXPECT_EQ(AttainableTargets(), targets);
+  }
+  ForceTarget("");
+  EXPECT_EQ(CurrentTarget(), targets.front());
+}
+
+TEST_F(TargetTest, UnknownTargetIsRefusedAndChangesNothing) {
+  const std::string last = AttainableTargets().back();
+  ForceTarget(last);
+  for (const char* name : {"AVX9", "avx2", "Unknown", " "}) {
+    EXPECT_THROW(ForceTarget(name), InvalidArgument) << name;
+    EXPECT_EQ(CurrentTarget(), last);
+  }
+  try {
+    ForceTarget("AVX9");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("AVX9"), std::string::npos) << message;
+    EXPECT_NE(message.find(last), std::string::npos) << message;
+  }
+}
+
+// The id follows the forced target, so dispatch does too.
+TEST_F(TargetTest, NumericsIdTellsFusedFromUnfused) {
+  for (const std::string& name : AttainableTargets()) {
+    ForceTarget(name);
+    const bool fused = name.starts_with("AVX") || name.starts_with("NEON");
+    EXPECT_EQ(NumericsId(), fused ? 1u : 2u) << name;
+  }
+}
+
+}  // namespace
+}  // namespace gkv
