@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from gemmakv import _core
@@ -15,4 +16,16 @@ def cpu_info() -> dict[str, Any]:
     (processors that this process may use) and the cache sizes `l1_bytes`,
     `l2_bytes` and `l3_bytes` (0 where unknown).
     """
-    return dict(_core.cpu_info())
+    return {"cpu": _cpu_name(), **_core.cpu_info()}
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -40,6 +40,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         self._callback = callback
         self._count = 0
         self._finished = False
+        self._cancelled = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._generation: Generation | None = None
 
@@ -89,6 +90,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         Tokens sampled so far stay in the conversation. Going on to iterate
         gives the pieces that were not fetched yet.
         """
+        self._cancelled = True
         self._handle.cancel()
 
     def result(self) -> Generation:
@@ -103,8 +105,14 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         """The next piece, or None if there is none within a moment."""
         try:
             event = self._handle.next(_POLL_S)
+            if event is None and self._cancelled:
+                # Nothing comes once it has ended, but for what came while it
+                # was ending.
+                self._handle.result()
+                event = self._handle.next(0.0)
+                self._finished = event is None
         except KeyboardInterrupt:
-            self._handle.cancel()
+            self.cancel()
             raise
         except BaseException:
             self._finished = True

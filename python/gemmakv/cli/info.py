@@ -42,7 +42,12 @@ def info(
 def describe(path: str) -> dict[str, Any]:
     """Everything that the command knows, as JSON has it."""
     gguf = _core.GgufFile(path)
-    architecture = gguf.get("general.architecture")
+    keys = set(gguf.keys())
+
+    def metadata(key: str) -> Any:
+        return gguf.get(key) if key in keys else None
+
+    architecture = metadata("general.architecture")
     if not isinstance(architecture, str):
         raise CorruptFile(
             f"{path}: expected a string general.architecture, found "
@@ -62,7 +67,7 @@ def describe(path: str) -> dict[str, Any]:
         "file": path,
         "gguf_version": gguf.version,
         "architecture": architecture,
-        "name": gguf.get("general.name"),
+        "name": metadata("general.name"),
         "parameters": sum(t["values"] for t in tensors),
         "tensor_bytes": sum(t["bytes"] for t in tensors),
         "types": _by_type(tensors),

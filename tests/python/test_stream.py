@@ -1,0 +1,187 @@
+"""Streams: the same tokens one by one, text in whole characters, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import numpy as np
+import pytest
+import tiny_gguf
+
+from gemmakv import Gemma, KVCache, Stream, create_kv_cache
+
+BOS = 2
+NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}
+
+
+def force(model: Gemma, cache: KVCache, ids: list[int]) -> Stream:
+    """A stream that cannot but say `ids`, the last of them eos."""
+    # The bias of a token holds for a whole call, so only sets of ids can be
+    # forced: with one id at a time the order would not matter.
+    bias = {i: 1e6 - 1000.0 * n for n, i in enumerate(ids)}
+    return model.stream(
+        cache,
+        [BOS],
+        max_tokens=len(ids),
+        logit_bias=bias,
+        presence_penalty=1e7,
+    )
+
+
+def test_pieces_are_those_of_generate(tiny: Gemma, cache: KVCache) -> None:
+    other = create_kv_cache(tiny.config)
+    g = tiny.generate(other, "the", max_tokens=25, logprobs=True, seed=1,
+                      temperature=1.0)
+    stream = tiny.stream(cache, "the", max_tokens=25, logprobs=True, seed=1,
+                         temperature=1.0)
+    pieces = list(stream)
+    assert [p.token_id for p in pieces] == g.token_ids
+    assert "".join(p.text for p in pieces) == g.text
+    assert [p.logprob for p in pieces] == g.logprobs.tolist()
+    assert pieces[-1].finish_reason == g.finish_reason
+    assert all(p.finish_reason is None for p in pieces[:-1])
+    assert stream.result().token_ids == g.token_ids
+    assert stream.result().text == g.text
+    assert cache.tokens.tolist() == other.tokens.tolist()
+    assert list(stream) == []
+
+
+def test_characters_of_several_tokens_arrive_whole(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    ids = [tiny_gguf.BYTE_0 + byte for byte in "\U0001f642".encode()]
+    pieces = list(force(tiny, cache, ids))
+    assert [p.token_id for p in pieces] == ids
+    assert [p.text for p in pieces] == ["", "", "", "\U0001f642"]
+
+
+def test_an_unfinished_character_is_replaced_at_the_end(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    ids = [tiny_gguf.BYTE_0 + byte for byte in "\u20ac".encode()[:2]]
+    stream = force(tiny, cache, ids)
+    assert "".join(p.text for p in stream) == "\ufffd"
+    assert stream.result().text == "\ufffd"
+
+
+def test_a_possible_stop_string_is_held_back(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    a, b, c = (tiny.tokenizer.id_of(letter) for letter in "QXZ")
+    bias = {a: 3e6, b: 2e6, c: 1e6}
+    pieces = list(
+        tiny.stream(
+            cache,
+            [BOS],
+            max_tokens=3,
+            logit_bias=bias,
+            presence_penalty=1e7,
+            stop="QXY",
+        )
+    )
+    assert [p.text for p in pieces] == ["", "", "QXZ"]
+
+
+def test_real_model_streams_unicode(gemma: Gemma) -> None:
+    cache = create_kv_cache(gemma.model_type)
+    prompt = "Smileys: \U0001f600 \U0001f603 \U0001f604 \U0001f601"
+    stream = gemma.stream(cache, prompt, max_tokens=24)
+    text = "".join(piece.text for piece in stream)
+    assert text == stream.result().text
+    assert "\ufffd" not in text[:-1]
+
+
+def test_async_for(tiny: Gemma) -> None:
+    caches = [create_kv_cache(tiny.config) for _ in range(3)]
+    expected = tiny.generate(
+        create_kv_cache(tiny.config), "the", max_tokens=15
+    ).token_ids
+
+    async def read(cache: KVCache) -> list[int]:
+        stream = tiny.stream(cache, "the", max_tokens=15)
+        return [piece.token_id async for piece in stream]
+
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*map(read, caches))
+
+    assert asyncio.run(main()) == [expected] * 3
+
+
+def test_async_cancellation_cancels(tiny: Gemma, cache: KVCache) -> None:
+    async def main() -> None:
+        stream = tiny.stream(
+            cache, "the", max_tokens=400, logit_bias=NO_END
+        )
+
+        async def read() -> None:
+            async for _ in stream:
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    tiny.generate(cache, "", max_tokens=1)  # the cache is free and sound
+
+
+def test_cancel_keeps_what_was_returned(tiny: Gemma, cache: KVCache) -> None:
+    stream = tiny.stream(cache, "the", max_tokens=400, logit_bias=NO_END)
+    read = [next(stream).token_id for _ in range(5)]
+    stream.cancel()
+    stream.cancel()
+    read += [piece.token_id for piece in stream]
+    g = stream.result()
+    assert g.finish_reason in ("cancelled", "length")
+    assert g.token_ids == read
+    start = len(cache) - len(read)
+    assert cache.tokens[start:].tolist() == read
+    # Going on from here is what an uncancelled call would have said.
+    other = create_kv_cache(tiny.config)
+    whole = tiny.generate(
+        other, "the", max_tokens=len(read) + 5, logit_bias=NO_END
+    )
+    more = tiny.generate(cache, "", max_tokens=5, logit_bias=NO_END)
+    assert read + more.token_ids == whole.token_ids
+
+
+def test_with_block_cancels(tiny: Gemma, cache: KVCache) -> None:
+    with tiny.stream(cache, "the", max_tokens=400, logit_bias=NO_END) as stream:
+        next(stream)
+    assert stream.result().finish_reason in ("cancelled", "length")
+
+
+def test_a_forgotten_stream_is_cancelled(tiny: Gemma, cache: KVCache) -> None:
+    stream = tiny.stream(cache, "the", max_tokens=500, logit_bias=NO_END)
+    next(stream)
+    del stream
+    gc.collect()
+    start = time.monotonic()
+    tiny.generate(cache, "", max_tokens=1)
+    assert time.monotonic() - start < 30
+
+
+def test_errors_come_before_the_first_piece(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        tiny.stream(cache, "the", temperature=-1)
+    assert len(cache) == 0
+
+
+def test_progress(tiny: Gemma, cache: KVCache) -> None:
+    calls: list[tuple[int, int]] = []
+    pieces = list(
+        tiny.stream(
+            cache,
+            "the",
+            max_tokens=6,
+            logit_bias=NO_END,
+            progress=lambda done, total: calls.append((done, total)),
+        )
+    )
+    assert calls == [(i + 1, 6) for i in range(len(pieces))]
