@@ -24,7 +24,7 @@ class Loader {
       : config_(config), source_(source), pool_(pool), progress_(progress) {}
 
   Weights Load() {
-    CountBytes();
+    if (progress_) CountBytes();
     Weights weights;
     hasher_.UpdateValue(config_.Hash().low);
     hasher_.UpdateValue(config_.Hash().high);

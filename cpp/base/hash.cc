@@ -1,0 +1,99 @@
+#include "base/hash.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gkv {
+namespace {
+
+// Odd constants: the first 64 fractional bits of square roots of primes.
+constexpr uint64_t kKeys[8] = {
+    0x6A09E667F3BCC909u, 0xBB67AE8584CAA73Bu, 0x3C6EF372FE94F82Bu,
+    0xA54FF53A5F1D36F1u, 0x510E527FADE682D1u, 0x9B05688C2B3E6C1Fu,
+    0x1F83D9ABFB41BD6Bu, 0x5BE0CD19137E2179u};
+
+// Both halves of the 128-bit product, folded.
+uint64_t Fold(uint64_t a, uint64_t b) {
+  const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+uint64_t Load(const uint8_t* at) {
+  uint64_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+std::string Hash128::Hex() const {
+  std::string hex;
+  for (const uint64_t word : {high, low}) {
+    for (int shift = 60; shift >= 0; shift -= 4) {
+      hex += "0123456789abcdef"[word >> shift & 15];
+    }
+  }
+  return hex;
+}
+
+Hasher::Hasher(uint64_t seed) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i] = kKeys[i] ^ Fold(seed + kKeys[(i + 3) % 8], kKeys[(i + 1) % 8]);
+  }
+}
+
+// Each word enters two lanes, once multiplied and once added, so that no
+// single word (a zero factor, say) can erase the state.
+void Hasher::Mix(const uint8_t* block) {
+  for (size_t i = 0; i < 8; ++i) {
+    const uint64_t word = Load(block + 8 * i);
+    lanes_[i] = Fold(lanes_[i] ^ word, kKeys[i]) +
+                (lanes_[i] << 23 | lanes_[i] >> 41) + word;
+  }
+}
+
+void Hasher::Update(std::span<const uint8_t> bytes) {
+  total_ += bytes.size();
+  const uint8_t* at = bytes.data();
+  size_t left = bytes.size();
+  if (tail_size_ > 0) {
+    const size_t take = std::min(left, kBlockBytes - tail_size_);
+    std::memcpy(tail_ + tail_size_, at, take);
+    tail_size_ += take;
+    at += take;
+    left -= take;
+    if (tail_size_ < kBlockBytes) return;
+    Mix(tail_);
+    tail_size_ = 0;
+  }
+  for (; left >= kBlockBytes; at += kBlockBytes, left -= kBlockBytes) Mix(at);
+  if (left > 0) std::memcpy(tail_, at, left);
+  tail_size_ = left;
+}
+
+Hash128 Hasher::Finish() const {
+  Hasher end = *this;
+  if (tail_size_ > 0) {
+    std::memset(end.tail_ + tail_size_, 0, kBlockBytes - tail_size_);
+    end.Mix(end.tail_);
+  }
+  // The length tells apart inputs that differ in trailing zeros.
+  uint64_t low = total_ ^ kKeys[0];
+  uint64_t high = total_ + kKeys[1];
+  for (int round = 0; round < 2; ++round) {
+    for (size_t i = 0; i < 8; ++i) {
+      low = Fold(low ^ end.lanes_[i], kKeys[(i + 2) % 8]) + high;
+      high = Fold(high + end.lanes_[7 - i], kKeys[(i + 5) % 8]) ^
+             (low << 31 | low >> 33);
+    }
+  }
+  return {low, high};
+}
+
+Hash128 HashBytes(std::span<const uint8_t> bytes, uint64_t seed) {
+  Hasher hasher(seed);
+  hasher.Update(bytes);
+  return hasher.Finish();
+}
+
+}  // namespace gkv

@@ -1,0 +1,191 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fp_environment.h"
+
+namespace gkv {
+namespace {
+
+// Looks for work this long before parking: longer than the serial work
+// between two loops of a decode step, shorter than anyone notices.
+constexpr std::chrono::microseconds kSpinTime{150};
+constexpr int kPausesPerClockRead = 32;
+
+// A task number above every count: nothing can be claimed.
+constexpr uint64_t kClosed = 0xFFFFFFFFu;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Calls `done` until it is true or the spin time is over.
+template <typename Done>
+bool Spin(bool may_spin, const Done& done) {
+  if (!may_spin) {
+    std::this_thread::yield();
+    return done();
+  }
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (done()) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
+}  // namespace
+
+// One loop is one epoch. The claim word packs (epoch, next task): a worker
+// that is late from one loop cannot claim a task of another, because its
+// compare-and-swap carries the epoch whose function it read.
+struct ThreadPool::Shared {
+  explicit Shared(size_t num_threads)
+      : may_spin(num_threads <= AvailableProcessors()) {}
+
+  const bool may_spin;
+  const pid_t pid = getpid();
+  std::atomic<uint64_t> claim{0};  // epoch << 32 | next task
+  std::atomic<uint32_t> num_tasks{0};
+  std::atomic<uint32_t> unfinished{0};
+  std::atomic<const void*> fn{nullptr};
+  std::atomic<ErasedFn> call{nullptr};
+  std::atomic<bool> stopping{false};
+  std::mutex mutex;  // for parking only
+  std::condition_variable wake_workers;
+  std::condition_variable wake_caller;
+  std::atomic<uint32_t> parked{0};
+  std::atomic<bool> caller_parked{false};
+  std::vector<std::thread> threads;
+
+  static uint32_t Epoch(uint64_t claim) {
+    return static_cast<uint32_t>(claim >> 32);
+  }
+
+  // Runs tasks of the loop `epoch` until none is left to claim.
+  void RunTasks(uint32_t epoch, size_t thread) {
+    const void* const f = fn.load(std::memory_order_acquire);
+    const ErasedFn c = call.load(std::memory_order_acquire);
+    const uint32_t count = num_tasks.load();
+    uint64_t current = claim.load(std::memory_order_acquire);
+    while (Epoch(current) == epoch) {
+      const uint32_t task = static_cast<uint32_t>(current);
+      if (task >= count) return;
+      if (!claim.compare_exchange_weak(current, current + 1,
+                                       std::memory_order_acq_rel)) {
+        continue;
+      }
+      c(f, task, thread);
+      if (unfinished.fetch_sub(1) == 1 &&
+          caller_parked.load()) {
+        std::unique_lock lock(mutex);
+        wake_caller.notify_one();
+      }
+      current = claim.load(std::memory_order_acquire);
+    }
+  }
+
+  void Work(size_t thread) {
+    const ScopedFpEnvironment fp_environment;
+    uint32_t seen = 0;
+    while (true) {
+      const auto news = [&] {
+        return Epoch(claim.load()) != seen ||
+               stopping.load();
+      };
+      if (!Spin(may_spin, news)) {
+        std::unique_lock lock(mutex);
+        ++parked;
+        wake_workers.wait(lock, news);
+        --parked;
+      }
+      if (stopping.load(std::memory_order_acquire)) return;
+      seen = Epoch(claim.load(std::memory_order_acquire));
+      RunTasks(seen, thread);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(size_t num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1 || num_threads > kMaxThreads) {
+    throw InvalidArgument(StrCat("number of threads is ", num_threads,
+                                 ", expected 1..", kMaxThreads));
+  }
+  shared_ = std::make_unique<Shared>(num_threads);
+  for (size_t thread = 1; thread < num_threads; ++thread) {
+    shared_->threads.emplace_back(
+        [shared = shared_.get(), thread] { shared->Work(thread); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  if (getpid() != shared_->pid) {
+    // In a child of fork() the threads do not exist and cannot be joined.
+    (void)shared_.release();
+    return;
+  }
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->wake_workers.notify_all();
+  }
+  for (std::thread& thread : shared_->threads) thread.join();
+}
+
+void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
+  Shared& s = *shared_;
+  if (num_threads_ == 1 || num_tasks <= 1 || getpid() != s.pid) {
+    for (size_t task = 0; task < num_tasks; ++task) call(fn, task, 0);
+    return;
+  }
+  // First the old epoch is closed: a late worker of the last loop, which may
+  // read the new number of tasks, finds no task below it and its
+  // compare-and-swap on an older claim fails.
+  const uint32_t epoch = Shared::Epoch(s.claim.load());
+  s.claim.store(uint64_t{epoch} << 32 | kClosed);
+  s.fn.store(fn);
+  s.call.store(call);
+  s.unfinished.store(static_cast<uint32_t>(num_tasks));
+  s.num_tasks.store(static_cast<uint32_t>(num_tasks));
+  s.claim.store(static_cast<uint64_t>(epoch + 1) << 32);
+  if (s.parked.load() > 0) {
+    std::unique_lock lock(s.mutex);
+    s.wake_workers.notify_all();
+  }
+  s.RunTasks(epoch + 1, 0);
+  const auto finished = [&] {
+    return s.unfinished.load() == 0;
+  };
+  if (!Spin(s.may_spin, finished)) {
+    std::unique_lock lock(s.mutex);
+    s.caller_parked = true;
+    s.wake_caller.wait(lock, finished);
+    s.caller_parked = false;
+  }
+}
+
+size_t ThreadPool::AvailableProcessors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::clamp<size_t>(static_cast<size_t>(CPU_COUNT(&set)), 1,
+                            kMaxThreads);
+}
+
+}  // namespace gkv

@@ -1,0 +1,275 @@
+#include "model/forward.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "model/create_kv_cache.h"
+#include "ops/target.h"
+#include "reference_model.h"
+#include "tiny_model.h"
+
+namespace gkv {
+namespace {
+
+using Logits = std::vector<std::vector<float>>;
+
+// Computes a conversation's pending positions in steps of the given sizes (the
+// last one repeats), with logits of every row.
+class Driver {
+ public:
+  Driver(std::shared_ptr<const Model> model, size_t threads)
+      : model_(std::move(model)),
+        pool_(threads),
+        forward_(*model_, pool_) {}
+
+  Logits Run(KVCache& cache, const std::vector<size_t>& chunks) {
+    Logits rows;
+    size_t chunk = 0;
+    for (size_t begin = cache.next_position_for_logits();
+         begin < cache.length();) {
+      const size_t size = chunks[std::min(chunk++, chunks.size() - 1)];
+      const size_t end = std::min(cache.length(), begin + size);
+      KVCache* const caches[] = {&cache};
+      const size_t begins[] = {begin}, ends[] = {end};
+      for (auto& row : Step(caches, begins, ends)) rows.push_back(row);
+      begin = end;
+    }
+    return rows;
+  }
+
+  // One step over several caches.
+  Logits Step(std::span<KVCache* const> caches, std::span<const size_t> begins,
+              std::span<const size_t> ends) {
+    std::vector<KvStepView> views;
+    std::vector<std::vector<int32_t>> tokens;
+    size_t rows = 0;
+    for (size_t i = 0; i < caches.size(); ++i) {
+      views.push_back(caches[i]->Prepare(begins[i], ends[i]));
+      tokens.emplace_back(ends[i] - begins[i]);
+      caches[i]->CopyTokens(begins[i], tokens[i]);
+      rows += tokens[i].size();
+    }
+    std::vector<SequenceSlice> slices;
+    for (size_t i = 0; i < caches.size(); ++i) {
+      slices.push_back(
+          {tokens[i], &views[i], &caches[i]->layout(), tokens[i].size()});
+    }
+    const size_t vocab = model_->config.vocab_size;
+    std::vector<float> logits(rows * vocab);
+    forward_.Step(slices, logits.data());
+    for (size_t i = 0; i < caches.size(); ++i) caches[i]->Commit(views[i]);
+    Logits result;
+    for (size_t r = 0; r < rows; ++r) {
+      result.emplace_back(logits.begin() + static_cast<long>(r * vocab),
+                          logits.begin() + static_cast<long>((r + 1) * vocab));
+    }
+    return result;
+  }
+
+ private:
+  std::shared_ptr<const Model> model_;
+  ThreadPool pool_;
+  ForwardPass forward_;
+};
+
+std::shared_ptr<KVCache> NewCache(const Model& model,
+                                  const std::vector<int32_t>& tokens,
+                                  KvDtype dtype = KvDtype::kBF16,
+                                  size_t block_tokens = 16) {
+  CacheOptions options;
+  options.kv_dtype = dtype;
+  options.block_tokens = block_tokens;
+  std::shared_ptr<KVCache> cache = CreateKVCache(model.config, options);
+  cache->Append(tokens);
+  return cache;
+}
+
+// Bitwise: also tells NaN patterns and signed zeros apart.
+bool SameBits(const Logits& a, const Logits& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].size() != b[i].size() ||
+        std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ExpectMatchesReference(const TinyOptions& options) {
+  MemorySource source = TinyTensors(options);
+  const ModelConfig config = TinyConfig(options);
+  const auto model = TinyModel(options);
+  const std::vector<int32_t> tokens = RandomTokens(90, 7);
+  const auto expected = ReferenceModel(config, source).Logits(tokens);
+  Driver driver(model, 2);
+  const auto cache = NewCache(*model, tokens, KvDtype::kF32);
+  const Logits found = driver.Run(*cache, {32});
+  ASSERT_EQ(found.size(), expected.size());
+  double worst = 0, low = 0, high = 0;
+  for (size_t p = 0; p < found.size(); ++p) {
+    for (size_t i = 0; i < found[p].size(); ++i) {
+      worst = std::max(worst, std::abs(found[p][i] - expected[p][i]));
+      low = std::min(low, expected[p][i]);
+      high = std::max(high, expected[p][i]);
+    }
+  }
+  EXPECT_GT(high - low, 0.1) << "the oracle's logits are degenerate";
+  EXPECT_LT(worst, 1e-5 * (high - low));
+}
+
+TEST(ForwardTest, MatchesReference) { ExpectMatchesReference({}); }
+
+TEST(ForwardTest, MatchesReferenceWithSoftCapsAndUntiedHead) {
+  TinyOptions options;
+  options.attn_soft_cap = 2;
+  options.final_soft_cap = 3;
+  options.tied = false;
+  ExpectMatchesReference(options);
+}
+
+TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
+  TinyOptions options;
+  options.qk_norm = false;
+  options.post_norms = false;
+  options.kv_heads = 1;
+  options.period = 1;  // full attention only
+  ExpectMatchesReference(options);
+}
+
+class ForwardBitsTest : public ::testing::TestWithParam<KvDtype> {
+ protected:
+  ForwardBitsTest() {
+    expected_ = Driver(model_, 1).Run(
+        *NewCache(*model_, tokens_, GetParam()), {tokens_.size()});
+  }
+  std::shared_ptr<const Model> model_ = TinyModel(MixedTypes());
+  std::vector<int32_t> tokens_ = RandomTokens(150, 3);
+  Logits expected_;
+};
+
+TEST_P(ForwardBitsTest, LogitsAreFinite) {
+  for (const auto& row : expected_) {
+    for (const float value : row) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST_P(ForwardBitsTest, SameForAnyChunking) {
+  Driver driver(model_, 1);
+  for (const std::vector<size_t>& chunks :
+       std::vector<std::vector<size_t>>{
+           {1}, {2}, {3, 5, 7}, {16}, {17}, {64}, {149, 1}, {1, 149}}) {
+    const auto cache = NewCache(*model_, tokens_, GetParam());
+    EXPECT_TRUE(SameBits(driver.Run(*cache, chunks), expected_)) << chunks[0];
+  }
+}
+
+TEST_P(ForwardBitsTest, SameForAnyNumberOfThreads) {
+  for (const size_t threads : {2, 3, 5}) {
+    Driver driver(model_, threads);
+    for (const size_t chunk : {1, 9, 150}) {
+      const auto cache = NewCache(*model_, tokens_, GetParam());
+      EXPECT_TRUE(SameBits(driver.Run(*cache, {chunk}), expected_))
+          << threads << " threads, chunks of " << chunk;
+    }
+  }
+}
+
+TEST_P(ForwardBitsTest, SameForAnyBlockSize) {
+  Driver driver(model_, 2);
+  for (const size_t block_tokens : {32, 64, 128}) {
+    const auto cache =
+        NewCache(*model_, tokens_, GetParam(), block_tokens);
+    EXPECT_TRUE(SameBits(driver.Run(*cache, {40, 1, 30}), expected_))
+        << block_tokens;
+  }
+}
+
+TEST_P(ForwardBitsTest, SameInABatch) {
+  Driver driver(model_, 2);
+  Driver alone(model_, 1);
+  const std::vector<size_t> lengths = {1, 30, 77, 150, 24};
+  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<Logits> expected;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto tokens = RandomTokens(lengths[i], 10 + static_cast<uint32_t>(i));
+    caches.push_back(NewCache(*model_, tokens, GetParam()));
+    expected.push_back(
+        alone.Run(*NewCache(*model_, tokens, GetParam()), {lengths[i]}));
+  }
+  // Ragged: whoever has rows left takes part with up to 13 of them.
+  std::vector<Logits> found(lengths.size());
+  std::vector<size_t> done(lengths.size(), 0);
+  while (true) {
+    std::vector<KVCache*> members;
+    std::vector<size_t> begins, ends, ids;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (done[i] == lengths[i]) continue;
+      members.push_back(caches[i].get());
+      begins.push_back(done[i]);
+      ends.push_back(std::min(lengths[i], done[i] + 3 + 5 * (i % 3)));
+      ids.push_back(i);
+    }
+    if (ids.empty()) break;
+    const Logits rows = driver.Step(members, begins, ends);
+    size_t row = 0;
+    for (size_t m = 0; m < ids.size(); ++m) {
+      for (size_t p = begins[m]; p < ends[m]; ++p) {
+        found[ids[m]].push_back(rows[row++]);
+      }
+      done[ids[m]] = ends[m];
+    }
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    EXPECT_TRUE(SameBits(found[i], expected[i])) << "conversation " << i;
+  }
+}
+
+TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
+  Driver driver(model_, 2);
+  // Points within the window, just past it, and far past it.
+  for (const size_t keep : {1, 23, 24, 25, 60, 100, 120, 149, 150}) {
+    const auto parent = NewCache(*model_, tokens_, GetParam());
+    driver.Run(*parent, {50});
+    const std::unique_ptr<KVCache> fork = parent->Fork();
+    fork->Truncate(keep);
+    fork->Append(std::span(tokens_).subspan(keep));
+    const Logits rows = driver.Run(*fork, {37});
+    // The rows from `keep` - 1 or earlier on; replay rows before it are void.
+    ASSERT_GE(rows.size(), tokens_.size() - keep);
+    const size_t count = std::max<size_t>(1, tokens_.size() - keep);
+    EXPECT_TRUE(SameBits(Logits(rows.end() - static_cast<long>(count), rows.end()),
+                         Logits(expected_.end() - static_cast<long>(count),
+                                expected_.end())))
+        << "kept " << keep;
+  }
+}
+
+TEST_P(ForwardBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
+  // With float weights as well: mixed types hold both.
+  uint32_t id = NumericsId();
+  size_t compared = 0;
+  for (const std::string& target : AttainableTargets()) {
+    ForceTarget(target);
+    if (NumericsId() == id) {
+      const auto cache = NewCache(*model_, tokens_, GetParam());
+      EXPECT_TRUE(SameBits(Driver(model_, 1).Run(*cache, {70}), expected_))
+          << target;
+      ++compared;
+    }
+  }
+  ForceTarget("");
+  EXPECT_GE(compared, 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, ForwardBitsTest,
+                         ::testing::Values(KvDtype::kF32, KvDtype::kBF16,
+                                           KvDtype::kInt8));
+
+}  // namespace
+}  // namespace gkv
