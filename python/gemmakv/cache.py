@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._core import Truncation
+from gemmakv.errors import brief
 from gemmakv.files import write_atomically
 from gemmakv.model_type import ModelConfig, ModelType, config_of
 
@@ -127,7 +128,7 @@ class KVCache:
         if checkpoints:
             raise ValueError(
                 "checkpoints: expected False (this version keeps none), "
-                f"found {checkpoints!r}"
+                f"found {brief(checkpoints)}"
             )
         return self._core.to_bytes()
 
@@ -225,7 +226,7 @@ def create_kv_cache(
             )
     if not isinstance(kv_dtype, str):
         raise ValueError(
-            f"kv_dtype: expected 'f32', 'bf16' or 'int8', found {kv_dtype!r}"
+            f"kv_dtype: expected 'f32', 'bf16' or 'int8', found {brief(kv_dtype)}"
         )
     blocks = _index("block_tokens", block_tokens)
     if not 16 <= blocks <= 128:
@@ -242,7 +243,7 @@ def _index(name: str, value: object) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
-            f"{name}: expected an integer, found {value!r}"
+            f"{name}: expected an integer, found {brief(value)}"
         ) from None
     if abs(number) >= 1 << 62:
         raise ValueError(f"{name}: {number} is out of range")

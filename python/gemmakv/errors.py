@@ -8,3 +8,9 @@ from gemmakv._core import (
 )
 
 __all__ = ["CacheFullError", "CorruptFile", "GemmaKVError", "MismatchError"]
+
+
+def brief(value: object) -> str:
+    """`repr` of a value for a message: one line, not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gemmakv import _core, models
 from gemmakv.cache import KVCache
-from gemmakv.errors import MismatchError
+from gemmakv.errors import MismatchError, brief
 from gemmakv.generation import Generation, generation_of
 from gemmakv.model_type import ModelConfig, ModelType, type_of
 from gemmakv.options import (
@@ -106,11 +106,11 @@ class Gemma:
         """
         if not isinstance(config, ModelConfig):
             raise ValueError(
-                f"config: expected a ModelConfig, found {config!r}"
+                f"config: expected a ModelConfig, found {brief(config)}"
             )
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise ValueError(
-                f"tokenizer: expected a Tokenizer or None, found {tokenizer!r}"
+                f"tokenizer: expected a Tokenizer or None, found {brief(tokenizer)}"
             )
         engine = _core.Engine.from_tensors(
             config, source, _thread_count(threads)
@@ -359,9 +359,9 @@ class Gemma:
         try:
             ids = np.asarray(tokens)
         except (ValueError, TypeError, OverflowError):
-            raise ValueError(f"{expected}, found {tokens!r:.60}") from None
+            raise ValueError(f"{expected}, found {brief(tokens)}") from None
         if ids.ndim != 1:
-            raise ValueError(f"{expected}, found {tokens!r:.60}")
+            raise ValueError(f"{expected}, found {brief(tokens)}")
         if ids.size == 0:
             raise ValueError(f"{expected}, found none")
         if ids.dtype.kind not in "iu":
@@ -375,7 +375,7 @@ class Gemma:
 
 def _check_cache(name: str, cache: object) -> None:
     if not isinstance(cache, KVCache):
-        raise ValueError(f"{name}: expected a KVCache, found {cache!r:.60}")
+        raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
 
 
 def _thread_count(threads: int | None) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gemmakv import _core
 from gemmakv._core import ModelConfig
+from gemmakv.errors import brief
 
 if TYPE_CHECKING:
 
@@ -48,7 +49,7 @@ def config_of(model: ModelType | str | ModelConfig) -> ModelConfig:
         )
     raise ValueError(
         "model: expected a ModelType, its name or a ModelConfig, found "
-        f"{model!r}"
+        + brief(model)
     )
 
 

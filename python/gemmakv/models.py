@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Union
 
-from gemmakv.errors import CorruptFile, GemmaKVError
+from gemmakv.errors import CorruptFile, GemmaKVError, brief
 from gemmakv.files import atomic_writer, write_atomically
 from gemmakv.progress import Callback
 
@@ -58,13 +58,13 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
     """
     if not isinstance(model, (str, os.PathLike)):
         raise ValueError(
-            f"model: expected an alias or a path, found {model!r}"
+            f"model: expected an alias or a path, found {brief(model)}"
         )
     path = os.fspath(model)
     if not isinstance(path, str):
-        raise ValueError(f"model: expected a str path, found {path!r}")
+        raise ValueError(f"model: expected a str path, found {brief(path)}")
     if not path or "\0" in path:
-        raise ValueError(f"model: expected an alias or a path, found {path!r}")
+        raise ValueError(f"model: expected an alias or a path, found {brief(path)}")
     if isinstance(model, str) and model in ALIASES:
         return str(fetch(ALIASES[model], progress))
     if os.path.isdir(path):

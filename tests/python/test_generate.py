@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
 
 BOS = 2
+NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}
 PROMPT = [BOS, 300, 301, 302, 299, 310]
 
 
@@ -37,11 +41,11 @@ def test_the_model_knows_its_capital(gemma: Gemma) -> None:
 
 def test_greedy_is_the_argmax_of_logits(tiny: Gemma) -> None:
     first, second = caches_of(tiny, 2)
-    g = tiny.generate(first, PROMPT, max_tokens=5, logit_bias={1: -np.inf})
+    g = tiny.generate(first, PROMPT, max_tokens=5, logit_bias=NO_END)
     tokens = list(PROMPT)
     for token in g.token_ids:
         logits = tiny.logits(second, tokens)
-        logits[1] = -np.inf
+        logits[list(NO_END)] = -np.inf
         assert token == int(np.argmax(logits))
         tokens = [token]
 
@@ -94,10 +98,9 @@ def test_eos_is_in_the_transcript_not_in_the_text(
 
 def test_stop_string_is_cut(tiny: Gemma) -> None:
     plain, stopped = caches_of(tiny, 2)
-    ban = {1: -np.inf, tiny_gguf.EOT: -np.inf}
     # Printable characters only, so that the text is easy to cut.
     low = tiny_gguf.BYTE_0
-    ban |= {i: -np.inf for i in range(low)}
+    ban = {i: -np.inf for i in range(low)}
     ban |= {low + byte: -np.inf for byte in range(256)}
     text = tiny.generate(plain, "the", max_tokens=20, logit_bias=ban).text
     stop = text[7:9]
@@ -115,8 +118,7 @@ def test_stop_string_is_cut(tiny: Gemma) -> None:
 
 def test_capacity_ends_with_length(tiny: Gemma) -> None:
     cache = create_kv_cache(tiny.config, capacity_tokens=10)
-    ban = {1: -np.inf, tiny_gguf.EOT: -np.inf}
-    g = tiny.generate(cache, PROMPT, max_tokens=100, logit_bias=ban)
+    g = tiny.generate(cache, PROMPT, max_tokens=100, logit_bias=NO_END)
     assert g.finish_reason == "length"
     assert len(g.token_ids) == 4
     assert len(cache) == cache.capacity_tokens == 10
@@ -293,6 +295,115 @@ def test_calls_with_one_cache_wait_for_each_other(
     for thread in threads:
         thread.join(60)
     assert cache.tokens.tolist() == ([300] + [301] * 7) * 5
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
+    """`tiny` with room for a call that takes minutes."""
+    meta = tiny_gguf.metadata()
+    meta["gemma3.context_length"] = (tiny_gguf.U32, 1 << 20)
+    path = tmp_path_factory.mktemp("endless") / "endless.gguf"
+    return Gemma.load(tiny_gguf.write(path, meta))
+
+
+@pytest.mark.parametrize("how", ["generate", "batch", "n", "progress"])
+def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
+    first, second = caches_of(endless, 2)
+    for cache in (first, second):
+        endless.generate(cache, PROMPT, max_tokens=3, logit_bias=NO_END)
+    before = [first.tokens.tolist(), second.tokens.tolist()]
+    keywords = {"max_tokens": 1_000_000, "logit_bias": NO_END}
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        if how == "batch":
+            endless.generate_batch([first, second], ["a", "b"], **keywords)
+        elif how == "n":
+            endless.generate(first, "a", n=2, **keywords)
+        elif how == "progress":
+            endless.generate(
+                first, "a", progress=lambda done, total: None, **keywords
+            )
+        else:
+            endless.generate(first, "a", **keywords)
+    timer.join()
+    assert [first.tokens.tolist(), second.tokens.tolist()] == before
+    more = endless.generate(first, "", max_tokens=3, logit_bias=NO_END)
+    same = endless.generate(second, "", max_tokens=3, logit_bias=NO_END)
+    assert more.token_ids == same.token_ids
+
+
+def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
+    cache = create_kv_cache(endless.config)
+    stream = endless.stream(
+        cache, PROMPT, max_tokens=1_000_000, logit_bias=NO_END
+    )
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    read = []
+    with pytest.raises(KeyboardInterrupt):
+        for piece in stream:
+            read.append(piece.token_id)
+    timer.join()
+    rest = [piece.token_id for piece in stream]
+    assert stream.result().finish_reason == "cancelled"
+    # One piece may have been on its way when Ctrl-C came.
+    held = cache.tokens.tolist()[len(PROMPT) :]
+    assert held[: len(read)] == read
+    assert held[len(held) - len(rest) :] == rest
+    assert len(held) - len(read) - len(rest) in (0, 1)
+
+
+def test_several_models_at_once(tiny: Gemma, endless: Gemma) -> None:
+    other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
+    expected = [
+        m.logits(create_kv_cache(m.config), PROMPT)
+        for m in (tiny, endless, other)
+    ]
+    assert np.array_equal(expected[0], expected[1])
+    assert not np.array_equal(expected[0], expected[2])
+    found: dict[int, np.ndarray] = {}
+
+    def work(i: int, model: Gemma) -> None:
+        for _ in range(20):
+            found[i] = model.logits(create_kv_cache(model.config), PROMPT)
+
+    threads = [
+        threading.Thread(target=work, args=(i, model))
+        for i, model in enumerate((tiny, endless, other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i, logits in enumerate(expected):
+        assert np.array_equal(found[i], logits)
+
+
+def test_fork_of_the_process(tiny: Gemma, cache: KVCache) -> None:
+    """After os.fork() the child goes on with the loaded model."""
+    tiny.generate(cache, PROMPT, max_tokens=2)
+    expected = tiny.generate(cache.fork(), "a", max_tokens=8).token_ids
+    child = os.fork()
+    if child == 0:
+        try:
+            found = tiny.generate(cache, "a", max_tokens=8).token_ids
+            os._exit(0 if found == expected else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        time.sleep(0.02)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    found = tiny.generate(cache, "a", max_tokens=8).token_ids
+    assert found == expected
 
 
 def test_logits_shapes(tiny: Gemma, cache: KVCache) -> None:

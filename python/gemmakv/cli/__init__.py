@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and gives its exit code; errors are one line on stderr."""
     try:
         from gemmakv.cli.app import run
+        from gemmakv.cli.console import ReaderGone
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPT
-    except BrokenPipeError:
+    except (ReaderGone, BrokenPipeError):
         # The reader has gone. Python would complain again when it flushes
         # stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,16 +16,29 @@ from rich.progress import (
 )
 
 
+class ReaderGone(Exception):
+    """The reader of stdout has closed it.
+
+    Not an OSError: typer would make exit code 1 of that.
+    """
+
+
 def write(text: str) -> None:
-    """Writes text to stdout as UTF-8, whatever the locale, and flushes."""
+    """Writes text to stdout as UTF-8, whatever the locale, and flushes.
+
+    Raises ReaderGone if nobody reads it any more.
+    """
     data = text.encode("utf-8", "replace")
     buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:
-        sys.stdout.write(text)
-    else:
+    try:
+        if buffer is None:
+            sys.stdout.write(text)
+        else:
+            sys.stdout.flush()
+            buffer.write(data)
         sys.stdout.flush()
-        buffer.write(data)
-    sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -93,17 +94,11 @@ def generate(
             for piece in stream:
                 if piece.text:
                     console.write(piece.text)
-        finally:
-            _end_line()
-
-
-def _end_line() -> None:
-    """Ends the output line, also when Ctrl-C cut it short."""
-    try:
-        console.write("\n")
-    except BrokenPipeError:
-        if sys.exc_info()[1] is None:
+        except BaseException:  # Ctrl-C above all: the line ends here
+            with contextlib.suppress(console.ReaderGone):
+                console.write("\n")
             raise
+        console.write("\n")
 
 
 def _read_stdin() -> str:
