@@ -78,9 +78,7 @@ class Gemma:
         engine = _core.Engine.load_gguf(
             path, count, as_callback(progress, "loading")
         )
-        tokenizer = Tokenizer(_core.sentencepiece_model(path))
-        _check_vocab_size(tokenizer, engine)
-        return cls(engine, tokenizer)
+        return cls(engine, _load_tokenizer(path, engine))
 
     @classmethod
     def from_tensors(
@@ -385,6 +383,16 @@ def _thread_count(threads: int | None) -> int:
     if count == 0:
         raise ValueError("threads: expected at least 1, found 0")
     return count
+
+
+def _load_tokenizer(path: str, engine: _core.Engine) -> Tokenizer | None:
+    """A file's tokenizer; None for a file that holds nothing of one."""
+    keys = _core.GgufFile(path).keys()
+    if not any(key.startswith("tokenizer.ggml.") for key in keys):
+        return None
+    tokenizer = Tokenizer(_core.sentencepiece_model(path))
+    _check_vocab_size(tokenizer, engine)
+    return tokenizer
 
 
 def _check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:

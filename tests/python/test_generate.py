@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -465,6 +466,19 @@ def test_from_tensors_equals_the_file(tiny: Gemma) -> None:
         bare.generate(create_kv_cache(bare.config), "text")
     with pytest.raises(ValueError, match="no tokenizer"):
         bare.generate(create_kv_cache(bare.config), PROMPT, stop="x")
+
+
+def test_file_without_tokenizer(tiny: Gemma, tmp_path: Path) -> None:
+    meta = {
+        key: value
+        for key, value in tiny_gguf.metadata().items()
+        if not key.startswith("tokenizer.")
+    }
+    model = Gemma.load(tiny_gguf.write(tmp_path / "bare.gguf", meta))
+    assert model.tokenizer is None
+    found = model.logits(create_kv_cache(model.config), PROMPT)
+    expected = tiny.logits(create_kv_cache(tiny.config), PROMPT)
+    assert np.array_equal(found, expected)
 
 
 def test_properties(gemma: Gemma) -> None:
