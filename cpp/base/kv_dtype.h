@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_BASE_KV_DTYPE_H_
 #define GEMMAKV_BASE_KV_DTYPE_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace gkv {
@@ -12,6 +13,11 @@ enum class KvDtype : uint32_t {
   kBF16 = 1,
   kInt8 = 2,  // one f32 scale per 32 values within a head
 };
+
+// Bytes of one stored number, without scales.
+constexpr size_t ElementBytes(KvDtype dtype) {
+  return dtype == KvDtype::kF32 ? 4 : dtype == KvDtype::kBF16 ? 2 : 1;
+}
 
 }  // namespace gkv
 

@@ -20,6 +20,7 @@ inline constexpr size_t kAttentionSpan = 128;
 
 // Queries in one tile: rows x the query heads that share one kv head.
 inline constexpr size_t kMaxTileQueries = 16;
+inline constexpr size_t kMaxHeadDim = 512;
 
 // Keys and values of one kv head of one layer of one conversation. Block i of
 // `blocks` holds positions [(first_block + i) * block_tokens, ... +
@@ -41,7 +42,7 @@ struct QueryTile {
   const size_t* begin;    // [num_queries]
   const size_t* end;      // [num_queries]
   size_t num_queries;     // 1..kMaxTileQueries
-  size_t head_dim;        // multiple of 32, at most 512
+  size_t head_dim;        // multiple of 32, at most kMaxHeadDim
   float soft_cap;         // 0: none; else scores become cap * tanh(s / cap)
 };
 

@@ -1,0 +1,277 @@
+// Scores and weighted sums over the stored keys and values of one span.
+// Included once per Highway target.
+
+#if defined(GEMMAKV_OPS_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GEMMAKV_OPS_ATTENTION_INL_H_
+#undef GEMMAKV_OPS_ATTENTION_INL_H_
+#else
+#define GEMMAKV_OPS_ATTENTION_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "ops/attention.h"
+#include "ops/attention_span.h"
+#include "ops/vector16-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+// Accumulators that fit the registers beside what they are fed from.
+inline constexpr size_t kMaxAccumulators = kVectorLanes == 16 ? 16 : 8;
+
+struct FormatF32 {
+  using Element = float;
+  static constexpr bool kScaled = false;
+  static HWY_INLINE F32Vector Load(const Element* at) {
+    return hn::LoadU(F32x16Tag(), at);
+  }
+};
+
+struct FormatBF16 {
+  using Element = hwy::bfloat16_t;
+  static constexpr bool kScaled = false;
+  static HWY_INLINE F32Vector Load(const Element* at) {
+    const F32x16Tag d;
+    const hn::Rebind<Element, F32x16Tag> d16;
+    return hn::PromoteTo(d, hn::LoadU(d16, at));
+  }
+};
+
+struct FormatInt8 {
+  using Element = int8_t;
+  static constexpr bool kScaled = true;
+  static HWY_INLINE F32Vector Load(const Element* at) {
+    const F32x16Tag d;
+    const hn::RebindToSigned<F32x16Tag> d32;
+    const hn::Rebind<Element, F32x16Tag> d8;
+    return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, at)));
+  }
+};
+
+// One vector of kVectorLanes tokens of a group.
+struct KeyColumn {
+  const void* keys;
+  const float* scales;
+  size_t at;  // first token, relative to the span
+};
+
+// scores[i][tokens of the columns] = dot(q[i], keys). Dimensions are walked in
+// order; with scales, in blocks of 32 that enter as one product each.
+template <class Format, size_t kQueries, size_t kColumns>
+HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
+                          size_t head_dim,
+                          float (*HWY_RESTRICT scores)[kAttentionSpan]) {
+  using Element = typename Format::Element;
+  const F32x16Tag d;
+  F32Vector acc[kQueries][kColumns];
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t c = 0; c < kColumns; ++c) acc[i][c] = hn::Zero(d);
+  }
+  const Element* keys[kColumns];
+  for (size_t c = 0; c < kColumns; ++c) {
+    keys[c] = static_cast<const Element*>(columns[c].keys);
+  }
+  const auto dots = [&](size_t begin, size_t end,
+                        F32Vector(&sums)[kQueries][kColumns]) HWY_ATTR {
+    for (size_t k = begin; k < end; ++k) {
+      F32Vector key[kColumns];
+      for (size_t c = 0; c < kColumns; ++c) {
+        key[c] = Format::Load(keys[c] + k * kKvGroup);
+      }
+      for (size_t i = 0; i < kQueries; ++i) {
+        const F32Vector query = hn::Set(d, q[i][k]);
+        for (size_t c = 0; c < kColumns; ++c) {
+          sums[i][c] = hn::MulAdd(key[c], query, sums[i][c]);
+        }
+      }
+    }
+  };
+  if constexpr (Format::kScaled) {
+    for (size_t b = 0; b < head_dim / kKvInt8Block; ++b) {
+      F32Vector block[kQueries][kColumns];
+      for (size_t i = 0; i < kQueries; ++i) {
+        for (size_t c = 0; c < kColumns; ++c) block[i][c] = hn::Zero(d);
+      }
+      dots(b * kKvInt8Block, (b + 1) * kKvInt8Block, block);
+      for (size_t c = 0; c < kColumns; ++c) {
+        const F32Vector scale = hn::LoadU(d, columns[c].scales + b * kKvGroup);
+        for (size_t i = 0; i < kQueries; ++i) {
+          acc[i][c] = hn::MulAdd(block[i][c], scale, acc[i][c]);
+        }
+      }
+    }
+  } else {
+    dots(0, head_dim, acc);
+  }
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t c = 0; c < kColumns; ++c) {
+      hn::StoreU(acc[i][c], d, scores[i] + columns[c].at);
+    }
+  }
+}
+
+template <class Format, size_t kQueries>
+HWY_INLINE void ScoreColumns(const float* const* q, const KeyColumn* columns,
+                             size_t num_columns, size_t head_dim,
+                             float (*scores)[kAttentionSpan]) {
+  constexpr size_t kBlocks = Format::kScaled ? 2 : 1;
+  constexpr size_t kFit = kMaxAccumulators / (kQueries * kBlocks);
+  constexpr size_t kColumns = kFit < 1 ? 1 : (kFit > 4 ? 4 : kFit);
+  size_t c = 0;
+  for (; c + kColumns <= num_columns; c += kColumns) {
+    ScoreTile<Format, kQueries, kColumns>(q, columns + c, head_dim, scores);
+  }
+  for (; c < num_columns; ++c) {
+    ScoreTile<Format, kQueries, 1>(q, columns + c, head_dim, scores);
+  }
+}
+
+// scores[i][t] for all queries and the token groups [group_begin, group_end).
+template <class Format>
+HWY_INLINE void Scores(const SpanAddresses& addresses, const QueryTile& tile,
+                       size_t group_begin, size_t group_end,
+                       float (*scores)[kAttentionSpan]) {
+  KeyColumn columns[kSpanGroups * kVectorsPer16];
+  size_t num_columns = 0;
+  for (size_t g = group_begin; g < group_end; ++g) {
+    for (size_t v = 0; v < kVectorsPer16; ++v) {
+      const size_t lane = v * kVectorLanes;
+      columns[num_columns++] = {
+          reinterpret_cast<const typename Format::Element*>(addresses.keys[g]) +
+              lane,
+          Format::kScaled ? addresses.key_scales[g] + lane : nullptr,
+          g * kKvGroup + lane};
+    }
+  }
+  size_t i = 0;
+  for (; i + 8 <= tile.num_queries; i += 8) {
+    ScoreColumns<Format, 8>(tile.q + i, columns, num_columns, tile.head_dim,
+                            scores + i);
+  }
+  for (; i + 4 <= tile.num_queries; i += 4) {
+    ScoreColumns<Format, 4>(tile.q + i, columns, num_columns, tile.head_dim,
+                            scores + i);
+  }
+  for (; i < tile.num_queries; ++i) {
+    ScoreColumns<Format, 1>(tile.q + i, columns, num_columns, tile.head_dim,
+                            scores + i);
+  }
+}
+
+// sums[i][dims of the vectors] += weights[i][t] * values[t], tokens [begin,
+// end) in order. `at` is the first dimension.
+template <class Format, size_t kQueries, size_t kVectors>
+HWY_INLINE void ValueTile(const SpanAddresses& addresses,
+                          const float (*HWY_RESTRICT weights)[kAttentionSpan],
+                          size_t begin, size_t end, size_t at,
+                          float* HWY_RESTRICT sums, size_t sums_stride) {
+  using Element = typename Format::Element;
+  const F32x16Tag d;
+  F32Vector acc[kQueries][kVectors];
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kVectorLanes);
+    }
+  }
+  for (size_t t = begin; t < end; ++t) {
+    const Element* row =
+        reinterpret_cast<const Element*>(addresses.values[t]) + at;
+    F32Vector value[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) {
+      value[v] = Format::Load(row + v * kVectorLanes);
+      if constexpr (Format::kScaled) {
+        const size_t block = (at + v * kVectorLanes) / kKvInt8Block;
+        value[v] =
+            hn::Mul(value[v], hn::Set(d, addresses.value_scales[t][block]));
+      }
+    }
+    for (size_t i = 0; i < kQueries; ++i) {
+      const F32Vector weight = hn::Set(d, weights[i][t]);
+      for (size_t v = 0; v < kVectors; ++v) {
+        acc[i][v] = hn::MulAdd(weight, value[v], acc[i][v]);
+      }
+    }
+  }
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kVectorLanes);
+    }
+  }
+}
+
+template <class Format, size_t kQueries>
+HWY_INLINE void AddValues(const SpanAddresses& addresses,
+                          const float (*weights)[kAttentionSpan], size_t begin,
+                          size_t end, size_t head_dim, float* sums,
+                          size_t sums_stride) {
+  constexpr size_t kFit = kMaxAccumulators / kQueries;
+  constexpr size_t kVectors = kFit < 1 ? 1 : (kFit > 8 ? 8 : kFit);
+  constexpr size_t kStep = kVectors * kVectorLanes;
+  if (begin >= end) return;
+  size_t at = 0;
+  for (; at + kStep <= head_dim; at += kStep) {
+    ValueTile<Format, kQueries, kVectors>(addresses, weights, begin, end, at,
+                                          sums, sums_stride);
+  }
+  for (; at < head_dim; at += kVectorLanes) {
+    ValueTile<Format, kQueries, 1>(addresses, weights, begin, end, at, sums,
+                                   sums_stride);
+  }
+}
+
+// Adds the values of every query in the chunk. Tokens that all queries see are
+// read once for all; those at the ends, which only some see, are added query by
+// query, so that a token never enters the sum of a query that does not see it
+// (a weight of zero would let a NaN through).
+template <class Format, size_t kQueries>
+HWY_INLINE void ValuesOfChunk(const SpanAddresses& addresses,
+                              const TokenRange* ranges,
+                              const float (*weights)[kAttentionSpan],
+                              size_t head_dim, float* sums,
+                              size_t sums_stride) {
+  size_t begin = 0, end = kAttentionSpan;  // what all see
+  for (size_t i = 0; i < kQueries; ++i) {
+    begin = HWY_MAX(begin, ranges[i].begin);
+    end = HWY_MIN(end, ranges[i].end);
+  }
+  if (begin >= end) begin = end = 0;
+  for (size_t i = 0; i < kQueries; ++i) {
+    const size_t head_end =
+        begin == end ? ranges[i].end : HWY_MAX(begin, ranges[i].begin);
+    AddValues<Format, 1>(addresses, weights + i, ranges[i].begin, head_end,
+                         head_dim, sums + i * sums_stride, sums_stride);
+  }
+  if (begin == end) return;
+  AddValues<Format, kQueries>(addresses, weights, begin, end, head_dim, sums,
+                              sums_stride);
+  for (size_t i = 0; i < kQueries; ++i) {
+    AddValues<Format, 1>(addresses, weights + i, end, ranges[i].end, head_dim,
+                         sums + i * sums_stride, sums_stride);
+  }
+}
+
+template <class Format>
+HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
+                       const TokenRange* ranges,
+                       const float (*weights)[kAttentionSpan], size_t head_dim,
+                       float* sums, size_t sums_stride) {
+  size_t i = 0;
+  for (; i + 4 <= num_queries; i += 4) {
+    ValuesOfChunk<Format, 4>(addresses, ranges + i, weights + i, head_dim,
+                             sums + i * sums_stride, sums_stride);
+  }
+  for (; i < num_queries; ++i) {
+    ValuesOfChunk<Format, 1>(addresses, ranges + i, weights + i, head_dim,
+                             sums + i * sums_stride, sums_stride);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#endif  // GEMMAKV_OPS_ATTENTION_INL_H_

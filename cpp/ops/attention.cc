@@ -1,0 +1,243 @@
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/attention.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "ops/attention-inl.h"
+#include "ops/attention_span.h"
+#include "ops/vector16-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+HWY_INLINE F32Vector MinusInf() {
+  return hn::Set(F32x16Tag(), -std::numeric_limits<float>::infinity());
+}
+
+// Exp with NaN kept.
+HWY_INLINE F32Vector ExpKeepNaN(F32Vector x) {
+  const F32x16Tag d;
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
+// Turns the scores of one query into weights exp(score - max), zero where the
+// query does not see the token. Writes max and sum.
+void Softmax(const TokenRange& range, float soft_cap,
+             float* HWY_RESTRICT scores, float* max_out, float* sum_out) {
+  const F32x16Tag d;
+  const hn::RebindToSigned<F32x16Tag> di;
+  const size_t begin = range.begin / 16 * 16;
+  const auto lo = hn::Set(di, static_cast<int32_t>(range.begin));
+  const auto hi = hn::Set(di, static_cast<int32_t>(range.end));
+  const auto cap = hn::Set(d, soft_cap);
+  const auto sees = [&](size_t t) HWY_ATTR {
+    const auto at = hn::Iota(di, static_cast<int32_t>(t));
+    return hn::RebindMask(d, hn::And(hn::Ge(at, lo), hn::Lt(at, hi)));
+  };
+  auto max = MinusInf();
+  for (size_t t = begin; t < range.end; t += kVectorLanes) {
+    auto score = hn::LoadU(d, scores + t);
+    if (soft_cap > 0) {
+      const auto capped = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));
+      score = hn::IfThenElse(hn::IsNaN(score), score, capped);
+    }
+    score = hn::IfThenElse(sees(t), score, MinusInf());
+    hn::StoreU(score, d, scores + t);
+    max = hn::Max(max, score);
+  }
+  const float max_score = hn::ReduceMax(d, max);
+  const auto m = hn::Set(d, max_score);
+  // Sixteen partial sums by position % 16.
+  F32Vector sums[kVectorsPer16];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  for (size_t t = begin; t < range.end; t += 16) {
+    for (size_t v = 0; v < kVectorsPer16; ++v) {
+      const size_t at = t + v * kVectorLanes;
+      if (at >= range.end) break;
+      const auto weight = hn::IfThenElseZero(
+          sees(at), ExpKeepNaN(hn::Sub(hn::LoadU(d, scores + at), m)));
+      hn::StoreU(weight, d, scores + at);
+      sums[v] = hn::Add(sums[v], weight);
+    }
+  }
+  HWY_ALIGN float partials[16];
+  for (size_t v = 0; v < kVectorsPer16; ++v) {
+    hn::Store(sums[v], d, partials + v * kVectorLanes);
+  }
+  *max_out = max_score;
+  *sum_out = JoinSums(partials);
+}
+
+template <class Format>
+void SpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
+                 const TokenRange* ranges, float* partial) {
+  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
+  Scores<Format>(addresses, tile, addresses.group_begin, addresses.group_end,
+                 scores);
+  const size_t stride = PartialFloats(tile.head_dim);
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    float* out = partial + i * stride;
+    std::memset(out, 0, tile.head_dim * sizeof(float));
+    Softmax(ranges[i], tile.soft_cap, scores[i], out + tile.head_dim,
+            out + tile.head_dim + 1);
+  }
+  Values<Format>(addresses, tile.num_queries, ranges, scores, tile.head_dim,
+                 partial, stride);
+}
+
+void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
+                     const QueryTile& tile, const TokenRange* ranges,
+                     float* partial) {
+  switch (dtype) {
+    case KvDtype::kF32:
+      return SpanPartial<FormatF32>(addresses, tile, ranges, partial);
+    case KvDtype::kBF16:
+      return SpanPartial<FormatBF16>(addresses, tile, ranges, partial);
+    case KvDtype::kInt8:
+      return SpanPartial<FormatInt8>(addresses, tile, ranges, partial);
+  }
+}
+
+// state = state * a + partial * b elementwise, [head_dim].
+void MergeImpl(const float* partial, size_t head_dim, float* state) {
+  const F32x16Tag d;
+  const float max = HWY_MAX(partial[head_dim], state[head_dim]);
+  const auto factor = [&](float own) HWY_ATTR {
+    return own == max ? 1.0f : hn::GetLane(ExpKeepNaN(hn::Set(d, own - max)));
+  };
+  const float a = factor(state[head_dim]);
+  const float b = factor(partial[head_dim]);
+  const auto va = hn::Set(d, a);
+  const auto vb = hn::Set(d, b);
+  for (size_t i = 0; i < head_dim; i += kVectorLanes) {
+    const auto scaled = hn::Mul(hn::LoadU(d, state + i), va);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, partial + i), vb, scaled), d, state + i);
+  }
+  state[head_dim] = max;
+  state[head_dim + 1] = state[head_dim + 1] * a + partial[head_dim + 1] * b;
+}
+
+void FinishImpl(const float* state, size_t head_dim, float* out) {
+  const F32x16Tag d;
+  const auto scale = hn::Set(d, 1.0f / state[head_dim + 1]);
+  for (size_t i = 0; i < head_dim; i += kVectorLanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, state + i), scale), d, out + i);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace gkv {
+
+HWY_EXPORT(SpanPartialImpl);
+HWY_EXPORT(MergeImpl);
+HWY_EXPORT(FinishImpl);
+
+namespace {
+
+bool IsNeutral(const float* partial, size_t head_dim) {
+  return partial[head_dim] == -std::numeric_limits<float>::infinity() &&
+         partial[head_dim + 1] == 0;
+}
+
+// Requires: the groups are set.
+void FindAddresses(const KvHeadView& kv, size_t head_dim, size_t first,
+                   SpanAddresses& addresses) {
+  const size_t row_bytes = head_dim * ElementBytes(kv.dtype);
+  const size_t row_scales = head_dim / kKvInt8Block;
+  // Of an int8 strip: scales follow all values.
+  const size_t scales_at = kv.block_tokens * row_bytes;
+  for (size_t g = addresses.group_begin; g < addresses.group_end; ++g) {
+    const size_t position = first + g * kKvGroup;
+    const uint8_t* block =
+        kv.blocks[position / kv.block_tokens - kv.first_block];
+    const size_t token = position % kv.block_tokens;
+    const uint8_t* keys = block + kv.key_offset;
+    const uint8_t* values = block + kv.value_offset;
+    addresses.keys[g] = keys + token * row_bytes;
+    addresses.key_scales[g] =
+        reinterpret_cast<const float*>(keys + scales_at) + token * row_scales;
+    for (size_t t = 0; t < kKvGroup; ++t) {
+      const size_t at = g * kKvGroup + t;
+      addresses.values[at] = values + (token + t) * row_bytes;
+      addresses.value_scales[at] =
+          reinterpret_cast<const float*>(values + scales_at) +
+          (token + t) * row_scales;
+    }
+  }
+}
+
+}  // namespace
+
+void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
+                          size_t span, float* partial) {
+  const size_t first = span * kAttentionSpan;
+  TokenRange ranges[kMaxTileQueries];
+  size_t begin = kAttentionSpan, end = 0;
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    const size_t lo = std::max(tile.begin[i], first);
+    const size_t hi = std::min(tile.end[i], first + kAttentionSpan);
+    ranges[i] = lo < hi ? TokenRange{lo - first, hi - first} : TokenRange{0, 0};
+    if (lo >= hi) continue;
+    begin = std::min(begin, lo - first);
+    end = std::max(end, hi - first);
+  }
+  if (begin >= end) begin = end = 0;
+  SpanAddresses addresses;
+  addresses.group_begin = begin / kKvGroup;
+  addresses.group_end = (end + kKvGroup - 1) / kKvGroup;
+  FindAddresses(kv, tile.head_dim, first, addresses);
+  HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
+  (kv.dtype, addresses, tile, ranges, partial);
+}
+
+void AttentionMerge(const float* partial, size_t head_dim, float* state) {
+  if (IsNeutral(partial, head_dim)) return;
+  if (IsNeutral(state, head_dim)) {
+    std::memcpy(state, partial, PartialFloats(head_dim) * sizeof(float));
+    return;
+  }
+  HWY_DYNAMIC_DISPATCH(MergeImpl)(partial, head_dim, state);
+}
+
+void AttentionFinish(const float* state, size_t head_dim, float* out) {
+  HWY_DYNAMIC_DISPATCH(FinishImpl)(state, head_dim, out);
+}
+
+void AttentionTile(const KvHeadView& kv, const QueryTile& tile,
+                   float* const* out) {
+  HWY_ALIGN float state[kMaxTileQueries * PartialFloats(kMaxHeadDim)];
+  HWY_ALIGN float partial[kMaxTileQueries * PartialFloats(kMaxHeadDim)];
+  const size_t stride = PartialFloats(tile.head_dim);
+  const size_t begin =
+      *std::min_element(tile.begin, tile.begin + tile.num_queries);
+  const size_t end = *std::max_element(tile.end, tile.end + tile.num_queries);
+  size_t span = begin / kAttentionSpan;
+  AttentionSpanPartial(kv, tile, span, state);
+  for (++span; span * kAttentionSpan < end; ++span) {
+    AttentionSpanPartial(kv, tile, span, partial);
+    for (size_t i = 0; i < tile.num_queries; ++i) {
+      AttentionMerge(partial + i * stride, tile.head_dim, state + i * stride);
+    }
+  }
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    AttentionFinish(state + i * stride, tile.head_dim, out[i]);
+  }
+}
+
+}  // namespace gkv
+
+#endif  // HWY_ONCE

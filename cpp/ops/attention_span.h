@@ -1,0 +1,34 @@
+#ifndef GEMMAKV_OPS_ATTENTION_SPAN_H_
+#define GEMMAKV_OPS_ATTENTION_SPAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/attention.h"
+
+// What the kernels of attention see of one span.
+
+namespace gkv {
+
+inline constexpr size_t kSpanGroups = kAttentionSpan / kKvGroup;
+
+// Where the keys and values of a span lie. Only the groups [group_begin,
+// group_end) and their tokens are filled in.
+struct SpanAddresses {
+  size_t group_begin;
+  size_t group_end;
+  const uint8_t* keys[kSpanGroups];       // [head_dim][16] of a group
+  const float* key_scales[kSpanGroups];   // [head_dim / 32][16], int8 only
+  const uint8_t* values[kAttentionSpan];  // [head_dim] of a token
+  const float* value_scales[kAttentionSpan];  // [head_dim / 32], int8 only
+};
+
+// Visible tokens of one query, relative to the span.
+struct TokenRange {
+  size_t begin;
+  size_t end;  // begin == end: sees nothing
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_ATTENTION_SPAN_H_

@@ -1,0 +1,152 @@
+#include "ops/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/elementwise.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "ops/vector16-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+// 1 / sqrt(mean(x^2) + epsilon) by correctly rounded operations alone.
+float InverseRms(const float* HWY_RESTRICT x, float epsilon, size_t size) {
+  const float sum = Sum16(x, size, [](F32Vector v, F32Vector acc) HWY_ATTR {
+    return hn::MulAdd(v, v, acc);
+  });
+  const hn::CappedTag<float, 1> d1;
+  const auto mean = hn::Set(d1, sum / static_cast<float>(size) + epsilon);
+  return 1.0f / hn::GetLane(hn::Sqrt(mean));
+}
+
+void RmsNormImpl(const float* x, const float* weight, float epsilon,
+                 size_t size, float* out) {
+  const F32x16Tag d;
+  const auto scale = hn::Set(d, InverseRms(x, epsilon, size));
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto normed = hn::Mul(LoadUpTo(x + i, count), scale);
+    StoreUpTo(hn::Mul(normed, LoadUpTo(weight + i, count)), out + i, count);
+  });
+}
+
+void AddRmsNormImpl(const float* y, const float* weight, float epsilon,
+                    size_t size, float* x) {
+  const F32x16Tag d;
+  const auto scale = hn::Set(d, InverseRms(y, epsilon, size));
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto normed = hn::Mul(LoadUpTo(y + i, count), scale);
+    StoreUpTo(
+        hn::MulAdd(normed, LoadUpTo(weight + i, count), LoadUpTo(x + i, count)),
+        x + i, count);
+  });
+}
+
+void AddImpl(const float* y, size_t size, float* x) {
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Add(LoadUpTo(x + i, count), LoadUpTo(y + i, count)), x + i,
+              count);
+  });
+}
+
+void ScaleImpl(float factor, size_t size, float* x) {
+  const F32x16Tag d;
+  const auto f = hn::Set(d, factor);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Mul(LoadUpTo(x + i, count), f), x + i, count);
+  });
+}
+
+// 0.5 (1 + tanh(u)) is the logistic function of 2 u: one exponential, and no
+// cancellation where tanh(u) approaches -1.
+void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
+  const F32x16Tag d;
+  const auto minus_two_sqrt_2_over_pi = hn::Set(d, -1.5957691216057308f);
+  const auto cubic = hn::Set(d, 0.044715f);
+  const auto one = hn::Set(d, 1.0f);
+  // Larger arguments of Exp would overflow; the result is 0 to within 1e-36.
+  const auto limit = hn::Set(d, 88.0f);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto g = LoadUpTo(gate + i, count);
+    const auto square = hn::Mul(g, g);
+    const auto inner = hn::MulAdd(hn::Mul(square, g), cubic, g);
+    const auto exponent =
+        hn::Min(hn::Mul(inner, minus_two_sqrt_2_over_pi), limit);
+    const auto gelu = hn::Div(g, hn::Add(one, hn::Exp(d, exponent)));
+    StoreUpTo(hn::Mul(gelu, LoadUpTo(up + i, count)), out + i, count);
+  });
+}
+
+void SoftCapImpl(float cap, size_t size, float* x) {
+  const F32x16Tag d;
+  const auto c = hn::Set(d, cap);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto v = LoadUpTo(x + i, count);
+    const auto capped = hn::Mul(c, hn::Tanh(d, hn::Div(v, c)));
+    StoreUpTo(hn::IfThenElse(hn::IsNaN(v), v, capped), x + i, count);
+  });
+}
+
+void RotateImpl(const float* cos, const float* sin, size_t size, float* x) {
+  const size_t half = size / 2;
+  ForVectors(half, [&](size_t i, size_t count) HWY_ATTR {
+    const auto a = LoadUpTo(x + i, count);
+    const auto b = LoadUpTo(x + half + i, count);
+    const auto c = LoadUpTo(cos + i, count);
+    const auto s = LoadUpTo(sin + i, count);
+    StoreUpTo(hn::NegMulAdd(b, s, hn::Mul(a, c)), x + i, count);
+    StoreUpTo(hn::MulAdd(a, s, hn::Mul(b, c)), x + half + i, count);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace gkv {
+
+HWY_EXPORT(RmsNormImpl);
+HWY_EXPORT(AddRmsNormImpl);
+HWY_EXPORT(AddImpl);
+HWY_EXPORT(ScaleImpl);
+HWY_EXPORT(GeluMulImpl);
+HWY_EXPORT(SoftCapImpl);
+HWY_EXPORT(RotateImpl);
+
+void RmsNorm(const float* x, const float* weight, float epsilon, size_t size,
+             float* out) {
+  HWY_DYNAMIC_DISPATCH(RmsNormImpl)(x, weight, epsilon, size, out);
+}
+
+void AddRmsNorm(const float* y, const float* weight, float epsilon, size_t size,
+                float* x) {
+  HWY_DYNAMIC_DISPATCH(AddRmsNormImpl)(y, weight, epsilon, size, x);
+}
+
+void Add(const float* y, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(AddImpl)(y, size, x);
+}
+
+void Scale(float factor, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(ScaleImpl)(factor, size, x);
+}
+
+void GeluMul(const float* gate, const float* up, size_t size, float* out) {
+  HWY_DYNAMIC_DISPATCH(GeluMulImpl)(gate, up, size, out);
+}
+
+void SoftCap(float cap, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(SoftCapImpl)(cap, size, x);
+}
+
+void Rotate(const float* cos, const float* sin, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(RotateImpl)(cos, sin, size, x);
+}
+
+}  // namespace gkv
+
+#endif  // HWY_ONCE

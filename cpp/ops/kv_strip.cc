@@ -1,0 +1,178 @@
+#include "ops/kv_strip.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/float16.h"
+
+namespace gkv {
+namespace {
+
+// Index of a key's first element; its next ones follow at stride kKvGroup.
+size_t KeyAt(size_t index, size_t head_dim) {
+  return index / kKvGroup * head_dim * kKvGroup + index % kKvGroup;
+}
+
+// Scales of an int8 strip follow its values.
+float* Scales(uint8_t* strip, size_t tokens, size_t head_dim) {
+  return reinterpret_cast<float*>(strip + tokens * head_dim);
+}
+const float* Scales(const uint8_t* strip, size_t tokens, size_t head_dim) {
+  return reinterpret_cast<const float*>(strip + tokens * head_dim);
+}
+
+// Rounds 32 values; returns the scale. Not finite: scale NaN, values zero.
+float QuantizeBlock(const float* x, int8_t* values) {
+  float max = 0;
+  bool finite = true;
+  for (size_t i = 0; i < kKvInt8Block; ++i) {
+    finite = finite && std::abs(x[i]) <= std::numeric_limits<float>::max();
+    max = std::max(max, std::abs(x[i]));
+  }
+  std::memset(values, 0, kKvInt8Block);
+  if (!finite) return std::numeric_limits<float>::quiet_NaN();
+  if (max < 0x1p-118f) return 0;  // 127 / max would overflow
+  const float inverse = 127.0f / max;
+  for (size_t i = 0; i < kKvInt8Block; ++i) {
+    // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even.
+    constexpr float kRounder = 12582912.0f;
+    const float rounded = (x[i] * inverse + kRounder) - kRounder;
+    values[i] = static_cast<int8_t>(rounded);
+  }
+  return max / 127.0f;
+}
+
+// Element i of a stored vector lies at `at` + i * `stride`; its scale, for
+// int8, at `scale_at` + i / 32 * `stride`.
+struct Place {
+  size_t at;
+  size_t stride;
+  size_t scale_at;
+};
+
+Place KeyPlace(size_t index, size_t head_dim) {
+  return {KeyAt(index, head_dim), kKvGroup,
+          KeyAt(index, head_dim / kKvInt8Block)};
+}
+
+Place ValuePlace(size_t index, size_t head_dim) {
+  return {index * head_dim, 1, index * (head_dim / kKvInt8Block)};
+}
+
+void Store(KvDtype dtype, const float* x, size_t head_dim, const Place& place,
+           size_t strip_tokens, uint8_t* strip) {
+  switch (dtype) {
+    case KvDtype::kF32: {
+      float* out = reinterpret_cast<float*>(strip) + place.at;
+      for (size_t i = 0; i < head_dim; ++i) out[i * place.stride] = x[i];
+      break;
+    }
+    case KvDtype::kBF16: {
+      uint16_t* out = reinterpret_cast<uint16_t*>(strip) + place.at;
+      for (size_t i = 0; i < head_dim; ++i) {
+        out[i * place.stride] = BFloat16FromFloat32(x[i]);
+      }
+      break;
+    }
+    case KvDtype::kInt8: {
+      int8_t* out = reinterpret_cast<int8_t*>(strip) + place.at;
+      float* scales = Scales(strip, strip_tokens, head_dim) + place.scale_at;
+      int8_t block[kKvInt8Block];
+      for (size_t b = 0; b < head_dim / kKvInt8Block; ++b) {
+        scales[b * place.stride] = QuantizeBlock(x + b * kKvInt8Block, block);
+        for (size_t i = 0; i < kKvInt8Block; ++i) {
+          out[(b * kKvInt8Block + i) * place.stride] = block[i];
+        }
+      }
+      break;
+    }
+  }
+}
+
+void Load(KvDtype dtype, const uint8_t* strip, size_t head_dim,
+          const Place& place, size_t strip_tokens, float* out) {
+  for (size_t i = 0; i < head_dim; ++i) {
+    const size_t at = place.at + i * place.stride;
+    switch (dtype) {
+      case KvDtype::kF32:
+        out[i] = reinterpret_cast<const float*>(strip)[at];
+        break;
+      case KvDtype::kBF16:
+        out[i] =
+            Float32FromBFloat16(reinterpret_cast<const uint16_t*>(strip)[at]);
+        break;
+      case KvDtype::kInt8:
+        out[i] =
+            static_cast<float>(reinterpret_cast<const int8_t*>(strip)[at]) *
+            Scales(strip, strip_tokens,
+                   head_dim)[place.scale_at + i / kKvInt8Block * place.stride];
+        break;
+    }
+  }
+}
+
+// Copies tokens [0, count) of an array [tokens / 16][rows][16] of elements.
+void CopyGrouped(const uint8_t* from, size_t rows, size_t element, size_t count,
+                 uint8_t* to) {
+  const size_t group_bytes = rows * kKvGroup * element;
+  const size_t whole = count / kKvGroup * group_bytes;
+  std::memcpy(to, from, whole);
+  const size_t rest = count % kKvGroup * element;
+  for (size_t row = 0; row < rows && rest > 0; ++row) {
+    const size_t at = whole + row * kKvGroup * element;
+    std::memcpy(to + at, from + at, rest);
+  }
+}
+
+}  // namespace
+
+size_t KvStripBytes(KvDtype dtype, size_t tokens, size_t head_dim) {
+  size_t bytes = tokens * head_dim * ElementBytes(dtype);
+  if (dtype == KvDtype::kInt8) {
+    bytes += tokens * (head_dim / kKvInt8Block) * sizeof(float);
+  }
+  return bytes;
+}
+
+void StoreKey(KvDtype dtype, const float* x, size_t head_dim, size_t index,
+              size_t strip_tokens, uint8_t* strip) {
+  Store(dtype, x, head_dim, KeyPlace(index, head_dim), strip_tokens, strip);
+}
+
+void StoreValue(KvDtype dtype, const float* x, size_t head_dim, size_t index,
+                size_t strip_tokens, uint8_t* strip) {
+  Store(dtype, x, head_dim, ValuePlace(index, head_dim), strip_tokens, strip);
+}
+
+void LoadKey(KvDtype dtype, const uint8_t* strip, size_t head_dim, size_t index,
+             size_t strip_tokens, float* out) {
+  Load(dtype, strip, head_dim, KeyPlace(index, head_dim), strip_tokens, out);
+}
+
+void LoadValue(KvDtype dtype, const uint8_t* strip, size_t head_dim,
+               size_t index, size_t strip_tokens, float* out) {
+  Load(dtype, strip, head_dim, ValuePlace(index, head_dim), strip_tokens, out);
+}
+
+void CopyKeys(KvDtype dtype, const uint8_t* from, size_t from_tokens,
+              size_t head_dim, size_t count, uint8_t* to, size_t to_tokens) {
+  CopyGrouped(from, head_dim, ElementBytes(dtype), count, to);
+  if (dtype == KvDtype::kInt8) {
+    CopyGrouped(from + from_tokens * head_dim, head_dim / kKvInt8Block,
+                sizeof(float), count, to + to_tokens * head_dim);
+  }
+}
+
+void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
+                size_t head_dim, size_t count, uint8_t* to, size_t to_tokens) {
+  std::memcpy(to, from, count * head_dim * ElementBytes(dtype));
+  if (dtype == KvDtype::kInt8) {
+    const size_t row = head_dim / kKvInt8Block * sizeof(float);
+    std::memcpy(to + to_tokens * head_dim, from + from_tokens * head_dim,
+                count * row);
+  }
+}
+
+}  // namespace gkv

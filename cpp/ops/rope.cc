@@ -1,0 +1,145 @@
+#include "ops/rope.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+// Natural logarithm of x > 1: x = m * 2^e with m in [0.7, 1.4], then the series
+// of ln(m) = 2 artanh((m - 1) / (m + 1)).
+double Log(double x) {
+  constexpr double kLn2 = 0.693147180559945309417232121458;
+  int exponent;
+  double m = std::frexp(x, &exponent);  // exact
+  if (m < 0.70710678) {
+    m *= 2;
+    --exponent;
+  }
+  const double t = (m - 1) / (m + 1);
+  double sum = 0;
+  double power = t;
+  for (int n = 1; n < 40; n += 2) {
+    sum += power / n;
+    power *= t * t;
+  }
+  return exponent * kLn2 + 2 * sum;
+}
+
+// e^-x for x >= 0: the series at x / 2^k, squared k times.
+double ExpMinus(double x) {
+  int halvings = 0;
+  for (; x > 0.03125; x /= 2) ++halvings;
+  double term = 1;
+  double sum = 1;
+  for (int n = 1; n < 14; ++n) {
+    term *= -x / n;
+    sum += term;
+  }
+  for (int i = 0; i < halvings; ++i) sum *= sum;
+  return sum;
+}
+
+struct Rotation {
+  double cos = 1;
+  double sin = 0;
+};
+
+Rotation operator*(const Rotation& a, const Rotation& b) {
+  return {a.cos * b.cos - a.sin * b.sin, a.sin * b.cos + a.cos * b.sin};
+}
+
+// The rotation by an angle in [0, 1]: Taylor series.
+Rotation RotationBy(double angle) {
+  Rotation rotation;
+  double term = 1;
+  for (int n = 1; n < 26; ++n) {
+    term *= angle / n;
+    switch (n % 4) {
+      case 0:
+        rotation.cos += term;
+        break;
+      case 1:
+        rotation.sin += term;
+        break;
+      case 2:
+        rotation.cos -= term;
+        break;
+      default:
+        rotation.sin -= term;
+        break;
+    }
+  }
+  return rotation;
+}
+
+// base^0 ... base^(count - 1), each as a product of binary powers, so that an
+// error grows with the logarithm of the exponent only.
+std::vector<Rotation> Powers(const Rotation& base, size_t count) {
+  std::vector<Rotation> powers(count);
+  Rotation binary = base;
+  for (size_t bit = 1; bit < count; bit *= 2) {
+    for (size_t i = bit; i < count && i < 2 * bit; ++i) {
+      powers[i] = powers[i - bit] * binary;
+    }
+    binary = binary * binary;
+  }
+  return powers;
+}
+
+}  // namespace
+
+RopeTable::RopeTable(double base, double factor, size_t head_dim,
+                     size_t max_positions)
+    : half_(head_dim / 2), max_positions_(max_positions) {
+  if (head_dim == 0 || head_dim % 2 != 0) {
+    throw InvalidArgument(StrCat("rope: head_dim is ", head_dim,
+                                 ", expected a positive even number"));
+  }
+  if (!(base > 1) || !std::isfinite(base)) {
+    throw InvalidArgument(
+        StrCat("rope: base is ", base, ", expected a finite number > 1"));
+  }
+  if (!(factor >= 1) || !std::isfinite(factor)) {
+    throw InvalidArgument(
+        StrCat("rope: factor is ", factor, ", expected a finite number >= 1"));
+  }
+  if (max_positions == 0) {
+    throw InvalidArgument("rope: max_positions is 0, expected at least 1");
+  }
+  const size_t high = (max_positions + kLow - 1) / kLow;
+  low_cos_.resize(kLow * half_);
+  low_sin_.resize(kLow * half_);
+  high_cos_.resize(high * half_);
+  high_sin_.resize(high * half_);
+  const double log_base = Log(base);
+  for (size_t i = 0; i < half_; ++i) {
+    const double frequency = ExpMinus(log_base * static_cast<double>(2 * i) /
+                                      static_cast<double>(head_dim)) /
+                             factor;
+    const std::vector<Rotation> low = Powers(RotationBy(frequency), kLow + 1);
+    const std::vector<Rotation> coarse = Powers(low[kLow], high);
+    for (size_t p = 0; p < kLow; ++p) {
+      low_cos_[p * half_ + i] = low[p].cos;
+      low_sin_[p * half_ + i] = low[p].sin;
+    }
+    for (size_t p = 0; p < high; ++p) {
+      high_cos_[p * half_ + i] = coarse[p].cos;
+      high_sin_[p * half_ + i] = coarse[p].sin;
+    }
+  }
+}
+
+void RopeTable::CosSin(size_t position, float* cos, float* sin) const {
+  const size_t low = position % kLow * half_;
+  const size_t high = position / kLow * half_;
+  for (size_t i = 0; i < half_; ++i) {
+    const double lc = low_cos_[low + i], ls = low_sin_[low + i];
+    const double hc = high_cos_[high + i], hs = high_sin_[high + i];
+    cos[i] = static_cast<float>(hc * lc - hs * ls);
+    sin[i] = static_cast<float>(hs * lc + hc * ls);
+  }
+}
+
+}  // namespace gkv
