@@ -1,0 +1,89 @@
+"""The gemmakv side of vs_llama.py: one process, one measurement at a time.
+
+Reads one JSON request a line from stdin and writes one JSON answer a line:
+{"kind": "prefill", "tokens": 512} -> {"tokens_per_s": ...}. Times are wall
+clock around the public Python calls, sampling and bookkeeping included. The
+driver stops this process (SIGSTOP) while the peer runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+import gemmakv
+
+TEXT = (pathlib.Path(__file__).resolve().parents[1] / "quality" / "texts"
+        / "english.txt")
+
+
+class Bench:
+    def __init__(self, model: str, threads: int):
+        self.gemma = gemmakv.Gemma.load(model, threads=threads)
+        ids = self.gemma.tokenizer.encode(TEXT.read_text("utf-8"))
+        self.ids = ids * (1 + 16384 // len(ids))
+        self.offset = 0  # of prompts; moved on when a model ends a text early
+        self.parked: dict[tuple[int, int], gemmakv.KVCache] = {}
+
+    def cache(self, capacity: int) -> gemmakv.KVCache:
+        return gemmakv.create_kv_cache(
+            self.gemma.config, capacity_tokens=capacity)
+
+    def prefill(self, tokens: int) -> dict:
+        prompt = [2, *self.ids[:tokens - 1]]
+        cache = self.cache(tokens)
+        begin = time.perf_counter()
+        self.gemma.logits(cache, prompt)
+        return {"tokens_per_s": tokens / (time.perf_counter() - begin)}
+
+    def with_context(self, tokens: int, row: int) -> gemmakv.KVCache:
+        """A conversation that holds `tokens` tokens; a fork of a kept one."""
+        key = (tokens, row)
+        if key not in self.parked:
+            self.parked[key] = self.cache(self.gemma.config.context_length)
+            if tokens:
+                start = self.offset + 97 * row
+                self.gemma.logits(
+                    self.parked[key], [2, *self.ids[start:start + tokens - 1]])
+        return self.parked[key].fork()
+
+    def decode(self, tokens: int, context: int = 0, batch: int = 1) -> dict:
+        """Tokens a second of `batch` conversations, `tokens` steps each."""
+        for _ in range(8):
+            caches = [self.with_context(context, row)
+                      for row in range(batch)]
+            first = [[self.ids[self.offset + 97 * row + context]] if context
+                     else [2] for row in range(batch)]
+            begin = time.perf_counter()
+            results = self.gemma.generate_batch(
+                caches, first, max_tokens=tokens)
+            seconds = time.perf_counter() - begin
+            if all(len(r.token_ids) == tokens for r in results):
+                return {"tokens_per_s": batch * tokens / seconds}
+            # An end-of-sequence token: another text, and measure again.
+            self.offset += 11
+            self.parked.clear()
+        raise RuntimeError("the model ends every text early")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args()
+    bench = Bench(args.model, args.threads)
+    print(json.dumps({"ready": True, "cpu": str(gemmakv.cpu_info())}),
+          flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        kind = request.pop("kind")
+        answer = {"prefill": bench.prefill, "decode": bench.decode}[kind](
+            **request)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""gemmakv against llama.cpp in one interleaved run on the same file.
+
+    python tools/bench/vs_llama.py --gguf MODEL.gguf --llama-bin-dir DIR \
+        [--rounds 5] [--threads 2] [--only prefill-512 ...] [--json OUT]
+
+DIR holds llama-bench and llama-batched-bench. Every round measures each work
+on both sides, one right after the other and in alternating order; the table
+gives medians and the median of the rounds' own ratios, because only those are
+free of what else the machine does. gemmakv's process is stopped while
+llama.cpp runs; llama.cpp's starts anew for each measurement and warms itself
+up, which its own programs leave out of the time.
+
+Fairness: same file, same number of threads, llama.cpp's default batches (2048,
+512) and f16 KV against gemmakv's bf16; llama.cpp runs with flash attention on
+or off, whichever a trial shows to be faster for that work. gemmakv's times
+include sampling and its Python calls, llama.cpp's have no sampling.
+first-token needs llama-cpp-python (LLAMA_CPP_LIB_PATH=DIR for a native one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One thing to measure: a request to the worker, a peer's command."""
+
+    name: str
+    request: dict
+    program: str
+    arguments: tuple[str, ...]
+    field: str  # of the peer's JSON that holds tokens a second
+
+
+def bench(name: str, request: dict, *arguments: str) -> Work:
+    return Work(name, request, "llama-bench",
+                (*arguments, "-r", "1", "-o", "json"), "avg_ts")
+
+
+def batched(count: int) -> Work:
+    return Work(
+        f"batch-{count}",
+        {"kind": "decode", "tokens": 64, "context": 32, "batch": count},
+        "llama-batched-bench",
+        ("-npp", "32", "-ntg", "64", "-npl", str(count), "-c",
+         str(max(512, 96 * count)), "-b", "2048", "-ub", "512",
+         "--output-format", "jsonl"),
+        "speed_tg")
+
+
+WORKS = [
+    *[bench(f"prefill-{n}", {"kind": "prefill", "tokens": n},
+            "-p", str(n), "-n", "0") for n in (128, 512, 2048)],
+    bench("decode-128", {"kind": "decode", "tokens": 128},
+          "-p", "0", "-n", "128"),
+    *[batched(count) for count in (2, 4, 8, 16, 32)],
+    bench("decode-at-8192", {"kind": "decode", "tokens": 64, "context": 8192},
+          "-p", "0", "-n", "64", "-d", "8192"),
+]
+UNITS = {"first-token": "s (less is better)", "memory": "MB (less is better)"}
+ONE_SHOTS = tuple(UNITS)
+
+
+class Worker:
+    """The gemmakv process; stopped whenever it is not measuring."""
+
+    def __init__(self, model: str, threads: int):
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "gemmakv_worker.py"), "--model", model,
+             "--threads", str(threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.cpu = self._answer()["cpu"]
+        self.process.send_signal(signal.SIGSTOP)
+
+    def _answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("the gemmakv worker ended; see its error above")
+        return json.loads(line)
+
+    def measure(self, work: Work) -> float:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(json.dumps(work.request) + "\n")
+        self.process.stdin.flush()
+        speed = self._answer()["tokens_per_s"]
+        self.process.send_signal(signal.SIGSTOP)
+        return speed
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Llama:
+    def __init__(self, args):
+        self.args = args
+        self.flash: dict[str, str] = {}
+
+    def run(self, work: Work, flash: str) -> float:
+        command = [str(self.args.llama_bin_dir / work.program), "-m",
+                   self.args.gguf, "-t", str(self.args.threads), "-fa", flash,
+                   *work.arguments]
+        done = subprocess.run(command, capture_output=True, text=True,
+                              check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        if work.program == "llama-bench":
+            return float(json.loads(done.stdout)[0][work.field])
+        rows = [json.loads(line) for line in done.stdout.splitlines()
+                if line.startswith("{")]
+        return float(rows[-1][work.field])
+
+    def choose_flash(self, work: Work) -> None:
+        # Two trials a setting; the first run of a series is often slow.
+        trial = {flash: max(self.run(work, flash) for _ in range(2))
+                 for flash in ("on", "off")}
+        self.flash[work.name] = max(trial, key=trial.get)
+
+    def measure(self, work: Work) -> float:
+        return self.run(work, self.flash[work.name])
+
+
+def run_alone(command: list[str]) -> tuple[float, str]:
+    """(peak resident MB, stdout) of a process of its own."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.DEVNULL)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with "
+                           f"{process.returncode}")
+    return usage.ru_maxrss / 1024, output
+
+
+def one_shot(args, what: str, engine: str) -> float:
+    """Seconds to the first token, or peak MB."""
+    script = [sys.executable, str(HERE / "one_shot.py"), what, engine,
+              args.gguf, str(args.threads)]
+    if what == "first-token":
+        return float(run_alone(script)[1].split()[-1])
+    if engine == "llama.cpp":
+        script = [str(args.llama_bin_dir / "llama-bench"), "-m", args.gguf,
+                  "-t", str(args.threads), "-p", "2048", "-n", "128", "-r",
+                  "1", "--no-warmup"]
+    return run_alone(script)[0]
+
+
+def interleave(rounds: int, ours, theirs) -> dict:
+    pairs = []
+    for i in range(rounds):
+        if i % 2:
+            peer = theirs()
+            pairs.append((ours(), peer))
+        else:
+            mine = ours()
+            pairs.append((mine, theirs()))
+    ratios = [mine / peer for mine, peer in pairs]
+    return {
+        "gemmakv": statistics.median(mine for mine, _ in pairs),
+        "llama.cpp": statistics.median(peer for _, peer in pairs),
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+        "rounds": pairs,
+    }
+
+
+def table(results: dict) -> str:
+    lines = ["| work | gemmakv | llama.cpp | ratio | range | unit |",
+             "|---|---|---|---|---|---|"]
+    for name, row in results.items():
+        low, high = row["ratio_range"]
+        digits = 3 if row["unit"].startswith("s ") else 1
+        lines.append(
+            f"| {name} | {row['gemmakv']:.{digits}f} | "
+            f"{row['llama.cpp']:.{digits}f} | {row['ratio']:.2f} | "
+            f"{low:.2f}..{high:.2f} | {row['unit']} |")
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+def plot(results: dict, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [n for n, row in results.items() if row["unit"] == "tok/s"]
+    figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(names) + 1))
+    axes.barh(names[::-1], [results[n]["ratio"] for n in names[::-1]])
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("speed, ratio to llama.cpp")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def parse() -> argparse.Namespace:
+    names = [work.name for work in WORKS] + list(ONE_SHOTS)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--gguf", required=True)
+    parser.add_argument("--llama-bin-dir", required=True, type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--plot", metavar="FILE")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"warning: the machine is not idle (load {load:.1f})",
+              file=sys.stderr)
+    results = {}
+    llama = Llama(args)
+    # Processes of their own first, before there is a worker beside them.
+    for what in ONE_SHOTS:
+        if what in args.only:
+            one_shot(args, what, "gemmakv")  # fills the page cache
+            row = interleave(args.rounds,
+                             lambda: one_shot(args, what, "gemmakv"),
+                             lambda: one_shot(args, what, "llama.cpp"))
+            results[what] = {**row, "unit": UNITS[what]}
+            print(what, f"{row['ratio']:.2f}", file=sys.stderr)
+    worker = Worker(args.gguf, args.threads)
+    for work in WORKS:
+        if work.name in args.only:
+            worker.measure(work)  # first touch of buffers and parked caches
+            llama.choose_flash(work)
+            row = interleave(args.rounds, lambda: worker.measure(work),
+                             lambda: llama.measure(work))
+            results[work.name] = {**row, "unit": "tok/s",
+                                  "flash_attention": llama.flash[work.name]}
+            print(work.name, f"{row['ratio']:.2f}", file=sys.stderr)
+    worker.close()
+    text = table(results)
+    print(f"{datetime.date.today()}, {cpu_name()}, {args.threads} threads, "
+          f"{pathlib.Path(args.gguf).name}, load {load:.1f} at start, "
+          f"gemmakv: {worker.cpu}\n\n{text}")
+    if args.json:
+        args.json.write_text(json.dumps(
+            {"date": str(datetime.date.today()), "cpu": cpu_name(),
+             "threads": args.threads, "gguf": args.gguf, "load": load,
+             "gemmakv": worker.cpu, "results": results}, indent=1) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+
+
+if __name__ == "__main__":
+    main()
