@@ -7,10 +7,10 @@ namespace gkv {
 namespace {
 
 // Odd constants: the first 64 fractional bits of square roots of primes.
-constexpr uint64_t kKeys[8] = {
-    0x6A09E667F3BCC909u, 0xBB67AE8584CAA73Bu, 0x3C6EF372FE94F82Bu,
-    0xA54FF53A5F1D36F1u, 0x510E527FADE682D1u, 0x9B05688C2B3E6C1Fu,
-    0x1F83D9ABFB41BD6Bu, 0x5BE0CD19137E2179u};
+constexpr uint64_t kKeys[8] = {0x6A09E667F3BCC909u, 0xBB67AE8584CAA73Bu,
+                               0x3C6EF372FE94F82Bu, 0xA54FF53A5F1D36F1u,
+                               0x510E527FADE682D1u, 0x9B05688C2B3E6C1Fu,
+                               0x1F83D9ABFB41BD6Bu, 0x5BE0CD19137E2179u};
 
 // Both halves of the 128-bit product, folded.
 uint64_t Fold(uint64_t a, uint64_t b) {

@@ -28,13 +28,12 @@ struct Philox {
 }  // namespace
 
 double UniformAt(uint64_t seed, uint64_t counter) {
-  Philox philox{{static_cast<uint32_t>(counter),
-                 static_cast<uint32_t>(counter >> 32), 0, 0},
-                {static_cast<uint32_t>(seed),
-                 static_cast<uint32_t>(seed >> 32)}};
+  Philox philox{
+      {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0,
+       0},
+      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
   for (int round = 0; round < 10; ++round) philox.Round();
-  const uint64_t bits =
-      uint64_t{philox.counter[0]} << 32 | philox.counter[1];
+  const uint64_t bits = uint64_t{philox.counter[0]} << 32 | philox.counter[1];
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 

@@ -30,10 +30,14 @@ struct TensorTypeInfo {
 
 // All supported types, in ascending id order.
 inline constexpr TensorTypeInfo kTensorTypes[] = {
-    {TensorType::kF32, "F32", 1, 4},       {TensorType::kF16, "F16", 1, 2},
-    {TensorType::kQ4_0, "Q4_0", 32, 18},   {TensorType::kQ5_0, "Q5_0", 32, 22},
-    {TensorType::kQ8_0, "Q8_0", 32, 34},   {TensorType::kQ4_K, "Q4_K", 256, 144},
-    {TensorType::kQ5_K, "Q5_K", 256, 176}, {TensorType::kQ6_K, "Q6_K", 256, 210},
+    {TensorType::kF32, "F32", 1, 4},
+    {TensorType::kF16, "F16", 1, 2},
+    {TensorType::kQ4_0, "Q4_0", 32, 18},
+    {TensorType::kQ5_0, "Q5_0", 32, 22},
+    {TensorType::kQ8_0, "Q8_0", 32, 34},
+    {TensorType::kQ4_K, "Q4_K", 256, 144},
+    {TensorType::kQ5_K, "Q5_K", 256, 176},
+    {TensorType::kQ6_K, "Q6_K", 256, 210},
     {TensorType::kBF16, "BF16", 1, 2},
 };
 

@@ -92,8 +92,7 @@ struct ThreadPool::Shared {
         continue;
       }
       c(f, task, thread);
-      if (unfinished.fetch_sub(1) == 1 &&
-          caller_parked.load()) {
+      if (unfinished.fetch_sub(1) == 1 && caller_parked.load()) {
         std::unique_lock lock(mutex);
         wake_caller.notify_one();
       }
@@ -106,8 +105,7 @@ struct ThreadPool::Shared {
     uint32_t seen = 0;
     while (true) {
       const auto news = [&] {
-        return Epoch(claim.load()) != seen ||
-               stopping.load();
+        return Epoch(claim.load()) != seen || stopping.load();
       };
       if (!Spin(may_spin, news)) {
         std::unique_lock lock(mutex);
@@ -169,9 +167,7 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     s.wake_workers.notify_all();
   }
   s.RunTasks(epoch + 1, 0);
-  const auto finished = [&] {
-    return s.unfinished.load() == 0;
-  };
+  const auto finished = [&] { return s.unfinished.load() == 0; };
   if (!Spin(s.may_spin, finished)) {
     std::unique_lock lock(s.mutex);
     s.caller_parked = true;

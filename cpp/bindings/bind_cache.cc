@@ -14,8 +14,7 @@ void CheckLayer(const KVCache& cache, size_t layer) {
   }
 }
 
-py::array_t<float> LayerArray(const KVCache& cache, size_t layer,
-                              bool values) {
+py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   CheckLayer(cache, layer);
   const KvLayerSpec& spec = cache.layout().layers()[layer];
   std::vector<float> copy;
@@ -50,12 +49,11 @@ std::shared_ptr<KVCache> FromBytes(const py::bytes& data,
 }  // namespace
 
 KvDtype DtypeFromName(const std::string& name) {
-  for (const KvDtype dtype :
-       {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
     if (name == NameOf(dtype)) return dtype;
   }
-  throw InvalidArgument(StrCat("kv_dtype is '", name,
-                               "', expected 'f32', 'bf16' or 'int8'"));
+  throw InvalidArgument(
+      StrCat("kv_dtype is '", name, "', expected 'f32', 'bf16' or 'int8'"));
 }
 
 const char* NameOf(KvDtype dtype) {
@@ -96,13 +94,13 @@ void RegisterCache(py::module_& module) {
       .def_property_readonly(
           "num_layers",
           [](const KVCache& cache) { return cache.layout().layers().size(); })
-      .def_property_readonly(
-          "tokens",
-          [](const KVCache& cache) {
-            std::vector<int32_t> tokens = cache.tokens();
-            const auto count = static_cast<py::ssize_t>(tokens.size());
-            return ArrayOf(std::move(tokens), {count});
-          })
+      .def_property_readonly("tokens",
+                             [](const KVCache& cache) {
+                               std::vector<int32_t> tokens = cache.tokens();
+                               const auto count =
+                                   static_cast<py::ssize_t>(tokens.size());
+                               return ArrayOf(std::move(tokens), {count});
+                             })
       .def("fork",
            [](const KVCache& cache) {
              return std::shared_ptr<KVCache>(cache.Fork());

@@ -32,15 +32,17 @@ std::vector<std::string> NamesOf(const std::vector<LayerKind>& kinds) {
   return names;
 }
 
-ModelConfig MakeConfig(
-    std::string name, std::string architecture, size_t hidden_size,
-    size_t num_layers, size_t num_heads, size_t kv_heads, size_t head_dim,
-    size_t ffn_dim, size_t vocab_size, size_t context_length,
-    size_t sliding_window, const std::vector<std::string>& layer_kinds,
-    float rms_epsilon, double query_scale, float attn_soft_cap,
-    float final_soft_cap, double rope_base_full, double rope_base_sliding,
-    double rope_factor_full, bool qk_norm, bool post_norms,
-    std::vector<int32_t> eos_ids, int32_t bos_id) {
+ModelConfig MakeConfig(std::string name, std::string architecture,
+                       size_t hidden_size, size_t num_layers, size_t num_heads,
+                       size_t kv_heads, size_t head_dim, size_t ffn_dim,
+                       size_t vocab_size, size_t context_length,
+                       size_t sliding_window,
+                       const std::vector<std::string>& layer_kinds,
+                       float rms_epsilon, double query_scale,
+                       float attn_soft_cap, float final_soft_cap,
+                       double rope_base_full, double rope_base_sliding,
+                       double rope_factor_full, bool qk_norm, bool post_norms,
+                       std::vector<int32_t> eos_ids, int32_t bos_id) {
   ModelConfig config;
   config.name = std::move(name);
   config.architecture = std::move(architecture);
@@ -89,8 +91,7 @@ void RegisterConfig(py::module_& module) {
            py::arg("final_soft_cap") = 0.0f, py::arg("rope_base_full"),
            py::arg("rope_base_sliding") = 10000.0,
            py::arg("rope_factor_full") = 1.0, py::arg("qk_norm"),
-           py::arg("post_norms"),
-           py::arg("eos_ids") = std::vector<int32_t>{1},
+           py::arg("post_norms"), py::arg("eos_ids") = std::vector<int32_t>{1},
            py::arg("bos_id") = 2)
       .def_static(
           "from_name",
@@ -132,8 +133,8 @@ void RegisterConfig(py::module_& module) {
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& dtype) {
-            const auto layout = config.MakeKvLayout(DtypeFromName(dtype),
-                                                    kDefaultBlockTokens);
+            const auto layout =
+                config.MakeKvLayout(DtypeFromName(dtype), kDefaultBlockTokens);
             return std::pair(layout->bytes_per_token(GroupId::kFull),
                              layout->bytes_per_token(GroupId::kSliding));
           },

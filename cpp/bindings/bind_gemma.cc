@@ -182,7 +182,8 @@ void RegisterResults(py::module_& module) {
   py::class_<GenerateResult>(module, "Result")
       .def_readonly("token_ids", &GenerateResult::token_ids)
       .def_property_readonly(
-          "text_bytes", [](const GenerateResult& r) { return py::bytes(r.text); })
+          "text_bytes",
+          [](const GenerateResult& r) { return py::bytes(r.text); })
       .def_property_readonly(
           "logprobs",
           [](const GenerateResult& r) -> py::object {
@@ -258,8 +259,8 @@ void RegisterGemma(py::module_& module) {
             return Gemma::FromTensors(config, tensors, options);
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0)
-      .def_property_readonly(
-          "config", [](const Gemma& gemma) { return gemma.config(); })
+      .def_property_readonly("config",
+                             [](const Gemma& gemma) { return gemma.config(); })
       .def_property_readonly(
           "fingerprint",
           [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
@@ -279,8 +280,7 @@ void RegisterGemma(py::module_& module) {
           "stream",
           [](Gemma& gemma, std::shared_ptr<KVCache> cache,
              const TokenArray& prompt_ids, const GenerateOptions& options) {
-            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids),
-                                 options};
+            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids), options};
             py::gil_scoped_release release;
             return StreamHandle(gemma.Start({&job, 1}, &CheckSignals)[0]);
           },

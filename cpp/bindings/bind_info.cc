@@ -68,9 +68,7 @@ std::vector<TensorTuple> Tensors(const GgufFile& file) {
   return tensors;
 }
 
-int64_t CacheBytes(int name) {
-  return std::max<int64_t>(0, sysconf(name));
-}
+int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
   py::dict info;

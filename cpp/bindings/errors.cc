@@ -31,8 +31,8 @@ ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
 py::object NewError(py::module_& module, const char* name,
                     const py::object& base, const char* doc) {
   const std::string full_name = std::string("gemmakv.") + name;
-  auto type = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
-      full_name.c_str(), doc, base.ptr(), nullptr));
+  auto type = py::reinterpret_steal<py::object>(
+      PyErr_NewExceptionWithDoc(full_name.c_str(), doc, base.ptr(), nullptr));
   if (!type) throw py::error_already_set();
   module.attr(name) = type;
   return type;
@@ -42,16 +42,15 @@ py::object NewError(py::module_& module, const char* name,
 
 void RegisterErrors(py::module_& module) {
   error_types = new ErrorTypes;
-  error_types->base = NewError(
-      module, "GemmaKVError",
-      py::reinterpret_borrow<py::object>(PyExc_Exception),
-      "Base of this package's own errors.");
+  error_types->base =
+      NewError(module, "GemmaKVError",
+               py::reinterpret_borrow<py::object>(PyExc_Exception),
+               "Base of this package's own errors.");
   error_types->corrupt =
       NewError(module, "CorruptFile", error_types->base,
                "Bytes that claim to be of a known format are not.");
-  error_types->mismatch =
-      NewError(module, "MismatchError", error_types->base,
-               "Two sound things do not belong together.");
+  error_types->mismatch = NewError(module, "MismatchError", error_types->base,
+                                   "Two sound things do not belong together.");
   error_types->full = NewError(
       module, "CacheFullError", error_types->base,
       "A conversation is at its capacity, or memory for it is used up.");

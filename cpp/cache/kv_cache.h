@@ -43,24 +43,29 @@ struct KvStepView {
     // Rows at positions below find their keys and values stored already and
     // must not write them (other conversations may share those blocks).
     size_t write_begin = 0;
+    // Table entries that the step adds or replaces, by index into `blocks`:
+    // they enter the cache when the step is committed.
+    std::vector<std::pair<size_t, BlockRef>> fresh;
   };
   Group groups[kNumGroups];
   size_t begin = 0;  // first position of the step
   size_t end = 0;
+  bool starts_replay = false;  // sliding layers are computed anew from here
 };
 
 // One conversation: its transcript, the keys and values of the transcript's
 // positions, and nothing else. Weights, sampling and text live elsewhere.
 //
 //   transcript   token ids [0, length())
-//   held         each group of layers holds keys and values of a contiguous
-//                range of positions: full layers [0, e), sliding layers [b, e')
-//   pending      positions from next_position() to length() are computed by
-//                the next step; the last sampled token always is
+//   computed     positions [0, c) have been through the model; the rest, which
+//                always includes the last sampled token, is pending
+//   held         full layers hold keys and values of [0, c), sliding layers of
+//                [b, c) with b at most a window before c
 //
 // The token ids are never lost, so anything else can be recomputed: after
-// truncate() past the sliding window, next_position() moves back and the
-// engine replays. Full-layer keys and values are then only read.
+// Truncate() past the sliding window, next_position() moves back and the
+// engine replays. Full-layer keys and values are then only read. The number
+// of positions to go back is derived in docs/cache.md.
 //
 // Blocks are shared between forks; a block that is shared is never written, it
 // is copied first. Every method is safe from any thread: each holds the state
@@ -102,9 +107,9 @@ class KVCache {
   Truncation Truncate(size_t length);
   // Truncate(0), and unbinds.
   void Reset();
-  // Takes over the content (not the capacity) of `other`, which must have an
-  // equal layout. No-throw: the engine uses it to undo a failed request.
-  void Restore(const KVCache& other);
+  // Exchanges the content (not the capacity) with `other`, which must have an
+  // equal layout. The engine undoes a failed request with it.
+  void Swap(KVCache& other) noexcept;
 
   // ---- Engine interface. Requires: run_lock() is held. ----
 
@@ -159,15 +164,39 @@ class KVCache {
   struct Group {
     std::vector<BlockRef> blocks;  // positions from first_block * block_tokens
     size_t first_block = 0;
-    size_t begin = 0;  // held: [begin, end); begin == 0 in full layers
-    size_t end = 0;
   };
+  // Copyable: that is what a fork is.
   struct State {
+    explicit State(size_t block_tokens) : log(block_tokens) {}
+
     TokenLog log;
+    size_t computed = 0;
     Group groups[kNumGroups];
+    // Sliding layers: positions [sliding_begin, sliding_end) may be read.
+    // sliding_end == computed unless they are lost (no blocks) or replaying.
+    size_t sliding_begin = 0;
+    size_t sliding_end = 0;
+    // While replaying: rows from replay_target on are right, those before it
+    // warm up. 0: not replaying.
+    size_t replay_begin = 0;
+    size_t replay_target = 0;
     Hash128 fingerprint;
   };
-  size_t NextPosition(const State& state) const;
+  struct StartPoint {
+    size_t position;  // where the next step begins
+    size_t target;    // first row that must be right
+    bool replay;      // sliding layers start anew at `position`
+  };
+  friend class SnapshotEncoder;
+  friend class SnapshotDecoder;
+
+  StartPoint Start(const State& state, bool for_logits) const;
+  size_t WindowBegin(size_t position) const;
+  void DropSliding(State& state) const;
+  KvStepView::Group PrepareGroup(GroupId id, size_t begin, size_t end,
+                                 size_t held_end) const;
+  BlockRef CopyBlock(GroupId id, const BlockRef& from, size_t tokens) const;
+  State CopyState() const;
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;

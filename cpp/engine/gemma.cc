@@ -103,8 +103,7 @@ std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
   std::shared_ptr<Gemma> gemma =
       FromTensors(ConfigFromGguf(file), file, options);
   if (file.Has("tokenizer.ggml.tokens")) {
-    gemma->set_token_text(
-        std::make_shared<TokenText>(Vocabulary(file).Text()));
+    gemma->set_token_text(std::make_shared<TokenText>(Vocabulary(file).Text()));
   }
   return gemma;
 }
@@ -165,8 +164,8 @@ void Gemma::CheckTokens(const KVCache& cache,
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 ||
         static_cast<size_t>(tokens[i]) >= config().vocab_size) {
-      throw InvalidArgument(StrCat("token ", i, " of the prompt is ",
-                                   tokens[i], ", expected an id in 0..",
+      throw InvalidArgument(StrCat("token ", i, " of the prompt is ", tokens[i],
+                                   ", expected an id in 0..",
                                    config().vocab_size - 1));
     }
   }
@@ -180,9 +179,8 @@ void Gemma::CheckCache(const KVCache& cache) const {
     const auto name = [](const std::string& model) {
       return model.empty() ? std::string("a custom model") : model;
     };
-    throw Mismatch(StrCat("the cache was made for ",
-                          name(cache.model_type()), " (",
-                          layout.layers().size(),
+    throw Mismatch(StrCat("the cache was made for ", name(cache.model_type()),
+                          " (", layout.layers().size(),
                           " layers), expected one for ", name(config().name),
                           " (", config().num_layers, " layers)"));
   }
@@ -223,9 +221,10 @@ std::vector<std::shared_ptr<Request>> Gemma::Start(
   return requests;
 }
 
-std::shared_ptr<Request> Gemma::StartLogits(
-    std::shared_ptr<KVCache> cache, std::span<const int32_t> tokens,
-    bool all_positions, float* logits, const std::function<void()>& poll) {
+std::shared_ptr<Request> Gemma::StartLogits(std::shared_ptr<KVCache> cache,
+                                            std::span<const int32_t> tokens,
+                                            bool all_positions, float* logits,
+                                            const std::function<void()>& poll) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }

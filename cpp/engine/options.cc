@@ -9,8 +9,7 @@ namespace {
 
 void Check(bool ok, const char* name, double value, const char* expected) {
   if (!ok) {
-    throw InvalidArgument(
-        StrCat(name, " is ", value, ", expected ", expected));
+    throw InvalidArgument(StrCat(name, " is ", value, ", expected ", expected));
   }
 }
 

@@ -27,7 +27,7 @@ struct GenerateOptions {
   float presence_penalty = 0;    // subtracted once per token generated before
   float frequency_penalty = 0;   // subtracted per occurrence in the generated
   std::vector<std::pair<int32_t, float>> logit_bias;  // -inf bans a token
-  std::optional<uint64_t> seed;  // nullopt: drawn, and reported
+  std::optional<uint64_t> seed;   // nullopt: drawn, and reported
   std::vector<std::string> stop;  // UTF-8; the text ends before the first one
   std::optional<std::vector<int32_t>> stop_ids;  // nullopt: the model's eos ids
   bool logprobs = false;  // log-probability of each token under the raw logits

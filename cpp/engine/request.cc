@@ -146,9 +146,8 @@ void Request::SampleNext(std::span<float> logits) {
   cache_->Append({&token.id, 1});
   target_ = cache_->length();
   logits_begin_ = target_ - 1;
-  const bool is_stop_id =
-      std::find(stop_ids_.begin(), stop_ids_.end(), token.id) !=
-      stop_ids_.end();
+  const bool is_stop_id = std::find(stop_ids_.begin(), stop_ids_.end(),
+                                    token.id) != stop_ids_.end();
   TokenEvent event{token.id, token.logprob, {}};
   if (!is_stop_id && token_text_) {
     event.text = matcher_.Push((*token_text_)[token.id]);
@@ -208,7 +207,7 @@ void Request::EndWith(FinishReason reason, std::exception_ptr error) {
 
 void Request::RestoreAndRelease(bool restore) {
   if (released_) return;
-  if (restore) cache_->Restore(*backup_);
+  if (restore) cache_->Swap(*backup_);
   backup_.reset();
   released_ = true;
   cache_->run_lock().release();

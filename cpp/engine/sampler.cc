@@ -67,9 +67,8 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position) {
     }
   }
   if (adjusts) Adjust(logits);
-  token.id = options_.temperature == 0
-                 ? ArgMax(logits.data(), logits.size()).id
-                 : Draw(logits, position);
+  token.id = options_.temperature == 0 ? ArgMax(logits.data(), logits.size()).id
+                                       : Draw(logits, position);
   if (token.id < 0) return token;
   if (options_.logprobs) {
     float logit = logits[static_cast<size_t>(token.id)];
@@ -139,8 +138,7 @@ std::vector<Sampler::Candidate> Sampler::TopCandidates(
   // Few candidates usually carry the mass that top_p asks for: take more only
   // when they do not.
   for (size_t k = std::min<size_t>(limit, 128);; k = std::min(limit, k * 16)) {
-    const std::vector<ScoredToken> top =
-        TopK(logits.data(), logits.size(), k);
+    const std::vector<ScoredToken> top = TopK(logits.data(), logits.size(), k);
     if (top.empty()) return {};
     std::vector<float> shifted(top.size()), weights(top.size());
     for (size_t i = 0; i < top.size(); ++i) shifted[i] = top[i].logit;

@@ -104,8 +104,7 @@ void Scheduler::Loop() {
 // Ends interrupted requests and forgets all that have ended.
 void Scheduler::DropEnded() {
   for (const auto& request : active_) {
-    if (!request->done() &&
-        request->interrupt() != Request::Interrupt::kNone) {
+    if (!request->done() && request->interrupt() != Request::Interrupt::kNone) {
       request->Finish(FinishReason::kCancelled);
     }
   }
@@ -148,8 +147,7 @@ void Scheduler::RunStep() {
       const Request& request = *active_[prepared[i].request];
       const size_t rows = LogitsRows(request.logits_begin(), prepared[i].begin,
                                      prepared[i].end);
-      slices.push_back(
-          {tokens[i], &views[i], &request.cache().layout(), rows});
+      slices.push_back({tokens[i], &views[i], &request.cache().layout(), rows});
       logits_rows += rows;
     }
     logits_.EnsureSize(logits_rows * model_->config.vocab_size);
@@ -179,9 +177,8 @@ void Scheduler::Deliver(std::span<const PlannedSlice> plan,
     try {
       request.cache().Commit(views[i]);
       const size_t end = i + 1 < plan.size() ? first_row[i + 1] : rows;
-      request.Advance(plan[i].end,
-                      {logits_.data() + first_row[i] * vocab_size,
-                       (end - first_row[i]) * vocab_size});
+      request.Advance(plan[i].end, {logits_.data() + first_row[i] * vocab_size,
+                                    (end - first_row[i]) * vocab_size});
     } catch (...) {
       request.Fail(std::current_exception());
     }

@@ -136,9 +136,9 @@ Vocabulary::Vocabulary(const GgufFile& file) {
                         file.GetStrings("tokenizer.ggml.tokens"), 0);
   scores = RequireArray(file, "tokenizer.ggml.scores",
                         file.GetFloats("tokenizer.ggml.scores"), pieces.size());
-  types = RequireArray(file, "tokenizer.ggml.token_type",
-                       file.GetInts("tokenizer.ggml.token_type"),
-                       pieces.size());
+  types =
+      RequireArray(file, "tokenizer.ggml.token_type",
+                   file.GetInts("tokenizer.ggml.token_type"), pieces.size());
   const auto id = [&](const char* key, uint64_t fallback) {
     const uint64_t value = file.GetUint(key).value_or(fallback);
     if (value >= pieces.size()) {
@@ -177,10 +177,10 @@ std::string Vocabulary::SentencePieceModel() const {
                                  : static_cast<uint64_t>(types[i]));
     model.Bytes(1, message.bytes());
   }
-  message.Clear();            // trainer_spec
-  message.Varint(3, 2);       // model_type = BPE
+  message.Clear();       // trainer_spec
+  message.Varint(3, 2);  // model_type = BPE
   message.Varint(4, pieces.size());
-  message.Varint(35, 1);      // byte_fallback
+  message.Varint(35, 1);  // byte_fallback
   message.Varint(40, static_cast<uint64_t>(unk_id));
   message.Varint(41, static_cast<uint64_t>(bos_id));
   message.Varint(42, static_cast<uint64_t>(eos_id));

@@ -42,9 +42,8 @@ class AttentionScratch::TileView {
     const size_t row_floats = config.num_heads * config.head_dim;
     for (size_t r = 0; r < tile.num_rows; ++r) {
       const size_t position = tile.position + r;
-      const size_t begin =
-          VisibleBegin(config, config.layer_kinds[layer],
-                       table.readable_begin, position);
+      const size_t begin = VisibleBegin(config, config.layer_kinds[layer],
+                                        table.readable_begin, position);
       for (size_t h = 0; h < heads; ++h) {
         const size_t i = r * heads + h;
         const size_t at = (tile.first_row + r) * row_floats +
@@ -55,8 +54,12 @@ class AttentionScratch::TileView {
         end_[i] = position + 1;
       }
     }
-    tile_ = {q_,   begin_,          end_, tile.num_rows * heads,
-             config.head_dim, config.attn_soft_cap};
+    tile_ = {q_,
+             begin_,
+             end_,
+             tile.num_rows * heads,
+             config.head_dim,
+             config.attn_soft_cap};
   }
   TileView(const TileView&) = delete;
 

@@ -68,9 +68,9 @@ size_t VocabSize(const GgufFile& file) {
       return static_cast<size_t>(tensor.shape[1]);
     }
   }
-  throw CorruptFile(
-      StrCat(file.path(), ": tensor token_embd.weight is missing, not a "
-             "matrix, or has too many rows"));
+  throw CorruptFile(StrCat(file.path(),
+                           ": tensor token_embd.weight is missing, not a "
+                           "matrix, or has too many rows"));
 }
 
 ModelConfig Gemma3FromGguf(const GgufFile& file) {
@@ -82,8 +82,7 @@ ModelConfig Gemma3FromGguf(const GgufFile& file) {
   config.num_heads = read.Size("attention.head_count");
   config.kv_heads = read.Size("attention.head_count_kv", config.num_heads);
   config.head_dim = read.Size("attention.key_length", 256);
-  const size_t value_dim =
-      read.Size("attention.value_length", config.head_dim);
+  const size_t value_dim = read.Size("attention.value_length", config.head_dim);
   if (value_dim != config.head_dim) {
     throw CorruptFile(StrCat(file.path(), ": value_length is ", value_dim,
                              ", expected key_length ", config.head_dim));
@@ -92,8 +91,8 @@ ModelConfig Gemma3FromGguf(const GgufFile& file) {
   config.vocab_size = VocabSize(file);
   config.context_length = read.Size("context_length");
   config.sliding_window = read.Size("attention.sliding_window");
-  config.rms_epsilon = static_cast<float>(
-      read.Float("attention.layer_norm_rms_epsilon", 1e-6));
+  config.rms_epsilon =
+      static_cast<float>(read.Float("attention.layer_norm_rms_epsilon", 1e-6));
   // The 27B model divides by hidden_size / num_heads instead of head_dim;
   // files do not say so.
   const bool by_hidden = config.num_layers == 62;
@@ -112,8 +111,8 @@ ModelConfig Gemma3FromGguf(const GgufFile& file) {
   config.post_norms = true;
   const size_t period = read.Size("attention.sliding_window_pattern", 6);
   if (period == 0) {
-    throw CorruptFile(StrCat(file.path(),
-                             ": sliding_window_pattern is 0, expected >= 1"));
+    throw CorruptFile(
+        StrCat(file.path(), ": sliding_window_pattern is 0, expected >= 1"));
   }
   if (config.num_layers > 4096) {
     throw CorruptFile(StrCat(file.path(), ": block_count is ",
@@ -208,9 +207,8 @@ Hash128 ModelConfig::Hash() const {
   Hasher hasher;
   hasher.Update({reinterpret_cast<const uint8_t*>(architecture.data()),
                  architecture.size()});
-  for (const size_t value :
-       {hidden_size, num_layers, num_heads, kv_heads, head_dim, ffn_dim,
-        vocab_size, sliding_window}) {
+  for (const size_t value : {hidden_size, num_layers, num_heads, kv_heads,
+                             head_dim, ffn_dim, vocab_size, sliding_window}) {
     hasher.UpdateValue(static_cast<uint64_t>(value));
   }
   for (const LayerKind kind : layer_kinds) {
@@ -234,8 +232,8 @@ ModelConfig ConfigFromGguf(const GgufFile& file) {
   const std::optional<std::string_view> architecture =
       file.GetString("general.architecture");
   if (!architecture) {
-    throw CorruptFile(StrCat(file.path(),
-                             ": metadata general.architecture is missing"));
+    throw CorruptFile(
+        StrCat(file.path(), ": metadata general.architecture is missing"));
   }
   if (*architecture != "gemma3") {
     throw Mismatch(StrCat(file.path(), ": the architecture is '", *architecture,

@@ -42,10 +42,10 @@ struct ModelConfig {
   size_t sliding_window = 0;           // 0 if no layer slides
   std::vector<LayerKind> layer_kinds;  // [num_layers]
   float rms_epsilon = 1e-6f;
-  double query_scale = 0;      // multiplies the query before the dot product
-  float attn_soft_cap = 0;     // 0: none
-  float final_soft_cap = 0;    // 0: none
-  double rope_base_full = 0;   // rotary base of full-attention layers
+  double query_scale = 0;     // multiplies the query before the dot product
+  float attn_soft_cap = 0;    // 0: none
+  float final_soft_cap = 0;   // 0: none
+  double rope_base_full = 0;  // rotary base of full-attention layers
   double rope_base_sliding = 0;
   double rope_factor_full = 1;  // linear position scaling of full layers
   bool qk_norm = false;         // RMS norm of each query and key head

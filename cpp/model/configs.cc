@@ -56,8 +56,7 @@ ModelConfig FromRow(const Gemma3Row& row) {
 std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period) {
   std::vector<LayerKind> kinds(num_layers);
   for (size_t i = 0; i < num_layers; ++i) {
-    kinds[i] =
-        i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
+    kinds[i] = i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
   }
   return kinds;
 }
@@ -82,8 +81,8 @@ ModelType ModelTypeFromName(std::string_view name) {
     if (configs[i].name == name) return static_cast<ModelType>(i);
     known += (i == 0 ? "" : ", ") + configs[i].name;
   }
-  throw InvalidArgument(StrCat("unknown model type '", name,
-                               "': expected one of ", known));
+  throw InvalidArgument(
+      StrCat("unknown model type '", name, "': expected one of ", known));
 }
 
 }  // namespace gkv

@@ -32,10 +32,10 @@ constexpr size_t kMaxGroupsPerTask = 128;
 // Input rows of matrix products, in float and in 8-bit blocks.
 struct Activations {
   size_t cols = 0;
-  AlignedBuffer<float> floats;    // [rows, cols]
-  AlignedBuffer<int8_t> values;   // [rows, cols]
-  AlignedBuffer<float> scales;    // [rows, cols / kQuantBlock]
-  AlignedBuffer<int32_t> sums;    // [rows, cols / kQuantBlock]
+  AlignedBuffer<float> floats;   // [rows, cols]
+  AlignedBuffer<int8_t> values;  // [rows, cols]
+  AlignedBuffer<float> scales;   // [rows, cols / kQuantBlock]
+  AlignedBuffer<int32_t> sums;   // [rows, cols / kQuantBlock]
 
   void Resize(size_t rows, size_t new_cols) {
     cols = new_cols;
@@ -80,9 +80,9 @@ struct ForwardPass::Buffers {
   std::vector<RowInfo> rows;
   AlignedBuffer<float> x;  // [rows, hidden_size], the residual stream
   AlignedBuffer<float> cos[kNumGroups], sin[kNumGroups];  // [rows, head_dim/2]
-  Activations hidden;  // normalized residual
-  AlignedBuffer<float> q, k, v;  // [rows, heads * head_dim]
-  Activations attended;          // [rows, num_heads * head_dim]
+  Activations hidden;                                     // normalized residual
+  AlignedBuffer<float> q, k, v;    // [rows, heads * head_dim]
+  Activations attended;            // [rows, num_heads * head_dim]
   AlignedBuffer<float> projected;  // [rows, hidden_size]
   AlignedBuffer<float> gate, up;   // [rows, ffn_dim]
   Activations activated;           // [rows, ffn_dim]
@@ -102,8 +102,7 @@ class ForwardPass::Run {
     b_.rows.clear();
     for (size_t s = 0; s < slices.size(); ++s) {
       for (size_t i = 0; i < slices[s].tokens.size(); ++i) {
-        b_.rows.push_back(
-            {s, slices[s].view->begin + i, slices[s].tokens[i]});
+        b_.rows.push_back({s, slices[s].view->begin + i, slices[s].tokens[i]});
       }
     }
     num_rows_ = b_.rows.size();
@@ -170,10 +169,10 @@ class ForwardPass::Run {
     }
     const size_t threads = pool_.num_threads();
     const size_t per_task =
-        threads == 1 ? total_groups
-                     : std::clamp<size_t>(
-                           total_groups / (threads * kPortionsPerThread), 1,
-                           kMaxGroupsPerTask);
+        threads == 1
+            ? total_groups
+            : std::clamp<size_t>(total_groups / (threads * kPortionsPerThread),
+                                 1, kMaxGroupsPerTask);
     const size_t tasks = (total_groups + per_task - 1) / per_task;
     pool_.Run(tasks, [&](size_t task, size_t) {
       size_t begin = task * per_task;

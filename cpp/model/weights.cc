@@ -29,8 +29,7 @@ class Loader {
     hasher_.UpdateValue(config_.Hash().low);
     hasher_.UpdateValue(config_.Hash().high);
     const size_t hidden = config_.hidden_size;
-    weights.embedding =
-        Matrix("token_embd.weight", config_.vocab_size, hidden);
+    weights.embedding = Matrix("token_embd.weight", config_.vocab_size, hidden);
     if (source_.Find("output.weight")) {
       weights.head = Matrix("output.weight", config_.vocab_size, hidden);
     }
@@ -96,8 +95,8 @@ class Loader {
     matrix.type = view.type;
     matrix.rows = rows;
     matrix.cols = cols;
-    matrix.data = AlignedBuffer<uint8_t>(NumGroups(rows) *
-                                         GroupBytes(view.type, cols));
+    matrix.data =
+        AlignedBuffer<uint8_t>(NumGroups(rows) * GroupBytes(view.type, cols));
     const size_t slabs = (rows + kSlabRows - 1) / kSlabRows;
     const size_t slab_bytes = kSlabRows * RowBytes(view.type, cols);
     const size_t slabs_per_batch =
@@ -109,7 +108,8 @@ class Loader {
         hashes[first + task] = PackSlab(view, first + task, matrix);
       });
       const size_t begin = first * slab_bytes;
-      const size_t end = std::min(view.size_bytes(), begin + count * slab_bytes);
+      const size_t end =
+          std::min(view.size_bytes(), begin + count * slab_bytes);
       source_.Release(view, begin, end);
       Advance(end - begin);
     }
@@ -128,7 +128,8 @@ class Loader {
                 std::min(kRowGroup, end - row), view.cols,
                 matrix.data.data() + row / kRowGroup * group_bytes);
     }
-    return HashBytes({view.data + begin * row_bytes, (end - begin) * row_bytes});
+    return HashBytes(
+        {view.data + begin * row_bytes, (end - begin) * row_bytes});
   }
 
   // Norm weights: few values, kept as float whatever their type.

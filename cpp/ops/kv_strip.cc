@@ -175,4 +175,42 @@ void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
   }
 }
 
+void CopyKeyGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to) {
+  const auto rows = [&](size_t count, size_t element, const uint8_t* source,
+                        uint8_t* target) {
+    const size_t row = kKvGroup * element;
+    const size_t offset = copy.first * element;
+    const size_t bytes = (copy.last - copy.first) * element;
+    source += copy.from_group * count * row;
+    target += copy.to_group * count * row;
+    if (bytes == row) {
+      std::memcpy(target, source, count * row);
+      return;
+    }
+    for (size_t r = 0; r < count; ++r) {
+      std::memcpy(target + r * row + offset, source + r * row + offset, bytes);
+    }
+  };
+  rows(copy.head_dim, ElementBytes(copy.dtype), from, to);
+  if (copy.dtype == KvDtype::kInt8) {
+    rows(copy.head_dim / kKvInt8Block, sizeof(float),
+         from + copy.from_tokens * copy.head_dim,
+         to + copy.to_tokens * copy.head_dim);
+  }
+}
+
+void CopyValueGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to) {
+  const auto tokens = [&](size_t row, const uint8_t* source, uint8_t* target) {
+    std::memcpy(target + (copy.to_group * kKvGroup + copy.first) * row,
+                source + (copy.from_group * kKvGroup + copy.first) * row,
+                (copy.last - copy.first) * row);
+  };
+  tokens(copy.head_dim * ElementBytes(copy.dtype), from, to);
+  if (copy.dtype == KvDtype::kInt8) {
+    tokens(copy.head_dim / kKvInt8Block * sizeof(float),
+           from + copy.from_tokens * copy.head_dim,
+           to + copy.to_tokens * copy.head_dim);
+  }
+}
+
 }  // namespace gkv

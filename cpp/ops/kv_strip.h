@@ -48,6 +48,17 @@ void CopyKeys(KvDtype dtype, const uint8_t* from, size_t from_tokens,
 void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
                 size_t head_dim, size_t count, uint8_t* to, size_t to_tokens);
 
+// Tokens [first, last) of one group, between strips of any number of tokens.
+struct GroupCopy {
+  KvDtype dtype;
+  size_t head_dim;
+  size_t first, last;              // within the group: 0 <= first < last <= 16
+  size_t from_tokens, from_group;  // size of the strip, index of the group
+  size_t to_tokens, to_group;
+};
+void CopyKeyGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to);
+void CopyValueGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_OPS_KV_STRIP_H_

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "ops/matmul.h"
 #include "ops/matmul_common-inl.h"
@@ -32,6 +33,7 @@ inline constexpr size_t kFloatChunkRows = 10 * kTileRows;
 struct FloatColumn {
   const uint8_t* weights;  // of the panel's first column
   float* acc;              // [rows][kRowGroup]
+  size_t ahead;            // bytes to the weights to prefetch; 0: none
 };
 
 template <class Format, size_t kCols, size_t kRows>
@@ -49,6 +51,11 @@ void FloatTile(const FloatColumn* columns, const float* x, size_t stride,
   });
   Unroll<kRows>([&](auto m) HWY_ATTR { rows[m] = x + m * stride; });
   for (size_t k = 0; k < depth; ++k) {
+    for (size_t c = 0; c < kCols; ++c) {
+      if (columns[c].ahead == 0) continue;
+      hwy::Prefetch(weights[c] + columns[c].ahead +
+                    k * Format::kBytes * kRowGroup);
+    }
     VF32 w[kCols];
     Unroll<kCols>([&](auto c) HWY_ATTR {
       w[c] = Format::Load(weights[c] + k * Format::kBytes * kRowGroup);
@@ -77,7 +84,8 @@ void FloatRows(const FloatColumn* columns, const float* x, size_t stride,
     const size_t end = rows * (t + 1) / tiles;
     FloatColumn at[kCols];
     for (size_t c = 0; c < kCols; ++c) {
-      at[c] = {columns[c].weights, columns[c].acc + row * kRowGroup};
+      at[c] = {columns[c].weights, columns[c].acc + row * kRowGroup,
+               tiles == 1 || t == c ? columns[c].ahead : 0};
     }
     Unroll<kTileRows>([&](auto m) HWY_ATTR {
       if (end - row == m + 1) {
@@ -88,10 +96,12 @@ void FloatRows(const FloatColumn* columns, const float* x, size_t stride,
   }
 }
 
-// acc [groups][kFloatChunkRows][kRowGroup] = products of all columns.
+// Adds the products of all columns to acc [groups][kFloatChunkRows][kRowGroup].
+// The weights `ahead` bytes further on are prefetched.
 template <class Format>
 void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
-                 const float* x, size_t stride, size_t rows, float* acc) {
+                 const float* x, size_t stride, size_t rows, size_t ahead,
+                 float* acc) {
   const size_t row_bytes = Format::kBytes * kRowGroup;
   for (size_t k0 = 0; k0 < cols; k0 += kFloatPanel) {
     const size_t depth = std::min(kFloatPanel, cols - k0);
@@ -101,7 +111,7 @@ void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
       const size_t g = c / kSlices, lane = c % kSlices * kLanes;
       columns[c] = {packed + (g * cols + k0) * row_bytes +
                         lane * Format::kBytes,
-                    acc + g * kFloatChunkRows * kRowGroup + lane};
+                    acc + g * kFloatChunkRows * kRowGroup + lane, ahead};
     }
     size_t c = 0;
     for (; c + kTileColumns <= count; c += kTileColumns) {
@@ -119,15 +129,17 @@ void MatMulFloat(const PackedView& weights, const MatMulInput& input,
                  size_t out_stride) {
   const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
   HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];
-  for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {
-    const size_t groups = std::min(kTileGroups, group_end - g0);
-    for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
-      const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
+  for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
+    const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
+    for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {
+      const size_t groups = std::min(kTileGroups, group_end - g0);
       for (size_t g = 0; g < groups; ++g) {
         std::memset(acc[g], 0, rows * kRowGroup * sizeof(float));
       }
+      const bool more = g0 + kTileGroups < NumGroups(weights.rows);
       FloatGroups<Format>(weights.data + g0 * group_bytes, groups, weights.cols,
                           input.floats + m0 * input.stride, input.stride, rows,
+                          m0 == 0 && more ? kTileGroups * group_bytes : 0,
                           &acc[0][0][0]);
       for (size_t g = 0; g < groups; ++g) {
         const size_t first = (g0 + g) * kRowGroup;

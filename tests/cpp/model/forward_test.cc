@@ -23,9 +23,7 @@ using Logits = std::vector<std::vector<float>>;
 class Driver {
  public:
   Driver(std::shared_ptr<const Model> model, size_t threads)
-      : model_(std::move(model)),
-        pool_(threads),
-        forward_(*model_, pool_) {}
+      : model_(std::move(model)), pool_(threads), forward_(*model_, pool_) {}
 
   Logits Run(KVCache& cache, const std::vector<size_t>& chunks) {
     Logits rows;
@@ -145,8 +143,8 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
 class ForwardBitsTest : public ::testing::TestWithParam<KvDtype> {
  protected:
   ForwardBitsTest() {
-    expected_ = Driver(model_, 1).Run(
-        *NewCache(*model_, tokens_, GetParam()), {tokens_.size()});
+    expected_ = Driver(model_, 1).Run(*NewCache(*model_, tokens_, GetParam()),
+                                      {tokens_.size()});
   }
   std::shared_ptr<const Model> model_ = TinyModel(MixedTypes());
   std::vector<int32_t> tokens_ = RandomTokens(150, 3);
@@ -161,8 +159,7 @@ TEST_P(ForwardBitsTest, LogitsAreFinite) {
 
 TEST_P(ForwardBitsTest, SameForAnyChunking) {
   Driver driver(model_, 1);
-  for (const std::vector<size_t>& chunks :
-       std::vector<std::vector<size_t>>{
+  for (const std::vector<size_t>& chunks : std::vector<std::vector<size_t>>{
            {1}, {2}, {3, 5, 7}, {16}, {17}, {64}, {149, 1}, {1, 149}}) {
     const auto cache = NewCache(*model_, tokens_, GetParam());
     EXPECT_TRUE(SameBits(driver.Run(*cache, chunks), expected_)) << chunks[0];
@@ -183,8 +180,7 @@ TEST_P(ForwardBitsTest, SameForAnyNumberOfThreads) {
 TEST_P(ForwardBitsTest, SameForAnyBlockSize) {
   Driver driver(model_, 2);
   for (const size_t block_tokens : {32, 64, 128}) {
-    const auto cache =
-        NewCache(*model_, tokens_, GetParam(), block_tokens);
+    const auto cache = NewCache(*model_, tokens_, GetParam(), block_tokens);
     EXPECT_TRUE(SameBits(driver.Run(*cache, {40, 1, 30}), expected_))
         << block_tokens;
   }
@@ -243,9 +239,9 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
     // The rows from `keep` - 1 or earlier on; replay rows before it are void.
     ASSERT_GE(rows.size(), tokens_.size() - keep);
     const size_t count = std::max<size_t>(1, tokens_.size() - keep);
-    EXPECT_TRUE(SameBits(Logits(rows.end() - static_cast<long>(count), rows.end()),
-                         Logits(expected_.end() - static_cast<long>(count),
-                                expected_.end())))
+    EXPECT_TRUE(SameBits(
+        Logits(rows.end() - static_cast<long>(count), rows.end()),
+        Logits(expected_.end() - static_cast<long>(count), expected_.end())))
         << "kept " << keep;
   }
 }

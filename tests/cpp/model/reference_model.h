@@ -90,10 +90,9 @@ class ReferenceModel {
     const double factor = full ? config_.rope_factor_full : 1;
     Row out = x;
     for (size_t i = 0; i < dim / 2; ++i) {
-      const double angle =
-          static_cast<double>(position) / factor *
-          std::pow(base, -2.0 * static_cast<double>(i) /
-                             static_cast<double>(dim));
+      const double angle = static_cast<double>(position) / factor *
+                           std::pow(base, -2.0 * static_cast<double>(i) /
+                                              static_cast<double>(dim));
       const double c = std::cos(angle), s = std::sin(angle);
       out[i] = x[i] * c - x[i + dim / 2] * s;
       out[i + dim / 2] = x[i + dim / 2] * c + x[i] * s;
@@ -166,8 +165,7 @@ class ReferenceModel {
       const Row up = Multiply(prefix + "ffn_up.weight", h);
       for (size_t i = 0; i < gate.size(); ++i) {
         const double g = gate[i];
-        const double inner =
-            std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
+        const double inner = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
         gate[i] = 0.5 * g * (1 + std::tanh(inner)) * up[i];
       }
       Row out = Multiply(prefix + "ffn_down.weight", gate);

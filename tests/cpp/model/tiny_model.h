@@ -169,8 +169,8 @@ inline MemorySource TinyTensors(const TinyOptions& options) {
   size_t next_type = 0;
   const auto matrix = [&](const std::string& name, size_t rows, size_t cols) {
     const TensorType type = options.types[next_type++ % options.types.size()];
-    source.tensors[name] = {
-        type, rows, cols, RandomTensor(type, rows, cols, rng, -0.2f, 0.2f)};
+    source.tensors[name] = {type, rows, cols,
+                            RandomTensor(type, rows, cols, rng, -0.2f, 0.2f)};
   };
   const auto vector = [&](const std::string& name, size_t size) {
     source.tensors[name] = {
@@ -211,8 +211,7 @@ inline std::shared_ptr<const Model> TinyModel(const TinyOptions& options) {
   MemorySource source = TinyTensors(options);
   ThreadPool pool(1);
   const ModelConfig config = TinyConfig(options);
-  return std::make_shared<Model>(config,
-                                 LoadWeights(config, source, pool, {}));
+  return std::make_shared<Model>(config, LoadWeights(config, source, pool, {}));
 }
 
 inline std::vector<int32_t> RandomTokens(size_t count, uint32_t seed,
