@@ -360,7 +360,7 @@ void MatMulQuantized(const PackedView& weights, const MatMulInput& input,
         PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
         for (size_t g = 0; g < groups; g += kTileGroups) {
           // Also past group_end: the next call is likely to continue there.
-          const bool more = g0 + g + kTileGroups < NumGroups(weights.rows);
+          const bool more = g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
           const size_t ahead =
               m0 == 0 && more ? kTileGroups * group_bytes : 0;
           TileGroups<Format>(weights.data + (g0 + g) * group_bytes,

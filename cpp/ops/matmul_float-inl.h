@@ -136,7 +136,7 @@ void MatMulFloat(const PackedView& weights, const MatMulInput& input,
       for (size_t g = 0; g < groups; ++g) {
         std::memset(acc[g], 0, rows * kRowGroup * sizeof(float));
       }
-      const bool more = g0 + kTileGroups < NumGroups(weights.rows);
+      const bool more = g0 + 2 * kTileGroups <= NumGroups(weights.rows);
       FloatGroups<Format>(weights.data + g0 * group_bytes, groups, weights.cols,
                           input.floats + m0 * input.stride, input.stride, rows,
                           m0 == 0 && more ? kTileGroups * group_bytes : 0,
