@@ -80,11 +80,20 @@ class GgufFile : public TensorSource {
     uint64_t count;
     size_t offset;  // of the first value byte
   };
+  void ReadMetadata(size_t offset, uint64_t count);
+  void ReadTensors(uint64_t count);
+  std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
+                          uint64_t alignment) const;
   const Entry* FindEntry(std::string_view key) const;
-  GgufValue Decode(std::string_view key, const Entry& entry) const;
+  GgufValue Decode(const Entry& entry) const;
+  [[noreturn]] void WrongType(std::string_view key, const char* expected) const;
+  template <typename T>
+  std::optional<std::vector<T>> GetArray(std::string_view key,
+                                         const char* expected) const;
 
   MappedFile file_;
   uint32_t version_ = 0;
+  size_t tensors_offset_ = 0;  // of the tensor descriptions
   std::vector<std::string> key_order_;
   std::map<std::string, Entry, std::less<>> metadata_;
   std::vector<TensorInfo> tensors_;

@@ -1,0 +1,80 @@
+#include "io/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+[[noreturn]] void Fail(const std::string& path, int error_number) {
+  throw IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,
+                path);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) Fail(path, errno);
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) Fail(path, errno);
+  if (S_ISDIR(info.st_mode)) Fail(path, EISDIR);
+  if (!S_ISREG(info.st_mode)) Fail(path, EINVAL);
+  if (info.st_size == 0) {
+    throw CorruptFile(StrCat(path, ": the file is empty"));
+  }
+  size_ = static_cast<size_t>(info.st_size);
+  void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) Fail(path, errno);
+  data_ = static_cast<const uint8_t*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void MappedFile::DropPages(size_t offset, size_t size) const {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t end = std::min(size_, offset + size) / page * page;
+  const size_t begin = (offset + page - 1) / page * page;
+  if (begin >= end) return;
+  // A hint: nothing is wrong if it is not taken.
+  (void)madvise(const_cast<uint8_t*>(data_) + begin, end - begin,
+                MADV_DONTNEED);
+}
+
+}  // namespace gkv
