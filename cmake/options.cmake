@@ -31,7 +31,11 @@ if(GEMMAKV_SANITIZE)
   add_link_options(-fsanitize=${GEMMAKV_SANITIZE})
 endif()
 
-find_package(Threads REQUIRED)
+if(NOT TARGET Threads::Threads)
+  find_package(Threads REQUIRED)
+  # Seen by the projects that add this one, too.
+  set_property(TARGET Threads::Threads PROPERTY IMPORTED_GLOBAL ON)
+endif()
 
 # Our own code. Contraction would let the compiler decide, per call site,
 # whether a product and a sum round once or twice; results must not depend on
