@@ -40,8 +40,8 @@ inline constexpr size_t kChunkRows = 10 * kTileRows;
 inline constexpr size_t kChunkGroups = 8;
 
 // What the rows of a chunk contribute to a panel, besides their values.
-// `offset` is -zero_point * sum per part, or activation_scale * sum for types
-// with a minimum.
+// `start` is -zero_point * sum per part; types with a minimum have
+// activation_scale * sum instead.
 template <class Format>
 struct RowFactors {
   float scale[kChunkRows][kPanelBlocks];
@@ -59,17 +59,6 @@ struct Scratch {
   HWY_ALIGN float planes[kTileGroups][kPanelBlocks][kPlanes][kRowGroup];
   RowFactors<Format> rows;
 };
-
-// 16 fp16 as f32.
-HWY_INLINE void StoreHalves(const uint8_t* halves, float* HWY_RESTRICT out) {
-  const hn::Rebind<hwy::float16_t, DF32> df16;
-  const hn::Repartition<uint8_t, decltype(df16)> du8;
-  for (size_t i = 0; i < kRowGroup; i += kLanes) {
-    const auto bytes = hn::LoadU(du8, halves + 2 * i);
-    hn::StoreU(hn::PromoteTo(DF32(), hn::BitCast(df16, bytes)), DF32(),
-               out + i);
-  }
-}
 
 // Sum of 16 values.
 HWY_INLINE int32_t SumOf16(const int8_t* values) {
@@ -93,8 +82,7 @@ void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
                  RowFactors<Format>& out) {
   const size_t row_blocks = cols / kQuadBlock;
   for (size_t m = 0; m < region.rows; ++m) {
-    const size_t at =
-        (region.first_row + m) * row_blocks + region.first_block;
+    const size_t at = (region.first_row + m) * row_blocks + region.first_block;
     const float* scales = input.scales + at;
     const int32_t* sums = input.sums + at;
     for (size_t b = 0; b < region.blocks; ++b) {
@@ -141,7 +129,7 @@ inline constexpr bool kSaturatingDot = true;
 inline constexpr bool kSaturatingDot = false;
 #endif
 template <class Format>
-inline constexpr bool kSignedDot = kSaturatingDot && Format::kZeroPoint == 128;
+inline constexpr bool kSignedDot = kSaturatingDot&& Format::kZeroPoint == 128;
 
 // dot + the products of 4 adjacent weights and activations. Exact.
 template <class Format>
@@ -149,14 +137,13 @@ HWY_INLINE VI32 Dot(VU8 weights, hn::Vec<DI8> x, VI32 dot) {
   if constexpr (kSaturatingDot) {
     const hn::Repartition<int16_t, DU8> di16;
     if constexpr (kSignedDot<Format>) {
-      const auto w =
-          hn::BitCast(DI8(), hn::Xor(weights, hn::Set(DU8(), 0x80)));
+      const auto w = hn::BitCast(DI8(), hn::Xor(weights, hn::Set(DU8(), 0x80)));
       weights = hn::BitCast(DU8(), hn::Abs(w));
       x = hn::IfNegativeThenNegOrUndefIfZero(w, x);
     }
     const auto pairs = hn::SatWidenMulPairwiseAdd(di16, weights, x);
-    return hn::Add(dot, hn::WidenMulPairwiseAdd(DI32(), pairs,
-                                                hn::Set(di16, int16_t{1})));
+    return hn::Add(
+        dot, hn::WidenMulPairwiseAdd(DI32(), pairs, hn::Set(di16, int16_t{1})));
   } else {
     return hn::SumOfMulQuadAccumulate(DI32(), weights, x, dot);
   }
@@ -285,10 +272,10 @@ void AllRows(const Column<Format>* columns, const QuantizedRows& input,
       // Prefetching is shared by the first tiles.
       if (tiles > 1 && t != c) at[c].ahead = 0;
     }
-    const TileInput<Format> tile = {
-        input.values + (region.first_row + row) * cols +
-            region.first_block * kQuadBlock,
-        cols, &factors, row};
+    const TileInput<Format> tile = {input.values +
+                                        (region.first_row + row) * cols +
+                                        region.first_block * kQuadBlock,
+                                    cols, &factors, row};
     TileOfRows<Format, kCols>(end - row, at, tile, region.blocks);
     row = end;
   }
@@ -324,8 +311,8 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
       columns[g * kSlices + s] = {
           group + region.first_block * Format::kDataBytes +
               s * kLanes * sizeof(float),
-          planes + s * kLanes,
-          acc + g * kChunkRows * kRowGroup + s * kLanes, ahead};
+          planes + s * kLanes, acc + g * kChunkRows * kRowGroup + s * kLanes,
+          ahead};
     }
   }
   const size_t count = groups * kSlices;
@@ -361,8 +348,7 @@ void MatMulQuantized(const PackedView& weights, const MatMulInput& input,
         for (size_t g = 0; g < groups; g += kTileGroups) {
           // Also past group_end: the next call is likely to continue there.
           const bool more = g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
-          const size_t ahead =
-              m0 == 0 && more ? kTileGroups * group_bytes : 0;
+          const size_t ahead = m0 == 0 && more ? kTileGroups * group_bytes : 0;
           TileGroups<Format>(weights.data + (g0 + g) * group_bytes,
                              std::min(kTileGroups, groups - g), cols,
                              input.quantized, region, ahead, scratch,
@@ -378,133 +364,6 @@ void MatMulQuantized(const PackedView& weights, const MatMulInput& input,
     }
   }
 }
-
-// ---------------------------------------------------------------- Formats
-
-// Vector `vector` of a block's data. `data` points to the column's slice.
-HWY_INLINE VU8 DataVector(const uint8_t* data, size_t vector) {
-  return hn::LoadU(DU8(), data + vector * kVectorBytes);
-}
-
-// The nibbles of quad kQuad.
-template <size_t kQuad>
-HWY_INLINE VU8 NibbleQuad(const uint8_t* data) {
-  const hn::Repartition<uint16_t, DU8> du16;
-  VU8 v = DataVector(data, kQuad % 4);
-  if constexpr (kQuad >= 4) {
-    v = hn::BitCast(DU8(), hn::ShiftRight<4>(hn::BitCast(du16, v)));
-  }
-  return hn::And(v, hn::Set(DU8(), 0x0F));
-}
-
-// `bits` with bit kFrom of every byte moved to bit kTo; other bits arbitrary.
-template <int kFrom, int kTo>
-HWY_INLINE VU8 MoveBit(VU8 bits) {
-  const hn::Repartition<uint16_t, DU8> du16;
-  const auto v = hn::BitCast(du16, bits);
-  if constexpr (kFrom < kTo) {
-    return hn::BitCast(DU8(), hn::ShiftLeft<kTo - kFrom>(v));
-  } else {
-    return hn::BitCast(DU8(), hn::ShiftRight<kFrom - kTo>(v));
-  }
-}
-
-template <size_t kQuad>
-HWY_INLINE VU8 FiveBitQuad(const uint8_t* data) {
-  const VU8 upper = MoveBit<kQuad, 4>(DataVector(data, 4));
-  return hn::OrAnd(NibbleQuad<kQuad>(data), upper, hn::Set(DU8(), 0x10));
-}
-
-template <size_t kQuad>
-HWY_INLINE VU8 SixBitQuad(const uint8_t* data) {
-  const VU8 upper = MoveBit<kQuad % 4 * 2, 4>(DataVector(data, 4 + kQuad / 4));
-  return hn::OrAnd(NibbleQuad<kQuad>(data), upper, hn::Set(DU8(), 0x30));
-}
-
-// Scales of the types with one fp16 per block: [blocks][16].
-struct HalfScales {
-  static constexpr size_t kParts = 1;
-  static constexpr bool kHasMin = false;
-  static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
-                           float* planes) {
-    for (size_t b = 0; b < count; ++b) {
-      StoreHalves(scales + (first + b) * 2 * kRowGroup, planes + b * kRowGroup);
-    }
-  }
-};
-
-// Bytes [16] as f32, from lane `i` on.
-HWY_INLINE VF32 BytesToFloat(const uint8_t* bytes, size_t i) {
-  const hn::Rebind<uint8_t, DI32> du8;
-  return hn::ConvertTo(DF32(), hn::PromoteTo(DI32(), hn::LoadU(du8, bytes + i)));
-}
-
-// Scales of Q4_K and Q5_K, per super block: d fp16 [16], dmin fp16 [16], the 12
-// scale bytes [12][16].
-struct SuperScales {
-  static constexpr size_t kParts = 1;
-  static constexpr bool kHasMin = true;
-  static constexpr int kZeroPoint = 0;
-  static constexpr size_t kScaleBytes = 16 * kRowGroup;
-
-  static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
-                           float* planes) {
-    for (size_t b = 0; b < count; b += kSuperBlocks) {
-      DecodeSuper(scales + (first + b) / kSuperBlocks * kScaleBytes,
-                  planes + b * 2 * kRowGroup);
-    }
-  }
-
- private:
-  // KScaleMin for 16 rows at once; bytes [12][16].
-  static void UnpackSixBits(const uint8_t* bytes,
-                            uint8_t (&scale)[kSuperBlocks][kRowGroup],
-                            uint8_t (&min)[kSuperBlocks][kRowGroup]) {
-    const hn::CappedTag<uint8_t, kRowGroup> d;
-    const hn::Repartition<uint16_t, decltype(d)> d16;
-    const auto low6 = hn::Set(d, 0x3F), low4 = hn::Set(d, 0x0F);
-    const auto upper2 = hn::Set(d, 0x30);
-    // Shifts cross into the neighbouring byte; the masks remove that.
-    const auto right2 = [&](auto v) HWY_ATTR {
-      return hn::BitCast(d, hn::ShiftRight<2>(hn::BitCast(d16, v)));
-    };
-    const auto right4 = [&](auto v) HWY_ATTR {
-      return hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, v)));
-    };
-    for (size_t i = 0; i < kRowGroup; i += hn::Lanes(d)) {
-      for (size_t j = 0; j < 4; ++j) {
-        const auto a = hn::LoadU(d, bytes + j * kRowGroup + i);
-        const auto b = hn::LoadU(d, bytes + (j + 4) * kRowGroup + i);
-        const auto c = hn::LoadU(d, bytes + (j + 8) * kRowGroup + i);
-        hn::StoreU(hn::And(a, low6), d, scale[j] + i);
-        hn::StoreU(hn::And(b, low6), d, min[j] + i);
-        hn::StoreU(hn::OrAnd(hn::And(c, low4), right2(a), upper2), d,
-                   scale[j + 4] + i);
-        hn::StoreU(hn::OrAnd(hn::And(right4(c), low4), right2(b), upper2), d,
-                   min[j + 4] + i);
-      }
-    }
-  }
-
-  static void DecodeSuper(const uint8_t* super, float* HWY_RESTRICT planes) {
-    HWY_ALIGN float d[kRowGroup], dmin[kRowGroup];
-    StoreHalves(super, d);
-    StoreHalves(super + 2 * kRowGroup, dmin);
-    HWY_ALIGN uint8_t scale[kSuperBlocks][kRowGroup];
-    HWY_ALIGN uint8_t min[kSuperBlocks][kRowGroup];
-    UnpackSixBits(super + 4 * kRowGroup, scale, min);
-    for (size_t j = 0; j < kSuperBlocks; ++j) {
-      float* out = planes + j * 2 * kRowGroup;
-      for (size_t i = 0; i < kRowGroup; i += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(DF32(), d + i), BytesToFloat(scale[j], i)),
-                   DF32(), out + i);
-        hn::StoreU(hn::Neg(hn::Mul(hn::LoadU(DF32(), dmin + i),
-                                   BytesToFloat(min[j], i))),
-                   DF32(), out + kRowGroup + i);
-      }
-    }
-  }
-};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv

@@ -42,8 +42,7 @@ void PackGroup(TensorType type, const uint8_t* source, size_t rows, size_t cols,
 void UnpackRow(const PackedView& weights, size_t row, float* out) {
   const uint8_t* group =
       weights.data + row / kRowGroup * GroupBytes(weights.type, weights.cols);
-  KernelOf(weights.type)
-      .unpack_row(group, row % kRowGroup, weights.cols, out);
+  KernelOf(weights.type).unpack_row(group, row % kRowGroup, weights.cols, out);
 }
 
 void MatMul(const PackedView& weights, const MatMulInput& input,

@@ -50,7 +50,8 @@ template <size_t kCount, class Fn>
 HWY_INLINE void Unroll(const Fn& fn) {
   [&]<size_t... i>(std::index_sequence<i...>) HWY_ATTR {
     (fn(std::integral_constant<size_t, i>()), ...);
-  }(std::make_index_sequence<kCount>());
+  }
+  (std::make_index_sequence<kCount>());
 }
 
 // Copies acc [rows][kRowGroup] to out, `count` (1..16) values a row.

@@ -109,9 +109,9 @@ void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
     const size_t count = groups * kSlices;
     for (size_t c = 0; c < count; ++c) {
       const size_t g = c / kSlices, lane = c % kSlices * kLanes;
-      columns[c] = {packed + (g * cols + k0) * row_bytes +
-                        lane * Format::kBytes,
-                    acc + g * kFloatChunkRows * kRowGroup + lane, ahead};
+      columns[c] = {
+          packed + (g * cols + k0) * row_bytes + lane * Format::kBytes,
+          acc + g * kFloatChunkRows * kRowGroup + lane, ahead};
     }
     size_t c = 0;
     for (; c + kTileColumns <= count; c += kTileColumns) {

@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source block: d fp16, nibbles [16] (low: columns 0..15, high: 16..31);
 // value = d * (q - 8). Packed scales: fp16 [blocks][16].
@@ -29,7 +30,7 @@ void MatMulQ4_0(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ4_0>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -48,15 +49,15 @@ constexpr size_t kDataBytes = 4 * kVectorBytes;
 
 void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
   uint8_t* scales = group + cols / kQuadBlock * kDataBytes;
-  ForEachSourceBlock(
-      TensorType::kQ4_0, source, rows, cols,
-      [&](size_t block, size_t row, const uint8_t* bytes) {
-        std::memcpy(scales + (block * kRowGroup + row) * 2, bytes, 2);
-        uint8_t* data = group + block * kDataBytes;
-        for (size_t i = 0; i < 4; ++i) {
-          StoreQuad(LoadQuad(bytes + 2 + 4 * i), i, row, data);
-        }
-      });
+  ForEachSourceBlock(TensorType::kQ4_0, source, rows, cols,
+                     [&](size_t block, size_t row, const uint8_t* bytes) {
+                       std::memcpy(scales + (block * kRowGroup + row) * 2,
+                                   bytes, 2);
+                       uint8_t* data = group + block * kDataBytes;
+                       for (size_t i = 0; i < 4; ++i) {
+                         StoreQuad(LoadQuad(bytes + 2 + 4 * i), i, row, data);
+                       }
+                     });
 }
 
 void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {

@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source super block of 256: d, dmin fp16, 12 bytes of 6-bit scales and minima,
 // nibbles [128]; value = d * scale * q - dmin * min.
@@ -28,7 +29,7 @@ void MatMulQ4_K(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ4_K>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source block: d fp16, fifth bits u32, nibbles [16] (low: columns 0..15, high:
 // 16..31); value = d * (q - 16). Packed scales: fp16 [blocks][16].
@@ -29,7 +30,7 @@ void MatMulQ5_0(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ5_0>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -54,21 +55,21 @@ constexpr size_t kDataBytes = 5 * kVectorBytes;
 
 void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
   uint8_t* scales = group + cols / kQuadBlock * kDataBytes;
-  ForEachSourceBlock(
-      TensorType::kQ5_0, source, rows, cols,
-      [&](size_t block, size_t row, const uint8_t* bytes) {
-        std::memcpy(scales + (block * kRowGroup + row) * 2, bytes, 2);
-        uint8_t* data = group + block * kDataBytes;
-        const uint32_t fifth = LoadQuad(bytes + 2);
-        uint32_t upper = 0;
-        for (size_t q = 0; q < kQuads; ++q) {
-          upper |= Spread(fifth >> (4 * q) & 15u) << q;
-        }
-        StoreQuad(upper, 4, row, data);
-        for (size_t i = 0; i < 4; ++i) {
-          StoreQuad(LoadQuad(bytes + 6 + 4 * i), i, row, data);
-        }
-      });
+  ForEachSourceBlock(TensorType::kQ5_0, source, rows, cols,
+                     [&](size_t block, size_t row, const uint8_t* bytes) {
+                       std::memcpy(scales + (block * kRowGroup + row) * 2,
+                                   bytes, 2);
+                       uint8_t* data = group + block * kDataBytes;
+                       const uint32_t fifth = LoadQuad(bytes + 2);
+                       uint32_t upper = 0;
+                       for (size_t q = 0; q < kQuads; ++q) {
+                         upper |= Spread(fifth >> (4 * q) & 15u) << q;
+                       }
+                       StoreQuad(upper, 4, row, data);
+                       for (size_t i = 0; i < 4; ++i) {
+                         StoreQuad(LoadQuad(bytes + 6 + 4 * i), i, row, data);
+                       }
+                     });
 }
 
 void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {

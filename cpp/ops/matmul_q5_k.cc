@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source super block of 256: d, dmin fp16, 12 bytes of 6-bit scales and minima,
 // fifth bits [32] (bit b of byte l: column l of block b), nibbles [128];
@@ -29,7 +30,7 @@ void MatMulQ5_K(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ5_K>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -88,8 +89,8 @@ void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {
     const float dmin = LoadHalf(scales + (kRowGroup + row) * 2);
     const ScaleMin six = KScaleMin(scales + 4 * kRowGroup + row, kRowGroup,
                                    block % kSuperBlocks);
-    const uint32_t q = NibbleAt(data, row, col) |
-                       FifthBitAt(data, row, col) << 4;
+    const uint32_t q = NibbleAt(data, row, col) | FifthBitAt(data, row, col)
+                                                      << 4;
     // Each product is rounded before the difference.
     const float scaled = d * static_cast<float>(six.scale);
     const float min = dmin * static_cast<float>(six.min);

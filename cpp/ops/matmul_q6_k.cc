@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source super block of 256: low nibbles [128], upper bit pairs [64], int8
 // scales [16] (one per 16 columns), d fp16; value = d * scale * (q - 32).
@@ -41,10 +42,9 @@ struct FormatQ6_K {
       for (size_t i = 0; i < kRowGroup; i += kLanes) {
         const auto scale = hn::LoadU(
             di8, reinterpret_cast<const int8_t*>(super) + at * kRowGroup + i);
-        hn::StoreU(
-            hn::Mul(hn::LoadU(DF32(), d + i),
-                    hn::ConvertTo(DF32(), hn::PromoteTo(DI32(), scale))),
-            DF32(), planes + part * kRowGroup + i);
+        hn::StoreU(hn::Mul(hn::LoadU(DF32(), d + i),
+                           hn::ConvertTo(DF32(), hn::PromoteTo(DI32(), scale))),
+                   DF32(), planes + part * kRowGroup + i);
       }
     }
   }
@@ -54,7 +54,7 @@ void MatMulQ6_K(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ6_K>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -98,9 +98,9 @@ void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
           uint8_t* data = group + (super * kSuperBlocks + block) * kDataBytes;
           uint32_t upper[2] = {0, 0};
           for (size_t i = 0; i < 4; ++i) {
-            StoreQuad(LowQuad(bytes, block, i) |
-                          LowQuad(bytes, block, i + 4) << 4,
-                      i, row, data);
+            StoreQuad(
+                LowQuad(bytes, block, i) | LowQuad(bytes, block, i + 4) << 4, i,
+                row, data);
             upper[0] |= UpperQuad(bytes, block, i) << (2 * i);
             upper[1] |= UpperQuad(bytes, block, i + 4) << (2 * i);
           }

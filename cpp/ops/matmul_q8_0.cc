@@ -7,6 +7,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"
+#include "ops/quad_formats-inl.h"
 
 // Source block: d fp16, int8 [32]; value = d * q.
 // Packed scales: fp16 [blocks][16]. Bytes are stored as q + 128.
@@ -29,7 +30,7 @@ void MatMulQ8_0(const PackedView& weights, const MatMulInput& input,
                 size_t group_begin, size_t group_end, float* out,
                 size_t out_stride) {
   MatMulQuantized<FormatQ8_0>(weights, input, group_begin, group_end, out,
-                                out_stride);
+                              out_stride);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -29,8 +29,7 @@ namespace {
 // What the processor can run, best first. Computed once, before the first
 // ForceTarget: afterwards Highway reports only the forced target.
 const std::vector<int64_t>& AttainableMasks() {
-  static const std::vector<int64_t> masks =
-      hwy::SupportedAndGeneratedTargets();
+  static const std::vector<int64_t> masks = hwy::SupportedAndGeneratedTargets();
   return masks;
 }
 
@@ -58,9 +57,9 @@ void ForceTarget(std::string_view name) {
     for (const std::string& target : AttainableTargets()) {
       attainable += " " + target;
     }
-    throw InvalidArgument(StrCat("SIMD target \"", name,
-                                 "\" is not attainable here; expected one of:",
-                                 attainable));
+    throw InvalidArgument(
+        StrCat("SIMD target \"", name,
+               "\" is not attainable here; expected one of:", attainable));
   }
   hwy::SetSupportedTargetsForTest(chosen);
   // Dispatch reads a cached choice: without this it stays uninitialized and

@@ -76,10 +76,9 @@ double DotPeak(size_t steps, int32_t* out) {
     dot(v0), dot(v1), dot(v2), dot(v3), dot(v4), dot(v5);
     dot(v6), dot(v7), dot(v8), dot(v9), dot(v10), dot(v11);
   }
-  const auto sum = hn::Add(
-      hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)),
-              hn::Add(hn::Add(v4, v5), hn::Add(v6, v7))),
-      hn::Add(hn::Add(v8, v9), hn::Add(v10, v11)));
+  const auto sum = hn::Add(hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)),
+                                   hn::Add(hn::Add(v4, v5), hn::Add(v6, v7))),
+                           hn::Add(hn::Add(v8, v9), hn::Add(v10, v11)));
   *out = hn::ReduceSum(di, sum);
   return static_cast<double>(steps) * 12 * 2 *
          static_cast<double>(hn::Lanes(du8));
@@ -133,8 +132,8 @@ void MeasureMachine(ThreadPool& pool) {
   constexpr size_t kPiece = size_t{1} << 20;
   const Seconds read = Time(0.5, [&] {
     pool.Run(size / kPiece, [&](size_t task, size_t thread) {
-      sums[thread] += HWY_DYNAMIC_DISPATCH(ReadAll)(
-          buffer.data() + task * kPiece, kPiece);
+      sums[thread] +=
+          HWY_DYNAMIC_DISPATCH(ReadAll)(buffer.data() + task * kPiece, kPiece);
     });
   });
   std::vector<double> operations(n);
@@ -147,7 +146,8 @@ void MeasureMachine(ThreadPool& pool) {
     });
   });
   std::printf("%s, %zu threads: read %.1f GB/s, 8-bit dot %.0f GOP/s\n",
-              CurrentTarget().c_str(), n, static_cast<double>(size) / read.best / 1e9,
+              CurrentTarget().c_str(), n,
+              static_cast<double>(size) / read.best / 1e9,
               static_cast<double>(n) * operations[0] / peak.best / 1e9);
 }
 
@@ -182,7 +182,8 @@ struct Problem {
 };
 
 void Measure(ThreadPool& pool, Problem& p, size_t rows, const char* where) {
-  const MatMulInput input = {p.floats.data(), p.weights.cols,
+  const MatMulInput input = {p.floats.data(),
+                             p.weights.cols,
                              {p.values.data(), p.scales.data(), p.sums.data()},
                              rows};
   const size_t groups = NumGroups(p.weights.rows), per_task = 16;

@@ -66,8 +66,7 @@ TYPED_TEST_P(MatMulConformance, MatchesOracle) {
           for (size_t r = 0; r < rows; ++r) {
             double expected = 0.0, magnitude = 0.0;
             for (size_t k = 0; k < cols; ++k) {
-              const double term =
-                  weights.At(r, k) * input.At(kType, m, k);
+              const double term = weights.At(r, k) * input.At(kType, m, k);
               expected += term;
               magnitude += std::abs(term);
             }

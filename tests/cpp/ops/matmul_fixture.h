@@ -163,8 +163,7 @@ inline std::vector<float> OneRowAtATime(const TestWeights& weights,
 }
 
 inline std::string Bits(float x) {
-  return std::to_string(x) + "/" +
-         std::to_string(std::bit_cast<uint32_t>(x));
+  return std::to_string(x) + "/" + std::to_string(std::bit_cast<uint32_t>(x));
 }
 
 inline void ExpectSameBits(const std::vector<float>& a,

@@ -54,10 +54,18 @@ inline float Q6KValue(const uint8_t* block, size_t i) {
   const uint8_t* high = block + 128 + half * 32;
   int q = 0;
   switch (in_half / 32) {
-    case 0: q = (low[l] & 15) | (high[l] & 3) << 4; break;
-    case 1: q = (low[l + 32] & 15) | (high[l] >> 2 & 3) << 4; break;
-    case 2: q = low[l] >> 4 | (high[l] >> 4 & 3) << 4; break;
-    default: q = low[l + 32] >> 4 | (high[l] >> 6) << 4; break;
+    case 0:
+      q = (low[l] & 15) | (high[l] & 3) << 4;
+      break;
+    case 1:
+      q = (low[l + 32] & 15) | (high[l] >> 2 & 3) << 4;
+      break;
+    case 2:
+      q = low[l] >> 4 | (high[l] >> 4 & 3) << 4;
+      break;
+    default:
+      q = low[l + 32] >> 4 | (high[l] >> 6) << 4;
+      break;
   }
   const int scale = static_cast<int8_t>(block[192 + i / 16]);
   const float scaled = HalfAt(block + 208) * static_cast<float>(scale);
