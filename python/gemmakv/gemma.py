@@ -311,10 +311,11 @@ class Gemma:
         for i in range(count):
             own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
             core_rows.append(core_options(row | own, self._config.eos_ids))
+        # Computes the prompt and, as it has all the options, checks them.
+        prompt_only = core_options(row | {"max_tokens": 0}, [])
         length = len(cache)
+        self._engine.generate([cache._core], [tokens], [prompt_only])
         try:
-            if len(tokens):
-                self._engine.logits(cache._core, tokens, False)
             forks = [cache.fork() for _ in range(count)]
             cores = [fork._core for fork in forks]
             nothing = np.empty(0, np.int32)

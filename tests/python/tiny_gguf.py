@@ -85,7 +85,7 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
         return (1 + 0.1 * rng.normal(size=size)).astype(np.float32)
 
     result = {
-        "token_embd.weight": matrix(VOCAB, HIDDEN) * 4,
+        "token_embd.weight": matrix(VOCAB, HIDDEN),
         "output_norm.weight": norm(HIDDEN),
     }
     for layer in range(LAYERS):
