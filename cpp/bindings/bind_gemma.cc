@@ -78,7 +78,7 @@ std::vector<GenerateResult> Generate(
   }
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
-    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i]});
+    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i], false});
   }
   py::gil_scoped_release release;
   const std::vector<std::shared_ptr<Request>> requests =
@@ -280,7 +280,8 @@ void RegisterGemma(py::module_& module) {
           "stream",
           [](Gemma& gemma, std::shared_ptr<KVCache> cache,
              const TokenArray& prompt_ids, const GenerateOptions& options) {
-            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids), options};
+            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids), options,
+                                 true};
             py::gil_scoped_release release;
             return StreamHandle(gemma.Start({&job, 1}, &CheckSignals)[0]);
           },

@@ -214,7 +214,7 @@ std::vector<std::shared_ptr<Request>> Gemma::Start(
     locks.HandOver(*job.cache);
     requests.push_back(std::make_shared<Request>(
         job.cache, job.prompt, job.options,
-        job.options.stop_ids.value_or(config().eos_ids), text));
+        job.options.stop_ids.value_or(config().eos_ids), text, job.streamed));
   }
   for (const Job& job : jobs) job.cache->Bind(identity);
   scheduler().Submit(requests);
@@ -229,7 +229,7 @@ std::shared_ptr<Request> Gemma::StartLogits(std::shared_ptr<KVCache> cache,
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
   CheckCache(*cache);
-  const Job job{cache, tokens, {}};
+  const Job job{cache, tokens, {}, false};
   CacheLocks locks({&job, 1}, poll);
   CheckTokens(*cache, tokens);
   const Hash128 identity = fingerprint();
@@ -246,7 +246,7 @@ GenerateResult Gemma::Generate(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
-  const Job job{cache, prompt, options};
+  const Job job{cache, prompt, options, on_token != nullptr};
   const std::shared_ptr<Request> request = Start({&job, 1})[0];
   constexpr std::chrono::hours kLong{1};
   try {

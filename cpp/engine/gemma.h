@@ -63,6 +63,7 @@ class Gemma {
     std::shared_ptr<KVCache> cache;
     std::span<const int32_t> prompt;  // may be empty if the cache is not
     GenerateOptions options;
+    bool streamed = false;  // tokens are read one by one, see Request
   };
   std::vector<std::shared_ptr<Request>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});

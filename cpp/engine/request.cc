@@ -11,6 +11,10 @@
 namespace gkv {
 namespace {
 
+// Events of a streamed request that may wait for the reader: enough to keep
+// steps going while one is being read.
+constexpr size_t kMaxUnread = 2;
+
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -33,9 +37,10 @@ class LockGuard {
 Request::Request(std::shared_ptr<KVCache> cache,
                  std::span<const int32_t> prompt, GenerateOptions options,
                  std::vector<int32_t> stop_ids,
-                 std::shared_ptr<const TokenText> token_text)
+                 std::shared_ptr<const TokenText> token_text, bool streamed)
     : cache_(std::move(cache)),
       generates_(true),
+      streamed_(streamed),
       options_(std::move(options)),
       stop_ids_(std::move(stop_ids)),
       token_text_(std::move(token_text)),
@@ -56,7 +61,10 @@ Request::Request(std::shared_ptr<KVCache> cache,
 Request::Request(std::shared_ptr<KVCache> cache,
                  std::span<const int32_t> prompt, bool all_positions,
                  float* logits)
-    : cache_(std::move(cache)), generates_(false), logits_out_(logits) {
+    : cache_(std::move(cache)),
+      generates_(false),
+      streamed_(false),
+      logits_out_(logits) {
   LockGuard guard(*cache_);
   Begin(prompt);
   logits_begin_ = all_positions ? target_ - prompt.size() : target_ - 1;
@@ -76,23 +84,95 @@ void Request::Begin(std::span<const int32_t> prompt) {
   result_.cached_tokens = next_;
 }
 
+// One that was never submitted leaves no trace.
 Request::~Request() { RestoreAndRelease(true); }
 
 bool Request::Stop(Interrupt how) {
-  std::unique_lock lock(mutex_);
-  if (done_) return false;
-  if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
+  {
+    std::unique_lock lock(mutex_);
+    if (done_) {
+      const bool unread = streamed_ && !error_ && !events_.empty() &&
+                          events_.back().token_id >= 0;
+      if (how == Interrupt::kCancel && unread &&
+          cache_->run_lock().try_acquire()) {
+        // Whoever went on with the conversation meanwhile keeps it.
+        if (cache_->length() == end_length_) TakeBackUnread();
+        cache_->run_lock().release();
+      }
+      return false;
+    }
+    if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
+  }
+  Wake();
   return true;
 }
 
 std::optional<TokenEvent> Request::NextEvent(
     std::chrono::milliseconds timeout) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, timeout, [&] { return done_ || !events_.empty(); });
-  if (events_.empty()) return std::nullopt;
-  TokenEvent event = std::move(events_.front());
-  events_.pop_front();
+  TokenEvent event;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, timeout, [&] { return done_ || !events_.empty(); });
+    if (events_.empty()) return std::nullopt;
+    event = std::move(events_.front());
+    events_.pop_front();
+    read_text_bytes_ += event.text.size();
+  }
+  Wake();
   return event;
+}
+
+void Request::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
+  std::unique_lock lock(mutex_);
+  wake_up_ = std::move(wake_up);
+}
+
+void Request::Wake() {
+  std::shared_ptr<WakeUp> wake_up;
+  {
+    std::unique_lock lock(mutex_);
+    if (done_) return;
+    wake_up = wake_up_;
+  }
+  if (wake_up == nullptr) return;
+  // Taking the lock orders this behind a check that is under way.
+  { std::unique_lock lock(wake_up->mutex); }
+  wake_up->changed.notify_all();
+}
+
+bool Request::paused() const {
+  std::unique_lock lock(mutex_);
+  return events_.size() >= kMaxUnread && interrupt_ == Interrupt::kNone &&
+         !done_;
+}
+
+// Requires: mutex_ and the cache's run lock are held.
+void Request::TakeBackUnread() {
+  const size_t unread = static_cast<size_t>(
+      std::count_if(events_.begin(), events_.end(),
+                    [](const TokenEvent& e) { return e.token_id >= 0; }));
+  events_.clear();
+  if (unread > 0) {
+    cache_->Truncate(cache_->length() - unread);
+    result_.token_ids.resize(result_.token_ids.size() - unread);
+    if (options_.logprobs) result_.logprobs.resize(result_.token_ids.size());
+  }
+  // Text that was held back for a stop string belongs to the tokens read.
+  if (token_text_) {
+    result_.text.clear();
+    for (const int32_t id : result_.token_ids) {
+      result_.text += (*token_text_)[id];
+    }
+  }
+  result_.finish_reason = FinishReason::kCancelled;
+  TokenEvent last{-1,
+                  std::numeric_limits<float>::quiet_NaN(),
+                  {},
+                  FinishReason::kCancelled};
+  if (result_.text.size() > read_text_bytes_) {
+    last.text = result_.text.substr(read_text_bytes_);
+  }
+  events_.push_back(std::move(last));
 }
 
 bool Request::WaitDone(std::chrono::milliseconds timeout) {
@@ -168,7 +248,7 @@ void Request::SampleNext(std::span<float> logits) {
     result_.token_ids.push_back(token.id);
     if (options_.logprobs) result_.logprobs.push_back(token.logprob);
     result_.text += event.text;
-    events_.push_back(std::move(event));
+    if (streamed_) events_.push_back(std::move(event));
   }
   if (reason != FinishReason::kNone) {
     announced_ = true;
@@ -191,14 +271,18 @@ void Request::EndWith(FinishReason reason, std::exception_ptr error) {
     result_.prefill_s = Seconds(first_logits_ - submitted_);
     result_.decode_s = Seconds(now - first_logits_);
     result_.finish_reason = reason;
-    if (!error && !announced_) {
-      // What the stop matcher held back was sampled: it belongs to the text.
-      TokenEvent last{-1, std::numeric_limits<float>::quiet_NaN(),
-                      matcher_.Flush(), reason};
-      result_.text += last.text;
-      events_.push_back(std::move(last));
+    const bool restore = error || interrupt_ == Interrupt::kAbort;
+    if (reason == FinishReason::kCancelled && !restore && streamed_) {
+      TakeBackUnread();
+    } else if (!announced_ && streamed_) {
+      events_.push_back(
+          {-1, std::numeric_limits<float>::quiet_NaN(), {}, reason});
+    } else if (reason == FinishReason::kCancelled) {
+      result_.text += matcher_.Flush();
     }
-    RestoreAndRelease(error || interrupt_ == Interrupt::kAbort);
+    if (error) events_.clear();
+    end_length_ = cache_->length();
+    RestoreAndRelease(restore);
     error_ = std::move(error);
     done_ = true;
   }

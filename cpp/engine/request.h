@@ -47,6 +47,13 @@ struct GenerateResult {
   double decode_s = 0;
 };
 
+// What a sleeping scheduler waits on. Shared with the requests, which may
+// outlive it.
+struct WakeUp {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
 // One piece of work on one conversation, from submission to its end: generate
 // text, or compute logits. Created by Gemma on the caller's thread, driven by
 // the scheduler's thread, watched by the caller. Until it ends, the request
@@ -63,9 +70,11 @@ class Request {
   // Appends `prompt` to the transcript. Throws OutOfBlocks before any work if
   // it does not fit; the cache is unchanged then. Requires: the cache's run
   // lock is held; the request takes it over, also when this throws.
+  // With `streamed`, tokens are handed out as events, and sampling runs only a
+  // little ahead of the reader.
   Request(std::shared_ptr<KVCache> cache, std::span<const int32_t> prompt,
           GenerateOptions options, std::vector<int32_t> stop_ids,
-          std::shared_ptr<const TokenText> token_text);
+          std::shared_ptr<const TokenText> token_text, bool streamed);
   // A request for logits: rows of `all_positions ? prompt.size() : 1`.
   Request(std::shared_ptr<KVCache> cache, std::span<const int32_t> prompt,
           bool all_positions, float* logits);
@@ -74,7 +83,9 @@ class Request {
 
   // ---- Caller's side; any thread ----
 
-  // Asks for an early end. False if the request had ended already.
+  // Asks for an early end. False if the request had ended already. A streamed
+  // request that is cancelled takes back the tokens that no one read, also if
+  // it had ended: the transcript holds what the reader saw.
   bool Stop(Interrupt how);
   // Waits until an event is there, the request has ended, or the time is over.
   // nullopt in the last two cases.
@@ -106,6 +117,10 @@ class Request {
   void Finish(FinishReason reason);
   void Fail(std::exception_ptr error);
   bool done() const;
+  // Waits for its reader: not to be stepped.
+  bool paused() const;
+  // Who is to be woken when it need not wait any longer.
+  void set_wake_up(std::shared_ptr<WakeUp> wake_up);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -114,9 +129,12 @@ class Request {
   void SampleNext(std::span<float> logits);
   void EndWith(FinishReason reason, std::exception_ptr error);
   void RestoreAndRelease(bool restore);
+  void TakeBackUnread();
+  void Wake();
 
   const std::shared_ptr<KVCache> cache_;
   const bool generates_;
+  const bool streamed_;
   const GenerateOptions options_;
   const std::vector<int32_t> stop_ids_;
   const std::shared_ptr<const TokenText> token_text_;
@@ -128,6 +146,7 @@ class Request {
   size_t logits_begin_ = 0;
 
   size_t start_length_ = 0;
+  size_t end_length_ = 0;  // of the transcript when the request ended
   size_t next_ = 0;
   size_t target_ = 0;
   bool decoding_ = false;
@@ -140,6 +159,8 @@ class Request {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<TokenEvent> events_;
+  size_t read_text_bytes_ = 0;  // of the events that were read
+  std::shared_ptr<WakeUp> wake_up_;
   GenerateResult result_;
   std::exception_ptr error_;
   bool done_ = false;

@@ -21,7 +21,8 @@ std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
     const PlanInput& request = requests[at];
     if (!request.decoding) {
       prefilling.push_back(at);
-    } else if (rows_left > 0 && logits_left > 0) {
+    } else if (request.next < request.target && rows_left > 0 &&
+               logits_left > 0) {
       plan.push_back({at, request.next, request.target});
       --rows_left;
       --logits_left;
@@ -60,43 +61,50 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads)
 
 Scheduler::~Scheduler() {
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(wake_up_->mutex);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_up_->changed.notify_all();
   thread_.join();
 }
 
 void Scheduler::Submit(std::span<const std::shared_ptr<Request>> requests) {
+  for (const auto& request : requests) request->set_wake_up(wake_up_);
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(wake_up_->mutex);
     incoming_.insert(incoming_.end(), requests.begin(), requests.end());
   }
-  wake_.notify_all();
+  wake_up_->changed.notify_all();
+}
+
+bool Scheduler::HasWork() const {
+  return stopping_ || !incoming_.empty() ||
+         std::any_of(active_.begin(), active_.end(),
+                     [](const auto& request) { return !request->paused(); });
 }
 
 void Scheduler::Loop() {
   const ScopedFpEnvironment fp_environment;
   while (true) {
+    bool stopping;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] {
-        return stopping_ || !incoming_.empty() || !active_.empty();
-      });
+      std::unique_lock lock(wake_up_->mutex);
+      wake_up_->changed.wait(lock, [&] { return HasWork(); });
       for (std::shared_ptr<Request>& request : incoming_) {
         active_.push_back(std::move(request));
       }
       incoming_.clear();
-      if (stopping_) {
-        for (const auto& request : active_) {
-          request->Stop(Request::Interrupt::kCancel);
-        }
+      stopping = stopping_;
+    }
+    if (stopping) {
+      for (const auto& request : active_) {
+        request->Stop(Request::Interrupt::kCancel);
       }
     }
     DropEnded();
-    if (!active_.empty()) RunStep();
+    RunStep();
     DropEnded();
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(wake_up_->mutex);
     if (stopping_ && incoming_.empty() && active_.empty()) return;
   }
 }
@@ -114,8 +122,11 @@ void Scheduler::DropEnded() {
 std::vector<PlannedSlice> Scheduler::Plan() {
   std::vector<PlanInput> inputs;
   for (const auto& request : active_) {
-    inputs.push_back({request->next(), request->target(),
-                      request->logits_begin(), request->decoding()});
+    // A paused one takes part with nothing to do.
+    const size_t target =
+        request->paused() ? request->next() : request->target();
+    inputs.push_back({request->next(), target, request->logits_begin(),
+                      request->decoding()});
   }
   return PlanStep(inputs, rotation_++);
 }

@@ -72,6 +72,7 @@ class Scheduler {
  private:
   void Loop();
   void DropEnded();
+  bool HasWork() const;
   void RunStep();
   std::vector<PlannedSlice> Plan();
   void Deliver(std::span<const PlannedSlice> plan,
@@ -81,8 +82,8 @@ class Scheduler {
   const size_t num_threads_;
   std::atomic<size_t> steps_{0};
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  // Guards what follows.
+  const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
   std::vector<std::shared_ptr<Request>> incoming_;
   bool stopping_ = false;
 

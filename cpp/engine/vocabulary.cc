@@ -53,6 +53,20 @@ std::string PieceText(std::string_view piece, int64_t type) {
   return text;
 }
 
+// User-defined pieces are stored with plain spaces, but SentencePiece matches
+// them in text whose spaces it has marked already.
+std::string MarkSpaces(std::string_view piece) {
+  std::string marked;
+  for (const char c : piece) {
+    if (c == ' ') {
+      marked += kSpaceMark;
+    } else {
+      marked += c;
+    }
+  }
+  return marked;
+}
+
 // Protocol buffer wire format: varint, fixed32 and length-delimited fields.
 class ProtoWriter {
  public:
@@ -170,7 +184,7 @@ std::string Vocabulary::SentencePieceModel() const {
   ProtoWriter message;
   for (size_t i = 0; i < pieces.size(); ++i) {
     message.Clear();
-    message.Bytes(1, pieces[i]);
+    message.Bytes(1, MarkSpaces(pieces[i]));
     message.Float(2, static_cast<float>(scores[i]));
     const bool is_unknown = static_cast<int64_t>(i) == unk_id;
     message.Varint(3, is_unknown ? static_cast<uint64_t>(kUnknown)

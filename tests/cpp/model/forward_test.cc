@@ -10,8 +10,8 @@
 
 #include "model/create_kv_cache.h"
 #include "ops/target.h"
-#include "reference_model.h"
-#include "tiny_model.h"
+#include "model/reference_model.h"
+#include "model/tiny_model.h"
 
 namespace gkv {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "model/config.h"
-#include "tiny_model.h"
+#include "model/tiny_model.h"
 
 // The model as its description reads, in double, with no cache and no
 // cleverness: the oracle of the forward pass.
