@@ -46,8 +46,9 @@ class Piece:
 
     `text` holds the characters that became complete with this token: a
     character of several tokens arrives with the last of them, and text that
-    may turn out to be a stop string waits until that is decided. The texts of
-    all pieces joined are the `text` of the generation.
+    may turn out to be a stop string waits until that is decided; if the stream
+    is cancelled meanwhile, it comes in a last piece of token_id -1. The texts
+    of all pieces joined are the `text` of the generation.
     """
 
     text: str

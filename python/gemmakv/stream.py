@@ -80,18 +80,18 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         self.cancel()
 
     def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and not self._finished:
-            handle.cancel()
+        if not getattr(self, "_finished", True):
+            self._handle.cancel()
 
     def cancel(self) -> None:
         """Ends the generation; from any thread, any number of times.
 
-        Tokens sampled so far stay in the conversation. Going on to iterate
-        gives the pieces that were not fetched yet.
+        The conversation keeps the tokens that were returned. Going on to
+        iterate gives at most the text that was held back for a stop string.
         """
-        self._cancelled = True
-        self._handle.cancel()
+        if not self._finished:
+            self._cancelled = True
+            self._handle.cancel()
 
     def result(self) -> Generation:
         """Waits for the end and gives the whole generation."""
@@ -104,13 +104,13 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     def _poll(self) -> Piece | None:
         """The next piece, or None if there is none within a moment."""
         try:
-            event = self._handle.next(_POLL_S)
-            if event is None and self._cancelled:
-                # Nothing comes once it has ended, but for what came while it
-                # was ending.
+            if self._cancelled:
+                # What is unread is taken back when the generation ends, so
+                # reading waits for that.
                 self._handle.result()
-                event = self._handle.next(0.0)
-                self._finished = event is None
+            event = self._handle.next(0.0 if self._cancelled else _POLL_S)
+            if event is None and self._cancelled:
+                self._finished = True
         except KeyboardInterrupt:
             self.cancel()
             raise

@@ -347,13 +347,12 @@ def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
         for piece in stream:
             read.append(piece.token_id)
     timer.join()
-    rest = [piece.token_id for piece in stream]
+    assert list(stream) == []
     assert stream.result().finish_reason == "cancelled"
     # One piece may have been on its way when Ctrl-C came.
     held = cache.tokens.tolist()[len(PROMPT) :]
     assert held[: len(read)] == read
-    assert held[len(held) - len(rest) :] == rest
-    assert len(held) - len(read) - len(rest) in (0, 1)
+    assert len(held) - len(read) in (0, 1)
 
 
 def test_several_models_at_once(tiny: Gemma, endless: Gemma) -> None:

@@ -130,29 +130,58 @@ def test_async_cancellation_cancels(tiny: Gemma, cache: KVCache) -> None:
 
 
 def test_cancel_keeps_what_was_returned(tiny: Gemma, cache: KVCache) -> None:
-    stream = tiny.stream(cache, "the", max_tokens=400, logit_bias=NO_END)
+    stream = tiny.stream(cache, [BOS, 20], max_tokens=400, logit_bias=NO_END)
     read = [next(stream).token_id for _ in range(5)]
+    time.sleep(0.1)  # whatever runs ahead meanwhile is not kept
     stream.cancel()
     stream.cancel()
-    read += [piece.token_id for piece in stream]
+    assert list(stream) == []
     g = stream.result()
-    assert g.finish_reason in ("cancelled", "length")
+    assert g.finish_reason == "cancelled"
     assert g.token_ids == read
-    start = len(cache) - len(read)
-    assert cache.tokens[start:].tolist() == read
+    assert g.text == tiny.tokenizer.decode(read)
+    assert cache.tokens.tolist() == [BOS, 20, *read]
     # Going on from here is what an uncancelled call would have said.
     other = create_kv_cache(tiny.config)
     whole = tiny.generate(
-        other, "the", max_tokens=len(read) + 5, logit_bias=NO_END
+        other, [BOS, 20], max_tokens=len(read) + 5, logit_bias=NO_END
     )
     more = tiny.generate(cache, "", max_tokens=5, logit_bias=NO_END)
     assert read + more.token_ids == whole.token_ids
 
 
+def test_cancel_gives_the_text_that_was_held_back(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    q = tiny.tokenizer.id_of("Q")
+    stream = tiny.stream(
+        cache, [BOS], max_tokens=400, logit_bias={q: 1e6}, stop="QQQX"
+    )
+    pieces = [next(stream) for _ in range(3)]
+    stream.cancel()
+    pieces += stream
+    assert "".join(p.text for p in pieces) == "QQQ" == stream.result().text
+    assert [p.token_id for p in pieces] == [q, q, q, -1]
+    assert pieces[-1].finish_reason == "cancelled"
+    assert cache.tokens.tolist() == [BOS, q, q, q]
+
+
+def test_cancel_after_the_end_changes_nothing(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    with tiny.stream(cache, "the", max_tokens=4, logit_bias=NO_END) as stream:
+        pieces = list(stream)
+    stream.cancel()
+    assert stream.result().finish_reason == "length"
+    assert stream.result().token_ids == [p.token_id for p in pieces]
+    assert cache.tokens[2:].tolist() == stream.result().token_ids
+
+
 def test_with_block_cancels(tiny: Gemma, cache: KVCache) -> None:
     with tiny.stream(cache, "the", max_tokens=400, logit_bias=NO_END) as stream:
-        next(stream)
-    assert stream.result().finish_reason in ("cancelled", "length")
+        piece = next(stream)
+    assert stream.result().finish_reason == "cancelled"
+    assert cache.tokens[2:].tolist() == [piece.token_id]
 
 
 def test_a_forgotten_stream_is_cancelled(tiny: Gemma, cache: KVCache) -> None:
