@@ -1,0 +1,241 @@
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <vector>
+
+namespace gkv {
+namespace {
+
+const float kInf = std::numeric_limits<float>::infinity();
+const float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> RandomLogits(size_t size, uint32_t seed, float spread = 3) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> logits(size);
+  for (float& logit : logits) logit = normal(rng);
+  return logits;
+}
+
+int32_t One(const GenerateOptions& options, std::vector<float> logits,
+            uint64_t seed = 1, size_t position = 0) {
+  return Sampler(options, seed, {}).Next(logits, position).id;
+}
+
+// Frequencies of draws at many positions.
+std::map<int32_t, double> Frequencies(const GenerateOptions& options,
+                                      const std::vector<float>& logits,
+                                      size_t draws) {
+  Sampler sampler(options, 7, {});
+  std::map<int32_t, double> counts;
+  for (size_t position = 0; position < draws; ++position) {
+    std::vector<float> row = logits;
+    counts[sampler.Next(row, position).id] += 1.0 / static_cast<double>(draws);
+  }
+  return counts;
+}
+
+TEST(SamplerTest, TemperatureZeroIsArgmaxWithTiesToTheLowestId) {
+  EXPECT_EQ(One({}, {1, 5, 5, 2}), 1);
+  EXPECT_EQ(One({}, {kNaN, -kInf, -3, kNaN}), 2);
+}
+
+TEST(SamplerTest, AllMaskedIsMinusOne) {
+  GenerateOptions options;
+  EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);
+  options.temperature = 1;
+  EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);
+  options.top_k = 2;
+  EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);
+  options.top_k = 0;
+  options.top_p = 0.5f;
+  EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);
+}
+
+TEST(SamplerTest, FrequenciesFollowTheSoftmax) {
+  GenerateOptions options;
+  for (const float temperature : {0.5f, 1.0f, 2.0f}) {
+    options.temperature = temperature;
+    const std::vector<float> logits = {1, 2, 0, -1, 2.5f, kNaN, -kInf};
+    double total = 0;
+    for (int i = 0; i < 5; ++i) total += std::exp(logits[i] / temperature);
+    const auto frequencies = Frequencies(options, logits, 20000);
+    for (int32_t i = 0; i < 5; ++i) {
+      const double expected =
+          std::exp(logits[static_cast<size_t>(i)] / temperature) / total;
+      const auto found = frequencies.find(i);
+      EXPECT_NEAR(found == frequencies.end() ? 0 : found->second, expected,
+                  0.012)
+          << "temperature " << temperature << " token " << i;
+    }
+    EXPECT_FALSE(frequencies.contains(5));
+    EXPECT_FALSE(frequencies.contains(6));
+  }
+}
+
+TEST(SamplerTest, ATinyTemperatureIsArgmax) {
+  GenerateOptions options;
+  options.temperature = 1e-40f;
+  EXPECT_EQ(One(options, {1, 3, 2.999f}), 1);
+}
+
+// Every filter against a sort of the whole vocabulary.
+TEST(SamplerTest, FiltersKeepExactlyTheRightTokens) {
+  std::mt19937 rng(3);
+  for (int round = 0; round < 25; ++round) {
+    GenerateOptions options;
+    options.temperature = 0.3f + static_cast<float>(rng() % 30) / 10;
+    options.top_k = rng() % 3 == 0 ? 0 : 1 + rng() % 400;
+    options.top_p = rng() % 3 == 0
+                        ? 1.0f
+                        : static_cast<float>(1 + rng() % 999) / 1000;
+    options.min_p =
+        rng() % 3 == 0 ? static_cast<float>(rng() % 1000) / 5000 : 0.0f;
+    const std::vector<float> logits =
+        RandomLogits(1500, static_cast<uint32_t>(round), round % 2 ? 0.5f : 3);
+    std::vector<int32_t> order(logits.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+    });
+    const double best = logits[static_cast<size_t>(order[0])];
+    const auto weight = [&](int32_t id) {
+      return std::exp((logits[static_cast<size_t>(id)] - best) /
+                      options.temperature);
+    };
+    if (options.top_k > 0) order.resize(std::min(options.top_k, order.size()));
+    double total = 0;
+    for (const int32_t id : order) total += weight(id);
+    double mass = 0, kept_mass = 0;
+    size_t kept = 0;
+    // Within rounding of a boundary either verdict is right.
+    double margin = 1;
+    for (; kept < order.size(); ++kept) {
+      const double w = weight(order[kept]);
+      const double wanted = static_cast<double>(options.top_p) * total;
+      if (kept > 0 && options.top_p < 1) {
+        margin = std::min(margin, std::abs(mass - wanted) / total);
+      }
+      if (options.min_p > 0) {
+        margin = std::min(
+            margin, std::abs(w - static_cast<double>(options.min_p)));
+      }
+      if (w < static_cast<double>(options.min_p) ||
+          (kept > 0 && options.top_p < 1 && mass >= wanted)) {
+        break;
+      }
+      mass += w;
+      kept_mass += w;
+    }
+    if (margin < 1e-5) continue;
+    const auto frequencies = Frequencies(options, logits, 4000);
+    for (const auto& [id, frequency] : frequencies) {
+      const auto end = order.begin() + static_cast<long>(kept);
+      EXPECT_NE(std::find(order.begin(), end, id), end)
+          << "round " << round << " drew " << id;
+    }
+    for (size_t i = 0; i < kept; ++i) {
+      const double expected = weight(order[i]) / kept_mass;
+      if (expected < 0.05) continue;
+      const auto found = frequencies.find(order[i]);
+      EXPECT_NEAR(found == frequencies.end() ? 0 : found->second, expected,
+                  0.05);
+    }
+  }
+}
+
+TEST(SamplerTest, ADrawDependsOnSeedAndPositionOnly) {
+  GenerateOptions options;
+  options.temperature = 1.5f;
+  const std::vector<float> logits = RandomLogits(3000, 5);
+  Sampler first(options, 11, {}), second(options, 11, {}), other(options, 12, {});
+  std::vector<float> row = logits;
+  for (size_t position = 0; position < 5; ++position) {
+    row = logits;
+    first.Next(row, position);  // history must not matter
+  }
+  int differing = 0;
+  for (size_t position = 100; position < 140; ++position) {
+    row = logits;
+    const int32_t a = first.Next(row, position).id;
+    row = logits;
+    EXPECT_EQ(a, second.Next(row, position).id);
+    row = logits;
+    differing += a != other.Next(row, position).id;
+  }
+  EXPECT_GT(differing, 30);
+}
+
+TEST(SamplerTest, PenaltiesAndBias) {
+  GenerateOptions options;
+  options.logit_bias = {{0, -kInf}, {2, 10.0f}};
+  EXPECT_EQ(One(options, {9, 5, 0, 1}), 2);
+
+  // Repetition counts the transcript, presence and frequency what was drawn.
+  GenerateOptions repetition;
+  repetition.repetition_penalty = 2;
+  const std::vector<int32_t> transcript = {1};
+  std::vector<float> row = {3, 4, -1};
+  EXPECT_EQ(Sampler(repetition, 1, transcript).Next(row, 0).id, 0);
+  row = {-3, -2.0f, -3.5f};
+  EXPECT_EQ(Sampler(repetition, 1, transcript).Next(row, 0).id, 0);
+
+  GenerateOptions frequency;
+  frequency.frequency_penalty = 1;
+  Sampler sampler(frequency, 1, transcript);
+  std::vector<int32_t> drawn;
+  for (size_t i = 0; i < 5; ++i) {
+    row = {0, 2.5f, 1.2f};
+    drawn.push_back(sampler.Next(row, i).id);
+  }
+  EXPECT_EQ(drawn, (std::vector<int32_t>{1, 1, 2, 1, 2}));
+
+  GenerateOptions presence;
+  presence.presence_penalty = 1;
+  Sampler once(presence, 1, {});
+  drawn.clear();
+  for (size_t i = 0; i < 4; ++i) {
+    row = {0, 2.5f, 1.2f};
+    drawn.push_back(once.Next(row, i).id);
+  }
+  EXPECT_EQ(drawn, (std::vector<int32_t>{1, 1, 1, 1}));
+}
+
+TEST(SamplerTest, LogprobsAreOfTheRawLogits) {
+  GenerateOptions options;
+  options.logprobs = true;
+  options.temperature = 0;
+  options.logit_bias = {{1, 100.0f}};
+  std::vector<float> row = {1, 2, 3};
+  const SampledToken token = Sampler(options, 1, {}).Next(row, 0);
+  EXPECT_EQ(token.id, 1);
+  const double expected =
+      2 - std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0));
+  EXPECT_NEAR(token.logprob, expected, 1e-6);
+}
+
+TEST(SamplerTest, MoreCandidatesThanTokensIsAllTokens) {
+  GenerateOptions options;
+  options.temperature = 1;
+  options.top_k = 1000;
+  const auto frequencies = Frequencies(options, {0, 0, 0}, 3000);
+  EXPECT_EQ(frequencies.size(), 3u);
+}
+
+TEST(SamplerTest, AllMassOnOneToken) {
+  GenerateOptions options;
+  options.temperature = 1;
+  options.top_p = 0.0001f;
+  EXPECT_EQ(One(options, {0, 500, 0}), 1);
+  options.top_p = 1;
+  EXPECT_EQ(One(options, {0, 500, 0}), 1);
+}
+
+}  // namespace
+}  // namespace gkv
