@@ -152,7 +152,8 @@ ScoredToken ArgMax(const float* logits, size_t size) {
   const float max = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits, size);
   if (!(max > -std::numeric_limits<float>::infinity())) return {-1, max};
   const size_t at = HWY_DYNAMIC_DISPATCH(FindImpl)(logits, size, max);
-  return {static_cast<int32_t>(at), max};
+  // Not `max`: which of -0 and 0 it is depends on the number of lanes.
+  return {static_cast<int32_t>(at), logits[at]};
 }
 
 float LogSumExp(const float* logits, size_t size) {

@@ -19,14 +19,16 @@ struct ScoredToken {
 // The largest logit. id is -1 if every logit is -inf or NaN.
 ScoredToken ArgMax(const float* logits, size_t size);
 
-// log(sum(exp(logits))); -inf if every logit is -inf or NaN.
+// log(sum(exp(logits))); -inf if every logit is -inf or NaN, +inf if one is.
 float LogSumExp(const float* logits, size_t size);
 
 // The k largest in descending order of logit, ascending id among equals;
 // shorter when fewer than k logits are above -inf. Does not copy the row.
 std::vector<ScoredToken> TopK(const float* logits, size_t size, size_t k);
 
-// out[i] = exp((logits[i] - max) * inverse_temperature), NaN and -inf give 0.
+// out[i] = exp((logits[i] - max) * inverse_temperature). NaN and -inf give 0;
+// what equals `max` gives exactly 1, so that with logits of +inf those share
+// all mass equally. Requires: no logit exceeds max.
 void ExpShifted(const float* logits, float max, float inverse_temperature,
                 size_t size, float* out);
 

@@ -1,0 +1,269 @@
+#include "ops/logits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "ops/every_target.h"
+
+namespace gkv {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::vector<size_t> Sizes() {
+  std::vector<size_t> sizes;
+  for (size_t size = 1; size <= 70; ++size) sizes.push_back(size);
+  for (const size_t size : {640u, 4095u, 4096u, 4097u, 4112u, 20000u}) {
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+std::vector<float> Normal(size_t size, uint32_t seed, float deviation = 4) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0, deviation);
+  std::vector<float> x(size);
+  for (float& value : x) value = normal(rng);
+  return x;
+}
+
+// Many ties, some NaN and infinities.
+std::vector<float> Coarse(size_t size, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::vector<float> x(size);
+  for (float& value : x) {
+    const auto kind = rng() % 40;
+    value = kind == 0   ? kNan
+            : kind == 1 ? -kNan
+            : kind == 2 ? -kInfinity
+                        : static_cast<float>(rng() % 9) - 4.0f;
+  }
+  return x;
+}
+
+// All tokens above -inf in the order of TopK.
+std::vector<ScoredToken> Sorted(const std::vector<float>& x) {
+  std::vector<ScoredToken> all;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] > -kInfinity) all.push_back({static_cast<int32_t>(i), x[i]});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](auto& a, auto& b) { return a.logit > b.logit; });
+  return all;
+}
+
+class LogitsTest : public EveryTargetTest {};
+
+TEST_F(LogitsTest, ArgMaxIsTheFirstOfTheLargest) {
+  for (const size_t size : Sizes()) {
+    for (const std::vector<float>& x : {Normal(size, 1), Coarse(size, 2)}) {
+      const std::vector<ScoredToken> sorted = Sorted(x);
+      OnEveryTarget([&] {
+        const ScoredToken best = ArgMax(x.data(), size);
+        if (sorted.empty()) {
+          ASSERT_EQ(best.id, -1);
+        } else {
+          ASSERT_EQ(best.id, sorted[0].id) << size;
+          ASSERT_EQ(best.logit, sorted[0].logit);
+        }
+      });
+    }
+  }
+}
+
+TEST_F(LogitsTest, ArgMaxFindsEachPlace) {
+  for (size_t at = 0; at < 150; ++at) {
+    std::vector<float> x(150, -2.0f);
+    x[at] = -1.0f;
+    x[149] = -1.0f;  // a tie with the last
+    OnEveryTarget(
+        [&] { ASSERT_EQ(ArgMax(x.data(), 150).id, static_cast<int32_t>(at)); });
+  }
+}
+
+TEST_F(LogitsTest, ArgMaxOfNothing) {
+  OnEveryTarget([&] {
+    for (const float value : {kNan, -kInfinity}) {
+      const std::vector<float> x(37, value);
+      const ScoredToken best = ArgMax(x.data(), x.size());
+      EXPECT_EQ(best.id, -1);
+      EXPECT_EQ(best.logit, -kInfinity);
+    }
+    EXPECT_EQ(ArgMax(nullptr, 0).id, -1);
+  });
+}
+
+// Zeros of both signs tie; the logit is the one at the id.
+TEST_F(LogitsTest, ArgMaxOfSignedZeros) {
+  for (size_t at = 0; at < 40; ++at) {
+    std::vector<float> x(40, 0.0f);
+    x[0] = -0.0f;
+    x[at] = -0.0f;
+    OnEveryTarget([&] {
+      const ScoredToken best = ArgMax(x.data(), 40);
+      ASSERT_EQ(best.id, 0);
+      ASSERT_TRUE(std::signbit(best.logit)) << at;
+    });
+  }
+}
+
+TEST_F(LogitsTest, LogSumExpMatchesOracle) {
+  for (const size_t size : Sizes()) {
+    for (const float shift : {0.0f, 500.0f, -500.0f}) {
+      std::vector<float> x = Normal(size, 3);
+      for (float& value : x) value += shift;
+      if (size > 3) x[1] = kNan, x[2] = -kInfinity;
+      double sum = 0;
+      for (const float value : x) {
+        if (value > -kInfinity) sum += std::exp(double{value} - shift);
+      }
+      const double expected = std::log(sum) + shift;
+      OnEveryTarget([&] {
+        ASSERT_NEAR(LogSumExp(x.data(), size), expected,
+                    2e-7 * std::abs(expected) + 1e-6)
+            << size;
+      });
+    }
+  }
+}
+
+TEST_F(LogitsTest, LogSumExpAtTheEdges) {
+  OnEveryTarget([&] {
+    const auto of = [](std::vector<float> x) {
+      return LogSumExp(x.data(), x.size());
+    };
+    EXPECT_EQ(of({}), -kInfinity);
+    EXPECT_EQ(of({kNan, -kInfinity, -kNan}), -kInfinity);
+    EXPECT_EQ(of({1.0f, kInfinity, kNan}), kInfinity);
+    EXPECT_EQ(of({3.25f}), 3.25f);
+    EXPECT_EQ(of({-3e38f, 3e38f}), 3e38f);
+    EXPECT_FLOAT_EQ(of(std::vector<float>(262144, 1.0f)),
+                    static_cast<float>(1 + std::log(262144.0)));
+  });
+}
+
+TEST_F(LogitsTest, TopKEqualsSorting) {
+  for (const size_t size : {1u, 2u, 15u, 16u, 17u, 63u, 64u, 65u, 3000u}) {
+    for (const std::vector<float>& x :
+         {Normal(size, 4), Coarse(size, 5), std::vector<float>(size, 2.0f)}) {
+      const std::vector<ScoredToken> sorted = Sorted(x);
+      for (const size_t k :
+           std::vector<size_t>{0, 1, 2, 5, 40, 64, size, 9999}) {
+        OnEveryTarget([&] {
+          const std::vector<ScoredToken> top = TopK(x.data(), size, k);
+          ASSERT_EQ(top.size(), std::min(k, sorted.size()));
+          for (size_t i = 0; i < top.size(); ++i) {
+            ASSERT_EQ(top[i].id, sorted[i].id) << "rank " << i;
+            ASSERT_EQ(top[i].logit, sorted[i].logit);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_F(LogitsTest, TopKOfRisingAndFallingRows) {
+  std::vector<float> x(1000);
+  std::iota(x.begin(), x.end(), -500.0f);
+  OnEveryTarget([&] {
+    const std::vector<ScoredToken> rising = TopK(x.data(), 1000, 3);
+    ASSERT_EQ(rising.size(), 3u);
+    EXPECT_EQ(rising[0].id, 999);
+    EXPECT_EQ(rising[2].id, 997);
+    std::reverse(x.begin(), x.end());
+    const std::vector<ScoredToken> falling = TopK(x.data(), 1000, 3);
+    std::reverse(x.begin(), x.end());
+    ASSERT_EQ(falling.size(), 3u);
+    EXPECT_EQ(falling[0].id, 0);
+    EXPECT_EQ(falling[2].id, 2);
+  });
+}
+
+TEST_F(LogitsTest, TopKTakesInfinityAndLeavesNothingOut) {
+  OnEveryTarget([&] {
+    const std::vector<float> x = {kNan, 1.0f, kInfinity, -kInfinity, kInfinity};
+    const std::vector<ScoredToken> top = TopK(x.data(), x.size(), 5);
+    ASSERT_EQ(top.size(), 3u);
+    EXPECT_EQ(top[0].id, 2);
+    EXPECT_EQ(top[1].id, 4);
+    EXPECT_EQ(top[2].id, 1);
+  });
+}
+
+TEST_F(LogitsTest, ExpShiftedMatchesOracle) {
+  for (const size_t size : Sizes()) {
+    const std::vector<float> x = Normal(size, 6);
+    const float max = *std::max_element(x.begin(), x.end());
+    for (const float factor : {1.0f, 0.5f, 3.0f}) {
+      OnEveryTarget([&] {
+        std::vector<float> out(size + 1, 7.0f);
+        ExpShifted(x.data(), max, factor, size, out.data());
+        for (size_t i = 0; i < size; ++i) {
+          const double exponent = (double{x[i]} - max) * factor;
+          ASSERT_NEAR(out[i], std::exp(exponent),
+                      1e-37 + std::exp(exponent) * (2e-7 - 1.2e-7 * exponent))
+              << i << " of " << size;
+          ASSERT_LE(out[i], 1.0f);
+        }
+        ASSERT_EQ(out[size], 7.0f);
+      });
+    }
+  }
+}
+
+TEST_F(LogitsTest, ExpShiftedAtTheEdges) {
+  const std::vector<float> x = {1.0f, kNan, -kInfinity, -3e38f, 0.5f};
+  const std::vector<float> infinite = {kInfinity, 1.0f, kInfinity, kNan};
+  OnEveryTarget([&] {
+    std::vector<float> out(5);
+    for (const float factor : {0.0f, 1e-30f, 1.0f, 1e30f, kInfinity}) {
+      SCOPED_TRACE(factor);
+      ExpShifted(x.data(), 1.0f, factor, 5, out.data());
+      EXPECT_EQ(out[0], 1.0f);
+      EXPECT_EQ(out[1], 0.0f);
+      EXPECT_EQ(out[2], 0.0f);
+      EXPECT_GE(out[3], 0.0f);
+      EXPECT_LE(out[3], 1.0f);
+      EXPECT_LE(out[4], 1.0f);
+      ExpShifted(infinite.data(), kInfinity, factor, 4, out.data());
+      EXPECT_EQ(out[0], 1.0f);
+      EXPECT_EQ(out[1], 0.0f);
+      EXPECT_EQ(out[2], 1.0f);
+      EXPECT_EQ(out[3], 0.0f);
+    }
+  });
+}
+
+TEST_F(LogitsTest, FusedTargetsAgreeBitForBit) {
+  for (const size_t size : Sizes()) {
+    const std::vector<float> x = Normal(size, 7);
+    const float max = *std::max_element(x.begin(), x.end());
+    ExpectSameBits([&] {
+      std::vector<float> out(size);
+      ExpShifted(x.data(), max, 1.25f, size, out.data());
+      out.push_back(LogSumExp(x.data(), size));
+      return out;
+    });
+  }
+}
+
+TEST_F(LogitsTest, ExpAgreesOverItsWholeRange) {
+  std::vector<float> x;
+  for (int i = 0; i < 1 << 19; ++i) {
+    x.push_back(-static_cast<float>(i) * (110.0f / (1 << 19)));
+  }
+  ExpectSameBits([&] {
+    std::vector<float> out(x.size());
+    ExpShifted(x.data(), 0.0f, 1.0f, x.size(), out.data());
+    return out;
+  });
+}
+
+}  // namespace
+}  // namespace gkv

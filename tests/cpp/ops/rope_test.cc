@@ -1,0 +1,107 @@
+#include "ops/rope.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "gtest/gtest.h"
+
+namespace gkv {
+namespace {
+
+// Half a unit in the last place of a float below 1, and what the rounding of
+// the frequency to double costs at the last position.
+constexpr double kTolerance = 0x1p-25 + 1e-10;
+
+// Angles in extended precision: rounding the frequency to double alone is an
+// error of 131071 * 2^-54 already.
+void ExpectMatches(double base, double factor, size_t head_dim,
+                   size_t max_positions, const std::vector<size_t>& positions) {
+  const RopeTable table(base, factor, head_dim, max_positions);
+  const size_t half = head_dim / 2;
+  std::vector<float> cos(half), sin(half);
+  for (const size_t position : positions) {
+    table.CosSin(position, cos.data(), sin.data());
+    for (size_t i = 0; i < half; ++i) {
+      const long double exponent = -2.0L * static_cast<long double>(i) /
+                                   static_cast<long double>(head_dim);
+      const long double angle =
+          static_cast<long double>(position) / factor *
+          std::pow(static_cast<long double>(base), exponent);
+      ASSERT_NEAR(cos[i], static_cast<double>(std::cos(angle)), kTolerance)
+          << "position " << position << ", pair " << i;
+      ASSERT_NEAR(sin[i], static_cast<double>(std::sin(angle)), kTolerance)
+          << "position " << position << ", pair " << i;
+    }
+  }
+}
+
+std::vector<size_t> Positions() {
+  std::vector<size_t> positions;
+  for (size_t p = 0; p < 600; ++p) positions.push_back(p);
+  for (size_t p = 600; p < 131072; p += 997) positions.push_back(p);
+  for (const size_t p : {1023u, 1024u, 65535u, 65536u, 131070u, 131071u}) {
+    positions.push_back(p);
+  }
+  return positions;
+}
+
+TEST(RopeTableTest, MatchesExtendedPrecision) {
+  for (const double base : {1e4, 1e6}) {
+    for (const double factor : {1.0, 8.0}) {
+      for (const size_t head_dim : {64u, 128u, 256u}) {
+        SCOPED_TRACE(testing::Message() << "base " << base << ", factor "
+                                        << factor << ", dim " << head_dim);
+        ExpectMatches(base, factor, head_dim, 131072, Positions());
+      }
+    }
+  }
+}
+
+TEST(RopeTableTest, UnusualShapes) {
+  ExpectMatches(1.5, 1.0, 2, 1, {0});
+  ExpectMatches(10.0, 3.0, 6, 257, {0, 1, 255, 256});
+  ExpectMatches(5e5, 1.0, 96, 300, {0, 1, 17, 299});
+}
+
+TEST(RopeTableTest, PositionZeroIsTheIdentity) {
+  const RopeTable table(1e4, 1.0, 256, 1000);
+  std::vector<float> cos(128), sin(128);
+  table.CosSin(0, cos.data(), sin.data());
+  for (size_t i = 0; i < 128; ++i) {
+    EXPECT_EQ(cos[i], 1.0f);
+    EXPECT_EQ(sin[i], 0.0f);
+  }
+}
+
+// A conversation may be continued with a larger table.
+TEST(RopeTableTest, BitsDoNotDependOnTheSizeOfTheTable) {
+  const RopeTable small(1e6, 1.0, 256, 513), large(1e6, 1.0, 256, 131072);
+  std::vector<float> cos[2], sin[2];
+  for (int i = 0; i < 2; ++i) cos[i].resize(128), sin[i].resize(128);
+  for (size_t position = 0; position < 513; ++position) {
+    small.CosSin(position, cos[0].data(), sin[0].data());
+    large.CosSin(position, cos[1].data(), sin[1].data());
+    ASSERT_EQ(cos[0], cos[1]) << position;
+    ASSERT_EQ(sin[0], sin[1]) << position;
+  }
+  EXPECT_EQ(small.max_positions(), 513u);
+}
+
+TEST(RopeTableTest, RefusesWhatItCannotCompute) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_THROW(RopeTable(1e4, 1, 0, 16), InvalidArgument);
+  EXPECT_THROW(RopeTable(1e4, 1, 63, 16), InvalidArgument);
+  EXPECT_THROW(RopeTable(1e4, 1, 64, 0), InvalidArgument);
+  for (const double base : {1.0, 0.0, -2.0, nan, infinity}) {
+    EXPECT_THROW(RopeTable(base, 1, 64, 16), InvalidArgument) << base;
+  }
+  for (const double factor : {0.99, 0.0, -1.0, nan, infinity}) {
+    EXPECT_THROW(RopeTable(1e4, factor, 64, 16), InvalidArgument) << factor;
+  }
+}
+
+}  // namespace
+}  // namespace gkv
