@@ -7,63 +7,25 @@
 #include "io/gguf.h"
 
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "base/error.h"
 #include "io/byte_io.h"
+#include "io/gguf_value_type.h"
 
 namespace gkv {
 namespace {
-
-enum ValueType : uint32_t {
-  kUint8 = 0,
-  kInt8 = 1,
-  kUint16 = 2,
-  kInt16 = 3,
-  kUint32 = 4,
-  kInt32 = 5,
-  kFloat32 = 6,
-  kBool = 7,
-  kString = 8,
-  kArray = 9,
-  kUint64 = 10,
-  kInt64 = 11,
-  kFloat64 = 12,
-};
-
-// 0 for strings, arrays and unknown types.
-size_t ScalarBytes(uint32_t type) {
-  switch (type) {
-    case kUint8:
-    case kInt8:
-    case kBool:
-      return 1;
-    case kUint16:
-    case kInt16:
-      return 2;
-    case kUint32:
-    case kInt32:
-    case kFloat32:
-      return 4;
-    case kUint64:
-    case kInt64:
-    case kFloat64:
-      return 8;
-    default:
-      return 0;
-  }
-}
 
 constexpr uint32_t kMinVersion = 2;
 constexpr uint32_t kMaxVersion = 3;
 constexpr uint64_t kMaxNameBytes = 65535;
 constexpr uint32_t kMaxDimensions = 4;
-constexpr uint64_t kMaxAlignment = uint64_t{1} << 20;
+constexpr uint64_t kMaxAlignment = 1048576;
 constexpr uint64_t kDefaultAlignment = 32;
 // Bytes that an entry or a tensor description takes at the least: counts above
 // what the file can hold are refused before anything is read.
+constexpr uint64_t kMinStringBytes = 8;
 constexpr uint64_t kMinEntryBytes = 8 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;
 
@@ -88,12 +50,20 @@ class HeaderReader {
     const auto bytes = reader_.ReadBytes(size, what);
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
+  // Names end up in error messages, which are one line of text: control bytes
+  // and broken UTF-8 are refused here.
   std::string ReadName(const char* what) {
     const size_t offset = this->offset();
     const std::string_view name = ReadString(what);
     if (name.empty() || name.size() > kMaxNameBytes) {
       Fail(offset, StrCat("found a ", what, " of ", name.size(),
                           " bytes, expected 1..", kMaxNameBytes));
+    }
+    for (const char c : name) {
+      if (c < 0x20 || c > 0x7E) {
+        Fail(offset, StrCat("found the byte ", int{static_cast<uint8_t>(c)},
+                            " in a ", what, ", expected printable ASCII"));
+      }
     }
     return std::string(name);
   }
@@ -149,67 +119,35 @@ uint64_t ReadCount(HeaderReader& reader, const char* what, uint64_t min_bytes) {
 
 // Moves past one value of a scalar or string type.
 void SkipValue(HeaderReader& reader, uint32_t type) {
-  if (type == kString) {
+  if (type == kGgufString) {
     (void)reader.ReadString("string");
     return;
   }
-  const size_t bytes = ScalarBytes(type);
+  const size_t bytes = GgufScalarBytes(type);
   if (bytes == 0) {
-    reader.Fail(reader.offset(),
+    reader.Fail(reader.offset() - sizeof(type),
                 StrCat("found metadata type ", type, ", expected 0..12"));
   }
   reader.Skip(bytes, "metadata value");
 }
 
-void SkipArray(HeaderReader& reader, uint32_t type, uint64_t count) {
-  if (type == kArray) {
-    reader.Fail(reader.offset(),
+void CheckArrayType(HeaderReader& reader, uint32_t type) {
+  const size_t offset = reader.offset() - sizeof(type);
+  if (type == kGgufArray) {
+    reader.Fail(offset,
                 "found an array of arrays, expected scalars or strings");
   }
-  if (type == kString) {
+  if (type != kGgufString && GgufScalarBytes(type) == 0) {
+    reader.Fail(offset, StrCat("found array type ", type, ", expected 0..12"));
+  }
+}
+
+// Requires: a checked type, and a count that ReadCount has checked.
+void SkipArray(HeaderReader& reader, uint32_t type, uint64_t count) {
+  if (type == kGgufString) {
     for (uint64_t i = 0; i < count; ++i) (void)reader.ReadString("string");
-    return;
-  }
-  const size_t bytes = ScalarBytes(type);
-  if (bytes == 0) {
-    reader.Fail(reader.offset(),
-                StrCat("found array type ", type, ", expected 0..12"));
-  }
-  reader.Skip(count * bytes, "array");  // count was checked: no overflow
-}
-
-template <typename T>
-T LoadAs(const uint8_t* at) {
-  T value;
-  std::memcpy(&value, at, sizeof(T));
-  return value;
-}
-
-// One scalar, widened. Requires: a scalar type.
-GgufValue DecodeScalar(uint32_t type, const uint8_t* at) {
-  switch (type) {
-    case kUint8:
-      return uint64_t{*at};
-    case kInt8:
-      return int64_t{LoadAs<int8_t>(at)};
-    case kUint16:
-      return uint64_t{LoadAs<uint16_t>(at)};
-    case kInt16:
-      return int64_t{LoadAs<int16_t>(at)};
-    case kUint32:
-      return uint64_t{LoadAs<uint32_t>(at)};
-    case kInt32:
-      return int64_t{LoadAs<int32_t>(at)};
-    case kFloat32:
-      return double{LoadAs<float>(at)};
-    case kBool:
-      return *at != 0;
-    case kUint64:
-      return LoadAs<uint64_t>(at);
-    case kInt64:
-      return LoadAs<int64_t>(at);
-    default:
-      return LoadAs<double>(at);
+  } else {
+    reader.Skip(count * GgufScalarBytes(type), "array");
   }
 }
 
@@ -233,11 +171,12 @@ void GgufFile::ReadMetadata(size_t offset, uint64_t count) {
     const size_t at = reader.offset();
     std::string key = reader.ReadName("metadata key");
     Entry entry{reader.Read<uint32_t>("metadata type"), 0, 0, 0};
-    if (entry.type == kArray) {
+    if (entry.type == kGgufArray) {
       entry.array_type = reader.Read<uint32_t>("array type");
-      const size_t element = ScalarBytes(entry.array_type);
-      entry.count =
-          ReadCount(reader, "length of an array", element ? element : 8);
+      CheckArrayType(reader, entry.array_type);
+      const size_t bytes = GgufScalarBytes(entry.array_type);
+      entry.count = ReadCount(reader, "length of an array",
+                              bytes != 0 ? bytes : kMinStringBytes);
       entry.offset = reader.offset();
       SkipArray(reader, entry.array_type, entry.count);
     } else {
@@ -259,9 +198,8 @@ void GgufFile::ReadTensors(uint64_t count) {
   const uint64_t alignment =
       GetUint("general.alignment").value_or(kDefaultAlignment);
   if (!std::has_single_bit(alignment) || alignment > kMaxAlignment) {
-    throw CorruptFile(StrCat(path(), ": metadata general.alignment is ",
-                             alignment, ", expected a power of two up to ",
-                             kMaxAlignment));
+    WrongValue("general.alignment", *FindEntry("general.alignment"),
+               StrCat(alignment), "a power of two up to 1048576");
   }
   std::vector<size_t> positions;  // of each description, for error messages
   for (uint64_t i = 0; i < count; ++i) {
@@ -306,7 +244,7 @@ std::string GgufFile::PlaceTensor(TensorInfo& tensor, uint64_t data,
     return StrCat("found offset ", tensor.offset, ", expected a multiple of ",
                   alignment);
   }
-  if (data > file_size || tensor.offset > file_size - data) {
+  if (data > file_size || tensor.offset >= file_size - data) {
     return StrCat("found its data ", tensor.offset, " bytes behind offset ",
                   data, ", expected it inside the file of ", file_size,
                   " bytes");
@@ -326,9 +264,8 @@ std::string GgufFile::PlaceTensor(TensorInfo& tensor, uint64_t data,
   if (type == nullptr) return {};  // known to `Find`, which refuses it
   if (tensor.shape[0] % type->values != 0) {
     return StrCat("found rows of ", tensor.shape[0],
-                  " values, expected a "
-                  "multiple of ",
-                  type->values, " for type ", type->name);
+                  " values, expected a multiple of ", type->values,
+                  " for type ", type->name);
   }
   const uint64_t blocks = values / type->values;
   if (blocks > (file_size - tensor.offset) / type->bytes) {
@@ -338,139 +275,6 @@ std::string GgufFile::PlaceTensor(TensorInfo& tensor, uint64_t data,
   }
   tensor.size_bytes = blocks * type->bytes;
   return {};
-}
-
-const GgufFile::Entry* GgufFile::FindEntry(std::string_view key) const {
-  const auto it = metadata_.find(key);
-  return it == metadata_.end() ? nullptr : &it->second;
-}
-
-bool GgufFile::Has(std::string_view key) const {
-  return FindEntry(key) != nullptr;
-}
-
-std::vector<std::string> GgufFile::Keys() const { return key_order_; }
-
-GgufValue GgufFile::Decode(const Entry& entry) const {
-  const uint8_t* at = file_.bytes().data() + entry.offset;
-  const auto next_string = [&] {
-    const uint64_t size = LoadAs<uint64_t>(at);
-    const std::string_view text(reinterpret_cast<const char*>(at) + 8, size);
-    at += 8 + size;
-    return text;
-  };
-  if (entry.type == kString) return next_string();
-  if (entry.type != kArray) return DecodeScalar(entry.type, at);
-  GgufArray array;
-  if (entry.array_type == kString) {
-    std::vector<std::string_view> strings;
-    strings.reserve(entry.count);
-    for (uint64_t i = 0; i < entry.count; ++i) {
-      strings.push_back(next_string());
-    }
-    array.values = std::move(strings);
-    return array;
-  }
-  const size_t bytes = ScalarBytes(entry.array_type);
-  if (entry.array_type == kFloat32 || entry.array_type == kFloat64) {
-    std::vector<double> values(entry.count);
-    for (uint64_t i = 0; i < entry.count; ++i) {
-      values[i] =
-          std::get<double>(DecodeScalar(entry.array_type, at + i * bytes));
-    }
-    array.values = std::move(values);
-    return array;
-  }
-  std::vector<int64_t> values(entry.count);
-  for (uint64_t i = 0; i < entry.count; ++i) {
-    const GgufValue value = DecodeScalar(entry.array_type, at + i * bytes);
-    if (const auto* u = std::get_if<uint64_t>(&value)) {
-      values[i] = static_cast<int64_t>(*u);
-    } else if (const auto* s = std::get_if<int64_t>(&value)) {
-      values[i] = *s;
-    } else {
-      values[i] = std::get<bool>(value) ? 1 : 0;
-    }
-  }
-  array.values = std::move(values);
-  return array;
-}
-
-void GgufFile::WrongType(std::string_view key, const char* expected) const {
-  throw CorruptFile(StrCat(path(), ": metadata ", key,
-                           " has another type, expected ", expected));
-}
-
-std::optional<GgufValue> GgufFile::Get(std::string_view key) const {
-  const Entry* entry = FindEntry(key);
-  if (entry == nullptr) return std::nullopt;
-  return Decode(*entry);
-}
-
-std::optional<uint64_t> GgufFile::GetUint(std::string_view key) const {
-  const std::optional<GgufValue> value = Get(key);
-  if (!value) return std::nullopt;
-  if (const auto* u = std::get_if<uint64_t>(&*value)) return *u;
-  if (const auto* s = std::get_if<int64_t>(&*value); s && *s >= 0) {
-    return static_cast<uint64_t>(*s);
-  }
-  WrongType(key, "a non-negative integer");
-}
-
-std::optional<double> GgufFile::GetFloat(std::string_view key) const {
-  const std::optional<GgufValue> value = Get(key);
-  if (!value) return std::nullopt;
-  if (const auto* f = std::get_if<double>(&*value)) return *f;
-  if (const auto* u = std::get_if<uint64_t>(&*value)) {
-    return static_cast<double>(*u);
-  }
-  if (const auto* s = std::get_if<int64_t>(&*value)) {
-    return static_cast<double>(*s);
-  }
-  WrongType(key, "a number");
-}
-
-std::optional<bool> GgufFile::GetBool(std::string_view key) const {
-  const std::optional<GgufValue> value = Get(key);
-  if (!value) return std::nullopt;
-  if (const auto* b = std::get_if<bool>(&*value)) return *b;
-  WrongType(key, "a bool");
-}
-
-std::optional<std::string_view> GgufFile::GetString(
-    std::string_view key) const {
-  const std::optional<GgufValue> value = Get(key);
-  if (!value) return std::nullopt;
-  if (const auto* s = std::get_if<std::string_view>(&*value)) return *s;
-  WrongType(key, "a string");
-}
-
-template <typename T>
-std::optional<std::vector<T>> GgufFile::GetArray(std::string_view key,
-                                                 const char* expected) const {
-  std::optional<GgufValue> value = Get(key);
-  if (!value) return std::nullopt;
-  if (auto* array = std::get_if<GgufArray>(&*value)) {
-    if (auto* values = std::get_if<std::vector<T>>(&array->values)) {
-      return std::move(*values);
-    }
-  }
-  WrongType(key, expected);
-}
-
-std::optional<std::vector<std::string_view>> GgufFile::GetStrings(
-    std::string_view key) const {
-  return GetArray<std::string_view>(key, "an array of strings");
-}
-
-std::optional<std::vector<double>> GgufFile::GetFloats(
-    std::string_view key) const {
-  return GetArray<double>(key, "an array of floats");
-}
-
-std::optional<std::vector<int64_t>> GgufFile::GetInts(
-    std::string_view key) const {
-  return GetArray<int64_t>(key, "an array of integers");
 }
 
 std::vector<std::string> GgufFile::Names() const {
@@ -489,13 +293,18 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
     for (const TensorTypeInfo& info : kTensorTypes) {
       known += StrCat(known.empty() ? "" : ", ", info.name);
     }
-    throw CorruptFile(StrCat(path(), ": tensor ", name, " has type id ",
-                             tensor.type_id, ", expected one of ", known));
+    throw CorruptFile(StrCat(path(), ": offset ", tensor.offset, ": tensor ",
+                             name, ": found type id ", tensor.type_id,
+                             ", expected one of ", known));
   }
   if (tensor.shape.size() > 2) {
-    throw CorruptFile(StrCat(path(), ": tensor ", name, " has ",
-                             tensor.shape.size(),
-                             " dimensions, expected 1 or 2"));
+    std::string shape;
+    for (const uint64_t size : tensor.shape) {
+      shape += StrCat(shape.empty() ? "" : " x ", size);
+    }
+    throw CorruptFile(StrCat(path(), ": offset ", tensor.offset, ": tensor ",
+                             name, ": found the shape ", shape,
+                             ", expected 1 or 2 dimensions"));
   }
   TensorView view;
   view.name = std::string(name);

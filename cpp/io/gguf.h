@@ -42,7 +42,8 @@ class GgufFile : public TensorSource {
 
   // Metadata, each nullopt if the key is absent. A key of another type (a
   // string where a number is asked for) is a CorruptFile that names the key.
-  // Integers of any width and sign convert when the value fits.
+  // Integers of any width and sign convert when the value fits, and are a
+  // CorruptFile when it does not. An array of bools reads as integers.
   bool Has(std::string_view key) const;
   std::vector<std::string> Keys() const;  // in file order
   std::optional<uint64_t> GetUint(std::string_view key) const;
@@ -59,7 +60,8 @@ class GgufFile : public TensorSource {
   // TensorSource.
   std::string Description() const override { return path(); }
   std::vector<std::string> Names() const override;  // in file order
-  // Throws CorruptFile if the tensor's type is not supported.
+  // Throws CorruptFile if the tensor's type is not supported or if it has more
+  // than two dimensions.
   std::optional<TensorView> Find(std::string_view name) override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
 
@@ -85,11 +87,17 @@ class GgufFile : public TensorSource {
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
                           uint64_t alignment) const;
   const Entry* FindEntry(std::string_view key) const;
-  GgufValue Decode(const Entry& entry) const;
-  [[noreturn]] void WrongType(std::string_view key, const char* expected) const;
-  template <typename T>
-  std::optional<std::vector<T>> GetArray(std::string_view key,
-                                         const char* expected) const;
+  std::optional<GgufValue> GetScalar(std::string_view key,
+                                     const char* expected) const;
+  std::vector<std::string_view> DecodeStrings(const Entry& entry) const;
+  std::vector<double> DecodeFloats(const Entry& entry) const;
+  std::vector<int64_t> DecodeInts(std::string_view key,
+                                  const Entry& entry) const;
+  [[noreturn]] void WrongValue(std::string_view key, const Entry& entry,
+                               const std::string& found,
+                               const char* expected) const;
+  [[noreturn]] void WrongType(std::string_view key, const Entry& entry,
+                              const char* expected) const;
 
   MappedFile file_;
   uint32_t version_ = 0;

@@ -36,14 +36,16 @@ class Descriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK, opening a named pipe would wait for its writer.
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) Fail(path, errno);
   struct stat info;
   if (fstat(file.get(), &info) != 0) Fail(path, errno);
   if (S_ISDIR(info.st_mode)) Fail(path, EISDIR);
   if (!S_ISREG(info.st_mode)) Fail(path, EINVAL);
   if (info.st_size == 0) {
-    throw CorruptFile(StrCat(path, ": the file is empty"));
+    throw CorruptFile(
+        StrCat(path, ": offset 0: found an empty file, expected content"));
   }
   size_ = static_cast<size_t>(info.st_size);
   void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -69,7 +71,8 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 void MappedFile::DropPages(size_t offset, size_t size) const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t end = std::min(size_, offset + size) / page * page;
+  if (offset > size_) return;
+  const size_t end = (offset + std::min(size, size_ - offset)) / page * page;
   const size_t begin = (offset + page - 1) / page * page;
   if (begin >= end) return;
   // A hint: nothing is wrong if it is not taken.

@@ -8,11 +8,12 @@
 
 namespace gkv {
 
-// Read-only private mapping of a regular file. Move-only.
+// Read-only private mapping of a regular file. Move-only. The file must not be
+// truncated while it is mapped: touching bytes that are gone ends the process.
 class MappedFile {
  public:
-  // Throws IoError if `path` is missing, is a directory or cannot be read, and
-  // CorruptFile if it is empty.
+  // Throws IoError if `path` is missing, is not a regular file or cannot be
+  // read, and CorruptFile if it is empty.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(MappedFile&&) noexcept;
