@@ -226,7 +226,8 @@ def create_kv_cache(
             )
     if not isinstance(kv_dtype, str):
         raise ValueError(
-            f"kv_dtype: expected 'f32', 'bf16' or 'int8', found {brief(kv_dtype)}"
+            "kv_dtype: expected 'f32', 'bf16' or 'int8', found "
+            + brief(kv_dtype)
         )
     blocks = _index("block_tokens", block_tokens)
     if not 16 <= blocks <= 128:

@@ -108,7 +108,8 @@ class Gemma:
             )
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise ValueError(
-                f"tokenizer: expected a Tokenizer or None, found {brief(tokenizer)}"
+                "tokenizer: expected a Tokenizer or None, found "
+                + brief(tokenizer)
             )
         engine = _core.Engine.from_tensors(
             config, source, _thread_count(threads)

@@ -64,7 +64,9 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
     if not isinstance(path, str):
         raise ValueError(f"model: expected a str path, found {brief(path)}")
     if not path or "\0" in path:
-        raise ValueError(f"model: expected an alias or a path, found {brief(path)}")
+        raise ValueError(
+            f"model: expected an alias or a path, found {brief(path)}"
+        )
     if isinstance(model, str) and model in ALIASES:
         return str(fetch(ALIASES[model], progress))
     if os.path.isdir(path):

@@ -113,7 +113,9 @@ def _to_float(name: str, value: object) -> float:
 
 def _to_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{name}: expected True or False, found {brief(value)}")
+        raise ValueError(
+            f"{name}: expected True or False, found {brief(value)}"
+        )
     return value
 
 
@@ -217,11 +219,10 @@ def split_rows(
 def _is_per_row(name: str, value: object) -> bool:
     if isinstance(value, (str, bytes, Mapping)):
         return False
-    if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        return False
-    if name == "stop":
-        return not all(isinstance(one, str) for one in value)  # type: ignore[attr-defined]
-    return True
+    if isinstance(value, Sequence) and name == "stop":
+        return not all(isinstance(one, str) for one in value)
+    # NumPy arrays are no Sequence, but serve as a list.
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def core_options(

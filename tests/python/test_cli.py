@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -307,6 +308,25 @@ def test_info_json(cli: RunCli, model_path: str) -> None:
     assert "tensors" not in document
     listed = json.loads(cli("info", "--json", "--types", model_path).stdout)
     assert len(listed["tensors"]) == 236
+
+
+def test_progress_goes_to_a_terminal_on_stderr(tiny_path: Path) -> None:
+    terminal, stderr = pty.openpty()
+    process = subprocess.run(
+        [sys.executable, "-m", "gemmakv", "generate", "--model",
+         str(tiny_path), "--max-tokens", "3", "the"],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=60,
+        check=True,
+    )
+    os.close(stderr)
+    shown = os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert b"loading" in shown
+    assert process.stdout.startswith(b"the")
+    assert b"loading" not in process.stdout and b"\x1b" not in process.stdout
 
 
 def test_broken_pipe_is_quiet(tiny_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,8 +128,8 @@ def test_leftovers_of_a_killed_process_are_removed(
     assert not leftover.exists()
 
 
-def _fetch_in_child(alias: models.Alias, results: object) -> None:
-    results.put(models.fetch(alias).read_bytes() == CONTENT)  # type: ignore[attr-defined]
+def _fetch_in_child(alias: models.Alias, results: Any) -> None:
+    results.put(models.fetch(alias).read_bytes() == CONTENT)
 
 
 def test_many_processes_at_once(alias: models.Alias) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ FUNCTIONS = {
 }
 
 
-def _public(names: object) -> set[str]:
-    return {n for n in names if not n.startswith("_")}  # type: ignore[attr-defined]
+def _public(names: Iterable[str]) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:
@@ -39,7 +40,8 @@ def _bound_parameters(function: object) -> list[str]:
     for char in match.group(1):  # drops what stands inside brackets
         depth += (char in "[({") - (char in "])}")
         text += char if depth == 0 else ""
-    names = [part.split(":")[0].split("=")[0].strip() for part in text.split(",")]
+    parts = text.split(",")
+    names = [part.split(":")[0].split("=")[0].strip() for part in parts]
     return [n for n in names if n not in ("", "self", "*", "/")]
 
 

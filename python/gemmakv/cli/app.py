@@ -66,6 +66,7 @@ def run(arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(str(error))
             return EXIT_USAGE
-        message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        text: str = getattr(error, "format_message", error.__str__)()
+        message = " ".join(text.split())
         return fail(f"{message} (--help lists the options)", EXIT_USAGE)
     return result if isinstance(result, int) else 0

@@ -37,7 +37,7 @@ def generate(
     ),
     seed: Optional[int] = typer.Option(None, help="Default: a random one."),
     stop: Optional[List[str]] = typer.Option(
-        None, help="End before this text; repeatable."
+        None, metavar="TEXT", help="End before this text; repeatable."
     ),
     logprobs: bool = typer.Option(
         False, "--logprobs", help="Report log-probabilities (needs --json)."
