@@ -42,13 +42,15 @@ Hasher::Hasher(uint64_t seed) {
   }
 }
 
-// Each word enters two lanes, once multiplied and once added, so that no
-// single word (a zero factor, say) can erase the state.
+// Each word enters two lanes, its own multiplied and its neighbour added: two
+// inputs that differ in one word differ in a neighbour for certain, whatever
+// the products fold to, and no zero factor erases a state.
 void Hasher::Mix(const uint8_t* block) {
   for (size_t i = 0; i < 8; ++i) {
-    const uint64_t word = Load(block + 8 * i);
-    lanes_[i] = Fold(lanes_[i] ^ word, kKeys[i]) +
-                (lanes_[i] << 23 | lanes_[i] >> 41) + word;
+    const uint64_t own = Load(block + 8 * i);
+    const uint64_t neighbour = Load(block + 8 * (i ^ 1));
+    lanes_[i] = Fold(lanes_[i] ^ own, kKeys[i]) +
+                (lanes_[i] << 23 | lanes_[i] >> 41) + neighbour;
   }
 }
 
@@ -56,6 +58,7 @@ void Hasher::Update(std::span<const uint8_t> bytes) {
   total_ += bytes.size();
   const uint8_t* at = bytes.data();
   size_t left = bytes.size();
+  if (left == 0) return;
   if (tail_size_ > 0) {
     const size_t take = std::min(left, kBlockBytes - tail_size_);
     std::memcpy(tail_ + tail_size_, at, take);
@@ -67,7 +70,7 @@ void Hasher::Update(std::span<const uint8_t> bytes) {
     tail_size_ = 0;
   }
   for (; left >= kBlockBytes; at += kBlockBytes, left -= kBlockBytes) Mix(at);
-  if (left > 0) std::memcpy(tail_, at, left);
+  std::memcpy(tail_, at, left);
   tail_size_ = left;
 }
 

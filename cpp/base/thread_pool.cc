@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -118,6 +119,15 @@ struct ThreadPool::Shared {
       RunTasks(seen, thread);
     }
   }
+
+  void StopAndJoin() {
+    {
+      std::unique_lock lock(mutex);
+      stopping = true;
+      wake_workers.notify_all();
+    }
+    for (std::thread& worker : threads) worker.join();
+  }
 };
 
 ThreadPool::ThreadPool(size_t num_threads) : num_threads_(num_threads) {
@@ -126,9 +136,18 @@ ThreadPool::ThreadPool(size_t num_threads) : num_threads_(num_threads) {
                                  ", expected 1..", kMaxThreads));
   }
   shared_ = std::make_unique<Shared>(num_threads);
-  for (size_t thread = 1; thread < num_threads; ++thread) {
-    shared_->threads.emplace_back(
-        [shared = shared_.get(), thread] { shared->Work(thread); });
+  shared_->threads.reserve(num_threads - 1);
+  try {
+    for (size_t thread = 1; thread < num_threads; ++thread) {
+      shared_->threads.emplace_back(
+          [shared = shared_.get(), thread] { shared->Work(thread); });
+    }
+  } catch (const std::system_error& error) {
+    const size_t started = shared_->threads.size() + 1;
+    shared_->StopAndJoin();
+    throw IoError(StrCat("started ", started, " of ", num_threads,
+                         " threads: ", error.code().message()),
+                  error.code().value(), "");
   }
 }
 
@@ -138,12 +157,7 @@ ThreadPool::~ThreadPool() {
     (void)shared_.release();
     return;
   }
-  {
-    std::unique_lock lock(shared_->mutex);
-    shared_->stopping = true;
-    shared_->wake_workers.notify_all();
-  }
-  for (std::thread& thread : shared_->threads) thread.join();
+  shared_->StopAndJoin();
 }
 
 void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {

@@ -14,7 +14,8 @@ namespace gkv {
 class ThreadPool {
  public:
   // `num_threads` counts the caller of Run: 1 starts no thread.
-  // Throws InvalidArgument outside [1, kMaxThreads].
+  // Throws InvalidArgument outside [1, kMaxThreads], and IoError if the
+  // operating system refuses a thread.
   explicit ThreadPool(size_t num_threads);
   // Requires: no Run in progress.
   ~ThreadPool();
@@ -28,7 +29,7 @@ class ThreadPool {
   // Calls fn(task, thread) once for each task in [0, num_tasks), thread in
   // [0, num_threads()), and returns when all have returned. Tasks are handed
   // out in ascending order, one at a time. `fn` must not throw and must not
-  // call Run. Requires: one Run at a time.
+  // call Run. Requires: one Run at a time, num_tasks < 2^32 - 1.
   // After fork() in the child the threads are gone; Run then runs every task
   // on the calling thread.
   template <typename Fn>

@@ -1,0 +1,86 @@
+#include "base/fp_environment.h"
+
+#include <cfenv>
+#include <cstdint>
+#include <limits>
+
+#include "gtest/gtest.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace gkv {
+namespace {
+
+// Opaque to the optimizer, so that the arithmetic happens at run time.
+float Opaque(float value) {
+  volatile float hidden = value;
+  return hidden;
+}
+
+float HalfOfTheSmallestNormal() {
+  return Opaque(std::numeric_limits<float>::min()) * Opaque(0.5f);
+}
+
+// What other libraries do to a thread: flush-to-zero, denormals-are-zero.
+class FlushToZero {
+ public:
+#if defined(__SSE2__)
+  FlushToZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushToZero() { _mm_setcsr(static_cast<unsigned>(saved_)); }
+#elif defined(__aarch64__)
+  FlushToZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ | uint64_t{1} << 24));
+  }
+  ~FlushToZero() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+#endif
+
+ private:
+#if defined(__SSE2__)
+  unsigned saved_;
+#else
+  uint64_t saved_;
+#endif
+};
+
+TEST(FpEnvironmentTest, SubnormalsSurviveInsideAndTheStateComesBack) {
+  const FlushToZero flush;
+  ASSERT_EQ(HalfOfTheSmallestNormal(), 0.0f);
+  {
+    const ScopedFpEnvironment fp_environment;
+    EXPECT_EQ(HalfOfTheSmallestNormal(), 0x1p-127f);
+    EXPECT_EQ(Opaque(0x1p-149f) * Opaque(2.0f), 0x1p-148f);
+  }
+  EXPECT_EQ(HalfOfTheSmallestNormal(), 0.0f);
+}
+
+TEST(FpEnvironmentTest, RoundsToNearestInsideAndTheModeComesBack) {
+  const float tiny = Opaque(0x1p-30f);
+  std::fesetround(FE_UPWARD);
+  const float up_before = Opaque(1.0f) + tiny;
+  float inside;
+  {
+    const ScopedFpEnvironment fp_environment;
+    inside = Opaque(1.0f) + tiny;
+  }
+  const float up_after = Opaque(1.0f) + tiny;
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(up_before, 1.0f + 0x1p-23f);
+  EXPECT_EQ(inside, 1.0f);
+  EXPECT_EQ(up_after, 1.0f + 0x1p-23f);
+}
+
+TEST(FpEnvironmentTest, Nests) {
+  const FlushToZero flush;
+  const ScopedFpEnvironment outer;
+  {
+    const ScopedFpEnvironment inner;
+    EXPECT_NE(HalfOfTheSmallestNormal(), 0.0f);
+  }
+  EXPECT_NE(HalfOfTheSmallestNormal(), 0.0f);
+}
+
+}  // namespace
+}  // namespace gkv
