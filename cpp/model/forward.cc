@@ -24,10 +24,11 @@ namespace {
 // Row-wise work on so few rows costs less than waking another thread.
 constexpr size_t kSerialRows = 4;
 constexpr size_t kRowsPerTask = 8;
-// Weight groups are handed out in about so many portions per thread, so that
-// a thread that is held up by the system does not hold up the others.
-constexpr size_t kPortionsPerThread = 8;
-constexpr size_t kMaxGroupsPerTask = 128;
+// Weight groups are handed out in a few portions per thread, so that a thread
+// that is held up by the system does not hold up the others; a portion is long
+// enough for the kernels to prefetch within it.
+constexpr size_t kMinGroupsPerTask = 16;
+constexpr size_t kMaxPortionsPerThread = 16;
 
 // Input rows of matrix products, in float and in 8-bit blocks.
 struct Activations {
@@ -168,11 +169,12 @@ class ForwardPass::Run {
       total_groups += NumGroups(job.weights->rows);
     }
     const size_t threads = pool_.num_threads();
-    const size_t per_task =
-        threads == 1
-            ? total_groups
-            : std::clamp<size_t>(total_groups / (threads * kPortionsPerThread),
-                                 1, kMaxGroupsPerTask);
+    const size_t portions = std::clamp<size_t>(
+        total_groups / (threads * kMinGroupsPerTask), 1, kMaxPortionsPerThread);
+    // Kernels take groups in pairs.
+    const size_t share =
+        (total_groups + threads * portions - 1) / (threads * portions);
+    const size_t per_task = (share + 1) / 2 * 2;
     const size_t tasks = (total_groups + per_task - 1) / per_task;
     pool_.Run(tasks, [&](size_t task, size_t) {
       size_t begin = task * per_task;
