@@ -1,0 +1,286 @@
+// Attention of Gemma 3 270M's shape (4 query heads on one kv head of 256), per
+// KV dtype, beside what the machine can do: the rate of float multiply-adds on
+// registers.
+//
+//   bench_attention [threads] [f32|bf16|int8|all] [target]
+//
+// GFLOP/s counts 4 * head_dim for each query and visible position; GB/s the
+// stored keys and values, read once for all queries of a tile. Rates are of the
+// best of repeated runs.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/fp_environment.h"
+#include "base/kv_dtype.h"
+#include "base/thread_pool.h"
+#include "ops/attention.h"
+#include "ops/kv_strip.h"
+#include "ops/target.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "bench_attention.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// 12 independent chains of `steps` multiply-adds on registers; returns the
+// operations done.
+double FmaPeak(size_t steps, float* out) {
+  const hn::ScalableTag<float> d;
+  const auto factor = hn::Set(d, *out);
+  // Chains that start alike would be merged into one.
+  float start = *out;
+  const auto next = [&]() HWY_ATTR { return hn::Set(d, start += 1.0f); };
+  const auto add = next();
+  auto v0 = next(), v1 = next(), v2 = next(), v3 = next(), v4 = next();
+  auto v5 = next(), v6 = next(), v7 = next(), v8 = next(), v9 = next();
+  auto v10 = next(), v11 = next();
+  const auto step = [&](auto& v) HWY_ATTR { v = hn::MulAdd(v, factor, add); };
+  for (size_t i = 0; i < steps; ++i) {
+    step(v0), step(v1), step(v2), step(v3), step(v4), step(v5);
+    step(v6), step(v7), step(v8), step(v9), step(v10), step(v11);
+  }
+  const auto sum = hn::Add(hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)),
+                                   hn::Add(hn::Add(v4, v5), hn::Add(v6, v7))),
+                           hn::Add(hn::Add(v8, v9), hn::Add(v10, v11)));
+  *out = hn::ReduceSum(d, sum);
+  return static_cast<double>(steps) * 12 * 2 *
+         static_cast<double>(hn::Lanes(d));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace gkv {
+
+HWY_EXPORT(FmaPeak);
+
+namespace {
+
+constexpr size_t kHeadDim = 256;
+constexpr size_t kHeads = 4;
+constexpr size_t kBlockTokens = 32;
+constexpr size_t kRowsPerTile = kMaxTileQueries / kHeads;
+
+double Now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Seconds of the best of repeated runs within about `budget` seconds.
+template <typename Fn>
+double Best(double budget, const Fn& fn) {
+  fn();
+  double best = 1e30;
+  size_t runs = 0;
+  const double begin = Now();
+  while (runs < 5 || Now() - begin < budget) {
+    const double start = Now();
+    fn();
+    best = std::min(best, Now() - start);
+    ++runs;
+  }
+  return best;
+}
+
+// Keys and values of positions [0, tokens) and one row of queries per position.
+struct Problem {
+  KvDtype dtype;
+  size_t tokens;
+  std::vector<AlignedBuffer<uint8_t>> blocks;
+  std::vector<const uint8_t*> addresses;
+  size_t strip_bytes;
+  AlignedBuffer<float> q, out;  // [tokens, kHeads, kHeadDim]
+
+  Problem(KvDtype dtype, size_t tokens)
+      : dtype(dtype),
+        tokens(tokens),
+        strip_bytes(KvStripBytes(dtype, kBlockTokens, kHeadDim)),
+        q(tokens * kHeads * kHeadDim),
+        out(tokens * kHeads * kHeadDim) {
+    for (size_t i = 0; i < q.size(); ++i) {
+      q[i] = (static_cast<float>(i * 2654435761u >> 20 & 255) - 128.0f) / 1e3f;
+    }
+    for (size_t t = 0; t < tokens; ++t) {
+      if (t % kBlockTokens == 0) {
+        blocks.emplace_back(2 * strip_bytes);
+        addresses.push_back(blocks.back().data());
+      }
+      uint8_t* block = blocks.back().data();
+      StoreKey(dtype, q.data() + t * kHeadDim, kHeadDim, t % kBlockTokens,
+               kBlockTokens, block);
+      StoreValue(dtype, q.data() + t * kHeadDim, kHeadDim, t % kBlockTokens,
+                 kBlockTokens, block + strip_bytes);
+    }
+  }
+  KvHeadView View() const {
+    return {addresses.data(), 0, kBlockTokens, 0, strip_bytes, dtype};
+  }
+  double BytesPerToken() const {
+    return 2.0 * static_cast<double>(strip_bytes) / kBlockTokens;
+  }
+};
+
+// The queries of `rows` rows from `position` on.
+struct Tile {
+  const float* q[kMaxTileQueries];
+  float* out[kMaxTileQueries];
+  size_t begin[kMaxTileQueries], end[kMaxTileQueries];
+  size_t count;
+
+  Tile(Problem& p, size_t position, size_t rows, size_t window)
+      : count(rows * kHeads) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t at = position + i / kHeads;
+      const size_t offset = (at * kHeads + i % kHeads) * kHeadDim;
+      q[i] = p.q.data() + offset;
+      out[i] = p.out.data() + offset;
+      begin[i] = at + 1 < window ? 0 : at + 1 - window;
+      end[i] = at + 1;
+    }
+  }
+  QueryTile View() const { return {q, begin, end, count, kHeadDim, 0}; }
+  double Positions() const {
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i) {
+      sum += static_cast<double>(end[i] - begin[i]);
+    }
+    return sum;
+  }
+};
+
+void Print(const char* what, double seconds, double positions, double bytes) {
+  std::printf("  %-28s %9.1f us  %6.1f GFLOP/s  %6.1f GB/s\n", what,
+              seconds * 1e6, positions * 4 * kHeadDim / seconds / 1e9,
+              bytes / seconds / 1e9);
+}
+
+// One span that every query of a tile sees, in cache.
+void MeasureSpan(Problem& p, size_t rows) {
+  Tile tile(p, kAttentionSpan - 1, rows, kAttentionSpan);
+  for (size_t i = 0; i < tile.count; ++i) {
+    tile.begin[i] = 0;
+    tile.end[i] = kAttentionSpan;
+  }
+  AlignedBuffer<float> partial(kMaxTileQueries * PartialFloats(kHeadDim));
+  constexpr size_t kRepeat = 20;
+  const double seconds = Best(0.3, [&] {
+    for (size_t i = 0; i < kRepeat; ++i) {
+      AttentionSpanPartial(p.View(), tile.View(), 0, partial.data());
+    }
+  });
+  Print(("span, " + std::to_string(tile.count) + " queries").c_str(),
+        seconds / kRepeat, tile.Positions(),
+        p.BytesPerToken() * kAttentionSpan);
+}
+
+void MeasurePrefill(ThreadPool& pool, Problem& p, size_t tokens,
+                    size_t window) {
+  std::vector<Tile> tiles;
+  double positions = 0, bytes = 0;
+  for (size_t at = 0; at < tokens; at += kRowsPerTile) {
+    tiles.emplace_back(p, at, kRowsPerTile, window);
+    positions += tiles.back().Positions();
+    bytes += static_cast<double>(tiles.back().end[kMaxTileQueries - 1] -
+                                 tiles.back().begin[0]) *
+             p.BytesPerToken();
+  }
+  const double seconds = Best(0.5, [&] {
+    pool.Run(tiles.size(), [&](size_t task, size_t) {
+      const ScopedFpEnvironment environment;
+      AttentionTile(p.View(), tiles[task].View(), tiles[task].out);
+    });
+  });
+  Print(("prefill " + std::to_string(tokens) +
+         (window < tokens ? ", window " + std::to_string(window) : ""))
+            .c_str(),
+        seconds, positions, bytes);
+}
+
+void MeasureDecode(ThreadPool& pool, Problem& p, size_t context) {
+  const Tile tile(p, context - 1, 1, context);
+  const size_t spans = context / kAttentionSpan;
+  const size_t floats = PartialFloats(kHeadDim);
+  AlignedBuffer<float> partials(spans * kHeads * floats);
+  const double seconds = Best(0.3, [&] {
+    pool.Run(spans, [&](size_t span, size_t) {
+      const ScopedFpEnvironment environment;
+      AttentionSpanPartial(p.View(), tile.View(), span,
+                           partials.data() + span * kHeads * floats);
+    });
+    for (size_t i = 0; i < kHeads; ++i) {
+      float* state = partials.data() + i * floats;
+      for (size_t span = 1; span < spans; ++span) {
+        AttentionMerge(state + span * kHeads * floats, kHeadDim, state);
+      }
+      AttentionFinish(state, kHeadDim, tile.out[i]);
+    }
+  });
+  Print(("decode at " + std::to_string(context)).c_str(), seconds,
+        tile.Positions(), p.BytesPerToken() * static_cast<double>(context));
+}
+
+void Run(size_t threads, std::string_view dtype, std::string_view target) {
+  if (!target.empty()) ForceTarget(target);
+  ThreadPool pool(threads);
+  float sink = 0.5f;
+  double operations = 0;
+  const double peak = Best(0.3, [&] {
+    float value = sink;
+    operations = HWY_DYNAMIC_DISPATCH(FmaPeak)(100000, &value);
+    sink = value * 1e-30f + 0.5f;
+  });
+  std::printf(
+      "%s: multiply-add %.1f GFLOP/s on one thread; %zu threads below "
+      "span\n",
+      CurrentTarget().c_str(), operations / peak / 1e9, threads);
+  const std::pair<KvDtype, std::string_view> dtypes[] = {
+      {KvDtype::kF32, "f32"},
+      {KvDtype::kBF16, "bf16"},
+      {KvDtype::kInt8, "int8"}};
+  for (const auto& [type, name] : dtypes) {
+    if (dtype != "all" && dtype != name) continue;
+    std::printf("%s\n", std::string(name).c_str());
+    Problem p(type, 8192);
+    for (const size_t rows : {1, 2, 4}) MeasureSpan(p, rows);
+    MeasurePrefill(pool, p, 2048, 2048);
+    MeasurePrefill(pool, p, 2048, 512);
+    for (const size_t context : {512, 2048, 8192}) {
+      MeasureDecode(pool, p, context);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gkv
+
+int main(int argc, char** argv) {
+  try {
+    gkv::Run(argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1,
+             argc > 2 ? argv[2] : "bf16", argc > 3 ? argv[3] : "");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_attention: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+#endif  // HWY_ONCE
