@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ import gemmakv
 GOLDEN = Path(__file__).parent.parent / "golden"
 CHUNK = 128  # positions at a time: 1 MB of logits each
 
-# Differences of quantized activations and a bf16 cache to float32, as measured
-# on the demo file, with room for another SIMD target's rounding.
 CLEAR_MARGIN = 0.5
-MEAN_TOLERANCE = 0.10
-MAX_TOLERANCE = 1.0
-MEAN_KL_TOLERANCE = 0.006
+
+# Quantized activations and a bf16 cache against float32: 0.076, 0.92 and
+# 0.0015 were measured on the demo file (llama.cpp: 0.119, 1.51 and 0.0036).
+MEAN_TOLERANCE = 0.09
+MAX_TOLERANCE = 1.3
+MEAN_KL_TOLERANCE = 0.0025
+# 8-bit activations move the difference of two logits by 0.18 (one standard
+# deviation), so of 600 margins above 0.5 about one may flip. Measured: 1
+# (llama.cpp: 4). Without that noise none may: see the float32 test.
+MAX_FLIPS = 2
 
 Logits = npt.NDArray[np.float32]
 
@@ -35,27 +41,54 @@ def log_softmax(row: Logits) -> npt.NDArray[np.float64]:
     return x - np.log(np.exp(x).sum())
 
 
-def test_argmax_follows_the_oracle_wherever_it_is_clear(
-    gemma: gemmakv.Gemma, capsys: pytest.CaptureFixture[str]
-) -> None:
+def flips(gemma: gemmakv.Gemma, kv_dtype: str) -> tuple[int, list[str]]:
+    """Clear positions, and those of them with another argmax."""
     clear = 0
     wrong = []
     for case in read("greedy_270m.json")["cases"]:
         prompt, greedy = case["prompt_tokens"], case["greedy_tokens"]
-        cache = gemmakv.create_kv_cache(gemma.model_type, capacity_tokens=4096)
+        cache = gemmakv.create_kv_cache(
+            gemma.config, capacity_tokens=4096, kv_dtype=kv_dtype)
         best = [int(gemma.logits(cache, prompt).argmax())]
         if len(greedy) > 1:
             rows = gemma.logits(cache, greedy[:-1], all_positions=True)
             best += [int(i) for i in rows.argmax(-1)]
         for i, margin in enumerate(case["margins"]):
-            if margin < CLEAR_MARGIN:
-                continue
-            clear += 1
-            if best[i] != greedy[i]:
-                wrong.append((case["name"], i, margin, best[i], greedy[i]))
+            if margin >= CLEAR_MARGIN:
+                clear += 1
+                if best[i] != greedy[i]:
+                    wrong.append(f"{case['name']}[{i}], margin {margin}")
+    return clear, wrong
+
+
+def test_argmax_follows_the_oracle_where_it_is_clear(
+    gemma: gemmakv.Gemma, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clear, wrong = flips(gemma, "bf16")
     with capsys.disabled():
         print(f"\nargmax equals the oracle's at {clear - len(wrong)} of "
-              f"{clear} clear positions")
+              f"{clear} clear positions; not at: {wrong}")
+    assert clear >= 300
+    assert len(wrong) <= MAX_FLIPS, wrong
+
+
+def test_float32_weights_follow_the_oracle_everywhere(
+    gemma: gemmakv.Gemma, model_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="dequantizing needs gguf")
+    folder = str(GOLDEN.parent.parent / "tools" / "quality")
+    sys.path.insert(0, folder)
+    try:
+        import gguf_reference
+    finally:
+        sys.path.remove(folder)
+    _, tensors = gguf_reference.read_gguf(model_path)
+    exact = gemmakv.Gemma.from_tensors(gemma.config, tensors)
+    del tensors
+    clear, wrong = flips(exact, "f32")
+    with capsys.disabled():
+        print(f"\nfloat32: argmax equals the oracle's at "
+              f"{clear - len(wrong)} of {clear} clear positions")
     assert clear >= 300
     assert wrong == []
 
