@@ -1,0 +1,75 @@
+"""The package and code that uses it pass a strict type checker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gemmakv
+
+PACKAGE = Path(gemmakv.__file__).parent
+
+USER_CODE = """
+import numpy as np
+import gemmakv
+
+gemma = gemmakv.Gemma.load("gemma-3-270m", threads=2, progress=True)
+cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens=64)
+one: gemmakv.Generation = gemma.generate(cache, "a", top_k=3, stop=["b"])
+many: list[gemmakv.Generation] = gemma.generate(cache, [1, 2], n=2)
+both = gemma.generate_batch([cache, cache.fork()], ["a", np.array([1])],
+                            seed=[1, None], temperature=0.5)
+for piece in gemma.stream(cache, "", logit_bias={5: -1.0}):
+    print(piece.text + one.text, both[0].usage.cached_tokens)
+rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = gemma.logits(
+    cache, many[0].token_ids, all_positions=True)
+"""
+
+MISUSE = """
+import gemmakv
+
+gemma = gemmakv.Gemma.load("gemma-3-270m")
+cache = gemmakv.create_kv_cache("gemma3-270m")
+gemma.generate(cache, "a", temprature=1.0)
+gemma.generate("cache", "a")
+gemma.generate(cache, "a", n=2).text
+"""
+
+
+def run_mypy(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs mypy on the installed package's types."""
+    pytest.importorskip("mypy", reason="needs mypy")
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_package(tmp_path: Path) -> None:
+    assert (PACKAGE / "py.typed").exists()
+    config = tmp_path / "mypy.ini"
+    config.write_text(
+        "[mypy]\n[mypy-sentencepiece.*]\nignore_missing_imports = True\n"
+    )
+    result = run_mypy(
+        "--config-file", config, "--cache-dir", tmp_path / "c", "-p", "gemmakv"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_user_code(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(USER_CODE)
+    bad.write_text(MISUSE)
+    common = ["--config-file", "", "--cache-dir", tmp_path / "c"]
+    result = run_mypy(*common, good)
+    assert result.returncode == 0, result.stdout + result.stderr
+    result = run_mypy(*common, bad)
+    lines = [line for line in result.stdout.splitlines() if "error:" in line]
+    assert {line.split(":")[1] for line in lines} == {"6", "7", "8"}, lines
