@@ -47,8 +47,7 @@ void Softmax(const TokenRange& range, float soft_cap,
   for (size_t t = begin; t < range.end; t += kVectorLanes) {
     auto score = hn::LoadU(d, scores + t);
     if (soft_cap > 0) {
-      const auto capped = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));
-      score = hn::IfThenElse(hn::IsNaN(score), score, capped);
+      score = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));  // keeps NaN
     }
     score = hn::IfThenElse(sees(t), score, MinusInf());
     hn::StoreU(score, d, scores + t);
@@ -63,8 +62,8 @@ void Softmax(const TokenRange& range, float soft_cap,
     for (size_t v = 0; v < kVectorsPer16; ++v) {
       const size_t at = t + v * kVectorLanes;
       if (at >= range.end) break;
-      const auto weight = hn::IfThenElseZero(
-          sees(at), ExpKeepNaN(hn::Sub(hn::LoadU(d, scores + at), m)));
+      const auto score = hn::LoadU(d, scores + at);
+      const auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
       hn::StoreU(weight, d, scores + at);
       sums[v] = hn::Add(sums[v], weight);
     }

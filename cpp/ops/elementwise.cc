@@ -84,9 +84,8 @@ void SoftCapImpl(float cap, size_t size, float* x) {
   const F32x16Tag d;
   const auto c = hn::Set(d, cap);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
-    const auto v = LoadUpTo(x + i, count);
-    const auto capped = hn::Mul(c, hn::Tanh(d, hn::Div(v, c)));
-    StoreUpTo(hn::IfThenElse(hn::IsNaN(v), v, capped), x + i, count);
+    const auto v = hn::Div(LoadUpTo(x + i, count), c);
+    StoreUpTo(hn::Mul(c, hn::Tanh(d, v)), x + i, count);  // keeps NaN
   });
 }
 

@@ -312,6 +312,24 @@ TEST_F(AttentionTest, NeutralPartialsAreNoOps) {
   });
 }
 
+// Zeros keep their sign, which a product with zero and a sum would lose.
+TEST_F(AttentionTest, NeutralPartialsKeepSignedZeros) {
+  constexpr size_t kHeadDim = 32;
+  std::vector<float> neutral(PartialFloats(kHeadDim), 0.0f);
+  neutral[kHeadDim] = -kInfinity;
+  std::vector<float> zeros(PartialFloats(kHeadDim), -0.0f);
+  zeros[kHeadDim] = 2.5f;
+  zeros[kHeadDim + 1] = 1.0f;
+  OnEveryTarget([&] {
+    std::vector<float> state = zeros;
+    AttentionMerge(neutral.data(), kHeadDim, state.data());
+    EXPECT_EQ(Bits(state), Bits(zeros));
+    state = neutral;
+    AttentionMerge(zeros.data(), kHeadDim, state.data());
+    EXPECT_EQ(Bits(state), Bits(zeros));
+  });
+}
+
 // Nobody sees the span at all: no block of it need exist.
 TEST_F(AttentionTest, SpanThatNoQuerySeesReadsNothing) {
   const KvHeadView kv = {nullptr, 0, 32, 0, 0, KvDtype::kInt8};

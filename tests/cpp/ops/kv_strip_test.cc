@@ -215,25 +215,24 @@ TEST(KvStripTest, BF16RoundsToNearestEvenAndKeepsSpecialValues) {
 }
 
 TEST(KvStripTest, Int8KeepsItsMaximumAndMarksWhatIsNotFinite) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> x(96, 0.0f);
   for (size_t i = 0; i < 32; ++i) x[i] = static_cast<float>(i) - 15.5f;
-  for (size_t i = 32; i < 64; ++i) x[i] = 1.0f;
-  x[40] = std::numeric_limits<float>::infinity();
   for (size_t i = 64; i < 96; ++i) x[i] = 1e-40f;
-  Strip strip(KvDtype::kInt8, 16, 96);
-  for (const bool key : {true, false}) {
-    if (key) {
-      strip.StoreKey(x, 9);
-    } else {
-      strip.StoreValue(x, 9);
+  Strip keys(KvDtype::kInt8, 16, 96), values(KvDtype::kInt8, 16, 96);
+  for (const float bad : {infinity, -infinity, nan}) {
+    for (size_t i = 32; i < 64; ++i) x[i] = i == 40 ? bad : 1.0f;
+    keys.StoreKey(x, 9);
+    values.StoreValue(x, 9);
+    for (const std::vector<float>& y : {keys.Key(9), values.Value(9)}) {
+      EXPECT_FLOAT_EQ(y[0], -15.5f);
+      for (size_t i = 0; i < 32; ++i) {
+        EXPECT_NEAR(y[i], x[i], 15.5 / 127 / 2 * 1.00001);
+      }
+      for (size_t i = 32; i < 64; ++i) EXPECT_TRUE(std::isnan(y[i])) << i;
+      for (size_t i = 64; i < 96; ++i) EXPECT_EQ(y[i], 0.0f) << i;
     }
-    const std::vector<float> y = key ? strip.Key(9) : strip.Value(9);
-    EXPECT_FLOAT_EQ(y[0], -15.5f);
-    for (size_t i = 0; i < 32; ++i) {
-      EXPECT_NEAR(y[i], x[i], 15.5 / 127 / 2 * 1.00001);
-    }
-    for (size_t i = 32; i < 64; ++i) EXPECT_TRUE(std::isnan(y[i])) << i;
-    for (size_t i = 64; i < 96; ++i) EXPECT_EQ(y[i], 0.0f) << i;
   }
 }
 
