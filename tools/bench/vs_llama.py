@@ -99,8 +99,8 @@ class Worker:
         return speed
 
     def close(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.close()
+        # Killed, not asked: a stopped process hears nothing else.
+        self.process.kill()
         self.process.wait()
 
 
@@ -178,6 +178,16 @@ def interleave(rounds: int, ours, theirs) -> dict:
     }
 
 
+def measure(work: Work, worker: Worker, llama: Llama, rounds: int) -> dict:
+    worker.measure(work)  # first touch of buffers and parked caches
+    llama.choose_flash(work)
+    row = interleave(rounds, lambda: worker.measure(work),
+                     lambda: llama.measure(work))
+    print(work.name, f"{row['ratio']:.2f}", file=sys.stderr)
+    return {**row, "unit": "tok/s",
+            "flash_attention": llama.flash[work.name]}
+
+
 def table(results: dict) -> str:
     lines = ["| work | gemmakv | llama.cpp | ratio | range | unit |",
              "|---|---|---|---|---|---|"]
@@ -244,16 +254,14 @@ def main() -> None:
             results[what] = {**row, "unit": UNITS[what]}
             print(what, f"{row['ratio']:.2f}", file=sys.stderr)
     worker = Worker(args.gguf, args.threads)
-    for work in WORKS:
-        if work.name in args.only:
-            worker.measure(work)  # first touch of buffers and parked caches
-            llama.choose_flash(work)
-            row = interleave(args.rounds, lambda: worker.measure(work),
-                             lambda: llama.measure(work))
-            results[work.name] = {**row, "unit": "tok/s",
-                                  "flash_attention": llama.flash[work.name]}
-            print(work.name, f"{row['ratio']:.2f}", file=sys.stderr)
-    worker.close()
+    # A terminated run must not leave a stopped process behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    try:
+        for work in WORKS:
+            if work.name in args.only:
+                results[work.name] = measure(work, worker, llama, args.rounds)
+    finally:
+        worker.close()
     text = table(results)
     print(f"{datetime.date.today()}, {cpu_name()}, {args.threads} threads, "
           f"{pathlib.Path(args.gguf).name}, load {load:.1f} at start, "
