@@ -8,9 +8,9 @@ namespace gkv {
 
 // Cosines and sines of rotary position embeddings (Su et al., 2021) for one
 // base frequency: the angle of pair i at position p is
-// p / factor * base^(-2 i / head_dim). Computed in double by the four basic
-// operations alone (no math library), so that every machine has the same bits;
-// each result is the double rounded to float. Immutable after construction.
+// p / factor * base^(-2 i / head_dim). Computed by the four basic operations
+// alone (no math library), so that every machine has the same bits; before it
+// is rounded to float, a result is within 1e-15. Immutable after construction.
 class RopeTable {
  public:
   // `factor` is the linear scaling of positions (1: none). Throws
