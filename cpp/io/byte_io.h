@@ -1,10 +1,12 @@
 #ifndef GEMMAKV_IO_BYTE_IO_H_
 #define GEMMAKV_IO_BYTE_IO_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -35,6 +37,7 @@ class ByteWriter {
 // would pass the end throws CorruptFile with the offset and `what` was wanted.
 class ByteReader {
  public:
+  // Requires: offset <= bytes.size().
   explicit ByteReader(std::span<const uint8_t> bytes, size_t offset = 0)
       : bytes_(bytes), offset_(offset) {}
 

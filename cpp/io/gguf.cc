@@ -32,11 +32,11 @@ constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;
 // Reads the header with errors that name the file.
 class HeaderReader {
  public:
-  explicit HeaderReader(const MappedFile& file)
-      : file_(file), reader_(file.bytes()) {}
+  HeaderReader(const std::string& path, std::span<const uint8_t> bytes)
+      : path_(path), reader_(bytes) {}
 
   [[noreturn]] void Fail(size_t offset, const std::string& what) const {
-    throw CorruptFile(StrCat(file_.path(), ": offset ", offset, ": ", what));
+    throw CorruptFile(StrCat(path_, ": offset ", offset, ": ", what));
   }
 
   template <typename T>
@@ -84,7 +84,7 @@ class HeaderReader {
     }
   }
 
-  const MappedFile& file_;
+  const std::string& path_;
   ByteReader reader_;
 };
 
@@ -153,8 +153,18 @@ void SkipArray(HeaderReader& reader, uint32_t type, uint64_t count) {
 
 }  // namespace
 
-GgufFile::GgufFile(const std::string& path) : file_(path) {
-  HeaderReader reader(file_);
+GgufFile::GgufFile(const std::string& path)
+    : path_(path), file_(path), bytes_(file_->bytes()) {
+  ReadHeader();
+}
+
+GgufFile::GgufFile(std::span<const uint8_t> bytes, std::string path)
+    : path_(std::move(path)), bytes_(bytes) {
+  ReadHeader();
+}
+
+void GgufFile::ReadHeader() {
+  HeaderReader reader(path_, bytes_);
   CheckPreamble(reader, &version_);
   const uint64_t num_tensors =
       ReadCount(reader, "number of tensors", kMinTensorBytes);
@@ -165,7 +175,7 @@ GgufFile::GgufFile(const std::string& path) : file_(path) {
 }
 
 void GgufFile::ReadMetadata(size_t offset, uint64_t count) {
-  HeaderReader reader(file_);
+  HeaderReader reader(path_, bytes_);
   reader.Skip(offset, "header");
   for (uint64_t i = 0; i < count; ++i) {
     const size_t at = reader.offset();
@@ -193,7 +203,7 @@ void GgufFile::ReadMetadata(size_t offset, uint64_t count) {
 }
 
 void GgufFile::ReadTensors(uint64_t count) {
-  HeaderReader reader(file_);
+  HeaderReader reader(path_, bytes_);
   reader.Skip(tensors_offset_, "metadata");
   const uint64_t alignment =
       GetUint("general.alignment").value_or(kDefaultAlignment);
@@ -311,14 +321,14 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
   view.type = type->type;
   view.rows = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
   view.cols = tensor.shape[0];
-  view.data = file_.bytes().data() + tensor.offset;
+  view.data = bytes_.data() + tensor.offset;
   return view;
 }
 
 void GgufFile::Release(const TensorView& view, size_t begin, size_t end) {
-  const size_t offset =
-      static_cast<size_t>(view.data - file_.bytes().data()) + begin;
-  file_.DropPages(offset, end - begin);
+  if (!file_) return;
+  const size_t offset = static_cast<size_t>(view.data - bytes_.data()) + begin;
+  file_->DropPages(offset, end - begin);
 }
 
 }  // namespace gkv

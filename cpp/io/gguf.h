@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -15,7 +16,7 @@
 namespace gkv {
 
 // A metadata array. Scalars of every width are widened; strings are views into
-// the mapped file and stay valid as long as the reader.
+// the file's bytes and stay valid as long as the reader.
 struct GgufArray {
   std::variant<std::vector<int64_t>, std::vector<double>,
                std::vector<std::string_view>>
@@ -35,10 +36,13 @@ class GgufFile : public TensorSource {
   // Throws IoError, or CorruptFile naming the offset, what was found there and
   // what was expected.
   explicit GgufFile(const std::string& path);
+  // The same over a file that is in memory already. `bytes` must outlive the
+  // reader; `path` is its name in messages.
+  GgufFile(std::span<const uint8_t> bytes, std::string path);
 
   uint32_t version() const { return version_; }
-  const std::string& path() const { return file_.path(); }
-  size_t file_bytes() const { return file_.bytes().size(); }
+  const std::string& path() const { return path_; }
+  size_t file_bytes() const { return bytes_.size(); }
 
   // Metadata, each nullopt if the key is absent. A key of another type (a
   // string where a number is asked for) is a CorruptFile that names the key.
@@ -82,6 +86,7 @@ class GgufFile : public TensorSource {
     uint64_t count;
     size_t offset;  // of the first value byte
   };
+  void ReadHeader();
   void ReadMetadata(size_t offset, uint64_t count);
   void ReadTensors(uint64_t count);
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
@@ -99,7 +104,9 @@ class GgufFile : public TensorSource {
   [[noreturn]] void WrongType(std::string_view key, const Entry& entry,
                               const char* expected) const;
 
-  MappedFile file_;
+  std::string path_;
+  std::optional<MappedFile> file_;  // none if the file is in memory
+  std::span<const uint8_t> bytes_;  // the whole file
   uint32_t version_ = 0;
   size_t tensors_offset_ = 0;  // of the tensor descriptions
   std::vector<std::string> key_order_;

@@ -91,7 +91,7 @@ void GgufFile::WrongType(std::string_view key, const Entry& entry,
 
 std::vector<std::string_view> GgufFile::DecodeStrings(
     const Entry& entry) const {
-  const uint8_t* at = file_.bytes().data() + entry.offset;
+  const uint8_t* at = bytes_.data() + entry.offset;
   std::vector<std::string_view> strings;
   strings.reserve(entry.count);
   for (uint64_t i = 0; i < entry.count; ++i) {
@@ -101,7 +101,7 @@ std::vector<std::string_view> GgufFile::DecodeStrings(
 }
 
 std::vector<double> GgufFile::DecodeFloats(const Entry& entry) const {
-  const uint8_t* at = file_.bytes().data() + entry.offset;
+  const uint8_t* at = bytes_.data() + entry.offset;
   const size_t bytes = GgufScalarBytes(entry.array_type);
   std::vector<double> values(entry.count);
   for (uint64_t i = 0; i < entry.count; ++i, at += bytes) {
@@ -112,7 +112,7 @@ std::vector<double> GgufFile::DecodeFloats(const Entry& entry) const {
 
 std::vector<int64_t> GgufFile::DecodeInts(std::string_view key,
                                           const Entry& entry) const {
-  const uint8_t* at = file_.bytes().data() + entry.offset;
+  const uint8_t* at = bytes_.data() + entry.offset;
   const size_t bytes = GgufScalarBytes(entry.array_type);
   std::vector<int64_t> values(entry.count);
   for (uint64_t i = 0; i < entry.count; ++i, at += bytes) {
@@ -135,7 +135,7 @@ std::vector<int64_t> GgufFile::DecodeInts(std::string_view key,
 std::optional<GgufValue> GgufFile::Get(std::string_view key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) return std::nullopt;
-  const uint8_t* at = file_.bytes().data() + entry->offset;
+  const uint8_t* at = bytes_.data() + entry->offset;
   if (entry->type == kGgufString) return NextString(at);
   if (entry->type != kGgufArray) return DecodeScalar(entry->type, at);
   GgufArray array;
@@ -154,7 +154,7 @@ std::optional<GgufValue> GgufFile::GetScalar(std::string_view key,
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) return std::nullopt;
   if (GgufScalarBytes(entry->type) == 0) WrongType(key, *entry, expected);
-  return DecodeScalar(entry->type, file_.bytes().data() + entry->offset);
+  return DecodeScalar(entry->type, bytes_.data() + entry->offset);
 }
 
 std::optional<uint64_t> GgufFile::GetUint(std::string_view key) const {
@@ -197,7 +197,7 @@ std::optional<std::string_view> GgufFile::GetString(
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) return std::nullopt;
   if (entry->type != kGgufString) WrongType(key, *entry, "a string");
-  const uint8_t* at = file_.bytes().data() + entry->offset;
+  const uint8_t* at = bytes_.data() + entry->offset;
   return NextString(at);
 }
 

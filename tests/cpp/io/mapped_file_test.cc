@@ -1,0 +1,166 @@
+#include "io/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "gtest/gtest.h"
+#include "io/temp_file.h"
+
+namespace gkv {
+namespace {
+
+// The error number with which `path` cannot be opened, or 0.
+int ErrorOf(const std::string& path) {
+  try {
+    MappedFile file(path);
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.path(), path);
+    EXPECT_TRUE(std::string(error.what()).starts_with(path + ": "))
+        << error.what();
+    return error.error_number();
+  }
+  return 0;
+}
+
+std::vector<uint8_t> Pattern(size_t size) {
+  std::vector<uint8_t> bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 7 + 1);
+  return bytes;
+}
+
+std::vector<uint8_t> Content(const MappedFile& file) {
+  return {file.bytes().begin(), file.bytes().end()};
+}
+
+TEST(MappedFileTest, BytesAreThoseOfTheFile) {
+  for (const size_t size : {1, 4095, 4096, 4097, 100000}) {
+    const std::vector<uint8_t> bytes = Pattern(size);
+    const TempFile on_disk(bytes);
+    const MappedFile file(on_disk.path());
+    EXPECT_EQ(file.path(), on_disk.path());
+    EXPECT_EQ(Content(file), bytes) << size;
+  }
+}
+
+TEST(MappedFileTest, OutlivesTheDirectoryEntry) {
+  const std::vector<uint8_t> bytes = Pattern(5000);
+  auto on_disk = std::make_unique<TempFile>(bytes);
+  const MappedFile file(on_disk->path());
+  on_disk.reset();
+  EXPECT_EQ(Content(file), bytes);
+}
+
+TEST(MappedFileTest, WhatCannotBeOpened) {
+  const std::string folder = ::testing::TempDir();
+  EXPECT_EQ(ErrorOf(folder + "no_such_file"), ENOENT);
+  EXPECT_EQ(ErrorOf(folder), EISDIR);
+  EXPECT_EQ(ErrorOf(""), ENOENT);
+  EXPECT_EQ(ErrorOf("/dev/null"), EINVAL);
+  const TempFile file(Pattern(10));
+  EXPECT_EQ(ErrorOf(file.path() + "/x"), ENOTDIR);
+}
+
+TEST(MappedFileTest, WithoutPermission) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  const TempFile file(Pattern(10));
+  ASSERT_EQ(chmod(file.path().c_str(), 0), 0);
+  EXPECT_EQ(ErrorOf(file.path()), EACCES);
+}
+
+// Opening a pipe must not wait for someone to write to it.
+TEST(MappedFileTest, NamedPipesAreRefusedAtOnce) {
+  const std::string path =
+      StrCat(::testing::TempDir(), "gemmakv_pipe_", getpid());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(ErrorOf(path), EINVAL);
+  unlink(path.c_str());
+}
+
+TEST(MappedFileTest, AnEmptyFileIsCorrupt) {
+  const TempFile on_disk({});
+  try {
+    MappedFile file(on_disk.path());
+    FAIL();
+  } catch (const CorruptFile& error) {
+    EXPECT_EQ(error.what(), on_disk.path() +
+                                ": offset 0: found an empty file, expected "
+                                "content");
+  }
+}
+
+TEST(MappedFileTest, MovesKeepTheMapping) {
+  const std::vector<uint8_t> a = Pattern(100);
+  const std::vector<uint8_t> b(200, 9);
+  const TempFile on_disk_a(a);
+  const TempFile on_disk_b(b);
+  MappedFile first(on_disk_a.path());
+  const uint8_t* data = first.bytes().data();
+  MappedFile second(std::move(first));
+  EXPECT_EQ(second.bytes().data(), data);
+  MappedFile third(on_disk_b.path());
+  third = std::move(second);
+  EXPECT_EQ(third.bytes().data(), data);
+  EXPECT_EQ(Content(third), a);
+  EXPECT_EQ(third.path(), on_disk_a.path());
+}
+
+size_t ResidentPages(const MappedFile& file) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const uint8_t* data = file.bytes().data();
+  // Which pages this process has mapped, not which the system caches.
+  const int fd = open("/proc/self/pagemap", O_RDONLY);
+  std::vector<uint64_t> entries((file.bytes().size() + page - 1) / page);
+  const auto offset = static_cast<off_t>(reinterpret_cast<uintptr_t>(data) /
+                                         page * sizeof(uint64_t));
+  const ssize_t got =
+      pread(fd, entries.data(), entries.size() * sizeof(uint64_t), offset);
+  close(fd);
+  EXPECT_EQ(got, static_cast<ssize_t>(entries.size() * sizeof(uint64_t)));
+  size_t resident = 0;
+  for (const uint64_t entry : entries) resident += entry >> 63;
+  return resident;
+}
+
+TEST(MappedFileTest, DropsWholePagesInsideTheRangeOnly) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const std::vector<uint8_t> bytes = Pattern(64 * page);
+  const TempFile on_disk(bytes);
+  const MappedFile file(on_disk.path());
+  ASSERT_EQ(Content(file), bytes);  // touches all
+  ASSERT_EQ(ResidentPages(file), 64u);
+  file.DropPages(1, page);  // no whole page inside
+  EXPECT_EQ(ResidentPages(file), 64u);
+  file.DropPages(page - 1, 2 * page + 2);  // two whole pages
+  EXPECT_EQ(ResidentPages(file), 62u);
+  file.DropPages(16 * page, 16 * page);
+  EXPECT_EQ(ResidentPages(file), 46u);
+  EXPECT_EQ(Content(file), bytes);  // and they come back
+  EXPECT_EQ(ResidentPages(file), 64u);
+}
+
+TEST(MappedFileTest, DroppingOutsideTheFileIsHarmless) {
+  constexpr size_t kMax = std::numeric_limits<size_t>::max();
+  const std::vector<uint8_t> bytes = Pattern(50000);
+  const TempFile on_disk(bytes);
+  const MappedFile file(on_disk.path());
+  file.DropPages(0, 0);
+  file.DropPages(0, kMax);
+  file.DropPages(4096, kMax);
+  file.DropPages(kMax, kMax);
+  file.DropPages(kMax - 4095, 4096);
+  file.DropPages(60000, 10);
+  EXPECT_EQ(Content(file), bytes);
+}
+
+}  // namespace
+}  // namespace gkv
