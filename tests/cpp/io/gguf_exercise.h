@@ -20,6 +20,7 @@ namespace gkv {
 
 struct GgufOutcome {
   bool accepted = false;  // the constructor took the file
+  std::string message;    // of the last CorruptFile
   std::string violation;  // what broke the reader's contract; empty if nothing
 };
 
@@ -49,7 +50,8 @@ void Try(GgufOutcome& outcome, const Read& read) {
   try {
     read();
   } catch (const CorruptFile& error) {
-    problem = CheckMessage(error.what());
+    outcome.message = error.what();
+    problem = CheckMessage(outcome.message);
   } catch (const std::exception& error) {
     problem = std::string("threw something else: ") + error.what();
   }
