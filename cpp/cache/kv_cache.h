@@ -23,7 +23,7 @@ struct CacheOptions {
   size_t capacity_tokens = 0;  // 0: the model's context length
   KvDtype kv_dtype = KvDtype::kBF16;
   size_t block_tokens = 64;         // power of two, 16..128
-  std::shared_ptr<BlockPool> pool;  // null: BlockPool::Default()
+  std::shared_ptr<BlockPool> pool = nullptr;  // null: BlockPool::Default()
 };
 
 struct Truncation {

@@ -1,0 +1,85 @@
+#include "engine/vocabulary.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "io/gguf_builder.h"
+
+namespace gkv {
+namespace {
+
+GgufBuilder SmallVocabulary() {
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "llama")
+      .Set("tokenizer.ggml.tokens",
+           std::vector<std::string>{"<pad>", "<eos>", "<bos>", "<unk>",
+                                    "<0xE2>", "\xE2\x96\x81the", "  ", "a\n"})
+      .Set("tokenizer.ggml.scores",
+           std::vector<float>{0, 0, 0, 0, 0, -1, -2, -3})
+      .Set("tokenizer.ggml.token_type",
+           std::vector<int32_t>{3, 3, 3, 3, 6, 1, 4, 1})
+      .Set("tokenizer.ggml.add_space_prefix", false);
+  return builder;
+}
+
+TEST(VocabularyTest, TextOfTokens) {
+  const std::vector<uint8_t> bytes = SmallVocabulary().Build();
+  const GgufFile file(bytes, "test");
+  const TokenText text = Vocabulary(file).Text();
+  ASSERT_EQ(text.size(), 8u);
+  EXPECT_EQ(text[0], "");  // control
+  EXPECT_EQ(text[3], "");  // unknown
+  EXPECT_EQ(text[4], "\xE2");
+  EXPECT_EQ(text[5], " the");
+  EXPECT_EQ(text[6], "  ");
+  EXPECT_EQ(text[7], "a\n");
+  EXPECT_EQ(text[8], "");
+  EXPECT_EQ(text[-1], "");
+}
+
+TEST(VocabularyTest, ModelProtoHoldsMarkedPiecesAndTheirKinds) {
+  const std::vector<uint8_t> bytes = SmallVocabulary().Build();
+  const GgufFile file(bytes, "test");
+  const std::string model = Vocabulary(file).SentencePieceModel();
+  // Field 1 (pieces): length 11: piece (field 1) of 5 bytes, score, type 3.
+  const std::string pad("\x0A\x0E\x0A\x05<pad>\x15\0\0\0\0\x18\x03", 16);
+  EXPECT_EQ(model.substr(0, pad.size()), pad);
+  // <unk> is the one piece of kind 2, whatever the file calls it.
+  EXPECT_NE(model.find(std::string("<unk>\x15\0\0\0\0\x18\x02", 12)),
+            std::string::npos);
+  // Spaces of user-defined pieces are marked.
+  EXPECT_NE(model.find("\x0A\x06\xE2\x96\x81\xE2\x96\x81"), std::string::npos);
+}
+
+TEST(VocabularyTest, BadVocabulariesAreNamed) {
+  const auto message = [](const GgufBuilder& builder) -> std::string {
+    const std::vector<uint8_t> bytes = builder.Build();
+    const GgufFile file(bytes, "test");
+    try {
+      const Vocabulary vocabulary(file);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  GgufBuilder other;
+  other.Set("tokenizer.ggml.model", "gpt2");
+  EXPECT_NE(message(other).find("'gpt2', expected 'llama'"),
+            std::string::npos);
+  EXPECT_NE(message(GgufBuilder()).find("'(none)'"), std::string::npos);
+  GgufBuilder uneven;
+  uneven.Set("tokenizer.ggml.model", "llama")
+      .Set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b"})
+      .Set("tokenizer.ggml.scores", std::vector<float>{0});
+  EXPECT_NE(message(uneven).find("has 1 entries, expected 2"),
+            std::string::npos);
+  GgufBuilder id = SmallVocabulary();
+  id.Set("tokenizer.ggml.bos_token_id", uint32_t{8});
+  EXPECT_NE(message(id).find("bos_token_id is 8"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace gkv
