@@ -28,8 +28,7 @@ class GemmaTest : public ::testing::Test {
     MemorySource source = TinyTensors(MixedTypes());
     LoadOptions options;
     options.threads = threads;
-    auto gemma =
-        Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
+    auto gemma = Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
     // Token i reads "<i>".
     std::vector<std::string> texts;
     for (int i = 0; i < 97; ++i) texts.push_back("<" + std::to_string(i) + ">");
@@ -50,8 +49,7 @@ class GemmaTest : public ::testing::Test {
                             const Tokens& tokens, bool all = false) {
     const size_t vocab = gemma_->config().vocab_size;
     std::vector<float> logits((all ? tokens.size() : 1) * vocab);
-    const auto request =
-        gemma_->StartLogits(cache, tokens, all, logits.data());
+    const auto request = gemma_->StartLogits(cache, tokens, all, logits.data());
     while (!request->WaitDone(std::chrono::seconds(1))) {
     }
     request->Result();
@@ -76,8 +74,7 @@ class GemmaTest : public ::testing::Test {
 TEST_F(GemmaTest, GreedyFollowsTheArgmaxOfLogits) {
   const Tokens prompt = RandomTokens(40, 1);
   const auto cache = NewCache();
-  const GenerateResult result =
-      gemma_->Generate(cache, prompt, NoStop(20));
+  const GenerateResult result = gemma_->Generate(cache, prompt, NoStop(20));
   ASSERT_EQ(result.token_ids.size(), 20u);
   EXPECT_EQ(result.finish_reason, FinishReason::kLength);
   EXPECT_EQ(result.prompt_tokens, 40u);
@@ -220,8 +217,7 @@ TEST_F(GemmaTest, StopStringEndsTextBeforeItAndStaysInTheTranscript) {
       gemma_->Generate(NewCache(), prompt, NoStop(10)).token_ids;
   GenerateOptions options = NoStop(10);
   // The end of one token's text and the beginning of the next one's.
-  options.stop = {std::to_string(tokens[3]) + "><" +
-                  std::to_string(tokens[4])};
+  options.stop = {std::to_string(tokens[3]) + "><" + std::to_string(tokens[4])};
   size_t at = 0;  // the first place where it stands
   std::string text;
   while (text.find(options.stop[0]) == std::string::npos) {
@@ -297,8 +293,7 @@ TEST_F(GemmaTest, CapacityEndsGenerationOrRefusesThePrompt) {
   EXPECT_TRUE(none.token_ids.empty());
   EXPECT_EQ(exact->length(), 30u);
   const auto two_more = NewCache(32);
-  EXPECT_EQ(gemma_->Generate(two_more, prompt, NoStop(5)).token_ids.size(),
-            2u);
+  EXPECT_EQ(gemma_->Generate(two_more, prompt, NoStop(5)).token_ids.size(), 2u);
   EXPECT_EQ(two_more->length(), 32u);
   const auto small = NewCache(29);
   EXPECT_THROW(gemma_->Generate(small, prompt, NoStop(5)), OutOfBlocks);
@@ -312,9 +307,8 @@ TEST_F(GemmaTest, PoolFailureRestoresTheCacheAndSparesOthers) {
   const std::vector<uint8_t> bytes = cache->ToBytes();
   for (size_t n = 1; n <= 4; ++n) {
     pool_->FailAfter(n);
-    EXPECT_THROW(
-        gemma_->Generate(cache, RandomTokens(200, 13), NoStop(1)),
-        OutOfBlocks);
+    EXPECT_THROW(gemma_->Generate(cache, RandomTokens(200, 13), NoStop(1)),
+                 OutOfBlocks);
     pool_->FailAfter(0);
     EXPECT_EQ(cache->ToBytes(), bytes) << n;
   }
@@ -341,9 +335,8 @@ TEST_F(GemmaTest, BadInputIsRefusedBeforeAnyWork) {
   EXPECT_THROW(gemma_->Start(mixed), InvalidArgument);
   EXPECT_EQ(other->length(), 0u);
   EXPECT_EQ(cache->length(), 0u);
-  EXPECT_THROW(
-      gemma_->Generate(CreateKVCache(ModelType::kGemma3_270M), prompt),
-      Mismatch);
+  EXPECT_THROW(gemma_->Generate(CreateKVCache(ModelType::kGemma3_270M), prompt),
+               Mismatch);
 }
 
 TEST_F(GemmaTest, EveryTokenMaskedIsAnError) {
@@ -412,8 +405,7 @@ TEST_F(GemmaTest, SeveralModelsWorkAtTheSameTime) {
 TEST_F(GemmaTest, WorksInAForkedProcess) {
   const Tokens prompt = RandomTokens(60, 17);
   const auto cache = NewCache();
-  const Tokens expected =
-      gemma_->Generate(cache, prompt, NoStop(10)).token_ids;
+  const Tokens expected = gemma_->Generate(cache, prompt, NoStop(10)).token_ids;
   const pid_t child = fork();
   if (child == 0) {
     const bool same =

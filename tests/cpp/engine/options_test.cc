@@ -33,8 +33,7 @@ TEST(OptionsTest, DefaultsAndLimitsAreAccepted) {
   EXPECT_EQ(Verdict([](auto& o) { o.max_tokens = 0; }), "accepted");
   EXPECT_EQ(Verdict([](auto& o) { o.temperature = 100; }), "accepted");
   EXPECT_EQ(Verdict([](auto& o) { o.min_p = 1; }), "accepted");
-  EXPECT_EQ(Verdict([](auto& o) { o.logit_bias = {{99, -kInf}}; }),
-            "accepted");
+  EXPECT_EQ(Verdict([](auto& o) { o.logit_bias = {{99, -kInf}}; }), "accepted");
 }
 
 TEST(OptionsTest, EachBadValueIsNamed) {
@@ -53,8 +52,7 @@ TEST(OptionsTest, EachBadValueIsNamed) {
     refused("min_p", [=](auto& o) { o.min_p = bad; });
   }
   for (const float bad : {kNaN, kInf, 0.0f, -1.0f}) {
-    refused("repetition_penalty",
-            [=](auto& o) { o.repetition_penalty = bad; });
+    refused("repetition_penalty", [=](auto& o) { o.repetition_penalty = bad; });
   }
   refused("presence_penalty", [](auto& o) { o.presence_penalty = kNaN; });
   refused("frequency_penalty", [](auto& o) { o.frequency_penalty = kInf; });

@@ -92,9 +92,8 @@ TEST(SamplerTest, FiltersKeepExactlyTheRightTokens) {
     GenerateOptions options;
     options.temperature = 0.3f + static_cast<float>(rng() % 30) / 10;
     options.top_k = rng() % 3 == 0 ? 0 : 1 + rng() % 400;
-    options.top_p = rng() % 3 == 0
-                        ? 1.0f
-                        : static_cast<float>(1 + rng() % 999) / 1000;
+    options.top_p =
+        rng() % 3 == 0 ? 1.0f : static_cast<float>(1 + rng() % 999) / 1000;
     options.min_p =
         rng() % 3 == 0 ? static_cast<float>(rng() % 1000) / 5000 : 0.0f;
     const std::vector<float> logits =
@@ -123,8 +122,8 @@ TEST(SamplerTest, FiltersKeepExactlyTheRightTokens) {
         margin = std::min(margin, std::abs(mass - wanted) / total);
       }
       if (options.min_p > 0) {
-        margin = std::min(
-            margin, std::abs(w - static_cast<double>(options.min_p)));
+        margin =
+            std::min(margin, std::abs(w - static_cast<double>(options.min_p)));
       }
       if (w < static_cast<double>(options.min_p) ||
           (kept > 0 && options.top_p < 1 && mass >= wanted)) {
@@ -154,7 +153,8 @@ TEST(SamplerTest, ADrawDependsOnSeedAndPositionOnly) {
   GenerateOptions options;
   options.temperature = 1.5f;
   const std::vector<float> logits = RandomLogits(3000, 5);
-  Sampler first(options, 11, {}), second(options, 11, {}), other(options, 12, {});
+  Sampler first(options, 11, {}), second(options, 11, {}),
+      other(options, 12, {});
   std::vector<float> row = logits;
   for (size_t position = 0; position < 5; ++position) {
     row = logits;

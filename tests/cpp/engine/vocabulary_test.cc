@@ -67,8 +67,7 @@ TEST(VocabularyTest, BadVocabulariesAreNamed) {
   };
   GgufBuilder other;
   other.Set("tokenizer.ggml.model", "gpt2");
-  EXPECT_NE(message(other).find("'gpt2', expected 'llama'"),
-            std::string::npos);
+  EXPECT_NE(message(other).find("'gpt2', expected 'llama'"), std::string::npos);
   EXPECT_NE(message(GgufBuilder()).find("'(none)'"), std::string::npos);
   GgufBuilder uneven;
   uneven.Set("tokenizer.ggml.model", "llama")

@@ -50,8 +50,7 @@ TEST(ConfigTest, NamedTypesAreSoundAndFoundByName) {
     ModelTypeFromName("gemma9-1t");
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("gemma3-270m"),
-              std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("gemma3-270m"), std::string::npos);
   }
 }
 

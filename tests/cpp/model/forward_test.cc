@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "model/create_kv_cache.h"
-#include "ops/target.h"
 #include "model/reference_model.h"
 #include "model/tiny_model.h"
+#include "ops/target.h"
 
 namespace gkv {
 namespace {

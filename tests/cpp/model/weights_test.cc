@@ -64,8 +64,9 @@ TEST(WeightsTest, MissingAndMisshapenTensorsAreNamed) {
       Load(source, options);
       FAIL() << name << " was not missed";
     } catch (const CorruptFile& error) {
-      EXPECT_NE(std::string(error.what()).find("tensor " + name + " is missing"),
-                std::string::npos)
+      EXPECT_NE(
+          std::string(error.what()).find("tensor " + name + " is missing"),
+          std::string::npos)
           << error.what();
     }
   }

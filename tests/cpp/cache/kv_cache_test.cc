@@ -1,0 +1,338 @@
+#include "cache/kv_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/kv_strip.h"
+
+namespace gkv {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// Drives a cache as the engine does, with a stand-in for a model: the "hidden
+// state" of a row in a layer is a hash of what the layer below gave and of
+// every key that the row sees, and becomes the row's own key. So a single
+// wrong, missing or foreign key anywhere changes everything above and behind
+// it: replay is right only if it is exactly right.
+class FakeModel {
+ public:
+  static constexpr size_t kHeadDim = 32;
+
+  explicit FakeModel(const KvLayout& layout) : layout_(layout) {}
+
+  void Step(const KVCache& cache, const KvStepView& view) const {
+    Tokens ids(view.end - view.begin);
+    cache.CopyTokens(view.begin, ids);
+    std::vector<uint32_t> hidden(ids.begin(), ids.end());
+    for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
+      const auto& table =
+          view.groups[static_cast<size_t>(layout_.group(layer))];
+      // Stored before anyone reads, as the engine does.
+      for (size_t p = view.begin; p < view.end; ++p) {
+        if (p < table.write_begin) continue;
+        Write(table, layer, p, hidden[p - view.begin]);
+      }
+      for (size_t p = view.begin; p < view.end; ++p) {
+        uint32_t& h = hidden[p - view.begin];
+        for (size_t t = WindowBegin(layer, p, table.readable_begin); t <= p;
+             ++t) {
+          h = Mix(h, Read(table, layer, t));
+        }
+      }
+    }
+  }
+
+  // What every layer must hold, computed from the tokens alone.
+  std::vector<std::vector<uint32_t>> Expected(const Tokens& tokens) const {
+    std::vector<uint32_t> hidden(tokens.begin(), tokens.end());
+    std::vector<std::vector<uint32_t>> layers;
+    for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
+      std::vector<uint32_t> keys;
+      for (const uint32_t h : hidden) keys.push_back(h & 0xFFFFFF);
+      layers.push_back(keys);
+      for (size_t p = 0; p < hidden.size(); ++p) {
+        for (size_t t = WindowBegin(layer, p, 0); t <= p; ++t) {
+          hidden[p] = Mix(hidden[p], keys[t]);
+        }
+      }
+    }
+    return layers;
+  }
+
+ private:
+  static uint32_t Mix(uint32_t a, uint32_t b) {
+    return (a ^ b) * 0x9E3779B1u + (a >> 15);
+  }
+  size_t WindowBegin(size_t layer, size_t p, size_t readable) const {
+    const size_t window = layout_.layers()[layer].window;
+    const size_t begin = window != 0 && p + 1 > window ? p + 1 - window : 0;
+    return std::max(begin, readable);
+  }
+  uint8_t* Strip(const KvStepView::Group& table, size_t layer, size_t p) const {
+    return table.blocks[p / layout_.block_tokens() - table.first_block] +
+           layout_.key_offset(layer, 0);
+  }
+  // 24 bits are exact in a float.
+  void Write(const KvStepView::Group& table, size_t layer, size_t p,
+             uint32_t h) const {
+    const std::vector<float> x(kHeadDim, static_cast<float>(h & 0xFFFFFF));
+    StoreKey(KvDtype::kF32, x.data(), kHeadDim, p % layout_.block_tokens(),
+             layout_.block_tokens(), Strip(table, layer, p));
+  }
+  uint32_t Read(const KvStepView::Group& table, size_t layer, size_t p) const {
+    float x[kHeadDim];
+    LoadKey(KvDtype::kF32, Strip(table, layer, p), kHeadDim,
+            p % layout_.block_tokens(), layout_.block_tokens(), x);
+    EXPECT_TRUE(x[0] >= 0 && x[0] < 0x1p24f) << "an unwritten position";
+    return x[0] >= 0 && x[0] < 0x1p24f ? static_cast<uint32_t>(x[0]) : 0;
+  }
+
+  const KvLayout& layout_;
+};
+
+std::shared_ptr<const KvLayout> Layout(size_t window, size_t period,
+                                       size_t block_tokens) {
+  std::vector<KvLayerSpec> layers;
+  for (size_t i = 0; i < 6; ++i) {
+    const bool full = period != 0 && i % period == period - 1;
+    layers.push_back({full ? LayerKind::kFull : LayerKind::kSliding, 1,
+                      FakeModel::kHeadDim, full ? 0 : window});
+  }
+  return std::make_shared<KvLayout>(layers, KvDtype::kF32, block_tokens);
+}
+
+// One conversation under test and the list of tokens it must stand for.
+struct Subject {
+  std::unique_ptr<KVCache> cache;
+  Tokens tokens;
+};
+
+void Compute(KVCache& cache, std::mt19937& rng, size_t max_chunks) {
+  const FakeModel model(cache.layout());
+  if (cache.length() == 0) return;
+  size_t at =
+      rng() % 3 == 0 ? cache.next_position_for_logits() : cache.next_position();
+  for (size_t i = 0; i < max_chunks && at < cache.length(); ++i) {
+    const size_t end = std::min(cache.length(), at + 1 + rng() % 50);
+    const KvStepView view = cache.Prepare(at, end);
+    model.Step(cache, view);
+    if (rng() % 10 == 0) return;  // never committed
+    cache.Commit(view);
+    at = end;
+  }
+}
+
+// Everything that is held is what the tokens give.
+void Check(const Subject& subject) {
+  ASSERT_EQ(subject.cache->tokens(), subject.tokens);
+  const KvLayout& layout = subject.cache->layout();
+  const auto expected = FakeModel(layout).Expected(subject.tokens);
+  for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
+    const auto [begin, end] = subject.cache->HeldRange(layer);
+    ASSERT_LE(end, subject.tokens.size());
+    const std::vector<float> keys = subject.cache->CopyLayer(layer, false);
+    // Sliding layers are exact in the window of the next row; older positions
+    // of a replay warmed up only.
+    for (size_t p = begin; p < end; ++p) {
+      ASSERT_EQ(keys[(p - begin) * FakeModel::kHeadDim],
+                static_cast<float>(expected[layer][p]))
+          << "layer " << layer << " position " << p << " held " << begin << ".."
+          << end;
+    }
+  }
+}
+
+void RandomUse(size_t window, size_t period, size_t block_tokens,
+               uint32_t seed) {
+  const auto pool = BlockPool::Create();
+  pool->set_poison(true);
+  {
+    const auto layout = Layout(window, period, block_tokens);
+    std::mt19937 rng(seed);
+    std::vector<Subject> subjects;
+    const auto fresh = [&] {
+      return Subject{
+          std::make_unique<KVCache>(
+              layout, CacheOptions{.capacity_tokens = 600, .pool = pool}, ""),
+          {}};
+    };
+    subjects.push_back(fresh());
+    for (int step = 0; step < 250; ++step) {
+      Subject& s = subjects[rng() % subjects.size()];
+      switch (rng() % 8) {
+        case 0:
+        case 1: {
+          Tokens more(std::min<size_t>(rng() % 120, 600 - s.tokens.size()));
+          for (int32_t& token : more) token = static_cast<int32_t>(rng() % 999);
+          s.cache->Append(more);
+          s.tokens.insert(s.tokens.end(), more.begin(), more.end());
+          break;
+        }
+        case 2: {
+          const size_t keep = rng() % (s.tokens.size() + 1);
+          s.cache->Truncate(keep);
+          s.tokens.resize(keep);
+          break;
+        }
+        case 3:
+          if (subjects.size() < 5) {
+            Subject fork{s.cache->Fork(), s.tokens};
+            subjects.push_back(std::move(fork));
+          } else {
+            std::swap(s, subjects.back());
+            subjects.pop_back();
+          }
+          break;
+        case 4: {
+          const std::vector<uint8_t> bytes = s.cache->ToBytes();
+          s.cache = KVCache::FromBytes(
+              bytes, {.block_tokens = block_tokens, .pool = pool});
+          break;
+        }
+        case 5: {
+          pool->FailAfter(1 + rng() % 3);
+          try {
+            Compute(*s.cache, rng, 1);
+          } catch (const OutOfBlocks&) {
+          }
+          pool->FailAfter(0);
+          break;
+        }
+        default:
+          Compute(*s.cache, rng, 1 + rng() % 6);
+      }
+      for (const Subject& subject : subjects) {
+        ASSERT_NO_FATAL_FAILURE(Check(subject))
+            << "seed " << seed << " step " << step;
+      }
+    }
+    // To the end, and once more for the last token.
+    for (Subject& s : subjects) {
+      while (s.cache->length() > 0 &&
+             s.cache->next_position() < s.cache->length()) {
+        Compute(*s.cache, rng, 5);
+      }
+      ASSERT_NO_FATAL_FAILURE(Check(s));
+    }
+  }
+  EXPECT_EQ(pool->blocks_in_use(), 0u);
+}
+
+TEST(KVCacheTest, AnyUseHoldsWhatTheTokensGive) {
+  uint32_t seed = 1;
+  for (const size_t window : {1, 2, 7, 16, 33, 100}) {
+    for (const size_t block_tokens : {16, 64}) {
+      for (const size_t period : {3, 0}) {  // every third full; all sliding
+        ASSERT_NO_FATAL_FAILURE(RandomUse(window, period, block_tokens, seed++))
+            << "window " << window << " blocks of " << block_tokens;
+      }
+    }
+  }
+}
+
+std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
+                                  size_t length) {
+  auto cache = std::make_unique<KVCache>(
+      std::move(layout), CacheOptions{.capacity_tokens = 4096}, "");
+  Tokens tokens(length);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  cache->Append(tokens);
+  const FakeModel model(cache->layout());
+  for (size_t at = 0; at < length; at += 64) {
+    const KvStepView view = cache->Prepare(at, std::min(length, at + 64));
+    model.Step(*cache, view);
+    cache->Commit(view);
+  }
+  return cache;
+}
+
+TEST(KVCacheTest, TruncationSaysItsCost) {
+  // 4 sliding layers of window 33: 4 * 32 tokens of warm-up.
+  const auto layout = Layout(33, 3, 16);
+  const auto cache = Computed(layout, 1000);
+  EXPECT_EQ(cache->Fork()->Truncate(1000).replay_tokens, 0u);
+  EXPECT_EQ(cache->Fork()->Truncate(999).replay_tokens, 0u);
+  EXPECT_EQ(cache->Fork()->Truncate(600).replay_tokens, 128u);
+  EXPECT_EQ(cache->Fork()->Truncate(100).replay_tokens, 100u);
+  EXPECT_EQ(cache->Fork()->Truncate(0).replay_tokens, 0u);
+  const auto fork = cache->Fork();
+  fork->Truncate(600);
+  EXPECT_EQ(fork->next_position(), 600u) << "nothing is pending";
+  fork->Append({{1, 2}});
+  EXPECT_EQ(fork->next_position(), 600u - 128);
+  EXPECT_THROW(fork->Truncate(603), InvalidArgument);
+}
+
+TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
+  const auto cache = Computed(Layout(33, 3, 16), 1000);
+  const auto fork = cache->Fork();
+  fork->Truncate(600);
+  fork->Append({{1}});
+  const KvStepView view = fork->Prepare(472, 601);
+  EXPECT_EQ(view.groups[0].write_begin, 600u);
+  EXPECT_EQ(view.groups[1].write_begin, 472u);
+  EXPECT_EQ(view.groups[1].readable_begin, 472u);
+  EXPECT_TRUE(view.starts_replay);
+}
+
+TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
+  const auto layout = Layout(33, 3, 16);
+  const auto cache = Computed(layout, 1000);
+  const auto [begin, end] = cache->HeldRange(0);
+  EXPECT_EQ(end, 1000u);
+  EXPECT_LE(begin, 1000u - 33);
+  EXPECT_GT(begin, 1000u - 33 - 16 - 64) << "old blocks were kept";
+  EXPECT_EQ(cache->HeldRange(2), (std::pair<size_t, size_t>{0, 1000}));
+}
+
+TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
+  const auto layout = Layout(33, 3, 64);
+  const auto cache = Computed(layout, 1000);  // ends inside a block
+  const size_t alone = cache->nbytes();
+  const auto fork = cache->Fork();
+  EXPECT_EQ(cache->nbytes(), 0u);
+  EXPECT_EQ(fork->nbytes(), 0u);
+  EXPECT_EQ(fork->shared_nbytes(), alone);
+  fork->Append({{7}});
+  {
+    const KvStepView view = fork->Prepare(1000, 1001);
+    FakeModel(*layout).Step(*fork, view);
+    fork->Commit(view);
+  }
+  EXPECT_EQ(fork->nbytes(), layout->block_bytes(GroupId::kFull) +
+                                layout->block_bytes(GroupId::kSliding));
+}
+
+TEST(KVCacheTest, CapacityIsExact) {
+  KVCache cache(Layout(5, 3, 16), {.capacity_tokens = 10}, "");
+  cache.Append(Tokens(10, 1));
+  try {
+    cache.Append({{1}});
+    FAIL();
+  } catch (const OutOfBlocks& error) {
+    EXPECT_NE(std::string(error.what()).find("10 in total"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(cache.length(), 10u);
+}
+
+TEST(KVCacheTest, BindingIsToOneModel) {
+  KVCache cache(Layout(5, 3, 16), {.capacity_tokens = 10}, "");
+  cache.Bind({1, 2});
+  EXPECT_NO_THROW(cache.Bind({1, 2}));
+  EXPECT_THROW(cache.Bind({1, 3}), Mismatch);
+  EXPECT_EQ(cache.fingerprint(), (Hash128{1, 2}));
+  cache.Reset();
+  EXPECT_NO_THROW(cache.Bind({1, 3}));
+}
+
+}  // namespace
+}  // namespace gkv

@@ -1,0 +1,174 @@
+#include "cache/snapshot.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "cache/kv_cache.h"
+#include "ops/kv_strip.h"
+
+namespace gkv {
+namespace {
+
+std::shared_ptr<const KvLayout> Layout(KvDtype dtype, size_t block_tokens) {
+  return std::make_shared<KvLayout>(
+      std::vector<KvLayerSpec>{{LayerKind::kSliding, 2, 32, 20},
+                               {LayerKind::kFull, 1, 64, 0}},
+      dtype, block_tokens);
+}
+
+// A conversation with distinct keys and values at every place.
+std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
+                                size_t length) {
+  auto cache = std::make_unique<KVCache>(Layout(dtype, block_tokens),
+                                         CacheOptions{.capacity_tokens = 500},
+                                         "some-model");
+  std::vector<int32_t> tokens(length);
+  std::iota(tokens.begin(), tokens.end(), 5);
+  cache->Append(tokens);
+  cache->Bind({7, 9});
+  const KvLayout& layout = cache->layout();
+  for (size_t p = 0; p + 1 < length; ++p) {  // the last token stays pending
+    const KvStepView view = cache->Prepare(p, p + 1);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const KvLayerSpec& spec = layout.layers()[layer];
+      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
+      uint8_t* block = table.blocks[p / block_tokens - table.first_block];
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        std::vector<float> key(spec.head_dim), value(spec.head_dim);
+        for (size_t i = 0; i < spec.head_dim; ++i) {
+          key[i] = static_cast<float>(p * 100 + layer * 10 + head) +
+                   static_cast<float>(i) / 64;
+          value[i] = -key[i];
+        }
+        StoreKey(dtype, key.data(), spec.head_dim, p % block_tokens,
+                 block_tokens, block + layout.key_offset(layer, head));
+        StoreValue(dtype, value.data(), spec.head_dim, p % block_tokens,
+                   block_tokens, block + layout.value_offset(layer, head));
+      }
+    }
+    cache->Commit(view);
+  }
+  return cache;
+}
+
+void ExpectSame(const KVCache& a, const KVCache& b) {
+  EXPECT_EQ(a.tokens(), b.tokens());
+  EXPECT_EQ(a.fingerprint(), b.fingerprint());
+  EXPECT_EQ(a.model_type(), b.model_type());
+  EXPECT_EQ(a.capacity_tokens(), b.capacity_tokens());
+  EXPECT_EQ(a.next_position(), b.next_position());
+  for (size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(a.HeldRange(layer), b.HeldRange(layer));
+    EXPECT_EQ(a.CopyLayer(layer, false), b.CopyLayer(layer, false));
+    EXPECT_EQ(a.CopyLayer(layer, true), b.CopyLayer(layer, true));
+  }
+}
+
+TEST(SnapshotTest, RestoresIntoAnyBlockSize) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+    for (const size_t length : {1, 2, 16, 17, 33, 150}) {
+      const auto cache = Filled(dtype, 16, length);
+      const std::vector<uint8_t> bytes = cache->ToBytes();
+      for (const size_t block_tokens : {16, 32, 128}) {
+        const auto restored =
+            KVCache::FromBytes(bytes, {.block_tokens = block_tokens});
+        // Ranges begin at block boundaries of the cache that was saved.
+        ExpectSame(*cache, *restored);
+        EXPECT_EQ(restored->ToBytes(), bytes);
+      }
+    }
+  }
+}
+
+TEST(SnapshotTest, EmptyAndLostStatesRestore) {
+  const KVCache empty(Layout(KvDtype::kBF16, 16), {.capacity_tokens = 3}, "");
+  const auto restored = KVCache::FromBytes(empty.ToBytes());
+  EXPECT_EQ(restored->length(), 0u);
+  EXPECT_EQ(restored->capacity_tokens(), 3u);
+  const auto cache = Filled(KvDtype::kBF16, 16, 150);
+  cache->Truncate(60);  // past the window: sliding layers hold nothing
+  ExpectSame(*cache, *KVCache::FromBytes(cache->ToBytes()));
+}
+
+TEST(SnapshotTest, SizeIsAboutThatOfTheKeysAndValues) {
+  const auto cache = Filled(KvDtype::kBF16, 64, 401);
+  const size_t held = 400 * 64 * 2 * 2 + 20 * 2 * 32 * 2 * 2;
+  const size_t slack = 79 * 2 * 32 * 2 * 2;  // a block and a group of sliding
+  EXPECT_LT(cache->ToBytes().size(), held + slack + 401 * 4 + 400);
+}
+
+TEST(SnapshotTest, EveryFlippedBitIsNoticed) {
+  const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
+  std::vector<uint8_t> bad = bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const uint8_t bit = static_cast<uint8_t>(1u << (i % 8));
+    bad[i] ^= bit;
+    EXPECT_THROW(KVCache::FromBytes(bad), Error) << "byte " << i;
+    bad[i] ^= bit;
+  }
+  EXPECT_NO_THROW(KVCache::FromBytes(bad));
+}
+
+TEST(SnapshotTest, EveryTruncationAndExtensionIsNoticed) {
+  std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
+  for (size_t size = 0; size < bytes.size(); size += size < 300 ? 1 : 97) {
+    EXPECT_THROW(KVCache::FromBytes(std::span(bytes).first(size)), CorruptFile)
+        << size;
+  }
+  bytes.push_back(0);
+  EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile);
+}
+
+TEST(SnapshotTest, ALaterVersionIsAMismatch) {
+  std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
+  bytes[8] = 2;
+  EXPECT_THROW(KVCache::FromBytes(bytes), Mismatch);
+  bytes[8] = 0;
+  EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile);
+}
+
+// Counts with a right checksum, as an attacker would write them.
+TEST(SnapshotTest, AbsurdCountsWithARightChecksumAreRefused) {
+  const std::vector<uint8_t> good = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
+  // magic, version, dtype, total, fingerprint, then five counts; then name
+  // size and number of layers.
+  const size_t counts = 8 + 4 + 4 + 8 + 16;
+  const size_t header =
+      counts + 5 * 8 + 2 * 4 + std::strlen("some-model") + 2 * 16;
+  for (size_t field = 0; field < 5; ++field) {
+    for (const uint64_t value :
+         {uint64_t{0}, uint64_t{21}, uint64_t{1} << 27, uint64_t{1} << 28,
+          uint64_t{1} << 40, ~uint64_t{0}}) {
+      std::vector<uint8_t> bad = good;
+      if (std::memcmp(&bad[counts + 8 * field], &value, 8) == 0) continue;
+      std::memcpy(&bad[counts + 8 * field], &value, 8);
+      const Hash128 hash = HashBytes(std::span(bad).first(header));
+      std::memcpy(&bad[header], &hash.low, 8);
+      std::memcpy(&bad[header + 8], &hash.high, 8);
+      // A larger capacity alone is sound; nothing else is.
+      const bool sound =
+          field == 0 && (value == 21 || value == 1u << 27 || value == 1u << 28);
+      if (sound) {
+        EXPECT_NO_THROW(KVCache::FromBytes(bad));
+      } else {
+        EXPECT_THROW(KVCache::FromBytes(bad), CorruptFile)
+            << "field " << field << " value " << value;
+      }
+    }
+  }
+}
+
+TEST(SnapshotTest, APoolThatIsTooSmallLeavesNothingBehind) {
+  const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 150)->ToBytes();
+  const auto pool = BlockPool::Create(20000);
+  EXPECT_THROW(KVCache::FromBytes(bytes, {.pool = pool}), OutOfBlocks);
+  EXPECT_EQ(pool->blocks_in_use(), 0u);
+}
+
+}  // namespace
+}  // namespace gkv
