@@ -218,6 +218,9 @@ const Damage kMetadataDamages[] = {
      "expected 18446744073709551615 of metadata key"},
     {"EmptyKey", [] { return GgufBuilder().Set("", 1).Build(); },
      "found a metadata key of 0 bytes, expected 1..65535"},
+    {"KeyOneByteTooLong",
+     [] { return GgufBuilder().Set(std::string(65536, 'a'), 1).Build(); },
+     "found a metadata key of 65536 bytes, expected 1..65535"},
     {"KeyWithNewline", [] { return GgufBuilder().Set("a\nb", 1).Build(); },
      "found the byte 10 in a metadata key, expected printable ASCII"},
     {"KeyBeyondAscii", [] { return GgufBuilder().Set("a\xFF", 1).Build(); },
@@ -328,6 +331,8 @@ const Damage kTensorDamages[] = {
     {"OffsetOfAnUnknownType",
      [] { return Patched("future.weight", 24, uint64_t{1} << 40); },
      "tensor future.weight: found its data 1099511627776 bytes behind"},
+    {"UnknownTypeAtTheEnd", [] { return WithTensor(99, {7}, 0); },
+     "tensor t: found its data 0 bytes behind offset"},
     {"OffsetNotAligned",
      [] { return Patched("embd.weight", 24, uint64_t{33}); },
      "tensor embd.weight: found offset 33, expected a multiple of 32"},
@@ -353,6 +358,24 @@ TEST_P(GgufDamageTest, IsOneClearLine) {
   const GgufOutcome outcome = ExerciseGguf(bytes);
   EXPECT_FALSE(outcome.accepted);
   EXPECT_EQ(outcome.violation, "");
+}
+
+// Every type's block size and the last byte, not only two types'.
+TEST(GgufTest, EveryTypeNeedsWholeBlocksAndAllBytes) {
+  for (const TensorTypeInfo& type : kTensorTypes) {
+    SCOPED_TRACE(type.name);
+    const uint32_t id = static_cast<uint32_t>(type.type);
+    EXPECT_TRUE(ExerciseGguf(WithTensor(id, {type.values, 3}, 3 * type.bytes))
+                    .accepted);
+    EXPECT_NE(OpenCorrupt(WithTensor(id, {type.values, 3}, 3 * type.bytes - 1))
+                  .find(StrCat("found ", 3 * type.bytes - 1, " bytes before")),
+              std::string::npos);
+    if (type.values == 1) continue;
+    // As many values as two blocks, in rows that are not whole blocks.
+    EXPECT_NE(OpenCorrupt(WithTensor(id, {type.values / 2, 4}, 2 * type.bytes))
+                  .find(StrCat("found rows of ", type.values / 2, " values")),
+              std::string::npos);
+  }
 }
 
 TEST(GgufTest, TheOffsetIsThatOfTheFault) {
