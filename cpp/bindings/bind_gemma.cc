@@ -41,15 +41,15 @@ std::span<const int32_t> SpanOf(const TokenArray& tokens) {
 
 // Waits for requests with the interpreter's lock released. If one fails or
 // Ctrl-C comes, all are undone: their caches are as before the call.
-void WaitAll(std::span<const std::shared_ptr<Request>> requests) {
-  const auto undo = [](Request& request) {
+void WaitAll(std::span<const std::shared_ptr<Request>> requests,
+             std::span<const std::shared_ptr<KVCache>> caches) {
+  const auto undo = [](Request& request, KVCache& cache) {
     const bool running = request.Stop(Request::Interrupt::kAbort);
     while (!request.WaitDone(kSignalInterval)) {
     }
     if (running) return;
     // It had ended: a failed one has restored its cache, a complete one's
     // tokens are taken off again.
-    KVCache& cache = request.cache();
     cache.run_lock().acquire();
     if (cache.length() > request.start_length()) {
       cache.Truncate(request.start_length());
@@ -62,7 +62,9 @@ void WaitAll(std::span<const std::shared_ptr<Request>> requests) {
       (void)request->Result();
     }
   } catch (...) {
-    for (const auto& request : requests) undo(*request);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      undo(*requests[i], *caches[i]);
+    }
     throw;
   }
 }
@@ -83,7 +85,7 @@ std::vector<GenerateResult> Generate(
   py::gil_scoped_release release;
   const std::vector<std::shared_ptr<Request>> requests =
       gemma.Start(jobs, &CheckSignals);
-  WaitAll(requests);
+  WaitAll(requests, caches);
   std::vector<GenerateResult> results;
   for (const auto& request : requests) results.push_back(request->Result());
   return results;
@@ -101,7 +103,7 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
     py::gil_scoped_release release;
     const std::shared_ptr<Request> request = gemma.StartLogits(
         cache, SpanOf(tokens), all_positions, out, &CheckSignals);
-    WaitAll({&request, 1});
+    WaitAll({&request, 1}, {&cache, 1});
   }
   return logits;
 }

@@ -305,7 +305,7 @@ KvStepView KVCache::Prepare(size_t begin, size_t end) {
   return view;
 }
 
-void KVCache::Commit(const KvStepView& step) {
+void KVCache::Commit(KvStepView& step) {
   std::unique_lock lock(state_mutex_);
   State& state = state_;
   const size_t old_computed = state.computed;
@@ -320,13 +320,14 @@ void KVCache::Commit(const KvStepView& step) {
   for (size_t g = 0; g < kNumGroups; ++g) {
     Group& group = state.groups[g];
     if (group.blocks.empty()) group.first_block = step.groups[g].first_block;
-    for (const auto& [index, block] : step.groups[g].fresh) {
+    for (auto& [index, block] : step.groups[g].fresh) {
       if (index < group.blocks.size()) {
-        group.blocks[index] = block;
+        group.blocks[index] = std::move(block);
       } else {
-        group.blocks.push_back(block);
+        group.blocks.push_back(std::move(block));
       }
     }
+    step.groups[g].fresh.clear();
   }
   state.computed = std::max(old_computed, step.end);
   if (!layout_->has_group(GroupId::kSliding)) return;

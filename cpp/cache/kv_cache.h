@@ -139,8 +139,8 @@ class KVCache {
   KvStepView Prepare(size_t begin, size_t end);
   // The step's keys and values are complete: they are held from now on.
   // Seals full blocks and releases sliding blocks that no later row can see.
-  // An uncommitted step leaves no trace.
-  void Commit(const KvStepView& step);
+  // An uncommitted step leaves no trace. Takes the step's references over.
+  void Commit(KvStepView& step);
 
   // ---- Snapshots ----
 

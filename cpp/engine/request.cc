@@ -1,7 +1,6 @@
 #include "engine/request.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -91,14 +90,7 @@ bool Request::Stop(Interrupt how) {
   {
     std::unique_lock lock(mutex_);
     if (done_) {
-      const bool unread = streamed_ && !error_ && !events_.empty() &&
-                          events_.back().token_id >= 0;
-      if (how == Interrupt::kCancel && unread &&
-          cache_->run_lock().try_acquire()) {
-        // Whoever went on with the conversation meanwhile keeps it.
-        if (cache_->length() == end_length_) TakeBackUnread();
-        cache_->run_lock().release();
-      }
+      if (how == Interrupt::kCancel) TakeBackLate();
       return false;
     }
     if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
@@ -146,14 +138,26 @@ bool Request::paused() const {
          !done_;
 }
 
+// A cancel that comes behind the end. Whoever went on with the conversation
+// meanwhile keeps it. Requires: mutex_ is held.
+void Request::TakeBackLate() {
+  const bool unread =
+      std::any_of(events_.begin(), events_.end(),
+                  [](const TokenEvent& event) { return event.token_id >= 0; });
+  const std::shared_ptr<KVCache> cache = ended_cache_.lock();
+  if (!unread || error_ || !cache || !cache->run_lock().try_acquire()) return;
+  if (cache->length() == end_length_) TakeBackUnread(*cache);
+  cache->run_lock().release();
+}
+
 // Requires: mutex_ and the cache's run lock are held.
-void Request::TakeBackUnread() {
+void Request::TakeBackUnread(KVCache& cache) {
   const size_t unread = static_cast<size_t>(
       std::count_if(events_.begin(), events_.end(),
                     [](const TokenEvent& e) { return e.token_id >= 0; }));
   events_.clear();
   if (unread > 0) {
-    cache_->Truncate(cache_->length() - unread);
+    cache.Truncate(cache.length() - unread);
     result_.token_ids.resize(result_.token_ids.size() - unread);
     if (options_.logprobs) result_.logprobs.resize(result_.token_ids.size());
   }
@@ -199,8 +203,7 @@ bool Request::done() const {
 void Request::Advance(size_t end, std::span<float> logits) {
   next_ = end;
   if (!generates_) {
-    std::memcpy(logits_out_, logits.data(), logits.size() * sizeof(float));
-    logits_out_ += logits.size();
+    logits_out_ = std::copy(logits.begin(), logits.end(), logits_out_);
     if (next_ == target_) Finish(FinishReason::kLength);
     return;
   }
@@ -273,7 +276,7 @@ void Request::EndWith(FinishReason reason, std::exception_ptr error) {
     result_.finish_reason = reason;
     const bool restore = error || interrupt_ == Interrupt::kAbort;
     if (reason == FinishReason::kCancelled && !restore && streamed_) {
-      TakeBackUnread();
+      TakeBackUnread(*cache_);
     } else if (!announced_ && streamed_) {
       events_.push_back(
           {-1, std::numeric_limits<float>::quiet_NaN(), {}, reason});
@@ -295,6 +298,8 @@ void Request::RestoreAndRelease(bool restore) {
   backup_.reset();
   released_ = true;
   cache_->run_lock().release();
+  ended_cache_ = cache_;
+  cache_.reset();
 }
 
 }  // namespace gkv

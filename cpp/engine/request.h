@@ -97,12 +97,13 @@ class Request {
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
 
-  KVCache& cache() const { return *cache_; }
   // Of the transcript before this request.
   size_t start_length() const { return start_length_; }
 
   // ---- Scheduler's side; its thread only ----
 
+  // Requires: not ended.
+  KVCache& cache() const { return *cache_; }
   Interrupt interrupt() const { return interrupt_.load(); }
   // Positions [next, target) are to be computed.
   size_t next() const { return next_; }
@@ -129,10 +130,14 @@ class Request {
   void SampleNext(std::span<float> logits);
   void EndWith(FinishReason reason, std::exception_ptr error);
   void RestoreAndRelease(bool restore);
-  void TakeBackUnread();
+  void TakeBackUnread(KVCache& cache);
+  void TakeBackLate();
   void Wake();
 
-  const std::shared_ptr<KVCache> cache_;
+  // Let go of at the end: whoever made the request decides how long the
+  // conversation lives.
+  std::shared_ptr<KVCache> cache_;
+  std::weak_ptr<KVCache> ended_cache_;
   const bool generates_;
   const bool streamed_;
   const GenerateOptions options_;

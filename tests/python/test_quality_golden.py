@@ -18,16 +18,11 @@ CHUNK = 128  # positions at a time: 1 MB of logits each
 
 CLEAR_MARGIN = 0.5
 
-# Quantized activations and a bf16 cache against float32: 0.076, 0.92 and
-# 0.0015 were measured on the demo file (llama.cpp: 0.119, 1.51 and 0.0036).
-MEAN_TOLERANCE = 0.09
-MAX_TOLERANCE = 1.3
-MEAN_KL_TOLERANCE = 0.0025
-# 8-bit activations move the difference of two logits by 0.18 (one standard
-# deviation), so of 600 margins above 0.5 about one may flip. Measured: 1
-# (llama.cpp: 4). Without that noise none may: see the float32 test.
-MAX_FLIPS = 2
-
+# Quantized activations and a bf16 cache against float32: 0.038, 0.38 and
+# 0.0005 were measured on the demo file (llama.cpp: 0.119, 1.51 and 0.0036).
+MEAN_TOLERANCE = 0.05
+MAX_TOLERANCE = 0.6
+MEAN_KL_TOLERANCE = 0.0008
 Logits = npt.NDArray[np.float32]
 
 
@@ -69,7 +64,7 @@ def test_argmax_follows_the_oracle_where_it_is_clear(
         print(f"\nargmax equals the oracle's at {clear - len(wrong)} of "
               f"{clear} clear positions; not at: {wrong}")
     assert clear >= 300
-    assert len(wrong) <= MAX_FLIPS, wrong
+    assert not wrong, wrong
 
 
 def test_float32_weights_follow_the_oracle_everywhere(

@@ -122,7 +122,7 @@ void Compute(KVCache& cache, std::mt19937& rng, size_t max_chunks) {
       rng() % 3 == 0 ? cache.next_position_for_logits() : cache.next_position();
   for (size_t i = 0; i < max_chunks && at < cache.length(); ++i) {
     const size_t end = std::min(cache.length(), at + 1 + rng() % 50);
-    const KvStepView view = cache.Prepare(at, end);
+    KvStepView view = cache.Prepare(at, end);
     model.Step(cache, view);
     if (rng() % 10 == 0) return;  // never committed
     cache.Commit(view);
@@ -247,7 +247,7 @@ std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
   cache->Append(tokens);
   const FakeModel model(cache->layout());
   for (size_t at = 0; at < length; at += 64) {
-    const KvStepView view = cache->Prepare(at, std::min(length, at + 64));
+    KvStepView view = cache->Prepare(at, std::min(length, at + 64));
     model.Step(*cache, view);
     cache->Commit(view);
   }
@@ -276,7 +276,7 @@ TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
   const auto fork = cache->Fork();
   fork->Truncate(600);
   fork->Append({{1}});
-  const KvStepView view = fork->Prepare(472, 601);
+  KvStepView view = fork->Prepare(472, 601);
   EXPECT_EQ(view.groups[0].write_begin, 600u);
   EXPECT_EQ(view.groups[1].write_begin, 472u);
   EXPECT_EQ(view.groups[1].readable_begin, 472u);
@@ -303,7 +303,7 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
   EXPECT_EQ(fork->shared_nbytes(), alone);
   fork->Append({{7}});
   {
-    const KvStepView view = fork->Prepare(1000, 1001);
+    KvStepView view = fork->Prepare(1000, 1001);
     FakeModel(*layout).Step(*fork, view);
     fork->Commit(view);
   }

@@ -33,7 +33,7 @@ std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
   cache->Bind({7, 9});
   const KvLayout& layout = cache->layout();
   for (size_t p = 0; p + 1 < length; ++p) {  // the last token stays pending
-    const KvStepView view = cache->Prepare(p, p + 1);
+    KvStepView view = cache->Prepare(p, p + 1);
     for (size_t layer = 0; layer < 2; ++layer) {
       const KvLayerSpec& spec = layout.layers()[layer];
       const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];

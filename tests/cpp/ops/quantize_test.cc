@@ -139,5 +139,33 @@ TEST_F(QuantizeTest, NanAndInfinityGiveNanScale) {
   }
 }
 
+TEST_F(QuantizeTest, ErrorIsWhatTheFirstQuantizationLost) {
+  std::mt19937 rng(5);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> x(96);
+  for (float& value : x) value = normal(rng);
+  x[70] = std::numeric_limits<float>::quiet_NaN();
+  OnEveryTarget([&] {
+    Result first = Quantize(x, 96, 1, 96);
+    std::vector<float> error(96);
+    QuantizationError(
+        x.data(), 96,
+        {first.values.data(), first.scales.data(), first.sums.data()},
+        error.data());
+    for (size_t i = 0; i < 96; ++i) {
+      const double exact =
+          static_cast<double>(x[i]) -
+          static_cast<double>(first.scales[i / 32]) * first.values[i];
+      if (i / 32 == 2) {
+        EXPECT_TRUE(std::isnan(error[i]));
+        continue;
+      }
+      // Half a step at the most; computed to float precision.
+      EXPECT_LE(std::abs(exact), first.scales[i / 32] * 0.5001);
+      EXPECT_NEAR(error[i], exact, std::abs(x[i]) * 1.3e-7);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace gkv
