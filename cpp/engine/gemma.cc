@@ -250,10 +250,12 @@ GenerateResult Gemma::Generate(
   const std::shared_ptr<Request> request = Start({&job, 1})[0];
   constexpr std::chrono::hours kLong{1};
   try {
-    while (on_token && !request->Drained()) {
+    bool reads = on_token != nullptr;
+    while (reads && !request->Drained()) {
       const std::optional<TokenEvent> event = request->NextEvent(kLong);
       if (event && !on_token(*event)) {
         request->Stop(Request::Interrupt::kCancel);
+        reads = false;
       }
     }
   } catch (...) {

@@ -17,7 +17,7 @@
 namespace gkv {
 
 // Rows that one step takes at most.
-inline constexpr size_t kMaxStepRows = 256;
+inline constexpr size_t kMaxStepRows = 128;
 // Prefill rows that join a step that also decodes: bounds how long a running
 // conversation waits for its next token while others read long prompts.
 inline constexpr size_t kPrefillRowsWhileDecoding = 64;

@@ -76,8 +76,8 @@ TEST(PlanStepTest, RowsOfLogitsAreBounded) {
                                          AllLogits(0, 1000)};
   EXPECT_EQ(Rows(PlanStep(inputs, 0)), kMaxLogitsRows);
   // Positions before the first wanted row do not count.
-  const std::vector<PlanInput> late = {{0, 1000, 100, false}};
-  EXPECT_EQ(Rows(PlanStep(late, 0)), 100 + kMaxLogitsRows);
+  const std::vector<PlanInput> late = {{0, 1000, 50, false}};
+  EXPECT_EQ(Rows(PlanStep(late, 0)), 50 + kMaxLogitsRows);
 }
 
 TEST(PlanStepTest, RotationReachesEveryDecodingRequest) {
