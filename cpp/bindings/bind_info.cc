@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "base/error.h"
+#include "base/heap_trim.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
@@ -114,6 +115,8 @@ void RegisterInfo(py::module_& module) {
       py::arg("gguf_path"),
       "Serialized SentencePiece model of a file's vocabulary.");
   module.def("cpu_info", &CpuInfo);
+  module.def("trim_heap", &TrimHeap,
+             "Gives freed memory back to the system; after loading.");
   module.def("force_target", &ForceTarget, py::arg("name"));
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap_trim.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"
 #include "ops/target.h"
@@ -105,6 +106,7 @@ std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
   if (file.Has("tokenizer.ggml.tokens")) {
     gemma->set_token_text(std::make_shared<TokenText>(Vocabulary(file).Text()));
   }
+  TrimHeap();
   return gemma;
 }
 

@@ -30,6 +30,9 @@ constexpr size_t kRowsPerTask = 8;
 constexpr size_t kMinGroupsPerTask = 16;
 constexpr size_t kMaxPortionsPerThread = 16;
 
+// Columns whose quantization errors are formed at a time: they stay in cache.
+constexpr size_t kErrorStripe = 16 * kQuantBlock;
+
 // Input rows of matrix products, in float and in 8-bit blocks. With two planes,
 // what the first quantization lost is quantized again and multiplied as if it
 // were further rows (row r of the second plane follows all rows of the first):
@@ -39,7 +42,7 @@ struct Activations {
   size_t cols = 0;
   size_t rows = 0;
   size_t planes = 1;
-  AlignedBuffer<float> floats;   // [planes, rows, cols]
+  AlignedBuffer<float> floats;   // [rows, cols]
   AlignedBuffer<int8_t> values;  // [planes, rows, cols]
   AlignedBuffer<float> scales;   // [planes, rows, cols / kQuantBlock]
   AlignedBuffer<int32_t> sums;   // [planes, rows, cols / kQuantBlock]
@@ -48,16 +51,17 @@ struct Activations {
     rows = new_rows;
     cols = new_cols;
     planes = new_planes;
-    floats.EnsureSize(planes * rows * cols);
+    floats.EnsureSize(rows * cols);
     values.EnsureSize(planes * rows * cols);
     scales.EnsureSize(planes * rows * (cols / kQuantBlock));
     sums.EnsureSize(planes * rows * (cols / kQuantBlock));
   }
   float* row(size_t r) { return floats.data() + r * cols; }
-  QuantizedRows quantized(size_t r) {
-    const size_t blocks = cols / kQuantBlock;
-    return {values.data() + r * cols, scales.data() + r * blocks,
-            sums.data() + r * blocks};
+  // From column `begin`, the start of a block.
+  QuantizedRows quantized(size_t r, size_t begin = 0) {
+    const size_t block = (r * cols + begin) / kQuantBlock;
+    return {values.data() + r * cols + begin, scales.data() + block,
+            sums.data() + block};
   }
   // The row's floats are final. Rows of widths that are no multiple of the
   // block feed float weights only: no quantized type can have such columns.
@@ -65,9 +69,12 @@ struct Activations {
     if (cols % kQuantBlock != 0) return;
     QuantizeRows(row(r), cols, 1, cols, quantized(r));
     if (planes == 1) return;
-    const size_t second = rows + r;
-    QuantizationError(row(r), cols, quantized(r), row(second));
-    QuantizeRows(row(second), cols, 1, cols, quantized(second));
+    float errors[kErrorStripe];
+    for (size_t begin = 0; begin < cols; begin += kErrorStripe) {
+      const size_t count = std::min(kErrorStripe, cols - begin);
+      QuantizationError(row(r) + begin, count, quantized(r, begin), errors);
+      QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
+    }
   }
   // Rows of output that a product with weights of this type has.
   size_t OutputRows(TensorType type) const {

@@ -394,6 +394,7 @@ def _load_tokenizer(path: str, engine: _core.Engine) -> Tokenizer | None:
         return None
     tokenizer = Tokenizer(_core.sentencepiece_model(path))
     _check_vocab_size(tokenizer, engine)
+    _core.trim_heap()
     return tokenizer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
@@ -58,6 +57,9 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         return self
 
     async def __anext__(self) -> Piece:
+        # Here, as it takes 7 MB that most programs do not need.
+        import asyncio
+
         try:
             while not self._finished:
                 piece = await asyncio.to_thread(self._poll)
