@@ -1,3 +1,4 @@
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -7,12 +8,14 @@
 #include <type_traits>
 #include <variant>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/heap_trim.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
+#include "ops/matmul.h"
 #include "ops/target.h"
 
 namespace gkv {
@@ -69,6 +72,27 @@ std::vector<TensorTuple> Tensors(const GgufFile& file) {
   return tensors;
 }
 
+// The way of every weight: packed as the kernels read it, then as floats.
+py::array_t<float> ReadTensor(GgufFile& file, const std::string& name) {
+  const std::optional<TensorView> view = file.Find(name);
+  if (!view) throw py::key_error(name);
+  py::array_t<float> result({view->rows, view->cols});
+  float* out = result.mutable_data();
+  py::gil_scoped_release release;
+  AlignedBuffer<uint8_t> group(GroupBytes(view->type, view->cols));
+  const size_t row_bytes = RowBytes(view->type, view->cols);
+  for (size_t begin = 0; begin < view->rows; begin += kRowGroup) {
+    const size_t rows = std::min(kRowGroup, view->rows - begin);
+    PackGroup(view->type, view->data + begin * row_bytes, rows, view->cols,
+              group.data());
+    const PackedView packed{view->type, rows, view->cols, group.data()};
+    for (size_t row = 0; row < rows; ++row) {
+      UnpackRow(packed, row, out + (begin + row) * view->cols);
+    }
+  }
+  return result;
+}
+
 int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
@@ -97,6 +121,9 @@ void RegisterInfo(py::module_& module) {
             return ToPython(*value);
           },
           py::arg("key"))
+      .def("read_tensor", &ReadTensor, py::arg("name"),
+           "Weights as float32 [rows, columns], exactly as the model uses "
+           "them; a vector is one row.")
       .def("tensors", &Tensors,
            "(name, type, type id, shape, bytes) of each tensor; the shape is "
            "the file's: fastest dimension first.");
@@ -114,6 +141,16 @@ void RegisterInfo(py::module_& module) {
       },
       py::arg("gguf_path"),
       "Serialized SentencePiece model of a file's vocabulary.");
+  module.def(
+      "tensor_types",
+      [] {
+        std::vector<std::string> names;
+        for (const TensorTypeInfo& type : kTensorTypes) {
+          names.emplace_back(type.name);
+        }
+        return names;
+      },
+      "Names of the tensor types that models may use.");
   module.def("cpu_info", &CpuInfo);
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");

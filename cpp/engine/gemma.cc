@@ -223,10 +223,9 @@ std::vector<std::shared_ptr<Request>> Gemma::Start(
   return requests;
 }
 
-std::shared_ptr<Request> Gemma::StartLogits(std::shared_ptr<KVCache> cache,
-                                            std::span<const int32_t> tokens,
-                                            bool all_positions, float* logits,
-                                            const std::function<void()>& poll) {
+std::shared_ptr<Request> Gemma::StartLogits(
+    const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
+    bool all_positions, float* logits, const std::function<void()>& poll) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }

@@ -68,10 +68,10 @@ class Gemma {
   std::vector<std::shared_ptr<Request>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
   // logits [all_positions ? tokens.size() : 1, vocab_size].
-  std::shared_ptr<Request> StartLogits(std::shared_ptr<KVCache> cache,
-                                       std::span<const int32_t> tokens,
-                                       bool all_positions, float* logits,
-                                       const std::function<void()>& poll = {});
+  std::shared_ptr<Request> StartLogits(
+      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
+      bool all_positions, float* logits,
+      const std::function<void()>& poll = {});
 
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.
