@@ -4,13 +4,21 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace gkv {
 
+// `text` with control characters and bytes that are no UTF-8 as "\x0a". Names
+// from files and arguments can hold anything.
+std::string OneLine(std::string_view text);
+
 // Every failure that a caller can cause is one of these. A message is one line
-// that names the thing, what was found and what was expected.
+// of UTF-8 that names the thing, what was found and what was expected.
 class Error : public std::runtime_error {
-  using std::runtime_error::runtime_error;
+ public:
+  explicit Error(std::string_view message)
+      : std::runtime_error(OneLine(message)) {}
 };
 
 // An argument is out of its documented range.
@@ -22,7 +30,7 @@ class InvalidArgument : public Error {
 class IoError : public Error {
  public:
   // `error_number` is an errno value, or 0 if none applies.
-  IoError(const std::string& message, int error_number, std::string path)
+  IoError(std::string_view message, int error_number, std::string path)
       : Error(message), error_number_(error_number), path_(std::move(path)) {}
   int error_number() const { return error_number_; }
   const std::string& path() const { return path_; }
