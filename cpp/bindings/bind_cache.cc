@@ -140,6 +140,20 @@ void RegisterCache(py::module_& module) {
           },
           py::arg("layer"))
       .def(
+          "layer_window",
+          [](const KVCache& cache, size_t layer) {
+            CheckLayer(cache, layer);
+            return cache.layout().layers()[layer].window;
+          },
+          py::arg("layer"))
+      .def(
+          "layer_nbytes",
+          [](const KVCache& cache, size_t layer) {
+            CheckLayer(cache, layer);
+            return cache.LayerBytes(layer);
+          },
+          py::arg("layer"))
+      .def(
           "held_range",
           [](const KVCache& cache, size_t layer) {
             CheckLayer(cache, layer);

@@ -25,6 +25,7 @@ void RegisterErrors(py::module_& module);
 void RegisterConfig(py::module_& module);
 void RegisterCache(py::module_& module);
 void RegisterGemma(py::module_& module);
+void RegisterPaddedCache(py::module_& module);
 void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.

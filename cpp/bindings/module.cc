@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   gkv::RegisterErrors(module);
   gkv::RegisterConfig(module);
   gkv::RegisterCache(module);
+  gkv::RegisterPaddedCache(module);
   gkv::RegisterGemma(module);
   gkv::RegisterInfo(module);
 }

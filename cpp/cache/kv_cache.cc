@@ -364,6 +364,14 @@ std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
   return {state_.sliding_begin, state_.sliding_end};
 }
 
+size_t KVCache::LayerBytes(size_t layer) const {
+  std::unique_lock lock(state_mutex_);
+  const Group& group =
+      state_.groups[static_cast<size_t>(layout_->group(layer))];
+  return group.blocks.size() * 2 * layout_->layers()[layer].kv_heads *
+         layout_->strip_bytes(layer);
+}
+
 std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
   const std::unique_ptr<KVCache> copy = Fork();
   const auto [begin, end] = copy->HeldRange(layer);

@@ -157,6 +157,9 @@ class KVCache {
 
   // Positions [begin, end) whose keys and values a layer holds.
   std::pair<size_t, size_t> HeldRange(size_t layer) const;
+  // Bytes of a layer's part of the blocks, shared ones included. Over all
+  // layers: nbytes() + shared_nbytes().
+  size_t LayerBytes(size_t layer) const;
   // Dequantized copy, [tokens, kv_heads, head_dim], of the held range.
   std::vector<float> CopyLayer(size_t layer, bool values) const;
 

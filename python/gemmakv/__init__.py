@@ -21,6 +21,13 @@ from gemmakv.errors import (
 from gemmakv.gemma import Gemma
 from gemmakv.generation import Generation, Piece, Timings, Usage
 from gemmakv.model_type import ModelConfig, ModelType
+from gemmakv.padded import (
+    CacheProtocol,
+    CyclicCache,
+    LayerCache,
+    attention,
+    compute_left_pads,
+)
 from gemmakv.stream import Stream
 from gemmakv.tokenizer import Tokenizer
 
@@ -28,11 +35,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheFullError",
+    "CacheProtocol",
     "CorruptFile",
+    "CyclicCache",
     "Gemma",
     "GemmaKVError",
     "Generation",
     "KVCache",
+    "LayerCache",
     "LayerView",
     "MismatchError",
     "ModelConfig",
@@ -43,6 +53,8 @@ __all__ = [
     "Tokenizer",
     "Truncation",
     "Usage",
+    "attention",
+    "compute_left_pads",
     "cpu_info",
     "create_kv_cache",
 ]

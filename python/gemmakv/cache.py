@@ -181,19 +181,45 @@ class LayerView:
         return self.cache._core.layer_kind(self.index)
 
     @property
+    def window(self) -> int | None:
+        """Tokens that a token sees, itself included; None: all before it."""
+        return self.cache._core.layer_window(self.index) or None
+
+    @property
     def held_range(self) -> tuple[int, int]:
         """Positions [begin, end) whose keys and values are held."""
         begin, end = self.cache._core.held_range(self.index)
         return begin, end
 
     @property
+    def start(self) -> int:
+        """First position whose keys and values are held."""
+        return self.held_range[0]
+
+    @property
+    def length(self) -> int:
+        """Positions whose keys and values are held, from `start` on."""
+        begin, end = self.held_range
+        return end - begin
+
+    @property
+    def dtype(self) -> str:
+        """How keys and values are stored: "f32", "bf16" or "int8"."""
+        return self.cache.kv_dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this layer's blocks, those shared with forks included."""
+        return self.cache._core.layer_nbytes(self.index)
+
+    @property
     def keys(self) -> npt.NDArray[np.float32]:
-        """Copy of the held keys, [positions, kv_heads, head_dim]."""
+        """Copy of the held keys, float32 [length, kv_heads, head_dim]."""
         return self.cache._core.layer_array(self.index, False)
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """Copy of the held values, [positions, kv_heads, head_dim]."""
+        """Copy of the held values, float32 [length, kv_heads, head_dim]."""
         return self.cache._core.layer_array(self.index, True)
 
 

@@ -143,6 +143,27 @@ def test_layers(tiny: Gemma, cache: KVCache) -> None:
         assert not np.array_equal(layer.keys, layer.values)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_layers_say_what_they_hold(tiny: Gemma, dtype: str) -> None:
+    cache = create_kv_cache(tiny.config, kv_dtype=dtype)
+    for layer in cache.layers:
+        assert layer.start == layer.length == layer.nbytes == 0
+        assert layer.keys.shape == (0, tiny_gguf.KV_HEADS, tiny_gguf.HEAD_DIM)
+    tiny.logits(cache, TOKENS)
+    fork = cache.fork()
+    for layer in cache.layers:
+        full = layer.kind == "full"
+        assert layer.window == (None if full else WINDOW)
+        assert layer.dtype == dtype
+        assert layer.start == layer.held_range[0]
+        assert layer.start + layer.length == len(TOKENS)
+        assert layer.length == len(TOKENS) if full else layer.length >= WINDOW
+        assert len(layer.keys) == len(layer.values) == layer.length
+    total = cache.nbytes + cache.shared_nbytes
+    assert sum(layer.nbytes for layer in cache.layers) == total
+    assert sum(layer.nbytes for layer in fork.layers) == total
+
+
 def test_another_model_is_a_mismatch(tiny: Gemma, cache: KVCache) -> None:
     tiny.logits(cache, TOKENS)
     other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
