@@ -138,14 +138,18 @@ bool Request::paused() const {
          !done_;
 }
 
+// Requires: mutex_ is held.
+bool Request::HasUnread() const {
+  return std::any_of(events_.begin(), events_.end(),
+                     [](const TokenEvent& e) { return e.token_id >= 0; });
+}
+
 // A cancel that comes behind the end. Whoever went on with the conversation
 // meanwhile keeps it. Requires: mutex_ is held.
 void Request::TakeBackLate() {
-  const bool unread =
-      std::any_of(events_.begin(), events_.end(),
-                  [](const TokenEvent& event) { return event.token_id >= 0; });
   const std::shared_ptr<KVCache> cache = ended_cache_.lock();
-  if (!unread || error_ || !cache || !cache->run_lock().try_acquire()) return;
+  if (!HasUnread() || error_ || !cache || !cache->run_lock().try_acquire())
+    return;
   if (cache->length() == end_length_) TakeBackUnread(*cache);
   cache->run_lock().release();
 }
@@ -269,6 +273,12 @@ void Request::Fail(std::exception_ptr error) {
 void Request::EndWith(FinishReason reason, std::exception_ptr error) {
   {
     std::unique_lock lock(mutex_);
+    // A cancel between the last token and here counts: its reader has not
+    // seen that token.
+    if (!error && streamed_ && interrupt_ == Interrupt::kCancel &&
+        HasUnread()) {
+      reason = FinishReason::kCancelled;
+    }
     const Clock::time_point now = Clock::now();
     if (!decoding_) first_logits_ = now;
     result_.prefill_s = Seconds(first_logits_ - submitted_);

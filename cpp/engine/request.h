@@ -130,6 +130,7 @@ class Request {
   void SampleNext(std::span<float> logits);
   void EndWith(FinishReason reason, std::exception_ptr error);
   void RestoreAndRelease(bool restore);
+  bool HasUnread() const;
   void TakeBackUnread(KVCache& cache);
   void TakeBackLate();
   void Wake();

@@ -258,6 +258,24 @@ TEST_F(GemmaTest, CancelKeepsExactlyWhatTheReaderSaw) {
   EXPECT_EQ(seen, whole);
 }
 
+// The last token may be sampled while the reader of the one before it cancels.
+TEST_F(GemmaTest, CancelJustBeforeTheEndKeepsWhatTheReaderSaw) {
+  const Tokens prompt = RandomTokens(5, 8);
+  for (int i = 0; i < 500; ++i) {
+    const auto cache = NewCache();
+    size_t seen = 0;
+    const GenerateResult result = gemma_->Generate(
+        cache, prompt, NoStop(3), [&](const TokenEvent& event) {
+          seen += event.token_id >= 0;
+          return seen < 2;
+        });
+    ASSERT_EQ(seen, 2u);
+    ASSERT_EQ(result.token_ids.size(), seen) << "repetition " << i;
+    ASSERT_EQ(result.finish_reason, FinishReason::kCancelled);
+    ASSERT_EQ(cache->length(), prompt.size() + seen);
+  }
+}
+
 TEST_F(GemmaTest, AbortRestoresTheCache) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(50, 9), NoStop(3));
