@@ -29,9 +29,9 @@ class Tokenizer:
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise CorruptFile(
-                "tokenizer: SentencePiece rejects the vocabulary: "
-                + " ".join(str(error).split())
+                f"tokenizer: SentencePiece rejects the vocabulary: {reason}"
             ) from None
         self._vocab_size = int(self._processor.get_piece_size())
 
