@@ -181,6 +181,9 @@ void CheckHeader(const Header& h) {
   check("computed length", h.computed, 0, h.length);
   check("sliding end", h.sliding_end, 0, h.computed);
   check("sliding begin", h.sliding_begin, 0, h.sliding_end);
+  if (h.sliding_begin == h.sliding_end) {
+    check("sliding end of an empty range", h.sliding_end, 0, 0);
+  }
 }
 
 // One token group of one kv head: where it lies in the payload and in which

@@ -163,6 +163,38 @@ TEST(SnapshotTest, AbsurdCountsWithARightChecksumAreRefused) {
   }
 }
 
+// An empty range has no blocks, wherever it is said to lie.
+TEST(SnapshotTest, AnEmptyRangeThatIsNotAtZeroIsRefused) {
+  const std::vector<uint8_t> good = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
+  const size_t begin = 8 + 4 + 4 + 8 + 16 + 3 * 8;
+  const size_t header = begin + 2 * 8 + 2 * 4 + 10 + 2 * 16;
+  for (const uint64_t at : {1, 5, 16, 19}) {
+    std::vector<uint8_t> bad(good.begin(),
+                             good.begin() + static_cast<ptrdiff_t>(header));
+    std::memcpy(&bad[begin], &at, 8);
+    std::memcpy(&bad[begin + 8], &at, 8);
+    // Whatever the reader makes of the range, the size is never the reason.
+    for (const size_t payload : {8192, 8192 + 4096}) {
+      std::vector<uint8_t> bytes = bad;
+      const auto seal = [&](size_t from) {
+        const Hash128 hash = HashBytes(std::span(bytes).subspan(from));
+        const size_t end = bytes.size();
+        bytes.resize(end + 16);
+        std::memcpy(&bytes[end], &hash.low, 8);
+        std::memcpy(&bytes[end + 8], &hash.high, 8);
+      };
+      const uint64_t total = header + 16 + 20 * 4 + 16 + payload + 16;
+      std::memcpy(&bytes[16], &total, 8);
+      seal(0);
+      bytes.resize(bytes.size() + 20 * 4);
+      seal(header + 16);
+      bytes.resize(bytes.size() + payload);
+      seal(bytes.size() - payload);
+      EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile) << at;
+    }
+  }
+}
+
 TEST(SnapshotTest, APoolThatIsTooSmallLeavesNothingBehind) {
   const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 150)->ToBytes();
   const auto pool = BlockPool::Create(20000);

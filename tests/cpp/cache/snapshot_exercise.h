@@ -1,0 +1,134 @@
+#ifndef GEMMAKV_TESTS_CPP_CACHE_SNAPSHOT_EXERCISE_H_
+#define GEMMAKV_TESTS_CPP_CACHE_SNAPSHOT_EXERCISE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "cache/kv_cache.h"
+
+// Restores a snapshot of unknown origin and uses what comes of it in every way
+// that needs no model: what the fuzzer and tests of damaged snapshots share.
+
+namespace gkv {
+
+struct SnapshotOutcome {
+  bool accepted = false;
+  std::string message;    // of the error that refused it
+  std::string violation;  // what broke the contract; empty if nothing
+};
+
+namespace snapshot_exercise {
+
+inline constexpr size_t kBudgetBytes = size_t{8} << 20;
+inline constexpr size_t kBlockTokens = 16;
+
+inline CacheOptions Options(const std::shared_ptr<BlockPool>& pool) {
+  CacheOptions options;
+  options.block_tokens = kBlockTokens;
+  options.pool = pool;
+  return options;
+}
+
+// A message is one line of printable ASCII.
+inline std::string CheckMessage(std::string_view message) {
+  if (message.empty()) return "a message is empty";
+  for (const char c : message) {
+    if (c < 0x20 || c > 0x7E) return "a message has unprintable bytes";
+  }
+  return {};
+}
+
+// Computes the next positions, as the engine would, without keys or values.
+inline void Step(KVCache& cache) {
+  const size_t begin = cache.next_position_for_logits();
+  const size_t end = std::min(begin + 20, cache.length());
+  KvStepView step = cache.Prepare(begin, end);
+  cache.Commit(step);
+}
+
+inline std::string CheckLayers(const KVCache& cache) {
+  const std::vector<KvLayerSpec>& layers = cache.layout().layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto [begin, end] = cache.HeldRange(i);
+    if (begin > end || end > cache.length()) {
+      return StrCat("layer ", i, " holds [", begin, ", ", end, ") of ",
+                    cache.length());
+    }
+  }
+  return {};
+}
+
+// Everything below may run out of blocks, and nothing else may happen.
+inline std::string Use(KVCache& cache, const std::shared_ptr<BlockPool>& pool) {
+  const std::vector<uint8_t> bytes = cache.ToBytes();
+  const auto again = KVCache::FromBytes(bytes, Options(pool));
+  if (again->ToBytes() != bytes) return "a second snapshot differs";
+  if (again->tokens() != cache.tokens()) return "restored tokens differ";
+  if (std::string problem = CheckLayers(cache); !problem.empty()) {
+    return problem;
+  }
+  const size_t length = cache.length();
+  for (const size_t keep : {length, length - length / 4, length / 2, length / 8,
+                            size_t{1}, size_t{0}}) {
+    const auto fork = cache.Fork();
+    if (keep > length) continue;
+    const Truncation cost = fork->Truncate(keep);
+    if (cost.replay_tokens > keep) return "a replay longer than the cache";
+    if (keep > 0) Step(*fork);
+    if (fork->capacity_tokens() > keep) {
+      const int32_t token = 1;
+      fork->Append({&token, 1});
+      Step(*fork);
+    }
+    if (std::string problem = CheckLayers(*fork); !problem.empty()) {
+      return problem;
+    }
+  }
+  if (cache.ToBytes() != bytes) return "using forks changed their origin";
+  return {};
+}
+
+}  // namespace snapshot_exercise
+
+// `pool` must have a budget; it holds as many blocks afterwards as before.
+inline SnapshotOutcome ExerciseSnapshot(
+    std::span<const uint8_t> bytes, const std::shared_ptr<BlockPool>& pool) {
+  using namespace snapshot_exercise;
+  SnapshotOutcome outcome;
+  const size_t blocks = pool->blocks_in_use();
+  const auto refused = [&](const std::exception& error) {
+    outcome.message = error.what();
+    outcome.violation = CheckMessage(outcome.message);
+  };
+  try {
+    const auto cache = KVCache::FromBytes(bytes, Options(pool));
+    outcome.accepted = true;
+    outcome.violation = Use(*cache, pool);
+  } catch (const CorruptFile& error) {
+    refused(error);
+    if (outcome.accepted) outcome.violation = "its own snapshot is corrupt";
+  } catch (const Mismatch& error) {
+    refused(error);
+    if (outcome.accepted) outcome.violation = "its own snapshot mismatches";
+  } catch (const OutOfBlocks& error) {
+    refused(error);
+  } catch (const std::exception& error) {
+    outcome.violation = std::string("threw something else: ") + error.what();
+  }
+  if (outcome.violation.empty() && pool->blocks_in_use() != blocks) {
+    outcome.violation = StrCat(pool->blocks_in_use(), " blocks are in use, ",
+                               blocks, " were before");
+  }
+  return outcome;
+}
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_TESTS_CPP_CACHE_SNAPSHOT_EXERCISE_H_
