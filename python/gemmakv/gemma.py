@@ -338,12 +338,14 @@ class Gemma:
     ) -> TokenArray:
         if not isinstance(prompt, str):
             return self._token_array(name, prompt)
-        if self._tokenizer is None:
+        ids: list[int] = []
+        if self._tokenizer is not None:
+            ids = self._tokenizer.encode(prompt, parse_special)
+        elif prompt:
             raise ValueError(
                 f"{name}: this model has no tokenizer; expected token ids, "
                 "found a str"
             )
-        ids = self._tokenizer.encode(prompt, parse_special)
         if empty and self._config.bos_id >= 0:
             ids.insert(0, self._config.bos_id)
         return np.array(ids, np.int32)

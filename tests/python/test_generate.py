@@ -462,6 +462,17 @@ def test_from_tensors_equals_the_file(tiny: Gemma) -> None:
     g = bare.generate(create_kv_cache(bare.config), PROMPT, max_tokens=3)
     assert len(g.token_ids) > 0
     assert g.text == ""
+    # An empty str needs none: it goes on, or begins with BOS.
+    whole = tiny.generate(create_kv_cache(bare.config), PROMPT, max_tokens=5)
+    cache = create_kv_cache(bare.config)
+    bare.generate(cache, PROMPT, max_tokens=2)
+    before = cache.tokens.tolist()
+    g = bare.generate(cache, "", max_tokens=3)
+    assert cache.tokens.tolist() == before + g.token_ids
+    assert before + g.token_ids == PROMPT + whole.token_ids
+    begun = create_kv_cache(bare.config)
+    bare.generate(begun, "", max_tokens=1)
+    assert begun.tokens[0] == bare.config.bos_id
     with pytest.raises(ValueError, match="no tokenizer"):
         bare.generate(create_kv_cache(bare.config), "text")
     with pytest.raises(ValueError, match="no tokenizer"):
