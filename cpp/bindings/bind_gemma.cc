@@ -35,6 +35,14 @@ const char* NameOf(FinishReason reason) {
   return "";
 }
 
+// A path, or a message with one in it: bytes of any encoding, as os.fsdecode.
+py::str FsDecode(const std::string& text) {
+  PyObject* object = PyUnicode_DecodeFSDefaultAndSize(
+      text.data(), static_cast<Py_ssize_t>(text.size()));
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(object);
+}
+
 std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
@@ -239,9 +247,11 @@ void RegisterGemma(py::module_& module) {
   py::class_<Gemma, std::shared_ptr<Gemma>>(module, "Engine")
       .def_static(
           "load_gguf",
-          [](const std::string& path, size_t threads, Progress progress) {
+          [](const std::string& path, size_t threads, Progress progress,
+             const std::string& packed_folder) {
             LoadOptions options;
             options.threads = threads;
+            options.packed_folder = packed_folder;
             options.progress = [&](size_t done, size_t total) {
               py::gil_scoped_acquire acquire;
               if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -251,7 +261,7 @@ void RegisterGemma(py::module_& module) {
             return Gemma::Load(path, options);
           },
           py::arg("path"), py::arg("threads") = 0,
-          py::arg("progress") = py::none())
+          py::arg("progress") = py::none(), py::arg("packed_folder") = "")
       .def_static(
           "from_tensors",
           [](const ModelConfig& config, py::object source, size_t threads) {
@@ -267,6 +277,15 @@ void RegisterGemma(py::module_& module) {
           "fingerprint",
           [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
       .def_property_readonly("threads", &Gemma::num_threads)
+      .def_property_readonly(
+          "packed_report",
+          [](const Gemma& gemma) {
+            const PackedReport& report = gemma.packed_report();
+            return py::make_tuple(NameOf(report.state),
+                                  FsDecode(report.path),
+                                  FsDecode(report.reason));
+          },
+          "(state, path, reason) of the packed weights.")
       .def_property_readonly("steps", &Gemma::steps)
       .def(
           "set_token_bytes",

@@ -89,9 +89,11 @@ void CheckBinding(const KVCache& cache, const Hash128& identity) {
 
 }  // namespace
 
-Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads)
+Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
+             PackedReport packed_report)
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
-      num_threads_(num_threads) {}
+      num_threads_(num_threads),
+      packed_report_(std::move(packed_report)) {}
 
 Gemma::~Gemma() {
   // After fork() the scheduler's thread exists in the parent only.
@@ -116,8 +118,14 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
   config.Validate();
   const size_t threads = ResolveThreads(options.threads);
   ThreadPool pool(threads);
-  return std::shared_ptr<Gemma>(new Gemma(
-      config, LoadWeights(config, source, pool, options.progress), threads));
+  PackedReport report;
+  Weights weights =
+      options.packed_folder.empty()
+          ? LoadWeights(config, source, pool, options.progress)
+          : LoadPackedWeights(config, source, pool, options.progress,
+                              {.folder = options.packed_folder}, report);
+  return std::shared_ptr<Gemma>(
+      new Gemma(config, std::move(weights), threads, std::move(report)));
 }
 
 Hash128 Gemma::fingerprint() const {

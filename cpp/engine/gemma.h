@@ -19,6 +19,7 @@
 #include "model/config.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
+#include "model/packed_weights.h"
 
 namespace gkv {
 
@@ -27,6 +28,9 @@ class Scheduler;
 struct LoadOptions {
   size_t threads = 0;  // 0: the processors that this process may use
   LoadProgress progress;
+  // Folder for files of packed weights, see LoadPackedWeights; empty: weights
+  // are packed into this process's memory.
+  std::string packed_folder;
 };
 
 // A model: immutable weights, and a scheduler that runs any number of
@@ -49,6 +53,8 @@ class Gemma {
   // by their first use.
   Hash128 fingerprint() const;
   size_t num_threads() const { return num_threads_; }
+  // Where the weights are: in a packed file, or in memory and why.
+  const PackedReport& packed_report() const { return packed_report_; }
   // Replaces the text of tokens, used for stop strings and streamed text.
   void set_token_text(std::shared_ptr<const TokenText> text);
   bool has_token_text() const;
@@ -83,13 +89,15 @@ class Gemma {
   size_t steps() const;
 
  private:
-  Gemma(ModelConfig config, Weights weights, size_t num_threads);
+  Gemma(ModelConfig config, Weights weights, size_t num_threads,
+        PackedReport packed_report);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
   Scheduler& scheduler();
 
   std::shared_ptr<const Model> model_;
   size_t num_threads_;
+  PackedReport packed_report_;
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const TokenText> token_text_;
   std::unique_ptr<Scheduler> scheduler_;

@@ -48,6 +48,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
         StrCat(path, ": offset 0: found an empty file, expected content"));
   }
   size_ = static_cast<size_t>(info.st_size);
+  owner_ = info.st_uid;
   void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) Fail(path, errno);
   data_ = static_cast<const uint8_t*>(data);
@@ -60,12 +61,14 @@ MappedFile::~MappedFile() {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      owner_(other.owner_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(owner_, other.owner_);
   return *this;
 }
 

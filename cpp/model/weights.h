@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -21,10 +22,13 @@ struct PackedMatrix {
   TensorType type = TensorType::kF32;
   size_t rows = 0;
   size_t cols = 0;
-  AlignedBuffer<uint8_t> data;
+  const uint8_t* data = nullptr;  // in `owned`, or in the file of Weights
+  AlignedBuffer<uint8_t> owned;
 
-  PackedView view() const { return {type, rows, cols, data.data()}; }
+  PackedView view() const { return {type, rows, cols, data}; }
 };
+
+class PackedFile;
 
 using FloatVector = AlignedBuffer<float>;
 
@@ -49,6 +53,8 @@ struct Weights {
   std::vector<LayerWeights> layers;
   // Of the configuration and every tensor's logical bytes, in a fixed order.
   Hash128 fingerprint;
+  // What matrices without memory of their own point into, or null.
+  std::shared_ptr<const PackedFile> file;
 
   const PackedMatrix& output_head() const { return head ? *head : embedding; }
 };

@@ -1,0 +1,272 @@
+#include "model/packed_file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "io/byte_io.h"
+#include "ops/matmul.h"
+
+namespace gkv {
+namespace {
+
+constexpr char kMagic[8] = {'G', 'K', 'V', 'P', 'A', 'C', 'K', 'D'};
+// Of tensors in the file, and so in memory.
+constexpr uint64_t kTensorAlignment = 64;
+// What a header may be at most: thousands of tensors.
+constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 24;
+constexpr uint32_t kMaxNameBytes = 256;
+// Pieces checked between two calls of the progress function.
+constexpr size_t kPiecesPerReport = 64;
+
+uint64_t AlignUp(uint64_t value) {
+  return (value + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+}
+
+Hash128 HashOfHashes(std::span<const Hash128> hashes) {
+  Hasher hasher;
+  for (const Hash128& hash : hashes) {
+    hasher.UpdateValue(hash.low);
+    hasher.UpdateValue(hash.high);
+  }
+  return hasher.Finish();
+}
+
+void WriteHash(ByteWriter& out, const Hash128& hash) {
+  out.Write(hash.low);
+  out.Write(hash.high);
+}
+
+Hash128 ReadHash(ByteReader& in, std::string_view what) {
+  const auto low = in.Read<uint64_t>(what);
+  return {low, in.Read<uint64_t>(what)};
+}
+
+// All but the hash at the end, whose place is in `header_bytes`.
+std::vector<uint8_t> EncodeHeader(const Hash128& fingerprint,
+                                  std::span<const PackedTensor> tensors,
+                                  uint64_t header_bytes, uint64_t file_bytes) {
+  ByteWriter out;
+  for (const char c : kMagic) out.Write(c);
+  out.Write(kPackedFileVersion);
+  out.Write(kPackedLayoutVersion);
+  out.Write(file_bytes);
+  out.Write(header_bytes);
+  WriteHash(out, fingerprint);
+  out.Write(uint64_t{tensors.size()});
+  for (const PackedTensor& tensor : tensors) {
+    out.Write(static_cast<uint32_t>(tensor.name.size()));
+    out.WriteBytes({reinterpret_cast<const uint8_t*>(tensor.name.data()),
+                    tensor.name.size()});
+    out.Write(static_cast<uint32_t>(tensor.type));
+    out.Write(static_cast<uint32_t>(tensor.is_vector));
+    out.Write(tensor.rows);
+    out.Write(tensor.cols);
+    out.Write(tensor.piece_bytes);
+    out.Write(tensor.offset);
+    WriteHash(out, tensor.sum);
+  }
+  return std::move(out.bytes());
+}
+
+PackedTensor DecodeTensor(ByteReader& in) {
+  PackedTensor tensor;
+  const auto name_bytes = in.Read<uint32_t>("length of a name");
+  if (name_bytes > kMaxNameBytes) {
+    throw CorruptFile(StrCat("found a name of ", name_bytes,
+                             " bytes, expected at most ", kMaxNameBytes));
+  }
+  const auto name = in.ReadBytes(name_bytes, "name");
+  tensor.name.assign(name.begin(), name.end());
+  const auto type = in.Read<uint32_t>("type");
+  if (FindTensorType(type) == nullptr) {
+    throw CorruptFile(StrCat("tensor ", tensor.name, ": unknown type ", type));
+  }
+  tensor.type = static_cast<TensorType>(type);
+  tensor.is_vector = in.Read<uint32_t>("kind") != 0;
+  tensor.rows = in.Read<uint64_t>("rows");
+  tensor.cols = in.Read<uint64_t>("columns");
+  tensor.piece_bytes = in.Read<uint64_t>("piece size");
+  tensor.offset = in.Read<uint64_t>("offset");
+  tensor.sum = ReadHash(in, "sum");
+  return tensor;
+}
+
+// Whether shape and place of a tensor are sound, in a file of so many bytes.
+bool IsSound(const PackedTensor& tensor, uint64_t header_bytes,
+             uint64_t file_bytes) {
+  constexpr uint64_t kMaxDimension = uint64_t{1} << 30;
+  if (tensor.rows == 0 || tensor.cols == 0 || tensor.rows > kMaxDimension ||
+      tensor.cols > kMaxDimension || tensor.piece_bytes == 0 ||
+      tensor.piece_bytes > file_bytes ||
+      tensor.cols % Info(tensor.type).values != 0) {
+    return false;
+  }
+  if (tensor.is_vector &&
+      (tensor.rows != 1 || tensor.type != TensorType::kF32)) {
+    return false;
+  }
+  // The division comes first: no product below can overflow then.
+  const uint64_t row_bytes = RowBytes(tensor.type, tensor.cols);
+  return tensor.rows <= file_bytes / row_bytes &&
+         tensor.size_bytes() <= file_bytes &&
+         tensor.offset % kTensorAlignment == 0 &&
+         tensor.offset >= header_bytes &&
+         tensor.offset <= file_bytes - tensor.size_bytes();
+}
+
+}  // namespace
+
+uint64_t PackedTensor::size_bytes() const {
+  if (is_vector) return cols * sizeof(float);
+  return NumGroups(rows) * GroupBytes(type, cols);
+}
+
+std::string PackedFileName(const Hash128& fingerprint) {
+  return StrCat(fingerprint.Hex(), ".v", kPackedFileVersion, "-",
+                kPackedLayoutVersion, ".gkvpack");
+}
+
+PackedFileWriter::PackedFileWriter(PartFile& file, const Hash128& fingerprint,
+                                   std::vector<PackedTensor> tensors)
+    : file_(file), fingerprint_(fingerprint), tensors_(std::move(tensors)) {
+  const size_t fields = EncodeHeader(fingerprint_, tensors_, 0, 0).size();
+  header_bytes_ = fields + sizeof(Hash128);
+  uint64_t end = header_bytes_;
+  for (PackedTensor& tensor : tensors_) {
+    tensor.offset = AlignUp(end);
+    end = tensor.offset + tensor.size_bytes();
+    pieces_.emplace_back(tensor.num_pieces());
+  }
+  file_bytes_ = end;
+  file_.Reserve(file_bytes_);
+}
+
+void PackedFileWriter::WritePiece(size_t tensor, size_t piece,
+                                  std::span<const uint8_t> bytes) noexcept {
+  if (failed()) return;
+  const PackedTensor& to = tensors_[tensor];
+  pieces_[tensor][piece] = HashBytes(bytes);
+  const int error = file_.WriteAt(to.offset + piece * to.piece_bytes, bytes);
+  int none = 0;
+  if (error != 0) error_.compare_exchange_strong(none, error);
+}
+
+void PackedFileWriter::Finish() {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].sum = HashOfHashes(pieces_[i]);
+  }
+  ByteWriter out;
+  out.WriteBytes(
+      EncodeHeader(fingerprint_, tensors_, header_bytes_, file_bytes_));
+  WriteHash(out, HashBytes(out.bytes()));
+  int error = error_.load();
+  if (error == 0) error = file_.WriteAt(0, out.bytes());
+  if (error != 0) {
+    throw IoError(StrCat("packed weights: ", std::strerror(error)), error, "");
+  }
+}
+
+PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint,
+                       ThreadPool& pool, const Progress& progress)
+    : file_(path) {
+  CheckOwner();
+  try {
+    ReadHeader(fingerprint);
+  } catch (const CorruptFile& error) {
+    Damaged(error.what());
+  }
+  CheckSums(pool, progress);
+}
+
+void PackedFile::Damaged(const std::string& what) const {
+  throw CorruptFile(StrCat(path(), ": ", what));
+}
+
+// The hashes are sums, no signatures: whoever may write the file could put
+// other weights there.
+void PackedFile::CheckOwner() const {
+  if (file_.owner() == geteuid() || file_.owner() == 0) return;
+  Damaged(StrCat("owned by user ", file_.owner(), ", expected ", geteuid(),
+                 " or root"));
+}
+
+void PackedFile::ReadHeader(const Hash128& fingerprint) {
+  const std::span<const uint8_t> bytes = file_.bytes();
+  ByteReader in(bytes);
+  if (std::memcmp(in.ReadBytes(sizeof(kMagic), "magic").data(), kMagic,
+                  sizeof(kMagic)) != 0) {
+    throw CorruptFile("not a file of packed weights");
+  }
+  const auto version = in.Read<uint32_t>("version");
+  const auto layout = in.Read<uint32_t>("layout version");
+  if (version != kPackedFileVersion || layout != kPackedLayoutVersion) {
+    throw CorruptFile(StrCat("found version ", version, " and layout ", layout,
+                             ", expected ", kPackedFileVersion, " and ",
+                             kPackedLayoutVersion));
+  }
+  const auto file_bytes = in.Read<uint64_t>("file size");
+  if (file_bytes != bytes.size()) {
+    throw CorruptFile(StrCat("found ", bytes.size(), " bytes, expected ",
+                             file_bytes));
+  }
+  const auto header_bytes = in.Read<uint64_t>("header size");
+  if (header_bytes < sizeof(Hash128) || header_bytes > kMaxHeaderBytes ||
+      header_bytes > file_bytes) {
+    throw CorruptFile(StrCat("found a header of ", header_bytes, " bytes"));
+  }
+  const size_t fields = header_bytes - sizeof(Hash128);
+  ByteReader end(bytes, fields);
+  if (ReadHash(end, "header hash") != HashBytes(bytes.first(fields))) {
+    throw CorruptFile("the header does not match its hash");
+  }
+  if (ReadHash(in, "fingerprint") != fingerprint) {
+    throw CorruptFile(StrCat("weights of another fingerprint, expected ",
+                             fingerprint.Hex()));
+  }
+  const auto count = in.Read<uint64_t>("number of tensors");
+  for (uint64_t i = 0; i < count; ++i) {
+    PackedTensor tensor = DecodeTensor(in);
+    if (!IsSound(tensor, header_bytes, file_bytes)) {
+      throw CorruptFile(StrCat("tensor ", tensor.name,
+                               ": shape and place do not fit the file"));
+    }
+    const std::string name = tensor.name;
+    if (!tensors_.emplace(name, std::move(tensor)).second) {
+      throw CorruptFile(StrCat("tensor ", name, " is there twice"));
+    }
+  }
+}
+
+void PackedFile::CheckSums(ThreadPool& pool, const Progress& progress) const {
+  size_t done = 0;
+  std::vector<Hash128> hashes;
+  for (const auto& [name, tensor] : tensors_) {
+    const uint8_t* const start = data(tensor);
+    const uint64_t size = tensor.size_bytes(), piece = tensor.piece_bytes;
+    hashes.resize(tensor.num_pieces());
+    for (size_t first = 0; first < hashes.size(); first += kPiecesPerReport) {
+      const size_t count = std::min(kPiecesPerReport, hashes.size() - first);
+      pool.Run(count, [&, start](size_t task, size_t) {
+        const uint64_t begin = (first + task) * piece;
+        hashes[first + task] =
+            HashBytes({start + begin, std::min(piece, size - begin)});
+      });
+      done += std::min(size - first * piece, count * piece);
+      if (progress) progress(done, size_bytes());
+    }
+    if (HashOfHashes(hashes) != tensor.sum) {
+      Damaged(StrCat("tensor ", name, " does not match its sum"));
+    }
+  }
+}
+
+const PackedTensor* PackedFile::Find(std::string_view name) const {
+  const auto it = tensors_.find(name);
+  return it == tensors_.end() ? nullptr : &it->second;
+}
+
+}  // namespace gkv

@@ -1,0 +1,47 @@
+#ifndef GEMMAKV_MODEL_PACKED_WEIGHTS_H_
+#define GEMMAKV_MODEL_PACKED_WEIGHTS_H_
+
+#include <chrono>
+#include <string>
+
+#include "model/weights.h"
+
+namespace gkv {
+
+// Where the weights of a loaded model are.
+struct PackedReport {
+  enum class State {
+    kOff,     // in this process's memory: no packed file was asked for
+    kReused,  // in a packed file that was there
+    kWritten,  // in a packed file that this load wrote
+    kMemory,  // in this process's memory: the packed file could not be used
+  };
+  State state = State::kOff;
+  std::string path;    // of the packed file; empty with kOff and kMemory
+  std::string reason;  // one line; what was wrong with the file that was
+                       // replaced (kWritten), or why there is none (kMemory)
+};
+
+const char* NameOf(PackedReport::State state);
+
+struct PackedOptions {
+  std::string folder;
+  // How long to wait for another process that writes the same file: packing a
+  // large model takes seconds; one that was stopped must not stop this one.
+  std::chrono::milliseconds patience{30000};
+};
+
+// LoadWeights by way of a packed file in a folder, which is made if need be. The weights are read and hashed first; their fingerprint finds the file, so
+// a file of other weights is never used, whatever paths and times say. A file
+// is checked to the last byte before it is used, and replaced if it is wrong.
+// Whatever makes the packed file impossible (no permission, full disk, another
+// process that does not finish it) is told by `report` alone: the weights are
+// then packed into memory.
+// Throws what LoadWeights throws. `progress` counts source and packed bytes.
+Weights LoadPackedWeights(const ModelConfig& config, TensorSource& source,
+                          ThreadPool& pool, const LoadProgress& progress,
+                          const PackedOptions& options, PackedReport& report);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_PACKED_WEIGHTS_H_

@@ -1,0 +1,207 @@
+#include "model/source_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "base/float16.h"
+
+namespace gkv {
+namespace {
+
+static_assert(kSlabRows % kRowGroup == 0);
+
+// Source bytes read between two releases of source pages.
+constexpr size_t kReleaseBytes = size_t{8} << 20;
+
+LayerWeights VisitLayer(const ModelConfig& config, const std::string& prefix,
+                        WeightVisitor& visitor) {
+  const size_t hidden = config.hidden_size;
+  const size_t q_dim = config.num_heads * config.head_dim;
+  const size_t kv_dim = config.kv_heads * config.head_dim;
+  const auto matrix = [&](const char* name, size_t rows, size_t cols) {
+    return visitor.Matrix(prefix + name, rows, cols);
+  };
+  const auto vector = [&](const char* name, size_t size) {
+    return visitor.Vector(prefix + name, size);
+  };
+  LayerWeights layer;
+  layer.attn_norm = vector("attn_norm.weight", hidden);
+  layer.q = matrix("attn_q.weight", q_dim, hidden);
+  layer.k = matrix("attn_k.weight", kv_dim, hidden);
+  layer.v = matrix("attn_v.weight", kv_dim, hidden);
+  if (config.qk_norm) {
+    layer.q_norm = vector("attn_q_norm.weight", config.head_dim);
+    layer.k_norm = vector("attn_k_norm.weight", config.head_dim);
+  }
+  layer.o = matrix("attn_output.weight", hidden, q_dim);
+  layer.ffn_norm = vector("ffn_norm.weight", hidden);
+  layer.gate = matrix("ffn_gate.weight", config.ffn_dim, hidden);
+  layer.up = matrix("ffn_up.weight", config.ffn_dim, hidden);
+  layer.down = matrix("ffn_down.weight", hidden, config.ffn_dim);
+  if (config.post_norms) {
+    layer.post_attn_norm = vector("post_attention_norm.weight", hidden);
+    layer.post_ffn_norm = vector("post_ffw_norm.weight", hidden);
+  }
+  return layer;
+}
+
+}  // namespace
+
+Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor) {
+  Weights weights;
+  const size_t hidden = config.hidden_size;
+  weights.embedding =
+      visitor.Matrix("token_embd.weight", config.vocab_size, hidden);
+  if (visitor.Has("output.weight")) {
+    weights.head = visitor.Matrix("output.weight", config.vocab_size, hidden);
+  }
+  weights.final_norm = visitor.Vector("output_norm.weight", hidden);
+  for (size_t i = 0; i < config.num_layers; ++i) {
+    weights.layers.push_back(
+        VisitLayer(config, StrCat("blk.", i, "."), visitor));
+  }
+  return weights;
+}
+
+size_t PackedSlabBytes(const TensorView& view, size_t slab) {
+  const size_t begin = slab * kSlabRows;
+  const size_t rows = std::min(kSlabRows, view.rows - begin);
+  return NumGroups(rows) * GroupBytes(view.type, view.cols);
+}
+
+void PackSlab(const TensorView& view, size_t slab, uint8_t* out) {
+  const size_t row_bytes = RowBytes(view.type, view.cols);
+  const size_t group_bytes = GroupBytes(view.type, view.cols);
+  const size_t begin = slab * kSlabRows;
+  const size_t end = std::min(view.rows, begin + kSlabRows);
+  for (size_t row = begin; row < end; row += kRowGroup, out += group_bytes) {
+    PackGroup(view.type, view.data + row * row_bytes,
+              std::min(kRowGroup, end - row), view.cols, out);
+  }
+}
+
+SourceReader::SourceReader(const ModelConfig& config, TensorSource& source,
+                           ThreadPool& pool, const LoadProgress& progress,
+                           size_t done, size_t total)
+    : pool_(pool),
+      source_(source),
+      progress_(progress),
+      done_(done),
+      total_(total) {
+  hasher_.UpdateValue(config.Hash().low);
+  hasher_.UpdateValue(config.Hash().high);
+}
+
+bool SourceReader::Has(const std::string& name) {
+  return source_.Find(name).has_value();
+}
+
+void SourceReader::BeginMatrix(const TensorView&, PackedMatrix&) {}
+void SourceReader::TakeSlab(const TensorView&, size_t, size_t, PackedMatrix&) {}
+void SourceReader::TakeVector(const TensorView&, const FloatVector&) {}
+
+TensorView SourceReader::Require(const std::string& name, size_t rows,
+                                 size_t cols) {
+  const std::optional<TensorView> view = source_.Find(name);
+  if (!view) {
+    throw CorruptFile(StrCat(source_.Description(), ": tensor ", name,
+                             " is missing, expected shape [", rows, ", ", cols,
+                             "]"));
+  }
+  if (view->rows != rows || view->cols != cols) {
+    throw CorruptFile(StrCat(source_.Description(), ": tensor ", name,
+                             " has shape [", view->rows, ", ", view->cols,
+                             "], expected [", rows, ", ", cols, "]"));
+  }
+  return *view;
+}
+
+PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
+                                  size_t cols) {
+  const TensorView view = Require(name, rows, cols);
+  PackedMatrix matrix;
+  matrix.type = view.type;
+  matrix.rows = rows;
+  matrix.cols = cols;
+  BeginMatrix(view, matrix);
+  const size_t row_bytes = RowBytes(view.type, cols);
+  const size_t slab_bytes = kSlabRows * row_bytes;
+  const size_t slabs_per_batch =
+      std::max<size_t>(2 * pool_.num_threads(), kReleaseBytes / slab_bytes);
+  std::vector<Hash128> hashes(NumSlabs(rows));
+  for (size_t first = 0; first < hashes.size(); first += slabs_per_batch) {
+    const size_t count = std::min(slabs_per_batch, hashes.size() - first);
+    pool_.Run(count, [&](size_t task, size_t thread) {
+      const size_t slab = first + task;
+      TakeSlab(view, slab, thread, matrix);
+      const size_t begin = slab * slab_bytes;
+      hashes[slab] =
+          HashBytes({view.data + begin,
+                     std::min(slab_bytes, view.size_bytes() - begin)});
+    });
+    const size_t begin = first * slab_bytes;
+    const size_t end = std::min(view.size_bytes(), begin + count * slab_bytes);
+    source_.Release(view, begin, end);
+    Advance(end - begin);
+  }
+  AddToFingerprint(view, hashes);
+  return matrix;
+}
+
+// Norm weights: few values, kept as float whatever their type.
+FloatVector SourceReader::Vector(const std::string& name, size_t size) {
+  const TensorView view = Require(name, 1, size);
+  FloatVector vector(size);
+  for (size_t i = 0; i < size; ++i) {
+    const uint8_t* at = view.data + i * Info(view.type).bytes;
+    uint16_t half = 0;
+    switch (view.type) {
+      case TensorType::kF32:
+        std::memcpy(&vector[i], at, sizeof(float));
+        break;
+      case TensorType::kF16:
+        std::memcpy(&half, at, sizeof(half));
+        vector[i] = Float32FromFloat16(half);
+        break;
+      case TensorType::kBF16:
+        std::memcpy(&half, at, sizeof(half));
+        vector[i] = Float32FromBFloat16(half);
+        break;
+      default:
+        throw CorruptFile(StrCat(source_.Description(), ": tensor ", name,
+                                 " has type ", Info(view.type).name,
+                                 ", expected F32, F16 or BF16"));
+    }
+  }
+  TakeVector(view, vector);
+  AddToFingerprint(view, {HashBytes({view.data, view.size_bytes()})});
+  source_.Release(view, 0, view.size_bytes());
+  Advance(view.size_bytes());
+  return vector;
+}
+
+void SourceReader::AddToFingerprint(const TensorView& view,
+                                    const std::vector<Hash128>& hashes) {
+  hasher_.UpdateValue(static_cast<uint32_t>(view.type));
+  for (const Hash128& hash : hashes) {
+    hasher_.UpdateValue(hash.low);
+    hasher_.UpdateValue(hash.high);
+  }
+}
+
+void SourceReader::Advance(size_t bytes) {
+  done_ += bytes;
+  if (progress_) progress_(done_, total_);
+}
+
+size_t SourceBytes(TensorSource& source) {
+  size_t total = 0;
+  for (const std::string& name : source.Names()) {
+    if (const auto view = source.Find(name)) total += view->size_bytes();
+  }
+  return total;
+}
+
+}  // namespace gkv

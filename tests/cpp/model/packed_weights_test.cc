@@ -1,0 +1,353 @@
+#include "model/packed_weights.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "gtest/gtest.h"
+#include "io/part_file.h"
+#include "io/temp_folder.h"
+#include "model/packed_file.h"
+#include "model/tiny_model.h"
+
+namespace gkv {
+namespace {
+
+using State = PackedReport::State;
+
+struct Loaded {
+  Weights weights;
+  PackedReport report;
+};
+
+Loaded Load(MemorySource& source, const TinyOptions& options,
+            const PackedOptions& packed, const LoadProgress& progress = {},
+            size_t threads = 1) {
+  ThreadPool pool(threads);
+  Loaded loaded;
+  loaded.weights = LoadPackedWeights(TinyConfig(options), source, pool,
+                                     progress, packed, loaded.report);
+  return loaded;
+}
+
+void ExpectSameMatrix(const PackedMatrix& a, const PackedMatrix& b) {
+  EXPECT_EQ(a.type, b.type);
+  ASSERT_EQ(a.rows, b.rows);
+  ASSERT_EQ(a.cols, b.cols);
+  EXPECT_EQ(
+      std::memcmp(a.data, b.data, NumGroups(a.rows) * GroupBytes(a.type, a.cols)),
+      0);
+}
+
+void ExpectSameVector(const FloatVector& a, const FloatVector& b) {
+  ASSERT_EQ(a.size(), b.size());
+  if (a.size() == 0) return;
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
+}
+
+void ExpectSameWeights(const Weights& a, const Weights& b) {
+  EXPECT_EQ(a.fingerprint, b.fingerprint);
+  ExpectSameMatrix(a.embedding, b.embedding);
+  ASSERT_EQ(a.head.has_value(), b.head.has_value());
+  if (a.head) ExpectSameMatrix(*a.head, *b.head);
+  ExpectSameVector(a.final_norm, b.final_norm);
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    const LayerWeights &x = a.layers[i], &y = b.layers[i];
+    for (const auto matrix :
+         {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v, &LayerWeights::o,
+          &LayerWeights::gate, &LayerWeights::up, &LayerWeights::down}) {
+      ExpectSameMatrix(x.*matrix, y.*matrix);
+    }
+    for (const auto vector :
+         {&LayerWeights::attn_norm, &LayerWeights::q_norm,
+          &LayerWeights::k_norm, &LayerWeights::post_attn_norm,
+          &LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm}) {
+      ExpectSameVector(x.*vector, y.*vector);
+    }
+  }
+}
+
+// A model, what it is without a packed file, and a folder.
+class PackedWeightsTest : public testing::Test {
+ protected:
+  explicit PackedWeightsTest(const TinyOptions& options = MixedTypes())
+      : options_(options), source_(TinyTensors(options)) {
+    ThreadPool pool(1);
+    plain_ = LoadWeights(TinyConfig(options_), source_, pool, {});
+    path_ = folder_ / PackedFileName(plain_.fingerprint);
+  }
+  Loaded Load(const LoadProgress& progress = {}, size_t threads = 1) {
+    return gkv::Load(source_, options_, packed_, progress, threads);
+  }
+  // Loads, with the right weights whatever became of the file.
+  PackedReport LoadAndCompare() {
+    const Loaded loaded = Load({}, 2);
+    ExpectSameWeights(loaded.weights, plain_);
+    const bool in_file = loaded.report.state == State::kReused ||
+                         loaded.report.state == State::kWritten;
+    EXPECT_EQ(loaded.weights.file != nullptr, in_file);
+    EXPECT_EQ(loaded.weights.embedding.owned.size() == 0, in_file);
+    EXPECT_EQ(loaded.report.path, in_file ? path_ : "");
+    return loaded.report;
+  }
+  void ExpectMemory(const std::string& reason) {
+    const PackedReport report = LoadAndCompare();
+    EXPECT_EQ(report.state, State::kMemory);
+    EXPECT_NE(report.reason.find(reason), std::string::npos) << report.reason;
+  }
+
+  TinyOptions options_;
+  MemorySource source_;
+  Weights plain_;
+  TempFolder folder_;
+  std::string path_;
+  PackedOptions packed_{folder_.path(), std::chrono::milliseconds(60000)};
+};
+
+TEST_F(PackedWeightsTest, WrittenOnceThenReused) {
+  EXPECT_EQ(LoadAndCompare().state, State::kWritten);
+  const std::string bytes = ReadWhole(path_);
+  const PackedReport again = LoadAndCompare();
+  EXPECT_EQ(again.state, State::kReused);
+  EXPECT_EQ(again.reason, "");
+  EXPECT_EQ(ReadWhole(path_), bytes);
+  EXPECT_EQ(folder_.Names().size(), 1u);
+}
+
+TEST(PackedWeightsShapes, EveryShapeAndTypeSurvives) {
+  std::vector<TinyOptions> all(4, TinyOptions{});
+  all[0].tied = false;
+  all[1].qk_norm = false;
+  all[1].post_norms = false;
+  all[2] = MixedTypes();
+  all[2].tied = false;
+  all[2].types = {TensorType::kBF16, TensorType::kQ6_K, TensorType::kQ4_0};
+  all[3].types = {TensorType::kQ5_0, TensorType::kF16};
+  TempFolder folder;
+  for (const TinyOptions& options : all) {
+    MemorySource source = TinyTensors(options);
+    ThreadPool pool(2);
+    const Weights plain = LoadWeights(TinyConfig(options), source, pool, {});
+    for (const State state : {State::kWritten, State::kReused}) {
+      const Loaded loaded = gkv::Load(source, options, {folder.path()});
+      EXPECT_EQ(loaded.report.state, state);
+      ExpectSameWeights(loaded.weights, plain);
+    }
+  }
+  EXPECT_EQ(folder.Names().size(), all.size());
+}
+
+TEST_F(PackedWeightsTest, OtherContentUnderTheSameNameIsAnotherFile) {
+  LoadAndCompare();
+  for (auto& [name, tensor] : source_.tensors) {
+    tensor.bytes[tensor.bytes.size() / 3] ^= 1;
+    const Loaded changed = Load();
+    EXPECT_EQ(changed.report.state, State::kWritten) << name;
+    ThreadPool pool(1);
+    ExpectSameWeights(changed.weights,
+                      LoadWeights(TinyConfig(options_), source_, pool, {}));
+    tensor.bytes[tensor.bytes.size() / 3] ^= 1;
+    std::filesystem::remove(changed.report.path);
+  }
+  EXPECT_EQ(LoadAndCompare().state, State::kReused);
+}
+
+TEST_F(PackedWeightsTest, AWrongFileIsReplaced) {
+  LoadAndCompare();
+  const std::string sound = ReadWhole(path_);
+  std::string flipped = sound, version = sound;
+  flipped[sound.size() / 2] ^= 1;
+  ++version[12];
+  const std::vector<std::string> wrong = {
+      flipped, version, "", "garbage", sound.substr(0, sound.size() / 2),
+      sound + "x"};
+  for (const std::string& content : wrong) {
+    WriteWhole(path_, content);
+    const PackedReport report = LoadAndCompare();
+    EXPECT_EQ(report.state, State::kWritten);
+    EXPECT_NE(report.reason.find(path_), std::string::npos) << report.reason;
+    EXPECT_EQ(ReadWhole(path_), sound);
+    EXPECT_EQ(LoadAndCompare().state, State::kReused);
+  }
+}
+
+TEST_F(PackedWeightsTest, AFileOfAnotherModelUnderThisNameIsReplaced) {
+  TinyOptions other = options_;
+  other.seed = 2;
+  MemorySource other_source = TinyTensors(other);
+  const Loaded loaded = gkv::Load(other_source, other, packed_);
+  std::filesystem::rename(loaded.report.path, path_);
+  const PackedReport report = LoadAndCompare();
+  EXPECT_EQ(report.state, State::kWritten);
+  EXPECT_NE(report.reason.find("another fingerprint"), std::string::npos);
+}
+
+TEST_F(PackedWeightsTest, OutlivesItsName) {
+  Loaded loaded = Load();
+  std::filesystem::remove_all(folder_.path());
+  ExpectSameWeights(loaded.weights, plain_);
+  // The folder is made again.
+  EXPECT_EQ(LoadAndCompare().state, State::kWritten);
+}
+
+TEST_F(PackedWeightsTest, WithoutAFolderMemoryServes) {
+  WriteWhole(folder_ / "file", "");
+  packed_.folder = folder_ / "file";
+  ExpectMemory("Not a directory");
+  packed_.folder = "/proc/gemmakv";
+  ExpectMemory("/proc/gemmakv");
+  std::filesystem::create_directory(path_);  // its name is taken
+  packed_.folder = folder_.path();
+  ExpectMemory("directory");
+}
+
+TEST_F(PackedWeightsTest, ReadOnlyFolder) {
+  if (geteuid() == 0) {
+    // Root may write anywhere: as another user, in a process of its own.
+    const pid_t child = fork();
+    if (child == 0) {
+      chmod(folder_.path().c_str(), 0555);
+      if (setuid(65534) != 0) _exit(2);
+      ExpectMemory("Permission denied");
+      _exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    return;
+  }
+  chmod(folder_.path().c_str(), 0555);
+  ExpectMemory("Permission denied");
+  chmod(folder_.path().c_str(), 0755);
+}
+
+TEST_F(PackedWeightsTest, ReadOnlyFolderWithTheFileServes) {
+  LoadAndCompare();
+  chmod(folder_.path().c_str(), 0555);
+  EXPECT_EQ(LoadAndCompare().state, State::kReused);
+  chmod(folder_.path().c_str(), 0755);
+}
+
+TEST_F(PackedWeightsTest, FileSizeLimit) {
+  struct rlimit old_limit;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const struct rlimit small = {4096, old_limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  ExpectMemory("File too large");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  EXPECT_TRUE(folder_.Names().empty());
+  EXPECT_EQ(LoadAndCompare().state, State::kWritten);
+}
+
+TEST_F(PackedWeightsTest, AWriterThatDoesNotFinish) {
+  const auto part = PartFile::Create(path_, std::chrono::milliseconds(0));
+  packed_.patience = std::chrono::milliseconds(30);
+  ExpectMemory("another process has held it for 30 ms");
+}
+
+TEST_F(PackedWeightsTest, ManyProcessesAtOnce) {
+  std::vector<pid_t> children;
+  for (int i = 0; i < 8; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const Loaded loaded = Load({}, 2);
+      ExpectSameWeights(loaded.weights, plain_);
+      if (HasFailure()) _exit(100);
+      _exit(static_cast<int>(loaded.report.state));
+    }
+    children.push_back(child);
+  }
+  int written = 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    const auto state = static_cast<State>(WEXITSTATUS(status));
+    EXPECT_TRUE(state == State::kWritten || state == State::kReused);
+    written += state == State::kWritten;
+  }
+  EXPECT_EQ(written, 1);
+  EXPECT_EQ(folder_.Names().size(), 1u);
+}
+
+// Changes a tensor after so many calls of Find for it.
+class ChangingSource : public MemorySource {
+ public:
+  std::function<void()> change;
+  int calls_left = 1;
+  std::optional<TensorView> Find(std::string_view name) override {
+    if (name == "blk.2.attn_q.weight" && calls_left-- == 0) change();
+    return MemorySource::Find(name);
+  }
+};
+
+TEST_F(PackedWeightsTest, ASourceThatChangesIsNotKept) {
+  for (const bool type_changes : {false, true}) {
+    ChangingSource source;
+    source.tensors = source_.tensors;
+    source.change = [&] {
+      source.tensors.at("blk.5.attn_q.weight").bytes[7] ^= 1;
+      if (!type_changes) return;
+      std::mt19937 rng(1);
+      MemorySource::Tensor& t = source.tensors.at("blk.6.ffn_up.weight");
+      t.type = TensorType::kF16;
+      t.bytes = RandomTensor(t.type, t.rows, t.cols, rng, -1, 1);
+    };
+    const Loaded loaded = gkv::Load(source, options_, packed_);
+    EXPECT_EQ(loaded.report.state, State::kMemory);
+    EXPECT_NE(loaded.report.reason.find("changed while it was read"),
+              std::string::npos)
+        << loaded.report.reason;
+    // What was there in the end, and nothing on disk.
+    ThreadPool pool(1);
+    ExpectSameWeights(loaded.weights,
+                      LoadWeights(TinyConfig(options_), source, pool, {}));
+    EXPECT_TRUE(folder_.Names().empty());
+  }
+}
+
+TEST_F(PackedWeightsTest, ProgressRisesToTheTotalAndMayStopTheLoad) {
+  for (const State state : {State::kWritten, State::kReused}) {
+    size_t last = 0, total = 0;
+    const Loaded loaded = Load([&](size_t done, size_t all) {
+      EXPECT_GE(done, last);
+      last = done;
+      total = all;
+    });
+    EXPECT_EQ(loaded.report.state, state);
+    EXPECT_EQ(last, total);
+    EXPECT_GT(total, 0u);
+  }
+  std::filesystem::remove(path_);
+  size_t calls = 0;
+  Load([&](size_t, size_t) { ++calls; });
+  for (size_t stop = 1; stop <= calls; stop += 7) {
+    std::filesystem::remove(path_);
+    size_t call = 0;
+    EXPECT_THROW(Load([&](size_t, size_t) {
+                   if (++call == stop) throw std::runtime_error("enough");
+                 }),
+                 std::runtime_error);
+    EXPECT_FALSE(std::filesystem::exists(path_ + ".part"));
+  }
+}
+
+TEST_F(PackedWeightsTest, AWrongSourceIsAnErrorAsEver) {
+  source_.tensors.erase("blk.3.ffn_down.weight");
+  EXPECT_THROW(Load(), CorruptFile);
+  EXPECT_TRUE(folder_.Names().empty());
+}
+
+}  // namespace
+}  // namespace gkv
