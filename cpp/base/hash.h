@@ -39,7 +39,7 @@ class Hasher {
   Hash128 Finish() const;
 
  private:
-  void Mix(const uint8_t* block);  // exactly kBlockBytes
+  void Mix(const uint8_t* blocks, size_t count);  // of kBlockBytes each
 
   static constexpr size_t kBlockBytes = 64;
   std::array<uint64_t, 8> lanes_;

@@ -281,8 +281,7 @@ void RegisterGemma(py::module_& module) {
           "packed_report",
           [](const Gemma& gemma) {
             const PackedReport& report = gemma.packed_report();
-            return py::make_tuple(NameOf(report.state),
-                                  FsDecode(report.path),
+            return py::make_tuple(NameOf(report.state), FsDecode(report.path),
                                   FsDecode(report.reason));
           },
           "(state, path, reason) of the packed weights.")

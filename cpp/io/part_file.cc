@@ -104,7 +104,9 @@ PartFile::~PartFile() {
   close(fd_);  // drops the lock
 }
 
-void PartFile::Fail(int error_number) const { FailAt(part_path_, error_number); }
+void PartFile::Fail(int error_number) const {
+  FailAt(part_path_, error_number);
+}
 
 void PartFile::Reserve(uint64_t size) {
   // Writing beyond this limit would be a signal, not an error.

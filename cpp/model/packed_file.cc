@@ -210,8 +210,8 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
   }
   const auto file_bytes = in.Read<uint64_t>("file size");
   if (file_bytes != bytes.size()) {
-    throw CorruptFile(StrCat("found ", bytes.size(), " bytes, expected ",
-                             file_bytes));
+    throw CorruptFile(
+        StrCat("found ", bytes.size(), " bytes, expected ", file_bytes));
   }
   const auto header_bytes = in.Read<uint64_t>("header size");
   if (header_bytes < sizeof(Hash128) || header_bytes > kMaxHeaderBytes ||
@@ -224,8 +224,8 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
     throw CorruptFile("the header does not match its hash");
   }
   if (ReadHash(in, "fingerprint") != fingerprint) {
-    throw CorruptFile(StrCat("weights of another fingerprint, expected ",
-                             fingerprint.Hex()));
+    throw CorruptFile(
+        StrCat("weights of another fingerprint, expected ", fingerprint.Hex()));
   }
   const auto count = in.Read<uint64_t>("number of tensors");
   for (uint64_t i = 0; i < count; ++i) {

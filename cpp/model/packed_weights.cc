@@ -199,13 +199,13 @@ class PackedLoad {
   std::optional<Weights> Write(const std::vector<PackedTensor>& tensors,
                                PackedReport& report) {
     try {
-      std::optional<PartFile> part = PartFile::Create(path_, options_.patience, [&] {
-        if (progress_) progress_(source_bytes_, 2 * source_bytes_);
-      });
+      std::optional<PartFile> part =
+          PartFile::Create(path_, options_.patience, [&] {
+            if (progress_) progress_(source_bytes_, 2 * source_bytes_);
+          });
       if (!part) {
-        report.reason =
-            StrCat(path_, ".part: another process has held it for ",
-                   options_.patience.count(), " ms");
+        report.reason = StrCat(path_, ".part: another process has held it for ",
+                               options_.patience.count(), " ms");
         return std::nullopt;
       }
       // Another process may have written it meanwhile.
@@ -219,8 +219,8 @@ class PackedLoad {
                         2 * source_bytes_, writer);
       VisitWeights(config_, packer);
       if (packer.fingerprint() != fingerprint_) {
-        report.reason = StrCat(source_.Description(),
-                               ": changed while it was read");
+        report.reason =
+            StrCat(source_.Description(), ": changed while it was read");
         return std::nullopt;
       }
       writer.Finish();

@@ -11,10 +11,10 @@ namespace gkv {
 // Where the weights of a loaded model are.
 struct PackedReport {
   enum class State {
-    kOff,     // in this process's memory: no packed file was asked for
-    kReused,  // in a packed file that was there
+    kOff,      // in this process's memory: no packed file was asked for
+    kReused,   // in a packed file that was there
     kWritten,  // in a packed file that this load wrote
-    kMemory,  // in this process's memory: the packed file could not be used
+    kMemory,   // in this process's memory: the packed file could not be used
   };
   State state = State::kOff;
   std::string path;    // of the packed file; empty with kOff and kMemory
@@ -31,7 +31,8 @@ struct PackedOptions {
   std::chrono::milliseconds patience{30000};
 };
 
-// LoadWeights by way of a packed file in a folder, which is made if need be. The weights are read and hashed first; their fingerprint finds the file, so
+// LoadWeights by way of a packed file in a folder, which is made if need be.
+// The weights are read and hashed first; their fingerprint finds the file, so
 // a file of other weights is never used, whatever paths and times say. A file
 // is checked to the last byte before it is used, and replaced if it is wrong.
 // Whatever makes the packed file impossible (no permission, full disk, another

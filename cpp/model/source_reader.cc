@@ -137,9 +137,8 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
       const size_t slab = first + task;
       TakeSlab(view, slab, thread, matrix);
       const size_t begin = slab * slab_bytes;
-      hashes[slab] =
-          HashBytes({view.data + begin,
-                     std::min(slab_bytes, view.size_bytes() - begin)});
+      hashes[slab] = HashBytes(
+          {view.data + begin, std::min(slab_bytes, view.size_bytes() - begin)});
     });
     const size_t begin = first * slab_bytes;
     const size_t end = std::min(view.size_bytes(), begin + count * slab_bytes);

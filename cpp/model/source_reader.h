@@ -47,8 +47,8 @@ void PackSlab(const TensorView& view, size_t slab, uint8_t* out);
 // is up to a derived class: here nothing, PackedMatrix has no data.
 class SourceReader : public WeightVisitor {
  public:
-  // Nothing is owned. `progress` counts bytes of the source, from `done` on up
-  // to `total`.
+  // Source and pool are not owned. `progress` counts bytes of the source, from
+  // `done` on up to `total`.
   SourceReader(const ModelConfig& config, TensorSource& source,
                ThreadPool& pool, const LoadProgress& progress, size_t done,
                size_t total);
@@ -81,7 +81,7 @@ class SourceReader : public WeightVisitor {
   void Advance(size_t bytes);
 
   TensorSource& source_;
-  const LoadProgress& progress_;
+  const LoadProgress progress_;
   Hasher hasher_;
   size_t done_;
   const size_t total_;

@@ -105,9 +105,9 @@ TEST(PackedFileTest, GivesBackWhatWasWritten) {
     EXPECT_EQ(tensor->cols, expected[i].cols);
     ASSERT_EQ(tensor->size_bytes(), contents[i].size());
     EXPECT_EQ(reinterpret_cast<uintptr_t>(file.data(*tensor)) % 64, 0u);
-    EXPECT_EQ(std::memcmp(file.data(*tensor), contents[i].data(),
-                          contents[i].size()),
-              0);
+    EXPECT_EQ(
+        std::memcmp(file.data(*tensor), contents[i].data(), contents[i].size()),
+        0);
   }
   EXPECT_EQ(file.Find("no such"), nullptr);
 }
@@ -134,9 +134,9 @@ TEST(PackedFileTest, StaysWhenTheFileIsUnlinkedOrReplaced) {
   const PackedTensor& tensor = *file.Find("matrix");
   std::filesystem::remove(folder / "file");
   WriteWhole(folder / "file", "x");
-  EXPECT_EQ(std::memcmp(file.data(tensor), Contents()[0].data(),
-                        tensor.size_bytes()),
-            0);
+  EXPECT_EQ(
+      std::memcmp(file.data(tensor), Contents()[0].data(), tensor.size_bytes()),
+      0);
 }
 
 TEST(PackedFileTest, EveryChangedByteIsNoticed) {
@@ -186,15 +186,15 @@ TEST(PackedFileTest, SoundHashesDoNotMakeASoundTable) {
   std::memcpy(&header_bytes, &sound[24], sizeof(header_bytes));
   std::mt19937_64 rng(3);
   size_t refused = 0;
-  constexpr uint64_t kValues[] = {0, 1, 64, 1 << 20, ~uint64_t{0},
-                                  uint64_t{1} << 63, uint64_t{1} << 32};
+  constexpr uint64_t kValues[] = {
+      0, 1, 64, 1 << 20, ~uint64_t{0}, uint64_t{1} << 63, uint64_t{1} << 32};
   for (size_t at = 16; at + 8 <= header_bytes - 16; ++at) {
     for (const uint64_t value : kValues) {
       std::string changed = sound;
       std::memcpy(&changed[at], &value, sizeof(value));
       const size_t fields = header_bytes - 16;
-      const Hash128 hash = HashBytes(
-          {reinterpret_cast<const uint8_t*>(changed.data()), fields});
+      const Hash128 hash =
+          HashBytes({reinterpret_cast<const uint8_t*>(changed.data()), fields});
       std::memcpy(&changed[fields], &hash.low, 8);
       std::memcpy(&changed[fields + 8], &hash.high, 8);
       refused += !ErrorOf(folder, changed).empty();

@@ -44,9 +44,9 @@ void ExpectSameMatrix(const PackedMatrix& a, const PackedMatrix& b) {
   EXPECT_EQ(a.type, b.type);
   ASSERT_EQ(a.rows, b.rows);
   ASSERT_EQ(a.cols, b.cols);
-  EXPECT_EQ(
-      std::memcmp(a.data, b.data, NumGroups(a.rows) * GroupBytes(a.type, a.cols)),
-      0);
+  EXPECT_EQ(std::memcmp(a.data, b.data,
+                        NumGroups(a.rows) * GroupBytes(a.type, a.cols)),
+            0);
 }
 
 void ExpectSameVector(const FloatVector& a, const FloatVector& b) {
@@ -65,8 +65,9 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
   for (size_t i = 0; i < a.layers.size(); ++i) {
     const LayerWeights &x = a.layers[i], &y = b.layers[i];
     for (const auto matrix :
-         {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v, &LayerWeights::o,
-          &LayerWeights::gate, &LayerWeights::up, &LayerWeights::down}) {
+         {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v,
+          &LayerWeights::o, &LayerWeights::gate, &LayerWeights::up,
+          &LayerWeights::down}) {
       ExpectSameMatrix(x.*matrix, y.*matrix);
     }
     for (const auto vector :
@@ -170,7 +171,7 @@ TEST_F(PackedWeightsTest, AWrongFileIsReplaced) {
   flipped[sound.size() / 2] ^= 1;
   ++version[12];
   const std::vector<std::string> wrong = {
-      flipped, version, "", "garbage", sound.substr(0, sound.size() / 2),
+      flipped,    version, "", "garbage", sound.substr(0, sound.size() / 2),
       sound + "x"};
   for (const std::string& content : wrong) {
     WriteWhole(path_, content);
