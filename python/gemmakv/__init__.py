@@ -28,6 +28,7 @@ from gemmakv.padded import (
     attention,
     compute_left_pads,
 )
+from gemmakv.packed import PackedWeights
 from gemmakv.stream import Stream
 from gemmakv.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ __all__ = [
     "MismatchError",
     "ModelConfig",
     "ModelType",
+    "PackedWeights",
     "Piece",
     "Stream",
     "Timings",

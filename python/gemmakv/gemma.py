@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union, overload
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv import _core, models
+from gemmakv import _core, models, packed
 from gemmakv.cache import KVCache
 from gemmakv.errors import MismatchError, brief
 from gemmakv.generation import Generation, generation_of
@@ -21,6 +21,7 @@ from gemmakv.options import (
     core_options,
     split_rows,
 )
+from gemmakv.packed import PackedWeights
 from gemmakv.progress import Callback, Progress, as_callback, watch_caches
 from gemmakv.stream import Stream
 from gemmakv.tokenizer import Tokenizer
@@ -44,13 +45,17 @@ class Gemma:
     """
 
     def __init__(
-        self, engine: _core.Engine, tokenizer: Tokenizer | None
+        self,
+        engine: _core.Engine,
+        tokenizer: Tokenizer | None,
+        packed_weights: PackedWeights = PackedWeights("off"),
     ) -> None:
         if not isinstance(engine, _core.Engine):
             raise TypeError("use gemmakv.Gemma.load(model)")
         self._engine = engine
         self._tokenizer = tokenizer
         self._config = engine.config
+        self._packed_weights = packed_weights
 
     @classmethod
     def load(
@@ -59,6 +64,7 @@ class Gemma:
         *,
         threads: int | None = None,
         progress: Progress = None,
+        packed_cache: bool | str | os.PathLike[str] = True,
     ) -> Gemma:
         """Loads a model.
 
@@ -68,6 +74,14 @@ class Gemma:
             process may use. Results do not depend on it.
           progress: callable(done_bytes, total_bytes), called from this
             thread, or True for a line on stderr.
+          packed_cache: whether to keep the weights as the kernels read them
+            in a file of the user's cache folder, which the next load opens
+            instead of packing, and whose memory all processes share; or the
+            folder for it. With True, models of less than 16 MB go without,
+            and the variable GEMMAKV_PACKED_CACHE names another folder or
+            says "off". The file is found by the weights' content and checked
+            whole at each load. If it cannot be used the load goes on without;
+            `packed_weights` tells.
 
         Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
@@ -75,10 +89,17 @@ class Gemma:
         """
         count = _thread_count(threads)
         path = models.resolve(model, as_callback(progress, "assembling"))
+        folder, report = packed.choose_folder(packed_cache, path)
         engine = _core.Engine.load_gguf(
-            path, count, as_callback(progress, "loading")
+            path,
+            count,
+            as_callback(progress, "loading"),
+            b"" if folder is None else os.fsencode(folder),
         )
-        return cls(engine, _load_tokenizer(path, engine))
+        if folder is not None:
+            state, file, reason = engine.packed_report
+            report = PackedWeights(state, file or None, reason or None)
+        return cls(engine, _load_tokenizer(path, engine), report)
 
     @classmethod
     def from_tensors(
@@ -140,6 +161,11 @@ class Gemma:
     def fingerprint(self) -> str:
         """Hex digest of the configuration and the weights' values."""
         return self._engine.fingerprint
+
+    @property
+    def packed_weights(self) -> PackedWeights:
+        """Where the weights are: in a packed file, or in memory and why."""
+        return self._packed_weights
 
     @property
     def threads(self) -> int:

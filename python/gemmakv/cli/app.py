@@ -10,6 +10,7 @@ import gemmakv
 from gemmakv.cli import EXIT_USAGE, fail
 from gemmakv.cli.generate import generate
 from gemmakv.cli.info import info
+from gemmakv.cli.packed import packed_files
 
 app = typer.Typer(
     name="gemmakv",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(info)
+app.command("packed")(packed_files)
 
 
 def _print_version(wanted: bool) -> None:

@@ -60,6 +60,11 @@ def generate(
     threads: Optional[int] = typer.Option(
         None, help="Default: all processors."
     ),
+    no_packed_cache: bool = typer.Option(
+        False,
+        "--no-packed-cache",
+        help="Keep no file of packed weights for the next start.",
+    ),
 ) -> None:
     """Continue a text. Prints prompt and completion on stdout."""
     if logprobs and not as_json:
@@ -81,7 +86,12 @@ def generate(
     }
     text = _read_stdin() if prompt == "-" else prompt
     with console.load_progress() as progress:
-        gemma = gemmakv.Gemma.load(model, threads=threads, progress=progress)
+        gemma = gemmakv.Gemma.load(
+            model,
+            threads=threads,
+            progress=progress,
+            packed_cache=not no_packed_cache,
+        )
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
     if as_json:
         generation = gemma.generate(cache, text, **options)

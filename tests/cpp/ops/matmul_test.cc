@@ -1,8 +1,10 @@
 #include "ops/matmul.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "base/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul_fixture.h"
@@ -42,6 +44,25 @@ TEST(MatMulTest, EveryTypeHasItsOwnKernels) {
       ASSERT_EQ(out[k], weights.At(17, k)) << info.name << " " << k;
     }
   }
+}
+
+// Files of packed weights outlive a build: what PackGroup writes may change
+// only together with kPackedLayoutVersion.
+TEST(MatMulTest, PackedLayoutIsThatOfItsVersion) {
+  Hasher hasher;
+  for (const TensorTypeInfo& info : kTensorTypes) {
+    constexpr size_t kRows = 13, kCols = 512;
+    std::vector<uint8_t> source(kRows * RowBytes(info.type, kCols));
+    for (size_t i = 0; i < source.size(); ++i) {
+      source[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+    }
+    std::vector<uint8_t> group(GroupBytes(info.type, kCols));
+    PackGroup(info.type, source.data(), kRows, kCols, group.data());
+    hasher.Update(group);
+  }
+  EXPECT_EQ(kPackedLayoutVersion, 1u);
+  EXPECT_EQ(hasher.Finish().Hex(), "84ca05bc8d721e6db1840a81e05ebc9a")
+      << "count kPackedLayoutVersion up and put the new hash here";
 }
 
 // The pointer that a type does not read may be null.
