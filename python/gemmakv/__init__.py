@@ -11,6 +11,7 @@ conversation is its `KVCache`.
 """
 
 from gemmakv.cache import KVCache, LayerView, Truncation, create_kv_cache
+from gemmakv.chat_stream import ChatStream
 from gemmakv.cpu import cpu_info
 from gemmakv.errors import (
     CacheFullError,
@@ -29,13 +30,16 @@ from gemmakv.padded import (
     compute_left_pads,
 )
 from gemmakv.packed import PackedWeights
+from gemmakv.session import Session, SessionStats
 from gemmakv.stream import Stream
+from gemmakv.templates import Message, Segment, Template
 from gemmakv.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CacheFullError",
+    "ChatStream",
     "CacheProtocol",
     "CorruptFile",
     "CyclicCache",
@@ -45,12 +49,17 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "LayerView",
+    "Message",
     "MismatchError",
     "ModelConfig",
     "ModelType",
     "PackedWeights",
     "Piece",
+    "Segment",
+    "Session",
+    "SessionStats",
     "Stream",
+    "Template",
     "Timings",
     "Tokenizer",
     "Truncation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union, overload
 
@@ -56,6 +57,8 @@ class Gemma:
         self._tokenizer = tokenizer
         self._config = engine.config
         self._packed_weights = packed_weights
+        self._chat_template: str | None = None
+        self._instruction_tuned = False
 
     @classmethod
     def load(
@@ -99,7 +102,9 @@ class Gemma:
         if folder is not None:
             state, file, reason = engine.packed_report
             report = PackedWeights(state, file or None, reason or None)
-        return cls(engine, _load_tokenizer(path, engine), report)
+        gemma = cls(engine, _load_tokenizer(path, engine), report)
+        gemma._read_metadata(_core.GgufFile(path))
+        return gemma
 
     @classmethod
     def from_tensors(
@@ -156,6 +161,16 @@ class Gemma:
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template for conversations (Jinja) that the file carries."""
+        return self._chat_template
+
+    @property
+    def is_instruction_tuned(self) -> bool:
+        """Whether the file's name says that it was tuned for dialogue."""
+        return self._instruction_tuned
 
     @property
     def fingerprint(self) -> str:
@@ -274,6 +289,21 @@ class Gemma:
             )
         ids = self._token_array("tokens", tokens)
         return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    def _read_metadata(self, file: _core.GgufFile) -> None:
+        keys = set(file.keys())
+
+        def text(key: str) -> str:
+            value = file.get(key) if key in keys else ""
+            return value if isinstance(value, str) else ""
+
+        self._chat_template = text("tokenizer.chat_template") or None
+        names = " ".join(
+            text(f"general.{key}") for key in ("name", "finetune", "basename")
+        )
+        self._instruction_tuned = bool(
+            re.search(r"(?<![a-z])(it|instruct)(?![a-z])", names.lower())
+        )
 
     def _prepare(
         self,
