@@ -30,6 +30,9 @@ constexpr size_t kRowsPerTask = 8;
 constexpr size_t kMinGroupsPerTask = 16;
 constexpr size_t kMaxPortionsPerThread = 16;
 
+// Products of the head that a thread holds before it sums up the planes.
+constexpr size_t kLogitsStretchFloats = size_t{1} << 16;
+
 // Columns whose quantization errors are formed at a time: they stay in cache.
 constexpr size_t kErrorStripe = 16 * kQuantBlock;
 
@@ -119,8 +122,8 @@ struct ForwardPass::Buffers {
   AlignedBuffer<float> projected;    // [rows, hidden_size]
   AlignedBuffer<float> gate, up;     // [rows, ffn_dim]
   Activations activated;             // [rows, ffn_dim]
-  AlignedBuffer<float> head_output;  // [planes, logits rows, vocab_size]
   Activations head_input;            // [logits rows, hidden_size]
+  AlignedBuffer<float> head_parts;   // [threads, planes, logits rows, stretch]
   AttentionScratch attention;
 };
 
@@ -178,7 +181,6 @@ class ForwardPass::Run {
     size_t logits_rows = 0;
     for (const SequenceSlice& slice : slices_) logits_rows += slice.logits_rows;
     b_.head_input.Resize(logits_rows, hidden(), kHeadPlanes);
-    b_.head_output.EnsureSize(kHeadPlanes * logits_rows * config_.vocab_size);
     b_.attention.Plan(config_, slices_, pool_.num_threads());
   }
 
@@ -340,32 +342,39 @@ class ForwardPass::Run {
               config_.rms_epsilon, hidden(), b_.head_input.row(i));
       b_.head_input.Quantize(i);
     });
-    if (sources.empty()) return;
-    const PackedMatrix& weights = model_.weights.output_head();
-    const size_t vocab_size = config_.vocab_size;
-    const bool joins = b_.head_input.OutputRows(weights.type) > sources.size();
-    const MatMulJob job{&weights, &b_.head_input,
-                        joins ? b_.head_output.data() : logits};
-    MatMuls({job});
-    ForVocabulary(sources.size(), [&](size_t at, size_t count) {
-      if (joins) {
-        const float* parts = b_.head_output.data() + at;
-        std::memcpy(logits + at, parts, count * sizeof(float));
-        Add(parts + sources.size() * vocab_size, count, logits + at);
-      }
-      if (config_.final_soft_cap > 0) {
-        SoftCap(config_.final_soft_cap, count, logits + at);
-      }
-    });
+    if (!sources.empty()) Logits(model_.weights.output_head(), logits);
   }
 
-  // fn(begin, count) over all logits of a step, in parallel.
-  template <typename Fn>
-  void ForVocabulary(size_t rows, const Fn& fn) {
-    constexpr size_t kPortion = 16384;
-    const size_t total = rows * config_.vocab_size;
-    pool_.Run((total + kPortion - 1) / kPortion, [&](size_t task, size_t) {
-      fn(task * kPortion, std::min(kPortion, total - task * kPortion));
+  // The head's product, in stretches of the vocabulary whose parts of all
+  // planes stay in cache until they are summed up.
+  void Logits(const PackedMatrix& weights, float* logits) {
+    const size_t vocab_size = config_.vocab_size;
+    const MatMulInput input = b_.head_input.input(weights.type);
+    const size_t rows = b_.head_input.rows;
+    const bool joins = input.rows > rows;
+    const size_t groups = NumGroups(weights.rows);
+    const size_t stretch = std::clamp<size_t>(
+        kLogitsStretchFloats / (input.rows * kRowGroup), kMinGroupsPerTask,
+        std::max(kMinGroupsPerTask, groups / (4 * pool_.num_threads())));
+    const size_t width = stretch * kRowGroup;
+    b_.head_parts.EnsureSize(pool_.num_threads() * input.rows * width);
+    const size_t group_bytes = GroupBytes(weights.type, weights.cols);
+    const size_t tasks = (groups + stretch - 1) / stretch;
+    pool_.Run(tasks, [&](size_t task, size_t thread) {
+      const size_t begin = task * width;
+      const size_t count = std::min(width, vocab_size - begin);
+      const PackedView part{weights.type, count, weights.cols,
+                            weights.data + task * stretch * group_bytes};
+      float* parts = b_.head_parts.data() + thread * input.rows * width;
+      MatMul(part, input, 0, NumGroups(count), parts, width);
+      for (size_t row = 0; row < rows; ++row) {
+        float* out = logits + row * vocab_size + begin;
+        std::memcpy(out, parts + row * width, count * sizeof(float));
+        if (joins) Add(parts + (rows + row) * width, count, out);
+        if (config_.final_soft_cap > 0) {
+          SoftCap(config_.final_soft_cap, count, out);
+        }
+      }
     });
   }
 
