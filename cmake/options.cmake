@@ -10,6 +10,7 @@ if(SKBUILD)
 endif()
 option(GEMMAKV_BUILD_PYTHON "Build the Python module" ${_gkv_python})
 option(GEMMAKV_BUILD_TESTS "Build the C++ tests" ${_gkv_tests})
+option(GEMMAKV_BUILD_BENCHMARKS "Build the kernels' benchmarks" OFF)
 option(GEMMAKV_WERROR "Warnings are errors" OFF)
 set(GEMMAKV_SANITIZE "" CACHE STRING
   "Sanitizers for all code: address,undefined or thread")

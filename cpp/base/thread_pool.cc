@@ -68,6 +68,7 @@ struct ThreadPool::Shared {
   std::atomic<const void*> fn{nullptr};
   std::atomic<ErasedFn> call{nullptr};
   std::atomic<bool> stopping{false};
+  std::atomic<size_t> joins{0};
   std::mutex mutex;  // for parking only
   std::condition_variable wake_workers;
   std::condition_variable wake_caller;
@@ -166,6 +167,8 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     for (size_t task = 0; task < num_tasks; ++task) call(fn, task, 0);
     return;
   }
+  s.joins.store(s.joins.load(std::memory_order_relaxed) + 1,
+                std::memory_order_relaxed);
   // First the old epoch is closed: a late worker of the last loop, which may
   // read the new number of tasks, finds no task below it and its
   // compare-and-swap on an older claim fails.
@@ -188,6 +191,10 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     s.wake_caller.wait(lock, finished);
     s.caller_parked = false;
   }
+}
+
+size_t ThreadPool::joins() const {
+  return shared_->joins.load(std::memory_order_relaxed);
 }
 
 size_t ThreadPool::AvailableProcessors() {

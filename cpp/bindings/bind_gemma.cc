@@ -286,6 +286,7 @@ void RegisterGemma(py::module_& module) {
           },
           "(state, path, reason) of the packed weights.")
       .def_property_readonly("steps", &Gemma::steps)
+      .def_property_readonly("joins", &Gemma::joins)
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {

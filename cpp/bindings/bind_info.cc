@@ -16,6 +16,7 @@
 #include "cache/block_pool.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
+#include "ops/machine_probe.h"
 #include "ops/matmul.h"
 #include "ops/target.h"
 
@@ -152,6 +153,12 @@ void RegisterInfo(py::module_& module) {
         return names;
       },
       "Names of the tensor types that models may use.");
+  const auto no_lock = py::call_guard<py::gil_scoped_release>();
+  py::class_<MachineProbe>(module, "MachineProbe")
+      .def(py::init<size_t>(), py::arg("threads"), no_lock)
+      .def("read_bytes_per_s", &MachineProbe::ReadBytesPerSecond, no_lock)
+      .def("int8_ops_per_s", &MachineProbe::Int8OpsPerSecond, no_lock)
+      .def("float_ops_per_s", &MachineProbe::FloatOpsPerSecond, no_lock);
   module.def("cpu_info", &CpuInfo);
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");

@@ -151,6 +151,11 @@ size_t Gemma::steps() const {
   return scheduler_ ? scheduler_->steps() : 0;
 }
 
+size_t Gemma::joins() const {
+  std::unique_lock lock(mutex_);
+  return scheduler_ ? scheduler_->joins() : 0;
+}
+
 Scheduler& Gemma::scheduler() {
   std::unique_lock lock(mutex_);
   if (scheduler_ && scheduler_pid_ != getpid()) {

@@ -86,7 +86,9 @@ class Gemma {
       const GenerateOptions& options = {},
       const std::function<bool(const TokenEvent&)>& on_token = {});
 
+  // Steps of the model, and parallel loops that they took, so far.
   size_t steps() const;
+  size_t joins() const;
 
  private:
   Gemma(ModelConfig config, Weights weights, size_t num_threads,

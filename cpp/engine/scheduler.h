@@ -68,6 +68,8 @@ class Scheduler {
   size_t num_threads() const { return num_threads_; }
   // Steps run so far: tests see merging by it.
   size_t steps() const { return steps_.load(); }
+  // Parallel loops that these steps took.
+  size_t joins() const { return pool_->joins(); }
 
  private:
   void Loop();

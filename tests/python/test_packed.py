@@ -295,7 +295,8 @@ def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     assert [file["path"] for file in listed["files"]] == [path]
     assert listed["files"][0]["nbytes"] == os.path.getsize(path or "")
     assert path is not None
-    assert path in cli("packed", GEMMAKV_PACKED_CACHE=str(tmp_path)).stdout.decode()
+    by_variable = cli("packed", GEMMAKV_PACKED_CACHE=str(tmp_path))
+    assert path in by_variable.stdout.decode()
     off = cli("packed", GEMMAKV_PACKED_CACHE="off")
     assert off.returncode == 1
     assert b"--folder" in off.stderr

@@ -1,12 +1,12 @@
 // Attention of Gemma 3 270M's shape (4 query heads on one kv head of 256), per
-// KV dtype, beside what the machine can do: the rate of float multiply-adds on
-// registers.
+// KV dtype, beside what the machine can do: MachineProbe.
 //
 //   bench_attention [threads] [f32|bf16|int8|all] [target]
 //
 // GFLOP/s counts 4 * head_dim for each query and visible position; GB/s the
 // stored keys and values, read once for all queries of a tile. Rates are of the
-// best of repeated runs.
+// best of repeated runs; the share is of float multiply-adds on registers with
+// as many threads, measured right before.
 
 #include <algorithm>
 #include <chrono>
@@ -23,55 +23,10 @@
 #include "base/thread_pool.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
+#include "ops/machine_probe.h"
 #include "ops/target.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench_attention.cc"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
-
-#include "hwy/highway.h"
-
-HWY_BEFORE_NAMESPACE();
 namespace gkv {
-namespace HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-// 12 independent chains of `steps` multiply-adds on registers; returns the
-// operations done.
-double FmaPeak(size_t steps, float* out) {
-  const hn::ScalableTag<float> d;
-  const auto factor = hn::Set(d, *out);
-  // Chains that start alike would be merged into one.
-  float start = *out;
-  const auto next = [&]() HWY_ATTR { return hn::Set(d, start += 1.0f); };
-  const auto add = next();
-  auto v0 = next(), v1 = next(), v2 = next(), v3 = next(), v4 = next();
-  auto v5 = next(), v6 = next(), v7 = next(), v8 = next(), v9 = next();
-  auto v10 = next(), v11 = next();
-  const auto step = [&](auto& v) HWY_ATTR { v = hn::MulAdd(v, factor, add); };
-  for (size_t i = 0; i < steps; ++i) {
-    step(v0), step(v1), step(v2), step(v3), step(v4), step(v5);
-    step(v6), step(v7), step(v8), step(v9), step(v10), step(v11);
-  }
-  const auto sum = hn::Add(hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)),
-                                   hn::Add(hn::Add(v4, v5), hn::Add(v6, v7))),
-                           hn::Add(hn::Add(v8, v9), hn::Add(v10, v11)));
-  *out = hn::ReduceSum(d, sum);
-  return static_cast<double>(steps) * 12 * 2 *
-         static_cast<double>(hn::Lanes(d));
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace gkv
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-
-namespace gkv {
-
-HWY_EXPORT(FmaPeak);
-
 namespace {
 
 constexpr size_t kHeadDim = 256;
@@ -167,14 +122,18 @@ struct Tile {
   }
 };
 
-void Print(const char* what, double seconds, double positions, double bytes) {
-  std::printf("  %-28s %9.1f us  %6.1f GFLOP/s  %6.1f GB/s\n", what,
-              seconds * 1e6, positions * 4 * kHeadDim / seconds / 1e9,
-              bytes / seconds / 1e9);
+// `peak`: float operations a second.
+void Print(const char* what, double seconds, double positions, double bytes,
+           double peak) {
+  const double rate = positions * 4 * kHeadDim / seconds;
+  std::printf("  %-28s %9.1f us  %6.1f GFLOP/s  %6.1f GB/s  %3.0f %%\n", what,
+              seconds * 1e6, rate / 1e9, bytes / seconds / 1e9,
+              100 * rate / peak);
 }
 
 // One span that every query of a tile sees, in cache.
-void MeasureSpan(Problem& p, size_t rows) {
+void MeasureSpan(MachineProbe& probe, Problem& p, size_t rows) {
+  const double peak = probe.FloatOpsPerSecond();
   Tile tile(p, kAttentionSpan - 1, rows, kAttentionSpan);
   for (size_t i = 0; i < tile.count; ++i) {
     tile.begin[i] = 0;
@@ -188,12 +147,13 @@ void MeasureSpan(Problem& p, size_t rows) {
     }
   });
   Print(("span, " + std::to_string(tile.count) + " queries").c_str(),
-        seconds / kRepeat, tile.Positions(),
-        p.BytesPerToken() * kAttentionSpan);
+        seconds / kRepeat, tile.Positions(), p.BytesPerToken() * kAttentionSpan,
+        peak);
 }
 
-void MeasurePrefill(ThreadPool& pool, Problem& p, size_t tokens,
-                    size_t window) {
+void MeasurePrefill(MachineProbe& probe, ThreadPool& pool, Problem& p,
+                    size_t tokens, size_t window) {
+  const double peak = probe.FloatOpsPerSecond();
   std::vector<Tile> tiles;
   double positions = 0, bytes = 0;
   for (size_t at = 0; at < tokens; at += kRowsPerTile) {
@@ -212,10 +172,12 @@ void MeasurePrefill(ThreadPool& pool, Problem& p, size_t tokens,
   Print(("prefill " + std::to_string(tokens) +
          (window < tokens ? ", window " + std::to_string(window) : ""))
             .c_str(),
-        seconds, positions, bytes);
+        seconds, positions, bytes, peak);
 }
 
-void MeasureDecode(ThreadPool& pool, Problem& p, size_t context) {
+void MeasureDecode(MachineProbe& probe, ThreadPool& pool, Problem& p,
+                   size_t context) {
+  const double peak = probe.FloatOpsPerSecond();
   const Tile tile(p, context - 1, 1, context);
   const size_t spans = context / kAttentionSpan;
   const size_t floats = PartialFloats(kHeadDim);
@@ -235,23 +197,19 @@ void MeasureDecode(ThreadPool& pool, Problem& p, size_t context) {
     }
   });
   Print(("decode at " + std::to_string(context)).c_str(), seconds,
-        tile.Positions(), p.BytesPerToken() * static_cast<double>(context));
+        tile.Positions(), p.BytesPerToken() * static_cast<double>(context),
+        peak);
 }
 
 void Run(size_t threads, std::string_view dtype, std::string_view target) {
   if (!target.empty()) ForceTarget(target);
   ThreadPool pool(threads);
-  float sink = 0.5f;
-  double operations = 0;
-  const double peak = Best(0.3, [&] {
-    float value = sink;
-    operations = HWY_DYNAMIC_DISPATCH(FmaPeak)(100000, &value);
-    sink = value * 1e-30f + 0.5f;
-  });
+  MachineProbe alone(1), all(threads);
   std::printf(
-      "%s: multiply-add %.1f GFLOP/s on one thread; %zu threads below "
-      "span\n",
-      CurrentTarget().c_str(), operations / peak / 1e9, threads);
+      "%s: multiply-add %.1f GFLOP/s on one thread, which spans run on; %.1f "
+      "on %zu\n",
+      CurrentTarget().c_str(), alone.FloatOpsPerSecond() / 1e9,
+      all.FloatOpsPerSecond() / 1e9, threads);
   const std::pair<KvDtype, std::string_view> dtypes[] = {
       {KvDtype::kF32, "f32"},
       {KvDtype::kBF16, "bf16"},
@@ -260,11 +218,11 @@ void Run(size_t threads, std::string_view dtype, std::string_view target) {
     if (dtype != "all" && dtype != name) continue;
     std::printf("%s\n", std::string(name).c_str());
     Problem p(type, 8192);
-    for (const size_t rows : {1, 2, 4}) MeasureSpan(p, rows);
-    MeasurePrefill(pool, p, 2048, 2048);
-    MeasurePrefill(pool, p, 2048, 512);
+    for (const size_t rows : {1, 2, 4}) MeasureSpan(alone, p, rows);
+    MeasurePrefill(all, pool, p, 2048, 2048);
+    MeasurePrefill(all, pool, p, 2048, 512);
     for (const size_t context : {512, 2048, 8192}) {
-      MeasureDecode(pool, p, context);
+      MeasureDecode(all, pool, p, context);
     }
   }
 }
@@ -282,5 +240,3 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
-
-#endif  // HWY_ONCE

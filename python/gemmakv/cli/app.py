@@ -8,6 +8,7 @@ import typer
 
 import gemmakv
 from gemmakv.cli import EXIT_USAGE, fail
+from gemmakv.cli.bench import bench
 from gemmakv.cli.generate import generate
 from gemmakv.cli.info import info
 from gemmakv.cli.packed import packed_files
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(info)
+app.command()(bench)
 app.command("packed")(packed_files)
 
 

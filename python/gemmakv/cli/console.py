@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
 )
@@ -41,20 +43,30 @@ def write(text: str) -> None:
         raise ReaderGone from None
 
 
+ShowProgress = Callable[[int, int], None]
+
+
+def load_progress() -> AbstractContextManager[ShowProgress | None]:
+    """A progress bar of bytes, see `work_progress`."""
+    return work_progress("loading", DownloadColumn())
+
+
 @contextmanager
-def load_progress() -> Iterator[Callable[[int, int], None] | None]:
+def work_progress(
+    what: str, amount: ProgressColumn | None = None
+) -> Iterator[ShowProgress | None]:
     """A progress bar on stderr while the body runs; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     bar = Progress(
-        TextColumn("loading"),
+        TextColumn(what),
         BarColumn(),
-        DownloadColumn(),
+        MofNCompleteColumn() if amount is None else amount,
         console=Console(stderr=True),
         transient=True,
     )
-    task: TaskID = bar.add_task("load", total=None)
+    task: TaskID = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)

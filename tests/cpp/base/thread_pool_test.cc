@@ -185,6 +185,16 @@ TEST(ThreadPoolTest, WorkersComputeWithIeeeDefaults) {
 }
 #endif
 
+TEST(ThreadPoolTest, CountsLoopsThatThreadsShare) {
+  const auto nothing = [](size_t, size_t) {};
+  ThreadPool alone(1), two(2);
+  for (ThreadPool* pool : {&alone, &two}) {
+    for (const size_t tasks : {0, 1, 2, 100}) pool->Run(tasks, nothing);
+  }
+  EXPECT_EQ(alone.joins(), 0u);
+  EXPECT_EQ(two.joins(), 2u);
+}
+
 TEST(ThreadPoolTest, BadNumbersOfThreads) {
   for (const size_t threads : {size_t{0}, ThreadPool::kMaxThreads + 1}) {
     try {

@@ -1,0 +1,42 @@
+#ifndef GEMMAKV_OPS_MACHINE_PROBE_H_
+#define GEMMAKV_OPS_MACHINE_PROBE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+
+namespace gkv {
+
+// What this machine can do at most with so many threads, on the current SIMD
+// target: what the speed of kernels and models is a share of. Each call
+// measures anew, some tens of milliseconds, and gives the best of a few runs;
+// on a shared machine, measure right before what is compared. Not thread-safe.
+class MachineProbe {
+ public:
+  // Holds a buffer several times larger than the caches (128 MB to 1 GB).
+  // Throws what ThreadPool and AlignedBuffer throw.
+  explicit MachineProbe(size_t num_threads);
+
+  // Reading memory: sequential, several streams, nothing else done.
+  double ReadBytesPerSecond();
+  // Dot products of 8-bit integers on registers, as the kernels of quantized
+  // weights use them; a multiplication and an addition are two operations.
+  double Int8OpsPerSecond();
+  // Float multiply-adds on registers, two operations each.
+  double FloatOpsPerSecond();
+
+ private:
+  ThreadPool pool_;
+  AlignedBuffer<uint8_t> buffer_;
+};
+
+// The work of the probe, for its test. XorSum reads all bytes as 64-bit words:
+// their exclusive or. Requires: bytes.size() % 1024 == 0.
+uint64_t XorSum(std::span<const uint8_t> bytes);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_OPS_MACHINE_PROBE_H_

@@ -1,0 +1,89 @@
+"""`gemmakv bench`: speed and memory beside the machine's limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from typing import Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gemmakv import bench as measure
+from gemmakv.cli import console
+
+
+def bench(
+    model: str = typer.Option(
+        "gemma-3-270m",
+        "--model",
+        "-m",
+        help="Alias (gemma-3-270m) or path of a .gguf file.",
+    ),
+    threads: Optional[int] = typer.Option(
+        None, help="Default: all processors."
+    ),
+    rounds: int = typer.Option(5, help="Rounds that the medians are of."),
+    no_packed_cache: bool = typer.Option(
+        False, "--no-packed-cache", help="Load without a packed file."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Measure prefill, decode, batches, loading and memory of a model."""
+    with console.work_progress("measuring") as progress:
+        report = measure.run(
+            model,
+            threads=threads,
+            rounds=rounds,
+            packed_cache=not no_packed_cache,
+            progress=progress,
+        )
+    if as_json:
+        console.write(json.dumps(dataclasses.asdict(report)) + "\n")
+    else:
+        console.write(_render(report))
+
+
+def _render(report: measure.Report) -> str:
+    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
+    out = io.StringIO()
+    page = Console(file=out, width=200, highlight=False, markup=False)
+    limits = report.limits
+    page.print(
+        f"{report.model}: {report.weight_bytes / 1e6:,.0f} MB of weights read "
+        f"by each step, packed weights: {report.packed_weights}"
+    )
+    page.print(f"{report.cpu}, {report.target}, {report.threads} threads")
+    page.print(
+        f"limits: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, 8-bit dot "
+        f"{limits.int8_ops_per_s / 1e9:,.0f} GOP/s, float multiply-add "
+        f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s"
+    )
+    page.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"medians of {report.rounds}")
+    for name in ("measured", "limit", "share"):
+        table.add_column(name, justify="right")
+    for row in report.rows:
+        table.add_row(
+            row.name,
+            _quantity(row.value, row.unit),
+            _quantity(row.limit, row.unit),
+            f"{100 * row.share:.0f} %",
+        )
+    page.print(table)
+    page.print()
+    page.print(
+        f"{report.joins_per_token:.0f} joins of threads for a decoded token"
+    )
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return f"{value / 1e6:,.0f} MB"
+    if unit == "s":
+        return f"{value:.3f} s"
+    return f"{value:,.0f} {unit}"
