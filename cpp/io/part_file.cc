@@ -141,7 +141,7 @@ int PartFile::WriteAt(uint64_t offset,
 
 void PartFile::Publish() {
   // Some file systems report a full disk or a failed write only here.
-  if (fdatasync(fd_) != 0 || fchmod(fd_, 0444) != 0 ||
+  if (fdatasync(fd_) != 0 || fchmod(fd_, 0400) != 0 ||
       rename(part_path_.c_str(), final_path_.c_str()) != 0) {
     Fail(errno);
   }

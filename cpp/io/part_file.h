@@ -36,8 +36,9 @@ class PartFile {
   // 0, or the errno value of what failed. Thread-safe.
   [[nodiscard]] int WriteAt(uint64_t offset,
                             std::span<const uint8_t> bytes) const noexcept;
-  // Forces the content to the disk, makes the file read-only and gives it its
-  // final name, replacing what has it. Throws IoError.
+  // Forces the content to the disk, makes the file read-only (for its owner
+  // alone: what it was made from may be private) and gives it its final name,
+  // replacing what has it. Throws IoError.
   void Publish();
 
  private:

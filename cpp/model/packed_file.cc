@@ -155,7 +155,14 @@ void PackedFileWriter::WritePiece(size_t tensor, size_t piece,
   if (error != 0) error_.compare_exchange_strong(none, error);
 }
 
+void PackedFileWriter::ThrowIfFailed() const {
+  if (const int error = error_.load(); error != 0) {
+    throw IoError(StrCat("packed weights: ", std::strerror(error)), error, "");
+  }
+}
+
 void PackedFileWriter::Finish() {
+  ThrowIfFailed();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].sum = HashOfHashes(pieces_[i]);
   }
@@ -163,11 +170,8 @@ void PackedFileWriter::Finish() {
   out.WriteBytes(
       EncodeHeader(fingerprint_, tensors_, header_bytes_, file_bytes_));
   WriteHash(out, HashBytes(out.bytes()));
-  int error = error_.load();
-  if (error == 0) error = file_.WriteAt(0, out.bytes());
-  if (error != 0) {
-    throw IoError(StrCat("packed weights: ", std::strerror(error)), error, "");
-  }
+  error_ = file_.WriteAt(0, out.bytes());
+  ThrowIfFailed();
 }
 
 PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint,

@@ -63,6 +63,8 @@ class PackedFileWriter {
                   std::span<const uint8_t> bytes) noexcept;
   // Whether a write has failed: the rest may be skipped.
   bool failed() const { return error_.load() != 0; }
+  // Throws IoError for the first failure, if there was one.
+  void ThrowIfFailed() const;
   // Writes the header. Throws IoError for the first failure of all writes.
   // Requires: every piece was written.
   void Finish();

@@ -75,9 +75,7 @@ class FilePacker : public SourceReader {
   // The same tensors come in the same order as in the survey, unless the
   // source has changed since.
   void Begin(const TensorView& view) {
-    if (writer_.failed()) {
-      throw IoError("packed weights: writing failed", ENOSPC, "");
-    }
+    writer_.ThrowIfFailed();
     if (next_ == writer_.tensors().size() ||
         writer_.tensors()[next_].name != view.name ||
         (!writer_.tensors()[next_].is_vector &&

@@ -57,7 +57,9 @@ def test_joins_are_counted(
     assert alone._engine.steps > 0
 
 
-def test_work_counts_what_a_step_reads(tmp_path: Path, tiny_path: Path) -> None:
+def test_work_counts_what_a_step_reads(
+    tmp_path: Path, tiny_path: Path
+) -> None:
     layer = 2 * (
         tiny_gguf.HIDDEN * tiny_gguf.HEADS * tiny_gguf.HEAD_DIM * 2
         + tiny_gguf.HIDDEN * tiny_gguf.KV_HEADS * tiny_gguf.HEAD_DIM * 2

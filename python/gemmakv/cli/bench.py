@@ -78,7 +78,8 @@ def _render(report: measure.Report) -> str:
     page.print(
         f"{report.joins_per_token:.0f} joins of threads for a decoded token"
     )
-    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+    lines = out.getvalue().splitlines()
+    return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def _quantity(value: float, unit: str) -> str:

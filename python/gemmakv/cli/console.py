@@ -55,7 +55,7 @@ def load_progress() -> AbstractContextManager[ShowProgress | None]:
 def work_progress(
     what: str, amount: ProgressColumn | None = None
 ) -> Iterator[ShowProgress | None]:
-    """A progress bar on stderr while the body runs; None without a terminal."""
+    """A progress bar on stderr for the body; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

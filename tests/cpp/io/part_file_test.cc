@@ -58,7 +58,7 @@ TEST(PartFileTest, AppearsWholeAndReadOnly) {
   EXPECT_FALSE(std::filesystem::exists(path + ".part"));
   struct stat info;
   ASSERT_EQ(stat(path.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 07777, 0444u);
+  EXPECT_EQ(info.st_mode & 07777, 0400u);
 }
 
 TEST(PartFileTest, VanishesUnlessPublished) {

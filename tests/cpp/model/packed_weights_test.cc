@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -249,6 +250,24 @@ TEST_F(PackedWeightsTest, FileSizeLimit) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
   EXPECT_TRUE(folder_.Names().empty());
   EXPECT_EQ(LoadAndCompare().state, State::kWritten);
+}
+
+// As a disk that is full only when it is written to.
+TEST_F(PackedWeightsTest, WritingFailsMidway) {
+  struct rlimit old_limit;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const Loaded loaded = Load([&](size_t done, size_t total) {
+    if (done < total * 3 / 4) return;
+    const struct rlimit small = {4096, old_limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  });
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  std::signal(SIGXFSZ, old_handler);
+  ExpectSameWeights(loaded.weights, plain_);
+  EXPECT_EQ(loaded.report.state, State::kMemory);
+  EXPECT_EQ(loaded.report.reason, "packed weights: File too large");
+  EXPECT_TRUE(folder_.Names().empty());
 }
 
 TEST_F(PackedWeightsTest, AWriterThatDoesNotFinish) {
