@@ -45,7 +45,9 @@ def test_version_is_the_package_version() -> None:
     assert version("gemmakv") == gemmakv.__version__
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["info"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["info"], ["bench"], ["packed"]]
+)
 def test_help(cli: RunCli, command: list[str]) -> None:
     result = cli(*command, "--help", COLUMNS="100", NO_COLOR="1")
     assert result.returncode == 0
