@@ -32,6 +32,9 @@ struct GenerateOptions {
   std::optional<std::vector<int32_t>> stop_ids;  // nullopt: the model's eos ids
   bool logprobs = false;  // log-probability of each token under the raw logits
 
+  // Whether every token is the one with the largest logit as the model gives
+  // it, and nothing else is asked about the logits.
+  bool TakesLargest() const;
   // Throws InvalidArgument naming the option, what it is and what it may be.
   void Validate(size_t vocab_size) const;
 };

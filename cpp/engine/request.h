@@ -111,6 +111,8 @@ class Request {
   bool decoding() const { return decoding_; }
   // First position whose logits are wanted: they are for all from there on.
   size_t logits_begin() const { return logits_begin_; }
+  // Whether only the largest logit of each row matters.
+  bool argmax_only() const { return generates_ && options_.TakesLargest(); }
   // The step [next(), end) is committed; `logits` are its rows. Samples, emits
   // and plans the next row, or ends the request.
   void Advance(size_t end, std::span<float> logits);

@@ -158,7 +158,8 @@ void Scheduler::RunStep() {
       const Request& request = *active_[prepared[i].request];
       const size_t rows = LogitsRows(request.logits_begin(), prepared[i].begin,
                                      prepared[i].end);
-      slices.push_back({tokens[i], &views[i], &request.cache().layout(), rows});
+      slices.push_back({tokens[i], &views[i], &request.cache().layout(), rows,
+                        request.argmax_only()});
       logits_rows += rows;
     }
     logits_.EnsureSize(logits_rows * model_->config.vocab_size);

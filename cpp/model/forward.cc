@@ -7,16 +7,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <initializer_list>
 
 #include "base/aligned_buffer.h"
+#include "model/activations.h"
 #include "model/attention_plan.h"
+#include "model/output_head.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "ops/kv_strip.h"
 #include "ops/matmul.h"
-#include "ops/quantize.h"
 
 namespace gkv {
 namespace {
@@ -30,79 +30,11 @@ constexpr size_t kRowsPerTask = 8;
 constexpr size_t kMinGroupsPerTask = 16;
 constexpr size_t kMaxPortionsPerThread = 16;
 
-// Products of the head that a thread holds before it sums up the planes.
-constexpr size_t kLogitsStretchFloats = size_t{1} << 16;
-
-// Columns whose quantization errors are formed at a time: they stay in cache.
-constexpr size_t kErrorStripe = 16 * kQuantBlock;
-
-// Input rows of matrix products, in float and in 8-bit blocks. With two planes,
-// what the first quantization lost is quantized again and multiplied as if it
-// were further rows (row r of the second plane follows all rows of the first):
-// a product is then the sum of two rows of output. That is 16-bit precision
-// where it matters, at no cost while a step is bound by reading weights.
-struct Activations {
-  size_t cols = 0;
-  size_t rows = 0;
-  size_t planes = 1;
-  AlignedBuffer<float> floats;   // [rows, cols]
-  AlignedBuffer<int8_t> values;  // [planes, rows, cols]
-  AlignedBuffer<float> scales;   // [planes, rows, cols / kQuantBlock]
-  AlignedBuffer<int32_t> sums;   // [planes, rows, cols / kQuantBlock]
-
-  void Resize(size_t new_rows, size_t new_cols, size_t new_planes = 1) {
-    rows = new_rows;
-    cols = new_cols;
-    planes = new_planes;
-    floats.EnsureSize(rows * cols);
-    values.EnsureSize(planes * rows * cols);
-    scales.EnsureSize(planes * rows * (cols / kQuantBlock));
-    sums.EnsureSize(planes * rows * (cols / kQuantBlock));
-  }
-  float* row(size_t r) { return floats.data() + r * cols; }
-  // From column `begin`, the start of a block.
-  QuantizedRows quantized(size_t r, size_t begin = 0) {
-    const size_t block = (r * cols + begin) / kQuantBlock;
-    return {values.data() + r * cols + begin, scales.data() + block,
-            sums.data() + block};
-  }
-  // The row's floats are final. Rows of widths that are no multiple of the
-  // block feed float weights only: no quantized type can have such columns.
-  void Quantize(size_t r) {
-    if (cols % kQuantBlock != 0) return;
-    QuantizeRows(row(r), cols, 1, cols, quantized(r));
-    if (planes == 1) return;
-    float errors[kErrorStripe];
-    for (size_t begin = 0; begin < cols; begin += kErrorStripe) {
-      const size_t count = std::min(kErrorStripe, cols - begin);
-      QuantizationError(row(r) + begin, count, quantized(r, begin), errors);
-      QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
-    }
-  }
-  // Rows of output that a product with weights of this type has.
-  size_t OutputRows(TensorType type) const {
-    return UsesQuantizedActivations(type) ? planes * rows : rows;
-  }
-  MatMulInput input(TensorType type) {
-    return {floats.data(), cols, quantized(0), OutputRows(type)};
-  }
-};
-
 struct MatMulJob {
   const PackedMatrix* weights;
   Activations* input;
   float* out;  // [input->planes, rows, weights->rows]
 };
-
-// The head's input alone has two planes: what it loses goes straight into the
-// logits, and prefill does not pay for it. On the 270M model, mean KL to the
-// float32 reference over 3,218 positions of prose, how many of the reference's
-// 616 clear choices (margin >= 0.5) come out otherwise, and prefill of 512:
-//   one plane everywhere        1.77e-3   1   4,100 tokens/s
-//   two for the head            1.39e-3   0   4,100
-//   and for down                0.97e-3   0   3,500
-//   and for q, k, v             0.60e-3   0   3,160
-constexpr size_t kHeadPlanes = 2;
 
 struct RowInfo {
   size_t slice;
@@ -122,19 +54,18 @@ struct ForwardPass::Buffers {
   AlignedBuffer<float> projected;    // [rows, hidden_size]
   AlignedBuffer<float> gate, up;     // [rows, ffn_dim]
   Activations activated;             // [rows, ffn_dim]
-  Activations head_input;            // [logits rows, hidden_size]
-  AlignedBuffer<float> head_parts;   // [threads, planes, logits rows, stretch]
   AttentionScratch attention;
 };
 
 class ForwardPass::Run {
  public:
   Run(const Model& model, ThreadPool& pool, Buffers& buffers,
-      std::span<const SequenceSlice> slices)
+      OutputHead& head, std::span<const SequenceSlice> slices)
       : model_(model),
         config_(model.config),
         pool_(pool),
         b_(buffers),
+        head_(head),
         slices_(slices) {
     b_.rows.clear();
     for (size_t s = 0; s < slices.size(); ++s) {
@@ -178,9 +109,6 @@ class ForwardPass::Run {
     b_.gate.EnsureSize(num_rows_ * config_.ffn_dim);
     b_.up.EnsureSize(num_rows_ * config_.ffn_dim);
     b_.activated.Resize(num_rows_, config_.ffn_dim);
-    size_t logits_rows = 0;
-    for (const SequenceSlice& slice : slices_) logits_rows += slice.logits_rows;
-    b_.head_input.Resize(logits_rows, hidden(), kHeadPlanes);
     b_.attention.Plan(config_, slices_, pool_.num_threads());
   }
 
@@ -331,57 +259,23 @@ class ForwardPass::Run {
   }
 
   void Head(float* logits) {
-    std::vector<size_t> sources;  // row of each row of logits
+    std::vector<OutputHead::Row> rows;
     size_t end = 0;
     for (const SequenceSlice& slice : slices_) {
       end += slice.tokens.size();
-      for (size_t i = slice.logits_rows; i > 0; --i) sources.push_back(end - i);
-    }
-    ForRows(sources.size(), [&](size_t i) {
-      RmsNorm(x(sources[i]), model_.weights.final_norm.data(),
-              config_.rms_epsilon, hidden(), b_.head_input.row(i));
-      b_.head_input.Quantize(i);
-    });
-    if (!sources.empty()) Logits(model_.weights.output_head(), logits);
-  }
-
-  // The head's product, in stretches of the vocabulary whose parts of all
-  // planes stay in cache until they are summed up.
-  void Logits(const PackedMatrix& weights, float* logits) {
-    const size_t vocab_size = config_.vocab_size;
-    const MatMulInput input = b_.head_input.input(weights.type);
-    const size_t rows = b_.head_input.rows;
-    const bool joins = input.rows > rows;
-    const size_t groups = NumGroups(weights.rows);
-    const size_t stretch = std::clamp<size_t>(
-        kLogitsStretchFloats / (input.rows * kRowGroup), kMinGroupsPerTask,
-        std::max(kMinGroupsPerTask, groups / (4 * pool_.num_threads())));
-    const size_t width = stretch * kRowGroup;
-    b_.head_parts.EnsureSize(pool_.num_threads() * input.rows * width);
-    const size_t group_bytes = GroupBytes(weights.type, weights.cols);
-    const size_t tasks = (groups + stretch - 1) / stretch;
-    pool_.Run(tasks, [&](size_t task, size_t thread) {
-      const size_t begin = task * width;
-      const size_t count = std::min(width, vocab_size - begin);
-      const PackedView part{weights.type, count, weights.cols,
-                            weights.data + task * stretch * group_bytes};
-      float* parts = b_.head_parts.data() + thread * input.rows * width;
-      MatMul(part, input, 0, NumGroups(count), parts, width);
-      for (size_t row = 0; row < rows; ++row) {
-        float* out = logits + row * vocab_size + begin;
-        std::memcpy(out, parts + row * width, count * sizeof(float));
-        if (joins) Add(parts + (rows + row) * width, count, out);
-        if (config_.final_soft_cap > 0) {
-          SoftCap(config_.final_soft_cap, count, out);
-        }
+      for (size_t i = slice.logits_rows; i > 0; --i) {
+        rows.push_back({x(end - i), logits, slice.argmax_only});
+        logits += config_.vocab_size;
       }
-    });
+    }
+    head_.Compute(rows);
   }
 
   const Model& model_;
   const ModelConfig& config_;
   ThreadPool& pool_;
   Buffers& b_;
+  OutputHead& head_;
   std::span<const SequenceSlice> slices_;
   size_t num_rows_ = 0;
 };
@@ -398,12 +292,15 @@ Model::Model(ModelConfig config_in, Weights weights_in)
 }
 
 ForwardPass::ForwardPass(const Model& model, ThreadPool& pool)
-    : model_(model), pool_(pool), buffers_(std::make_unique<Buffers>()) {}
+    : model_(model),
+      pool_(pool),
+      buffers_(std::make_unique<Buffers>()),
+      head_(std::make_unique<OutputHead>(model.config, model.weights, pool)) {}
 
 ForwardPass::~ForwardPass() = default;
 
 void ForwardPass::Step(std::span<const SequenceSlice> slices, float* logits) {
-  Run(model_, pool_, *buffers_, slices).Step(logits);
+  Run(model_, pool_, *buffers_, *head_, slices).Step(logits);
 }
 
 }  // namespace gkv

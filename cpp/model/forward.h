@@ -15,6 +15,8 @@
 
 namespace gkv {
 
+class OutputHead;
+
 // What stays the same for every step of a model. Immutable, shared by threads.
 struct Model {
   Model(ModelConfig config, Weights weights);
@@ -32,6 +34,8 @@ struct SequenceSlice {
   const KvStepView* view;           // of the cache, from KVCache::Prepare
   const KvLayout* layout;
   size_t logits_rows;  // logits are computed for the last so many rows
+  // Of these rows only the largest logit matters (see OutputHead::Row).
+  bool argmax_only = false;
 };
 
 // Runs a model. One weight pass for all slices of a step, however they are
@@ -57,6 +61,7 @@ class ForwardPass {
   const Model& model_;
   ThreadPool& pool_;
   std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<OutputHead> head_;
 };
 
 }  // namespace gkv

@@ -257,6 +257,20 @@ def test_batch_equals_single_calls(tiny: Gemma) -> None:
         assert batch[i].tokens.tolist() == cache.tokens.tolist()
 
 
+def test_greedy_rows_of_a_batch_equal_single_calls(gemma: Gemma) -> None:
+    """A step of many greedy rows leaves out what cannot win."""
+    prompts = [f"Chapter {i}. It was a cold" for i in range(12)]
+    together = gemma.generate_batch(
+        caches_of(gemma, 12), prompts, max_tokens=24
+    )
+    for g, cache, prompt in zip(together, caches_of(gemma, 12), prompts):
+        alone = gemma.generate(cache, prompt, max_tokens=24)
+        assert g.token_ids == alone.token_ids
+        logits = gemma.logits(cache, [alone.token_ids[-1]])
+        again = gemma.generate(cache, "", max_tokens=1)
+        assert again.token_ids == [int(logits.argmax())]
+
+
 def test_batch_of_a_stop_list_for_all(tiny: Gemma) -> None:
     results = tiny.generate_batch(
         caches_of(tiny, 3), ["the", "in", "a"], max_tokens=4, stop=["x", "y"]
