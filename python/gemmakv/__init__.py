@@ -29,10 +29,9 @@ from gemmakv.padded import (
     attention,
     compute_left_pads,
 )
-from gemmakv.packed import PackedWeights
-from gemmakv.session import Session, SessionStats
+from gemmakv.session import Message, Session, SessionStats
 from gemmakv.stream import Stream
-from gemmakv.templates import Message, Segment, Template
+from gemmakv.templates import Segment, Template
 from gemmakv.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -41,6 +40,7 @@ __all__ = [
     "CacheFullError",
     "ChatStream",
     "CacheProtocol",
+    "ChatStream",
     "CorruptFile",
     "CyclicCache",
     "Gemma",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import os
-from typing import TYPE_CHECKING, BinaryIO, Union
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,11 @@ import numpy.typing as npt
 from gemmakv import _core
 from gemmakv._core import Truncation
 from gemmakv.errors import brief
-from gemmakv.files import write_atomically
+from gemmakv.files import PathOrFile, read_all, write_all
 from gemmakv.model_type import ModelConfig, ModelType, config_of
 
 if TYPE_CHECKING:
     from gemmakv.gemma import Gemma
-
-PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
 
 __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 
@@ -35,12 +33,50 @@ class KVCache:
     into the cache: they see the last completed step.
     """
 
-    __slots__ = ("_core", "__weakref__")
+    __slots__ = ("_held", "__weakref__")
 
     def __init__(self, core: _core.KVCache) -> None:
         if not isinstance(core, _core.KVCache):
             raise TypeError("use gemmakv.create_kv_cache(model)")
-        self._core = core
+        self._held: _core.KVCache | None = core
+
+    @property
+    def _core(self) -> _core.KVCache:
+        core = self._held
+        if core is None:
+            raise ValueError(
+                "cache: closed; make a new one with create_kv_cache"
+            )
+        return core
+
+    def __enter__(self) -> KVCache:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of keys and values; also done by `with` and garbage
+        collection.
+
+        Blocks that forks share stay with them; a call that still runs keeps
+        its blocks until it ends. Any later use is a ValueError.
+        """
+        self._held = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._held is None
+
+    def _become(self, other: KVCache) -> None:
+        """Takes the content of `other`, sharing its blocks."""
+        self._held = other._core
 
     def __len__(self) -> int:
         return len(self._core)
@@ -50,6 +86,8 @@ class KVCache:
         return True
 
     def __repr__(self) -> str:
+        if self.closed:
+            return "<KVCache, closed>"
         return (
             f"<KVCache {self.model_type or 'custom'}: {len(self)} of "
             f"{self.capacity_tokens} tokens, {self.kv_dtype}, "
@@ -151,21 +189,12 @@ class KVCache:
         A path is replaced in one step, once everything is on disk: readers
         see the old file or the new one, also after a crash.
         """
-        data = self.to_bytes()
-        if isinstance(path_or_file, (str, os.PathLike)):
-            write_atomically(path_or_file, data)
-        else:
-            path_or_file.write(data)
+        write_all(path_or_file, self.to_bytes())
 
     @staticmethod
     def load(path_or_file: PathOrFile, gemma: Gemma | None = None) -> KVCache:
         """Reads what `save` wrote; see `from_bytes`."""
-        if isinstance(path_or_file, (str, os.PathLike)):
-            with open(path_or_file, "rb") as file:
-                data = file.read()
-        else:
-            data = path_or_file.read()
-        return KVCache.from_bytes(data, gemma)
+        return KVCache.from_bytes(read_all(path_or_file), gemma)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,70 +1,73 @@
-"""A session's reply, piece by piece."""
+"""A reply of a session, piece by piece."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gemmakv.generation import Generation, Piece
 from gemmakv.stream import Stream
 
-Conclude = Callable[["Generation | None"], None]
+if TYPE_CHECKING:
+    from gemmakv.session import Session, Turn
 
 
 class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
-    """Pieces of a reply: `for piece in stream`, or `async for`.
+    """Pieces of a reply that is being made: `for`, or `async for`.
 
-    White space before the first word is left out. When the stream ends,
-    however it ends, the turn becomes part of the session with what was
-    returned; only a stream that raises leaves the session as it was.
+    The texts of all pieces joined are the reply as it stands in the session's
+    messages: white space around it is left out, so white space waits for the
+    text that follows it. The session is busy until the stream has ended, is
+    cancelled or let go of. To be read by one thread or task at a time.
     """
 
-    def __init__(self, stream: Stream, conclude: Conclude) -> None:
-        self._stream = stream
-        self._conclude: Conclude | None = conclude
-        self._started = False
+    def __init__(self, session: Session, inner: Stream, turn: Turn) -> None:
+        self._session = session
+        self._inner = inner
+        self._turn = turn
+        self._trim = _Trimmer()
+        self._ready: deque[Piece] = deque()  # read, but not given out
+        self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
+        self._failure: BaseException | None = None
+        self._lock = threading.RLock()  # held while reading `inner`
+        self._reading = False
 
     def __iter__(self) -> ChatStream:
         return self
 
     def __next__(self) -> Piece:
+        self._hold()
         while True:
-            try:
-                piece = next(self._stream)
-            except StopIteration:
-                self._end()
-                raise
-            except KeyboardInterrupt:
-                self._end()
-                raise
-            except BaseException:
-                self._fail()
-                raise
-            shown = self._shown(piece)
-            if shown is not None:
-                return shown
+            piece = self._read()
+            if piece is not None:
+                return piece
+            if self._ended and not self._ready:
+                raise StopIteration
 
     def __aiter__(self) -> ChatStream:
         return self
 
     async def __anext__(self) -> Piece:
-        while True:
-            try:
-                piece = await self._stream.__anext__()
-            except StopAsyncIteration:
-                self._end()
-                raise
-            except Exception:
-                self._fail()
-                raise
-            except BaseException:  # the task was cancelled: so is the reply
-                self._end()
-                raise
-            shown = self._shown(piece)
-            if shown is not None:
-                return shown
+        # Here, as it takes 7 MB that most programs do not need.
+        import asyncio
+
+        self._hold()
+        try:
+            while True:
+                piece = await asyncio.to_thread(self._read)
+                if piece is not None:
+                    return piece
+                if self._ended and not self._ready:
+                    break
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        raise StopAsyncIteration
 
     def __enter__(self) -> ChatStream:
         return self
@@ -76,55 +79,120 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         traceback: TracebackType | None,
     ) -> None:
         self.cancel()
-        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True):
+            self.cancel()
+
+    @property
+    def result(self) -> Generation:
+        """The whole reply; waits for its end.
+
+        Raises what ended the stream if it failed.
+        """
+        while not self._ended:
+            self._read()
+        if self._generation is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._generation
 
     def cancel(self) -> None:
         """Ends the reply; from any thread, any number of times.
 
-        The conversation keeps what was returned. Going on to iterate gives at
-        most the text that was held back for a stop string.
+        On return the session is free, and holds the reply as far as it came.
+        Going on to iterate gives at most text that had been held back.
         """
-        self._stream.cancel()
+        self._inner.cancel()
+        with self._lock:
+            # A signal handler may run in the middle of a read of its own
+            # thread; that read then does the rest.
+            if not self._reading:
+                self._settle()
 
-    def close(self) -> None:
-        """Waits for the end and makes the turn part of the session."""
-        if self._conclude is not None:
-            self._end()
+    def _hold(self) -> None:
+        """Notes which thread must not wait for the session's end."""
+        if not self._ended:
+            self._session._holder = threading.get_ident()
 
-    @property
-    def result(self) -> Generation:
-        """The whole generation; waits for the end of the reply.
+    def _read(self) -> Piece | None:
+        """The next piece, or None if there is none within a moment."""
+        with self._lock:
+            if self._ready:
+                return self._ready.popleft()
+            if self._ended:
+                return None
+            self._reading = True
+            try:
+                piece = self._inner._poll()
+            except KeyboardInterrupt:
+                self._settle()
+                raise
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                self._reading = False
+            if piece is not None:
+                piece = self._trim(piece)
+            if self._inner._finished or self._inner._cancelled:
+                self._settle()
+            return piece
 
-        Its `text` is the reply without white space around it. Raises what the
-        generation raised.
+    def _settle(self) -> None:
+        """Ends the turn. Requires: the lock, and that `inner` has ended or is
+        cancelled.
         """
-        self.close()
-        if self._generation is None:
-            raise RuntimeError("the reply ended with an error and has no result")
-        return self._generation
+        if self._ended:
+            return
+        self._inner.cancel()
+        self._inner._callback = None
+        try:
+            while not self._inner._finished:
+                piece = self._inner._poll()
+                if piece is not None:
+                    piece = self._trim(piece)
+                if piece is not None:
+                    self._ready.append(piece)
+            self._generation = self._session._finish(
+                self._turn, self._inner.result()
+            )
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._end()
 
-    def _shown(self, piece: Piece) -> Piece | None:
-        """The piece without white space at the reply's start."""
-        text = piece.text if self._started else piece.text.lstrip()
-        self._started = self._started or bool(text)
-        if not text and piece.token_id < 0 and piece.finish_reason is None:
-            return None
-        return dataclasses.replace(piece, text=text)
+    def _fail(self, error: BaseException) -> None:
+        """Leaves the session as it was before the turn."""
+        self._failure = error
+        self._inner.cancel()
+        try:
+            self._inner._handle.result()  # waits: the cache is in use
+        except Exception:
+            pass  # the failure itself, again
+        self._session._take_back(self._turn)
+        self._end()
 
     def _end(self) -> None:
-        try:
-            result = self._stream.result()
-        except BaseException:
-            self._fail()
-            raise
-        conclude, self._conclude = self._conclude, None
-        if conclude is not None:
-            self._generation = dataclasses.replace(
-                result, text=result.text.strip()
-            )
-            conclude(result)
+        self._ended = True
+        self._session._release()
 
-    def _fail(self) -> None:
-        conclude, self._conclude = self._conclude, None
-        if conclude is not None:
-            conclude(None)
+
+class _Trimmer:
+    """Leaves out the white space around a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._held = ""  # white space that more text may follow
+
+    def __call__(self, piece: Piece) -> Piece | None:
+        """The piece with what is to be shown now; None if it holds nothing."""
+        text = self._held + piece.text
+        if not self._started:
+            text = text.lstrip()
+            self._started = bool(text)
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        if piece.token_id < 0 and not shown:
+            return None
+        return dataclasses.replace(piece, text=shown)

@@ -10,6 +10,23 @@ from contextlib import contextmanager
 from typing import BinaryIO, Union
 
 StrPath = Union[str, "os.PathLike[str]"]
+PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
+
+
+def write_all(path_or_file: PathOrFile, data: bytes) -> None:
+    """Writes to a binary file object, or replaces a path in one step."""
+    if isinstance(path_or_file, (str, os.PathLike)):
+        write_atomically(path_or_file, data)
+    else:
+        path_or_file.write(data)
+
+
+def read_all(path_or_file: PathOrFile) -> bytes:
+    """The content of a path or the rest of a binary file object."""
+    if isinstance(path_or_file, (str, os.PathLike)):
+        with open(path_or_file, "rb") as file:
+            return file.read()
+    return path_or_file.read()
 
 
 def write_atomically(path: StrPath, data: bytes) -> None:

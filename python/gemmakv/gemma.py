@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union, overload
 
 import numpy as np
@@ -14,8 +15,10 @@ from gemmakv import _core, models, packed
 from gemmakv.cache import KVCache
 from gemmakv.errors import MismatchError, brief
 from gemmakv.generation import Generation, generation_of
+from gemmakv.model_info import ModelInfo, info_of_gguf
 from gemmakv.model_type import ModelConfig, ModelType, type_of
 from gemmakv.options import (
+    DEFAULT_MAX_TOKENS,
     BatchOptions,
     Options,
     to_count,
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
 Prompt = Union[str, Sequence[int], npt.NDArray[np.integer[Any]]]
 TokenArray = npt.NDArray[np.int32]
 
-_DEFAULT_MAX_TOKENS = 256
-
 
 class Gemma:
     """Weights of a model, their tokenizer and the engine that runs them.
@@ -49,16 +50,14 @@ class Gemma:
         self,
         engine: _core.Engine,
         tokenizer: Tokenizer | None,
-        packed_weights: PackedWeights = PackedWeights("off"),
+        info: ModelInfo | None = None,
     ) -> None:
         if not isinstance(engine, _core.Engine):
             raise TypeError("use gemmakv.Gemma.load(model)")
-        self._engine = engine
+        self._held: _core.Engine | None = engine
         self._tokenizer = tokenizer
         self._config = engine.config
-        self._packed_weights = packed_weights
-        self._chat_template: str | None = None
-        self._instruction_tuned = False
+        self._info = ModelInfo() if info is None else info
 
     @classmethod
     def load(
@@ -99,12 +98,7 @@ class Gemma:
             as_callback(progress, "loading"),
             b"" if folder is None else os.fsencode(folder),
         )
-        if folder is not None:
-            state, file, reason = engine.packed_report
-            report = PackedWeights(state, file or None, reason or None)
-        gemma = cls(engine, _load_tokenizer(path, engine), report)
-        gemma._read_metadata(_core.GgufFile(path))
-        return gemma
+        return cls(engine, _load_tokenizer(path, engine), info_of_gguf(path))
 
     @classmethod
     def from_tensors(
@@ -147,7 +141,45 @@ class Gemma:
 
     def __repr__(self) -> str:
         name = self._config.name or self._config.architecture
+        if self._held is None:
+            return f"<Gemma {name}, closed>"
         return f"<Gemma {name}, {self.threads} threads>"
+
+    def __enter__(self) -> Gemma:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the weights; also done by `with` and garbage collection.
+
+        Their memory is free once calls and streams that still run have
+        ended. Any later call is a ValueError; caches can still be looked at,
+        saved, and used with another Gemma of the same weights.
+        """
+        if self._held is not None:
+            self._held = None
+            _core.trim_heap()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._held is None
+
+    @property
+    def _engine(self) -> _core.Engine:
+        engine = self._held
+        if engine is None:
+            raise ValueError(
+                "gemma: closed; load the model again with Gemma.load"
+            )
+        return engine
 
     @property
     def model_type(self) -> ModelType | None:
@@ -164,13 +196,15 @@ class Gemma:
 
     @property
     def chat_template(self) -> str | None:
-        """The template for conversations (Jinja) that the file carries."""
-        return self._chat_template
+        """Jinja source of the chat template in the model's file; None if it
+        has none.
+        """
+        return self._info.chat_template
 
     @property
-    def is_instruction_tuned(self) -> bool:
-        """Whether the file's name says that it was tuned for dialogue."""
-        return self._instruction_tuned
+    def instruction_tuned(self) -> bool:
+        """Whether the model is called one that was tuned for chat ("it")."""
+        return self._info.instruction_tuned
 
     @property
     def fingerprint(self) -> str:
@@ -259,13 +293,34 @@ class Gemma:
         Bad arguments raise here, before anything runs. A stream that is
         cancelled keeps every token that it returned.
         """
+        return self._stream_reply(cache, prompt, options, ())
+
+    def _generate_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Generation:
+        """`generate` that `end_ids` end as well as eos."""
+        return self._run([cache], [prompt], options, False, end_ids)[0]
+
+    def _stream_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Stream:
+        """`stream` that `end_ids` end as well as eos."""
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
+        eos_ids = [*self._config.eos_ids, *end_ids]
         handle = self._engine.stream(
-            cache._core, tokens, core_options(row, self._config.eos_ids)
+            cache._core, tokens, core_options(row, eos_ids)
         )
-        total = row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+        total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(handle, cache, total, callback)
 
     def logits(
@@ -342,14 +397,16 @@ class Gemma:
         prompts: list[Prompt],
         options: Any,
         batch: bool,
+        end_ids: Sequence[int] = (),
     ) -> list[Generation]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
         cores = [cache._core for cache in caches]
         total = sum(
-            len(ids) + row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+            len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
         )
-        core_rows = [core_options(row, self._config.eos_ids) for row in rows]
+        eos_ids = [*self._config.eos_ids, *end_ids]
+        core_rows = [core_options(row, eos_ids) for row in rows]
         with watch_caches(cores, total, callback):
             results = self._engine.generate(cores, tokens, core_rows)
         return [generation_of(result) for result in results]
@@ -376,7 +433,7 @@ class Gemma:
             forks = [cache.fork() for _ in range(count)]
             cores = [fork._core for fork in forks]
             nothing = np.empty(0, np.int32)
-            total = count * row.get("max_tokens", _DEFAULT_MAX_TOKENS)
+            total = count * row.get("max_tokens", DEFAULT_MAX_TOKENS)
             with watch_caches(cores, total, callback):
                 results = self._engine.generate(
                     cores, [nothing] * count, core_rows

@@ -14,6 +14,8 @@ from gemmakv.progress import Progress
 Stop = Union[str, Sequence[str], None]
 LogitBias = Union[Mapping[int, float], None]
 
+DEFAULT_MAX_TOKENS = 256
+
 
 class Options(TypedDict, total=False):
     """Keywords of `generate` and `stream`, with their defaults.

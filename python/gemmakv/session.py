@@ -1,49 +1,49 @@
-"""A chat: messages, their template and the KV cache that holds them."""
+"""Chat: a conversation in turns over a KV cache."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
-import numpy.typing as npt
 
 from gemmakv import session_file
-from gemmakv.cache import KVCache, PathOrFile, create_kv_cache
+from gemmakv.cache import KVCache, create_kv_cache
 from gemmakv.chat_stream import ChatStream
-from gemmakv.errors import CacheFullError, brief
-from gemmakv.files import write_atomically
+from gemmakv.errors import CacheFullError, GemmaKVError, brief
+from gemmakv.files import PathOrFile, read_all, write_all
 from gemmakv.generation import Generation
-from gemmakv.templates import (
-    Message,
-    Segment,
-    Template,
-    choose_template,
-    split_system,
-)
+from gemmakv.options import DEFAULT_MAX_TOKENS, Options, split_rows
+from gemmakv.templates import Message, Template, check_turns, template_for
+from gemmakv.transcript import Encoder, Ids, common_exact, common_text
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from gemmakv.gemma import Gemma
 
-__all__ = ["MAGIC", "Message", "Session", "SessionStats"]
+__all__ = ["Message", "Session", "SessionStats"]
 
-MAGIC = session_file.MAGIC
 OVERFLOWS = ("error", "drop_oldest_turns")
-TokenArray = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionStats:
-    """What a session holds and what its cache has saved.
+    """Numbers of a session.
 
-    tokens: in the conversation. own_bytes, shared_bytes: keys and values that
-    it alone holds, and that forks hold as well. saved_prefill_tokens: tokens
-    of earlier turns that replies did not have to compute again.
-    last_fork_us: microseconds that the last fork() took; None before one.
+    tokens: held by its cache.
+    own_bytes: of keys and values that it alone holds.
+    shared_bytes: of keys and values that forks hold as well.
+    saved_prefill_tokens: tokens of all prompts so far that the cache held
+      already and that were not computed again.
+    last_fork_us: microseconds that the last fork of it, or the fork that made
+      it, took; None if there was none.
     """
 
     tokens: int
@@ -53,39 +53,29 @@ class SessionStats:
     last_fork_us: float | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """A user's message and the reply.
-
-    The turn's tokens begin at `start` in the transcript. `tail` is text that
-    stands behind the reply already: the end token or stop string that ended
-    it. The next turn's text goes on from there.
-    """
-
-    user: str
-    reply: str
-    start: int = 0
-    tail: str = ""
-
-
 @dataclasses.dataclass
-class _Live:
-    """A streamed reply that has not been settled yet."""
+class Turn:
+    """A turn in the making: what there is to say, and the way back."""
 
-    stream: ChatStream
-    turns: list[Turn]
-    user: str
-    start: int
-    cache: KVCache
+    messages: list[Message]  # once the reply is there, with it
+    ids: Ids  # to be appended to the cache
+    options: dict[str, Any]
+    backup: KVCache  # the cache as it was
 
 
 class Session:
-    """A conversation with a model.
+    """A conversation with a model: messages, a template and a KV cache.
 
-    Each message computes only what is new: earlier turns stay in the KV
-    cache. Calls on one session wait for each other; sessions of one model run
-    at the same time. Only one reply can be streamed at a time: whatever is
-    done next with the session ends it, as `cancel()` does.
+    Each turn computes only what the cache does not hold yet. What the cache
+    holds always says the same as the template's rendering of `messages`;
+    tokens of replies stay as they were sampled, and what is computed anew
+    (after a change of `system`, or when turns are dropped) has the tokens
+    that a new session with the same messages has, and so the same results.
+
+    Calls of one session wait for each other, from any thread; sessions of one
+    Gemma run at the same time. `messages`, `turns`, `stats` and `system` never
+    wait and tell of the last turn that ended. A call that raises leaves the
+    session as it was.
     """
 
     def __init__(
@@ -94,52 +84,72 @@ class Session:
         system: str | None = None,
         overflow: str = "error",
         *,
-        template: Template | str | None = None,
+        template: Union[Template, str, None] = None,
+        messages: Sequence[Message] = (),
         capacity_tokens: int | None = None,
         kv_dtype: str = "bf16",
-        options: dict[str, Any] | None = None,
+        options: Options | None = None,
     ) -> None:
-        """
+        """Begins a conversation; computes nothing yet.
+
         Args:
-          gemma: the model; it needs a tokenizer.
-          system: text that stands before the conversation.
-          overflow: what happens when a message does not fit: "error" raises
-            CacheFullError and changes nothing; "drop_oldest_turns" forgets as
-            many turns as leave a quarter of the capacity free, and computes
-            the rest anew, exactly as if they had never been there.
-          template: "file", "gemma", "plain" or a Template; None takes what
-            suits the model (see `choose_template`).
-          capacity_tokens, kv_dtype: as for `create_kv_cache`.
-          options: keywords of `Gemma.generate` for every reply; those of a
-            call come before them.
+          gemma: the model.
+          system: what the model is told before the first turn.
+          overflow: what happens when the conversation does not fit any more.
+            "error": CacheFullError. "drop_oldest_turns": if the prompt and
+            `max_tokens` (at most a quarter of the capacity) do not fit, the
+            oldest turns are dropped until the prompt takes half of the
+            capacity or only the newest turn is left.
+          template: "file", "gemma", "plain" or a Template; None chooses what
+            fits the model, see `gemmakv.templates.template_for`.
+          messages: turns that the conversation begins with: user and model in
+            turns, a reply last. A system message may stand first.
+          capacity_tokens, kv_dtype: see `create_kv_cache`.
+          options: generation keywords for all turns.
+
+        Raises ValueError naming the argument that is bad, GemmaKVError if the
+        template cannot be used.
         """
         if gemma.tokenizer is None:
             raise ValueError(
-                "gemma: a session needs a model with a tokenizer, found one "
-                "without"
+                "gemma: this model has no tokenizer, which a Session needs"
             )
         self._gemma = gemma
-        self._lock = threading.RLock()
-        if template is None or isinstance(template, str):
-            template = choose_template(gemma, template)
-        self._template = template
-        self._system = _text("system", system) if system is not None else None
+        self._tokenizer = gemma.tokenizer
+        self._template = template_for(gemma, template)
         self.overflow = overflow
-        self.options = dict(options or {})
-        self._cache = create_kv_cache(
-            gemma.config, capacity_tokens, kv_dtype
-        )
-        self._turns: list[Turn] = []
-        self._stale = False  # the cache does not hold `_turns` as rendered
-        self._live: _Live | None = None
-        self._saved_tokens = 0
+        self.options: dict[str, Any] = dict(options or {})
+        split_rows(self.options, 1, batch=False)
+        self._system, self._messages = _beginning(system, messages)
+        self._cache = create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
+        self._encoder = Encoder(gemma.tokenizer, gemma.config.bos_id)
+        self._saved_prefill_tokens = 0
         self._last_fork_us: float | None = None
+        # Held by a call that works on the conversation, or by a stream from
+        # its beginning to its end.
+        self._changed = threading.Condition()
+        self._busy = False
+        self._holder = 0  # the thread that the current call needs to end
+        self._stream: weakref.ref[ChatStream] | None = None
+        if self._messages:
+            self._encode(self._messages, False)  # a bad one shows now
 
     def __repr__(self) -> str:
         return (
-            f"<Session of {len(self._turns)} turns, {len(self._cache)} of "
-            f"{self._cache.capacity_tokens} tokens>"
+            f"<Session of {self.turns} turns, {self._template.name} template, "
+            f"{self._cache!r}>"
         )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @property
     def gemma(self) -> Gemma:
@@ -147,11 +157,7 @@ class Session:
 
     @property
     def cache(self) -> KVCache:
-        """The conversation's KV cache, to look at or to fork.
-
-        Changing it behind the session's back breaks the session. Another one
-        takes its place when earlier text changes.
-        """
+        """The conversation's cache: to look at, not to change."""
         return self._cache
 
     @property
@@ -160,485 +166,402 @@ class Session:
 
     @property
     def overflow(self) -> str:
+        """"error" or "drop_oldest_turns"; may be changed at any time."""
         return self._overflow
 
     @overflow.setter
     def overflow(self, value: str) -> None:
         if value not in OVERFLOWS:
             raise ValueError(
-                f"overflow: expected one of {', '.join(OVERFLOWS)}, found "
+                "overflow: expected 'error' or 'drop_oldest_turns', found "
                 + brief(value)
             )
         self._overflow = value
 
     @property
     def system(self) -> str | None:
-        """Text that stands before the conversation.
-
-        Setting it keeps the turns; they are computed anew with the next
-        message, from the first token that differs.
+        """What the model is told before the first turn; None or "" for
+        nothing. A change has the rest of the conversation computed again at
+        the next turn.
         """
         return self._system
 
     @system.setter
-    def system(self, value: str | None) -> None:
-        text = _text("system", value) if value is not None else None
-        with self._lock:
-            self._settle()
-            if text != self._system:
-                self._system = text
-                self._stale = bool(self._turns)
+    def system(self, text: str | None) -> None:
+        with self._exclusive():
+            before = self._system
+            self._system = _checked_system(text)
+            try:
+                self._keep_common(self._messages, exact=True)
+            except BaseException:
+                self._system = before
+                raise
 
     @property
     def messages(self) -> list[Message]:
-        """System text, if any, and the messages so far.
-
-        Setting it replaces the conversation: user and model alternate, and
-        the model comes last. It is computed with the next message.
-        """
-        found = [] if self._system is None else [_system(self._system)]
-        for turn in list(self._turns):
-            found.append(Message("user", turn.user))
-            found.append(Message("model", turn.reply))
-        return found
-
-    @messages.setter
-    def messages(self, messages: Sequence[Message]) -> None:
-        system, turns = split_system(messages)
-        if len(turns) % 2:
-            raise ValueError(
-                "messages: expected the model's reply last, found a user's "
-                "message"
-            )
-        with self._lock:
-            self._settle()
-            self._turns = [
-                Turn(user.content, reply.content)
-                for user, reply in zip(turns[::2], turns[1::2])
-            ]
-            if system is not None:
-                self._system = system
-            self._stale = True
+        """The conversation, the system message first if there is one."""
+        return self._with_system(self._messages)
 
     @property
     def turns(self) -> int:
-        """Number of the user's messages that have a reply."""
-        return len(self._turns)
+        """Messages of the user so far."""
+        return len(self._messages) // 2
 
     @property
     def stats(self) -> SessionStats:
-        cache = self._cache
         return SessionStats(
-            len(cache),
-            cache.nbytes,
-            cache.shared_nbytes,
-            self._saved_tokens,
-            self._last_fork_us,
+            tokens=len(self._cache),
+            own_bytes=self._cache.nbytes,
+            shared_bytes=self._cache.shared_nbytes,
+            saved_prefill_tokens=self._saved_prefill_tokens,
+            last_fork_us=self._last_fork_us,
         )
 
-    # ---- Talking ----
-
-    def send(self, text: str, **options: Any) -> Generation:
+    def send(self, text: str, **options: Unpack[Options]) -> Generation:
         """Says `text` and waits for the reply.
 
-        The result's `text` is the reply without white space around it. A call
-        that raises (CacheFullError, a bad option, Ctrl-C) changes nothing.
-        """
-        with self._lock:
-            plan = self._plan(text, options)
-            result = self._gemma.generate(
-                plan.cache, plan.prompt, **plan.options
-            )
-            reply = self._conclude(plan, result)
-        return dataclasses.replace(result, text=reply)
+        `options` are those of `Gemma.generate`, over those of the session;
+        `stop` adds to what ends a reply anyway. The result's `text` is the
+        reply without white space around it, as it stands in `messages`.
 
-    def stream(self, text: str, **options: Any) -> ChatStream:
-        """Says `text` and gives the reply piece by piece.
-
-        A reply that is cancelled stays as far as it was returned. The turn is
-        part of the session once the stream has ended.
+        Raises ValueError for an empty text or a bad option, CacheFullError if
+        the conversation does not fit; Ctrl-C raises KeyboardInterrupt. The
+        session is then as if nothing had been said.
         """
-        with self._lock:
-            plan = self._plan(text, options)
-            stream = ChatStream(
-                self._gemma.stream(plan.cache, plan.prompt, **plan.options),
-                self._settle_stream,
-            )
-            self._live = _Live(
-                stream, plan.turns, plan.user, plan.start, plan.cache
-            )
-            self._saved_tokens += plan.saved
+        with self._exclusive():
+            turn = self._begin(text, options)
+            try:
+                generation = self._gemma._generate_reply(
+                    self._cache, turn.ids, turn.options, self._stop_ids()
+                )
+                return self._finish(turn, generation)
+            except BaseException:
+                self._take_back(turn)
+                raise
+
+    def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
+        """`send` piece by piece: an iterator and async iterator.
+
+        Bad arguments raise here. Until the stream has ended or is cancelled,
+        the session is busy: other threads wait, and a call from the thread
+        that reads it is a GemmaKVError. A reply that is cancelled (also by
+        Ctrl-C) stays in the conversation as far as it came.
+        """
+        self._acquire()
+        try:
+            turn = self._begin(text, options)
+            try:
+                inner = self._gemma._stream_reply(
+                    self._cache, turn.ids, turn.options, self._stop_ids()
+                )
+            except BaseException:
+                self._take_back(turn)
+                raise
+            stream = ChatStream(self, inner, turn)
+            self._stream = weakref.ref(stream)
             return stream
+        except BaseException:
+            self._release()
+            raise
 
     def fork(self) -> Session:
-        """An independent session with the same content.
+        """An independent session with the same conversation and settings.
 
-        The KV cache is shared: nothing is copied or computed.
+        Shares the blocks of the cache: no key or value is copied.
         """
-        with self._lock:
-            self._settle()
-            begin = time.perf_counter()
+        with self._exclusive():
+            start = time.perf_counter()
             cache = self._cache.fork()
-            self._last_fork_us = (time.perf_counter() - begin) * 1e6
-            other = Session.__new__(Session)
-            other.__dict__.update(self.__dict__)
-            other._lock = threading.RLock()
-            other._cache = cache
-            other._turns = list(self._turns)
-            other.options = dict(self.options)
-            other._saved_tokens = 0
-            return other
+            self._last_fork_us = (time.perf_counter() - start) * 1e6
+            return self._made_with(cache)
 
     def undo(self, turns: int = 1) -> list[Message]:
-        """Takes back the last turns; gives their messages.
+        """Takes back the last turns and returns their messages.
 
-        Raises ValueError if there are not as many.
+        Raises ValueError if there are not so many.
         """
-        with self._lock:
-            self._settle()
-            if not 0 <= turns <= len(self._turns):
-                raise ValueError(
-                    f"turns: expected 0 to {len(self._turns)} (the turns "
-                    f"there are), found {brief(turns)}"
-                )
-            return self.goto(len(self._turns) - turns)
+        with self._exclusive():
+            count = _checked_count("turns", turns, 1, self.turns)
+            return self._rewind(self.turns - count)
 
     def goto(self, turn: int) -> list[Message]:
-        """Keeps the first `turn` turns; gives the messages taken back."""
-        with self._lock:
-            self._settle()
-            if not 0 <= turn <= len(self._turns):
-                raise ValueError(
-                    f"turn: expected 0 to {len(self._turns)}, found "
-                    + brief(turn)
-                )
-            taken = self._turns[turn:]
-            if taken and not self._stale:
-                self._cache.truncate(taken[0].start)
-            del self._turns[turn:]
-            return [
-                message
-                for one in taken
-                for message in (
-                    Message("user", one.user),
-                    Message("model", one.reply),
-                )
-            ]
-
-    # ---- Saving ----
+        """Keeps the first `turn` turns, 0 to `turns`; returns the messages
+        that were taken back.
+        """
+        with self._exclusive():
+            return self._rewind(_checked_count("turn", turn, 0, self.turns))
 
     def to_bytes(self) -> bytes:
-        """Messages, settings and KV cache, for `from_bytes`.
+        """Messages, settings, keys and values, for `from_bytes`.
 
-        Options that are no plain data (a `progress` callable) are left out.
+        A Template object is saved by its name; `progress` is not saved.
         """
-        with self._lock:
-            self._settle()
-            return session_file.encode(
-                session_file.Content(
-                    template=self._template.name,
-                    system=self._system,
-                    overflow=self._overflow,
-                    stale=self._stale,
-                    turns=[dataclasses.asdict(turn) for turn in self._turns],
-                    options=self.options,
-                ),
-                self._cache.to_bytes(),
-            )
+        with self._exclusive():
+            return session_file.pack(self)
 
-    @staticmethod
+    def save(self, path_or_file: PathOrFile) -> None:
+        """Writes `to_bytes()` to a path or to a binary file object.
+
+        A path is replaced in one step, once everything is on disk.
+        """
+        write_all(path_or_file, self.to_bytes())
+
+    @classmethod
     def from_bytes(
+        cls,
         gemma: Gemma,
         data: bytes | bytearray | memoryview,
         *,
+        template: Union[Template, str, None] = None,
         rebuild: bool = False,
-        template: Template | None = None,
     ) -> Session:
-        """The session that `to_bytes` gave.
+        """The session that `to_bytes` gave: going on with it gives bit for
+        bit what going on with that one gives.
 
-        Going on gives bit for bit what going on without saving gives. With
-        `rebuild` the KV cache in `data` is left aside, and computed again
-        with the next message: for another model, or other weights.
-        `template` is needed if the session had a Template of your own.
+        `template` replaces the saved one; it is needed if that was an object
+        of yours. With `rebuild`, the keys and values in the data are ignored
+        and computed again from the messages, at the next turn.
 
-        Raises CorruptFile for damaged data, MismatchError if the KV cache
-        belongs to other weights.
+        Raises CorruptFile if the data are not a whole, sound session;
+        MismatchError if the keys and values belong to other weights
+        (`rebuild` then keeps the text) or the model has no such template.
         """
-        content, snapshot = session_file.decode(bytes(data))
-        if template is None and content.template == "file":
-            template = choose_template(
-                gemma, "file" if gemma.chat_template or not rebuild else None
-            )
-        session = Session(
-            gemma,
-            content.system,
-            content.overflow,
-            template=content.template if template is None else template,
-            options=content.options,
-        )
-        session._turns = [Turn(**turn) for turn in content.turns]
-        if rebuild:
-            session._stale = bool(session._turns)
-        else:
-            session._cache = KVCache.from_bytes(snapshot, gemma)
-            session._stale = content.stale
-        return session
+        return session_file.unpack(cls, gemma, bytes(data), template, rebuild)
 
-    def save(self, path_or_file: PathOrFile) -> None:
-        """Writes `to_bytes()`; a path is replaced in one step."""
-        data = self.to_bytes()
-        if hasattr(path_or_file, "write"):
-            path_or_file.write(data)
-        else:
-            write_atomically(path_or_file, data)
-
-    @staticmethod
+    @classmethod
     def load(
+        cls,
         gemma: Gemma,
         path_or_file: PathOrFile,
         *,
+        template: Union[Template, str, None] = None,
         rebuild: bool = False,
-        template: Template | None = None,
     ) -> Session:
         """Reads what `save` wrote; see `from_bytes`."""
-        if hasattr(path_or_file, "read"):
-            data = path_or_file.read()
-        else:
-            with open(path_or_file, "rb") as file:
-                data = file.read()
-        return Session.from_bytes(
-            gemma, data, rebuild=rebuild, template=template
+        return cls.from_bytes(
+            gemma, read_all(path_or_file), template=template, rebuild=rebuild
         )
 
-    # ---- How messages become tokens ----
+    def close(self) -> None:
+        """Ends a running reply and lets go of the cache.
 
-    def _plan(self, text: str, call_options: dict[str, Any]) -> _Plan:
-        """What to append to which cache for a message. Changes nothing."""
-        user = _text("text", text)
-        self._settle()
-        options = {**self.options, **call_options}
-        stop = options.get("stop")
-        own = [stop] if isinstance(stop, str) else list(stop or ())
-        options["stop"] = [*own, *self._template.stop]
-        turns = self._turns
-        if not self._stale:
-            prompt = self._encode(self._new_segments(user))
-            saved = len(self._cache)
-            if saved + len(prompt) < self._cache.capacity_tokens:
-                return _Plan(
-                    self._cache, prompt, options, turns, user, saved, saved
-                )
-        turns, tokens, start = self._fit(turns, user)
-        common = _common_prefix(tokens, self._cache.tokens)
-        cache = self._cache.fork()
-        # At least one token is computed, so that there are logits.
-        cache.truncate(min(common, len(tokens) - 1))
-        return _Plan(
-            cache, tokens[len(cache):], options, turns, user, start, len(cache)
-        )
-
-    def _fit(
-        self, turns: list[Turn], user: str
-    ) -> tuple[list[Turn], list[int], int]:
-        """Turns that are kept, and the tokens of all text up to the reply.
-
-        Raises CacheFullError if they do not fit.
+        Any later use of the conversation is a ValueError; `messages` stay.
         """
-        capacity = self._cache.capacity_tokens
-        turns, tokens, start = self._canonical(turns, user)
-        if len(tokens) < capacity:
-            return turns, tokens, start
-        found = len(tokens)
-        if self._overflow == "drop_oldest_turns":
-            while turns:
-                turns, tokens, start = self._canonical(turns[1:], user)
-                if len(tokens) <= capacity - capacity // 4:
-                    return turns, tokens, start
-            found = len(tokens)
-            if found < capacity:
-                return turns, tokens, start
-        raise CacheFullError(
-            f"the conversation needs {found} tokens and room for a reply, but "
-            f"its capacity is {capacity}: undo turns, use overflow="
-            "'drop_oldest_turns', or make the session with more "
-            "capacity_tokens"
-        )
+        stream = None if self._stream is None else self._stream()
+        if stream is not None:
+            stream.cancel()
+        with self._changed:
+            while self._busy:
+                self._changed.wait()
+            self._cache.close()
 
-    def _new_segments(self, user: str) -> list[Segment]:
-        """What follows the last reply, but for what stands there already."""
-        segments = self._template.render(
-            self._history(self._turns, user), add_generation_prompt=True
-        )
-        if not self._turns:
-            return segments
-        last = max(i for i, s in enumerate(segments) if s.role == "model")
-        following = segments[last + 1 :]
-        tail = self._turns[-1].tail
-        if tail:  # see _conclude: the template's text begins with it
-            head = following[0]
-            following[0] = Segment(head.text[len(tail) :], head.role)
-        return following
+    # ---- Turns; the session is held ----
 
-    def _canonical(
-        self, turns: list[Turn], user: str
-    ) -> tuple[list[Turn], list[int], int]:
-        """The turns with where they begin when all text is encoded anew,
-        the tokens up to the new reply, and where the new turn begins.
-        """
-        segments = self._template.render(
-            self._history(turns, user), add_generation_prompt=True
-        )
-        lead = self._reply_lead()
-        tokens: list[int] = []
-        placed: list[Turn] = []
-        pending: list[Segment] = []
-        start = 0
-        for segment in segments:
-            if segment.role != "model":
-                pending.append(segment)
-                continue
-            before = pending[-1].text
-            cut = len(before) - len(lead) if before.endswith(lead) else None
-            pending[-1] = Segment(before[:cut])
-            tokens += self._encode(pending)
-            tokens += self._encode(
-                [Segment(before[len(pending[-1].text) :] + segment.text, "model")]
+    def _begin(self, text: str, options: Any) -> Turn:
+        """Makes the cache ready for a turn, without computing anything."""
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                "text: expected a str that is not empty, found " + brief(text)
             )
-            old = turns[len(placed)]
-            placed.append(Turn(old.user, old.reply, start))
-            start = len(tokens)
-            pending = []
-        return placed, tokens + self._encode(pending), start
+        merged = self._merged(options)
+        messages = [*self._messages, Message("user", text)]
+        wanted = self._encode(messages, True)
+        dropped = False
+        if self.overflow == "drop_oldest_turns":
+            reserve = merged.get("max_tokens", DEFAULT_MAX_TOKENS)
+            while len(messages) > 1 and self._overflows(
+                len(wanted), reserve, dropped
+            ):
+                messages = messages[2:]
+                wanted = self._encode(messages, True)
+                dropped = True
+        capacity = self._cache.capacity_tokens
+        if len(wanted) >= capacity:
+            raise CacheFullError(
+                f"session: the conversation takes {len(wanted)} tokens and "
+                f"leaves no room for a reply in {capacity}; undo turns, say "
+                "less, or begin a session with more capacity_tokens"
+                + (
+                    " or overflow='drop_oldest_turns'"
+                    if self.overflow == "error"
+                    else ""
+                )
+            )
+        backup = self._cache.fork()
+        held, said = self._common(wanted, exact=dropped)
+        if said == len(wanted):  # there is always something to compute
+            held = said = common_exact(backup.tokens, wanted) - 1
+        self._cache.truncate(held)
+        return Turn(messages, wanted[said:], merged, backup)
 
-    def _reply_lead(self) -> str:
-        """What the template puts between the generation prompt and a reply."""
-        user, reply = Message("user", "."), Message("model", ".")
-        prompt = self._template.render([user], add_generation_prompt=True)
-        whole = self._template.render([user, reply])
-        at = max(i for i, s in enumerate(whole) if s.role == "model")
-        asked, given = _after_user(prompt), _after_user(whole[:at])
-        return given[len(asked) :] if given.startswith(asked) else ""
+    def _overflows(self, prompt: int, reserve: int, dropping: bool) -> bool:
+        capacity = self._cache.capacity_tokens
+        if dropping:
+            return prompt > capacity // 2
+        return prompt + min(max(reserve, 1), capacity // 4) > capacity
 
-    def _history(self, turns: list[Turn], user: str) -> list[Message]:
-        found = [] if self._system is None else [_system(self._system)]
-        for turn in turns:
-            found.append(Message("user", turn.user))
-            found.append(Message("model", turn.reply))
-        return [*found, Message("user", user)]
+    def _finish(self, turn: Turn, generation: Generation) -> Generation:
+        """Takes a reply into the conversation."""
+        text = generation.text.strip()
+        messages = [*turn.messages, Message("model", text)]
+        self._keep_common(messages)
+        self._messages = messages
+        self._saved_prefill_tokens += generation.usage.cached_tokens
+        return dataclasses.replace(generation, text=text)
 
-    def _encode(self, segments: Sequence[Segment]) -> list[int]:
-        assert self._gemma.tokenizer is not None
-        return self._gemma.tokenizer.encode_segments(
-            (segment.text, segment.special) for segment in segments
-        )
+    def _take_back(self, turn: Turn) -> None:
+        self._cache._become(turn.backup)
 
-    # ---- What a reply leaves behind ----
+    def _rewind(self, turns: int) -> list[Message]:
+        kept = self._messages[: 2 * turns]
+        removed = self._messages[2 * turns :]
+        self._keep_common(kept)
+        self._messages = kept
+        return removed
 
-    def _conclude(self, plan: _Plan | _Live, result: Generation) -> str:
-        """Makes the turn part of the session; gives the reply's text."""
-        reply = result.text.strip()
-        turn = Turn(plan.user, reply, plan.start)
-        self._turns = [*plan.turns, turn]
-        self._cache = plan.cache
-        self._stale = False
-        if isinstance(plan, _Plan):
-            self._saved_tokens += plan.saved
-        if result.finish_reason == "stop":
-            self._turns[-1] = self._with_tail(turn, result)
-        return reply
-
-    def _with_tail(self, turn: Turn, result: Generation) -> Turn:
-        """Keeps what ended the reply if the template goes on with it.
-
-        Else it is taken off the transcript again.
-        """
-        tokenizer = self._gemma.tokenizer
-        assert tokenizer is not None
-        text = result.text.encode("utf-8")
-        last = result.token_ids[-1]
-        if last in self._gemma.config.eos_ids:
-            tail = tokenizer.piece_of(last)
-            keep = len(result.token_ids) - 1
+    def _keep_common(
+        self, messages: Sequence[Message], exact: bool = False
+    ) -> None:
+        """Takes off the cache what does not belong to these messages."""
+        if messages:
+            wanted = self._encode(messages, False)
         else:
-            whole = tokenizer.decode_bytes(result.token_ids)
-            tail = whole[len(text) :].decode("utf-8", "replace")
-            keep = _tokens_within(tokenizer, result.token_ids, len(text))
-        with_tail = dataclasses.replace(turn, tail=tail)
-        following = self._template.render(
-            [Message("user", "."), Message("model", "."), Message("user", ".")],
-            add_generation_prompt=True,
+            # What every conversation with this system message begins with.
+            one, other = (
+                self._encode([Message("user", text)], True) for text in "AB"
+            )
+            wanted = one[: common_exact(one, other)]
+        self._cache.truncate(self._common(wanted, exact)[0])
+
+    def _common(self, wanted: Ids, exact: bool) -> tuple[int, int]:
+        """Lengths of what the cache and `wanted` have in common."""
+        held = self._cache.tokens
+        if exact:
+            count = common_exact(held, wanted)
+            return count, count
+        return common_text(held, wanted, self._tokenizer)
+
+    def _encode(self, messages: Sequence[Message], reply: bool) -> Ids:
+        return self._encoder.encode(
+            self._template.render(self._with_system(messages), reply)
         )
-        at = next(i for i, s in enumerate(following) if s.role == "model")
-        if following[at + 1].text.startswith(tail):
-            return with_tail
-        self._cache.truncate(
-            len(self._cache) - len(result.token_ids) + keep
-        )
-        return turn
 
-    def _settle(self) -> None:
-        """Ends a streamed reply that is still open, and takes it in."""
-        live = self._live
-        if live is not None:
-            live.stream.cancel()
-            # What made it fail, if anything, is for its reader to see.
-            with contextlib.suppress(Exception):
-                live.stream.close()
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        if self._system is None:
+            return list(messages)
+        return [Message("system", self._system), *messages]
 
-    def _settle_stream(self, result: Generation | None) -> None:
-        """Called once by the stream: its result, or None if it failed."""
-        with self._lock:
-            live, self._live = self._live, None
-            if live is not None and result is not None:
-                self._conclude(live, result)
+    def _merged(self, options: Any) -> dict[str, Any]:
+        """Options of one turn."""
+        for keywords in (self.options, options):
+            split_rows(keywords, 1, batch=False)  # names what is bad
+            if keywords.get("parse_special"):
+                raise ValueError(
+                    "parse_special: expected False (messages are text, the "
+                    "template sets the control tokens), found True"
+                )
+        merged = {**self.options, **options}
+        stops = list(self._template.stop)
+        for keywords in (self.options, options):
+            stop = keywords.get("stop") or []
+            stops += [stop] if isinstance(stop, str) else stop
+        merged["stop"] = list(dict.fromkeys(stops))
+        return merged
+
+    def _stop_ids(self) -> list[int]:
+        named = map(self._tokenizer.id_of, self._template.stop_tokens)
+        return [token for token in named if token is not None]
+
+    def _made_with(self, cache: KVCache) -> Session:
+        other = Session.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.options = dict(self.options)
+        other._messages = list(self._messages)
+        other._cache = cache
+        other._encoder = Encoder(self._tokenizer, self._gemma.config.bos_id)
+        other._changed = threading.Condition()
+        other._busy = False
+        other._stream = None
+        return other
+
+    # ---- One call at a time ----
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            while self._busy:
+                if self._holder == me:
+                    raise GemmaKVError(
+                        "session: its reply is still being streamed to this "
+                        "thread; read it to its end or cancel() it first"
+                    )
+                self._changed.wait()
+            self._cache._core  # raises if closed
+            self._busy = True
+            self._holder = me
+
+    def _release(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._stream = None
+            self._changed.notify_all()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """A message ready to be computed."""
-
-    cache: KVCache
-    prompt: list[int]
-    options: dict[str, Any]
-    turns: list[Turn]
-    user: str
-    start: int
-    saved: int
-
-
-def _tokens_within(tokenizer: Any, ids: Sequence[int], size: int) -> int:
-    """How many of the first tokens lie within the first `size` bytes."""
-    used = 0
-    for count, token in enumerate(ids):
-        used += len(tokenizer.decode_bytes([token]))
-        if used > size:
-            return count
-    return len(ids)
-
-
-def _after_user(segments: Sequence[Segment]) -> str:
-    at = max(i for i, s in enumerate(segments) if s.role == "user")
-    return "".join(segment.text for segment in segments[at + 1 :])
-
-
-def _common_prefix(some: Sequence[int], others: TokenArray) -> int:
-    size = min(len(some), len(others))
-    differ = np.flatnonzero(np.asarray(some[:size]) != others[:size])
-    return int(differ[0]) if differ.size else size
+def _beginning(
+    system: str | None, messages: Sequence[Message]
+) -> tuple[str | None, list[Message]]:
+    """The system message and the turns that a session starts with."""
+    turns = list(messages)
+    for i, message in enumerate(turns):
+        if not isinstance(message, Message):
+            raise ValueError(
+                f"messages[{i}]: expected a Message, found {brief(message)}"
+            )
+        if not isinstance(message.content, str):
+            raise ValueError(
+                f"messages[{i}].content: expected a str, found "
+                + brief(message.content)
+            )
+    if turns:
+        check_turns(turns)
+        if turns[-1].role != "model" and len(turns) > 1:
+            raise ValueError(
+                "messages: expected a reply last, found a message of the "
+                + turns[-1].role
+            )
+    if turns and turns[0].role == "system":
+        if system is not None:
+            raise ValueError("system: given twice, also as a message")
+        system = turns.pop(0).content
+    return _checked_system(system), turns
 
 
-def _system(text: str) -> Message:
-    return Message("system", text)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: expected a str, found {brief(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
+def _checked_system(text: str | None) -> str | None:
+    if text is not None and not isinstance(text, str):
         raise ValueError(
-            f"{name}: character {error.start} is a lone surrogate, which is "
-            "not Unicode text"
-        ) from None
-    return value
+            f"system: expected a str or None, found {brief(text)}"
+        )
+    return text or None
+
+
+def _checked_count(name: str, value: int, least: int, most: int) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not least <= value <= most
+    ):
+        expected = (
+            f"{least} to {most} (the turns there are)"
+            if most >= least
+            else "turns to undo, and there are none"
+        )
+        raise ValueError(f"{name}: expected {expected}, found {brief(value)}")
+    return int(value)

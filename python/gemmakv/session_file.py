@@ -1,157 +1,168 @@
-"""The bytes of a saved session; the format is described in docs/session-format.md.
-
-    magic     8 bytes   b"GKVCHAT1"
-    header    8 bytes   size of the header, little endian
-              JSON      UTF-8
-    snapshot  8 bytes   size of the snapshot, little endian
-              bytes     a conversation, see docs/snapshot-format.md
-    checksum  16 bytes  BLAKE2b of all bytes before it
-"""
+"""Sessions as bytes; docs/session-format.md describes the format."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from typing import Any
+import struct
+from typing import TYPE_CHECKING, Any, Union
 
-from gemmakv.errors import CorruptFile, MismatchError
+from gemmakv.cache import KVCache
+from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.templates import Message, Template
 
-MAGIC = b"GKVCHAT1"
+if TYPE_CHECKING:
+    from gemmakv.gemma import Gemma
+    from gemmakv.session import Session
+
+MAGIC = b"GKVSESSN"
 VERSION = 1
-_SIZE_BYTES = 8
-_CHECKSUM_BYTES = 16
-_LEAST_BYTES = len(MAGIC) + 2 * _SIZE_BYTES + _CHECKSUM_BYTES
-_FIELDS = {
-    "template": str,
-    "system": (str, type(None)),
-    "overflow": str,
-    "stale": bool,
-    "turns": list,
-    "options": dict,
-}
-_TURN_FIELDS = {"user": str, "reply": str, "start": int, "tail": str}
+# Magic, version, zero, bytes of the text part, bytes of the KV part.
+_HEADER = struct.Struct("<8sIIQQ")
+_DIGEST_BYTES = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Content:
-    """What a session consists of, but for its KV cache."""
-
-    template: str
-    system: str | None
-    overflow: str
-    stale: bool
-    turns: list[dict[str, Any]]
-    options: dict[str, Any]
-
-
-def encode(content: Content, snapshot: bytes) -> bytes:
-    """Bytes of a session. Options that JSON cannot hold are left out."""
-    fields = dataclasses.asdict(content)
-    fields["options"] = _plain_options(content.options)
-    header = json.dumps(
-        {"version": VERSION, **fields}, ensure_ascii=False
-    ).encode("utf-8", "surrogatepass")
-    body = b"".join(
-        [
-            MAGIC,
-            len(header).to_bytes(_SIZE_BYTES, "little"),
-            header,
-            len(snapshot).to_bytes(_SIZE_BYTES, "little"),
-            snapshot,
+def pack(session: Session) -> bytes:
+    """The session's bytes. Requires: no call works on it."""
+    cache = session.cache
+    options = {k: v for k, v in session.options.items() if k != "progress"}
+    if options.get("logit_bias"):
+        options["logit_bias"] = [
+            [int(token), repr(float(bias))]
+            for token, bias in options["logit_bias"].items()
         ]
+    text = json.dumps(
+        {
+            "template": session.template.name,
+            "system": session.system,
+            "messages": [
+                [message.role, message.content]
+                for message in session._messages
+            ],
+            "overflow": session.overflow,
+            "options": options,
+            "capacity_tokens": cache.capacity_tokens,
+            "kv_dtype": cache.kv_dtype,
+            "saved_prefill_tokens": session.stats.saved_prefill_tokens,
+        },
+        ensure_ascii=False,
+        default=_plain,
+    ).encode("utf-8")
+    snapshot = cache.to_bytes()
+    head = _HEADER.pack(MAGIC, VERSION, 0, len(text), len(snapshot)) + text
+    return head + hashlib.sha256(head).digest() + snapshot
+
+
+def unpack(
+    cls: type[Session],
+    gemma: Gemma,
+    data: bytes,
+    template: Union[Template, str, None],
+    rebuild: bool,
+) -> Session:
+    """The session of `pack`; see `Session.from_bytes`."""
+    fields, snapshot = _split(data, whole=not rebuild)
+    name = fields["template"]
+    if template is None and name not in ("file", "gemma", "plain"):
+        raise ValueError(
+            f"template: the session was saved with a Template named "
+            f"{brief(name)}; give it: Session.load(gemma, path, template=...)"
+        )
+    system, messages = fields["system"], fields["messages"]
+    session = cls(
+        gemma,
+        system,
+        fields["overflow"],
+        template=name if template is None else template,
+        messages=[Message(role, content) for role, content in messages],
+        capacity_tokens=fields["capacity_tokens"],
+        kv_dtype=fields["kv_dtype"],
+        options=fields["options"],
     )
-    return body + _checksum(body)
+    session._saved_prefill_tokens = fields["saved_prefill_tokens"]
+    if not rebuild:
+        session._cache = _restore(snapshot, gemma)
+    return session
 
 
-def decode(data: bytes) -> tuple[Content, bytes]:
-    """The content, and the bytes of the conversation.
-
-    Raises CorruptFile for anything but a whole session, MismatchError for a
-    version that this one does not know.
-    """
-    if data[: len(MAGIC)] != MAGIC:
-        raise CorruptFile(
-            f"session: found {data[:8]!r} at the start, expected {MAGIC!r}"
-        )
-    if len(data) < _LEAST_BYTES:
-        raise CorruptFile(
-            f"session: found {len(data)} bytes, expected at least "
-            f"{_LEAST_BYTES}"
-        )
-    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if _checksum(body) != checksum:
-        raise CorruptFile(
-            "session: the checksum does not fit; the file is cut or damaged"
-        )
-    header, at = _part(body, len(MAGIC), "header")
-    snapshot, at = _part(body, at, "snapshot")
-    if at != len(body):
-        raise CorruptFile(
-            f"session: found {len(body) - at} bytes behind the snapshot, "
-            "expected none"
-        )
-    return _content(header), snapshot
-
-
-def _part(body: bytes, at: int, name: str) -> tuple[bytes, int]:
-    """A part with its size before it, and where it ends."""
-    begin = at + _SIZE_BYTES
-    size = int.from_bytes(body[at:begin], "little")
-    if begin + size > len(body):
-        raise CorruptFile(
-            f"session: the {name} is said to have {size} bytes, but only "
-            f"{max(0, len(body) - begin)} follow"
-        )
-    return body[begin : begin + size], begin + size
-
-
-def _content(header: bytes) -> Content:
+def _restore(snapshot: bytes, gemma: Gemma) -> KVCache:
+    hint = "Session.load(..., rebuild=True) keeps the text and computes the "
+    hint += "keys and values again"
     try:
-        fields = json.loads(header.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"session: the header is not JSON: {error}") from None
-    if not isinstance(fields, dict) or "version" not in fields:
-        raise CorruptFile("session: the header states no version")
-    if fields["version"] != VERSION:
-        raise MismatchError(
-            f"session: found format version {fields['version']!r}, expected "
-            f"{VERSION}; a newer gemmakv may have written it"
-        )
-    del fields["version"]
-    _check_fields("header", fields, _FIELDS)
-    for turn in fields["turns"]:
-        _check_fields("turn", turn, _TURN_FIELDS)
-    bias = fields["options"].get("logit_bias")
-    if bias is not None:
-        fields["options"]["logit_bias"] = {int(k): v for k, v in bias.items()}
-    return Content(**fields)
+        return KVCache.from_bytes(snapshot, gemma)
+    except MismatchError as error:
+        raise MismatchError(f"session: {error}; {hint}") from None
+    except CorruptFile as error:
+        raise CorruptFile(f"session: {error}; {hint}") from None
 
 
-def _check_fields(
-    name: str, fields: Any, expected: dict[str, Any]
-) -> None:
-    good = isinstance(fields, dict) and fields.keys() == expected.keys()
-    if not good or not all(
-        isinstance(fields[key], kind) for key, kind in expected.items()
-    ):
+def _split(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
+    """Checked fields of the text part, and the KV part.
+
+    Without `whole`, the KV part may be anything.
+    """
+    if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise CorruptFile(
-            f"session: a {name} has not the fields {', '.join(expected)}"
+            "session: expected a file of a saved session, found "
+            + (brief(data[: len(MAGIC)]) if data else "no bytes")
+            + " at the beginning"
         )
+    _, version, zero, text_bytes, kv_bytes = _HEADER.unpack_from(data)
+    if version > VERSION:
+        raise MismatchError(
+            f"session: format version {version} is newer than this version of "
+            f"gemmakv reads ({VERSION}); update gemmakv"
+        )
+    end = _HEADER.size + text_bytes
+    start = end + _DIGEST_BYTES
+    if len(data) < start or (whole and len(data) != start + kv_bytes):
+        raise CorruptFile(
+            f"session: expected {start + kv_bytes} bytes, found {len(data)}"
+        )
+    digest = hashlib.sha256(data[:end]).digest()
+    if version != VERSION or zero != 0 or digest != data[end:start]:
+        raise CorruptFile("session: the text part does not match its checksum")
+    try:
+        fields = json.loads(data[_HEADER.size : end].decode("utf-8"))
+        return _checked(fields), data[start:]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptFile(
+            "session: the text part is not that of a session: "
+            + " ".join(str(error).split())
+        ) from None
 
 
-def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    plain = {}
-    for name, value in options.items():
-        if isinstance(value, tuple):
-            value = list(value)
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            continue
-        plain[name] = value
-    return plain
+def _checked(fields: Any) -> dict[str, Any]:
+    """Fields of the right types. Raises KeyError, TypeError or ValueError."""
+    types = {
+        "template": str,
+        "system": (str, type(None)),
+        "messages": list,
+        "overflow": str,
+        "options": dict,
+        "capacity_tokens": int,
+        "kv_dtype": str,
+        "saved_prefill_tokens": int,
+    }
+    for name, kind in types.items():
+        if not isinstance(fields[name], kind):  # type: ignore[arg-type]
+            raise TypeError(f"{name} is {brief(fields[name])}")
+    for message in fields["messages"]:
+        role, content = message
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError(f"a message is {brief(message)}")
+    bias = fields["options"].get("logit_bias")
+    if bias:
+        fields["options"]["logit_bias"] = {
+            int(token): float(value) for token, value in bias
+        }
+    result: dict[str, Any] = fields
+    return result
 
 
-def _checksum(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+def _plain(value: object) -> object:
+    """Numbers and sequences of other libraries, for JSON."""
+    for convert in ("tolist", "item"):
+        if hasattr(value, convert):
+            return getattr(value, convert)()
+    return list(value)  # type: ignore[call-overload]

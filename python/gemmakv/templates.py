@@ -1,13 +1,17 @@
-"""How the messages of a conversation become the text that a model reads."""
+"""How a conversation becomes the text that a model reads.
+
+A template renders messages to segments, each either plain text or the name
+of one control token. Text that people or models wrote always is plain text:
+a "<end_of_turn>" in it stays a string of characters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Union
 
-from gemmakv.errors import CorruptFile, GemmaKVError, brief
+from gemmakv.errors import GemmaKVError, brief
 
 if TYPE_CHECKING:
     from gemmakv.gemma import Gemma
@@ -17,303 +21,185 @@ ROLES = ("system", "user", "model")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One message. `role` is "system", "user" or "model"."""
+    """What one side said. `role` is "system", "user" or "model"."""
 
     role: str
     content: str
 
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(
-                f"role: expected one of {', '.join(ROLES)}, found "
-                + brief(self.role)
-            )
-        if not isinstance(self.content, str):
-            raise ValueError(
-                f"content: expected a str, found {brief(self.content)}"
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A stretch of rendered text.
+    """A piece of a rendered conversation.
 
-    `role` is None for text of the template, in which the strings of control
-    tokens mean the tokens; else it is the role of the message whose content
-    this is, in which they are ordinary text.
+    If `special`, `text` is the name of one control token, else text without
+    any. Each segment is turned into tokens by itself.
     """
 
     text: str
-    role: str | None = None
-
-    @property
-    def special(self) -> bool:
-        """Whether the strings of control tokens mean the tokens."""
-        return self.role is None
+    special: bool = False
 
 
 class Template(Protocol):
-    """Renders conversations.
-
-    `name` identifies it in saved sessions. `stop` are texts that end a reply
-    besides the model's own end tokens.
-    """
+    """What a `Session` needs of a template; any object with these works."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What a saved session calls it."""
 
     @property
-    def stop(self) -> tuple[str, ...]: ...
+    def stop(self) -> Sequence[str]:
+        """Texts that end a reply."""
+
+    @property
+    def stop_tokens(self) -> Sequence[str]:
+        """Names of control tokens that end a reply, beside the model's eos
+        tokens; those that the model does not know are left out.
+        """
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = False
+        self, messages: Sequence[Message], add_generation_prompt: bool
     ) -> list[Segment]:
-        """The conversation's text, BOS included.
+        """The conversation, with the opening of a reply if that is asked for.
 
-        Every message's content is in segments of its role, unless the
-        template folds it into another message. With `add_generation_prompt`
-        the text ends where the model's reply begins. Raises ValueError if the
-        roles do not alternate as the template expects.
+        At most one system message stands first; user and model take turns
+        after it. Raises ValueError for messages it cannot express.
         """
 
 
 class PlainTemplate:
-    """A dialogue in plain text, for models that were not tuned for turns.
+    """A dialogue in plain text, for models that were not tuned for chat.
 
-    A base model goes on with a dialogue in the style in which it begins, so
-    this one begins with an introduction and a question that is answered.
+    A base model goes on with what looks like a conversation written down, and
+    what it writes for the other side ends the reply.
     """
 
     name = "plain"
     stop = ("\nUser:", "\nAssistant:")
-
-    _INTRODUCTION = (
-        "This is a conversation between a User and an Assistant. The "
-        "Assistant gives short, friendly and correct answers."
-    )
-    _EXAMPLE = (
-        "\n\nUser: What is the largest planet?\n"
-        "Assistant: The largest planet is Jupiter."
-    )
-
-    def __init__(self, bos: str) -> None:
-        self._bos = bos
+    stop_tokens = ("<end_of_turn>",)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = False
+        self, messages: Sequence[Message], add_generation_prompt: bool
     ) -> list[Segment]:
-        system, turns = split_system(messages)
-        segments = [Segment(self._bos)]
-        if system is None:
-            segments.append(Segment(self._INTRODUCTION))
-        else:
-            segments.append(Segment(system.strip(), "system"))
-        segments.append(Segment(self._EXAMPLE))
-        for message in turns:
-            label = "User" if message.role == "user" else "Assistant"
-            segments.append(Segment(f"\n{label}: "))
-            segments.append(Segment(message.content.strip(), message.role))
-        if add_generation_prompt:
-            segments.append(Segment("\nAssistant:"))
+        check_turns(messages)
+        segments = [Segment("<bos>", special=True)]
+        gap = ""  # between what stands there and what follows
+        for message in messages:
+            text = message.content.strip()
+            if message.role == "system":
+                segments.append(Segment(text))
+            elif message.role == "user":
+                segments.append(Segment(f"{gap}User: {text}\n\nAssistant:"))
+            elif text:
+                # A segment of its own: the tokens of a turn that is over do
+                # not depend on what follows.
+                segments.append(Segment(f" {text}"))
+            gap = "\n\n"
+        if not add_generation_prompt and messages[-1].role == "user":
+            segments[-1] = Segment(
+                segments[-1].text[: -len("\n\nAssistant:")]
+            )
         return segments
 
 
 class GemmaTemplate:
-    """The turns of Gemma's instruction-tuned models.
+    """The turns of instruction-tuned Gemma models.
 
-    The same text as the template that Gemma 3 is published with: contents
-    are stripped, and system text stands before the first user message.
+    A system message stands at the beginning of the first user turn, and the
+    white space around messages is left out, as the models were trained.
     """
 
     name = "gemma"
-    stop = ()
-
-    def __init__(self, bos: str) -> None:
-        self._bos = bos
+    stop: tuple[str, ...] = ()
+    stop_tokens = ("<end_of_turn>",)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = False
+        self, messages: Sequence[Message], add_generation_prompt: bool
     ) -> list[Segment]:
-        system, turns = split_system(messages)
-        segments = [Segment(self._bos)]
-        for i, message in enumerate(turns):
-            segments.append(Segment(f"<start_of_turn>{message.role}\n"))
-            if i == 0 and system is not None:
-                segments.append(Segment(system, "system"))
-                segments.append(Segment("\n\n"))
-            segments.append(Segment(message.content.strip(), message.role))
-            segments.append(Segment("<end_of_turn>\n"))
+        check_turns(messages)
+        segments = [Segment("<bos>", special=True)]
+        opening = ""
+        for message in messages:
+            if message.role == "system":
+                opening = message.content + "\n\n"
+                continue
+            segments += [
+                Segment("<start_of_turn>", special=True),
+                Segment(f"{message.role}\n{opening}{message.content.strip()}"),
+                Segment("<end_of_turn>", special=True),
+                Segment("\n"),
+            ]
+            opening = ""
         if add_generation_prompt:
-            segments.append(Segment("<start_of_turn>model\n"))
+            segments += [
+                Segment("<start_of_turn>", special=True),
+                Segment("model\n"),
+            ]
         return segments
 
 
-class FileTemplate:
-    """A template in the Jinja language, as model files carry one.
-
-    It runs in a sandbox, without access to anything but the messages.
-    Contents pass through it between marks that no text can foresee, so that
-    whatever a message says stays the content of a message.
+def check_turns(messages: Sequence[Message]) -> None:
+    """Raises ValueError unless an optional system message stands first and
+    user and model take turns after it.
     """
-
-    name = "file"
-    stop = ()
-
-    def __init__(self, source: str, bos: str, eos: str) -> None:
-        """Raises GemmaKVError if jinja2 is not installed, CorruptFile if
-        `source` is not in its language.
-        """
-        try:
-            import jinja2
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
-            raise GemmaKVError(
-                "the model's chat template needs jinja2: pip install "
-                "'gemmakv[chat]', or choose template='gemma' or 'plain'"
-            ) from None
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        self._errors = jinja2.TemplateError
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise CorruptFile(
-                f"the model's chat template is damaged: {_line(error)}"
-            ) from None
-        self._bos = bos
-        self._eos = eos
-
-    def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = False
-    ) -> list[Segment]:
-        split_system(messages)  # checks the roles
-        nonce = secrets.token_hex(8)
-        marked = [
-            {
-                "role": "assistant" if m.role == "model" else m.role,
-                "content": _mark(m.content, f"{nonce}{i}"),
-            }
-            for i, m in enumerate(messages)
-        ]
-        text = self._run(marked, add_generation_prompt)
-        return _unmark(text, messages, nonce)
-
-    def _run(
-        self, messages: Sequence[Mapping[str, str]], add_prompt: bool
-    ) -> str:
-        values: dict[str, Any] = {
-            "messages": messages,
-            "add_generation_prompt": add_prompt,
-            "bos_token": self._bos,
-            "eos_token": self._eos,
-            "tools": None,
-        }
-        try:
-            return self._template.render(values)
-        except (self._errors, TypeError, ArithmeticError, LookupError) as error:
-            raise ValueError(
-                "the model's chat template cannot render these messages: "
-                + _line(error)
-            ) from None
-
-
-def split_system(
-    messages: Sequence[Message],
-) -> tuple[str | None, Sequence[Message]]:
-    """The system text, and the turns.
-
-    Raises ValueError unless user and model alternate, the user first.
-    """
-    system = None
-    turns = messages
-    if messages and messages[0].role == "system":
-        system, turns = messages[0].content, messages[1:]
-    for i, message in enumerate(turns):
-        expected = "model" if i % 2 else "user"
+    if not messages:
+        raise ValueError("messages: expected at least one, found none")
+    start = 1 if messages[0].role == "system" else 0
+    for i, message in enumerate(messages[start:]):
+        expected = ROLES[1 + i % 2]
         if message.role != expected:
             raise ValueError(
-                f"messages: expected user and model to alternate, found "
-                f"{message.role} where {expected} comes"
+                f"messages[{start + i}].role: expected {expected!r} (user and "
+                f"model take turns), found {brief(message.role)}"
             )
-    return system, turns
 
 
-def choose_template(gemma: Gemma, name: str | None = None) -> Template:
-    """A template for a model's conversations.
+def template_for(
+    gemma: Gemma, template: Union[Template, str, None] = None
+) -> Template:
+    """The template of a name, or the one that fits the model.
 
-    `name` is "file" (the model file's own), "gemma" or "plain"; None takes
-    the file's own if it has one, else Gemma's turns if the model's name says
-    that it is tuned for them, else plain dialogue.
+    Without a name: the chat template that the model's file carries, else
+    Gemma's turns if the model is called instruction-tuned, else the plain
+    dialogue. Raises ValueError for a name that is none, GemmaKVError if the
+    file's template is asked for and there is none or it does not work.
     """
-    source = gemma.chat_template
-    if name is None:
-        if source is not None:
-            name = "file"
+    if template is None:
+        if gemma.chat_template is not None:
+            template = "file"
         else:
-            name = "gemma" if gemma.is_instruction_tuned else "plain"
-    bos = _piece(gemma, gemma.config.bos_id)
-    if name == "plain":
-        return PlainTemplate(bos)
-    if name == "gemma":
-        return GemmaTemplate(bos)
-    if name != "file":
-        raise ValueError(
-            "template: expected 'file', 'gemma', 'plain' or a Template, found "
-            + brief(name)
+            template = "gemma" if gemma.instruction_tuned else "plain"
+    if not isinstance(template, str):
+        _check_template(template)
+        return template
+    if template == "plain":
+        return PlainTemplate()
+    if template == "gemma":
+        return GemmaTemplate()
+    if template == "file":
+        # Here, as it imports jinja2, which is large and optional.
+        from gemmakv.file_template import FileTemplate
+
+        if gemma.chat_template is None or gemma.tokenizer is None:
+            raise GemmaKVError(
+                "template: the model carries no chat template of its own; "
+                "use 'gemma' or 'plain'"
+            )
+        return FileTemplate(
+            gemma.chat_template,
+            gemma.tokenizer,
+            bos_id=gemma.config.bos_id,
+            eos_ids=gemma.config.eos_ids,
         )
-    if source is None:
-        raise ValueError(
-            "template: this model's file carries no chat template; expected "
-            "'gemma' or 'plain'"
-        )
-    eos_ids = gemma.config.eos_ids
-    return FileTemplate(
-        source, bos, _piece(gemma, eos_ids[0] if eos_ids else -1)
+    raise ValueError(
+        "template: expected 'file', 'gemma', 'plain', a Template or None, "
+        f"found {brief(template)}"
     )
 
 
-def _piece(gemma: Gemma, token: int) -> str:
-    """The string of a control token; empty if there is none."""
-    if gemma.tokenizer is None or token < 0:
-        return ""
-    return gemma.tokenizer.piece_of(token)
-
-
-def _mark(content: str, nonce: str) -> str:
-    """Marks just inside the white space, which templates strip."""
-    core = content.strip()
-    before, _, after = content.partition(core) if core else (content, "", "")
-    return f"{before}\ue000{nonce}\ue001{core}\ue002{nonce}\ue003{after}"
-
-
-def _unmark(
-    text: str, messages: Sequence[Message], nonce: str
-) -> list[Segment]:
-    segments = []
-    for i, message in enumerate(messages):
-        core = message.content.strip()
-        whole = f"\ue000{nonce}{i}\ue001{core}\ue002{nonce}{i}\ue003"
-        before, found, text = text.partition(whole)
-        if not found or nonce in before:
+def _check_template(template: object) -> None:
+    for attribute in ("name", "stop", "stop_tokens", "render"):
+        if not hasattr(template, attribute):
             raise ValueError(
-                f"the model's chat template leaves out or changes the text of "
-                f"message {i} ({message.role}); choose template='gemma' or "
-                "'plain'"
+                "template: expected 'file', 'gemma', 'plain', a Template or "
+                f"None, found {brief(template)}, which has no {attribute!r}"
             )
-        segments += [Segment(before), Segment(core, message.role)]
-    return [*segments, Segment(text)]
-
-
-def _raise_exception(message: str) -> None:
-    """What templates call when they refuse messages."""
-    import jinja2
-
-    raise jinja2.TemplateError(message)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -82,12 +82,29 @@ class Tokenizer:
         if not parse_special:
             return self._encode_plain(text)
         ids: list[int] = []
+        for part, token in self.split_special(text):
+            ids += self._encode_plain(part) if token is None else [token]
+        return ids
+
+    def split_special(self, text: str) -> list[tuple[str, int | None]]:
+        """`text` in parts: (a control token's string, its id) and, between
+        them, (text, None). No part is empty.
+        """
+        parts: list[tuple[str, int | None]] = []
         done = 0
         for start, end, token in self._find_specials(text):
-            ids += self._encode_plain(text[done:start])
-            ids.append(token)
+            if start > done:
+                parts.append((text[done:start], None))
+            parts.append((text[start:end], token))
             done = end
-        return ids + self._encode_plain(text[done:])
+        if done < len(text):
+            parts.append((text[done:], None))
+        return parts
+
+    @cached_property
+    def special_letters(self) -> str:
+        """All characters that control tokens' strings are made of."""
+        return "".join(sorted(set().union(*map(set, self._specials))))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids. Control tokens are silent; bytes that are not
@@ -107,6 +124,17 @@ class Tokenizer:
                 )
             parts.append(table[token])
         return b"".join(parts)
+
+    def piece_of(self, token: int) -> str:
+        """The piece of a token, the inverse of `id_of`. Raises ValueError for
+        an id that is no token.
+        """
+        if not 0 <= token < self._vocab_size:
+            raise ValueError(
+                f"token: expected a token id in [0, {self._vocab_size}), "
+                f"found {token}"
+            )
+        return str(self._processor.id_to_piece(token))
 
     def id_of(self, piece: str) -> int | None:
         """The token whose piece is exactly `piece`, control tokens included;
