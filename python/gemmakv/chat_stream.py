@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gemmakv.errors import GemmaKVError
 from gemmakv.generation import Generation, Piece
 from gemmakv.stream import Stream
 
 if TYPE_CHECKING:
-    from gemmakv.session import Session, Turn
+    from gemmakv.conversation import Turn
+    from gemmakv.session import Session
 
 
 class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
@@ -23,6 +25,9 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
     messages: white space around it is left out, so white space waits for the
     text that follows it. The session is busy until the stream has ended, is
     cancelled or let go of. To be read by one thread or task at a time.
+
+    An exception of the generation or of its `progress` leaves the session as
+    it was before the turn.
     """
 
     def __init__(self, session: Session, inner: Stream, turn: Turn) -> None:
@@ -35,19 +40,24 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._generation: Generation | None = None
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # held while reading `inner`
-        self._reading = False
+        self._working = False  # the lock's holder is at it
+        self._by_task = False  # read by `async for`
 
     def __iter__(self) -> ChatStream:
         return self
 
     def __next__(self) -> Piece:
-        self._hold()
-        while True:
-            piece = self._read()
-            if piece is not None:
-                return piece
-            if self._ended and not self._ready:
-                raise StopIteration
+        self._read_by(task=False)
+        try:
+            while True:
+                piece = self._read()
+                if piece is not None:
+                    return piece
+                if self._ended and not self._ready:
+                    raise StopIteration
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
 
     def __aiter__(self) -> ChatStream:
         return self
@@ -56,7 +66,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         # Here, as it takes 7 MB that most programs do not need.
         import asyncio
 
-        self._hold()
+        self._read_by(task=True)
         try:
             while True:
                 piece = await asyncio.to_thread(self._read)
@@ -90,8 +100,8 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
 
         Raises what ended the stream if it failed.
         """
-        while not self._ended:
-            self._read()
+        for _ in self:
+            pass
         if self._generation is None:
             assert self._failure is not None
             raise self._failure
@@ -105,15 +115,32 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         """
         self._inner.cancel()
         with self._lock:
-            # A signal handler may run in the middle of a read of its own
-            # thread; that read then does the rest.
-            if not self._reading:
-                self._settle()
+            # Called in the middle of a read of this very thread (by a signal
+            # handler or a callback), it leaves the rest to that read.
+            if not self._working:
+                self._working = True
+                try:
+                    self._settle()
+                finally:
+                    self._working = False
 
-    def _hold(self) -> None:
-        """Notes which thread must not wait for the session's end."""
+    def _read_by(self, task: bool) -> None:
+        """Notes who reads: that thread must not wait for the session."""
         if not self._ended:
+            self._by_task = task
             self._session._holder = threading.get_ident()
+
+    def _make_way(self) -> None:
+        """A call of the reading thread needs the session: ends the reply.
+
+        Raises GemmaKVError if it is still wanted.
+        """
+        if self._working or (self._by_task and not self._inner._cancelled):
+            raise GemmaKVError(
+                "session: its reply is still being streamed in this thread; "
+                "read it to its end or cancel() it first"
+            )
+        self.cancel()
 
     def _read(self) -> Piece | None:
         """The next piece, or None if there is none within a moment."""
@@ -122,22 +149,31 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
                 return self._ready.popleft()
             if self._ended:
                 return None
-            self._reading = True
+            self._working = True
             try:
-                piece = self._inner._poll()
-            except KeyboardInterrupt:
-                self._settle()
-                raise
-            except BaseException as error:
-                self._fail(error)
-                raise
+                piece = self._advance()
             finally:
-                self._reading = False
-            if piece is not None:
-                piece = self._trim(piece)
-            if self._inner._finished or self._inner._cancelled:
-                self._settle()
-            return piece
+                self._working = False
+        if self._inner._cancelled:
+            self.cancel()
+        return piece
+
+    def _advance(self) -> Piece | None:
+        """Reads `inner`, and ends the turn if that has ended. Requires: the
+        lock.
+        """
+        try:
+            piece = self._inner._poll()
+        except KeyboardInterrupt:
+            raise  # the reader cancels
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if piece is not None:
+            piece = self._trim(piece)
+        if self._inner._finished:
+            self._settle()
+        return piece
 
     def _settle(self) -> None:
         """Ends the turn. Requires: the lock, and that `inner` has ended or is
@@ -145,7 +181,6 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         """
         if self._ended:
             return
-        self._inner.cancel()
         self._inner._callback = None
         try:
             while not self._inner._finished:
@@ -170,8 +205,9 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             self._inner._handle.result()  # waits: the cache is in use
         except Exception:
             pass  # the failure itself, again
-        self._session._take_back(self._turn)
-        self._end()
+        finally:
+            self._session._talk.take_back(self._turn)
+            self._end()
 
     def _end(self) -> None:
         self._ended = True

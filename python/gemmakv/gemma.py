@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,12 @@ from gemmakv.options import (
 )
 from gemmakv.packed import PackedWeights
 from gemmakv.progress import Callback, Progress, as_callback, watch_caches
+from gemmakv.prompts import Prompt, TokenArray, prompt_ids, token_ids
 from gemmakv.stream import Stream
 from gemmakv.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Prompt = Union[str, Sequence[int], npt.NDArray[np.integer[Any]]]
-TokenArray = npt.NDArray[np.int32]
 
 
 class Gemma:
@@ -342,7 +340,7 @@ class Gemma:
                 "tokens: expected token ids, found a str; "
                 "gemma.tokenizer.encode(text) gives them"
             )
-        ids = self._token_array("tokens", tokens)
+        ids = token_ids("tokens", tokens, self._config.vocab_size)
         return self._engine.logits(cache._core, ids, bool(all_positions))
 
     def _read_metadata(self, file: _core.GgufFile) -> None:
@@ -382,9 +380,11 @@ class Gemma:
             if self._tokenizer is None and rows[i].get("stop"):
                 raise ValueError("stop: this model has no tokenizer")
             tokens.append(
-                self._prompt_tokens(
+                prompt_ids(
                     f"prompts[{i}]" if batch else "prompt",
                     prompt,
+                    self._config,
+                    self._tokenizer,
                     len(cache) == 0,
                     rows[i].get("parse_special", False),
                 )
@@ -445,47 +445,6 @@ class Gemma:
             generation_of(result, fork, len(tokens))
             for result, fork in zip(results, forks)
         ]
-
-    def _prompt_tokens(
-        self, name: str, prompt: Prompt, empty: bool, parse_special: bool
-    ) -> TokenArray:
-        if not isinstance(prompt, str):
-            return self._token_array(name, prompt)
-        ids: list[int] = []
-        if self._tokenizer is not None:
-            ids = self._tokenizer.encode(prompt, parse_special)
-        elif prompt:
-            raise ValueError(
-                f"{name}: this model has no tokenizer; expected token ids, "
-                "found a str"
-            )
-        if empty and self._config.bos_id >= 0:
-            ids.insert(0, self._config.bos_id)
-        return np.array(ids, np.int32)
-
-    def _token_array(self, name: str, tokens: Any) -> TokenArray:
-        """int32 [n], n > 0, of valid token ids."""
-        expected = (
-            f"{name}: expected a sequence of token ids in "
-            f"[0, {self._config.vocab_size})"
-        )
-        if isinstance(tokens, (str, bytes, bytearray)):
-            raise ValueError(f"{expected}, found {type(tokens).__name__}")
-        try:
-            ids = np.asarray(tokens)
-        except (ValueError, TypeError, OverflowError):
-            raise ValueError(f"{expected}, found {brief(tokens)}") from None
-        if ids.ndim != 1:
-            raise ValueError(f"{expected}, found {brief(tokens)}")
-        if ids.size == 0:
-            raise ValueError(f"{expected}, found none")
-        if ids.dtype.kind not in "iu":
-            raise ValueError(f"{expected}, found values of type {ids.dtype}")
-        bad = (ids < 0) | (ids >= self._config.vocab_size)
-        if bad.any():
-            at = int(bad.argmax())
-            raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
-        return np.ascontiguousarray(ids, np.int32)
 
 
 def _check_cache(name: str, cache: object) -> None:

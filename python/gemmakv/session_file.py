@@ -37,7 +37,7 @@ def pack(session: Session) -> bytes:
             "system": session.system,
             "messages": [
                 [message.role, message.content]
-                for message in session._messages
+                for message in session._talk.messages
             ],
             "overflow": session.overflow,
             "options": options,
@@ -81,7 +81,7 @@ def unpack(
     )
     session._saved_prefill_tokens = fields["saved_prefill_tokens"]
     if not rebuild:
-        session._cache = _restore(snapshot, gemma)
+        session._talk.cache = _restore(snapshot, gemma)
     return session
 
 

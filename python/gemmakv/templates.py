@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Union
 
-from gemmakv.errors import GemmaKVError, brief
+from gemmakv.errors import MismatchError, brief
 
 if TYPE_CHECKING:
     from gemmakv.gemma import Gemma
@@ -160,8 +160,9 @@ def template_for(
 
     Without a name: the chat template that the model's file carries, else
     Gemma's turns if the model is called instruction-tuned, else the plain
-    dialogue. Raises ValueError for a name that is none, GemmaKVError if the
-    file's template is asked for and there is none or it does not work.
+    dialogue. Raises ValueError for a name that is none, MismatchError if the
+    file's template is asked for and there is none, GemmaKVError if it does
+    not work.
     """
     if template is None:
         if gemma.chat_template is not None:
@@ -180,7 +181,7 @@ def template_for(
         from gemmakv.file_template import FileTemplate
 
         if gemma.chat_template is None or gemma.tokenizer is None:
-            raise GemmaKVError(
+            raise MismatchError(
                 "template: the model carries no chat template of its own; "
                 "use 'gemma' or 'plain'"
             )
