@@ -29,6 +29,7 @@ from gemmakv.padded import (
     attention,
     compute_left_pads,
 )
+from gemmakv.packed import PackedWeights
 from gemmakv.session import Message, Session, SessionStats
 from gemmakv.stream import Stream
 from gemmakv.templates import Segment, Template
@@ -38,7 +39,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheFullError",
-    "ChatStream",
     "CacheProtocol",
     "ChatStream",
     "CorruptFile",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -49,6 +48,7 @@ class Gemma:
         engine: _core.Engine,
         tokenizer: Tokenizer | None,
         info: ModelInfo | None = None,
+        packed_weights: PackedWeights = PackedWeights("off"),
     ) -> None:
         if not isinstance(engine, _core.Engine):
             raise TypeError("use gemmakv.Gemma.load(model)")
@@ -56,6 +56,7 @@ class Gemma:
         self._tokenizer = tokenizer
         self._config = engine.config
         self._info = ModelInfo() if info is None else info
+        self._packed_weights = packed_weights
 
     @classmethod
     def load(
@@ -96,7 +97,11 @@ class Gemma:
             as_callback(progress, "loading"),
             b"" if folder is None else os.fsencode(folder),
         )
-        return cls(engine, _load_tokenizer(path, engine), info_of_gguf(path))
+        if folder is not None:
+            state, file, reason = engine.packed_report
+            report = PackedWeights(state, file or None, reason or None)
+        tokenizer = _load_tokenizer(path, engine)
+        return cls(engine, tokenizer, info_of_gguf(path), report)
 
     @classmethod
     def from_tensors(
@@ -342,21 +347,6 @@ class Gemma:
             )
         ids = token_ids("tokens", tokens, self._config.vocab_size)
         return self._engine.logits(cache._core, ids, bool(all_positions))
-
-    def _read_metadata(self, file: _core.GgufFile) -> None:
-        keys = set(file.keys())
-
-        def text(key: str) -> str:
-            value = file.get(key) if key in keys else ""
-            return value if isinstance(value, str) else ""
-
-        self._chat_template = text("tokenizer.chat_template") or None
-        names = " ".join(
-            text(f"general.{key}") for key in ("name", "finetune", "basename")
-        )
-        self._instruction_tuned = bool(
-            re.search(r"(?<![a-z])(it|instruct)(?![a-z])", names.lower())
-        )
 
     def _prepare(
         self,

@@ -143,39 +143,6 @@ class Tokenizer:
         token = int(self._processor.piece_to_id(piece))
         return token if self._processor.id_to_piece(token) == piece else None
 
-    def piece_of(self, token: int) -> str:
-        """The piece of a token, control tokens included ("<end_of_turn>")."""
-        if not 0 <= token < self._vocab_size:
-            raise ValueError(
-                f"token: expected an id in [0, {self._vocab_size}), found "
-                f"{token}"
-            )
-        return str(self._processor.id_to_piece(token))
-
-    def encode_segments(
-        self, segments: Iterable[tuple[str, bool]]
-    ) -> list[int]:
-        """Token ids of texts that follow each other, without BOS.
-
-        A segment is (text, whether the strings of control tokens in it mean
-        the tokens). Text is tokenized across the borders of segments: the
-        result is that of `encode` for the joined text, but for control
-        tokens that only segments with True can hold.
-        """
-        ids: list[int] = []
-        plain: list[str] = []
-        for text, special in segments:
-            done = 0
-            if special:
-                for start, end, token in self._find_specials(text):
-                    plain.append(text[done:start])
-                    ids += self.encode("".join(plain))
-                    ids.append(token)
-                    plain = []
-                    done = end
-            plain.append(text[done:])
-        return ids + self.encode("".join(plain))
-
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
