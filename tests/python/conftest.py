@@ -26,6 +26,12 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of files that must be readable, or true, for ever."""
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
 def model_path() -> str:
     """The real Gemma 3 270M file."""
     if importlib.util.find_spec(DEMO_PACKAGE) is None:

@@ -3,71 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
-#include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "cache/filled_cache.h"
 #include "cache/kv_cache.h"
-#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
-
-std::shared_ptr<const KvLayout> Layout(KvDtype dtype, size_t block_tokens) {
-  return std::make_shared<KvLayout>(
-      std::vector<KvLayerSpec>{{LayerKind::kSliding, 2, 32, 20},
-                               {LayerKind::kFull, 1, 64, 0}},
-      dtype, block_tokens);
-}
-
-// A conversation with distinct keys and values at every place.
-std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
-                                size_t length) {
-  auto cache = std::make_unique<KVCache>(Layout(dtype, block_tokens),
-                                         CacheOptions{.capacity_tokens = 500},
-                                         "some-model");
-  std::vector<int32_t> tokens(length);
-  std::iota(tokens.begin(), tokens.end(), 5);
-  cache->Append(tokens);
-  cache->Bind({7, 9});
-  const KvLayout& layout = cache->layout();
-  for (size_t p = 0; p + 1 < length; ++p) {  // the last token stays pending
-    KvStepView view = cache->Prepare(p, p + 1);
-    for (size_t layer = 0; layer < 2; ++layer) {
-      const KvLayerSpec& spec = layout.layers()[layer];
-      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
-      uint8_t* block = table.blocks[p / block_tokens - table.first_block];
-      for (size_t head = 0; head < spec.kv_heads; ++head) {
-        std::vector<float> key(spec.head_dim), value(spec.head_dim);
-        for (size_t i = 0; i < spec.head_dim; ++i) {
-          key[i] = static_cast<float>(p * 100 + layer * 10 + head) +
-                   static_cast<float>(i) / 64;
-          value[i] = -key[i];
-        }
-        StoreKey(dtype, key.data(), spec.head_dim, p % block_tokens,
-                 block_tokens, block + layout.key_offset(layer, head));
-        StoreValue(dtype, value.data(), spec.head_dim, p % block_tokens,
-                   block_tokens, block + layout.value_offset(layer, head));
-      }
-    }
-    cache->Commit(view);
-  }
-  return cache;
-}
-
-void ExpectSame(const KVCache& a, const KVCache& b) {
-  EXPECT_EQ(a.tokens(), b.tokens());
-  EXPECT_EQ(a.fingerprint(), b.fingerprint());
-  EXPECT_EQ(a.model_type(), b.model_type());
-  EXPECT_EQ(a.capacity_tokens(), b.capacity_tokens());
-  EXPECT_EQ(a.next_position(), b.next_position());
-  for (size_t layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(a.HeldRange(layer), b.HeldRange(layer));
-    EXPECT_EQ(a.CopyLayer(layer, false), b.CopyLayer(layer, false));
-    EXPECT_EQ(a.CopyLayer(layer, true), b.CopyLayer(layer, true));
-  }
-}
 
 TEST(SnapshotTest, RestoresIntoAnyBlockSize) {
   for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
@@ -85,8 +32,35 @@ TEST(SnapshotTest, RestoresIntoAnyBlockSize) {
   }
 }
 
+std::vector<uint8_t> Golden(const std::string& name) {
+  std::ifstream file(std::string(GEMMAKV_TEST_DATA_DIR "/") + name,
+                     std::ios::binary);
+  EXPECT_TRUE(file) << name;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Files of the past open for ever.
+TEST(SnapshotTest, Version1FilesOpen) {
+  const std::pair<const char*, KvDtype> files[] = {
+      {"snapshot_v1_f32.kv", KvDtype::kF32},
+      {"snapshot_v1_bf16.kv", KvDtype::kBF16},
+      {"snapshot_v1_int8.kv", KvDtype::kInt8}};
+  for (const auto& [name, dtype] : files) {
+    const auto expected = Filled(dtype, 16, 50);
+    for (const size_t block_tokens : {16, 64}) {
+      ExpectSame(*expected, *KVCache::FromBytes(
+                                Golden(name), {.block_tokens = block_tokens}));
+    }
+  }
+  const auto lost = Filled(KvDtype::kBF16, 16, 50);
+  lost->Truncate(25);
+  ExpectSame(*lost, *KVCache::FromBytes(Golden("snapshot_v1_lost.kv"),
+                                        {.block_tokens = 16}));
+}
+
 TEST(SnapshotTest, EmptyAndLostStatesRestore) {
-  const KVCache empty(Layout(KvDtype::kBF16, 16), {.capacity_tokens = 3}, "");
+  const KVCache empty(FilledLayout(KvDtype::kBF16, 16), {.capacity_tokens = 3},
+                      "");
   const auto restored = KVCache::FromBytes(empty.ToBytes());
   EXPECT_EQ(restored->length(), 0u);
   EXPECT_EQ(restored->capacity_tokens(), 3u);

@@ -1,0 +1,76 @@
+#ifndef GEMMAKV_TESTS_CACHE_FILLED_CACHE_H_
+#define GEMMAKV_TESTS_CACHE_FILLED_CACHE_H_
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "ops/kv_strip.h"
+
+// Conversations without a model: distinct keys and values at every place.
+
+namespace gkv {
+
+inline std::shared_ptr<const KvLayout> FilledLayout(KvDtype dtype,
+                                                    size_t block_tokens) {
+  return std::make_shared<KvLayout>(
+      std::vector<KvLayerSpec>{{LayerKind::kSliding, 2, 32, 20},
+                               {LayerKind::kFull, 1, 64, 0}},
+      dtype, block_tokens);
+}
+
+// Two layers, a sliding one with a window of 20 tokens and a full one; the last
+// token is pending. The files tests/golden/snapshot_v1_*.kv hold these.
+inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
+                                       size_t length) {
+  auto cache = std::make_unique<KVCache>(FilledLayout(dtype, block_tokens),
+                                         CacheOptions{.capacity_tokens = 500},
+                                         "some-model");
+  std::vector<int32_t> tokens(length);
+  std::iota(tokens.begin(), tokens.end(), 5);
+  cache->Append(tokens);
+  cache->Bind({7, 9});
+  const KvLayout& layout = cache->layout();
+  for (size_t p = 0; p + 1 < length; ++p) {  // the last token stays pending
+    KvStepView view = cache->Prepare(p, p + 1);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const KvLayerSpec& spec = layout.layers()[layer];
+      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
+      uint8_t* block = table.blocks[p / block_tokens - table.first_block];
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        std::vector<float> key(spec.head_dim), value(spec.head_dim);
+        for (size_t i = 0; i < spec.head_dim; ++i) {
+          key[i] = static_cast<float>(p * 100 + layer * 10 + head) +
+                   static_cast<float>(i) / 64;
+          value[i] = -key[i];
+        }
+        StoreKey(dtype, key.data(), spec.head_dim, p % block_tokens,
+                 block_tokens, block + layout.key_offset(layer, head));
+        StoreValue(dtype, value.data(), spec.head_dim, p % block_tokens,
+                   block_tokens, block + layout.value_offset(layer, head));
+      }
+    }
+    cache->Commit(view);
+  }
+  return cache;
+}
+
+inline void ExpectSame(const KVCache& a, const KVCache& b) {
+  EXPECT_EQ(a.tokens(), b.tokens());
+  EXPECT_EQ(a.fingerprint(), b.fingerprint());
+  EXPECT_EQ(a.model_type(), b.model_type());
+  EXPECT_EQ(a.capacity_tokens(), b.capacity_tokens());
+  EXPECT_EQ(a.next_position(), b.next_position());
+  for (size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(a.HeldRange(layer), b.HeldRange(layer));
+    EXPECT_EQ(a.CopyLayer(layer, false), b.CopyLayer(layer, false));
+    EXPECT_EQ(a.CopyLayer(layer, true), b.CopyLayer(layer, true));
+  }
+}
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_TESTS_CACHE_FILLED_CACHE_H_
