@@ -1,35 +1,41 @@
-// Invariants of a State, held between all public calls:
+// Invariants, held between all public calls:
 //   computed <= log.size()
-//   full group: blocks cover exactly [0, computed)
-//   sliding group, one of
-//     held       sliding_end == computed, blocks cover [sliding_begin,
-//     computed) lost       no blocks, sliding_begin == sliding_end == 0 <
-//     computed replaying  replay_begin <= sliding_end < replay_target <=
-//     computed
-//   (and for a moment, when the last token is computed again behind a replay,
-//   held with sliding_end == computed - 1)
-// Only Commit, Append, Truncate, Reset and Swap change a State.
+//   groups that forget nothing hold exactly [0, computed)
+//   the others can go on from a position <= computed, from a checkpoint, or
+//   start cold; what they hold never reaches past computed
+//   checkpoints are at positions <= computed
+// Only Commit, Append, Truncate, MakeCheckpoint, Reset and Swap change a State.
 
 #include "cache/kv_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "cache/block_table.h"
+#include "cache/recurrent_cache.h"
 #include "cache/snapshot.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
 
-constexpr size_t kFull = static_cast<size_t>(GroupId::kFull);
-constexpr size_t kSliding = static_cast<size_t>(GroupId::kSliding);
-
-size_t BlocksFor(size_t tokens, size_t block_tokens) {
-  return (tokens + block_tokens - 1) / block_tokens;
-}
+// Checkpoints that share nothing: enough for a few turns far apart, or for
+// many close together. More memory than that has to be asked for.
+constexpr size_t kDefaultCheckpoints = 4;
 
 }  // namespace
+
+KVCache::State::State(size_t block_tokens, GroupSet groups_in)
+    : log(block_tokens), groups(std::move(groups_in)) {}
+
+KVCache::State::State(const State& other)
+    : log(other.log),
+      computed(other.computed),
+      groups(ShareGroups(other.groups)),
+      checkpoints(other.checkpoints),
+      fingerprint(other.fingerprint) {}
 
 KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
                  std::string model_type)
@@ -37,13 +43,24 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
       pool_(options.pool ? std::move(options.pool) : BlockPool::Default()),
       model_type_(std::move(model_type)),
       capacity_tokens_(options.capacity_tokens),
-      state_(layout_->block_tokens()) {
+      checkpoint_bytes_(options.checkpoint_bytes.value_or(
+          kDefaultCheckpoints * layout_->checkpoint_bytes())),
+      state_(EmptyState()) {
   if (capacity_tokens_ == 0) {
     throw InvalidArgument("capacity_tokens is 0, expected at least 1");
   }
 }
 
 KVCache::~KVCache() = default;
+
+KVCache::State KVCache::EmptyState() const {
+  return State(layout_->block_tokens(), MakeGroups(layout_, pool_));
+}
+
+KVCache::State KVCache::CopyState() const {
+  std::unique_lock lock(state_mutex_);
+  return state_;
+}
 
 size_t KVCache::length() const {
   std::unique_lock lock(state_mutex_);
@@ -57,27 +74,42 @@ std::vector<int32_t> KVCache::tokens() const {
   return tokens;
 }
 
-size_t KVCache::nbytes() const {
+// A block is the conversation's own if every reference to it is one of its
+// groups' or of a checkpoint that no fork carries.
+std::pair<size_t, size_t> KVCache::OwnAndSharedBytes() const {
   std::unique_lock lock(state_mutex_);
-  size_t bytes = 0;
-  for (const Group& group : state_.groups) {
-    for (const BlockRef& block : group.blocks) {
-      if (!block.shared()) bytes += block.size_bytes();
+  std::vector<const Block*> own, shared;
+  for (const auto& group : state_.groups) {
+    if (group) group->AddBlocks(own);
+  }
+  for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
+    for (const auto& group : *checkpoint.groups) {
+      if (!group) continue;
+      group->AddBlocks(checkpoint.groups.use_count() == 1 ? own : shared);
     }
+  }
+  std::sort(own.begin(), own.end());
+  std::sort(shared.begin(), shared.end());
+  shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
+  std::pair<size_t, size_t> bytes{0, 0};
+  for (const Block* block : shared) {
+    if (!std::binary_search(own.begin(), own.end(), block)) {
+      bytes.second += block->size_bytes;
+    }
+  }
+  for (auto at = own.begin(); at != own.end();) {
+    const auto next = std::upper_bound(at, own.end(), *at);
+    const auto references = static_cast<uint32_t>(next - at);
+    const bool alone = (*at)->refs.load() == references;
+    (alone ? bytes.first : bytes.second) += (*at)->size_bytes;
+    at = next;
   }
   return bytes;
 }
 
-size_t KVCache::shared_nbytes() const {
-  std::unique_lock lock(state_mutex_);
-  size_t bytes = 0;
-  for (const Group& group : state_.groups) {
-    for (const BlockRef& block : group.blocks) {
-      if (block.shared()) bytes += block.size_bytes();
-    }
-  }
-  return bytes;
-}
+size_t KVCache::nbytes() const { return OwnAndSharedBytes().first; }
+
+size_t KVCache::shared_nbytes() const { return OwnAndSharedBytes().second; }
 
 Hash128 KVCache::fingerprint() const {
   std::unique_lock lock(state_mutex_);
@@ -94,14 +126,12 @@ void KVCache::Bind(const Hash128& fingerprint) {
   state_.fingerprint = fingerprint;
 }
 
-KVCache::State KVCache::CopyState() const {
-  std::unique_lock lock(state_mutex_);
-  return state_;
-}
-
 std::unique_ptr<KVCache> KVCache::Fork() const {
   auto fork = std::make_unique<KVCache>(
-      layout_, CacheOptions{.capacity_tokens = capacity_tokens_, .pool = pool_},
+      layout_,
+      CacheOptions{.capacity_tokens = capacity_tokens_,
+                   .checkpoint_bytes = checkpoint_bytes_,
+                   .pool = pool_},
       model_type_);
   fork->state_ = CopyState();
   return fork;
@@ -113,21 +143,53 @@ void KVCache::Swap(KVCache& other) noexcept {
 }
 
 void KVCache::Reset() {
-  State empty(layout_->block_tokens());
+  State empty = EmptyState();
   std::unique_lock lock(state_mutex_);
   std::swap(state_, empty);
 }
 
-// First position that a row sees in sliding layers.
-size_t KVCache::WindowBegin(size_t position) const {
-  return position + 1 > layout_->window() ? position + 1 - layout_->window()
-                                          : 0;
+// The start that recomputes least. Of equals, what is held comes first.
+KVCache::StartPoint KVCache::Start(const State& state, size_t target) const {
+  const std::optional<size_t> held = ResumeAt(state.groups, target);
+  if (held == target) return {target, target};
+  StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};
+  const Checkpoint* checkpoint = state.checkpoints.AtOrBefore(target);
+  if (checkpoint != nullptr && checkpoint->position >= best.position) {
+    best = {checkpoint->position, target, StartPoint::kCheckpoint, checkpoint};
+  }
+  if (held && *held >= best.position) best = {*held, target};
+  return best;
 }
 
-void KVCache::DropSliding(State& state) const {
-  state.groups[kSliding] = {};
-  state.sliding_begin = state.sliding_end = 0;
-  state.replay_begin = state.replay_target = 0;
+KVCache::StartPoint KVCache::NextStart(const State& state,
+                                       bool for_logits) const {
+  const size_t length = state.log.size();
+  if (state.computed < length) return Start(state, state.computed);
+  if (!for_logits || length == 0) return {length, length};
+  return Start(state, length - 1);
+}
+
+// Requires: length < state.computed; the log and the checkpoints are cut.
+void KVCache::Rewind(State& state, size_t length,
+                     const Checkpoint* made_here) const {
+  StartPoint start = Start(state, length);
+  state.computed = length;
+  if (start.position < length && made_here != nullptr) {
+    // Back to its moment: what was pending then is pending again.
+    state.computed = made_here->position;
+    start = Start(state, state.computed);
+  }
+  for (size_t g = 0; g < state.groups.size(); ++g) {
+    std::unique_ptr<GroupCache>& group = state.groups[g];
+    if (!group) continue;
+    if (!group->forgets()) {
+      group->Rewind(state.computed);
+    } else if (start.source == StartPoint::kCheckpoint) {
+      group = (*start.checkpoint->groups)[g]->Share();
+    } else {
+      group->Rewind(start.source == StartPoint::kHeld ? start.position : 0);
+    }
+  }
 }
 
 Truncation KVCache::Truncate(size_t length) {
@@ -138,41 +200,39 @@ Truncation KVCache::Truncate(size_t length) {
                                  " tokens, expected at most the ",
                                  state.log.size(), " held"));
   }
+  const Checkpoint* made_here = state.checkpoints.OfLength(length);
+  std::optional<Checkpoint> copy;
+  if (made_here != nullptr) copy = *made_here;
   state.log.Truncate(length);
-  const size_t block_tokens = layout_->block_tokens();
+  state.checkpoints.Truncate(length);
   if (length < state.computed) {
-    state.computed = length;
-    if (layout_->has_group(GroupId::kFull)) {
-      state.groups[kFull].blocks.resize(BlocksFor(length, block_tokens));
-    }
-    // What is right in the middle of a replay depends on its target, which
-    // has moved: it starts anew.
-    if (state.replay_target != 0) DropSliding(state);
-    if (state.sliding_end > length) {
-      if (length == 0 || state.sliding_begin >= length) {
-        DropSliding(state);
-      } else {
-        Group& group = state.groups[kSliding];
-        state.sliding_end = length;
-        group.blocks.resize(BlocksFor(length, block_tokens) -
-                            group.first_block);
-      }
-    }
+    Rewind(state, length, copy ? &*copy : nullptr);
   }
-  Truncation truncation;
-  if (state.computed == 0) return truncation;
-  // The cost of going on with new tokens: the next row is at `computed`.
-  const bool held =
-      !layout_->has_group(GroupId::kSliding) ||
-      (state.replay_target == 0 && state.sliding_end == state.computed &&
-       state.sliding_begin <= WindowBegin(state.computed));
-  if (!held && state.replay_target != 0) {
-    truncation.replay_tokens = state.computed - state.sliding_end;
-  } else if (!held) {
-    truncation.replay_tokens = std::min(
-        state.computed, layout_->num_sliding() * (layout_->window() - 1));
+  // The cost of going on with new tokens.
+  return {state.computed - Start(state, state.computed).position};
+}
+
+bool KVCache::MakeCheckpoint() {
+  std::unique_lock lock(state_mutex_);
+  State& state = state_;
+  const bool forgets =
+      std::any_of(state.groups.begin(), state.groups.end(),
+                  [](const auto& group) { return group && group->forgets(); });
+  if (!forgets || state.computed == 0) return true;
+  if (ResumeAt(state.groups, state.computed) != state.computed) return false;
+  return state.checkpoints.Add(
+      {state.computed, state.log.size(),
+       std::make_shared<const GroupSet>(ShareGroups(state.groups, true))},
+      checkpoint_bytes_);
+}
+
+std::vector<size_t> KVCache::CheckpointLengths() const {
+  std::unique_lock lock(state_mutex_);
+  std::vector<size_t> lengths;
+  for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
+    lengths.push_back(checkpoint.length);
   }
-  return truncation;
+  return lengths;
 }
 
 void KVCache::Append(std::span<const int32_t> tokens) {
@@ -188,31 +248,14 @@ void KVCache::Append(std::span<const int32_t> tokens) {
   state_.log.Append(tokens);
 }
 
-KVCache::StartPoint KVCache::Start(const State& state, bool for_logits) const {
-  const size_t length = state.log.size();
-  const size_t computed = state.computed;
-  size_t target = computed;
-  if (computed == length) target = for_logits ? length - 1 : length;
-  if (target == length) return {length, length, false};
-  if (!layout_->has_group(GroupId::kSliding)) return {target, target, false};
-  if (state.replay_target != 0 && state.replay_target <= target) {
-    return {state.sliding_end, state.replay_target, false};
-  }
-  const bool held = state.replay_target == 0 && state.sliding_end >= target &&
-                    state.sliding_begin <= WindowBegin(target);
-  if (target == 0 || held) return {target, target, false};
-  const size_t warm_up = layout_->num_sliding() * (layout_->window() - 1);
-  return {target > warm_up ? target - warm_up : 0, target, true};
-}
-
 size_t KVCache::next_position() const {
   std::unique_lock lock(state_mutex_);
-  return Start(state_, false).position;
+  return NextStart(state_, false).position;
 }
 
 size_t KVCache::next_position_for_logits() const {
   std::unique_lock lock(state_mutex_);
-  return Start(state_, true).position;
+  return NextStart(state_, true).position;
 }
 
 void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
@@ -220,87 +263,31 @@ void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
   state_.log.Copy(begin, out);
 }
 
-// A private copy of the first `tokens` positions of a block. Later positions
-// may be under way in another conversation's step: they are not touched.
-BlockRef KVCache::CopyBlock(GroupId id, const BlockRef& from,
-                            size_t tokens) const {
-  BlockRef copy = pool_->Acquire(layout_->block_bytes(id));
-  const size_t block_tokens = layout_->block_tokens();
-  for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
-    if (layout_->group(layer) != id) continue;
-    const KvLayerSpec& spec = layout_->layers()[layer];
-    for (size_t head = 0; head < spec.kv_heads; ++head) {
-      const size_t keys = layout_->key_offset(layer, head);
-      const size_t values = layout_->value_offset(layer, head);
-      CopyKeys(layout_->dtype(), from.data() + keys, block_tokens,
-               spec.head_dim, tokens, copy.data() + keys, block_tokens);
-      CopyValues(layout_->dtype(), from.data() + values, block_tokens,
-                 spec.head_dim, tokens, copy.data() + values, block_tokens);
-    }
-  }
-  return copy;
-}
-
-// Table of a group for a step over [begin, end), of which positions below
-// held_end are stored already. Requires: the state lock is held.
-KvStepView::Group KVCache::PrepareGroup(GroupId id, size_t begin, size_t end,
-                                        size_t held_end) const {
-  const Group& group = state_.groups[static_cast<size_t>(id)];
-  const size_t block_tokens = layout_->block_tokens();
-  KvStepView::Group view;
-  view.write_begin = held_end;
-  view.first_block =
-      group.blocks.empty() ? begin / block_tokens : group.first_block;
-  for (const BlockRef& block : group.blocks)
-    view.blocks.push_back(block.data());
-  const size_t last = (end - 1) / block_tokens;
-  const size_t write_begin = std::max(begin, held_end);
-  for (size_t block = write_begin / block_tokens;
-       write_begin < end && block <= last; ++block) {
-    const size_t index = block - view.first_block;
-    if (index < group.blocks.size()) {
-      if (!group.blocks[index].shared()) continue;
-      const size_t held =
-          held_end > block * block_tokens ? held_end - block * block_tokens : 0;
-      view.fresh.emplace_back(index, CopyBlock(id, group.blocks[index], held));
-      view.blocks[index] = view.fresh.back().second.data();
-    } else {
-      view.fresh.emplace_back(index, pool_->Acquire(layout_->block_bytes(id)));
-      view.blocks.push_back(view.fresh.back().second.data());
-    }
-  }
-  return view;
-}
-
 KvStepView KVCache::Prepare(size_t begin, size_t end) {
   std::unique_lock lock(state_mutex_);
   KvStepView view;
   view.begin = begin;
   view.end = end;
-  if (layout_->has_group(GroupId::kFull)) {
-    view.groups[kFull] =
-        PrepareGroup(GroupId::kFull, begin, end, state_.computed);
-  }
-  if (layout_->has_group(GroupId::kSliding)) {
-    const StartPoint start = Start(state_, true);
-    view.starts_replay = start.replay && begin == start.position;
-    if (view.starts_replay) {
-      // Whatever the group still holds is of no use for this window.
-      const Group old = std::exchange(state_.groups[kSliding], {});
-      try {
-        view.groups[kSliding] =
-            PrepareGroup(GroupId::kSliding, begin, end, begin);
-      } catch (...) {
-        state_.groups[kSliding] = old;
-        throw;
-      }
-      state_.groups[kSliding] = old;
-      view.groups[kSliding].readable_begin = begin;
+  const StartPoint start = NextStart(state_, true);
+  view.starts_replay =
+      start.source != StartPoint::kHeld && begin == start.position;
+  if (view.starts_replay) {
+    if (start.source == StartPoint::kCheckpoint) {
+      view.replacements = ShareGroups(*start.checkpoint->groups);
     } else {
-      view.groups[kSliding] =
-          PrepareGroup(GroupId::kSliding, begin, end, state_.sliding_end);
-      view.groups[kSliding].readable_begin = state_.sliding_begin;
+      view.replacements = MakeGroups(layout_, pool_);
+      for (auto& group : view.replacements) {
+        if (group) group->Restart(begin, start.target);
+      }
     }
+  }
+  for (size_t g = 0; g < kNumLayerKinds; ++g) {
+    const GroupCache* group = state_.groups[g].get();
+    if (group == nullptr) continue;
+    if (view.starts_replay && group->forgets()) {
+      group = view.replacements[g].get();
+    }
+    view.groups[g] = group->Prepare(begin, end);
   }
   return view;
 }
@@ -308,99 +295,91 @@ KvStepView KVCache::Prepare(size_t begin, size_t end) {
 void KVCache::Commit(KvStepView& step) {
   std::unique_lock lock(state_mutex_);
   State& state = state_;
-  const size_t old_computed = state.computed;
-  if (step.starts_replay) {
-    const size_t target = Start(state, true).target;
-    DropSliding(state);
-    state.replay_begin = state.sliding_begin = step.begin;
-    state.sliding_end = step.begin;
-    state.replay_target = target;
-    state.groups[kSliding].first_block = step.groups[kSliding].first_block;
-  }
-  for (size_t g = 0; g < kNumGroups; ++g) {
-    Group& group = state.groups[g];
-    if (group.blocks.empty()) group.first_block = step.groups[g].first_block;
-    for (auto& [index, block] : step.groups[g].fresh) {
-      if (index < group.blocks.size()) {
-        group.blocks[index] = std::move(block);
-      } else {
-        group.blocks.push_back(std::move(block));
-      }
+  size_t floor = step.end;
+  for (size_t g = 0; g < kNumLayerKinds; ++g) {
+    std::unique_ptr<GroupCache>& group = state.groups[g];
+    if (!group) continue;
+    if (step.starts_replay && group->forgets()) {
+      group = std::move(step.replacements[g]);
     }
-    step.groups[g].fresh.clear();
+    group->Commit(step.groups[g], step.begin, step.end);
+    floor = std::min(floor, group->RewindFloor());
   }
-  state.computed = std::max(old_computed, step.end);
-  if (!layout_->has_group(GroupId::kSliding)) return;
-  state.sliding_end = std::max(state.sliding_end, step.end);
-  if (state.replay_target != 0 && state.sliding_end >= state.replay_target) {
-    // Deeper layers are right only from the target's window on, unless the
-    // replay began with the conversation.
-    if (state.replay_begin > 0) {
-      state.sliding_begin =
-          std::max(state.sliding_begin, WindowBegin(state.replay_target));
-    }
-    state.replay_begin = state.replay_target = 0;
+  state.computed = std::max(state.computed, step.end);
+  for (const auto& group : state.groups) {
+    if (group) group->Forget(floor);
   }
-  // One position more than the next row needs is kept, so that the last token
-  // can be computed again for its logits.
-  Group& group = state.groups[kSliding];
-  const size_t block_tokens = layout_->block_tokens();
-  const size_t keep = state.sliding_end > layout_->window()
-                          ? state.sliding_end - layout_->window()
-                          : 0;
-  size_t drop = 0;
-  while ((group.first_block + drop + 1) * block_tokens <= keep) ++drop;
-  group.blocks.erase(group.blocks.begin(),
-                     group.blocks.begin() + static_cast<ptrdiff_t>(drop));
-  group.first_block += drop;
-  state.sliding_begin =
-      std::max(state.sliding_begin, group.first_block * block_tokens);
 }
 
 std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
   std::unique_lock lock(state_mutex_);
-  if (layout_->group(layer) == GroupId::kFull) return {0, state_.computed};
-  if (state_.replay_target != 0) return {0, 0};
-  return {state_.sliding_begin, state_.sliding_end};
+  return state_.groups[static_cast<size_t>(layout_->group(layer))]->Held();
 }
 
 size_t KVCache::LayerBytes(size_t layer) const {
-  std::unique_lock lock(state_mutex_);
-  const Group& group =
-      state_.groups[static_cast<size_t>(layout_->group(layer))];
-  return group.blocks.size() * 2 * layout_->layers()[layer].kv_heads *
-         layout_->strip_bytes(layer);
+  const GroupId id = layout_->group(layer);
+  const KvLayerSpec& spec = layout_->layers()[layer];
+  std::vector<const Block*> blocks;
+  {
+    std::unique_lock lock(state_mutex_);
+    state_.groups[static_cast<size_t>(id)]->AddBlocks(blocks);
+  }
+  const size_t bytes = id == GroupId::kRecurrent
+                           ? layout_->state_floats(layer) * sizeof(float)
+                           : 2 * spec.kv_heads * layout_->strip_bytes(layer);
+  return blocks.size() * bytes;
 }
 
 std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
-  const std::unique_ptr<KVCache> copy = Fork();
-  const auto [begin, end] = copy->HeldRange(layer);
+  const State copy = CopyState();
   const KvLayerSpec& spec = layout_->layers()[layer];
-  const Group& group =
-      copy->state_.groups[static_cast<size_t>(layout_->group(layer))];
+  const GroupId group = layout_->group(layer);
+  const auto [begin, end] = copy.groups[static_cast<size_t>(group)]->Held();
+  const BlockTable& table = AttentionTable(copy.groups, group);
   const size_t block_tokens = layout_->block_tokens();
   std::vector<float> out((end - begin) * spec.kv_heads * spec.head_dim);
   float* to = out.data();
   for (size_t position = begin; position < end; ++position) {
-    const uint8_t* block =
-        group.blocks[position / block_tokens - group.first_block].data();
+    const size_t index = position / block_tokens - table.first_block();
+    const uint8_t* block = table.blocks()[index].data();
     for (size_t head = 0; head < spec.kv_heads; ++head) {
-      const size_t index = position % block_tokens;
-      if (values) {
-        LoadValue(layout_->dtype(), block + layout_->value_offset(layer, head),
-                  spec.head_dim, index, block_tokens, to);
-      } else {
-        LoadKey(layout_->dtype(), block + layout_->key_offset(layer, head),
-                spec.head_dim, index, block_tokens, to);
-      }
+      const auto load = values ? LoadValue : LoadKey;
+      const size_t strip = values ? layout_->value_offset(layer, head)
+                                  : layout_->key_offset(layer, head);
+      load(layout_->dtype(), block + strip, spec.head_dim,
+           position % block_tokens, block_tokens, to);
       to += spec.head_dim;
     }
   }
   return out;
 }
 
-std::vector<uint8_t> KVCache::ToBytes() const {
-  return SnapshotEncoder::Encode(*Fork());
+std::vector<float> KVCache::CopyLayerState(size_t layer) const {
+  const State copy = CopyState();
+  const BlockRef& state = RecurrentGroup(copy.groups).current().state;
+  std::vector<float> out(layout_->state_floats(layer));
+  if (state) {
+    std::memcpy(out.data(), state.data() + layout_->state_offset(layer),
+                out.size() * sizeof(float));
+  }
+  return out;
+}
+
+std::vector<SealedBlock> KVCache::SealedBlocks() const {
+  const State copy = CopyState();
+  const size_t block_tokens = layout_->block_tokens();
+  std::vector<SealedBlock> sealed(copy.computed / block_tokens);
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    sealed[i] = {i * block_tokens, copy.log.SealedPage(i), {}};
+    if (!layout_->has_group(GroupId::kFull)) continue;
+    sealed[i].keys_values =
+        AttentionTable(copy.groups, GroupId::kFull).blocks()[i];
+  }
+  return sealed;
+}
+
+std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
+  return SnapshotEncoder::Encode(*Fork(), checkpoints);
 }
 
 std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,

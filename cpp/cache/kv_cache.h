@@ -14,6 +14,8 @@
 
 #include "base/hash.h"
 #include "cache/block_pool.h"
+#include "cache/checkpoints.h"
+#include "cache/group_cache.h"
 #include "cache/kv_layout.h"
 #include "cache/token_log.h"
 
@@ -22,7 +24,10 @@ namespace gkv {
 struct CacheOptions {
   size_t capacity_tokens = 0;  // 0: the model's context length
   KvDtype kv_dtype = KvDtype::kBF16;
-  size_t block_tokens = 64;         // power of two, 16..128
+  size_t block_tokens = 64;  // power of two, 16..128
+  // What all checkpoints of the conversation may hold. Default: four times
+  // what one checkpoint holds, see KvLayout::checkpoint_bytes(). 0: none.
+  std::optional<size_t> checkpoint_bytes = std::nullopt;
   std::shared_ptr<BlockPool> pool = nullptr;  // null: BlockPool::Default()
 };
 
@@ -35,22 +40,23 @@ struct Truncation {
 // What one step may read and write of one conversation: raw pointers into its
 // blocks, valid until the step is committed or abandoned.
 struct KvStepView {
-  struct Group {
-    std::vector<uint8_t*> blocks;  // table entries from first_block on
-    size_t first_block = 0;
-    // Positions below are not held: no row may read them.
-    size_t readable_begin = 0;
-    // Rows at positions below find their keys and values stored already and
-    // must not write them (other conversations may share those blocks).
-    size_t write_begin = 0;
-    // Table entries that the step adds or replaces, by index into `blocks`:
-    // they enter the cache when the step is committed.
-    std::vector<std::pair<size_t, BlockRef>> fresh;
-  };
-  Group groups[kNumGroups];
-  size_t begin = 0;  // first position of the step
+  using Group = GroupStep;
+
+  Group groups[kNumLayerKinds];  // by GroupId
+  size_t begin = 0;              // first position of the step
   size_t end = 0;
-  bool starts_replay = false;  // sliding layers are computed anew from here
+  // The step begins a replay: groups that go on from a checkpoint or from
+  // nothing, to take the place of the cache's own when it is committed.
+  bool starts_replay = false;
+  GroupSet replacements;
+};
+
+// A full-layer block that no one will write any more, with what identifies it:
+// `hash` is over (parent, tokens), `parent` that of the block before.
+struct SealedBlock {
+  size_t begin = 0;  // position of its first token
+  std::shared_ptr<const TokenPage> page;
+  BlockRef keys_values;  // null if the model has no full-attention layer
 };
 
 // One conversation: its transcript, the keys and values of the transcript's
@@ -59,13 +65,14 @@ struct KvStepView {
 //   transcript   token ids [0, length())
 //   computed     positions [0, c) have been through the model; the rest, which
 //                always includes the last sampled token, is pending
-//   held         full layers hold keys and values of [0, c), sliding layers of
-//                [b, c) with b at most a window before c
+//   held         full layers hold keys and values of [0, c), sliding layers
+//                those of the last window, recurrent layers the last state
 //
-// The token ids are never lost, so anything else can be recomputed: after
-// Truncate() past the sliding window, next_position() moves back and the
-// engine replays. Full-layer keys and values are then only read. The number
-// of positions to go back is derived in docs/cache.md.
+// The token ids are never lost, so anything else can be recomputed: where
+// Truncate() cuts off what sliding and recurrent layers hold, they go on from
+// a checkpoint, or next_position() moves back and the engine replays. All
+// groups of layers move together. Full-layer keys and values are then only
+// read. The number of positions to go back is derived in docs/cache.md.
 //
 // Blocks are shared between forks; a block that is shared is never written, it
 // is copied first. Every method is safe from any thread: each holds the state
@@ -86,11 +93,12 @@ class KVCache {
   // Name of the model that the cache was made for; empty for custom models.
   const std::string& model_type() const { return model_type_; }
   size_t capacity_tokens() const { return capacity_tokens_; }
+  size_t checkpoint_bytes() const { return checkpoint_bytes_; }
 
   size_t length() const;
   std::vector<int32_t> tokens() const;
-  // Bytes of KV blocks that only this conversation refers to, and of those
-  // that others refer to as well.
+  // Bytes of blocks that only this conversation and its checkpoints refer to,
+  // and of those that others refer to as well.
   size_t nbytes() const;
   size_t shared_nbytes() const;
 
@@ -100,11 +108,23 @@ class KVCache {
   void Bind(const Hash128& fingerprint);
 
   // An independent conversation with the same content. O(blocks) reference
-  // copies; no key or value is copied. Allowed during a request.
+  // copies; no key or value is copied. Carries the checkpoints. Allowed during
+  // a request.
   std::unique_ptr<KVCache> Fork() const;
-  // Keeps the first `length` tokens. Always exact; says what it costs at the
-  // next use. Throws InvalidArgument if length > length().
+  // Keeps the first `length` tokens, and the checkpoints among them. Always
+  // exact; says what it costs at the next use: the cheapest of going on from
+  // what is held, from the last checkpoint, from S (W - 1) positions before
+  // (no recurrent layers) and from 0. Where a checkpoint was made with the
+  // transcript at `length`, everything is again as it was then, at no cost.
+  // Throws InvalidArgument if length > length().
   Truncation Truncate(size_t length);
+  // Marks the present, so that truncating to length() will cost nothing. True
+  // if it will; false if the checkpoint does not fit the budget, or there is
+  // nothing to keep because a replay is due first. Costs no copy: holds on to
+  // blocks that would be released later.
+  bool MakeCheckpoint();
+  // Transcript lengths at which a checkpoint was made, ascending.
+  std::vector<size_t> CheckpointLengths() const;
   // Truncate(0), and unbinds.
   void Reset();
   // Exchanges the content (not the capacity) with `other`, which must have an
@@ -146,65 +166,71 @@ class KVCache {
 
   // The whole conversation as bytes; format in docs/snapshot-format.md.
   // Takes a fork first, so a running request is not held up.
-  std::vector<uint8_t> ToBytes() const;
+  std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
   // Throws CorruptFile if the bytes are not a whole, sound snapshot, Mismatch
   // if they are of a format version from the future, OutOfBlocks if the pool
-  // is full. Never reads outside `bytes`, whatever they are.
+  // is full. Never reads outside `bytes`, whatever they are. Of the options,
+  // block_tokens and pool count, capacity_tokens and checkpoint_bytes where
+  // they are set; the rest is as it was saved.
   static std::unique_ptr<KVCache> FromBytes(std::span<const uint8_t> bytes,
                                             CacheOptions options = {});
 
   // ---- Inspection ----
 
-  // Positions [begin, end) whose keys and values a layer holds.
+  // Positions [begin, end) whose keys and values a layer holds; empty for a
+  // recurrent layer, whose state is that of position `end`.
   std::pair<size_t, size_t> HeldRange(size_t layer) const;
   // Bytes of a layer's part of the blocks, shared ones included. Over all
-  // layers: nbytes() + shared_nbytes().
+  // layers: nbytes() + shared_nbytes(), less what checkpoints alone hold and
+  // the padding between recurrent states.
   size_t LayerBytes(size_t layer) const;
   // Dequantized copy, [tokens, kv_heads, head_dim], of the held range.
+  // Requires: an attention layer.
   std::vector<float> CopyLayer(size_t layer, bool values) const;
+  // Copy of a recurrent layer's state, [1 + conv_tail, lru_width].
+  std::vector<float> CopyLayerState(size_t layer) const;
+  // The full blocks of the computed part, in order: what a prefix index or a
+  // lower tier stores. The references keep the blocks as they are. A hit in
+  // sliding or recurrent layers needs a checkpoint as well.
+  std::vector<SealedBlock> SealedBlocks() const;
 
  private:
-  struct Group {
-    std::vector<BlockRef> blocks;  // positions from first_block * block_tokens
-    size_t first_block = 0;
-  };
-  // Copyable: that is what a fork is.
+  // Copying shares blocks: that is what a fork is.
   struct State {
-    explicit State(size_t block_tokens) : log(block_tokens) {}
+    State(size_t block_tokens, GroupSet groups);
+    State(const State& other);
+    State(State&&) = default;
+    State& operator=(State&&) = default;
 
     TokenLog log;
     size_t computed = 0;
-    Group groups[kNumGroups];
-    // Sliding layers: positions [sliding_begin, sliding_end) may be read.
-    // sliding_end == computed unless they are lost (no blocks) or replaying.
-    size_t sliding_begin = 0;
-    size_t sliding_end = 0;
-    // While replaying: rows from replay_target on are right, those before it
-    // warm up. 0: not replaying.
-    size_t replay_begin = 0;
-    size_t replay_target = 0;
+    GroupSet groups;
+    CheckpointList checkpoints;
     Hash128 fingerprint;
   };
+  // Where the next step begins, and on what.
   struct StartPoint {
-    size_t position;  // where the next step begins
-    size_t target;    // first row that must be right
-    bool replay;      // sliding layers start anew at `position`
+    enum Source { kHeld, kCheckpoint, kCold };
+    size_t position;
+    size_t target;  // first row that must be right
+    Source source = kHeld;
+    const Checkpoint* checkpoint = nullptr;
   };
   friend class SnapshotEncoder;
   friend class SnapshotDecoder;
 
-  StartPoint Start(const State& state, bool for_logits) const;
-  size_t WindowBegin(size_t position) const;
-  void DropSliding(State& state) const;
-  KvStepView::Group PrepareGroup(GroupId id, size_t begin, size_t end,
-                                 size_t held_end) const;
-  BlockRef CopyBlock(GroupId id, const BlockRef& from, size_t tokens) const;
+  StartPoint Start(const State& state, size_t target) const;
+  StartPoint NextStart(const State& state, bool for_logits) const;
+  void Rewind(State& state, size_t length, const Checkpoint* made_here) const;
+  State EmptyState() const;
   State CopyState() const;
+  std::pair<size_t, size_t> OwnAndSharedBytes() const;
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
   std::string model_type_;
   size_t capacity_tokens_;
+  size_t checkpoint_bytes_;
   std::binary_semaphore run_lock_{1};
   mutable std::mutex state_mutex_;
   State state_;

@@ -12,28 +12,39 @@
 namespace gkv {
 
 enum class LayerKind : uint32_t {
-  kFull = 0,     // every position stays visible
-  kSliding = 1,  // a position sees itself and the `window` - 1 before it
+  kFull = 0,       // every position stays visible
+  kSliding = 1,    // a position sees itself and the `window` - 1 before it
+  kRecurrent = 2,  // a position sees the state that the one before it left
 };
 
 struct KvLayerSpec {
   LayerKind kind;
-  size_t kv_heads;
-  size_t head_dim;  // multiple of 32
-  size_t window;    // kSliding: in tokens, at least 1; kFull: 0
+  // Attention layers; 0 in recurrent ones.
+  size_t kv_heads = 0;
+  size_t head_dim = 0;  // multiple of 32
+  size_t window = 0;    // kSliding: in tokens, at least 1
+  // Recurrent layers (RG-LRU, arXiv 2402.19427); 0 in attention layers. The
+  // state is f32 whatever the KV dtype is: [1 + conv_tail, lru_width], first
+  // the state of the recurrence, then the inputs of the last `conv_tail`
+  // positions, which the temporal convolution looks back on, oldest first.
+  size_t lru_width = 0;
+  size_t conv_tail = 0;
 };
 
-// Layers of one kind share one block table: a block of the group holds
-// `block_tokens` positions of all its layers.
-enum class GroupId : uint32_t { kFull = 0, kSliding = 1 };
+// Layers of one kind move together. A block of an attention group holds
+// `block_tokens` positions of all its layers; a block of the recurrent group
+// holds the state of all its layers after one position.
+enum class GroupId : uint32_t { kFull = 0, kSliding = 1, kRecurrent = 2 };
+// Of attention layers: those with keys and values.
 inline constexpr size_t kNumGroups = 2;
+inline constexpr size_t kNumLayerKinds = 3;
 
 // Where every key and value of a conversation lies. Derived from the shape of
 // a model alone; the only place that does layout arithmetic. Immutable.
 class KvLayout {
  public:
-  // Throws InvalidArgument if `layers` is empty, a size is zero or out of
-  // range, windows differ between sliding layers, or block_tokens is not a
+  // Throws InvalidArgument if `layers` is empty, a size is out of the range of
+  // its kind, windows differ between sliding layers, or block_tokens is not a
   // power of two in [16, 128].
   KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype, size_t block_tokens);
 
@@ -48,15 +59,24 @@ class KvLayout {
   // Bytes of one block of a group; 0 if the model has no such layer.
   size_t block_bytes(GroupId group) const;
   // Byte offset of a strip inside a block of the layer's group.
+  // Requires: an attention layer.
   size_t key_offset(size_t layer, size_t kv_head) const;
   size_t value_offset(size_t layer, size_t kv_head) const;
   size_t strip_bytes(size_t layer) const;
 
+  // Byte offset of a recurrent layer's state inside a block of its group, and
+  // the number of floats there. Requires: a recurrent layer.
+  size_t state_offset(size_t layer) const { return layer_offset_[layer]; }
+  size_t state_floats(size_t layer) const;
+
   // Bytes that one more token adds in full layers, and in sliding layers
-  // (those are held for at most about `window` tokens).
+  // (those are held for at most about `window` tokens). Not of recurrent ones.
   size_t bytes_per_token(GroupId group) const;
-  // KV bytes of a conversation of `tokens` tokens at rest.
+  // Bytes of a conversation of `tokens` tokens at rest.
   size_t bytes_at(size_t tokens) const;
+  // What a checkpoint that shares nothing with others holds: the window of
+  // sliding layers and the state of recurrent ones. 0 if all layers are full.
+  size_t checkpoint_bytes() const;
 
   // Two layouts with the same hash store the same bytes for the same tokens.
   // block_tokens does not enter.
@@ -67,9 +87,9 @@ class KvLayout {
   KvDtype dtype_;
   size_t block_tokens_;
   size_t window_ = 0;
-  size_t group_layers_[kNumGroups] = {};
-  size_t block_bytes_[kNumGroups] = {};
-  std::vector<size_t> layer_offset_;  // [layers], of kv head 0's key strip
+  size_t group_layers_[kNumLayerKinds] = {};
+  size_t block_bytes_[kNumLayerKinds] = {};
+  std::vector<size_t> layer_offset_;  // [layers], of its first byte
 };
 
 }  // namespace gkv

@@ -1,328 +1,402 @@
+// What checkpoints and the present hold overlaps, and where it does it is the
+// same: keys, values and states follow from the tokens before them. So a
+// snapshot stores every position once, and a restored cache shares one block
+// between all that hold a part of it.
+
 #include "cache/snapshot.h"
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "cache/block_table.h"
+#include "cache/full_cache.h"
+#include "cache/recurrent_cache.h"
+#include "cache/sliding_cache.h"
+#include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
 
-// Sizes that no sound snapshot exceeds; they keep every product below far from
-// overflow.
-constexpr uint64_t kMaxTokens = uint64_t{1} << 28;
-constexpr uint32_t kMaxNameBytes = 256;
+using Range = SnapshotHeader::Range;
+using Mark = SnapshotHeader::Mark;
+
 constexpr size_t kChecksumBytes = sizeof(Hash128);
 
-// The positions of one group that a snapshot holds: whole token groups around
-// [begin, end).
-struct Range {
-  size_t begin = 0;
-  size_t end = 0;
+size_t Index(GroupId group) { return static_cast<size_t>(group); }
 
-  size_t aligned_begin() const { return begin / kKvGroup * kKvGroup; }
-  size_t tokens() const {  // stored ones, a multiple of kKvGroup
-    return (end - aligned_begin() + kKvGroup - 1) / kKvGroup * kKvGroup;
-  }
-};
-
-struct Header {
-  KvDtype dtype;
-  Hash128 fingerprint;
-  std::string model_type;
-  uint64_t capacity_tokens;
-  uint64_t length;
-  uint64_t computed;
-  uint64_t sliding_begin;
-  uint64_t sliding_end;
-  std::vector<KvLayerSpec> layers;
-
-  Range range(GroupId group) const {
-    return group == GroupId::kFull ? Range{0, computed}
-                                   : Range{sliding_begin, sliding_end};
-  }
-};
-
-// A layer's term is below 2^57 by the limits above and those of KvLayout; sums
-// past kAbsurd, which no input has bytes for, stop there.
-uint64_t PayloadBytes(const KvLayout& layout, const Header& header) {
-  constexpr uint64_t kAbsurd = uint64_t{1} << 60;
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < layout.layers().size() && bytes < kAbsurd; ++i) {
-    const KvLayerSpec& spec = layout.layers()[i];
-    bytes +=
-        2 * spec.kv_heads *
-        KvStripBytes(layout.dtype(), header.range(layout.group(i)).tokens(),
-                     spec.head_dim);
-  }
-  return bytes;
-}
-
-void WriteHash(ByteWriter& writer, const Hash128& hash) {
-  writer.Write(hash.low);
-  writer.Write(hash.high);
-}
-
-Hash128 ReadHash(ByteReader& reader, const char* what) {
-  Hash128 hash;
-  hash.low = reader.Read<uint64_t>(what);
-  hash.high = reader.Read<uint64_t>(what);
-  return hash;
-}
-
-// Everything before the token ids. `total_bytes` is of the whole snapshot.
-std::vector<uint8_t> EncodeHeader(const Header& header, uint64_t total_bytes) {
-  ByteWriter writer;
-  writer.WriteBytes({reinterpret_cast<const uint8_t*>(kSnapshotMagic),
-                     sizeof(kSnapshotMagic)});
-  writer.Write(kSnapshotVersion);
-  writer.Write(static_cast<uint32_t>(header.dtype));
-  writer.Write(total_bytes);
-  WriteHash(writer, header.fingerprint);
-  writer.Write(header.capacity_tokens);
-  writer.Write(header.length);
-  writer.Write(header.computed);
-  writer.Write(header.sliding_begin);
-  writer.Write(header.sliding_end);
-  writer.Write(static_cast<uint32_t>(header.model_type.size()));
-  writer.Write(static_cast<uint32_t>(header.layers.size()));
-  writer.WriteBytes({reinterpret_cast<const uint8_t*>(header.model_type.data()),
-                     header.model_type.size()});
-  for (const KvLayerSpec& spec : header.layers) {
-    writer.Write(static_cast<uint32_t>(spec.kind));
-    writer.Write(static_cast<uint32_t>(spec.kv_heads));
-    writer.Write(static_cast<uint32_t>(spec.head_dim));
-    writer.Write(static_cast<uint32_t>(spec.window));
-  }
-  WriteHash(writer, HashBytes(writer.bytes()));
-  return std::move(writer.bytes());
-}
-
-[[noreturn]] void Corrupt(const std::string& what) {
-  throw CorruptFile("snapshot: " + what);
-}
-
-KvDtype DecodeDtype(uint32_t id) {
-  if (id > static_cast<uint32_t>(KvDtype::kInt8)) {
-    Corrupt(StrCat("kv dtype is ", id, ", expected 0..2"));
-  }
-  return static_cast<KvDtype>(id);
-}
-
-Header DecodeHeader(std::span<const uint8_t> bytes, ByteReader& reader) {
-  const auto magic = reader.ReadBytes(sizeof(kSnapshotMagic), "magic");
-  if (std::memcmp(magic.data(), kSnapshotMagic, magic.size()) != 0) {
-    Corrupt("offset 0: expected the magic 'GKVCACHE', found other bytes");
-  }
-  const uint32_t version = reader.Read<uint32_t>("version");
-  if (version > kSnapshotVersion) {
-    throw Mismatch(StrCat("snapshot: format version is ", version,
-                          ", expected at most ", kSnapshotVersion,
-                          " (a newer gemmakv wrote it)"));
-  }
-  if (version != kSnapshotVersion) {
-    Corrupt(
-        StrCat("format version is ", version, ", expected ", kSnapshotVersion));
-  }
-  Header header;
-  const uint32_t dtype = reader.Read<uint32_t>("kv dtype");
-  const uint64_t total = reader.Read<uint64_t>("total size");
-  if (total != bytes.size()) {
-    Corrupt(StrCat("expected ", total, " bytes, found ", bytes.size()));
-  }
-  header.fingerprint = ReadHash(reader, "fingerprint");
-  header.capacity_tokens = reader.Read<uint64_t>("capacity");
-  header.length = reader.Read<uint64_t>("length");
-  header.computed = reader.Read<uint64_t>("computed length");
-  header.sliding_begin = reader.Read<uint64_t>("sliding begin");
-  header.sliding_end = reader.Read<uint64_t>("sliding end");
-  const uint32_t name_bytes = reader.Read<uint32_t>("name size");
-  const uint32_t num_layers = reader.Read<uint32_t>("number of layers");
-  if (name_bytes > kMaxNameBytes) {
-    Corrupt(StrCat("model name has ", name_bytes, " bytes, expected at most ",
-                   kMaxNameBytes));
-  }
-  const auto name = reader.ReadBytes(name_bytes, "model name");
-  header.model_type.assign(name.begin(), name.end());
-  for (uint32_t i = 0; i < num_layers; ++i) {
-    const auto kind = reader.Read<uint32_t>("layer kind");
-    if (kind > static_cast<uint32_t>(LayerKind::kSliding)) {
-      Corrupt(StrCat("layer ", i, ": kind is ", kind, ", expected 0 or 1"));
-    }
-    KvLayerSpec spec;
-    spec.kind = static_cast<LayerKind>(kind);
-    spec.kv_heads = reader.Read<uint32_t>("kv_heads");
-    spec.head_dim = reader.Read<uint32_t>("head_dim");
-    spec.window = reader.Read<uint32_t>("window");
-    header.layers.push_back(spec);
-  }
-  const Hash128 computed = HashBytes(bytes.first(reader.offset()));
-  if (ReadHash(reader, "header checksum") != computed) {
-    Corrupt("the header does not match its checksum");
-  }
-  header.dtype = DecodeDtype(dtype);
-  return header;
-}
-
-// The counts must fit together before anything is computed from them.
-void CheckHeader(const Header& h) {
-  const auto check = [](const char* what, uint64_t value, uint64_t low,
-                        uint64_t high) {
-    if (value < low || value > high) {
-      Corrupt(StrCat(what, " is ", value, ", expected ", low, "..", high));
-    }
-  };
-  check("capacity", h.capacity_tokens, 1, kMaxTokens);
-  check("length", h.length, 0, h.capacity_tokens);
-  check("computed length", h.computed, 0, h.length);
-  check("sliding end", h.sliding_end, 0, h.computed);
-  check("sliding begin", h.sliding_begin, 0, h.sliding_end);
-  if (h.sliding_begin == h.sliding_end) {
-    check("sliding end of an empty range", h.sliding_end, 0, 0);
-  }
-}
-
-// One token group of one kv head: where it lies in the payload and in which
-// block of its group's table. `copy` describes the way from payload to block.
+// A token group of one kv head: where its positions [begin, end) lie in the
+// payload.
 template <typename Byte>
 struct PlaceOf {
   size_t layer;
   size_t head;
-  size_t block;
-  Byte* keys;  // strips of the payload
+  size_t begin, end;  // held positions, of one token group
+  Byte* keys;         // strips of the payload
   Byte* values;
-  GroupCopy copy;
+  size_t strip_tokens;
+  size_t strip_group;
 };
-using GroupPlace = PlaceOf<uint8_t>;
 
-// Calls fn for every token group in the payload, in order.
+// Calls fn for every token group in the payload, in order. Returns the end.
 template <typename Byte, typename Fn>
-void ForGroups(const KvLayout& layout, const Header& header, Byte* payload,
-               const Fn& fn) {
-  const size_t block_tokens = layout.block_tokens();
+Byte* ForGroups(const KvLayout& layout, const SnapshotHeader& header,
+                Byte* payload, const Fn& fn) {
   for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
     const KvLayerSpec& spec = layout.layers()[layer];
-    const Range range = header.range(layout.group(layer));
-    const size_t strip_bytes =
-        KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
-    for (size_t head = 0; head < spec.kv_heads; ++head) {
-      for (size_t p = range.aligned_begin(); p < range.end; p += kKvGroup) {
-        GroupCopy copy;
-        copy.dtype = layout.dtype();
-        copy.head_dim = spec.head_dim;
-        copy.first = std::max(p, range.begin) - p;
-        copy.last = std::min(p + kKvGroup, range.end) - p;
-        copy.from_tokens = range.tokens();
-        copy.from_group = (p - range.aligned_begin()) / kKvGroup;
-        copy.to_tokens = block_tokens;
-        copy.to_group = p % block_tokens / kKvGroup;
-        fn(PlaceOf<Byte>{layer, head, p / block_tokens, payload,
-                         payload + strip_bytes, copy});
+    for (const Range& range : header.ranges(layout.group(layer))) {
+      const size_t strip_bytes =
+          KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        for (size_t p = range.aligned_begin(); p < range.end; p += kKvGroup) {
+          fn(PlaceOf<Byte>{layer, head, std::max<size_t>(p, range.begin),
+                           std::min<size_t>(p + kKvGroup, range.end), payload,
+                           payload + strip_bytes, range.tokens(),
+                           (p - range.aligned_begin()) / kKvGroup});
+        }
+        payload += 2 * strip_bytes;
       }
-      payload += 2 * strip_bytes;
+    }
+  }
+  return payload;
+}
+
+// Calls fn(state index, layer, bytes) for every recurrent state in the payload.
+template <typename Byte, typename Fn>
+void ForStates(const KvLayout& layout, const SnapshotHeader& header,
+               Byte* payload, const Fn& fn) {
+  for (size_t i = 0; i < header.states.size(); ++i) {
+    for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
+      if (layout.group(layer) != GroupId::kRecurrent) continue;
+      fn(i, layer, payload);
+      payload += layout.state_floats(layer) * sizeof(float);
     }
   }
 }
 
-void CheckSeal(ByteReader& reader, std::span<const uint8_t> bytes,
-               const char* what) {
-  if (ReadHash(reader, what) != HashBytes(bytes)) {
-    Corrupt(StrCat("the ", what, " do not match their checksum"));
+// Collects what a snapshot is to hold, and where it lies.
+class Contents {
+ public:
+  explicit Contents(const KvLayout& layout) : layout_(layout) {}
+
+  void AddFull(const GroupSet& groups, size_t end) {
+    if (layout_.has_group(GroupId::kFull)) {
+      AddTable(groups, GroupId::kFull, 0, end);
+    }
   }
+
+  // What the groups hold for going on at `position`.
+  Mark AddMark(const GroupSet& groups, size_t position, size_t length) {
+    Mark mark{position, length, position, position};
+    if (layout_.has_group(GroupId::kSliding)) {
+      mark.sliding_begin =
+          std::min(position, groups[Index(GroupId::kSliding)]->Held().first);
+      AddTable(groups, GroupId::kSliding, mark.sliding_begin, position);
+      if (mark.sliding_begin < position) {
+        held_.push_back({mark.sliding_begin, position});
+      }
+    }
+    if (layout_.has_group(GroupId::kRecurrent)) {
+      const RecurrentCache& group = RecurrentGroup(groups);
+      for (const auto* state : {&group.current(), &group.previous()}) {
+        if (!state->state || state->position > position) continue;
+        states_[state->position] = state->state.data();
+        if (state->position < position) mark.previous = state->position;
+      }
+    }
+    return mark;
+  }
+
+  // The union of what sliding layers hold, ascending and apart.
+  std::vector<Range> SlidingRanges() {
+    std::sort(held_.begin(), held_.end(),
+              [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    std::vector<Range> ranges;
+    for (const Range& range : held_) {
+      if (!ranges.empty() && range.begin <= ranges.back().end) {
+        ranges.back().end = std::max(ranges.back().end, range.end);
+      } else {
+        ranges.push_back(range);
+      }
+    }
+    return ranges;
+  }
+
+  std::vector<uint64_t> StatePositions() const {
+    std::vector<uint64_t> positions;
+    for (const auto& [position, state] : states_) positions.push_back(position);
+    return positions;
+  }
+  const uint8_t* state(uint64_t position) const { return states_.at(position); }
+
+  // Copies the positions of a place out of the blocks that hold them. Strips
+  // start as zeros, and only positions that are held are copied: bytes of
+  // others never leave the process.
+  void Copy(const PlaceOf<uint8_t>& place) const {
+    const GroupId group = layout_.group(place.layer);
+    const size_t block_tokens = layout_.block_tokens();
+    const auto pieces = pieces_[Index(group)].find(place.begin / block_tokens);
+    for (const Piece& piece : pieces->second) {
+      const size_t begin = std::max(piece.begin, place.begin);
+      const size_t end = std::min(piece.end, place.end);
+      if (begin >= end) continue;
+      GroupCopy copy;
+      copy.dtype = layout_.dtype();
+      copy.head_dim = layout_.layers()[place.layer].head_dim;
+      copy.first = begin % kKvGroup;
+      copy.last = copy.first + (end - begin);
+      copy.from_tokens = block_tokens;
+      copy.from_group = begin % block_tokens / kKvGroup;
+      copy.to_tokens = place.strip_tokens;
+      copy.to_group = place.strip_group;
+      CopyKeyGroup(copy,
+                   piece.block + layout_.key_offset(place.layer, place.head),
+                   place.keys);
+      CopyValueGroup(
+          copy, piece.block + layout_.value_offset(place.layer, place.head),
+          place.values);
+    }
+  }
+
+ private:
+  // Positions [begin, end), which lie in one block.
+  struct Piece {
+    const uint8_t* block;
+    size_t begin, end;
+  };
+
+  void AddTable(const GroupSet& groups, GroupId group, size_t begin,
+                size_t end) {
+    if (begin == end) return;
+    const BlockTable& table = AttentionTable(groups, group);
+    const size_t block_tokens = layout_.block_tokens();
+    for (size_t i = begin / block_tokens; i * block_tokens < end; ++i) {
+      const Piece piece{table.blocks()[i - table.first_block()].data(),
+                        std::max(begin, i * block_tokens),
+                        std::min(end, (i + 1) * block_tokens)};
+      std::vector<Piece>& pieces = pieces_[Index(group)][i];
+      const bool there =
+          std::any_of(pieces.begin(), pieces.end(), [&](const Piece& other) {
+            return other.begin <= piece.begin && piece.end <= other.end;
+          });
+      if (!there) pieces.push_back(piece);
+    }
+  }
+
+  const KvLayout& layout_;
+  std::map<size_t, std::vector<Piece>> pieces_[kNumGroups];  // by block index
+  std::vector<Range> held_;
+  std::map<uint64_t, const uint8_t*> states_;
+};
+
+// Appends parts of the payload, each followed by its checksum.
+class SealedWriter {
+ public:
+  explicit SealedWriter(uint8_t* at) : at_(at) {}
+
+  uint8_t* at() const { return at_; }
+  void Seal(size_t size) {
+    const Hash128 hash = HashBytes({at_, size});
+    at_ += size;
+    std::memcpy(at_, &hash.low, sizeof(hash.low));
+    std::memcpy(at_ + sizeof(hash.low), &hash.high, sizeof(hash.high));
+    at_ += kChecksumBytes;
+  }
+
+ private:
+  uint8_t* at_;
+};
+
+std::span<const uint8_t> ReadSealed(ByteReader& reader, uint64_t size,
+                                    const char* what) {
+  const std::span<const uint8_t> bytes = reader.ReadBytes(size, what);
+  if (ReadHash(reader, what) != HashBytes(bytes)) {
+    ThrowCorruptSnapshot(StrCat("the ", what, " do not match their checksum"));
+  }
+  return bytes;
 }
+
+std::vector<int32_t> DecodeTokens(std::span<const uint8_t> bytes) {
+  std::vector<int32_t> tokens(bytes.size() / sizeof(int32_t));
+  if (!tokens.empty()) std::memcpy(tokens.data(), bytes.data(), bytes.size());
+  for (const int32_t token : tokens) {
+    if (token < 0) {
+      ThrowCorruptSnapshot(StrCat("token id ", token, " is negative"));
+    }
+  }
+  return tokens;
+}
+
+// New blocks with the content of a snapshot's payload.
+class Storage {
+ public:
+  Storage(const std::shared_ptr<const KvLayout>& layout,
+          const std::shared_ptr<BlockPool>& pool, const SnapshotHeader& header,
+          const uint8_t* payload)
+      : layout_(layout), header_(header) {
+    const size_t block_tokens = layout_->block_tokens();
+    for (const GroupId id : {GroupId::kFull, GroupId::kSliding}) {
+      for (const Range& range : header.ranges(id)) {
+        if (!layout_->has_group(id)) break;
+        const size_t end = (range.end - 1) / block_tokens + 1;
+        std::vector<BlockRef>& blocks = blocks_[Index(id)];
+        blocks.resize(std::max(blocks.size(), end));
+        for (size_t i = range.begin / block_tokens; i < end; ++i) {
+          // Two ranges may lie in one block.
+          if (!blocks[i]) blocks[i] = pool->Acquire(layout_->block_bytes(id));
+        }
+      }
+    }
+    const uint8_t* states =
+        ForGroups(*layout_, header, payload,
+                  [&](const PlaceOf<const uint8_t>& place) { Copy(place); });
+    for (size_t i = 0; i < header.states.size(); ++i) {
+      states_.push_back(
+          pool->Acquire(layout_->block_bytes(GroupId::kRecurrent)));
+    }
+    ForStates(*layout_, header, states,
+              [&](size_t i, size_t layer, const uint8_t* state) {
+                std::memcpy(states_[i].data() + layout_->state_offset(layer),
+                            state,
+                            layout_->state_floats(layer) * sizeof(float));
+              });
+  }
+
+  // Blocks of positions [begin, end).
+  std::vector<BlockRef> Blocks(GroupId id, size_t begin, size_t end) const {
+    const size_t block_tokens = layout_->block_tokens();
+    const auto first = blocks_[Index(id)].begin();
+    return {first + static_cast<ptrdiff_t>(begin / block_tokens),
+            first + static_cast<ptrdiff_t>((end - 1) / block_tokens + 1)};
+  }
+
+  // Puts what a mark refers to into empty groups.
+  void Restore(const Mark& mark, GroupSet& groups) const {
+    if (layout_->has_group(GroupId::kSliding) &&
+        mark.sliding_begin < mark.position) {
+      static_cast<SlidingCache&>(*groups[Index(GroupId::kSliding)])
+          .Restore(Blocks(GroupId::kSliding, mark.sliding_begin, mark.position),
+                   mark.sliding_begin, mark.position);
+    }
+    if (layout_->has_group(GroupId::kRecurrent) && mark.position > 0) {
+      static_cast<RecurrentCache&>(*groups[Index(GroupId::kRecurrent)])
+          .Restore(State(mark.position), mark.previous < mark.position
+                                             ? State(mark.previous)
+                                             : RecurrentCache::Snapshot{});
+    }
+  }
+
+ private:
+  void Copy(const PlaceOf<const uint8_t>& place) const {
+    const GroupId group = layout_->group(place.layer);
+    const size_t block_tokens = layout_->block_tokens();
+    uint8_t* block = blocks_[Index(group)][place.begin / block_tokens].data();
+    GroupCopy copy;
+    copy.dtype = layout_->dtype();
+    copy.head_dim = layout_->layers()[place.layer].head_dim;
+    copy.first = place.begin % kKvGroup;
+    copy.last = copy.first + (place.end - place.begin);
+    copy.from_tokens = place.strip_tokens;
+    copy.from_group = place.strip_group;
+    copy.to_tokens = block_tokens;
+    copy.to_group = place.begin % block_tokens / kKvGroup;
+    CopyKeyGroup(copy, place.keys,
+                 block + layout_->key_offset(place.layer, place.head));
+    CopyValueGroup(copy, place.values,
+                   block + layout_->value_offset(place.layer, place.head));
+  }
+
+  RecurrentCache::Snapshot State(uint64_t position) const {
+    const auto at = std::lower_bound(header_.states.begin(),
+                                     header_.states.end(), position);
+    return {position,
+            states_[static_cast<size_t>(at - header_.states.begin())]};
+  }
+
+  std::shared_ptr<const KvLayout> layout_;
+  const SnapshotHeader& header_;
+  std::vector<BlockRef> blocks_[kNumGroups];  // by block index; null: not held
+  std::vector<BlockRef> states_;              // as in the header
+};
 
 }  // namespace
 
-std::vector<uint8_t> SnapshotEncoder::Encode(const KVCache& cache) {
+std::vector<uint8_t> SnapshotEncoder::Encode(const KVCache& cache,
+                                             bool checkpoints) {
   const KvLayout& layout = cache.layout();
   const KVCache::State& state = cache.state_;
-  const bool has_sliding =
-      layout.has_group(GroupId::kSliding) && state.replay_target == 0;
-  const Header header{layout.dtype(),
-                      state.fingerprint,
-                      cache.model_type(),
-                      cache.capacity_tokens(),
-                      state.log.size(),
-                      state.computed,
-                      has_sliding ? state.sliding_begin : 0,
-                      has_sliding ? state.sliding_end : 0,
-                      layout.layers()};
-  const uint64_t token_bytes = state.log.size() * sizeof(int32_t);
-  const uint64_t payload = PayloadBytes(layout, header);
-  const uint64_t header_bytes = EncodeHeader(header, 0).size();
+  Contents contents(layout);
+  contents.AddFull(state.groups, state.computed);
+  SnapshotHeader header;
+  header.dtype = layout.dtype();
+  header.fingerprint = state.fingerprint;
+  header.model_type = cache.model_type();
+  header.capacity_tokens = cache.capacity_tokens();
+  header.checkpoint_bytes = cache.checkpoint_bytes();
+  header.length = state.log.size();
+  header.computed = state.computed;
+  header.layers = layout.layers();
+  const size_t present = ResumeAt(state.groups, state.computed).value_or(0);
+  // Nothing is stored of a warm-up under way: it starts anew.
+  const bool usable = ResumeAt(state.groups, present) == present;
+  header.marks.push_back(
+      contents.AddMark(state.groups, usable ? present : 0, header.length));
+  if (checkpoints) {
+    for (const Checkpoint& c : state.checkpoints.list()) {
+      header.marks.push_back(contents.AddMark(*c.groups, c.position, c.length));
+    }
+  }
+  header.sliding = contents.SlidingRanges();
+  header.states = contents.StatePositions();
+
+  const uint64_t token_bytes = header.length * sizeof(int32_t);
+  const uint64_t payload = SnapshotPayloadBytes(layout, header);
+  const uint64_t header_bytes = EncodeSnapshotHeader(header, 0).size();
   const uint64_t total =
       header_bytes + token_bytes + payload + 2 * kChecksumBytes;
-
-  std::vector<uint8_t> out = EncodeHeader(header, total);
+  std::vector<uint8_t> out = EncodeSnapshotHeader(header, total);
   out.resize(total);
-  uint8_t* at = out.data() + header_bytes;
-  const auto seal = [&](size_t size) {
-    const Hash128 hash = HashBytes({at, size});
-    at += size;
-    std::memcpy(at, &hash.low, sizeof(hash.low));
-    std::memcpy(at + sizeof(hash.low), &hash.high, sizeof(hash.high));
-    at += kChecksumBytes;
-  };
-
-  std::vector<int32_t> tokens(state.log.size());
+  SealedWriter writer(out.data() + header_bytes);
+  std::vector<int32_t> tokens(header.length);
   state.log.Copy(0, tokens);
-  if (!tokens.empty()) std::memcpy(at, tokens.data(), token_bytes);
-  seal(token_bytes);
-
-  // Strips start as zeros, and only positions that are held are copied in:
-  // bytes of others never leave the process.
-  ForGroups(layout, header, at, [&](const GroupPlace& place) {
-    const KVCache::Group& group =
-        state.groups[static_cast<size_t>(layout.group(place.layer))];
-    const uint8_t* block = group.blocks[place.block - group.first_block].data();
-    GroupCopy copy = place.copy;
-    std::swap(copy.from_tokens, copy.to_tokens);
-    std::swap(copy.from_group, copy.to_group);
-    CopyKeyGroup(copy, block + layout.key_offset(place.layer, place.head),
-                 place.keys);
-    CopyValueGroup(copy, block + layout.value_offset(place.layer, place.head),
-                   place.values);
+  if (!tokens.empty()) std::memcpy(writer.at(), tokens.data(), token_bytes);
+  writer.Seal(token_bytes);
+  uint8_t* states =
+      ForGroups(layout, header, writer.at(),
+                [&](const PlaceOf<uint8_t>& place) { contents.Copy(place); });
+  ForStates(layout, header, states, [&](size_t i, size_t layer, uint8_t* to) {
+    std::memcpy(to,
+                contents.state(header.states[i]) + layout.state_offset(layer),
+                layout.state_floats(layer) * sizeof(float));
   });
-  seal(payload);
+  writer.Seal(payload);
   return out;
 }
 
 std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
                                                  const CacheOptions& options) {
   ByteReader reader(bytes);
-  const Header header = DecodeHeader(bytes, reader);
-  CheckHeader(header);
+  const SnapshotHeader header = DecodeSnapshotHeader(bytes, reader);
   std::shared_ptr<const KvLayout> layout;
   try {
     layout = std::make_shared<KvLayout>(header.layers, header.dtype,
                                         options.block_tokens);
   } catch (const InvalidArgument& error) {
-    Corrupt(error.what());
+    ThrowCorruptSnapshot(error.what());
   }
-  if (!layout->has_group(GroupId::kSliding) && header.sliding_end != 0) {
-    Corrupt(StrCat("sliding end is ", header.sliding_end,
-                   ", expected 0: no layer slides"));
-  }
-  const uint64_t token_bytes = header.length * sizeof(int32_t);
-  const auto token_span = reader.ReadBytes(token_bytes, "token ids");
-  CheckSeal(reader, token_span, "token ids");
-  const auto payload =
-      reader.ReadBytes(PayloadBytes(*layout, header), "keys and values");
-  CheckSeal(reader, payload, "keys and values");
+  const auto token_bytes =
+      ReadSealed(reader, header.length * sizeof(int32_t), "token ids");
+  const auto payload = ReadSealed(reader, SnapshotPayloadBytes(*layout, header),
+                                  "keys and values");
   if (reader.remaining() != 0) {
-    Corrupt(StrCat(reader.remaining(), " bytes follow the end"));
+    ThrowCorruptSnapshot(StrCat(reader.remaining(), " bytes follow the end"));
   }
-  std::vector<int32_t> tokens(header.length);
-  if (!tokens.empty()) {
-    std::memcpy(tokens.data(), token_span.data(), token_bytes);
-  }
-  for (const int32_t token : tokens) {
-    if (token < 0) Corrupt(StrCat("token id ", token, " is negative"));
-  }
+  const std::vector<int32_t> tokens = DecodeTokens(token_bytes);
 
   CacheOptions full = options;
   if (full.capacity_tokens == 0) full.capacity_tokens = header.capacity_tokens;
@@ -331,35 +405,32 @@ std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
                              " tokens, expected at most the capacity of ",
                              full.capacity_tokens));
   }
+  if (!full.checkpoint_bytes) full.checkpoint_bytes = header.checkpoint_bytes;
   auto cache = std::make_unique<KVCache>(layout, full, header.model_type);
+  const Storage storage(layout, cache->pool_, header, payload.data());
   KVCache::State& state = cache->state_;
   state.log.Append(tokens);
   state.computed = header.computed;
   state.fingerprint = header.fingerprint;
-  state.sliding_begin = header.sliding_begin;
-  state.sliding_end = header.sliding_end;
-  for (const GroupId id : {GroupId::kFull, GroupId::kSliding}) {
-    if (!layout->has_group(id)) continue;
-    const Range range = header.range(id);
-    if (range.begin == range.end) continue;
-    KVCache::Group& group = state.groups[static_cast<size_t>(id)];
-    group.first_block = range.begin / layout->block_tokens();
-    const size_t end = (range.end - 1) / layout->block_tokens() + 1;
-    for (size_t block = group.first_block; block < end; ++block) {
-      group.blocks.push_back(cache->pool_->Acquire(layout->block_bytes(id)));
-    }
+  if (layout->has_group(GroupId::kFull) && header.computed > 0) {
+    static_cast<FullCache&>(*state.groups[Index(GroupId::kFull)])
+        .Restore(storage.Blocks(GroupId::kFull, 0, header.computed),
+                 header.computed);
   }
-  ForGroups(
-      *layout, header, payload.data(),
-      [&](const PlaceOf<const uint8_t>& place) {
-        const KVCache::Group& group =
-            state.groups[static_cast<size_t>(layout->group(place.layer))];
-        uint8_t* block = group.blocks[place.block - group.first_block].data();
-        CopyKeyGroup(place.copy, place.keys,
-                     block + layout->key_offset(place.layer, place.head));
-        CopyValueGroup(place.copy, place.values,
-                       block + layout->value_offset(place.layer, place.head));
-      });
+  storage.Restore(header.marks[0], state.groups);
+  for (size_t i = 1; i < header.marks.size(); ++i) {
+    const Mark& mark = header.marks[i];
+    GroupSet groups = MakeGroups(layout, cache->pool_);
+    groups[Index(GroupId::kFull)].reset();
+    storage.Restore(mark, groups);
+    if (ResumeAt(groups, mark.position) != mark.position) {
+      ThrowCorruptSnapshot(StrCat("the checkpoint at position ", mark.position,
+                                  " lacks a part of its window"));
+    }
+    state.checkpoints.Add({mark.position, mark.length,
+                           std::make_shared<const GroupSet>(std::move(groups))},
+                          cache->checkpoint_bytes());
+  }
   return cache;
 }
 

@@ -12,14 +12,10 @@
 
 namespace gkv {
 
-inline constexpr char kSnapshotMagic[8] = {'G', 'K', 'V', 'C',
-                                           'A', 'C', 'H', 'E'};
-inline constexpr uint32_t kSnapshotVersion = 1;
-
 class SnapshotEncoder {
  public:
   // Requires: no step runs on `cache` (a private fork).
-  static std::vector<uint8_t> Encode(const KVCache& cache);
+  static std::vector<uint8_t> Encode(const KVCache& cache, bool checkpoints);
 };
 
 class SnapshotDecoder {

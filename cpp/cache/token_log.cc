@@ -63,4 +63,8 @@ Hash128 TokenLog::PrefixHash(size_t pages) const {
   return pages == 0 ? Hash128{} : pages_[pages - 1]->hash;
 }
 
+std::shared_ptr<const TokenPage> TokenLog::SealedPage(size_t page) const {
+  return pages_[page];
+}
+
 }  // namespace gkv

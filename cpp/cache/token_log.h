@@ -38,6 +38,8 @@ class TokenLog {
   // Hash of the sealed pages that cover tokens [0, pages * page_tokens).
   // Requires: that many full pages exist. Zero for 0 pages.
   Hash128 PrefixHash(size_t pages) const;
+  // Requires: as above for `page` + 1 pages. It is sealed.
+  std::shared_ptr<const TokenPage> SealedPage(size_t page) const;
 
  private:
   size_t page_tokens_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -25,6 +26,7 @@ using Tokens = std::vector<int32_t>;
 class FakeModel {
  public:
   static constexpr size_t kHeadDim = 32;
+  static constexpr size_t kWidth = 3, kTail = 2;  // recurrent layers
 
   explicit FakeModel(const KvLayout& layout) : layout_(layout) {}
 
@@ -35,6 +37,12 @@ class FakeModel {
     for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
       const auto& table =
           view.groups[static_cast<size_t>(layout_.group(layer))];
+      if (layout_.group(layer) == GroupId::kRecurrent) {
+        float* state = reinterpret_cast<float*>(table.blocks[0] +
+                                                layout_.state_offset(layer));
+        for (uint32_t& h : hidden) h = Recur(h, state);
+        continue;
+      }
       // Stored before anyone reads, as the engine does.
       for (size_t p = view.begin; p < view.end; ++p) {
         if (p < table.write_begin) continue;
@@ -50,11 +58,16 @@ class FakeModel {
     }
   }
 
-  // What every layer must hold, computed from the tokens alone.
+  // What every layer must hold, computed from the tokens alone: the key of
+  // every position, or the state after it.
   std::vector<std::vector<uint32_t>> Expected(const Tokens& tokens) const {
     std::vector<uint32_t> hidden(tokens.begin(), tokens.end());
     std::vector<std::vector<uint32_t>> layers;
     for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
+      if (layout_.group(layer) == GroupId::kRecurrent) {
+        layers.push_back(ExpectedStates(hidden));
+        continue;
+      }
       std::vector<uint32_t> keys;
       for (const uint32_t h : hidden) keys.push_back(h & 0xFFFFFF);
       layers.push_back(keys);
@@ -70,6 +83,30 @@ class FakeModel {
  private:
   static uint32_t Mix(uint32_t a, uint32_t b) {
     return (a ^ b) * 0x9E3779B1u + (a >> 15);
+  }
+  // One row of a recurrent layer: a new state of the old one, of the inputs
+  // of the two positions before, and of this one's, which is kept.
+  static uint32_t Recur(uint32_t h, float* state) {
+    for (size_t i = 0; i < 1 + kTail; ++i) {
+      const float x = state[i * kWidth];
+      EXPECT_TRUE(x >= 0 && x < 0x1p24f) << "an unwritten state";
+      h = Mix(h, x >= 0 && x < 0x1p24f ? static_cast<uint32_t>(x) : 0);
+    }
+    for (size_t i = 0; i < kWidth; ++i) {
+      state[kWidth + i] = state[2 * kWidth + i];
+      state[2 * kWidth + i] = static_cast<float>(h >> 8);
+      state[i] = static_cast<float>(h & 0xFFFFFF);
+    }
+    return h;
+  }
+  static std::vector<uint32_t> ExpectedStates(std::vector<uint32_t>& hidden) {
+    float state[(1 + kTail) * kWidth] = {};
+    std::vector<uint32_t> states;
+    for (uint32_t& h : hidden) {
+      h = Recur(h, state);
+      states.push_back(h & 0xFFFFFF);
+    }
+    return states;
   }
   size_t WindowBegin(size_t layer, size_t p, size_t readable) const {
     const size_t window = layout_.layers()[layer].window;
@@ -98,13 +135,19 @@ class FakeModel {
   const KvLayout& layout_;
 };
 
-std::shared_ptr<const KvLayout> Layout(size_t window, size_t period,
+// One letter a layer: full, sliding, recurrent.
+std::shared_ptr<const KvLayout> Layout(const std::string& kinds, size_t window,
                                        size_t block_tokens) {
   std::vector<KvLayerSpec> layers;
-  for (size_t i = 0; i < 6; ++i) {
-    const bool full = period != 0 && i % period == period - 1;
-    layers.push_back({full ? LayerKind::kFull : LayerKind::kSliding, 1,
-                      FakeModel::kHeadDim, full ? 0 : window});
+  for (const char kind : kinds) {
+    if (kind == 'r') {
+      layers.push_back({.kind = LayerKind::kRecurrent,
+                        .lru_width = FakeModel::kWidth,
+                        .conv_tail = FakeModel::kTail});
+    } else {
+      layers.push_back({kind == 'f' ? LayerKind::kFull : LayerKind::kSliding, 1,
+                        FakeModel::kHeadDim, kind == 'f' ? 0 : window});
+    }
   }
   return std::make_shared<KvLayout>(layers, KvDtype::kF32, block_tokens);
 }
@@ -138,6 +181,13 @@ void Check(const Subject& subject) {
   for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
     const auto [begin, end] = subject.cache->HeldRange(layer);
     ASSERT_LE(end, subject.tokens.size());
+    if (layout.group(layer) == GroupId::kRecurrent) {
+      const float state = subject.cache->CopyLayerState(layer)[0];
+      ASSERT_EQ(state,
+                end == 0 ? 0.0f : static_cast<float>(expected[layer][end - 1]))
+          << "layer " << layer << " state after " << end;
+      continue;
+    }
     const std::vector<float> keys = subject.cache->CopyLayer(layer, false);
     // Sliding layers are exact in the window of the next row; older positions
     // of a replay warmed up only.
@@ -150,24 +200,46 @@ void Check(const Subject& subject) {
   }
 }
 
-void RandomUse(size_t window, size_t period, size_t block_tokens,
+// Truncates, and checks that the cost is what is said.
+void TruncateTruthfully(Subject& s, size_t keep) {
+  const size_t replay = s.cache->Truncate(keep).replay_tokens;
+  s.tokens.resize(keep);
+  const auto next = s.cache->Fork();
+  next->Append({{1}});
+  size_t full = 0;
+  const KvLayout& layout = s.cache->layout();
+  while (full < layout.layers().size() &&
+         layout.group(full) != GroupId::kFull) {
+    ++full;
+  }
+  if (full == layout.layers().size()) return;  // nothing shows what is computed
+  const size_t computed = s.cache->HeldRange(full).second;
+  ASSERT_EQ(next->next_position() + replay, computed);
+}
+
+void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
                uint32_t seed) {
   const auto pool = BlockPool::Create();
   pool->set_poison(true);
   {
-    const auto layout = Layout(window, period, block_tokens);
+    const auto layout = Layout(kinds, window, block_tokens);
     std::mt19937 rng(seed);
     std::vector<Subject> subjects;
     const auto fresh = [&] {
       return Subject{
           std::make_unique<KVCache>(
-              layout, CacheOptions{.capacity_tokens = 600, .pool = pool}, ""),
+              layout,
+              CacheOptions{.capacity_tokens = 601,
+                           .checkpoint_bytes =
+                               (1 + rng() % 6) * layout->checkpoint_bytes(),
+                           .pool = pool},
+              ""),
           {}};
     };
     subjects.push_back(fresh());
     for (int step = 0; step < 250; ++step) {
       Subject& s = subjects[rng() % subjects.size()];
-      switch (rng() % 8) {
+      switch (rng() % 9) {
         case 0:
         case 1: {
           Tokens more(std::min<size_t>(rng() % 120, 600 - s.tokens.size()));
@@ -177,9 +249,18 @@ void RandomUse(size_t window, size_t period, size_t block_tokens,
           break;
         }
         case 2: {
-          const size_t keep = rng() % (s.tokens.size() + 1);
-          s.cache->Truncate(keep);
-          s.tokens.resize(keep);
+          const std::vector<size_t> marks = s.cache->CheckpointLengths();
+          const size_t keep = rng() % 2 == 0 && !marks.empty()
+                                  ? marks[rng() % marks.size()]
+                                  : rng() % (s.tokens.size() + 1);
+          ASSERT_NO_FATAL_FAILURE(TruncateTruthfully(s, keep));
+          break;
+        }
+        case 8: {
+          const size_t length = s.cache->length();
+          if (s.cache->MakeCheckpoint()) {
+            EXPECT_EQ(s.cache->Fork()->Truncate(length).replay_tokens, 0u);
+          }
           break;
         }
         case 3:
@@ -192,7 +273,7 @@ void RandomUse(size_t window, size_t period, size_t block_tokens,
           }
           break;
         case 4: {
-          const std::vector<uint8_t> bytes = s.cache->ToBytes();
+          const std::vector<uint8_t> bytes = s.cache->ToBytes(rng() % 2 == 0);
           s.cache = KVCache::FromBytes(
               bytes, {.block_tokens = block_tokens, .pool = pool});
           break;
@@ -230,9 +311,9 @@ TEST(KVCacheTest, AnyUseHoldsWhatTheTokensGive) {
   uint32_t seed = 1;
   for (const size_t window : {1, 2, 7, 16, 33, 100}) {
     for (const size_t block_tokens : {16, 64}) {
-      for (const size_t period : {3, 0}) {  // every third full; all sliding
-        ASSERT_NO_FATAL_FAILURE(RandomUse(window, period, block_tokens, seed++))
-            << "window " << window << " blocks of " << block_tokens;
+      for (const char* kinds : {"ssfssf", "ssssss", "rrsfrs", "rr", "ff"}) {
+        ASSERT_NO_FATAL_FAILURE(RandomUse(kinds, window, block_tokens, seed++))
+            << kinds << " window " << window << " blocks of " << block_tokens;
       }
     }
   }
@@ -256,7 +337,7 @@ std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
 
 TEST(KVCacheTest, TruncationSaysItsCost) {
   // 4 sliding layers of window 33: 4 * 32 tokens of warm-up.
-  const auto layout = Layout(33, 3, 16);
+  const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 1000);
   EXPECT_EQ(cache->Fork()->Truncate(1000).replay_tokens, 0u);
   EXPECT_EQ(cache->Fork()->Truncate(999).replay_tokens, 0u);
@@ -272,7 +353,7 @@ TEST(KVCacheTest, TruncationSaysItsCost) {
 }
 
 TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
-  const auto cache = Computed(Layout(33, 3, 16), 1000);
+  const auto cache = Computed(Layout("ssfssf", 33, 16), 1000);
   const auto fork = cache->Fork();
   fork->Truncate(600);
   fork->Append({{1}});
@@ -284,7 +365,7 @@ TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
 }
 
 TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
-  const auto layout = Layout(33, 3, 16);
+  const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 1000);
   const auto [begin, end] = cache->HeldRange(0);
   EXPECT_EQ(end, 1000u);
@@ -294,7 +375,7 @@ TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
 }
 
 TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
-  const auto layout = Layout(33, 3, 64);
+  const auto layout = Layout("ssfssf", 33, 64);
   const auto cache = Computed(layout, 1000);  // ends inside a block
   const size_t alone = cache->nbytes();
   const auto fork = cache->Fork();
@@ -312,7 +393,7 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
 }
 
 TEST(KVCacheTest, CapacityIsExact) {
-  KVCache cache(Layout(5, 3, 16), {.capacity_tokens = 10}, "");
+  KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
   cache.Append(Tokens(10, 1));
   try {
     cache.Append({{1}});
@@ -325,7 +406,7 @@ TEST(KVCacheTest, CapacityIsExact) {
 }
 
 TEST(KVCacheTest, BindingIsToOneModel) {
-  KVCache cache(Layout(5, 3, 16), {.capacity_tokens = 10}, "");
+  KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
   cache.Bind({1, 2});
   EXPECT_NO_THROW(cache.Bind({1, 2}));
   EXPECT_THROW(cache.Bind({1, 3}), Mismatch);

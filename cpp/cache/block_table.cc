@@ -1,0 +1,93 @@
+#include "cache/block_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/kv_strip.h"
+
+namespace gkv {
+
+BlockTable::BlockTable(GroupId group, std::shared_ptr<const KvLayout> layout,
+                       std::shared_ptr<BlockPool> pool)
+    : group_(group), layout_(std::move(layout)), pool_(std::move(pool)) {}
+
+BlockRef BlockTable::CopyBlock(const BlockRef& from, size_t tokens) const {
+  BlockRef copy = pool_->Acquire(layout_->block_bytes(group_));
+  const size_t block_tokens = layout_->block_tokens();
+  for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
+    if (layout_->group(layer) != group_) continue;
+    const KvLayerSpec& spec = layout_->layers()[layer];
+    for (size_t head = 0; head < spec.kv_heads; ++head) {
+      const size_t keys = layout_->key_offset(layer, head);
+      const size_t values = layout_->value_offset(layer, head);
+      CopyKeys(layout_->dtype(), from.data() + keys, block_tokens,
+               spec.head_dim, tokens, copy.data() + keys, block_tokens);
+      CopyValues(layout_->dtype(), from.data() + values, block_tokens,
+                 spec.head_dim, tokens, copy.data() + values, block_tokens);
+    }
+  }
+  return copy;
+}
+
+GroupStep BlockTable::Prepare(size_t begin, size_t end,
+                              size_t write_begin) const {
+  const size_t block_tokens = layout_->block_tokens();
+  GroupStep step;
+  step.write_begin = write_begin;
+  step.first_block = blocks_.empty() ? begin / block_tokens : first_block_;
+  step.blocks.reserve(blocks_.size() + 1);
+  for (const BlockRef& block : blocks_) step.blocks.push_back(block.data());
+  const size_t written = std::max(begin, write_begin);
+  if (written >= end) return step;
+  const size_t last = (end - 1) / block_tokens;
+  for (size_t block = written / block_tokens; block <= last; ++block) {
+    const size_t index = block - step.first_block;
+    if (index < blocks_.size()) {
+      if (!blocks_[index].shared()) continue;
+      const size_t first = block * block_tokens;
+      const size_t held = write_begin > first ? write_begin - first : 0;
+      step.fresh.emplace_back(index, CopyBlock(blocks_[index], held));
+      step.blocks[index] = step.fresh.back().second.data();
+    } else {
+      step.fresh.emplace_back(index,
+                              pool_->Acquire(layout_->block_bytes(group_)));
+      step.blocks.push_back(step.fresh.back().second.data());
+    }
+  }
+  return step;
+}
+
+void BlockTable::Commit(GroupStep& step) {
+  if (blocks_.empty()) first_block_ = step.first_block;
+  for (auto& [index, block] : step.fresh) {
+    if (index < blocks_.size()) {
+      blocks_[index] = std::move(block);
+    } else {
+      blocks_.push_back(std::move(block));
+    }
+  }
+  step.fresh.clear();
+}
+
+void BlockTable::DropFrom(size_t end) {
+  const size_t block_tokens = layout_->block_tokens();
+  const size_t last = (end + block_tokens - 1) / block_tokens;
+  const size_t keep = last > first_block_ ? last - first_block_ : 0;
+  if (keep < blocks_.size()) blocks_.resize(keep);
+}
+
+void BlockTable::DropBefore(size_t begin) {
+  const size_t first = begin / layout_->block_tokens();
+  if (first <= first_block_) return;
+  const size_t drop = std::min(first - first_block_, blocks_.size());
+  blocks_.erase(blocks_.begin(),
+                blocks_.begin() + static_cast<ptrdiff_t>(drop));
+  first_block_ += drop;
+}
+
+void BlockTable::Assign(size_t first_block, std::vector<BlockRef> blocks) {
+  first_block_ = first_block;
+  blocks_ = std::move(blocks);
+}
+
+}  // namespace gkv

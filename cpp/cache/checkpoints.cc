@@ -1,0 +1,81 @@
+#include "cache/checkpoints.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace gkv {
+
+namespace {
+
+// Of all blocks that they refer to, each counted once.
+size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
+  std::vector<const Block*> blocks;
+  for (const Checkpoint& checkpoint : checkpoints) {
+    for (const auto& group : *checkpoint.groups) {
+      if (group) group->AddBlocks(blocks);
+    }
+  }
+  std::sort(blocks.begin(), blocks.end());
+  blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+  size_t bytes = 0;
+  for (const Block* block : blocks) bytes += block->size_bytes;
+  return bytes;
+}
+
+}  // namespace
+
+bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
+  if (DistinctBytes({&checkpoint, 1}) > budget_bytes) return false;
+  if (!list_.empty() && list_.back().position == checkpoint.position) {
+    list_.pop_back();
+  }
+  list_.push_back(std::move(checkpoint));
+  while (nbytes() > budget_bytes) {
+    list_.erase(list_.begin() + static_cast<ptrdiff_t>(Victim()));
+  }
+  return true;
+}
+
+size_t CheckpointList::Victim() const {
+  const size_t last = list_.size() - 1;
+  size_t victim = 0;
+  double smallest = 0;
+  for (size_t i = 1; i < last; ++i) {
+    const size_t gap = list_[i + 1].position - list_[i - 1].position;
+    const size_t age = list_[last].position - list_[i].position;
+    const double relative = static_cast<double>(gap) / static_cast<double>(age);
+    if (victim == 0 || relative < smallest) {
+      victim = i;
+      smallest = relative;
+    }
+  }
+  return victim;
+}
+
+const Checkpoint* CheckpointList::AtOrBefore(size_t position) const {
+  const auto behind =
+      std::find_if(list_.begin(), list_.end(),
+                   [&](const Checkpoint& c) { return c.position > position; });
+  return behind == list_.begin() ? nullptr : &*(behind - 1);
+}
+
+const Checkpoint* CheckpointList::OfLength(size_t length) const {
+  const auto found =
+      std::find_if(list_.rbegin(), list_.rend(),
+                   [&](const Checkpoint& c) { return c.length == length; });
+  return found == list_.rend() ? nullptr : &*found;
+}
+
+void CheckpointList::Truncate(size_t length) {
+  std::erase_if(list_,
+                [&](const Checkpoint& c) { return c.position > length; });
+  // Its pending tokens were cut, what it holds is as right as before.
+  for (Checkpoint& checkpoint : list_) {
+    if (checkpoint.length > length) checkpoint.length = checkpoint.position;
+  }
+}
+
+size_t CheckpointList::nbytes() const { return DistinctBytes(list_); }
+
+}  // namespace gkv

@@ -1,0 +1,54 @@
+#ifndef GEMMAKV_CACHE_CHECKPOINTS_H_
+#define GEMMAKV_CACHE_CHECKPOINTS_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "cache/group_cache.h"
+
+namespace gkv {
+
+// What the groups that forget held at one position, by reference to their
+// blocks: computing can go on from there at any later time. Immutable; forks
+// share it.
+struct Checkpoint {
+  size_t position = 0;  // computed positions then
+  size_t length = 0;    // tokens of the transcript then; the rest was pending
+  std::shared_ptr<const GroupSet> groups;
+};
+
+// The checkpoints of one conversation, ascending by position, under a byte
+// budget. Copying shares them: O(checkpoints). Not thread-safe.
+class CheckpointList {
+ public:
+  bool empty() const { return list_.empty(); }
+  const std::vector<Checkpoint>& list() const { return list_; }
+
+  // Adds one at the end (one at the same position is replaced) and evicts
+  // until all of them together refer to at most `budget_bytes` of blocks. Old
+  // ones thin out first: of those between the first and the last, the one goes
+  // whose loss opens the smallest gap for its age, so that gaps grow with the
+  // distance from the end. The first (the end of turn 0) goes last. False,
+  // changing nothing, if the new one alone is too large.
+  // Requires: position >= that of every other.
+  bool Add(Checkpoint checkpoint, size_t budget_bytes);
+  // The last one with position <= `position`; null if there is none.
+  const Checkpoint* AtOrBefore(size_t position) const;
+  // The last one of a transcript of `length` tokens; null if there is none.
+  const Checkpoint* OfLength(size_t length) const;
+  // The transcript was cut: drops those behind its end.
+  void Truncate(size_t length);
+
+  // Bytes of all blocks that they refer to, each counted once.
+  size_t nbytes() const;
+
+ private:
+  size_t Victim() const;
+
+  std::vector<Checkpoint> list_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_CHECKPOINTS_H_

@@ -1,0 +1,41 @@
+#ifndef GEMMAKV_CACHE_FULL_CACHE_H_
+#define GEMMAKV_CACHE_FULL_CACHE_H_
+
+#include "cache/block_table.h"
+#include "cache/group_cache.h"
+
+namespace gkv {
+
+// Full-attention layers: every position from 0 on is kept. Rewinding costs
+// nothing, and a replay for the sake of other layers reads what is here and
+// never writes it.
+class FullCache final : public GroupCache {
+ public:
+  FullCache(std::shared_ptr<const KvLayout> layout,
+            std::shared_ptr<BlockPool> pool);
+
+  std::unique_ptr<GroupCache> Share() const override;
+  bool forgets() const override { return false; }
+  std::pair<size_t, size_t> Held() const override { return {0, end_}; }
+  std::optional<size_t> ResumeAt(size_t limit, size_t target) const override;
+  size_t ColdStart(size_t target) const override;
+  void Rewind(size_t position) override;
+  void Restart(size_t begin, size_t target) override;
+  GroupStep Prepare(size_t begin, size_t end) const override;
+  void Commit(GroupStep& step, size_t begin, size_t end) override;
+  size_t RewindFloor() const override { return end_; }
+  void Forget(size_t floor) override;
+  void AddBlocks(std::vector<const Block*>& out) const override;
+
+  const BlockTable& table() const { return table_; }
+  // Content from a snapshot: blocks that hold [0, end). Requires: empty.
+  void Restore(std::vector<BlockRef> blocks, size_t end);
+
+ private:
+  BlockTable table_;  // covers exactly [0, end_)
+  size_t end_ = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_FULL_CACHE_H_

@@ -1,0 +1,111 @@
+#ifndef GEMMAKV_CACHE_GROUP_CACHE_H_
+#define GEMMAKV_CACHE_GROUP_CACHE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/kv_layout.h"
+
+namespace gkv {
+
+// What a step over positions [begin, end) may read and write of one group: raw
+// pointers into its blocks, valid until the step is committed or dropped.
+struct GroupStep {
+  // Attention groups: table entries from first_block on, of block_tokens
+  // positions each. Recurrent group: one entry, the state before `begin`, for
+  // the step to turn into the state after `end` - 1.
+  std::vector<uint8_t*> blocks;
+  size_t first_block = 0;
+  // Attention: positions below are not held, no row may read them.
+  size_t readable_begin = 0;
+  // Attention: rows at positions below find their keys and values stored
+  // already and must not write them (others may share those blocks).
+  size_t write_begin = 0;
+  // Entries that the step adds or replaces, by index into `blocks`: they enter
+  // the group when the step is committed.
+  std::vector<std::pair<size_t, BlockRef>> fresh;
+};
+
+// What the layers of one kind hold of one conversation. The kinds differ in
+// what they forget, and so in where computing can go on after a rewind; all
+// questions about that are asked here, never by looking at the kind.
+//
+// Not thread-safe; Share() and const calls may run at the same time. Blocks
+// that someone else refers to are never written.
+class GroupCache {
+ public:
+  virtual ~GroupCache() = default;
+
+  // An independent group with the same content: refers to the same blocks.
+  virtual std::unique_ptr<GroupCache> Share() const = 0;
+
+  // True if older positions get lost, so that a rewind may need a checkpoint.
+  virtual bool forgets() const = 0;
+  // Positions [begin, end) whose keys and values are there and right; empty
+  // at `end` for a recurrent group, which holds what position `end` needs.
+  virtual std::pair<size_t, size_t> Held() const = 0;
+
+  // The last position <= `limit` at which a step can begin on what is held, so
+  // that every row from `target` on is right; nullopt if there is none. An
+  // empty group can begin at 0. Requires: limit <= target.
+  virtual std::optional<size_t> ResumeAt(size_t limit, size_t target) const = 0;
+  // The last position at which a step can begin without anything that the
+  // group forgets, for rows from `target` on to be right.
+  virtual size_t ColdStart(size_t target) const = 0;
+
+  // Forgets all positions from `position` on; where nothing before it can be
+  // used, everything.
+  virtual void Rewind(size_t position) = 0;
+  // Forgets everything that a cold start computes anew. Steps go on from
+  // `begin` = ColdStart(target) or 0, and nothing before `target` counts.
+  virtual void Restart(size_t begin, size_t target) = 0;
+
+  // Storage for a step over [begin, end): new blocks, and private copies of
+  // shared ones that it writes. Throws OutOfBlocks. Changes nothing.
+  // Requires: begin < end; a step can begin at `begin` on what is held.
+  virtual GroupStep Prepare(size_t begin, size_t end) const = 0;
+  // Takes over what a step over [begin, end) made. Requires: from Prepare of
+  // this group or of one that it shares with, with the same range.
+  virtual void Commit(GroupStep& step, size_t begin, size_t end) = 0;
+
+  // How far back a step can begin on what is held, as far as this group is
+  // concerned: the others keep what rows from there on see.
+  virtual size_t RewindFloor() const = 0;
+  // Gives up what rows from `floor` on do not see.
+  virtual void Forget(size_t floor) = 0;
+
+  // Appends every block that the group refers to.
+  virtual void AddBlocks(std::vector<const Block*>& out) const = 0;
+};
+
+// The groups of one conversation by GroupId; null where a model has no layer
+// of the kind.
+using GroupSet = std::array<std::unique_ptr<GroupCache>, kNumLayerKinds>;
+
+class BlockTable;
+class RecurrentCache;
+
+// Empty groups for every kind of layer that the layout has.
+GroupSet MakeGroups(const std::shared_ptr<const KvLayout>& layout,
+                    const std::shared_ptr<BlockPool>& pool);
+// Shares all groups, or only those that forget.
+GroupSet ShareGroups(const GroupSet& groups, bool forgetting_only = false);
+// ResumeAt of all groups together.
+std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target);
+// ColdStart of all groups together.
+size_t ColdStart(const GroupSet& groups, size_t target);
+
+// What inspection and snapshots look into. Requires: the group is there, and
+// `id` is that of an attention group.
+const BlockTable& AttentionTable(const GroupSet& groups, GroupId id);
+const RecurrentCache& RecurrentGroup(const GroupSet& groups);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_GROUP_CACHE_H_

@@ -1,0 +1,54 @@
+#ifndef GEMMAKV_CACHE_RECURRENT_CACHE_H_
+#define GEMMAKV_CACHE_RECURRENT_CACHE_H_
+
+#include "cache/group_cache.h"
+
+namespace gkv {
+
+// Recurrent layers: one state of fixed size stands for everything before a
+// position (layout: KvLayerSpec). It is zero at position 0.
+//
+// A state block is written by the step that makes it and never again: a step
+// turns a copy of the state into the next one. So a reference is a snapshot,
+// and the state from before the last step is kept too: computing can go back
+// to the beginning of that step. Anything further back needs a checkpoint or
+// starts at 0.
+class RecurrentCache final : public GroupCache {
+ public:
+  // The state after positions [0, position).
+  struct Snapshot {
+    size_t position = 0;
+    BlockRef state;  // null: none, or the zero state at position 0
+  };
+
+  RecurrentCache(std::shared_ptr<const KvLayout> layout,
+                 std::shared_ptr<BlockPool> pool);
+
+  std::unique_ptr<GroupCache> Share() const override;
+  bool forgets() const override { return true; }
+  std::pair<size_t, size_t> Held() const override;
+  std::optional<size_t> ResumeAt(size_t limit, size_t target) const override;
+  size_t ColdStart(size_t) const override { return 0; }
+  void Rewind(size_t position) override;
+  void Restart(size_t begin, size_t target) override;
+  GroupStep Prepare(size_t begin, size_t end) const override;
+  void Commit(GroupStep& step, size_t begin, size_t end) override;
+  size_t RewindFloor() const override;
+  void Forget(size_t) override {}
+  void AddBlocks(std::vector<const Block*>& out) const override;
+
+  const Snapshot& current() const { return current_; }
+  const Snapshot& previous() const { return previous_; }
+  // Content from a snapshot. Requires: empty.
+  void Restore(Snapshot current, Snapshot previous);
+
+ private:
+  std::shared_ptr<const KvLayout> layout_;
+  std::shared_ptr<BlockPool> pool_;
+  Snapshot current_;
+  Snapshot previous_;  // its position is below current_'s; may be none
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_RECURRENT_CACHE_H_

@@ -1,0 +1,96 @@
+#include "cache/sliding_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gkv {
+
+SlidingCache::SlidingCache(std::shared_ptr<const KvLayout> layout,
+                           std::shared_ptr<BlockPool> pool)
+    : table_(GroupId::kSliding, std::move(layout), std::move(pool)) {}
+
+std::unique_ptr<GroupCache> SlidingCache::Share() const {
+  return std::make_unique<SlidingCache>(*this);
+}
+
+std::pair<size_t, size_t> SlidingCache::Held() const {
+  if (warm_target_ != 0) return {0, 0};
+  return {begin_, end_};
+}
+
+// First position that a row sees.
+size_t SlidingCache::WindowBegin(size_t position) const {
+  const size_t window = table_.layout().window();
+  return position + 1 > window ? position + 1 - window : 0;
+}
+
+void SlidingCache::Clear() {
+  table_.DropFrom(0);
+  begin_ = end_ = warm_target_ = 0;
+}
+
+std::optional<size_t> SlidingCache::ResumeAt(size_t limit,
+                                             size_t target) const {
+  if (warm_target_ != 0) {
+    if (warm_target_ > target || end_ > limit) return std::nullopt;
+    return end_;
+  }
+  const size_t position = std::min(limit, end_);
+  if (begin_ > WindowBegin(position)) return std::nullopt;
+  return position;
+}
+
+size_t SlidingCache::ColdStart(size_t target) const {
+  const KvLayout& layout = table_.layout();
+  const size_t warm_up = layout.num_sliding() * (layout.window() - 1);
+  return target > warm_up ? target - warm_up : 0;
+}
+
+void SlidingCache::Rewind(size_t position) {
+  if (end_ <= position) return;
+  // What is right in the middle of a warm-up depends on its target.
+  if (warm_target_ != 0 || begin_ >= position) return Clear();
+  end_ = position;
+  table_.DropFrom(end_);
+}
+
+void SlidingCache::Restart(size_t begin, size_t target) {
+  Clear();
+  begin_ = end_ = begin;
+  if (begin > 0 && begin < target) warm_target_ = target;
+}
+
+GroupStep SlidingCache::Prepare(size_t begin, size_t end) const {
+  GroupStep step = table_.Prepare(begin, end, end_);
+  step.readable_begin = begin_;
+  return step;
+}
+
+void SlidingCache::Commit(GroupStep& step, size_t, size_t end) {
+  table_.Commit(step);
+  end_ = std::max(end_, end);
+  if (warm_target_ == 0 || end_ < warm_target_) return;
+  // Deeper layers are right only from the target's window on.
+  begin_ = std::max(begin_, WindowBegin(warm_target_));
+  warm_target_ = 0;
+}
+
+void SlidingCache::Forget(size_t floor) {
+  if (table_.empty()) return;
+  table_.DropBefore(WindowBegin(floor));
+  begin_ =
+      std::max(begin_, table_.first_block() * table_.layout().block_tokens());
+}
+
+void SlidingCache::AddBlocks(std::vector<const Block*>& out) const {
+  for (const BlockRef& block : table_.blocks()) out.push_back(block.get());
+}
+
+void SlidingCache::Restore(std::vector<BlockRef> blocks, size_t begin,
+                           size_t end) {
+  table_.Assign(begin / table_.layout().block_tokens(), std::move(blocks));
+  begin_ = begin;
+  end_ = end;
+}
+
+}  // namespace gkv

@@ -1,0 +1,54 @@
+#ifndef GEMMAKV_CACHE_SLIDING_CACHE_H_
+#define GEMMAKV_CACHE_SLIDING_CACHE_H_
+
+#include "cache/block_table.h"
+#include "cache/group_cache.h"
+
+namespace gkv {
+
+// Sliding-window layers: the last window of positions is kept, in whole
+// blocks; older blocks are dropped, never overwritten.
+//
+// A cold start computes the window anew from token ids. Where it may begin is
+// derived in docs/cache.md: S (W - 1) positions before the first row that must
+// be right, for S layers of window W. Until that row is reached the group warms
+// up: what it holds is what the warm-up needs and nothing else.
+class SlidingCache final : public GroupCache {
+ public:
+  SlidingCache(std::shared_ptr<const KvLayout> layout,
+               std::shared_ptr<BlockPool> pool);
+
+  std::unique_ptr<GroupCache> Share() const override;
+  bool forgets() const override { return true; }
+  std::pair<size_t, size_t> Held() const override;
+  std::optional<size_t> ResumeAt(size_t limit, size_t target) const override;
+  size_t ColdStart(size_t target) const override;
+  void Rewind(size_t position) override;
+  void Restart(size_t begin, size_t target) override;
+  GroupStep Prepare(size_t begin, size_t end) const override;
+  void Commit(GroupStep& step, size_t begin, size_t end) override;
+  // The last position again: its window is kept, so that a finished prompt
+  // can give logits once more.
+  size_t RewindFloor() const override { return end_ > 0 ? end_ - 1 : 0; }
+  void Forget(size_t floor) override;
+  void AddBlocks(std::vector<const Block*>& out) const override;
+
+  const BlockTable& table() const { return table_; }
+  // Content from a snapshot: blocks that hold [begin, end). Requires: empty.
+  void Restore(std::vector<BlockRef> blocks, size_t begin, size_t end);
+
+ private:
+  size_t WindowBegin(size_t position) const;
+  void Clear();
+
+  BlockTable table_;  // covers [begin_, end_)
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  // While warming up: rows from here on are right, begin_ <= end_ < it.
+  // 0: not warming up.
+  size_t warm_target_ = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_SLIDING_CACHE_H_

@@ -1,0 +1,82 @@
+#ifndef GEMMAKV_CACHE_SNAPSHOT_FORMAT_H_
+#define GEMMAKV_CACHE_SNAPSHOT_FORMAT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "cache/kv_layout.h"
+#include "io/byte_io.h"
+#include "ops/kv_strip.h"
+
+// The header of a snapshot, of every format version; docs/snapshot-format.md
+// describes the bytes.
+
+namespace gkv {
+
+inline constexpr char kSnapshotMagic[8] = {'G', 'K', 'V', 'C',
+                                           'A', 'C', 'H', 'E'};
+// The version that is written; all versions up to it are read.
+inline constexpr uint32_t kSnapshotVersion = 2;
+
+struct SnapshotHeader {
+  // Positions that an attention group holds, stored as whole token groups.
+  struct Range {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+
+    uint64_t aligned_begin() const { return begin / kKvGroup * kKvGroup; }
+    uint64_t tokens() const {  // stored ones, a multiple of kKvGroup
+      return (end - aligned_begin() + kKvGroup - 1) / kKvGroup * kKvGroup;
+    }
+  };
+  // What the groups that forget held when `position` was the next one to
+  // compute. The first mark is the present, the others are checkpoints.
+  struct Mark {
+    uint64_t position = 0;
+    uint64_t length = 0;         // tokens of the transcript then
+    uint64_t sliding_begin = 0;  // `position` if no sliding layer holds any
+    uint64_t previous = 0;       // earlier recurrent state; `position` if none
+  };
+
+  KvDtype dtype = KvDtype::kF32;
+  Hash128 fingerprint;
+  std::string model_type;
+  uint64_t capacity_tokens = 0;
+  std::optional<uint64_t> checkpoint_bytes;  // always there from version 2 on
+  uint64_t length = 0;
+  uint64_t computed = 0;
+  std::vector<KvLayerSpec> layers;
+  std::vector<Mark> marks;       // at least one
+  std::vector<Range> sliding;    // ascending, apart
+  std::vector<uint64_t> states;  // ascending positions, above 0
+
+  // What layers of an attention group store.
+  std::vector<Range> ranges(GroupId group) const;
+};
+
+[[noreturn]] void ThrowCorruptSnapshot(const std::string& what);
+
+// Header bytes with their checksum. `total_bytes` is of the whole snapshot.
+std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
+                                          uint64_t total_bytes);
+
+// Reads the header at the start of a snapshot and checks its numbers against
+// each other. Throws CorruptFile, or Mismatch for a later version.
+SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
+                                    ByteReader& reader);
+
+Hash128 ReadHash(ByteReader& reader, const char* what);
+
+// Bytes of keys, values and states that follow the token ids; 2^60 or more if
+// that many cannot be meant.
+uint64_t SnapshotPayloadBytes(const KvLayout& layout,
+                              const SnapshotHeader& header);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_SNAPSHOT_FORMAT_H_

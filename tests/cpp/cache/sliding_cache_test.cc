@@ -1,0 +1,69 @@
+#include "cache/sliding_cache.h"
+
+#include "cache/group_cache_conformance.h"
+
+namespace gkv {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(SlidingCache, GroupCacheConformance,
+                         ::testing::Values(GroupKind{GroupId::kSliding, 1, 16},
+                                           GroupKind{GroupId::kSliding, 20, 16},
+                                           GroupKind{GroupId::kSliding, 33, 64},
+                                           GroupKind{GroupId::kSliding, 500,
+                                                     32}));
+
+class SlidingCacheTest : public GroupCacheConformance {};
+INSTANTIATE_TEST_SUITE_P(SlidingCache, SlidingCacheTest,
+                         ::testing::Values(GroupKind{GroupId::kSliding, 20,
+                                                     16}));
+
+TEST_P(SlidingCacheTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
+  const std::vector<int> tokens = SomeTokens(150);
+  const auto group = Make();
+  Compute(*group, 0, 150, tokens);
+  // The window of the last position, in whole blocks.
+  EXPECT_EQ(group->Held(), (std::pair<size_t, size_t>{128, 150}));
+  EXPECT_EQ(pool_->blocks_in_use(), 2u);
+  ASSERT_NO_FATAL_FAILURE(Check(*group, tokens));
+}
+
+TEST_P(SlidingCacheTest, BlocksAreDroppedAndNeverOverwritten) {
+  const std::vector<int> tokens = SomeTokens(150);
+  const auto group = Make();
+  Compute(*group, 0, 60, tokens);
+  const auto old = group->Share();  // as a checkpoint does
+  Compute(*group, 60, 150, tokens);
+  ASSERT_NO_FATAL_FAILURE(Check(*old, {tokens.begin(), tokens.begin() + 61}));
+  EXPECT_EQ(old->ResumeAt(60, 60), 60u);
+}
+
+TEST_P(SlidingCacheTest, SaysWhatItCannotGoOnFrom) {
+  const auto group = Make();
+  Compute(*group, 0, 150, SomeTokens(150));
+  EXPECT_EQ(group->ResumeAt(149, 149), 149u);
+  EXPECT_EQ(group->ResumeAt(147, 147), 147u);  // still in the same block
+  EXPECT_EQ(group->ResumeAt(146, 146), std::nullopt);
+  EXPECT_EQ(group->ResumeAt(0, 0), std::nullopt);
+  EXPECT_EQ(group->ColdStart(100), 100u - 2 * 19) << "two layers, window 20";
+  EXPECT_EQ(group->ColdStart(38), 0u);
+}
+
+TEST_P(SlidingCacheTest, AWarmUpCountsFromItsTargetOn) {
+  const std::vector<int> tokens = SomeTokens(150);
+  const auto group = Make();
+  group->Restart(62, 100);
+  EXPECT_EQ(group->ResumeAt(100, 100), 62u);
+  GroupStep first = group->Prepare(62, 90);
+  EXPECT_EQ(first.readable_begin, 62u);
+  EXPECT_EQ(first.write_begin, 62u);
+  group->Commit(first, 62, 90);
+  EXPECT_EQ(group->Held(), (std::pair<size_t, size_t>{0, 0}));
+  EXPECT_EQ(group->ResumeAt(100, 100), 90u);
+  EXPECT_EQ(group->ResumeAt(99, 99), std::nullopt) << "another target";
+  GroupStep second = group->Prepare(90, 110);
+  group->Commit(second, 90, 110);
+  EXPECT_EQ(group->Held(), (std::pair<size_t, size_t>{81, 110}));
+}
+
+}  // namespace
+}  // namespace gkv
