@@ -28,15 +28,34 @@ py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
                                    static_cast<py::ssize_t>(spec.head_dim)});
 }
 
-std::shared_ptr<KVCache> FromBytes(const py::bytes& data,
-                                   const std::optional<std::string>& expected) {
-  const std::string_view view = data;
-  const std::span<const uint8_t> bytes(
-      reinterpret_cast<const uint8_t*>(view.data()), view.size());
+// The bytes of any object with a contiguous buffer, while this is alive.
+class BufferBytes {
+ public:
+  explicit BufferBytes(const py::handle& object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~BufferBytes() { PyBuffer_Release(&view_); }
+  BufferBytes(const BufferBytes&) = delete;
+
+  std::span<const uint8_t> bytes() const {
+    return {static_cast<const uint8_t*>(view_.buf),
+            static_cast<size_t>(view_.len)};
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
+                                   const std::optional<std::string>& expected,
+                                   std::shared_ptr<BlockPool> pool) {
+  const BufferBytes buffer(data);
   std::shared_ptr<KVCache> cache;
   {
     py::gil_scoped_release release;
-    cache = KVCache::FromBytes(bytes);
+    cache = KVCache::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
   }
   const Hash128 found = cache->fingerprint();
   if (expected && found != Hash128{} && found.Hex() != *expected) {
@@ -44,6 +63,26 @@ std::shared_ptr<KVCache> FromBytes(const py::bytes& data,
                           ", expected those of this model, ", *expected));
   }
   return cache;
+}
+
+const char* NameOf(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kFull:
+      return "full";
+    case LayerKind::kSliding:
+      return "sliding";
+    case LayerKind::kRecurrent:
+      return "recurrent";
+  }
+  return "";
+}
+
+void RegisterPool(py::module_& module) {
+  py::class_<BlockPool, std::shared_ptr<BlockPool>>(module, "BlockPool")
+      .def(py::init(&BlockPool::Create), py::arg("bytes") = 0)
+      .def_property_readonly("bytes", &BlockPool::budget_bytes)
+      .def_property_readonly("used_bytes", &BlockPool::bytes_in_use)
+      .def_property_readonly("blocks_in_use", &BlockPool::blocks_in_use);
 }
 
 }  // namespace
@@ -69,6 +108,7 @@ const char* NameOf(KvDtype dtype) {
 }
 
 void RegisterCache(py::module_& module) {
+  RegisterPool(module);
   py::class_<Truncation>(module, "Truncation",
                          "Cost of `KVCache.truncate` at the next use.")
       .def_readonly("replay_tokens", &Truncation::replay_tokens,
@@ -119,24 +159,34 @@ void RegisterCache(py::module_& module) {
             cache.Reset();
           },
           py::call_guard<py::gil_scoped_release>())
-      .def("to_bytes",
-           [](const KVCache& cache) {
-             std::vector<uint8_t> bytes;
-             {
-               py::gil_scoped_release release;
-               bytes = cache.ToBytes();
-             }
-             return BytesOf(bytes);
-           })
+      .def(
+          "checkpoint",
+          [](KVCache& cache) {
+            const RunLock lock(cache);
+            return cache.MakeCheckpoint();
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)
+      .def_property_readonly("checkpoint_bytes", &KVCache::checkpoint_bytes)
+      .def(
+          "to_bytes",
+          [](const KVCache& cache, bool checkpoints) {
+            std::vector<uint8_t> bytes;
+            {
+              py::gil_scoped_release release;
+              bytes = cache.ToBytes(checkpoints);
+            }
+            return BytesOf(bytes);
+          },
+          py::arg("checkpoints") = false)
       .def_static("from_bytes", &FromBytes, py::arg("data"),
-                  py::arg("fingerprint") = py::none())
+                  py::arg("fingerprint") = py::none(),
+                  py::arg("pool") = py::none())
       .def(
           "layer_kind",
           [](const KVCache& cache, size_t layer) {
             CheckLayer(cache, layer);
-            return cache.layout().layers()[layer].kind == LayerKind::kFull
-                       ? "full"
-                       : "sliding";
+            return NameOf(cache.layout().layers()[layer].kind);
           },
           py::arg("layer"))
       .def(
@@ -165,15 +215,20 @@ void RegisterCache(py::module_& module) {
   module.def(
       "create_kv_cache",
       [](const ModelConfig& config, size_t capacity_tokens,
-         const std::string& kv_dtype, size_t block_tokens) {
+         const std::string& kv_dtype, size_t block_tokens,
+         std::optional<size_t> checkpoint_bytes,
+         std::shared_ptr<BlockPool> pool) {
         CacheOptions options;
         options.capacity_tokens = capacity_tokens;
         options.kv_dtype = DtypeFromName(kv_dtype);
         options.block_tokens = block_tokens;
+        options.checkpoint_bytes = checkpoint_bytes;
+        options.pool = std::move(pool);
         return CreateKVCache(config, options);
       },
       py::arg("config"), py::arg("capacity_tokens") = 0,
-      py::arg("kv_dtype") = "bf16", py::arg("block_tokens") = 64);
+      py::arg("kv_dtype") = "bf16", py::arg("block_tokens") = 64,
+      py::arg("checkpoint_bytes") = py::none(), py::arg("pool") = py::none());
 }
 
 }  // namespace gkv

@@ -15,6 +15,13 @@ namespace {
 // of each group now and then; more than that is better off with the system.
 constexpr size_t kMaxFreeBytes = size_t{16} << 20;
 
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || \
+    defined(__SANITIZE_THREAD__)
+constexpr bool kStartPoisoned = true;
+#else
+constexpr bool kStartPoisoned = false;
+#endif
+
 size_t Rounded(size_t size_bytes) {
   return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -40,10 +47,17 @@ const std::shared_ptr<BlockPool>& BlockPool::Default() {
   return *pool;
 }
 
-BlockPool::~BlockPool() {
+BlockPool::BlockPool(size_t budget_bytes)
+    : budget_bytes_(budget_bytes), poison_(kStartPoisoned) {}
+
+BlockPool::~BlockPool() { FreeRetained(); }
+
+void BlockPool::FreeRetained() {
   for (auto& [size, blocks] : free_) {
     for (uint8_t* data : blocks) std::free(data);
   }
+  free_.clear();
+  free_bytes_ = 0;
 }
 
 BlockRef BlockPool::Acquire(size_t size_bytes) {
@@ -58,14 +72,19 @@ BlockRef BlockPool::Acquire(size_t size_bytes) {
     if (budget_bytes_ != 0 && bytes_in_use_ + size_bytes > budget_bytes_) {
       throw OutOfBlocks(StrCat(
           "block pool: ", bytes_in_use_, " bytes are in use and ", size_bytes,
-          " more are needed, expected at most ", budget_bytes_, " in total"));
+          " more are needed, expected at most ", budget_bytes_,
+          " in total (drop or reset conversations, or use a larger pool)"));
     }
-    std::vector<uint8_t*>& reusable = free_[size_bytes];
-    if (!reusable.empty()) {
-      block->data = reusable.back();
-      reusable.pop_back();
+    const auto reusable = free_.find(size_bytes);
+    if (reusable != free_.end() && !reusable->second.empty()) {
+      block->data = reusable->second.back();
+      reusable->second.pop_back();
       free_bytes_ -= size_bytes;
     } else {
+      if (budget_bytes_ != 0 &&
+          bytes_in_use_ + free_bytes_ + size_bytes > budget_bytes_) {
+        FreeRetained();
+      }
       block->data = static_cast<uint8_t*>(
           std::aligned_alloc(kAlignment, Rounded(size_bytes)));
       if (block->data == nullptr) {

@@ -54,8 +54,8 @@ class BlockRef {
 };
 
 // Source of blocks under one byte budget, shared by many conversations.
-// Thread-safe. Keeps a bounded number of free blocks for reuse; the rest goes
-// back to the system at once.
+// Thread-safe. Keeps a bounded number of free blocks for reuse, within the
+// budget; the rest goes back to the system at once.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   // `budget_bytes` 0 means no limit.
@@ -73,16 +73,18 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   size_t bytes_in_use() const;
   size_t blocks_in_use() const;
 
-  // Tests: fill freed and new blocks with 0xFF bytes (NaN in f32 and bf16), so
-  // that any read of an unwritten position shows.
+  // Fills freed and new blocks with 0xFF bytes (NaN in f32, bf16 and the
+  // scales of int8), so that any read of an unwritten position shows. Tests
+  // switch it on; builds with assertions or sanitizers start with it.
   void set_poison(bool poison);
   // Tests: the n-th Acquire from now (1 = the next) fails. 0 switches it off.
   void FailAfter(size_t n);
 
  private:
   friend class BlockRef;
-  explicit BlockPool(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
+  explicit BlockPool(size_t budget_bytes);
   void Release(Block* block);
+  void FreeRetained();  // requires: mutex_ is held
 
   const size_t budget_bytes_;
   mutable std::mutex mutex_;
@@ -90,7 +92,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   size_t blocks_in_use_ = 0;
   size_t free_bytes_ = 0;
   size_t fail_after_ = 0;
-  bool poison_ = false;
+  bool poison_;
   std::unordered_map<size_t, std::vector<uint8_t*>> free_;  // by size, LIFO
 };
 

@@ -19,9 +19,7 @@ class ByteWriter {
   template <typename T>
   void Write(T value) {
     static_assert(std::is_arithmetic_v<T>);
-    const size_t at = bytes_.size();
-    bytes_.resize(at + sizeof(T));
-    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+    WriteBytes({reinterpret_cast<const uint8_t*>(&value), sizeof(T)});
   }
   void WriteBytes(std::span<const uint8_t> bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());

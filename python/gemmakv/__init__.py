@@ -30,6 +30,7 @@ from gemmakv.padded import (
     compute_left_pads,
 )
 from gemmakv.packed import PackedWeights
+from gemmakv.pool import BlockPool
 from gemmakv.session import Message, Session, SessionStats
 from gemmakv.stream import Stream
 from gemmakv.templates import Segment, Template
@@ -38,6 +39,7 @@ from gemmakv.tokenizer import Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockPool",
     "CacheFullError",
     "CacheProtocol",
     "ChatStream",

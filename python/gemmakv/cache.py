@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,11 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._core import Truncation
+from gemmakv.arguments import integer
 from gemmakv.errors import brief
 from gemmakv.files import PathOrFile, read_all, write_all
 from gemmakv.model_type import ModelConfig, ModelType, config_of
+from gemmakv.pool import BlockPool, core_pool
 
 if TYPE_CHECKING:
     from gemmakv.gemma import Gemma
@@ -101,7 +102,10 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values that this conversation alone holds."""
+        """Bytes of keys and values that this conversation alone holds.
+
+        Those that its checkpoints keep are among them.
+        """
         return self._core.nbytes
 
     @property
@@ -141,10 +145,12 @@ class KVCache:
         """Keeps the first `length` tokens.
 
         Always exact; `replay_tokens` of the result says what it costs: the
-        tokens that the next use computes again. Raises ValueError if `length`
-        is negative or exceeds len(cache).
+        tokens that the next use computes again. 0 at a checkpoint, and as
+        long as the window of the new end is still held. Checkpoints behind
+        the new end are dropped. Raises ValueError if `length` is negative or
+        exceeds len(cache).
         """
-        count = _index("length", length)
+        count = integer("length", length)
         if not 0 <= count <= len(self):
             raise ValueError(
                 f"length: expected 0 to {len(self)} (the tokens held), found "
@@ -156,45 +162,83 @@ class KVCache:
         """Forgets everything, also which weights it was used with."""
         self._core.reset()
 
+    def checkpoint(self) -> bool:
+        """Marks the present, so that truncating to len(cache) is free.
+
+        Costs no copy: what sliding-window layers hold now is kept instead of
+        being dropped as the conversation goes on. Checkpoints share what they
+        have in common; all of them together stay within `checkpoint_bytes`,
+        old ones thin out first.
+
+        Returns True if `truncate` to this length will cost nothing; False if
+        one checkpoint exceeds the budget, or if nothing is there to keep
+        because a truncation has left tokens to be computed again.
+        """
+        return self._core.checkpoint()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Lengths to which `truncate` costs nothing, ascending."""
+        return self._core.checkpoints
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes that all checkpoints together may refer to."""
+        return self._core.checkpoint_bytes
+
     def to_bytes(self, checkpoints: bool = False) -> bytes:
         """The conversation as bytes, for `from_bytes`.
 
         Going on from the restored conversation gives bit for bit what going
-        on from this one gives. Raises ValueError for `checkpoints=True`: this
-        version keeps no checkpoints.
+        on from this one gives. With `checkpoints`, they are kept too. The
+        size is about that of the keys and values held.
         """
-        if checkpoints:
-            raise ValueError(
-                "checkpoints: expected False (this version keeps none), "
-                f"found {brief(checkpoints)}"
-            )
-        return self._core.to_bytes()
+        return self._core.to_bytes(bool(checkpoints))
 
     @staticmethod
     def from_bytes(
-        data: bytes | bytearray | memoryview, gemma: Gemma | None = None
+        data: bytes | bytearray | memoryview,
+        gemma: Gemma | None = None,
+        *,
+        pool: BlockPool | None = None,
     ) -> KVCache:
-        """The conversation that `to_bytes` gave.
+        """The conversation that `to_bytes` gave, in blocks of `pool`.
 
         If `gemma` is given, MismatchError is raised at once if the
         conversation belongs to other weights; else its first use raises it.
-        Raises CorruptFile if the data are not a whole, sound snapshot.
+        Raises CorruptFile if the data are not a whole, sound snapshot,
+        CacheFullError if the pool has no room for it.
         """
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            raise ValueError(
+                f"data: expected bytes, found {brief(data)}"
+            ) from None
         fingerprint = None if gemma is None else gemma.fingerprint
-        return KVCache(_core.KVCache.from_bytes(bytes(data), fingerprint))
+        return KVCache(
+            _core.KVCache.from_bytes(view, fingerprint, core_pool(pool))
+        )
 
-    def save(self, path_or_file: PathOrFile) -> None:
+    def save(
+        self, path_or_file: PathOrFile, checkpoints: bool = False
+    ) -> None:
         """Writes `to_bytes()` to a path or to a binary file object.
 
         A path is replaced in one step, once everything is on disk: readers
         see the old file or the new one, also after a crash.
         """
-        write_all(path_or_file, self.to_bytes())
+        write_all(path_or_file, self.to_bytes(checkpoints))
 
     @staticmethod
-    def load(path_or_file: PathOrFile, gemma: Gemma | None = None) -> KVCache:
+    def load(
+        path_or_file: PathOrFile,
+        gemma: Gemma | None = None,
+        *,
+        pool: BlockPool | None = None,
+    ) -> KVCache:
         """Reads what `save` wrote; see `from_bytes`."""
-        return KVCache.from_bytes(read_all(path_or_file), gemma)
+        return KVCache.from_bytes(read_all(path_or_file), gemma, pool=pool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +250,9 @@ class LayerView:
 
     @property
     def kind(self) -> str:
-        """"full", or "sliding" if only a window of positions is kept."""
+        """"full", "sliding" (only a window of positions is kept) or
+        "recurrent" (one state stands for all positions).
+        """
         return self.cache._core.layer_kind(self.index)
 
     @property
@@ -258,6 +304,8 @@ def create_kv_cache(
     kv_dtype: str = "bf16",
     *,
     block_tokens: int = 64,
+    checkpoint_bytes: int | None = None,
+    pool: BlockPool | None = None,
 ) -> KVCache:
     """An empty conversation for a model; needs no weights.
 
@@ -269,12 +317,16 @@ def create_kv_cache(
         a scale for every 32 values).
       block_tokens: tokens in a block of storage: 16, 32, 64 or 128. Changes no
         result.
+      checkpoint_bytes: limit of what all checkpoints of the conversation hold
+        together; 0: none are kept. Default: room for four that share nothing
+        (docs/cache.md says what one costs for each model).
+      pool: where the blocks come from; default: one without a limit.
 
     Raises ValueError naming the argument that is out of range.
     """
     capacity = 0
     if capacity_tokens is not None:
-        capacity = _index("capacity_tokens", capacity_tokens)
+        capacity = integer("capacity_tokens", capacity_tokens)
         if capacity <= 0:
             raise ValueError(
                 f"capacity_tokens: expected at least 1, found {capacity}"
@@ -284,23 +336,25 @@ def create_kv_cache(
             "kv_dtype: expected 'f32', 'bf16' or 'int8', found "
             + brief(kv_dtype)
         )
-    blocks = _index("block_tokens", block_tokens)
+    blocks = integer("block_tokens", block_tokens)
     if not 16 <= blocks <= 128:
         raise ValueError(
             f"block_tokens: expected a power of two, 16 to 128, found {blocks}"
         )
+    checkpoints = None
+    if checkpoint_bytes is not None:
+        checkpoints = integer("checkpoint_bytes", checkpoint_bytes)
+        if checkpoints < 0:
+            raise ValueError(
+                f"checkpoint_bytes: expected at least 0, found {checkpoints}"
+            )
     return KVCache(
-        _core.create_kv_cache(config_of(model), capacity, kv_dtype, blocks)
+        _core.create_kv_cache(
+            config_of(model),
+            capacity,
+            kv_dtype,
+            blocks,
+            checkpoints,
+            core_pool(pool),
+        )
     )
-
-
-def _index(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(
-            f"{name}: expected an integer, found {brief(value)}"
-        ) from None
-    if abs(number) >= 1 << 62:
-        raise ValueError(f"{name}: {number} is out of range")
-    return number

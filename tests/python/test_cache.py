@@ -237,9 +237,125 @@ def test_version_1_file_opens(tiny: Gemma, golden: Path) -> None:
             assert np.allclose(a, b[skip:], rtol=0.02, atol=0.02)
 
 
-def test_checkpoints_are_not_promised(cache: KVCache) -> None:
-    with pytest.raises(ValueError, match="checkpoints"):
-        cache.to_bytes(checkpoints=True)
+def test_checkpoints_make_rewinding_free(tiny: Gemma, cache: KVCache) -> None:
+    """Turns of any length: back at the end of one, everything is as then."""
+    turns = [TOKENS[:30], [31, 32], TOKENS[30:95], [41] * 20]
+    ends = []
+    for turn in turns:
+        tiny.generate(cache, turn, max_tokens=3)  # leaves a pending token
+        assert cache.checkpoint()
+        assert cache.checkpoint(), "twice is once"
+        ends.append(len(cache))
+    assert cache.checkpoints == ends
+    for fork in (cache, cache.fork()):
+        for end in reversed(ends):
+            tokens = fork.tokens.tolist()[:end]
+            assert fork.truncate(end).replay_tokens == 0
+            assert fork.checkpoints == [e for e in ends if e <= end]
+            found = tiny.logits(fork.fork(), [33])
+            assert np.array_equal(
+                found, logits_after(tiny, [*tokens, 33], "bf16")
+            )
+
+
+def test_truncate_replays_from_a_checkpoint(tiny: Gemma) -> None:
+    cache = create_kv_cache(tiny.config, block_tokens=16)
+    tiny.logits(cache, TOKENS[:60])
+    assert cache.checkpoint()
+    tiny.logits(cache, TOKENS[60:])
+    assert cache.truncate(75).replay_tokens == 15  # from 0 it were 75
+    assert np.array_equal(
+        tiny.logits(cache, [9]), logits_after(tiny, [*TOKENS[:75], 9], "bf16")
+    )
+    # Below it, it is gone, and 0 is nearest.
+    assert cache.truncate(40).replay_tokens == 40
+    assert cache.checkpoints == []
+
+
+def test_checkpoint_bytes(tiny: Gemma) -> None:
+    none = create_kv_cache(tiny.config, checkpoint_bytes=0)
+    tiny.logits(none, TOKENS)
+    assert not none.checkpoint() and none.checkpoints == []
+    default = create_kv_cache(tiny.config)
+    one = default.checkpoint_bytes // 4
+    assert one > 0
+    few = create_kv_cache(
+        tiny.config, checkpoint_bytes=2 * one, block_tokens=16
+    )
+    for start in range(0, 100, 5):
+        tiny.logits(few, TOKENS[start : start + 5])
+        assert few.checkpoint()
+    kept = few.checkpoints
+    assert kept[0] == 5 and kept[-1] == 100, "the first and the last"
+    gaps = np.diff(kept)
+    assert len(kept) > 2 and gaps[0] == gaps.max(), "old ones thin out"
+    before = few.nbytes
+    few.truncate(0)
+    assert few.nbytes == 0 < before
+
+
+def test_checkpoint_costs_show(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS[:50])
+    without = cache.fork()
+    cache.checkpoint()
+    for c in (cache, without):
+        tiny.logits(c, [*TOKENS, *TOKENS])
+    cost = cache.nbytes - without.nbytes
+    assert 0 < cost <= cache.checkpoint_bytes // 4
+    fork = cache.fork()  # carries the checkpoint, by reference
+    assert fork.nbytes == cache.nbytes == 0
+    assert fork.checkpoints == [50]
+    cache.reset()
+    assert cache.checkpoints == []
+    assert fork.truncate(50).replay_tokens == 0
+
+
+def test_checkpoint_while_a_replay_is_due(tiny: Gemma, cache: KVCache) -> None:
+    assert cache.checkpoint(), "position 0 is free"
+    tiny.logits(cache, TOKENS)
+    assert cache.truncate(50).replay_tokens > 0
+    assert not cache.checkpoint()
+    tiny.logits(cache, [9])
+    assert cache.checkpoint() and cache.checkpoints == [51]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "1", 1 << 70])
+def test_bad_checkpoint_bytes(tiny: Gemma, value: object) -> None:
+    with pytest.raises(ValueError, match="checkpoint_bytes"):
+        create_kv_cache(tiny.config, checkpoint_bytes=value)  # type: ignore[arg-type]
+
+
+def test_snapshot_with_checkpoints(tiny: Gemma, tmp_path: Path) -> None:
+    cache = create_kv_cache(tiny.config, checkpoint_bytes=1 << 20)
+    ends = []
+    for turn in (TOKENS[:30], TOKENS[30:50], TOKENS[50:]):
+        tiny.generate(cache, turn, max_tokens=2)
+        cache.checkpoint()
+        ends.append(len(cache))
+    small, large = cache.to_bytes(), cache.to_bytes(checkpoints=True)
+    assert len(small) < len(large)
+    assert KVCache.from_bytes(small).checkpoints == []
+    cache.save(tmp_path / "a.kv", checkpoints=True)
+    for restored in (
+        KVCache.from_bytes(bytearray(large), tiny),
+        KVCache.load(tmp_path / "a.kv"),
+    ):
+        assert restored.checkpoint_bytes == 1 << 20
+        assert restored.checkpoints == ends
+        assert restored.to_bytes(checkpoints=True) == large
+        for end in reversed(ends):
+            assert restored.truncate(end).replay_tokens == 0
+            tokens = restored.tokens.tolist()
+            assert np.array_equal(
+                tiny.logits(restored.fork(), [9]),
+                logits_after(tiny, [*tokens, 9], "bf16"),
+            )
+
+
+@pytest.mark.parametrize("data", [5, None, "text", [1, 2]])
+def test_from_bytes_wants_bytes(data: object) -> None:
+    with pytest.raises(ValueError, match="data"):
+        KVCache.from_bytes(data)  # type: ignore[arg-type]
 
 
 def test_save_and_load(tiny: Gemma, cache: KVCache, tmp_path: Path) -> None:
