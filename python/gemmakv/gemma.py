@@ -70,7 +70,12 @@ class Gemma:
         """Loads a model.
 
         Args:
-          model: an alias ("gemma-3-270m") or the path of a .gguf file.
+          model: an alias ("gemma-3-270m"), the path of a .gguf file, or a
+            model of the Hugging Face hub: "org/repo" with one .gguf file,
+            "org/repo/file.gguf", or "org/repo@revision" with a branch, tag
+            or commit. It is downloaded once; a download that broke off goes
+            on where it did. HF_TOKEN, HF_ENDPOINT, HF_HOME and
+            HF_HUB_OFFLINE hold. Needs `pip install "gemmakv[hub]"`.
           threads: threads to compute with; default: all processors that this
             process may use. Results do not depend on it.
           progress: callable(done_bytes, total_bytes), called from this
@@ -89,7 +94,7 @@ class Gemma:
         model that is not a supported Gemma).
         """
         count = _thread_count(threads)
-        path = models.resolve(model, as_callback(progress, "assembling"))
+        path = models.resolve(model, as_callback(progress, "fetching"))
         folder, report = packed.choose_folder(packed_cache, path)
         engine = _core.Engine.load_gguf(
             path,

