@@ -9,6 +9,7 @@ import typer
 import gemmakv
 from gemmakv.cli import EXIT_USAGE, fail
 from gemmakv.cli.bench import bench
+from gemmakv.cli.chat.command import chat
 from gemmakv.cli.generate import generate
 from gemmakv.cli.info import info
 from gemmakv.cli.packed import packed_files
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(chat)
 app.command()(generate)
 app.command()(info)
 app.command()(bench)

@@ -1,0 +1,65 @@
+"""What commands take: how an argument is written, read and completed."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Kind(enum.Enum):
+    """What an argument means; completion goes by it."""
+
+    COMMAND = "command"
+    SESSION = "session"  # one that exists
+    NEW_NAME = "new name"
+    COUNT = "count"
+    PATH = "path"
+    TEXT = "text"
+    SETTING = "setting"
+    VALUE = "value"  # of the setting before it
+
+
+# These take the rest of the line, spaces and newlines included.
+_REST = (Kind.PATH, Kind.TEXT, Kind.VALUE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    label: str
+    kind: Kind
+    optional: bool = False
+
+    @property
+    def usage(self) -> str:
+        return f"[{self.label}]" if self.optional else self.label
+
+    @property
+    def takes_rest(self) -> bool:
+        return self.kind in _REST
+
+    def read(self, text: str) -> str | int:
+        """The value of what was typed; ValueError says what it may be."""
+        if self.kind is Kind.COUNT:
+            if text.isdecimal() and len(text) < 10:
+                return int(text)
+            raise ValueError(
+                f"{self.label} is a whole number (0, 1, 2, ...), found {text!r}"
+            )
+        if self.kind is Kind.PATH and len(text) > 1 and text[0] in "\"'":
+            return text[1:-1] if text[-1] == text[0] else text
+        return text
+
+
+def split(text: str, arguments: tuple[Argument, ...]) -> list[str]:
+    """Words of a command's tail, the last one whole if it takes the rest."""
+    words: list[str] = []
+    rest = text.strip()
+    for argument in arguments:
+        if not rest:
+            return words
+        if argument.takes_rest:
+            return [*words, rest]
+        word, *tail = rest.split(None, 1)
+        words.append(word)
+        rest = tail[0] if tail else ""
+    return [*words, *rest.split()]

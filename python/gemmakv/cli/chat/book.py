@@ -1,0 +1,148 @@
+"""The conversations of a chat: names, ancestry and which one is current."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gemmakv.cli.chat.records import Record
+
+if TYPE_CHECKING:
+    from gemmakv.session import Session
+
+FIRST_NAME = "main"
+_MAX_NAME_CHARS = 40
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """A conversation: its record, and its session once it is needed."""
+
+    record: Record
+    session: Session | None = None
+    last_fork_us: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+class Book:
+    """Entries in the order in which they were made; one is current.
+
+    Names are unique. A parent that is gone is replaced by its own parent, so
+    that ancestry always leads to entries of the book.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.entries: list[Entry] = []
+        for record in sorted(records, key=lambda one: one.created):
+            if any(record.name == entry.name for entry in self.entries):
+                record.name = self.unused_name(record.name)
+            self.entries.append(Entry(record))
+        ids = {entry.id for entry in self.entries}
+        for entry in self.entries:
+            if entry.record.parent not in ids:
+                entry.record.parent = None
+        self._current: Entry | None = None
+
+    @property
+    def current(self) -> Entry:
+        if self._current is None:
+            raise LookupError("the book has no current entry yet")
+        return self._current
+
+    def select(self, entry: Entry) -> None:
+        self._current = entry
+
+    def add(self, entry: Entry) -> Entry:
+        self.entries.append(entry)
+        return entry
+
+    def with_id(self, wanted: str | None) -> Entry | None:
+        return next((e for e in self.entries if e.id == wanted), None)
+
+    def find(self, name: str) -> Entry:
+        """The entry of that name, or the only one that begins with it."""
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        found = [e for e in self.entries if e.name.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        names = [entry.name for entry in self.entries]
+        if found:
+            several = ", ".join(entry.name for entry in found)
+            raise ValueError(f"{name!r} could be {several}; type more of it")
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else "/list shows them all"
+        raise ValueError(f"no session is named {name!r}; {hint}")
+
+    def check_new_name(self, name: str) -> str:
+        """`name` if an entry may take it; ValueError if not."""
+        if not name.isprintable() or any(c.isspace() for c in name):
+            raise ValueError(
+                f"{name!r} is no name: expected letters without spaces"
+            )
+        if name.startswith("/") or len(name) > _MAX_NAME_CHARS:
+            raise ValueError(
+                f"{name!r} is no name: expected at most {_MAX_NAME_CHARS} "
+                "letters, the first not /"
+            )
+        if any(entry.name == name for entry in self.entries):
+            raise ValueError(
+                f"there is a session {name!r} already; choose another name, "
+                f"or /switch {name}"
+            )
+        return name
+
+    def unused_name(self, base: str) -> str:
+        """`base`, or `base-2`, `base-3`, ... whichever is free first."""
+        names = {entry.name for entry in self.entries}
+        stem = base[: _MAX_NAME_CHARS - 5]
+        name, number = stem, 1
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}"
+        return name
+
+    def name_for_fork(self, entry: Entry) -> str:
+        """main -> main-2 -> main-3, whichever of them is forked."""
+        stem, _, number = entry.name.rpartition("-")
+        base = stem if stem and number.isdigit() else entry.name
+        return self.unused_name(base)
+
+    def children(self, parent: Entry | None) -> list[Entry]:
+        """Forks of an entry; with None, those that are forks of none."""
+        wanted = None if parent is None else parent.id
+        return [e for e in self.entries if e.record.parent == wanted]
+
+    def remove(self, entry: Entry) -> list[Entry]:
+        """Takes an entry out; gives its forks, whose ancestry has changed.
+
+        If it was current, no entry is: see `heir`.
+        """
+        forks = self.children(entry)
+        for fork in forks:
+            fork.record.parent = entry.record.parent
+            fork.record.forked_at = min(
+                fork.record.forked_at, entry.record.forked_at
+            )
+        self.entries.remove(entry)
+        if self._current is entry:
+            self._current = None
+        return forks
+
+    def heir(self, entry: Entry) -> Entry | None:
+        """Which entry is the natural one to go to when `entry` goes."""
+        parent = self.with_id(entry.record.parent)
+        if parent is not None:
+            return parent
+        others = [e for e in self.entries if e is not entry]
+        return max(others, key=lambda e: e.record.changed, default=None)

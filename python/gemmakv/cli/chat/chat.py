@@ -1,0 +1,256 @@
+"""The conversations of a running chat: what commands and loops work on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import gemmakv
+from gemmakv.cli import describe
+from gemmakv.cli.chat import restore, table
+from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
+from gemmakv.cli.chat.records import Record
+from gemmakv.cli.chat.saver import Saver
+from gemmakv.cli.chat.settings import SETTINGS, Setting, show
+from gemmakv.session import Session
+
+if TYPE_CHECKING:
+    from gemmakv.cli.chat.store import Store
+    from gemmakv.cli.chat.view import View
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """What new sessions begin with. None: what `Session` takes by itself."""
+
+    system: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    overflow: str | None = None
+    template: str | None = None
+    capacity_tokens: int | None = None
+    kv_dtype: str = "bf16"
+
+
+class Chat:
+    """Sessions of one model, with the store that keeps them (or None).
+
+    Every change of a session goes through `save`: its record is on disk when
+    that returns, its KV cache a moment later.
+    """
+
+    def __init__(
+        self,
+        gemma: gemmakv.Gemma,
+        view: View,
+        defaults: Defaults,
+        store: Store | None,
+    ) -> None:
+        self.gemma = gemma
+        self.view = view
+        self.defaults = defaults
+        self.store = store
+        self._saver: Saver | None = None
+        records: list[Record] = []
+        if store is not None:
+            records, lines = store.read_records()
+            for line in lines:
+                view.error(line)
+            if store.writable:
+                self._saver = Saver(store)
+        self.book = Book(records)
+
+    def open(self, name: str | None) -> None:
+        """Goes to the named session, else to the last one, or makes it."""
+        entry = None
+        if name is not None:
+            named = [e for e in self.book.entries if e.name == name]
+            entry = named[0] if named else None
+        elif self.store is not None:
+            entry = self.book.with_id(self.store.current_id)
+            if entry is None and self.book.entries:
+                entry = max(self.book.entries, key=lambda e: e.record.changed)
+        if entry is None:
+            self.start(name)
+            return
+        session = self.session(entry)
+        self._apply_defaults(entry, session)
+        self.select(entry)
+
+    def start(self, name: str | None) -> Entry:
+        """A new, empty session, which becomes current."""
+        if name is None:
+            name = self.book.unused_name(FIRST_NAME)
+        record = Record(self.book.check_new_name(name))
+        return self.adopt(Entry(record, self.make_session()))
+
+    def make_session(self) -> Session:
+        defaults = self.defaults
+        return Session(
+            self.gemma,
+            defaults.system,
+            defaults.overflow or "error",
+            template=defaults.template,
+            capacity_tokens=defaults.capacity_tokens,
+            kv_dtype=defaults.kv_dtype,
+            options=dict(defaults.options),
+        )
+
+    def adopt(self, entry: Entry) -> Entry:
+        """Takes in an entry that has its session; makes it current."""
+        self.book.add(entry)
+        self.save(entry)
+        self.select(entry)
+        return entry
+
+    def session(self, entry: Entry | None = None) -> Session:
+        """The live session of an entry, brought back from disk if need be."""
+        if entry is None:
+            entry = self.book.current
+        if entry.session is None:
+            data = None
+            if self.store is not None:
+                data = self.store.read_session(entry.id)
+            entry.session, line = restore.from_store(
+                self.gemma, entry.record, data, self.make_session
+            )
+            if line:
+                self.view.say(f"{entry.name}: {line}")
+        return entry.session
+
+    def select(self, entry: Entry) -> None:
+        self.book.select(entry)
+        if self.store is not None:
+            try:
+                self.store.write_current(entry.id)
+            except OSError:
+                pass  # the next start then opens another session first
+
+    def save(self, entry: Entry) -> None:
+        """Notes what the session is now, on disk too.
+
+        Never raises for a disk that fails: says so, and the chat goes on.
+        """
+        session = self.session(entry)
+        record = entry.record
+        record.system = session.system
+        record.messages = restore.pairs_of(session)
+        record.options = restore.plain_options(session)
+        record.overflow = session.overflow
+        record.tokens = len(session.cache)
+        record.changed = time.time()
+        if self.save_record(entry) and self._saver is not None:
+            self._saver.submit(entry.id, session.to_bytes())
+
+    def save_record(self, entry: Entry) -> bool:
+        """Whether the record is on disk (or need not be)."""
+        if self.store is None:
+            return True
+        try:
+            self.store.write_record(entry.record)
+        except OSError as error:
+            self._say_unsaved(entry, error)
+            return False
+        return True
+
+    def forget(self, entry: Entry) -> None:
+        """Deletes an entry, on disk too."""
+        for fork in self.book.remove(entry):
+            self.save_record(fork)
+        if self._saver is not None:
+            self._saver.drop(entry.id)
+        if self.store is not None:
+            self.store.delete(entry.id)
+
+    def report_failures(self) -> None:
+        """Says what could not be written since the last call."""
+        if self._saver is None:
+            return
+        for id, error in self._saver.take_failures().items():
+            entry = self.book.with_id(id)
+            if entry is not None:
+                self._say_unsaved(entry, error)
+
+    def wait_for_saves(self) -> None:
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        """Writes what is still to be written and lets go of the store."""
+        if self._saver is not None:
+            self._saver.close()
+            self.report_failures()
+        if self.store is not None:
+            self.store.close()
+
+    def show_where(self) -> None:
+        """One line on the current session, and its last turn."""
+        entry = self.book.current
+        session = self.session(entry)
+        if session.turns:
+            turns = table.count(session.turns, "turn")
+            tokens = table.count(len(session.cache), "token")
+            self.view.say(f"{entry.name}: {turns}, {tokens}")
+        else:
+            self.view.say(f"{entry.name}: nothing said yet")
+        self.show_last_turn()
+
+    def show_last_turn(self) -> None:
+        messages = self.session().messages
+        starts = [i for i, m in enumerate(messages) if m.role == "user"]
+        if starts:
+            self.view.show_turn(
+                [(m.role, m.content) for m in messages[starts[-1] :]]
+            )
+
+    def show_settings(self, session: Session) -> None:
+        rows = []
+        for setting in SETTINGS.values():
+            value = show(self.setting_value(session, setting))
+            rows.append((f"{setting.name} = {value}", setting.help))
+        self.view.show(table.pairs(rows))
+        self.view.show(table.note("/set KEY VALUE changes one"))
+
+    def setting_value(self, session: Session, setting: Setting) -> object:
+        if setting.name == "overflow":
+            return session.overflow
+        return session.options.get(setting.name, setting.default)
+
+    def apply_setting(
+        self, session: Session, setting: Setting, value: object
+    ) -> None:
+        """Changes a setting; None goes back to its default."""
+        if setting.name == "overflow":
+            session.overflow = str(value or setting.default)
+        elif value is None:
+            session.options.pop(setting.name, None)
+        else:
+            self.check_option(setting.name, value)
+            session.options[setting.name] = value
+
+    def check_option(self, name: str, value: Any) -> None:
+        """Raises the ValueError that a reply with this option would raise."""
+        cache = gemmakv.create_kv_cache(self.gemma.config, 64)
+        options: Any = {name: value, "max_tokens": 0}
+        if name == "max_tokens":
+            options = {name: min(value, 0)}
+        self.gemma.generate(cache, [0], **options)
+
+    def _apply_defaults(self, entry: Entry, session: Session) -> None:
+        """What the command line asks for, on a session that exists."""
+        wanted = self.defaults
+        before = (dict(session.options), session.overflow, session.system)
+        session.options.update(wanted.options)
+        if wanted.overflow is not None:
+            session.overflow = wanted.overflow
+        if wanted.system is not None and wanted.system != session.system:
+            session.system = wanted.system
+        if before != (session.options, session.overflow, session.system):
+            self.save(entry)
+
+    def _say_unsaved(self, entry: Entry, error: OSError) -> None:
+        reason = error.strerror or describe(error)
+        self.view.error(
+            f"{entry.name} is not saved: {reason}; the chat goes on, "
+            "/save PATH can keep it elsewhere"
+        )

@@ -1,0 +1,169 @@
+"""`gemmakv chat`: options of the command line, and what is opened with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+import gemmakv
+from gemmakv.cli import console, describe, fail
+from gemmakv.cli.chat.settings import OVERFLOW
+
+DEFAULT_MODEL = "gemma-3-270m"
+
+
+def chat(
+    model: str = typer.Option(
+        DEFAULT_MODEL,
+        "--model",
+        "-m",
+        help="Alias or path of a .gguf file.",
+    ),
+    session: Optional[str] = typer.Option(
+        None,
+        "--session",
+        "-s",
+        metavar="NAME",
+        help="Open this session, or start it. Default: the last one on a "
+        "terminal, a passing one on a pipe.",
+    ),
+    system: Optional[str] = typer.Option(
+        None, metavar="TEXT", help="What the model is told first."
+    ),
+    no_persist: bool = typer.Option(
+        False,
+        "--no-persist",
+        help="Neither read nor write the stored sessions and history.",
+    ),
+    max_tokens: Optional[int] = typer.Option(
+        None, help="Longest reply, in tokens. Default: 256."
+    ),
+    temperature: Optional[float] = typer.Option(
+        None, help="Default: 0, greedy."
+    ),
+    top_k: Optional[int] = typer.Option(None, help="Default: 0, off."),
+    top_p: Optional[float] = typer.Option(None, help="Default: 1, off."),
+    min_p: Optional[float] = typer.Option(None, help="Default: 0, off."),
+    repetition_penalty: Optional[float] = typer.Option(
+        None, help="Default: 1, off."
+    ),
+    seed: Optional[int] = typer.Option(None, help="Default: a random one."),
+    overflow: Optional[str] = typer.Option(
+        None, help=f"When the context is full: {' or '.join(OVERFLOW)}."
+    ),
+    template: Optional[str] = typer.Option(
+        None, help="plain, gemma or file. Default: what the model asks for."
+    ),
+    capacity_tokens: Optional[int] = typer.Option(
+        None, help="Limit of a new session; default: the model's context."
+    ),
+    kv_dtype: str = typer.Option("bf16", help="f32, bf16 or int8."),
+    as_json: bool = typer.Option(
+        False, "--json", help="On a pipe: a JSON object for each reply."
+    ),
+    threads: Optional[int] = typer.Option(
+        None, help="Default: all processors."
+    ),
+) -> int:
+    """Talk with a model in many sessions at once.
+
+    On a terminal, /help lists the commands; sessions, with their KV cache,
+    are stored after each turn and go on with the next start.
+
+    On a pipe, each line of stdin is a message (or a command) and each reply
+    one line of stdout, its line breaks made spaces. All else is on stderr.
+    The first line that fails ends the run with exit code 1. Nothing is stored
+    unless --session names a session.
+    """
+    if overflow is not None and overflow not in OVERFLOW:
+        raise typer.BadParameter(
+            f"--overflow: expected {' or '.join(OVERFLOW)}, found {overflow!r}"
+        )
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    given = {k: v for k, v in options.items() if v is not None}
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if on_terminal and as_json:
+        raise typer.BadParameter("--json is for a pipe")
+    _check_prompt_toolkit(on_terminal)
+
+    from gemmakv.cli.chat.chat import Chat, Defaults
+    from gemmakv.cli.chat.view import PipeView, TerminalView, View
+
+    view: View = TerminalView() if on_terminal else PipeView(as_json)
+    with console.load_progress() as progress:
+        gemma = gemmakv.Gemma.load(model, threads=threads, progress=progress)
+    persist = not no_persist and (on_terminal or session is not None)
+    store = _open_store(gemma, view) if persist else None
+    defaults = Defaults(
+        system, given, overflow, template, capacity_tokens, kv_dtype
+    )
+    open_chat = Chat(gemma, view, defaults, store)
+    try:
+        for name, value in given.items():
+            open_chat.check_option(name, value)
+        if not on_terminal:
+            from gemmakv.cli.chat import pipe
+
+            open_chat.open(session)
+            return pipe.run(open_chat, sys.stdin.buffer)
+        from gemmakv.cli.chat.store import data_folder
+        from gemmakv.cli.chat.terminal import Terminal
+
+        view.say(_greeting(gemma))
+        open_chat.open(session)
+        open_chat.show_where()
+        history: Path | None = data_folder() / "history" if persist else None
+        return Terminal(open_chat, history).run()
+    finally:
+        open_chat.close()
+
+
+def _check_prompt_toolkit(on_terminal: bool) -> None:
+    if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
+        raise gemmakv.GemmaKVError(
+            "chat on a terminal needs the package prompt_toolkit; install it "
+            "with: pip install gemmakv[chat]"
+        )
+
+
+def _greeting(gemma: gemmakv.Gemma) -> str:
+    name = gemma.config.name or gemma.config.architecture
+    return (
+        f"gemmakv {gemmakv.__version__} · {name} · {gemma.threads} threads · "
+        "/help lists the commands, Ctrl-D leaves"
+    )
+
+
+def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
+    """The model's store; None, with a line said, if there can be none."""
+    from gemmakv.cli.chat.store import Store, folder_of
+
+    name = gemma.config.name or gemma.config.architecture
+    folder = folder_of(name, gemma.fingerprint)
+    try:
+        store = Store(folder)
+    except OSError as error:
+        view.error(
+            f"sessions cannot be stored ({describe(error)}); this chat is "
+            "kept in memory only"
+        )
+        return None
+    if not store.writable:
+        view.error(
+            f"another gemmakv chat (process {store.holder}) keeps the "
+            "sessions; this one works on copies and stores nothing (/save "
+            "PATH writes one to a file)"
+        )
+    return store

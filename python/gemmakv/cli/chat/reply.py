@@ -1,0 +1,96 @@
+"""One reply, streamed to the view."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from gemmakv.errors import CacheFullError
+
+if TYPE_CHECKING:
+    from gemmakv.cli.chat.chat import Chat
+
+
+def reply(chat: Chat, text: str, stoppable: bool) -> None:
+    """Sends `text` to the current session and shows what it answers.
+
+    With `stoppable`, Ctrl-C ends the reply and what is shown of it stays in
+    the session; else it raises KeyboardInterrupt.
+    """
+    entry = chat.book.current
+    session = chat.session(entry)
+    chat.view.begin_reply()
+    try:
+        with _Interrupts() if stoppable else contextlib.nullcontext() as stop:
+            stream = session.stream(text)
+            if stop is not None:
+                stop.call(stream.cancel)
+            for piece in stream:
+                chat.view.piece(piece.text)
+        generation = stream.result
+    except CacheFullError as error:
+        chat.view.drop_reply()
+        raise CacheFullError(
+            f"{error}; /set overflow drop_oldest_turns forgets the oldest "
+            "turns by itself, /undo or /new make room"
+        ) from None
+    except BaseException:
+        chat.view.drop_reply()
+        raise
+    chat.view.end_reply(entry.name, generation)
+    chat.save(entry)
+
+
+class _Interrupts:
+    """While its body runs, Ctrl-C calls a function and raises nothing.
+
+    A Ctrl-C that comes before there is a function is kept for it.
+    """
+
+    def __init__(self) -> None:
+        self._function: Callable[[], None] | None = None
+        self._happened = False
+        self._before: Any = None
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._function = function
+        if self._happened:
+            function()
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: object) -> None:
+        del number, frame
+        self._happened = True
+        if self._function is not None:
+            self._function()
+
+
+@contextlib.contextmanager
+def quiet_keyboard() -> Iterator[None]:
+    """The terminal shows nothing that is typed while the body runs.
+
+    It stays in the terminal's buffer for the next prompt.
+    """
+    try:
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (OSError, ValueError, termios.error):
+        yield
+        return
+    quiet = termios.tcgetattr(keyboard)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

@@ -1,0 +1,101 @@
+"""Commands that tell something and change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from gemmakv.cli.chat import table
+from gemmakv.cli.chat.table import count, in_bytes, quoted
+
+if TYPE_CHECKING:
+    from gemmakv.cli.chat.book import Entry
+    from gemmakv.cli.chat.chat import Chat
+
+_HERE = "bold green"
+
+
+def list_sessions(chat: Chat) -> None:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(no_wrap=True, overflow="ellipsis")
+    for entry in chat.book.entries:
+        here = entry is chat.book.current
+        record = entry.record
+        rows.add_row(
+            Text("*" if here else " ", style=_HERE),
+            Text(entry.name, style=_HERE if here else "bold"),
+            count(record.turns, "turn"),
+            count(record.tokens, "token"),
+            table.ago(record.changed),
+            Text(quoted(record.last_text)),
+        )
+    chat.view.show(Padding(rows, (0, 0, 0, 1), expand=False))
+
+
+def stats(chat: Chat) -> None:
+    entry = chat.book.current
+    session = chat.session(entry)
+    numbers = session.stats
+    cache = session.cache
+    fork_us = entry.last_fork_us
+    rows = [
+        ("session", f"{entry.name}, {count(session.turns, 'turn')}"),
+        ("tokens", f"{numbers.tokens:,} of {cache.capacity_tokens:,}"),
+        (
+            "KV cache",
+            f"{in_bytes(numbers.own_bytes)} own, "
+            f"{in_bytes(numbers.shared_bytes)} shared with forks, "
+            f"{cache.kv_dtype}",
+        ),
+        ("last fork", "none yet" if fork_us is None else f"{fork_us:.1f} µs"),
+        ("prefill saved", count(numbers.saved_prefill_tokens, "token")),
+        ("all sessions", _sum(chat)),
+    ]
+    if chat.store is not None and chat.store.writable:
+        rows.append(("kept in", str(chat.store.folder)))
+    chat.view.show(table.pairs(rows))
+
+
+def _sum(chat: Chat) -> str:
+    entries = chat.book.entries
+    live = sum(entry.session is not None for entry in entries)
+    return f"{len(entries)}, {live} in memory"
+
+
+def tree(chat: Chat) -> None:
+    for entry in chat.book.children(None):
+        root = Tree(_label(chat, entry), guide_style="dim")
+        _grow(chat, root, entry)
+        chat.view.show(Padding(root, (0, 0, 0, 2), expand=False))
+
+
+def _grow(chat: Chat, node: Tree, parent: Entry) -> None:
+    forks = sorted(
+        chat.book.children(parent), key=lambda e: e.record.forked_at
+    )
+    for fork in forks:
+        _grow(chat, node.add(_label(chat, fork)), fork)
+
+
+def _label(chat: Chat, entry: Entry) -> Text:
+    record = entry.record
+    here = entry is chat.book.current
+    label = Text(no_wrap=True, overflow="ellipsis")
+    label.append(entry.name, style=_HERE if here else "bold")
+    if here:
+        label.append(" ← here", style="green")
+    if record.parent is not None:
+        label.append(f"  from turn {record.forked_at}", style="cyan")
+    label.append(f"  {count(record.turns, 'turn')}")
+    if record.last_text:
+        label.append(f"  {quoted(record.last_text)}", style="dim")
+    return label

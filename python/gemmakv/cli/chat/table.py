@@ -1,0 +1,77 @@
+"""How counts, texts and tables are put: plain words, no markup of the text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_PREVIEW_CHARS = 48
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+# Control characters that would move the cursor or change colours.
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **{code: 0xFFFD for code in range(0x80, 0xA0)},
+}
+
+
+def printable(text: str) -> str:
+    """`text` with control characters made visible; newlines and tabs stay."""
+    return text.translate(_PICTURES).encode("utf-8", "replace").decode("utf-8")
+
+
+def count(number: int, noun: str) -> str:
+    """count(2, "turn") == "2 turns"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_bytes(number: float) -> str:
+    """Three digits and a unit: 18.4 MiB."""
+    value = float(number)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def preview(text: str) -> str:
+    """One short line of a text."""
+    line = printable(" ".join(text.split()))
+    if len(line) <= _PREVIEW_CHARS:
+        return line
+    return line[: _PREVIEW_CHARS - 1].rstrip() + "…"
+
+
+def quoted(text: str) -> str:
+    return f"“{preview(text)}”" if text else ""
+
+
+def ago(when: float) -> str:
+    """How long ago a time since the epoch was."""
+    seconds = max(0, int(time.time() - when))
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return f"{count(seconds // size, unit)} ago"
+    return "just now"
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Padding:
+    """Names and what they are, in two columns."""
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    return Padding(table, (0, 0, 0, 2), expand=False)
+
+
+def note(text: str) -> Padding:
+    """A remark below a table."""
+    return Padding(
+        Text(text, style="dim"), (0, 0, 0, 2), expand=False
+    )

@@ -1,0 +1,165 @@
+"""The loop on a terminal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import (
+    FileHistory,
+    History,
+    InMemoryHistory,
+    ThreadedHistory,
+)
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.styles import Style
+
+from gemmakv.cli import describe
+from gemmakv.cli.chat import commands, table
+from gemmakv.cli.chat.actions import Leave
+from gemmakv.cli.chat.chat import Chat
+from gemmakv.cli.chat.completion import ChatCompleter
+from gemmakv.cli.chat.reply import quiet_keyboard, reply
+from gemmakv.errors import GemmaKVError
+
+_STYLE = Style.from_dict(
+    {
+        "name": "bold ansigreen",
+        "continuation": "ansibrightblack",
+        "bottom-toolbar": "noreverse ansibrightblack",
+        "hint": "noreverse ansiyellow",
+    }
+)
+_MENU_LINES = 6
+
+
+class Terminal:
+    """Reads lines with editing, history and completion; runs them."""
+
+    def __init__(self, chat: Chat, history_path: Path | None) -> None:
+        self._chat = chat
+        self._leaving = False  # Ctrl-C on an empty line has been pressed once
+        self._prompt: PromptSession[str] = PromptSession(
+            self._message,
+            multiline=True,
+            prompt_continuation=self._continuation,
+            completer=ChatCompleter(chat),
+            complete_while_typing=Condition(self._is_command),
+            history=_history(history_path),
+            key_bindings=self._bindings(),
+            bottom_toolbar=self._toolbar,
+            enable_suspend=True,
+            reserve_space_for_menu=_MENU_LINES,
+            style=_STYLE,
+            color_depth=(
+                ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
+            ),
+        )
+
+    def run(self) -> int:
+        """Until the person leaves; the exit code."""
+        with quiet_keyboard():
+            try:
+                while True:
+                    self._chat.report_failures()
+                    self._run_line(self._read_line())
+            except (EOFError, Leave):
+                return 0
+
+    def _read_line(self) -> str:
+        """What was typed; "" if a signal interrupted it. EOFError: leave."""
+        try:
+            return self._prompt.prompt()
+        except KeyboardInterrupt:
+            return ""
+
+    def _run_line(self, text: str) -> None:
+        if not text.strip():
+            return
+        view = self._chat.view
+        try:
+            if commands.is_command(text):
+                commands.run(self._chat, text)
+            else:
+                message = commands.message_of(text)
+                reply(self._chat, message, stoppable=True)
+        except KeyboardInterrupt:
+            view.error("interrupted")
+        except MemoryError:
+            view.error("out of memory; /delete sessions that you do not need")
+        except (ValueError, OSError, GemmaKVError) as error:
+            view.error(describe(error))
+
+    def _message(self) -> StyleAndTextTuples:
+        return [("class:name", self._chat.book.current.name), ("", "> ")]
+
+    def _continuation(
+        self, width: int, line_number: int, is_soft_wrap: bool
+    ) -> StyleAndTextTuples:
+        del line_number
+        mark = "" if is_soft_wrap else ". "
+        return [("class:continuation", mark.rjust(width))]
+
+    def _toolbar(self) -> StyleAndTextTuples:
+        if self._leaving:
+            return [("class:hint", "Ctrl-C again or Ctrl-D leaves the chat")]
+        entry = self._chat.book.current
+        session = self._chat.session(entry)
+        cache = session.cache
+        held = table.in_bytes(cache.nbytes + cache.shared_nbytes)
+        return [
+            (
+                "",
+                f"{table.count(session.turns, 'turn')} · {len(cache):,} of "
+                f"{cache.capacity_tokens:,} tokens · KV {held} · /help",
+            )
+        ]
+
+    def _is_command(self) -> bool:
+        return commands.is_command(self._prompt.default_buffer.text)
+
+    def _bindings(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def send(event: KeyPressEvent) -> None:
+            self._leaving = False
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-c")
+        def clear(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.text:
+                buffer.reset()
+                self._leaving = False
+            elif self._leaving:
+                event.app.exit(exception=EOFError)
+            else:
+                self._leaving = True
+
+        @keys.add("<any>", filter=Condition(lambda: self._leaving), eager=False)
+        def stay(event: KeyPressEvent) -> None:
+            self._leaving = False
+            event.current_buffer.insert_text(event.data)
+
+        return keys
+
+
+def _history(path: Path | None) -> History:
+    """What was typed before; in a file if `path` can be used."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return ThreadedHistory(FileHistory(str(path)))

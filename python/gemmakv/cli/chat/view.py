@@ -1,0 +1,172 @@
+"""How a chat looks: on a terminal with colours, on a pipe as bare lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from gemmakv.cli import console, fail
+from gemmakv.cli.chat.table import count, printable, quoted
+from gemmakv.cli.chat.wrap import WordWrap
+
+if TYPE_CHECKING:
+    from gemmakv.generation import Generation
+
+_SHOWN_LINES = 6
+
+
+class View(Protocol):
+    """Where replies, answers of commands and errors go."""
+
+    def say(self, line: str) -> None:
+        """An answer of a command, one line."""
+
+    def error(self, line: str) -> None:
+        """What went wrong and what to do next, one line."""
+
+    def show(self, renderable: RenderableType) -> None:
+        """A table or a tree."""
+
+    def show_turn(self, messages: list[tuple[str, str]]) -> None:
+        """A reminder of (role, content) pairs said before."""
+
+    def begin_reply(self) -> None:
+        """Between this and `end_reply` or `drop_reply` come the pieces."""
+
+    def piece(self, text: str) -> None: ...
+
+    def end_reply(self, name: str, generation: Generation) -> None: ...
+
+    def drop_reply(self) -> None: ...
+
+
+class TerminalView:
+    """Everything on the screen; replies as they come, wrapped at words."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=False)
+        self._waiting: contextlib.ExitStack | None = None
+        self._wrap: WordWrap | None = None
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(printable(line), style="dim"))
+
+    def error(self, line: str) -> None:
+        self._console.print(Text(printable(line), style="red"))
+
+    def show(self, renderable: RenderableType) -> None:
+        self._console.print(renderable)
+
+    def show_turn(self, messages: list[tuple[str, str]]) -> None:
+        for role, content in messages:
+            lines = printable(content).splitlines()
+            if len(lines) > _SHOWN_LINES:
+                lines = [*lines[:_SHOWN_LINES], "…"]
+            text = "\n".join(lines)
+            if role == "user":
+                self._console.print(Text("> " + text.replace("\n", "\n  "), style="dim cyan"))
+            else:
+                self._console.print(Text(text, style="dim"))
+
+    def begin_reply(self) -> None:
+        self._waiting = contextlib.ExitStack()
+        self._waiting.enter_context(
+            self._console.status("reading", spinner="dots")
+        )
+        width = shutil.get_terminal_size().columns
+        self._wrap = WordWrap(console.write, width)
+
+    def piece(self, text: str) -> None:
+        if text and self._wrap is not None:
+            self._stop_waiting()
+            self._wrap.write(printable(text))
+
+    def end_reply(self, name: str, generation: Generation) -> None:
+        del name
+        self.drop_reply()
+        self._console.print(Text("  " + summary(generation), style="dim"))
+        self._console.print()
+
+    def drop_reply(self) -> None:
+        self._stop_waiting()
+        if self._wrap is not None:
+            self._wrap.end()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+
+
+class PipeView:
+    """Stdout holds one line for each reply, and nothing else ever.
+
+    With `as_json`, that line is a JSON object. Everything else is on stderr.
+    """
+
+    def __init__(self, as_json: bool = False) -> None:
+        self._as_json = as_json
+        self._console = Console(
+            stderr=True, color_system=None, highlight=False, width=200
+        )
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(printable(line)))
+
+    def error(self, line: str) -> None:
+        fail(printable(line))
+
+    def show(self, renderable: RenderableType) -> None:
+        self._console.print(renderable)
+
+    def show_turn(self, messages: list[tuple[str, str]]) -> None:
+        for role, content in messages:
+            self._console.print(Text(f"{role}: {quoted(content)}"))
+
+    def begin_reply(self) -> None:
+        pass
+
+    def piece(self, text: str) -> None:
+        pass
+
+    def end_reply(self, name: str, generation: Generation) -> None:
+        if self._as_json:
+            line = json.dumps(_document(name, generation), ensure_ascii=False)
+        else:
+            line = " ".join(printable(generation.text).split())
+        console.write(line + "\n")
+
+    def drop_reply(self) -> None:
+        pass
+
+
+def summary(generation: Generation) -> str:
+    """Length and speed of a reply, and why it ended if not by itself."""
+    timings = generation.timings
+    parts = [count(generation.usage.completion_tokens, "token")]
+    if timings.decode_tokens_per_s > 0:
+        parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
+    if generation.token_ids:
+        parts.append(f"first after {timings.prefill_s:.2f} s")
+    if generation.finish_reason == "cancelled":
+        parts.append("stopped")
+    elif generation.finish_reason == "length":
+        parts.append("cut at the limit (/set max_tokens)")
+    return " · ".join(parts)
+
+
+def _document(name: str, generation: Generation) -> dict[str, object]:
+    return {
+        "session": name,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "usage": vars(generation.usage),
+        "timings": vars(generation.timings),
+    }
