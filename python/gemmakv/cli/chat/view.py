@@ -123,7 +123,10 @@ class PipeView:
         fail(printable(line))
 
     def show(self, renderable: RenderableType) -> None:
-        self._console.print(renderable)
+        with self._console.capture() as capture:
+            self._console.print(renderable)
+        for line in capture.get().splitlines():
+            self._console.print(Text(line.rstrip()))
 
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         for role, content in messages:
