@@ -187,6 +187,46 @@ def test_snapshot_goes_on_bit_for_bit(tiny: Gemma, dtype: str) -> None:
     assert np.array_equal(tiny.logits(cache, [9]), tiny.logits(restored, [9]))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_prefill_decode_and_restore_agree_bitwise(
+    tiny: Gemma, dtype: str
+) -> None:
+    """However the tokens got into the cache, it holds the same bytes."""
+    rows = tiny.logits(
+        create_kv_cache(tiny.config, kv_dtype=dtype), TOKENS, True
+    )
+    whole = create_kv_cache(tiny.config, kv_dtype=dtype)
+    assert np.array_equal(tiny.logits(whole, TOKENS), rows[-1])
+    for step in (1, 7, 64):
+        cache = create_kv_cache(tiny.config, kv_dtype=dtype, block_tokens=16)
+        for at in range(0, len(TOKENS), step):
+            part = TOKENS[at : at + step]
+            found = tiny.logits(cache, part)
+            assert np.array_equal(found, rows[at + len(part) - 1])
+            cache = KVCache.from_bytes(cache.to_bytes())
+        for one, other in zip(cache.layers, whole.layers):
+            for name in ("keys", "values"):
+                a, b = getattr(one, name), getattr(other, name)
+                count = min(len(a), len(b))
+                assert count >= min(WINDOW, len(TOKENS))
+                assert np.array_equal(a[-count:], b[-count:])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_real_model_prefill_decode_and_restore_agree_bitwise(
+    gemma: Gemma, dtype: str
+) -> None:
+    tokens = [2, *(1000 + (17 * i) % 5000 for i in range(40))]
+    whole = create_kv_cache(gemma.config, 64, dtype)
+    rows = gemma.logits(whole, tokens, True)
+    cache = create_kv_cache(gemma.config, 64, dtype)
+    for i, token in enumerate(tokens):
+        assert np.array_equal(gemma.logits(cache, [token]), rows[i])
+        if i % 8 == 0:
+            cache = KVCache.from_bytes(cache.to_bytes(), gemma)
+    assert cache.to_bytes() == whole.to_bytes()
+
+
 def test_empty_snapshot(tiny: Gemma, cache: KVCache) -> None:
     restored = KVCache.from_bytes(cache.to_bytes(), gemma=tiny)
     assert len(restored) == 0
