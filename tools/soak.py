@@ -65,6 +65,7 @@ class Soak:
     def run(self, conversations: int, threads: int, seconds: float) -> Report:
         """Raises the first error that a thread met."""
         start = time.monotonic()
+        gc.collect()  # what others left is not ours
         blocks = _core.pool_usage()[0]
 
         def more() -> int | None:

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "cache/snapshot_check.h"
 #include "model/create_kv_cache.h"
 
 namespace gkv {
@@ -129,6 +130,13 @@ void RegisterCache(py::module_& module) {
             return cache.model_type();
           })
       .def_property_readonly(
+          "fingerprint",
+          [](const KVCache& cache) -> std::optional<std::string> {
+            const Hash128 fingerprint = cache.fingerprint();
+            if (fingerprint == Hash128{}) return std::nullopt;
+            return fingerprint.Hex();
+          })
+      .def_property_readonly(
           "kv_dtype",
           [](const KVCache& cache) { return NameOf(cache.layout().dtype()); })
       .def_property_readonly(
@@ -190,6 +198,14 @@ void RegisterCache(py::module_& module) {
           },
           py::arg("layer"))
       .def(
+          "layer_shape",
+          [](const KVCache& cache, size_t layer) {
+            CheckLayer(cache, layer);
+            const KvLayerSpec& spec = cache.layout().layers()[layer];
+            return std::make_pair(spec.kv_heads, spec.head_dim);
+          },
+          py::arg("layer"))
+      .def(
           "layer_window",
           [](const KVCache& cache, size_t layer) {
             CheckLayer(cache, layer);
@@ -211,6 +227,26 @@ void RegisterCache(py::module_& module) {
           },
           py::arg("layer"))
       .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"));
+
+  module.def(
+      "check_snapshot",
+      [](const py::bytes& data) {
+        const std::string_view view = data;
+        SnapshotCheck check;
+        {
+          py::gil_scoped_release release;
+          check = CheckSnapshot(
+              {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+        }
+        py::list sections;
+        for (const SnapshotSection& section : check.sections) {
+          sections.append(py::make_tuple(section.name, section.offset,
+                                         section.size_bytes, section.problem));
+        }
+        return py::make_tuple(check.version, sections);
+      },
+      py::arg("data"),
+      "Format version, and (name, offset, bytes, problem) of each section.");
 
   module.def(
       "create_kv_cache",

@@ -127,6 +127,8 @@ void CheckHeader(const SnapshotHeader& h) {
     if (i == 0) continue;
     Check("position of a checkpoint", h.marks[i].position,
           i > 1 ? h.marks[i - 1].position + 1 : 1, h.computed);
+    Check("length of a checkpoint", h.marks[i].length,
+          i > 1 ? h.marks[i - 1].length : 1, h.length);
   }
 }
 
@@ -156,22 +158,6 @@ void ReadMarks(ByteReader& reader, uint32_t count, SnapshotHeader& header) {
     mark.previous = reader.Read<uint64_t>("previous state of a mark");
     header.marks.push_back(mark);
   }
-}
-
-uint32_t ReadVersion(ByteReader& reader) {
-  const auto magic = reader.ReadBytes(sizeof(kSnapshotMagic), "magic");
-  if (std::memcmp(magic.data(), kSnapshotMagic, magic.size()) != 0) {
-    ThrowCorruptSnapshot(
-        "offset 0: expected the magic 'GKVCACHE', found other bytes");
-  }
-  const uint32_t version = reader.Read<uint32_t>("version");
-  if (version > kSnapshotVersion) {
-    throw Mismatch(StrCat("snapshot: format version is ", version,
-                          ", expected at most ", kSnapshotVersion,
-                          " (a newer gemmakv wrote it)"));
-  }
-  Check("format version", version, 1, kSnapshotVersion);
-  return version;
 }
 
 }  // namespace
@@ -229,9 +215,25 @@ std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
   return std::move(writer.bytes());
 }
 
+uint32_t ReadSnapshotVersion(ByteReader& reader) {
+  const auto magic = reader.ReadBytes(sizeof(kSnapshotMagic), "magic");
+  if (std::memcmp(magic.data(), kSnapshotMagic, magic.size()) != 0) {
+    ThrowCorruptSnapshot(
+        "offset 0: expected the magic 'GKVCACHE', found other bytes");
+  }
+  const uint32_t version = reader.Read<uint32_t>("version");
+  if (version > kSnapshotVersion) {
+    throw Mismatch(StrCat("snapshot: format version is ", version,
+                          ", expected at most ", kSnapshotVersion,
+                          " (a newer gemmakv wrote it)"));
+  }
+  Check("format version", version, 1, kSnapshotVersion);
+  return version;
+}
+
 SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
                                     ByteReader& reader) {
-  const uint32_t version = ReadVersion(reader);
+  const uint32_t version = ReadSnapshotVersion(reader);
   SnapshotHeader header;
   const uint32_t dtype = reader.Read<uint32_t>("kv dtype");
   const uint64_t total = reader.Read<uint64_t>("total size");

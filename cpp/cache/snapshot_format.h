@@ -65,6 +65,10 @@ struct SnapshotHeader {
 std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
                                           uint64_t total_bytes);
 
+// Reads magic and version at the start of a snapshot. Throws CorruptFile if it
+// is none, Mismatch for a later version.
+uint32_t ReadSnapshotVersion(ByteReader& reader);
+
 // Reads the header at the start of a snapshot and checks its numbers against
 // each other. Throws CorruptFile, or Mismatch for a later version.
 SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,

@@ -5,7 +5,8 @@
 //
 // Checksums would stop nearly every mutant at the door. So most mutations
 // change one section and seal it again, as an attacker would: sections are
-// found as runs of bytes that the hash of just these bytes follows.
+// found as runs of bytes that the hash of just these bytes follows. The seeds
+// are of all format versions; make_snapshot_corpus writes those of the present.
 
 #include <cstdio>
 #include <cstring>

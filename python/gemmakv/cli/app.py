@@ -7,7 +7,7 @@ from typing import Any, Optional
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_USAGE, fail
+from gemmakv.cli import EXIT_USAGE, cache, fail
 from gemmakv.cli.bench import bench
 from gemmakv.cli.chat.command import chat
 from gemmakv.cli.generate import generate
@@ -33,6 +33,7 @@ app.command()(generate)
 app.command()(info)
 app.command()(bench)
 app.command("packed")(packed_files)
+app.add_typer(cache.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
 )
+from rich.table import Table
 
 
 class ReaderGone(Exception):
@@ -41,6 +43,17 @@ def write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
+
+
+def render(*tables: Table) -> str:
+    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
+    out = io.StringIO()
+    page = Console(file=out, width=200, highlight=False, markup=False)
+    for index, table in enumerate(tables):
+        if index:
+            page.print()
+        page.print(table)
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 
 
 ShowProgress = Callable[[int, int], None]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gemmakv import _core, models
@@ -126,14 +124,12 @@ def _describe_model(config: _core.ModelConfig) -> dict[str, Any]:
 
 
 def _render(document: dict[str, Any]) -> str:
-    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
-    out = io.StringIO()
-    page = Console(file=out, width=200, highlight=False, markup=False)
     title = Table(box=None, show_header=False, pad_edge=False)
     for key in ("file", "name", "architecture", "gguf_version"):
         title.add_row(key.replace("_", " "), str(document[key]))
     title.add_row("parameters", f"{document['parameters']:,}")
     title.add_row("tensor bytes", f"{document['tensor_bytes']:,}")
+    tables = [title, _types_table(document["types"])]
     model = document["model"]
     if model is None:
         title.add_row("supported", f"no: {document['reason']}")
@@ -142,16 +138,10 @@ def _render(document: dict[str, Any]) -> str:
             if key != "kv_cache":
                 text = f"{value:,}" if isinstance(value, int) else str(value)
                 title.add_row(key.replace("_", " "), text)
-    page.print(title)
-    page.print()
-    page.print(_types_table(document["types"]))
-    if model is not None:
-        page.print()
-        page.print(_kv_table(model["kv_cache"], model["context_length"]))
+        tables.append(_kv_table(model["kv_cache"], model["context_length"]))
     if "tensors" in document:
-        page.print()
-        page.print(_tensors_table(document["tensors"]))
-    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+        tables.append(_tensors_table(document["tensors"]))
+    return console.render(*tables)
 
 
 def _types_table(types: list[dict[str, Any]]) -> Table:

@@ -61,37 +61,76 @@ inline std::string CheckLayers(const KVCache& cache) {
       return StrCat("layer ", i, " holds [", begin, ", ", end, ") of ",
                     cache.length());
     }
+    if (layers[i].kind == LayerKind::kRecurrent) {
+      cache.CopyLayerState(i);
+    } else if (cache.CopyLayer(i, false).size() !=
+               (end - begin) * layers[i].kv_heads * layers[i].head_dim) {
+      return StrCat("layer ", i, ": the copy has another size");
+    }
   }
   return {};
 }
 
-// Everything below may run out of blocks, and nothing else may happen.
+// Rewinds to `keep` and goes on. Everything here may run out of blocks, and
+// nothing else may happen.
+inline std::string Rewind(const KVCache& cache, size_t keep) {
+  const auto fork = cache.Fork();
+  const Truncation cost = fork->Truncate(keep);
+  if (cost.replay_tokens > keep) return "a replay longer than the cache";
+  if (keep > 0) Step(*fork);
+  if (fork->capacity_tokens() > keep) {
+    const int32_t token = 1;
+    fork->Append({&token, 1});
+    Step(*fork);
+    fork->MakeCheckpoint();
+  }
+  return CheckLayers(*fork);
+}
+
+inline std::string CheckCheckpoints(const KVCache& cache) {
+  size_t last = 0;
+  for (const size_t length : cache.CheckpointLengths()) {
+    if (length < last || length > cache.length()) {
+      return "checkpoints are out of order or range";
+    }
+    last = length;
+    const auto fork = cache.Fork();
+    if (fork->Truncate(length).replay_tokens != 0) {
+      return "rewinding to a checkpoint costs a replay";
+    }
+    if (std::string problem = Rewind(cache, length); !problem.empty()) {
+      return problem;
+    }
+  }
+  return {};
+}
+
 inline std::string Use(KVCache& cache, const std::shared_ptr<BlockPool>& pool) {
-  const std::vector<uint8_t> bytes = cache.ToBytes();
-  const auto again = KVCache::FromBytes(bytes, Options(pool));
-  if (again->ToBytes() != bytes) return "a second snapshot differs";
-  if (again->tokens() != cache.tokens()) return "restored tokens differ";
+  for (const bool checkpoints : {true, false}) {
+    const std::vector<uint8_t> bytes = cache.ToBytes(checkpoints);
+    const auto again = KVCache::FromBytes(bytes, Options(pool));
+    if (again->ToBytes(checkpoints) != bytes) return "a second one differs";
+    if (again->tokens() != cache.tokens()) return "restored tokens differ";
+    if (checkpoints &&
+        again->CheckpointLengths() != cache.CheckpointLengths()) {
+      return "restored checkpoints differ";
+    }
+  }
+  const std::vector<uint8_t> bytes = cache.ToBytes(true);
   if (std::string problem = CheckLayers(cache); !problem.empty()) {
     return problem;
   }
   const size_t length = cache.length();
   for (const size_t keep : {length, length - length / 4, length / 2, length / 8,
-                            size_t{1}, size_t{0}}) {
-    const auto fork = cache.Fork();
-    if (keep > length) continue;
-    const Truncation cost = fork->Truncate(keep);
-    if (cost.replay_tokens > keep) return "a replay longer than the cache";
-    if (keep > 0) Step(*fork);
-    if (fork->capacity_tokens() > keep) {
-      const int32_t token = 1;
-      fork->Append({&token, 1});
-      Step(*fork);
-    }
-    if (std::string problem = CheckLayers(*fork); !problem.empty()) {
+                            std::min<size_t>(length, 1)}) {
+    if (std::string problem = Rewind(cache, keep); !problem.empty()) {
       return problem;
     }
   }
-  if (cache.ToBytes() != bytes) return "using forks changed their origin";
+  if (std::string problem = CheckCheckpoints(cache); !problem.empty()) {
+    return problem;
+  }
+  if (cache.ToBytes(true) != bytes) return "using forks changed their origin";
   return {};
 }
 

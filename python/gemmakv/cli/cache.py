@@ -1,0 +1,275 @@
+"""`gemmakv cache`: what saved conversations hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from gemmakv import _core
+from gemmakv.cache import KVCache, LayerView
+from gemmakv.cli import EXIT_FAILURE, console
+from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
+
+app = typer.Typer(
+    help="Inspect, verify and compare saved conversations.",
+    no_args_is_help=True,
+)
+_FILE = typer.Argument(..., help="A conversation that KVCache.save wrote.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_SHOWN_TOKENS = 8  # of each end of the transcript
+
+
+@app.command()
+def inspect(file: str = _FILE, as_json: bool = _JSON) -> None:
+    """Show model, tokens, layers and sizes of a saved conversation."""
+    document = describe(file)
+    if as_json:
+        console.write(json.dumps(document) + "\n")
+        return
+    tokens = document.pop("tokens")
+    layers = document.pop("layers")
+    document["tokens"] = _shortened(tokens)
+    console.write(console.render(_facts(document), _layer_table(layers)))
+
+
+@app.command()
+def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
+    """Check every checksum of a saved conversation; exit code 1 if one fails.
+
+    Says of each section where it lies and whether it is sound.
+    """
+    data = _read(file)
+    with _naming(file):
+        version, rows = _core.check_snapshot(data)
+    sections = [
+        {"section": name, "offset": offset, "bytes": size,
+         "problem": problem or None}
+        for name, offset, size, problem in rows
+    ]  # fmt: skip
+    bad = [s for s in sections if s["problem"] is not None]
+    if as_json:
+        document = {"file": file, "format_version": version,
+                    "sound": not bad, "sections": sections}  # fmt: skip
+        console.write(json.dumps(document) + "\n")
+    else:
+        table = Table("section", box=None, pad_edge=False)
+        table.add_column("offset", justify="right")
+        table.add_column("bytes", justify="right")
+        table.add_column("state")
+        for section in sections:
+            table.add_row(
+                str(section["section"]),
+                f"{section['offset']:,}",
+                f"{section['bytes']:,}",
+                f"BAD: {section['problem']}" if section["problem"] else "good",
+            )
+        console.write(console.render(table))
+    if bad:
+        raise CorruptFile(
+            f"{file}: {bad[0]['section']}: {bad[0]['problem']}"
+        )
+
+
+@app.command()
+def diff(
+    a: str = typer.Argument(..., help="A saved conversation."),
+    b: str = typer.Argument(..., help="Another one of the same shape."),
+    as_json: bool = _JSON,
+) -> None:
+    """Compare two saved conversations; exit code 1 if they differ.
+
+    Shows the first position with different tokens and, for each layer, the
+    largest difference between keys and between values, over the positions
+    before it that both hold.
+    """
+    document = compare(a, b)
+    if as_json:
+        console.write(json.dumps(document) + "\n")
+    else:
+        layers = document.pop("layers")
+        same = document.pop("same")
+        facts = {**document, "result": "same" if same else "different"}
+        console.write(console.render(_facts(facts), _diff_table(layers)))
+        document["same"] = same
+    if not document["same"]:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def describe(file: str) -> dict[str, Any]:
+    """Everything that `inspect` knows, as JSON has it."""
+    data = _read(file)
+    with _naming(file):
+        version, _ = _core.check_snapshot(data)
+        cache = KVCache.from_bytes(data)
+    return {
+        "file": file,
+        "bytes": len(data),
+        "format_version": version,
+        "model_type": cache.model_type,
+        "fingerprint": cache._core.fingerprint,
+        "kv_dtype": cache.kv_dtype,
+        "capacity_tokens": cache.capacity_tokens,
+        "length": len(cache),
+        "kv_bytes": cache.nbytes,
+        "tokens": cache.tokens.tolist(),
+        "layers": [_describe_layer(layer) for layer in cache.layers],
+    }
+
+
+def compare(a: str, b: str) -> dict[str, Any]:
+    """Everything that `diff` knows, as JSON has it."""
+    left, right = _load(a), _load(b)
+    shapes = [
+        [(v.kind, v.window, *_heads(v)) for v in cache.layers]
+        for cache in (left, right)
+    ]
+    if shapes[0] != shapes[1]:
+        raise MismatchError(
+            f"{a} has {_shape_name(left)}, expected the same layers as {b}, "
+            f"which has {_shape_name(right)}"
+        )
+    common = min(len(left), len(right))
+    unequal = np.flatnonzero(left.tokens[:common] != right.tokens[:common])
+    agreed = int(unequal[0]) if unequal.size else common
+    layers = [
+        {"layer": i, "kind": one.kind, **_layer_difference(one, other, agreed)}
+        for i, (one, other) in enumerate(zip(left.layers, right.layers))
+    ]
+    differs = agreed < max(len(left), len(right))
+    return {
+        "a": a,
+        "b": b,
+        "length_a": len(left),
+        "length_b": len(right),
+        "first_divergent_token": agreed if differs else None,
+        "kv_dtype_a": left.kv_dtype,
+        "kv_dtype_b": right.kv_dtype,
+        "same_weights": left._core.fingerprint == right._core.fingerprint,
+        "same": not differs
+        and all(
+            layer["max_key_difference"] in (0, None)
+            and layer["max_value_difference"] in (0, None)
+            for layer in layers
+        ),
+        "layers": layers,
+    }
+
+
+def _layer_difference(
+    one: LayerView, other: LayerView, agreed: int
+) -> dict[str, Any]:
+    """Of the positions that both hold and whose tokens agree so far."""
+    ranges = [one.held_range, other.held_range]
+    begin = max(r[0] for r in ranges)
+    end = min([agreed, *(r[1] for r in ranges)])
+    found: dict[str, Any] = {"positions": [begin, max(begin, end)]}
+    for name in ("key", "value"):
+        found[f"max_{name}_difference"] = None
+        if begin < end:
+            parts = [
+                getattr(view, f"{name}s")[begin - start : end - start]
+                for view, (start, _) in zip((one, other), ranges)
+            ]
+            largest = np.abs(parts[0] - parts[1]).max()
+            found[f"max_{name}_difference"] = float(largest)
+    return found
+
+
+def _describe_layer(layer: LayerView) -> dict[str, Any]:
+    kv_heads, head_dim = _heads(layer)
+    return {
+        "layer": layer.index,
+        "kind": layer.kind,
+        "window": layer.window,
+        "start": layer.start,
+        "length": layer.length,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "bytes": layer.nbytes,
+    }
+
+
+def _heads(layer: LayerView) -> tuple[int, int]:
+    return layer.cache._core.layer_shape(layer.index)
+
+
+class _naming:
+    """Puts the file's name in front of this package's errors."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, GemmaKVError):
+            raise type(error)(f"{self.file}: {error}") from None
+
+
+def _read(file: str) -> bytes:
+    with open(file, "rb") as stream:
+        return stream.read()
+
+
+def _load(file: str) -> KVCache:
+    data = _read(file)
+    with _naming(file):
+        return KVCache.from_bytes(data)
+
+
+def _shape_name(cache: KVCache) -> str:
+    layers = cache.layers
+    heads, dim = _heads(layers[0])
+    return (
+        f"{len(layers)} layers of {heads} x {dim} "
+        f"({cache.model_type or 'custom model'})"
+    )
+
+
+def _shortened(tokens: list[int]) -> str:
+    if len(tokens) <= 2 * _SHOWN_TOKENS:
+        return " ".join(map(str, tokens)) or "none"
+    first = " ".join(map(str, tokens[:_SHOWN_TOKENS]))
+    return f"{first} ... {' '.join(map(str, tokens[-_SHOWN_TOKENS:]))}"
+
+
+def _facts(document: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in document.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        text = "none" if value is None else str(value)
+        table.add_row(
+            key.replace("_", " "), f"{value:,}" if number else text
+        )
+    return table
+
+
+def _layer_table(layers: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in layers[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for layer in layers:
+        table.add_row(*("-" if v is None else str(v) for v in layer.values()))
+    return table
+
+
+def _diff_table(layers: list[dict[str, Any]]) -> Table:
+    table = Table("layer", "kind", "positions", box=None, pad_edge=False)
+    table.add_column("keys differ by", justify="right")
+    table.add_column("values differ by", justify="right")
+    for layer in layers:
+        differences = [
+            "-" if layer[name] is None else f"{layer[name]:.3g}"
+            for name in ("max_key_difference", "max_value_difference")
+        ]
+        begin, end = layer["positions"]
+        table.add_row(
+            str(layer["layer"]), layer["kind"], f"{begin}..{end}",
+            *differences,
+        )  # fmt: skip
+    return table
