@@ -7,7 +7,7 @@
 Many threads on one model; a conversation may begin as a fork of one that
 another thread is generating into. Every few conversations, what is held is
 compared bit for bit with a fresh computation of its tokens. In the end nothing
-is left: no block of any pool is in use. Exits with 1 otherwise.
+is left: no block of its pool is in use. Exits with 1 otherwise.
 
 Runs until the number of conversations and the minutes are both reached. The
 default model is a tiny random one, written for the occasion (needs `gguf`).
@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 
 import gemmakv
-from gemmakv import _core
 
 DTYPES = ("bf16", "int8", "f32")
 
@@ -56,6 +55,7 @@ class Soak:
     ) -> None:  # fmt: skip
         self.gemma, self.folder, self.seed = gemma, folder, seed
         self.max_tokens, self.verify_every = max_tokens, verify_every
+        self.pool = gemmakv.BlockPool()  # no limit: it counts
         self.report = Report()
         self.lock = threading.Lock()  # guards what follows
         self.live: dict[int, gemmakv.KVCache] = {}
@@ -65,8 +65,6 @@ class Soak:
     def run(self, conversations: int, threads: int, seconds: float) -> Report:
         """Raises the first error that a thread met."""
         start = time.monotonic()
-        gc.collect()  # what others left is not ours
-        blocks = _core.pool_usage()[0]
 
         def more() -> int | None:
             with self.lock:
@@ -93,7 +91,7 @@ class Soak:
             raise self.errors[0]
         gc.collect()
         self.report.seconds = time.monotonic() - start
-        self.report.blocks_left = _core.pool_usage()[0] - blocks
+        self.report.blocks_left = self.pool.blocks_in_use
         return self.report
 
     def converse(self, number: int) -> None:
@@ -109,7 +107,7 @@ class Soak:
                     self.live[number] = cache
                     self.report.operations += 1
                     self.report.peak_bytes = max(
-                        self.report.peak_bytes, _core.pool_usage()[1]
+                        self.report.peak_bytes, self.pool.used_bytes
                     )
             if number % self.verify_every == 0:
                 self.verify(cache)
@@ -128,6 +126,7 @@ class Soak:
             capacity_tokens=self.max_tokens + rng.randint(0, 50),
             kv_dtype=rng.choice(DTYPES),
             block_tokens=rng.choice((16, 32, 64)),
+            pool=self.pool,
         )
 
     def tokens(self, rng: random.Random, limit: int) -> list[int]:
@@ -138,7 +137,7 @@ class Soak:
         self, rng: random.Random, cache: gemmakv.KVCache, number: int
     ) -> gemmakv.KVCache:
         """One random thing; gives the conversation to go on with."""
-        operation = rng.randrange(9)
+        operation = rng.randrange(10)
         try:
             if operation == 0:
                 self.gemma.logits(cache, self.tokens(rng, 80))
@@ -158,14 +157,19 @@ class Soak:
             elif operation == 4:
                 cache = cache.fork()
             elif operation == 5:
-                cache.truncate(rng.randint(0, len(cache)))
+                lengths = [rng.randint(0, len(cache)), *cache.checkpoints]
+                cache.truncate(rng.choice(lengths))
             elif operation == 6:
-                cache = gemmakv.KVCache.from_bytes(cache.to_bytes())
+                cache = gemmakv.KVCache.from_bytes(
+                    cache.to_bytes(rng.random() < 0.5), pool=self.pool
+                )
             elif operation == 7:
                 path = self.folder / f"{number}.kv"
                 cache.save(path)
-                cache = gemmakv.KVCache.load(path, self.gemma)
+                cache = gemmakv.KVCache.load(path, self.gemma, pool=self.pool)
                 path.unlink()
+            elif operation == 8:
+                cache.checkpoint()
             elif rng.random() < 0.2:
                 cache.reset()
         except gemmakv.CacheFullError:

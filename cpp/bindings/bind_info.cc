@@ -13,7 +13,6 @@
 #include "base/heap_trim.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
-#include "cache/block_pool.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
 #include "ops/machine_probe.h"
@@ -162,13 +161,6 @@ void RegisterInfo(py::module_& module) {
   module.def("cpu_info", &CpuInfo);
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");
-  module.def(
-      "pool_usage",
-      [] {
-        const auto& pool = BlockPool::Default();
-        return std::make_pair(pool->blocks_in_use(), pool->bytes_in_use());
-      },
-      "Blocks and bytes that all caches of the default pool hold.");
   module.def("force_target", &ForceTarget, py::arg("name"));
 }
 

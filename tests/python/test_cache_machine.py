@@ -90,13 +90,21 @@ class CacheMachine(RuleBasedStateMachine):
         window=st.sampled_from(WINDOWS),
         dtype=st.sampled_from(["f32", "bf16", "int8"]),
         block_tokens=st.sampled_from([16, 32]),
+        checkpoint_bytes=st.sampled_from([None, 0, 100_000]),
         tokens=TOKEN_LISTS,
     )
     def begin(
-        self, window: int, dtype: str, block_tokens: int, tokens: list[int]
+        self,
+        window: int,
+        dtype: str,
+        block_tokens: int,
+        checkpoint_bytes: int | None,
+        tokens: list[int],
     ) -> object:
         self.window, self.dtype = window, dtype
         self.block_tokens = block_tokens
+        self.checkpoint_bytes = checkpoint_bytes
+        self.pool = gemmakv.BlockPool()  # no limit: it counts
         self.gemma = model(window)
         self.live: list[Conversation] = []
         first, second = self.create(), self.create()
@@ -126,7 +134,12 @@ class CacheMachine(RuleBasedStateMachine):
         return conversation
 
     def create(self) -> Conversation:
-        return self.keep(self.fresh(), [])
+        cache = create_kv_cache(
+            self.gemma.config, CAPACITY, self.dtype,
+            block_tokens=self.block_tokens,
+            checkpoint_bytes=self.checkpoint_bytes, pool=self.pool,
+        )  # fmt: skip
+        return self.keep(cache, [])
 
     # ---- operations ----
 
@@ -225,14 +238,58 @@ class CacheMachine(RuleBasedStateMachine):
         assert 0 <= cost.replay_tokens <= length
         del c.tokens[length:]
 
-    @rule(target=conversations, c=conversations)
-    def restore(self, c: Conversation) -> Conversation:
-        data = c.cache.to_bytes()
-        return self.keep(KVCache.from_bytes(data, self.gemma), c.tokens)
+    @rule(c=conversations)
+    def checkpoint(self, c: Conversation) -> None:
+        if c.cache.checkpoint():
+            assert c.cache.checkpoints[-1:] in ([], [len(c.tokens)])
+            assert c.cache.truncate(len(c.tokens)).replay_tokens == 0
+
+    @rule(c=conversations, which=st.integers(0, 9))
+    def rewind_to_a_checkpoint(self, c: Conversation, which: int) -> None:
+        lengths = c.cache.checkpoints
+        if lengths:
+            length = lengths[which % len(lengths)]
+            assert c.cache.truncate(length).replay_tokens == 0
+            del c.tokens[length:]
+
+    @rule(target=conversations, c=conversations, checkpoints=st.booleans())
+    def restore(self, c: Conversation, checkpoints: bool) -> Conversation:
+        data = c.cache.to_bytes(checkpoints)
+        restored = KVCache.from_bytes(data, self.gemma, pool=self.pool)
+        expected = c.cache.checkpoints if checkpoints else []
+        assert restored.checkpoints == expected
+        return self.keep(restored, c.tokens)
 
     @rule(c=conversations)
     def restore_in_place(self, c: Conversation) -> None:
-        c.cache = KVCache.from_bytes(c.cache.to_bytes())
+        c.cache = KVCache.from_bytes(c.cache.to_bytes(True), pool=self.pool)
+
+    @rule(c=conversations, tokens=TOKEN_LISTS)
+    def out_of_memory(self, c: Conversation, tokens: list[int]) -> None:
+        """A budget that a restored copy fills, and that its use exceeds."""
+        if len(c.tokens) + len(tokens) > CAPACITY:
+            return
+        data = c.cache.to_bytes()
+        needed = len(data) // 4 + 1
+        pool = gemmakv.BlockPool(bytes=needed)
+        while True:
+            try:
+                copy = KVCache.from_bytes(data, pool=pool)
+                break
+            except gemmakv.CacheFullError:
+                assert pool.blocks_in_use == 0
+                needed *= 2
+                pool = gemmakv.BlockPool(bytes=needed)
+        try:
+            found = self.gemma.logits(copy, tokens)
+        except gemmakv.CacheFullError:
+            assert copy.tokens.tolist() == c.tokens
+            assert copy.to_bytes() == data
+        else:
+            expected = self.expected_rows([*c.tokens, *tokens])[-1]
+            assert np.array_equal(found, expected)
+        del copy
+        assert pool.blocks_in_use == 0
 
     @rule(c=conversations)
     def damaged_snapshot(self, c: Conversation) -> None:
@@ -248,6 +305,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(c=consumes(conversations))
     def drop(self, c: Conversation) -> None:
+        c.cache.reset()
         self.live = [other for other in self.live if other is not c]
 
     @rule(target=conversations, c=conversations, fraction=FRACTIONS)
@@ -284,6 +342,10 @@ class CacheMachine(RuleBasedStateMachine):
             found = self.gemma.logits(c.cache, [7])
             expected = self.expected_rows([*c.tokens, 7])[-1]
             assert np.array_equal(found, expected)
+        if hasattr(self, "pool"):
+            for c in self.live:
+                c.cache.reset()
+            assert self.pool.blocks_in_use == 0
         _rows.clear()
 
 
