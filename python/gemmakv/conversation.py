@@ -123,6 +123,9 @@ class Conversation:
         text = generation.text.strip()
         messages = [*turn.messages, Message("model", text)]
         self._keep_common(messages)
+        # Where an undo, or the next reply's stop string that is taken off,
+        # may lead back to.
+        self.cache.checkpoint()
         self.messages = messages
         return dataclasses.replace(generation, text=text)
 
