@@ -145,14 +145,13 @@ class Conversation:
         self, messages: Sequence[Message], exact: bool = False
     ) -> None:
         """Takes off the cache what does not belong to these messages."""
-        if messages:
-            wanted = self._encode(messages, False)
-        else:
-            # What every conversation with this system message begins with.
-            one, other = (
-                self._encode([Message("user", text)], True) for text in "AB"
-            )
-            wanted = one[: common_exact(one, other)]
+        # What stays is what every way to go on from them begins with: text
+        # that ended the reply, as the template has it, among it.
+        one, other = (
+            self._encode([*messages, Message("user", text)], True)
+            for text in "AB"
+        )
+        wanted = one[: common_exact(one, other)]
         self.cache.truncate(self._common(wanted, exact)[0])
 
     def _common(self, wanted: Ids, exact: bool) -> tuple[int, int]:
