@@ -167,9 +167,10 @@ class Gemma:
     def close(self) -> None:
         """Lets go of the weights; also done by `with` and garbage collection.
 
-        Their memory is free once calls and streams that still run have
-        ended. Any later call is a ValueError; caches can still be looked at,
-        saved, and used with another Gemma of the same weights.
+        Streams that still run are cancelled; calls that run in other threads
+        end as usual, and the memory is free then. Any later call is a
+        ValueError. Caches can still be looked at, saved, and used with
+        another Gemma of the same weights.
         """
         if self._held is not None:
             self._held = None
@@ -329,7 +330,7 @@ class Gemma:
             cache._core, tokens, core_options(row, eos_ids)
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-        return Stream(handle, cache, total, callback)
+        return Stream(handle, self, cache, total, callback)
 
     def logits(
         self,

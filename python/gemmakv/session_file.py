@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from gemmakv.cache import KVCache
 from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.options import split_rows
 from gemmakv.templates import Message, Template
 
 if TYPE_CHECKING:
@@ -75,7 +76,10 @@ def unpack(
         fields["overflow"],
         template=name if template is None else template,
         messages=[Message(role, content) for role, content in messages],
-        capacity_tokens=fields["capacity_tokens"],
+        # With `rebuild` the model may be one of a shorter context.
+        capacity_tokens=min(
+            fields["capacity_tokens"], gemma.config.context_length
+        ),
         kv_dtype=fields["kv_dtype"],
         options=fields["options"],
     )
@@ -156,6 +160,7 @@ def _checked(fields: Any) -> dict[str, Any]:
         fields["options"]["logit_bias"] = {
             int(token): float(value) for token, value in bias
         }
+    split_rows(fields["options"], 1, batch=False)
     result: dict[str, Any] = fields
     return result
 

@@ -13,6 +13,7 @@ from gemmakv.progress import Callback
 
 if TYPE_CHECKING:
     from gemmakv.cache import KVCache
+    from gemmakv.gemma import Gemma
 
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
@@ -29,12 +30,15 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     def __init__(
         self,
         handle: _core.StreamHandle,
+        gemma: Gemma,
         cache: KVCache,
         max_tokens: int,
         callback: Callback | None,
     ) -> None:
         self._handle = handle
-        self._cache = cache  # the stream keeps its conversation alive
+        # The stream keeps its model and its conversation alive.
+        self._gemma = gemma
+        self._cache = cache
         self._max_tokens = max_tokens
         self._callback = callback
         self._count = 0
