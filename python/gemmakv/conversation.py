@@ -23,6 +23,7 @@ class Turn:
 
     messages: list[Message]  # up to the user's new one
     ids: Ids  # to be appended to the cache
+    kept: int  # tokens of the cache that stay where they are
     backup: KVCache  # the cache as it was
 
 
@@ -53,6 +54,9 @@ class Conversation:
         self.template = template
         self.cache = cache
         self.system, self.messages = _beginning(system, messages)
+        # Of each turn, the cache's length when it ended; None if that has
+        # been computed anew since, or never was.
+        self._ends: list[int | None] = [None] * (len(self.messages) // 2)
         if self.messages:
             self._encode(self.messages, False)  # a bad one shows now
 
@@ -73,6 +77,7 @@ class Conversation:
         other = Conversation.__new__(Conversation)
         other.__dict__.update(self.__dict__)
         other.messages = list(self.messages)
+        other._ends = list(self._ends)
         other.cache = cache
         other._encoder = Encoder(self._tokenizer, self._bos_id)
         return other, took_us
@@ -116,7 +121,7 @@ class Conversation:
             held = said = max(common_exact(self.cache.tokens, wanted) - 1, 0)
         backup = self.cache.fork()
         self.cache.truncate(held)
-        return Turn(messages, wanted[said:], backup)
+        return Turn(messages, wanted[said:], 0 if dropped else held, backup)
 
     def finish(self, turn: Turn, generation: Generation) -> Generation:
         """Takes the reply into the conversation; its text is trimmed."""
@@ -127,6 +132,10 @@ class Conversation:
         # may lead back to.
         self.cache.checkpoint()
         self.messages = messages
+        count = len(messages) // 2 - 1
+        ends = self._ends[len(self._ends) - count :]
+        self._forget_ends(ends, turn.kept)
+        self._ends = [*ends, len(self.cache)]
         return dataclasses.replace(generation, text=text)
 
     def take_back(self, turn: Turn) -> None:
@@ -137,8 +146,13 @@ class Conversation:
         """Keeps the first `turns` turns; returns the other messages."""
         kept = self.messages[: 2 * turns]
         removed = self.messages[2 * turns :]
-        self._keep_common(kept)
+        end = self._ends[turns - 1] if turns else None
+        if end is None:
+            self._keep_common(kept)
+        else:
+            self._truncate(end)
         self.messages = kept
+        del self._ends[turns:]
         return removed
 
     def _keep_common(
@@ -152,7 +166,18 @@ class Conversation:
             for text in "AB"
         )
         wanted = one[: common_exact(one, other)]
-        self.cache.truncate(self._common(wanted, exact)[0])
+        self._truncate(self._common(wanted, exact)[0])
+
+    def _truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self._forget_ends(self._ends, length)
+
+    @staticmethod
+    def _forget_ends(ends: list[int | None], length: int) -> None:
+        """Those that lie beyond the first `length` tokens."""
+        for i, end in enumerate(ends):
+            if end is not None and end > length:
+                ends[i] = None
 
     def _common(self, wanted: Ids, exact: bool) -> tuple[int, int]:
         """Lengths of what the cache and `wanted` have in common."""
