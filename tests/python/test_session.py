@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tiny_gguf
 
@@ -113,7 +114,9 @@ def test_sensible_turns_of_the_base_model(gemma: Gemma) -> None:
     new = gemma.tokenizer.encode(
         "\n\nUser: And what is it famous for?\n\nAssistant:"
     )
-    assert replies[1].usage.prompt_tokens == len(new)
+    # What stopped the first reply is where the second turn's text begins.
+    ended = gemma.tokenizer.encode("\n\nUser:")
+    assert replies[1].usage.prompt_tokens == len(new) - len(ended)
     assert all(0 < r.usage.prompt_tokens < 20 for r in replies)
     assert session.stats.saved_prefill_tokens == sum(
         r.usage.cached_tokens for r in replies
