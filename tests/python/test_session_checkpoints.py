@@ -8,7 +8,7 @@ from gemmakv import Gemma, Session
 
 
 def test_undo_replays_nothing(tiny: Gemma) -> None:
-    session = Session(tiny, template="plain")
+    session = Session(tiny, template="gemma")
     ends = [0]
     assert tiny.tokenizer is not None
     # What is no text, and white space at the end, is taken off a reply.
