@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import (
@@ -43,11 +44,12 @@ class Terminal:
     def __init__(self, chat: Chat, history_path: Path | None) -> None:
         self._chat = chat
         self._leaving = False  # Ctrl-C on an empty line has been pressed once
+        self._completer = ChatCompleter(chat)
         self._prompt: PromptSession[str] = PromptSession(
             self._message,
             multiline=True,
             prompt_continuation=self._continuation,
-            completer=ChatCompleter(chat),
+            completer=self._completer,
             complete_while_typing=Condition(self._is_command),
             history=_history(history_path),
             key_bindings=self._bindings(),
@@ -133,6 +135,21 @@ class Terminal:
         @keys.add("escape", "enter")
         def new_line(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("tab")
+        def complete(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.complete_state:
+                buffer.complete_next()
+                return
+            asked = CompleteEvent(completion_requested=True)
+            found = list(
+                self._completer.get_completions(buffer.document, asked)
+            )
+            if len(found) == 1:
+                buffer.apply_completion(found[0])
+            else:
+                buffer.start_completion(insert_common_part=True)
 
         @keys.add("c-c")
         def clear(event: KeyPressEvent) -> None:

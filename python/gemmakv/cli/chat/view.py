@@ -160,7 +160,7 @@ def summary(generation: Generation) -> str:
     if generation.finish_reason == "cancelled":
         parts.append("stopped")
     elif generation.finish_reason == "length":
-        parts.append("cut at the limit (/set max_tokens)")
+        parts.append("cut at the limit")
     return " · ".join(parts)
 
 

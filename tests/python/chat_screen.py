@@ -1,0 +1,127 @@
+"""A terminal for tests: runs a program and keeps the screen it would show."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pexpect
+import pyte
+import tiny_gguf
+
+CONTEXT = 1 << 20
+ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
+CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+WAIT_S = 60  # far above what anything needs
+
+
+def write_model(path: Path) -> Path:
+    """A random model whose replies are letters, and end at max_tokens only."""
+    meta = tiny_gguf.metadata()
+    meta["gemma3.context_length"] = (tiny_gguf.U32, CONTEXT)
+    pieces, _, _ = tiny_gguf.vocabulary()
+    quiet = [i for i, piece in enumerate(pieces)
+             if not re.fullmatch("[a-z\u2581]", piece)]
+    weights = tiny_gguf.tensors(3)
+    # Small rows have small logits; as input they count like any other.
+    weights["token_embd.weight"][quiet] *= np.float32(1e-3)
+    return tiny_gguf.write(path, meta, weights)
+
+
+class Screen:
+    """A program on a terminal of its own."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        columns: int = 80,
+        rows: int = 40,
+        **env: str,
+    ) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        self._screen.write_process_input = self._answer
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+        self.process = pexpect.spawn(
+            sys.executable,
+            ["-m", "gemmakv", *map(str, arguments)],
+            dimensions=(rows, columns),
+            env={**os.environ, "TERM": "xterm-256color", **env},
+        )
+        self.process.delaybeforesend = None
+
+    def _answer(self, data: str) -> None:
+        """What the terminal itself says, asked for the cursor's place."""
+        self.process.send(data)
+
+    def type(self, *keys: str) -> None:
+        for one in keys:
+            self.process.send(one)
+
+    def line(self, text: str) -> None:
+        """Types a line and Enter, once the prompt is there to take it."""
+        self.type(text)
+        self.wait_for(text[-20:])
+        self.type(ENTER)
+
+    @property
+    def text(self) -> str:
+        """What the screen shows now."""
+        return "\n".join(line.rstrip() for line in self._screen.display)
+
+    @property
+    def prompt(self) -> str:
+        """The line that the cursor is in."""
+        return self._screen.display[self._screen.cursor.y].rstrip()
+
+    def update(self, seconds: float = 0.05) -> None:
+        """Takes in what the program wrote within a moment."""
+        try:
+            data = self.process.read_nonblocking(1 << 16, seconds)
+        except pexpect.TIMEOUT:
+            return
+        self.raw += data
+        self._stream.feed(data)
+
+    def wait_until(self, done: Callable[[], object], what: str) -> None:
+        """Takes in output until `done()`; fails with the screen if never."""
+        end = time.monotonic() + WAIT_S
+        while not done():
+            assert time.monotonic() < end, f"no {what!r} in:\n{self.text}"
+            try:
+                self.update()
+            except pexpect.EOF:
+                raise AssertionError(
+                    f"ended without {what!r}:\n{self.text}"
+                ) from None
+
+    def wait_for(self, pattern: str, regex: bool = False) -> str:
+        """Until the screen shows it; the whole screen."""
+        wanted = pattern if regex else re.escape(pattern)
+        self.wait_until(lambda: re.search(wanted, self.text), pattern)
+        return self.text
+
+    def wait_for_prompt(self, name: str) -> str:
+        """Until an empty prompt of session `name` waits for input."""
+        self.wait_until(lambda: self.prompt == f"{name}>", f"{name}>")
+        return self.text
+
+    def wait_for_exit(self) -> int:
+        """Exit code; minus the signal's number if one ended it."""
+        try:
+            while True:
+                self.update(WAIT_S)
+        except pexpect.EOF:
+            pass
+        self.process.close()
+        if self.process.signalstatus is not None:
+            return -self.process.signalstatus
+        return self.process.exitstatus
+
+    def close(self) -> None:
+        self.process.close(force=True)
