@@ -237,7 +237,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
           {}};
     };
     subjects.push_back(fresh());
-    for (int step = 0; step < 250; ++step) {
+    for (int step = 0; step < 150; ++step) {
       Subject& s = subjects[rng() % subjects.size()];
       switch (rng() % 9) {
         case 0:
@@ -307,7 +307,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
   EXPECT_EQ(pool->blocks_in_use(), 0u);
 }
 
-TEST(KVCacheTest, AnyUseHoldsWhatTheTokensGive) {
+TEST(KVCacheTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
   uint32_t seed = 1;
   for (const size_t window : {1, 2, 7, 16, 33, 100}) {
     for (const size_t block_tokens : {16, 64}) {
@@ -352,6 +352,183 @@ TEST(KVCacheTest, TruncationSaysItsCost) {
   EXPECT_THROW(fork->Truncate(603), InvalidArgument);
 }
 
+void Extend(KVCache& cache, size_t length) {
+  Tokens tokens(length - cache.length());
+  std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
+  cache.Append(tokens);
+  const FakeModel model(cache.layout());
+  for (size_t at = cache.next_position(); at < length;) {
+    KvStepView view = cache.Prepare(at, std::min(length, at + 64));
+    model.Step(cache, view);
+    cache.Commit(view);
+    at = view.end;
+  }
+}
+
+TEST(KVCacheTest, TruncationTakesTheCheapestStart) {
+  // A warm-up takes 128 tokens.
+  const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
+  ASSERT_TRUE(cache->MakeCheckpoint());
+  Extend(*cache, 1000);
+  EXPECT_EQ(cache->CheckpointLengths(), std::vector<size_t>{300});
+  EXPECT_EQ(cache->Fork()->Truncate(300).replay_tokens, 0u);
+  EXPECT_EQ(cache->Fork()->Truncate(320).replay_tokens, 20u) << "checkpoint";
+  EXPECT_EQ(cache->Fork()->Truncate(428).replay_tokens, 128u) << "either";
+  EXPECT_EQ(cache->Fork()->Truncate(450).replay_tokens, 128u) << "warm-up";
+  EXPECT_EQ(cache->Fork()->Truncate(90).replay_tokens, 90u) << "from 0";
+  // With recurrent layers there is no warm-up.
+  const auto hybrid = Computed(Layout("rsfrsf", 33, 16), 300);
+  ASSERT_TRUE(hybrid->MakeCheckpoint());
+  Extend(*hybrid, 1000);
+  EXPECT_EQ(hybrid->Fork()->Truncate(300).replay_tokens, 0u);
+  EXPECT_EQ(hybrid->Fork()->Truncate(450).replay_tokens, 150u);
+  EXPECT_EQ(hybrid->Fork()->Truncate(290).replay_tokens, 290u);
+  // Within the last step: from where that began, layers of all kinds.
+  EXPECT_EQ(hybrid->Fork()->Truncate(999).replay_tokens, 999u - 940);
+  EXPECT_EQ(hybrid->Fork()->Truncate(940).replay_tokens, 0u);
+  // Full layers alone need nothing of the kind.
+  const auto full = Computed(Layout("ff", 33, 16), 300);
+  EXPECT_TRUE(full->MakeCheckpoint());
+  EXPECT_TRUE(full->CheckpointLengths().empty());
+  EXPECT_EQ(full->Truncate(77).replay_tokens, 0u);
+}
+
+// The pending token of the moment is pending again.
+TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
+  const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
+  cache->Append({{7}});
+  ASSERT_TRUE(cache->MakeCheckpoint());
+  Extend(*cache, 900);
+  EXPECT_EQ(cache->Truncate(301).replay_tokens, 0u);
+  EXPECT_EQ(cache->HeldRange(2), (std::pair<size_t, size_t>{0, 300}));
+  EXPECT_EQ(cache->HeldRange(0).second, 300u);
+  EXPECT_EQ(cache->next_position(), 300u);
+  // Without the pending token it costs nothing either.
+  Extend(*cache, 900);
+  EXPECT_EQ(cache->Truncate(300).replay_tokens, 0u);
+  EXPECT_EQ(cache->CheckpointLengths(), std::vector<size_t>{300});
+}
+
+// 0.5, 1, 2 and 8 windows; every kind of layer; with and without checkpoints,
+// straight and through a snapshot.
+TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
+  constexpr size_t kWindow = 32;
+  std::mt19937 rng(1);
+  for (const char* kinds : {"ssfssf", "ss", "rrsfrs", "rr", "rf", "ff"}) {
+    const auto cache = Computed(Layout(kinds, kWindow, 16), 100);
+    for (size_t length = 100; length < 320; length += 37) {
+      Extend(*cache, length);
+      ASSERT_TRUE(cache->MakeCheckpoint());
+    }
+    Tokens tokens = cache->tokens();
+    for (const bool checkpoints : {false, true}) {
+      const auto origin =
+          KVCache::FromBytes(cache->ToBytes(checkpoints), {.block_tokens = 32});
+      for (const size_t base :
+           {kWindow / 2, kWindow, 2 * kWindow, 8 * kWindow}) {
+        for (const size_t length : {base - 1, base, base + 1}) {
+          Subject s{origin->Fork(), tokens};
+          ASSERT_NO_FATAL_FAILURE(TruncateTruthfully(s, length));
+          s.cache = KVCache::FromBytes(s.cache->ToBytes(checkpoints));
+          ASSERT_NO_FATAL_FAILURE(Check(s));
+          s.cache->Append({{5, 6, 7}});
+          s.tokens.insert(s.tokens.end(), {5, 6, 7});
+          while (s.cache->next_position() < s.cache->length()) {
+            Compute(*s.cache, rng, 5);
+            ASSERT_NO_FATAL_FAILURE(Check(s)) << kinds << " " << length;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
+  const auto layout = Layout("rrsfrs", 20, 16);
+  const auto pool = BlockPool::Create();
+  pool->set_poison(true);
+  std::mt19937 rng(5);
+  std::vector<Subject> subjects;
+  for (int i = 0; i < 6; ++i) {
+    subjects.push_back(
+        {std::make_unique<KVCache>(
+             layout, CacheOptions{.capacity_tokens = 500, .pool = pool}, ""),
+         {}});
+  }
+  for (int step = 0; step < 200; ++step) {
+    Subject& s = subjects[rng() % subjects.size()];
+    Tokens more(1 + rng() % 12);
+    for (int32_t& token : more) token = static_cast<int32_t>(rng() % 999);
+    s.cache->Append(more);
+    s.tokens.insert(s.tokens.end(), more.begin(), more.end());
+    while (s.cache->next_position() < s.cache->length()) {
+      Compute(*s.cache, rng, 3);
+    }
+  }
+  for (const Subject& s : subjects) ASSERT_NO_FATAL_FAILURE(Check(s));
+}
+
+TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
+  const auto layout = Layout("ssfssf", 33, 16);
+  const auto cache = Computed(layout, 70);  // four blocks and a part
+  cache->Append(Tokens(30, 1));             // pending
+  const std::vector<SealedBlock> sealed = cache->SealedBlocks();
+  ASSERT_EQ(sealed.size(), 4u);
+  Hash128 parent;
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    EXPECT_EQ(sealed[i].begin, 16 * i);
+    EXPECT_TRUE(sealed[i].page->sealed);
+    EXPECT_EQ(sealed[i].page->parent, parent);
+    Tokens tokens(16);
+    cache->CopyTokens(16 * i, tokens);
+    EXPECT_EQ(sealed[i].page->tokens, tokens);
+    parent = sealed[i].page->hash;
+    EXPECT_EQ(sealed[i].keys_values.size_bytes(),
+              layout->block_bytes(GroupId::kFull));
+  }
+  // A conversation with the same beginning has the same identities, whatever
+  // follows and however it came to be.
+  const auto other = Computed(layout, 50);
+  const std::vector<SealedBlock> same = other->SealedBlocks();
+  ASSERT_EQ(same.size(), 3u);
+  for (size_t i = 0; i < same.size(); ++i) {
+    EXPECT_EQ(same[i].page->hash, sealed[i].page->hash);
+  }
+  // A fork that goes another way, and the blocks' own conversation: what is
+  // sealed stays as it was.
+  const std::vector<float> keys = cache->CopyLayer(2, false);
+  const auto fork = cache->Fork();
+  cache->Truncate(20);
+  cache->Append(Tokens(40, 3));
+  Extend(*cache, 80);
+  const FakeModel model(*layout);
+  EXPECT_EQ(fork->CopyLayer(2, false), keys);
+  EXPECT_EQ(cache->SealedBlocks()[0].page->hash, sealed[0].page->hash);
+  EXPECT_NE(cache->SealedBlocks()[1].page->hash, sealed[1].page->hash);
+  EXPECT_EQ(sealed[1].page->tokens, Tokens({16, 17, 18, 19, 20, 21, 22, 23, 24,
+                                            25, 26, 27, 28, 29, 30, 31}));
+}
+
+TEST(KVCacheTest, CheckpointsCountInBytesUntilTheyAreDropped) {
+  const auto layout = Layout("ssfssf", 33, 16);
+  const auto pool = BlockPool::Create();
+  KVCache cache(layout, {.capacity_tokens = 2000, .pool = pool}, "");
+  Extend(cache, 200);
+  EXPECT_EQ(cache.nbytes(), pool->bytes_in_use());
+  ASSERT_TRUE(cache.MakeCheckpoint());
+  EXPECT_EQ(cache.nbytes(), pool->bytes_in_use()) << "by reference";
+  Extend(cache, 900);
+  EXPECT_EQ(cache.nbytes(), pool->bytes_in_use());
+  const auto fork = cache.Fork();
+  EXPECT_EQ(cache.nbytes(), 0u);
+  EXPECT_EQ(cache.shared_nbytes(), pool->bytes_in_use());
+  cache.Reset();
+  EXPECT_EQ(fork->nbytes(), pool->bytes_in_use());
+  fork->Truncate(199);
+  EXPECT_TRUE(fork->CheckpointLengths().empty());
+  EXPECT_EQ(fork->nbytes(), pool->bytes_in_use());
+}
+
 TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 1000);
   const auto fork = cache->Fork();
@@ -392,7 +569,7 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
                                 layout->block_bytes(GroupId::kSliding));
 }
 
-TEST(KVCacheTest, CapacityIsExact) {
+TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
   KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
   cache.Append(Tokens(10, 1));
   try {

@@ -101,7 +101,7 @@ TEST(SnapshotTest, SizeIsThatOfTheKeysAndValues) {
   }
 }
 
-TEST(SnapshotTest, EveryFlippedBitIsNoticed) {
+TEST(SnapshotTest, Checklist19_EveryFlippedBitIsNoticed) {
   const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
   std::vector<uint8_t> bad = bytes;
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -113,7 +113,7 @@ TEST(SnapshotTest, EveryFlippedBitIsNoticed) {
   EXPECT_NO_THROW(KVCache::FromBytes(bad));
 }
 
-TEST(SnapshotTest, EveryTruncationAndExtensionIsNoticed) {
+TEST(SnapshotTest, Checklist19_EveryTruncationAndExtensionIsNoticed) {
   std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
   for (size_t size = 0; size < bytes.size(); size += size < 300 ? 1 : 97) {
     EXPECT_THROW(KVCache::FromBytes(std::span(bytes).first(size)), CorruptFile)
@@ -123,7 +123,7 @@ TEST(SnapshotTest, EveryTruncationAndExtensionIsNoticed) {
   EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile);
 }
 
-TEST(SnapshotTest, ALaterVersionIsAMismatch) {
+TEST(SnapshotTest, Checklist19_ALaterVersionIsAMismatch) {
   std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
   bytes[8] = kSnapshotVersion + 1;
   EXPECT_THROW(KVCache::FromBytes(bytes), Mismatch);
@@ -142,7 +142,7 @@ std::vector<uint8_t> Forged(std::vector<uint8_t> bytes, size_t header_bytes,
   return bytes;
 }
 
-TEST(SnapshotTest, AbsurdNumbersWithARightChecksumAreRefused) {
+TEST(SnapshotTest, Checklist19_AbsurdNumbersWithARightChecksumAreRefused) {
   const auto cache = Filled(KvDtype::kBF16, 16, 60);
   ASSERT_TRUE(cache->MakeCheckpoint());
   const std::vector<uint8_t> good = cache->ToBytes(true);
@@ -183,7 +183,7 @@ TEST(SnapshotTest, AbsurdNumbersWithARightChecksumAreRefused) {
   EXPECT_GT(refused, 150u);
 }
 
-TEST(SnapshotTest, NumbersThatDoNotFitTogetherAreRefused) {
+TEST(SnapshotTest, Checklist19_NumbersThatDoNotFitTogetherAreRefused) {
   const auto cache = Filled(KvDtype::kBF16, 16, 60);
   ASSERT_TRUE(cache->MakeCheckpoint());
   const std::vector<uint8_t> good = cache->ToBytes(true);
@@ -250,7 +250,7 @@ TEST(SnapshotTest, AnEmptyRangeThatIsNotAtZeroIsRefused) {
   }
 }
 
-TEST(SnapshotTest, APoolThatIsTooSmallLeavesNothingBehind) {
+TEST(SnapshotTest, Checklist19_APoolThatIsTooSmallLeavesNothingBehind) {
   const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 150)->ToBytes();
   const auto pool = BlockPool::Create(20000);
   EXPECT_THROW(KVCache::FromBytes(bytes, {.pool = pool}), OutOfBlocks);
