@@ -22,6 +22,44 @@ inline std::shared_ptr<const KvLayout> FilledLayout(KvDtype dtype,
       dtype, block_tokens);
 }
 
+// Computes positions [next_position(), end) with distinct keys, values and
+// states at every place, one position a step.
+inline void Fill(KVCache& cache, size_t end) {
+  const KvLayout& layout = cache.layout();
+  const size_t block_tokens = layout.block_tokens();
+  for (size_t p = cache.next_position(); p < end; ++p) {
+    KvStepView view = cache.Prepare(p, p + 1);
+    for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
+      const KvLayerSpec& spec = layout.layers()[layer];
+      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
+      if (spec.kind == LayerKind::kRecurrent) {
+        float* state = reinterpret_cast<float*>(table.blocks[0] +
+                                                layout.state_offset(layer));
+        for (size_t i = 0; i < layout.state_floats(layer); ++i) {
+          state[i] =
+              static_cast<float>(p * 100 + layer) + static_cast<float>(i) / 64;
+        }
+        continue;
+      }
+      uint8_t* block = table.blocks[p / block_tokens - table.first_block];
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        std::vector<float> key(spec.head_dim), value(spec.head_dim);
+        for (size_t i = 0; i < spec.head_dim; ++i) {
+          key[i] = static_cast<float>(p * 100 + layer * 10 + head) +
+                   static_cast<float>(i) / 64;
+          value[i] = -key[i];
+        }
+        StoreKey(layout.dtype(), key.data(), spec.head_dim, p % block_tokens,
+                 block_tokens, block + layout.key_offset(layer, head));
+        StoreValue(layout.dtype(), value.data(), spec.head_dim,
+                   p % block_tokens, block_tokens,
+                   block + layout.value_offset(layer, head));
+      }
+    }
+    cache.Commit(view);
+  }
+}
+
 // Two layers, a sliding one with a window of 20 tokens and a full one; the last
 // token is pending. The files tests/golden/snapshot_v1_*.kv hold these.
 inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
@@ -33,27 +71,36 @@ inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
   std::iota(tokens.begin(), tokens.end(), 5);
   cache->Append(tokens);
   cache->Bind({7, 9});
-  const KvLayout& layout = cache->layout();
-  for (size_t p = 0; p + 1 < length; ++p) {  // the last token stays pending
-    KvStepView view = cache->Prepare(p, p + 1);
-    for (size_t layer = 0; layer < 2; ++layer) {
-      const KvLayerSpec& spec = layout.layers()[layer];
-      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
-      uint8_t* block = table.blocks[p / block_tokens - table.first_block];
-      for (size_t head = 0; head < spec.kv_heads; ++head) {
-        std::vector<float> key(spec.head_dim), value(spec.head_dim);
-        for (size_t i = 0; i < spec.head_dim; ++i) {
-          key[i] = static_cast<float>(p * 100 + layer * 10 + head) +
-                   static_cast<float>(i) / 64;
-          value[i] = -key[i];
-        }
-        StoreKey(dtype, key.data(), spec.head_dim, p % block_tokens,
-                 block_tokens, block + layout.key_offset(layer, head));
-        StoreValue(dtype, value.data(), spec.head_dim, p % block_tokens,
-                   block_tokens, block + layout.value_offset(layer, head));
-      }
+  Fill(*cache, length - 1);
+  return cache;
+}
+
+// Layers of all kinds and three checkpoints, at 9, 30 and 37 tokens of 60. The
+// files tests/golden/snapshot_v2_*.kv hold these.
+inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
+                                             size_t block_tokens) {
+  const KvLayerSpec recurrent{
+      .kind = LayerKind::kRecurrent, .lru_width = 5, .conv_tail = 3};
+  const auto layout = std::make_shared<KvLayout>(
+      std::vector<KvLayerSpec>{recurrent,
+                               {LayerKind::kSliding, 1, 32, 12},
+                               recurrent,
+                               {LayerKind::kFull, 1, 32, 0}},
+      dtype, block_tokens);
+  auto cache = std::make_unique<KVCache>(
+      layout,
+      CacheOptions{.capacity_tokens = 100, .checkpoint_bytes = size_t{1} << 20},
+      "some-hybrid");
+  cache->Bind({3, 4});
+  for (const size_t length : {9, 30, 37, 60}) {
+    std::vector<int32_t> tokens(length - cache->length());
+    std::iota(tokens.begin(), tokens.end(),
+              static_cast<int32_t>(cache->length()));
+    cache->Append(tokens);
+    Fill(*cache, length - 1);  // one is pending
+    if (length < 60) {
+      EXPECT_TRUE(cache->MakeCheckpoint());
     }
-    cache->Commit(view);
   }
   return cache;
 }
@@ -64,8 +111,13 @@ inline void ExpectSame(const KVCache& a, const KVCache& b) {
   EXPECT_EQ(a.model_type(), b.model_type());
   EXPECT_EQ(a.capacity_tokens(), b.capacity_tokens());
   EXPECT_EQ(a.next_position(), b.next_position());
-  for (size_t layer = 0; layer < 2; ++layer) {
+  EXPECT_EQ(a.layout().hash(), b.layout().hash());
+  for (size_t layer = 0; layer < a.layout().layers().size(); ++layer) {
     EXPECT_EQ(a.HeldRange(layer), b.HeldRange(layer));
+    if (a.layout().group(layer) == GroupId::kRecurrent) {
+      EXPECT_EQ(a.CopyLayerState(layer), b.CopyLayerState(layer));
+      continue;
+    }
     EXPECT_EQ(a.CopyLayer(layer, false), b.CopyLayer(layer, false));
     EXPECT_EQ(a.CopyLayer(layer, true), b.CopyLayer(layer, true));
   }

@@ -64,6 +64,71 @@ TEST(SnapshotTest, Version1FilesOpen) {
   EXPECT_EQ(restored->next_position(), lost->next_position());
 }
 
+void ExpectSameWithCheckpoints(const KVCache& a, const KVCache& b) {
+  ExpectSame(a, b);
+  EXPECT_EQ(a.checkpoint_bytes(), b.checkpoint_bytes());
+  ASSERT_EQ(a.CheckpointLengths(), b.CheckpointLengths());
+  for (const size_t length : a.CheckpointLengths()) {
+    const auto left = a.Fork(), right = b.Fork();
+    EXPECT_EQ(left->Truncate(length).replay_tokens, 0u);
+    EXPECT_EQ(right->Truncate(length).replay_tokens, 0u);
+    ExpectSame(*left, *right);
+  }
+}
+
+TEST(SnapshotTest, Version2FilesOpen) {
+  const std::pair<const char*, KvDtype> files[] = {
+      {"snapshot_v2_f32.kv", KvDtype::kF32},
+      {"snapshot_v2_bf16.kv", KvDtype::kBF16},
+      {"snapshot_v2_int8.kv", KvDtype::kInt8}};
+  for (const auto& [name, dtype] : files) {
+    const auto expected = FilledHybrid(dtype, 16);
+    for (const size_t block_tokens : {16, 64}) {
+      ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(
+          *expected,
+          *KVCache::FromBytes(Golden(name), {.block_tokens = block_tokens})));
+    }
+  }
+}
+
+// What checkpoints have in common is stored once, and restored once.
+TEST(SnapshotTest, CheckpointsShareWhatTheyHold) {
+  const auto cache = FilledHybrid(KvDtype::kBF16, 16);
+  for (const size_t block_tokens : {16, 32, 128}) {
+    const auto pool = BlockPool::Create();
+    const std::vector<uint8_t> bytes = cache->ToBytes(true);
+    const auto restored =
+        KVCache::FromBytes(bytes, {.block_tokens = block_tokens, .pool = pool});
+    ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(*cache, *restored));
+    EXPECT_EQ(restored->ToBytes(true), bytes);
+    EXPECT_EQ(restored->nbytes(), pool->bytes_in_use());
+    // No more blocks than positions 0..59 have, and a state for each of the
+    // four moments and the step before it.
+    const KvLayout& layout = restored->layout();
+    const size_t blocks = (60 + block_tokens - 1) / block_tokens;
+    EXPECT_LE(pool->bytes_in_use(),
+              blocks * (layout.block_bytes(GroupId::kFull) +
+                        layout.block_bytes(GroupId::kSliding)) +
+                  8 * layout.block_bytes(GroupId::kRecurrent));
+  }
+  EXPECT_TRUE(
+      KVCache::FromBytes(cache->ToBytes(false))->CheckpointLengths().empty());
+}
+
+TEST(SnapshotTest, ASmallerBudgetKeepsTheLastCheckpoints) {
+  const auto cache = FilledHybrid(KvDtype::kBF16, 16);
+  const std::vector<uint8_t> bytes = cache->ToBytes(true);
+  const auto none = KVCache::FromBytes(bytes, {.checkpoint_bytes = 0});
+  EXPECT_TRUE(none->CheckpointLengths().empty());
+  ExpectSame(*none, *KVCache::FromBytes(bytes));
+  const auto few = KVCache::FromBytes(
+      bytes,
+      {.block_tokens = 16,
+       .checkpoint_bytes = cache->layout().checkpoint_bytes() +
+                           cache->layout().block_bytes(GroupId::kRecurrent)});
+  EXPECT_EQ(few->CheckpointLengths().back(), 37u);
+}
+
 TEST(SnapshotTest, EmptyAndLostStatesRestore) {
   const KVCache empty(FilledLayout(KvDtype::kBF16, 16), {.capacity_tokens = 3},
                       "");
