@@ -53,7 +53,7 @@ GroupStep RecurrentCache::Prepare(size_t begin, size_t) const {
   } else if (previous_.state && previous_.position == begin) {
     std::memcpy(state.data(), previous_.state.data(), bytes);
   } else {
-    assert(begin == 0);
+    assert(begin == 0 && !current_.state);
     std::memset(state.data(), 0, bytes);
   }
   step.blocks.push_back(state.data());
@@ -62,11 +62,8 @@ GroupStep RecurrentCache::Prepare(size_t begin, size_t) const {
 }
 
 void RecurrentCache::Commit(GroupStep& step, size_t begin, size_t end) {
-  if (current_.position == begin) {
-    previous_ = std::move(current_);
-  } else if (previous_.position != begin) {
-    previous_ = {};
-  }
+  // A step that went back to the beginning of the last one takes its place.
+  if (current_.position == begin) previous_ = std::move(current_);
   current_ = {end, std::move(step.fresh[0].second)};
   step.fresh.clear();
 }
