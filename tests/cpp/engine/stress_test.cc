@@ -42,12 +42,21 @@ std::vector<float> Logits(Gemma& gemma, const CachePtr& cache,
   return logits;
 }
 
+CachePtr Restored(const KVCache& cache, bool checkpoints,
+                  const std::shared_ptr<BlockPool>& pool) {
+  CacheOptions options;
+  options.block_tokens = 16;
+  options.pool = pool;
+  return KVCache::FromBytes(cache.ToBytes(checkpoints), options);
+}
+
 // One caller. Run() performs `steps` random operations; log() has one entry
 // for each result.
 class Caller {
  public:
-  Caller(Gemma& gemma, const KVCache& base, uint32_t seed)
-      : gemma_(gemma), rng_(seed) {
+  Caller(Gemma& gemma, const KVCache& base, std::shared_ptr<BlockPool> pool,
+         uint32_t seed)
+      : gemma_(gemma), pool_(std::move(pool)), rng_(seed) {
     Add(base.Fork());
   }
 
@@ -109,7 +118,7 @@ class Caller {
     const CachePtr cache = conversations_[index];
     // Room for any operation below.
     if (cache->length() > kCapacity - 80) cache->Truncate(Below(120));
-    switch (Below(12)) {
+    switch (Below(14)) {
       case 0:
         LogFloats(Logits(gemma_, cache, Prompt(40), false));
         break;
@@ -136,10 +145,16 @@ class Caller {
         cache->Truncate(Below(cache->length() + 1));
         break;
       case 9:
-        Replace(index, KVCache::FromBytes(cache->ToBytes()));
+        Replace(index, Restored(*cache, Below(2) == 0, pool_));
         break;
       case 10:
         TooLong(cache);
+        break;
+      case 11:
+        cache->MakeCheckpoint();
+        break;
+      case 12:
+        RewindToACheckpoint(cache);
         break;
       default:
         Batch();
@@ -194,6 +209,20 @@ class Caller {
     LogTokens(cache->tokens());
   }
 
+  // Which checkpoints are there depends on interrupts that came or did not, so
+  // the transcript is put back afterwards.
+  void RewindToACheckpoint(const CachePtr& cache) {
+    const CachePtr fork(cache->Fork());
+    const std::vector<size_t> lengths = fork->CheckpointLengths();
+    if (!lengths.empty()) {
+      const size_t length = lengths.back();
+      EXPECT_EQ(fork->Truncate(length).replay_tokens, 0u);
+      const Tokens tokens = cache->tokens();
+      fork->Append(std::span(tokens).subspan(length));
+    }
+    LogFloats(Logits(gemma_, fork, {11}, false));
+  }
+
   void TooLong(const CachePtr& cache) {
     const Tokens before = cache->tokens();
     const Tokens prompt(kCapacity + 1, 3);
@@ -219,6 +248,7 @@ class Caller {
   }
 
   Gemma& gemma_;
+  const std::shared_ptr<BlockPool> pool_;
   std::mt19937 rng_;
   std::vector<Hash128> log_;
   mutable std::mutex mutex_;  // guards the table, not the conversations
@@ -234,12 +264,13 @@ std::shared_ptr<Gemma> Load(const TinyOptions& tiny, size_t threads) {
 
 // Forks, saves and restores conversations of others while they are in use.
 void LookOn(Gemma& gemma, const std::vector<std::unique_ptr<Caller>>& callers,
+            const std::shared_ptr<BlockPool>& pool,
             const std::atomic<bool>& stop) {
   std::mt19937 rng(99);
   while (!stop) {
     const CachePtr cache = callers[rng() % callers.size()]->Peek(rng());
     const CachePtr fork(cache->Fork());
-    const CachePtr restored(KVCache::FromBytes(fork->ToBytes()));
+    const CachePtr restored = Restored(*fork, true, pool);
     ASSERT_EQ(restored->tokens(), fork->tokens());
     if (fork->length() >= kCapacity) continue;
     ASSERT_EQ(Logits(gemma, restored, {5}, false),
@@ -263,12 +294,14 @@ void Stress(const TinyOptions& tiny, KvDtype dtype, size_t num_callers,
     std::vector<std::unique_ptr<Caller>> callers;
     for (size_t i = 0; i < num_callers; ++i) {
       callers.push_back(std::make_unique<Caller>(
-          *gemma, *base, static_cast<uint32_t>(100 + i)));
+          *gemma, *base, pool, static_cast<uint32_t>(100 + i)));
     }
     std::atomic<bool> stop{false};
     std::vector<std::thread> working;
     std::thread looking;
-    if (together) looking = std::thread([&] { LookOn(*gemma, callers, stop); });
+    if (together) {
+      looking = std::thread([&] { LookOn(*gemma, callers, pool, stop); });
+    }
     for (const auto& caller : callers) {
       if (together) {
         working.emplace_back([&, steps] { caller->Run(steps); });
