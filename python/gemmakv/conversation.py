@@ -91,6 +91,20 @@ class Conversation:
             self.system = before
             raise
 
+    def set_messages(self, messages: Sequence[Message]) -> None:
+        system, turns = _beginning(None, messages)
+        before = self.system, self.messages
+        self.system = self.system if system is None else system
+        try:
+            self._keep_common(turns, exact=True)
+        except BaseException:
+            self.system, self.messages = before
+            raise
+        self.messages = turns
+        kept = self._ends if turns[: len(before[1])] == before[1] else []
+        count = len(turns) // 2
+        self._ends = [*kept, *[None] * count][:count]
+
     def begin(self, text: str, max_tokens: int, drop: bool) -> Turn:
         """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
         if not isinstance(text, str) or not text.strip():

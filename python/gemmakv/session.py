@@ -176,8 +176,18 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation, the system message first if there is one."""
+        """The conversation, the system message first if there is one.
+
+        Others may take their place: user and model in turn, the model last;
+        without a system message, that of the session stays. What is not the
+        same as before is computed with the next message.
+        """
         return self._talk.all_messages()
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        with self._exclusive():
+            self._talk.set_messages(messages)
 
     @property
     def turns(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gemmakv
 from gemmakv.cli import describe
@@ -18,6 +18,7 @@ from gemmakv.session import Session
 if TYPE_CHECKING:
     from gemmakv.cli.chat.store import Store
     from gemmakv.cli.chat.view import View
+    from gemmakv.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Chat:
             template=defaults.template,
             capacity_tokens=defaults.capacity_tokens,
             kv_dtype=defaults.kv_dtype or "bf16",
-            options=dict(defaults.options),
+            options=cast("Options", dict(defaults.options)),
         )
 
     def adopt(self, entry: Entry) -> Entry:

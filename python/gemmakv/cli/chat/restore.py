@@ -15,7 +15,8 @@ import gemmakv
 from gemmakv.cli import describe
 from gemmakv.cli.chat.records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
-from gemmakv.session import MAGIC, Message, Session
+from gemmakv.session import Message, Session
+from gemmakv.session_file import MAGIC
 
 Pairs = list[tuple[str, str]]
 
