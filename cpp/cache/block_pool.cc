@@ -7,6 +7,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "base/heap_trim.h"
 
 namespace gkv {
 namespace {
@@ -14,6 +15,10 @@ namespace {
 // Free blocks kept for reuse. A decoding conversation takes and drops a block
 // of each group now and then; more than that is better off with the system.
 constexpr size_t kMaxFreeBytes = size_t{16} << 20;
+
+// The C library keeps freed blocks for itself; after so many bytes it is told
+// to give them to the system. Takes about a millisecond.
+constexpr size_t kTrimBytes = size_t{32} << 20;
 
 #if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || \
     defined(__SANITIZE_THREAD__)
@@ -102,6 +107,7 @@ BlockRef BlockPool::Acquire(size_t size_bytes) {
 }
 
 void BlockPool::Release(Block* block) {
+  bool trim = false;
   {
     std::unique_lock lock(mutex_);
     if (poison_) std::memset(block->data, 0xFF, block->size_bytes);
@@ -111,10 +117,15 @@ void BlockPool::Release(Block* block) {
       free_[block->size_bytes].push_back(block->data);
       free_bytes_ += block->size_bytes;
       block->data = nullptr;
+    } else {
+      untrimmed_bytes_ += block->size_bytes;
+      trim = untrimmed_bytes_ >= kTrimBytes;
+      if (trim) untrimmed_bytes_ = 0;
     }
   }
   std::free(block->data);
   delete block;
+  if (trim) TrimHeap();
 }
 
 size_t BlockPool::bytes_in_use() const {

@@ -91,6 +91,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   size_t bytes_in_use_ = 0;
   size_t blocks_in_use_ = 0;
   size_t free_bytes_ = 0;
+  size_t untrimmed_bytes_ = 0;  // freed since the heap was last trimmed
   size_t fail_after_ = 0;
   bool poison_;
   std::unordered_map<size_t, std::vector<uint8_t*>> free_;  // by size, LIFO

@@ -92,6 +92,7 @@ class Conversation:
             raise
 
     def set_messages(self, messages: Sequence[Message]) -> None:
+        """Replaces the turns, and the system text if one is among them."""
         system, turns = _beginning(None, messages)
         before = self.system, self.messages
         self.system = self.system if system is None else system

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
@@ -78,7 +78,7 @@ class Session:
         messages: Sequence[Message] = (),
         capacity_tokens: int | None = None,
         kv_dtype: str = "bf16",
-        options: Options | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         """Begins a conversation; computes nothing yet.
 

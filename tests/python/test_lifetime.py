@@ -53,12 +53,9 @@ gemma = gemmakv.Gemma.load(sys.argv[1])
 cache = gemmakv.create_kv_cache(gemma.config, kv_dtype="f32", block_tokens=128)
 gemma.logits(cache, [2] + [20] * 500)
 data = cache.to_bytes()
-def many():
-    return [gemmakv.KVCache.from_bytes(data) for _ in range(150)]
-cache.close()
-many()[0].close()  # whatever the first use takes for good
+gemmakv.KVCache.from_bytes(data).close()
 print(rss())
-caches = many()
+caches = [gemmakv.KVCache.from_bytes(data) for _ in range(400)]
 print(rss(), sum(c.nbytes for c in caches) / (1 << 20))
 how = sys.argv[2]
 if how == "close":
@@ -90,9 +87,11 @@ print(rss())
 @pytest.mark.parametrize("how", ["close", "with", "truncate", "sessions", "gc"])
 def test_caches_give_their_memory_back(tiny_path: Path, how: str) -> None:
     before, full, nbytes, after = own_process(CACHES, tiny_path, how)
-    assert nbytes > 40
+    assert nbytes > 100
     assert full - before > 0.8 * nbytes
-    assert after - before < 0.2 * nbytes
+    # The pool keeps 16 MiB of free blocks for the next conversation, and up
+    # to 32 MiB more wait until giving them back is worth the time.
+    assert after - before < 0.45 * nbytes
 
 
 MODELS = """

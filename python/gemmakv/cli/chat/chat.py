@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import gemmakv
 from gemmakv.cli import describe
@@ -18,7 +18,6 @@ from gemmakv.session import Session
 if TYPE_CHECKING:
     from gemmakv.cli.chat.store import Store
     from gemmakv.cli.chat.view import View
-    from gemmakv.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Chat:
             template=defaults.template,
             capacity_tokens=defaults.capacity_tokens,
             kv_dtype=defaults.kv_dtype or "bf16",
-            options=cast("Options", dict(defaults.options)),
+            options=defaults.options,
         )
 
     def adopt(self, entry: Entry) -> Entry:
