@@ -70,9 +70,12 @@ const Checkpoint* CheckpointList::OfLength(size_t length) const {
 void CheckpointList::Truncate(size_t length) {
   std::erase_if(list_,
                 [&](const Checkpoint& c) { return c.position > length; });
-  // Its pending tokens were cut, what it holds is as right as before.
-  for (Checkpoint& checkpoint : list_) {
+  // Where pending tokens were cut, what is held is as right as before. Lengths
+  // stay ascending.
+  for (size_t i = list_.size(); i > 0; --i) {
+    Checkpoint& checkpoint = list_[i - 1];
     if (checkpoint.length > length) checkpoint.length = checkpoint.position;
+    length = checkpoint.length;
   }
 }
 

@@ -79,6 +79,18 @@ TEST_F(CheckpointListTest, TruncatingDropsWhatLiesBehind) {
   EXPECT_EQ(pool_->blocks_in_use(), 2u);
 }
 
+TEST_F(CheckpointListTest, LengthsStayAscending) {
+  CheckpointList list;
+  Checkpoint first = Alone(10), second = Alone(20);
+  first.length = 40;  // with many tokens pending
+  second.length = 60;
+  list.Add(std::move(first), SIZE_MAX);
+  list.Add(std::move(second), SIZE_MAX);
+  list.Truncate(50);
+  EXPECT_EQ(list.OfLength(20)->position, 20u);
+  EXPECT_EQ(list.OfLength(10)->position, 10u);
+}
+
 TEST_F(CheckpointListTest, TheSamePositionIsReplaced) {
   CheckpointList list;
   list.Add(Alone(10), SIZE_MAX);
