@@ -162,6 +162,8 @@ void RegisterInfo(py::module_& module) {
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");
   module.def("force_target", &ForceTarget, py::arg("name"));
+  module.def("numerics_id", &NumericsId,
+             "The current target's arithmetic: equal ids, equal bits.");
 }
 
 }  // namespace gkv

@@ -21,7 +21,8 @@ class Unreachable(Exception):
     def as_os_error(self) -> OSError:
         return OSError(
             errno.EHOSTUNREACH,
-            f"{self.reason}; check the network and HF_ENDPOINT, then try again",
+            f"no such file here, and {self.reason}; check the network and "
+            "HF_ENDPOINT, then try again",
             self.name,
         )
 

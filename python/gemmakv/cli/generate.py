@@ -12,30 +12,59 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console
+from gemmakv.cli.arguments import MODEL, THREADS, examples
 from gemmakv.options import Options
 
-_MODEL_HELP = "Alias (gemma-3-270m) or path of a .gguf file."
+EXAMPLES = examples(
+    'gemmakv generate -m gemma-3-270m "The capital of France is"',
+    "gemmakv generate -m gemma-3-270m --max-tokens 64 - < prompt.txt",
+    "gemmakv generate -m model.gguf --temperature 0.8 --seed 7 "
+    '"Once upon"',
+    'gemmakv generate -m org/repo --json "Two plus two is" | jq .text',
+)
 
 
 def generate(
     prompt: str = typer.Argument(
-        ..., help="Text to continue; - reads it from stdin (less one newline)."
+        ...,
+        metavar="PROMPT",
+        help="Text to continue; - reads it from stdin (less one newline).",
     ),
-    model: str = typer.Option(..., "--model", "-m", help=_MODEL_HELP),
-    max_tokens: int = typer.Option(256, help="Tokens to sample at most."),
-    temperature: float = typer.Option(0.0, help="0 is greedy."),
-    top_k: int = typer.Option(0, help="Keep the k likeliest; 0 is off."),
-    top_p: float = typer.Option(1.0, help="Keep this probability mass."),
+    model: str = MODEL,
+    max_tokens: int = typer.Option(
+        256, metavar="N", help="Tokens to sample at most."
+    ),
+    temperature: float = typer.Option(
+        0.0, metavar="X", help="0 is greedy: always the likeliest token."
+    ),
+    top_k: int = typer.Option(
+        0, metavar="N", help="Keep the N likeliest; 0 is off."
+    ),
+    top_p: float = typer.Option(
+        1.0, metavar="X", help="Keep this probability mass."
+    ),
     min_p: float = typer.Option(
-        0.0, help="Keep tokens of at least this share of the likeliest."
+        0.0,
+        metavar="X",
+        help="Keep tokens of at least this share of the likeliest.",
     ),
-    repetition_penalty: float = typer.Option(1.0, help="1 is off."),
-    presence_penalty: float = typer.Option(0.0, help="0 is off."),
-    frequency_penalty: float = typer.Option(0.0, help="0 is off."),
+    repetition_penalty: float = typer.Option(
+        1.0, metavar="X", help="Of every token of the text; 1 is off."
+    ),
+    presence_penalty: float = typer.Option(
+        0.0, metavar="X", help="Of tokens that were sampled; 0 is off."
+    ),
+    frequency_penalty: float = typer.Option(
+        0.0, metavar="X", help="The same, as often as they were; 0 is off."
+    ),
     logit_bias: Optional[List[str]] = typer.Option(
-        None, metavar="ID=NUMBER", help="Add to a token's logit; repeatable."
+        None,
+        metavar="ID=NUMBER",
+        help="Add to a token's logit (-inf bans it); repeatable.",
     ),
-    seed: Optional[int] = typer.Option(None, help="Default: a random one."),
+    seed: Optional[int] = typer.Option(
+        None, metavar="N", help="Default: a random one."
+    ),
     stop: Optional[List[str]] = typer.Option(
         None, metavar="TEXT", help="End before this text; repeatable."
     ),
@@ -54,19 +83,27 @@ def generate(
         False, "--json", help="Print one JSON object at the end instead."
     ),
     capacity_tokens: Optional[int] = typer.Option(
-        None, help="Limit of the conversation; default: the model's context."
+        None,
+        metavar="N",
+        help="Limit of the conversation; default: the model's context.",
     ),
-    kv_dtype: str = typer.Option("bf16", help="f32, bf16 or int8."),
-    threads: Optional[int] = typer.Option(
-        None, help="Default: all processors."
+    kv_dtype: str = typer.Option(
+        "bf16",
+        metavar="TYPE",
+        help="How keys and values are stored: f32, bf16 or int8.",
     ),
+    threads: Optional[int] = THREADS,
     no_packed_cache: bool = typer.Option(
         False,
         "--no-packed-cache",
         help="Keep no file of packed weights for the next start.",
     ),
 ) -> None:
-    """Continue a text. Prints prompt and completion on stdout."""
+    """Continue a text.
+
+    Prints the prompt and its completion on stdout as it comes, and nothing
+    else there. Greedy unless --temperature says otherwise.
+    """
     if logprobs and not as_json:
         raise typer.BadParameter("--logprobs needs --json")
     options: Options = {
@@ -85,13 +122,7 @@ def generate(
         "parse_special": parse_special,
     }
     text = _read_stdin() if prompt == "-" else prompt
-    with console.load_progress() as progress:
-        gemma = gemmakv.Gemma.load(
-            model,
-            threads=threads,
-            progress=progress,
-            packed_cache=not no_packed_cache,
-        )
+    gemma = console.load(model, threads, not no_packed_cache)
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
     if as_json:
         generation = gemma.generate(cache, text, **options)

