@@ -41,6 +41,11 @@ class Request:
     bytes_sent: int = 0
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Says nothing: clients that hang up are part of the tests."""
+
+
 class FakeHub:
     """Serves while entered, on two ports of this machine."""
 
@@ -55,7 +60,7 @@ class FakeHub:
         self._servers = [self._serve(_HubHandler), self._serve(_FileHandler)]
 
     def _serve(self, kind: type[BaseHTTPRequestHandler]) -> Any:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+        server = _Server(("127.0.0.1", 0), kind)
         server.hub = self  # type: ignore[attr-defined]
         server.daemon_threads = True
         threading.Thread(

@@ -16,6 +16,8 @@ from rich.progress import (
     ProgressColumn,
     TaskID,
     TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.table import Table
 
@@ -69,7 +71,8 @@ def load_progress() -> AbstractContextManager[ShowProgress | None]:
 
 def fetch(model: str) -> str:
     """Path of a model's file, with a progress bar if it is not here yet."""
-    with work_progress("fetching", DownloadColumn()) as progress:
+    columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with work_progress("fetching", *columns) as progress:
         return models.resolve(model, progress)
 
 
@@ -89,7 +92,7 @@ def load(
 
 @contextmanager
 def work_progress(
-    what: str, amount: ProgressColumn | None = None
+    what: str, *amounts: ProgressColumn
 ) -> Iterator[ShowProgress | None]:
     """A progress bar on stderr for the body; None without a terminal."""
     if not sys.stderr.isatty():
@@ -98,7 +101,7 @@ def work_progress(
     bar = Progress(
         TextColumn(what),
         BarColumn(),
-        MofNCompleteColumn() if amount is None else amount,
+        *(amounts or [MofNCompleteColumn()]),
         console=Console(stderr=True),
         transient=True,
     )
