@@ -44,7 +44,7 @@ class FileTemplate:
         bos_id: int,
         eos_ids: Sequence[int],
     ) -> None:
-        """Raises GemmaKVError if jinja2 is missing or `source` is not sound."""
+        """Raises GemmaKVError without jinja2, or if `source` is not sound."""
         self._tokenizer = tokenizer
         self._template = _compile(source)
         self._tokens = {

@@ -84,7 +84,9 @@ print(rss())
 """
 
 
-@pytest.mark.parametrize("how", ["close", "with", "truncate", "sessions", "gc"])
+@pytest.mark.parametrize(
+    "how", ["close", "with", "truncate", "sessions", "gc"]
+)
 def test_caches_give_their_memory_back(tiny_path: Path, how: str) -> None:
     before, full, nbytes, after = own_process(CACHES, tiny_path, how)
     assert nbytes > 100

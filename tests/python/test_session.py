@@ -499,6 +499,40 @@ def test_messages_given_at_the_start(tiny: Gemma) -> None:
     )
 
 
+def test_messages_may_be_replaced(session: Session) -> None:
+    said(session, "one", "two", "three")
+    whole, tokens = session.messages, session.cache.tokens.tolist()
+    session.messages = whole
+    assert session.messages == whole
+    session.messages = whole[1:3]  # the system text stays
+    assert session.messages == whole[:3] and session.turns == 1
+    assert_sound(session)
+    assert 0 < len(session.cache) < len(tokens)
+    session.messages = [
+        Message("system", "New."),
+        *whole[1:3],
+        Message("user", "x"),
+        Message("model", "y"),
+    ]
+    assert session.system == "New." and session.turns == 2
+    fresh = Session(
+        session.gemma, template=session.template, messages=session.messages
+    )
+    assert_same(
+        session.send("z", max_tokens=9, seed=3, **NO_END),
+        fresh.send("z", max_tokens=9, seed=3, **NO_END),
+    )
+    assert_sound(session)
+    before = state(session)
+    for wrong in ([Message("user", "x")], [Message("model", "x")], ["x"]):
+        with pytest.raises(ValueError, match="messages"):
+            session.messages = wrong  # type: ignore[assignment]
+        assert state(session) == before
+    session.messages = []
+    assert session.turns == 0 and session.system == "New."
+    session.send("again", max_tokens=1)
+
+
 def test_repr(session: Session) -> None:
     said(session, "one")
     assert f"1 turns, {session.template.name} template" in repr(session)
@@ -564,7 +598,8 @@ def check_turn(session: Session, text: str, seed: int) -> None:
         reply = session.send(text, **options)
     finally:
         del session.gemma._generate_reply  # type: ignore[method-assign]
-    other = create_kv_cache(session.gemma.config, session.cache.capacity_tokens)
+    capacity = session.cache.capacity_tokens
+    other = create_kv_cache(session.gemma.config, capacity)
     expected = session.gemma.generate(
         other, turns[0], stop=list(session.template.stop) or None, **options
     )

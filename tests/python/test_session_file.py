@@ -288,7 +288,9 @@ def test_a_template_of_ones_own(tiny: Gemma) -> None:
 
 def test_the_files_template(tiny: Gemma, tmp_path: Path) -> None:
     meta = tiny_gguf.metadata()
-    source = "{% for m in messages %}<start_of_turn>{{ m.content }}{% endfor %}"
+    source = (
+        "{% for m in messages %}<start_of_turn>{{ m.content }}{% endfor %}"
+    )
     meta["tokenizer.chat_template"] = (tiny_gguf.STR, source)
     carries = Gemma.load(tiny_gguf.write(tmp_path / "m.gguf", meta))
     session = said(Session(carries), "one", "two")

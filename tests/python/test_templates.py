@@ -178,7 +178,8 @@ def test_templates_that_do_not_work(
     tokenizer: Tokenizer, source: str, found: str
 ) -> None:
     with pytest.raises(GemmaKVError, match=found) as error:
-        file_template(tokenizer, source).render([Message("user", "toast")], True)
+        template = file_template(tokenizer, source)
+        template.render([Message("user", "toast")], True)
     assert "\n" not in str(error.value)
     assert "template='gemma'" in str(error.value)
 
@@ -272,7 +273,8 @@ def test_tokens_of_turns_that_are_over_do_not_change(
     template = template_for(gemma, name)
     assert gemma.tokenizer is not None
     encode = Encoder(gemma.tokenizer, 2).encode
-    texts = ["Hi", "  \n x", "a\n", "\n\n1. b\n   ", "\u00e9?", "(c)", "...", ""]
+    texts = ["Hi", "  \n x", "a\n", "\n\n1. b\n   ", "\u00e9?", "(c)", ""]
+    texts.append("...")
     messages = [Message("system", "s ")]
     for i, text in enumerate(texts):
         messages.append(Message("model" if i % 2 else "user", text))
@@ -294,7 +296,8 @@ def test_gemma_turns_have_the_tokens_of_the_text_parsed(gemma: Gemma) -> None:
             messages_of(case), case["add_generation_prompt"]
         )
         expected = gemma.tokenizer.encode(text, parse_special=True)
-        assert Encoder(gemma.tokenizer, 2).encode(segments).tolist() == expected
+        found = Encoder(gemma.tokenizer, 2).encode(segments)
+        assert found.tolist() == expected
 
 
 def test_messages_must_take_turns() -> None:
