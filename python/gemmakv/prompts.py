@@ -30,14 +30,12 @@ def prompt_ids(
     """
     if not isinstance(prompt, str):
         return token_ids(name, prompt, config.vocab_size)
-    if tokenizer is None and prompt == "" and not empty:
-        return np.empty(0, np.int32)  # goes on with what is there
-    if tokenizer is None:
+    if prompt and tokenizer is None:
         raise ValueError(
             f"{name}: this model has no tokenizer; expected token ids, "
             "found a str"
         )
-    ids = tokenizer.encode(prompt, parse_special)
+    ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
     if empty and config.bos_id >= 0:
         ids.insert(0, config.bos_id)
     return np.array(ids, np.int32)

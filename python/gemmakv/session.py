@@ -209,8 +209,8 @@ class Session:
 
         `options` are those of `Gemma.generate`, over those of the session;
         `stop` adds to what ends a reply anyway, and `progress` must not call
-        the session. The result's `text` is the
-        reply without white space around it, as it stands in `messages`.
+        the session. The result's `text` is the reply without white space
+        around it, as it stands in `messages`.
 
         Raises ValueError for an empty text or a bad option, CacheFullError if
         the conversation does not fit; Ctrl-C raises KeyboardInterrupt. The
