@@ -224,7 +224,8 @@ def _rewind(case: Case) -> list[str]:
 
 
 def _callers(case: Case) -> list[str]:
-    return _at_once([partial(_chunks, case, size) for size in (33, 50, 64, 99)])
+    sizes = (33, 50, 64, 99)
+    return _at_once([partial(_chunks, case, size) for size in sizes])
 
 
 def _at_once(works: Iterable[Callable[[], list[str]]]) -> list[str]:

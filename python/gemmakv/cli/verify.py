@@ -83,7 +83,8 @@ def _render(report: check.Report) -> str:
         page.print(_table(arithmetic, list(entries)))
     page.print()
     page.print(_verdict(report))
-    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+    lines = out.getvalue().splitlines()
+    return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def _table(arithmetic: str, checks: list[check.Check]) -> Table:
