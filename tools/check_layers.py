@@ -24,7 +24,9 @@ BELOW = {
 }
 SUFFIXES = {".h", ".cc"}
 
-_QUOTED = re.compile(r'^\s*#\s*(?:include|define\s+HWY_TARGET_INCLUDE)\s+"([^"]+)"')
+_QUOTED = re.compile(
+    r'^\s*#\s*(?:include|define\s+HWY_TARGET_INCLUDE)\s+"([^"]+)"'
+)
 _PYTHON = re.compile(r"^\s*#\s*include\s*[<\"](pybind11/|Python\.h)")
 
 

@@ -116,7 +116,9 @@ SEEDS: list[Callable[[gguf.GGUFWriter], None]] = [
 ]
 
 
-def write(path: Path, fill: Callable[[gguf.GGUFWriter], None], endian: str) -> None:
+def write(
+    path: Path, fill: Callable[[gguf.GGUFWriter], None], endian: str
+) -> None:
     writer = gguf.GGUFWriter(path, "gemma3", endianess=gguf.GGUFEndian[endian])
     fill(writer)
     writer.write_header_to_file()

@@ -22,6 +22,7 @@ from gemmakv.errors import (
 from gemmakv.gemma import Gemma
 from gemmakv.generation import Generation, Piece, Timings, Usage
 from gemmakv.model_type import ModelConfig, ModelType
+from gemmakv.packed import PackedWeights
 from gemmakv.padded import (
     CacheProtocol,
     CyclicCache,
@@ -29,7 +30,6 @@ from gemmakv.padded import (
     attention,
     compute_left_pads,
 )
-from gemmakv.packed import PackedWeights
 from gemmakv.pool import BlockPool
 from gemmakv.session import Message, Session, SessionStats
 from gemmakv.stream import Stream

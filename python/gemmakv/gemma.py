@@ -20,9 +20,9 @@ from gemmakv.options import (
     DEFAULT_MAX_TOKENS,
     BatchOptions,
     Options,
-    to_count,
     core_options,
     split_rows,
+    to_count,
 )
 from gemmakv.packed import PackedWeights
 from gemmakv.progress import Callback, Progress, as_callback, watch_caches

@@ -57,7 +57,8 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
 
     A str is an alias, a path or a name of the Hugging Face hub (`hub.parse`),
     in this order; an os.PathLike is a path. `progress` gets (done, total)
-    bytes while a file is made or downloaded. Raises OSError, ValueError or GemmaKVError with one clear line.
+    bytes while a file is made or downloaded. Raises OSError, ValueError
+    or GemmaKVError with one clear line.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise ValueError(

@@ -407,7 +407,7 @@ class Session:
                     stream._make_way()
                 else:
                     self._changed.wait()
-            self.cache._core  # raises if closed
+            _ = self.cache._core  # raises if closed
             self._busy = True
             self._holder = me
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-import check_layers  # noqa: E402
-import check_sources  # noqa: E402
+import check_layers
+import check_sources
 
 
 class TreeTest(unittest.TestCase):
@@ -32,13 +32,15 @@ class TreeTest(unittest.TestCase):
         for i, source in enumerate(order):
             for j, target in enumerate(order):
                 with self.subTest(source=source, target=target):
-                    self.write(f"cpp/{source}/y.cc", f'#include "{target}/x.h"\n')
+                    include = f'#include "{target}/x.h"\n'
+                    self.write(f"cpp/{source}/y.cc", include)
                     allowed = j <= i and {source, target} != {"io", "ops"}
                     self.assertEqual(not self.violations(), allowed)
             (self.root / f"cpp/{source}/y.cc").unlink()
 
     def test_names_the_file_and_the_line(self):
-        self.write("cpp/io/y.cc", '#include "base/x.h"\n  # include "ops/x.h"\n')
+        includes = '#include "base/x.h"\n  # include "ops/x.h"\n'
+        self.write("cpp/io/y.cc", includes)
         self.assertEqual(
             self.violations(), ['cpp/io/y.cc:2: io must not include "ops/x.h"']
         )

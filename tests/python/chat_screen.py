@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pexpect
 import pyte
+
 import tiny_gguf
 
 CONTEXT = 1 << 20

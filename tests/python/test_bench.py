@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+
+import gemmakv
 import tiny_gguf
 import tiny_models
 from conftest import RunCli
-
-import gemmakv
 from gemmakv import _core, bench
 
 # 2,048 tokens do not fit the tiny model's context of 512.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_gguf
 
 import gemmakv
+import tiny_gguf
 from gemmakv import Gemma, KVCache, create_kv_cache
 
 WINDOW = tiny_gguf.WINDOW

@@ -16,7 +16,6 @@ import os
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import tiny_gguf
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     Bundle,
@@ -29,6 +28,7 @@ from hypothesis.stateful import (
 )
 
 import gemmakv
+import tiny_gguf
 from gemmakv import Gemma, KVCache, ModelConfig, create_kv_cache
 
 CAPACITY = 180

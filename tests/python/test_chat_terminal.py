@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from chat_screen import (
     CTRL_C,
     CTRL_D,

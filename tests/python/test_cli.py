@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from conftest import RunCli
 
 import gemmakv
+import tiny_gguf
+from conftest import RunCli
 
 BAN = ["--logit-bias", "1=-inf", "--logit-bias", f"{tiny_gguf.EOT}=-inf"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_gguf
-from conftest import RunCli
-from test_cli import assert_fails
 
 import gemmakv
+import tiny_gguf
+from conftest import RunCli
 from gemmakv import Gemma, create_kv_cache
+from test_cli import assert_fails
 
 TOKENS = [2, *(20 + (13 * i) % 250 for i in range(159))]
 

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import RunCli
-from test_cli import assert_fails, first_on_path
 
+from conftest import RunCli
 from gemmakv import models
 from gemmakv.cli.arguments import complete_model
+from test_cli import assert_fails, first_on_path
 
 COMMANDS = [
     ["chat"], ["generate"], ["info"], ["verify"], ["bench"], ["packed"],

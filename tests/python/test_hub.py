@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunCli
-from fake_hub import TOKEN, FakeHub
-from test_cli import assert_fails, first_on_path
 
 import gemmakv
+from conftest import RunCli
+from fake_hub import TOKEN, FakeHub
 from gemmakv import hub, hub_transfer, models
+from test_cli import assert_fails, first_on_path
 
 needs_hub = pytest.mark.skipif(
     importlib.util.find_spec("huggingface_hub") is None,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_gguf
-from test_session import NO_END, said
 
+import tiny_gguf
 from gemmakv import Gemma, KVCache, Message, Session, create_kv_cache
+from test_session import NO_END, said
 
 MIB = 1 << 20
 

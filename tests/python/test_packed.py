@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import gemmakv
 import tiny_gguf
 import tiny_models
 from conftest import RunCli
-
-import gemmakv
 from gemmakv import packed
 
 TOKENS = [2, *range(20, 70)]

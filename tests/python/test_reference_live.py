@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tiny_models
 
 import gemmakv
+import tiny_models
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 150  # more than four windows of 32

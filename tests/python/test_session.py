@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tiny_gguf
 
+import tiny_gguf
 from gemmakv import (
     CacheFullError,
     Gemma,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tiny_gguf
-
 from gemmakv import Gemma, Session
 
 

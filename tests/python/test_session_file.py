@@ -11,16 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_gguf
-from test_session import (
-    INF,
-    NO_END,
-    assert_same,
-    assert_sound,
-    said,
-    state,
-)
 
+import tiny_gguf
 from gemmakv import (
     CorruptFile,
     Gemma,
@@ -30,6 +22,14 @@ from gemmakv import (
     Session,
 )
 from gemmakv.session_file import MAGIC
+from test_session import (
+    INF,
+    NO_END,
+    assert_same,
+    assert_sound,
+    said,
+    state,
+)
 
 TEXT_PART = struct.Struct("<8sIIQQ")
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import tiny_gguf
-from test_session import NO_END, assert_same, assert_sound, said, state
 
+import tiny_gguf
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
+from test_session import NO_END, assert_same, assert_sound, said, state
 
 LONG: Any = {"max_tokens": 200, **NO_END}
 
@@ -115,8 +115,7 @@ def test_with_block_and_letting_go_cancel(session: Session) -> None:
         shown = [next(stream).text for _ in range(3)]
     assert session.turns == 2
     assert session.messages[-1].content.startswith("".join(shown))
-    for piece in session.stream("three", **LONG):
-        break
+    piece = next(session.stream("three", **LONG))
     gc.collect()
     assert session.turns == 3
     assert piece.finish_reason is None
@@ -167,7 +166,7 @@ def test_threads_take_turns(tiny: Gemma) -> None:
                 if i % 2:
                     session.send(text, max_tokens=4, **NO_END)
                 else:
-                    session.stream(text, max_tokens=4, **NO_END).result
+                    _ = session.stream(text, max_tokens=4, **NO_END).result
                 assert len(session.messages) % 2 == 0
                 assert session.stats.tokens >= 0
         except BaseException as error:
@@ -278,7 +277,7 @@ def test_a_failing_callback_changes_nothing(session: Session) -> None:
     assert state(session) == before
     assert list(stream) == []
     with pytest.raises(RuntimeError, match="from the callback"):
-        stream.result
+        _ = stream.result
     session.send("three", max_tokens=1)
     assert_sound(session)
 

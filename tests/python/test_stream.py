@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-import tiny_gguf
 
+import tiny_gguf
 from gemmakv import Gemma, KVCache, Stream, create_kv_cache
 
 BOS = 2

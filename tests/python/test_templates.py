@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import tiny_gguf
 from conftest import GOLDEN
-
 from gemmakv import (
     Gemma,
     GemmaKVError,

@@ -6,10 +6,10 @@ import json
 import random
 
 import pytest
-import tiny_gguf
-from conftest import GOLDEN
 
 import gemmakv
+import tiny_gguf
+from conftest import GOLDEN
 from gemmakv import _core
 from gemmakv.tokenizer import Tokenizer
 

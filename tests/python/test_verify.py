@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
-from conftest import RunCli
-from test_cli import assert_fails
 
 import gemmakv
+import tiny_gguf
+from conftest import RunCli
 from gemmakv import verify
 from gemmakv.cli import main
+from test_cli import assert_fails
 
 TARGETS = gemmakv.cpu_info()["targets"]
 WINDOW = 16  # of the tiny model

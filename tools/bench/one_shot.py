@@ -31,6 +31,7 @@ def first_token_gemmakv(model: str, threads: int) -> float:
 def first_token_llama(model: str, threads: int) -> float:
     sys.path.insert(0, str(HERE.parent / "quality"))
     import llama_cpp  # noqa: F401  (its import is not part of the time)
+
     import backends
 
     begin = time.perf_counter()

@@ -249,8 +249,9 @@ def main() -> None:
         if what in args.only:
             one_shot(args, what, "gemmakv")  # fills the page cache
             row = interleave(args.rounds,
-                             lambda: one_shot(args, what, "gemmakv"),
-                             lambda: one_shot(args, what, "llama.cpp"))
+                             lambda what=what: one_shot(args, what, "gemmakv"),
+                             lambda what=what: one_shot(
+                                 args, what, "llama.cpp"))
             results[what] = {**row, "unit": UNITS[what]}
             print(what, f"{row['ratio']:.2f}", file=sys.stderr)
     worker = Worker(args.gguf, args.threads)

@@ -155,7 +155,8 @@ def check_window(model) -> None:
     length = window + 8
     ids = torch.arange(length)[None] % (config.vocab_size - 8) + 4
     with torch.inference_mode():
-        maps = model.model(ids, output_attentions=True, use_cache=False).attentions
+        output = model.model(ids, output_attentions=True, use_cache=False)
+        maps = output.attentions
     distance = torch.arange(length)[:, None] - torch.arange(length)[None]
     for kind, attention in zip(config.layer_types, maps):
         seen = (attention[0] > 0).any(0)

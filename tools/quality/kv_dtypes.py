@@ -120,7 +120,8 @@ def main() -> None:
     if args.float32:
         gemma = backends.gemmakv_float32(gemma, args.gguf)
     lengths = sorted(args.lengths)
-    print("| tokens | KV dtype | mean KL | max KL | same top | bytes | of f32 |")
+    print("| tokens | KV dtype | mean KL | max KL | same top | bytes "
+          "| of f32 |")
     print("|---|---|---|---|---|---|---|")
     rows = compare(gemma, ids, lengths)
     if args.json:

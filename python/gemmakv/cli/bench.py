@@ -41,7 +41,7 @@ def bench(
     path = console.fetch(model)
     with console.work_progress("measuring") as progress:
         report = measure.run(
-            model,
+            path,
             threads=threads,
             rounds=rounds,
             packed_cache=not no_packed_cache,

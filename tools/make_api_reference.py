@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Writes docs/api.md from the docstrings of the public names of gemmakv.
+
+    python tools/make_api_reference.py [--check]
+
+The order is that of `gemmakv.__all__`; members follow the source. With --check
+nothing is written: exits with 1 if the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gemmakv
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+HEAD = """# API reference
+
+Made by `tools/make_api_reference.py` from the docstrings. `import gemmakv`
+gives all of these names.
+"""
+
+
+def docstring(thing: Any) -> str:
+    return inspect.cleandoc(inspect.getdoc(thing) or "")
+
+
+def block(text: str) -> str:
+    """A docstring as it stands: its layout has a meaning."""
+    return f"\n```text\n{text}\n```\n" if text else ""
+
+
+def signature(name: str, thing: Any) -> str:
+    try:
+        found = str(inspect.signature(thing))
+    except (TypeError, ValueError):
+        return name
+    # Annotations are text; quotes and module names only make them longer.
+    found = re.sub(r"'([^']*)'", r"\1", found) if "->" in found else found
+    return name + re.sub(r"\b(gemmakv\.[a-z_]+|typing|npt|_core)\.", "", found)
+
+
+def members(cls: type) -> Iterator[tuple[str, str]]:
+    """(name or signature, docstring) of the public members that have one."""
+    seen = set()
+    for base in cls.__mro__:
+        if not base.__module__.startswith("gemmakv"):
+            continue
+        for name, value in vars(base).items():
+            if name.startswith("_") or name in seen:
+                continue
+            seen.add(name)
+            if isinstance(value, property):
+                if docstring(value):
+                    yield f"{cls.__name__}.{name}", docstring(value)
+                continue
+            function = getattr(cls, name)
+            if callable(function) and docstring(function):
+                line = signature(f"{cls.__name__}.{name}", function)
+                yield line, docstring(function)
+
+
+def entry(name: str) -> str:
+    thing = getattr(gemmakv, name)
+    if not inspect.isclass(thing):
+        return (
+            f"\n## {name}\n\n`{signature(name, thing)}`\n"
+            + block(docstring(thing))
+        )
+    text = f"\n## {name}\n"
+    has_init = "__init__" in vars(thing) and docstring(thing.__init__)
+    if has_init and not issubclass(thing, Exception):
+        text += f"\n`{signature(name, thing)}`\n"
+    text += block(docstring(thing))
+    if issubclass(thing, enum.Enum):
+        values = ", ".join(f"`{value.value}`" for value in thing)
+        return text + f"\n{values}\n"
+    if issubclass(thing, Exception):
+        return text
+    if has_init and docstring(thing.__init__) != docstring(object.__init__):
+        text += block(docstring(thing.__init__))
+    for line, words in members(thing):
+        text += f"\n### `{line}`\n" + block(words)
+    return text
+
+
+def page() -> str:
+    return HEAD + "".join(map(entry, gemmakv.__all__))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    text = page()
+    if not args.check:
+        PAGE.write_text(text, "utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text("utf-8") == text:
+        return 0
+    print("docs/api.md is not up to date: run tools/make_api_reference.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
