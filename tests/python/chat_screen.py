@@ -7,31 +7,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pexpect
 import pyte
 
-import tiny_gguf
-
-CONTEXT = 1 << 20
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 WAIT_S = 60  # far above what anything needs
-
-
-def write_model(path: Path) -> Path:
-    """A random model whose replies are letters, and end at max_tokens only."""
-    meta = tiny_gguf.metadata()
-    meta["gemma3.context_length"] = (tiny_gguf.U32, CONTEXT)
-    pieces, _, _ = tiny_gguf.vocabulary()
-    quiet = [i for i, piece in enumerate(pieces)
-             if not re.fullmatch("[a-z\u2581]", piece)]
-    weights = tiny_gguf.tensors(3)
-    # Small rows have small logits; as input they count like any other.
-    weights["token_embd.weight"][quiet] *= np.float32(1e-3)
-    return tiny_gguf.write(path, meta, weights)
 
 
 class Screen:

@@ -58,6 +58,18 @@ def tiny(tiny_path: Path) -> gemmakv.Gemma:
     return gemmakv.Gemma.load(tiny_path)
 
 
+@pytest.fixture(scope="session")
+def talker_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model for chats: letters only, as many as it may write."""
+    folder = tmp_path_factory.mktemp("talker")
+    return tiny_gguf.write_talker(folder / "talker.gguf")
+
+
+@pytest.fixture(scope="session")
+def talker(talker_path: Path) -> gemmakv.Gemma:
+    return gemmakv.Gemma.load(talker_path)
+
+
 @pytest.fixture
 def cache(tiny: gemmakv.Gemma) -> gemmakv.KVCache:
     """An empty conversation of `tiny`."""

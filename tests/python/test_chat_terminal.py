@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,26 +18,20 @@ from chat_screen import (
     TAB,
     UP,
     Screen,
-    write_model,
 )
 
 Start = Callable[..., Screen]
 REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
 
 
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("chat") / "m.gguf")
-
-
 @pytest.fixture
-def start(chat_model: Path, tmp_path: Path) -> Iterator[Start]:
+def start(talker_path: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts chats whose sessions lie in `tmp_path`; ends them."""
     screens = []
 
     def run(*arguments: object, max_tokens: int = 12, **options) -> Screen:
         screen = Screen(
-            "chat", "--model", chat_model, "--max-tokens", max_tokens,
+            "chat", "--model", talker_path, "--max-tokens", max_tokens,
             *arguments, XDG_DATA_HOME=str(tmp_path), **options,
         )
         screens.append(screen)
@@ -71,9 +63,8 @@ def test_many_sessions(start: Start) -> None:
     screen.line("/new other")
     screen.wait_for_prompt("other")
     screen.line("/tree")
-    text = screen.wait_for("└── main-2")
-    assert re.search(r"main-2  from turn 1  2 turns  “and then\?”", text)
-    assert re.search(r"other ← here  0 turns", text)
+    screen.wait_for("└── main-2  from turn 1  2 turns  “and then?”")
+    screen.wait_for("other ← here  0 turns")
     screen.line("/switch main-2")
     screen.wait_for_prompt("main-2")
     screen.wait_for("main-2: 2 turns")
@@ -89,8 +80,9 @@ def test_many_sessions(start: Start) -> None:
     screen.line("/delete")
     screen.wait_for("deleted second; you are in main now")
     screen.line("/list")
-    text = screen.wait_for(r"\* +main +1 turn +[\d,]+ tokens", regex=True)
-    assert "“hello there”" in text
+    screen.wait_for(
+        r"\* +main +1 turn +[\d,]+ tokens +just now +“hello there”", regex=True
+    )
     screen.line("/exit")
     assert screen.wait_for_exit() == 0
 
@@ -274,30 +266,3 @@ def test_a_narrow_window_and_no_colour(start: Start) -> None:
     assert b"\x1b[32m" not in screen.raw and b";32m" not in screen.raw
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk(chat_model: Path, tmp_path: Path) -> None:
-    """One line, and the chat goes on."""
-    script = (
-        "import errno, os, sys\n"
-        "from gemmakv.cli import main\n"
-        "from gemmakv.cli.chat import store\n"
-        "def full(path, data):\n"
-        "    if str(path).endswith('.json'):\n"
-        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-        "store.write_atomically = full\n"
-        "sys.exit(main())\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script, "chat", "--model", str(chat_model),
-         "--max-tokens", "5", "--session", "main"],
-        input=b"one\ntwo\n",
-        capture_output=True,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0
-    assert len(result.stdout.splitlines()) == 2
-    lines = result.stderr.decode().splitlines()
-    assert lines and all("No space left on device" in line for line in lines)
-    assert all("/save" in line for line in lines)

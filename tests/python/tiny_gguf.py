@@ -6,6 +6,7 @@ that the real model has, in less than a megabyte.
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,19 @@ def write(
         offset += len(payload)
     path.write_bytes(_padded(header) + data)
     return path
+
+
+def write_talker(path: Path) -> Path:
+    """A random model whose replies are letters, and end at max_tokens only."""
+    meta = metadata()
+    meta["gemma3.context_length"] = (U32, 1 << 20)
+    pieces, _, _ = vocabulary()
+    quiet = [i for i, piece in enumerate(pieces)
+             if not re.fullmatch("[a-z\u2581]", piece)]
+    weights = tensors(3)
+    # Small rows have small logits; as input they count like any other.
+    weights["token_embd.weight"][quiet] *= np.float32(1e-3)
+    return write(path, meta, weights)
 
 
 def _padded(data: bytes) -> bytes:

@@ -130,6 +130,8 @@ def save(chat: Chat, path: str) -> None:
     session = chat.session()
     if target.is_dir():
         raise ValueError(f"{path} is a folder; give a file, as in {path}/chat")
+    if not target.parent.is_dir():
+        raise ValueError(f"there is no folder {target.parent}; make it first")
     if target.exists() and not restore.is_session_file(target):
         raise ValueError(
             f"{path} exists and is no saved session; choose another name"

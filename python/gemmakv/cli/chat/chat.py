@@ -149,7 +149,7 @@ class Chat:
         try:
             self.store.write_record(entry.record)
         except OSError as error:
-            self._say_unsaved(entry, error)
+            self._say_unsaved(entry.name, error)
             return False
         return True
 
@@ -169,7 +169,7 @@ class Chat:
         for id, error in self._saver.take_failures().items():
             entry = self.book.with_id(id)
             if entry is not None:
-                self._say_unsaved(entry, error)
+                self._say_unsaved(f"the KV cache of {entry.name}", error)
 
     def wait_for_saves(self) -> None:
         if self._saver is not None:
@@ -262,9 +262,9 @@ class Chat:
         if before != (session.options, session.overflow, session.system):
             self.save(entry)
 
-    def _say_unsaved(self, entry: Entry, error: OSError) -> None:
+    def _say_unsaved(self, what: str, error: OSError) -> None:
         reason = error.strerror or describe(error)
         self.view.error(
-            f"{entry.name} is not saved: {reason}; the chat goes on, "
-            "/save PATH can keep it elsewhere"
+            f"{what} is not saved: {reason}; the chat goes on, /save PATH "
+            "keeps the session elsewhere"
         )

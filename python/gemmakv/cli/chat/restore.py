@@ -80,7 +80,8 @@ def from_store(
     held = _common_turns(pairs_of(session), record.messages)
     if session.system != record.system:
         session.system = record.system
-    if pairs_of(session) != record.messages:
+    session.goto(held)  # what was taken back since
+    if held < record.turns:
         session.messages = [Message(*pair) for pair in record.messages]
     session.options.clear()
     session.options.update(record.options)
@@ -115,4 +116,4 @@ def _common_turns(some: Pairs, others: Pairs) -> int:
     same = 0
     while same < min(len(some), len(others)) and some[same] == others[same]:
         same += 1
-    return sum(role == "user" for role, _ in some[:same])
+    return same // 2  # a user's message and the reply
