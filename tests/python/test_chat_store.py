@@ -47,7 +47,9 @@ def restored(
 
 
 def test_record_as_json() -> None:
-    record = Record("é", parent="x", forked_at=1, system="a\ud800", messages=TALK)
+    record = Record(
+        "é", parent="x", forked_at=1, system="a\ud800", messages=TALK
+    )
     assert records.from_json(record.to_json()) == record
     assert record.turns == 2 and record.last_text == "two"
 

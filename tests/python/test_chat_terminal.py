@@ -103,6 +103,21 @@ def test_ctrl_c_stops_the_reply_and_the_session_goes_on(start: Start) -> None:
     assert "Traceback" not in screen.text
 
 
+def test_ctrl_c_while_reading_takes_the_message_back(start: Start) -> None:
+    screen = start(columns=100, rows=60)
+    screen.wait_for_prompt("main")
+    text = "\n".join(["once more with feeling " * 40] * 60)
+    screen.type(f"\x1b[200~{text}\x1b[201~")
+    screen.wait_for(r"feeling\s*\n\n*0 turns", regex=True)
+    screen.type(ENTER)
+    screen.wait_for("reading")
+    screen.type(CTRL_C)
+    screen.wait_for("so the message is taken back")
+    screen.wait_for("0 turns ·")
+    say(screen, "hello")
+    screen.wait_for("1 turn ·")
+
+
 def test_ctrl_c_at_the_prompt(start: Start) -> None:
     screen = start()
     screen.wait_for_prompt("main")

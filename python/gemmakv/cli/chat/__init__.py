@@ -6,10 +6,11 @@
     chat.py       the open conversations, what commands and loops work on
     commands.py   the table of commands        arguments.py   what they take
     actions.py    commands that change things  reports.py     that tell things
-    settings.py   what /set knows              reply.py       one streamed reply
+    settings.py   what /set knows              reply.py       one reply
     book.py       names and ancestry           records.py     a record as JSON
     store.py      conversations on disk        saver.py       writes meanwhile
     restore.py    a live session of a record   view.py        how things look
+    table.py      counts, texts and columns    wrap.py        lines break at words
 
 Importing this package imports none of it.
 """

@@ -60,8 +60,8 @@ def fork(chat: Chat, name: str | None) -> None:
     chat.adopt(entry)
     chat.view.say(
         f"forked {source.name} at {count(record.forked_at, 'turn')} in "
-        f"{stats.last_fork_us:.0f} µs, {in_bytes(stats.shared_bytes)} shared; "
-        f"you are in {new_name} now"
+        f"{stats.last_fork_us:.0f} µs, "
+        f"{in_bytes(stats.shared_bytes)} shared; you are in {new_name} now"
     )
 
 
@@ -79,10 +79,8 @@ def undo(chat: Chat, turns: int | None) -> None:
     removed = session.undo(wanted)
     chat.save(entry)
     said = [m.content for m in removed if m.role == "user"]
-    chat.view.say(
-        f"took back {quoted(said[0]) if len(said) == 1 else count(wanted, 'turn')}"
-        f"; {count(session.turns, 'turn')} left"
-    )
+    what = quoted(said[0]) if len(said) == 1 else count(wanted, "turn")
+    chat.view.say(f"took back {what}; {count(session.turns, 'turn')} left")
 
 
 def goto(chat: Chat, turn: int) -> None:

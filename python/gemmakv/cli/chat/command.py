@@ -1,4 +1,4 @@
-"""`gemmakv chat`: options of the command line, and what is opened with them."""
+"""`gemmakv chat`: options of the command line, and what they open."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
     """Sends `text` to the current session and shows what it answers.
 
     With `stoppable`, Ctrl-C ends the reply and what is shown of it stays in
-    the session; else it raises KeyboardInterrupt.
+    the session (if that is nothing, so does not the message either); else it
+    raises KeyboardInterrupt.
     """
     entry = chat.book.current
     session = chat.session(entry)
@@ -42,6 +43,9 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
         chat.view.drop_reply()
         raise
     chat.view.end_reply(entry.name, generation)
+    if generation.finish_reason == "cancelled" and not generation.text:
+        session.undo()
+        chat.view.say("nothing was said, so the message is taken back")
     chat.save(entry)
 
 

@@ -162,7 +162,7 @@ class Terminal:
             else:
                 self._leaving = True
 
-        @keys.add("<any>", filter=Condition(lambda: self._leaving), eager=False)
+        @keys.add("<any>", filter=Condition(lambda: self._leaving))
         def stay(event: KeyPressEvent) -> None:
             self._leaving = False
             event.current_buffer.insert_text(event.data)

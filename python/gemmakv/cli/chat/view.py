@@ -69,7 +69,8 @@ class TerminalView:
                 lines = [*lines[:_SHOWN_LINES], "…"]
             text = "\n".join(lines)
             if role == "user":
-                self._console.print(Text("> " + text.replace("\n", "\n  "), style="dim cyan"))
+                indented = text.replace("\n", "\n  ")
+                self._console.print(Text(f"> {indented}", style="dim cyan"))
             else:
                 self._console.print(Text(text, style="dim"))
 
