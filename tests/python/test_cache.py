@@ -362,7 +362,10 @@ def test_checkpoint_while_a_replay_is_due(tiny: Gemma, cache: KVCache) -> None:
 @pytest.mark.parametrize("value", [-1, 1.5, "1", 1 << 70])
 def test_bad_checkpoint_bytes(tiny: Gemma, value: object) -> None:
     with pytest.raises(ValueError, match="checkpoint_bytes"):
-        create_kv_cache(tiny.config, checkpoint_bytes=value)  # type: ignore[arg-type]
+        create_kv_cache(
+            tiny.config,
+            checkpoint_bytes=value,  # type: ignore[arg-type]
+        )
 
 
 def test_snapshot_with_checkpoints(tiny: Gemma, tmp_path: Path) -> None:
