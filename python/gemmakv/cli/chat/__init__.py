@@ -10,7 +10,7 @@
     book.py       names and ancestry           records.py     a record as JSON
     store.py      conversations on disk        saver.py       writes meanwhile
     restore.py    a live session of a record   view.py        how things look
-    table.py      counts, texts and columns    wrap.py        lines break at words
+    table.py      counts, texts, columns       wrap.py        breaks lines
 
 Importing this package imports none of it.
 """
