@@ -43,7 +43,7 @@ def signature(name: str, thing: Any) -> str:
     except (TypeError, ValueError):
         return name
     # Annotations are text; quotes and module names only make them longer.
-    found = re.sub(r"'([^']*)'", r"\1", found) if "->" in found else found
+    found = re.sub(r"(?<=: |> )'([^']*)'", r"\1", found)
     return name + re.sub(r"\b(gemmakv\.[a-z_]+|typing|npt|_core)\.", "", found)
 
 
@@ -75,8 +75,12 @@ def entry(name: str) -> str:
             + block(docstring(thing))
         )
     text = f"\n## {name}\n"
-    has_init = "__init__" in vars(thing) and docstring(thing.__init__)
-    if has_init and not issubclass(thing, Exception):
+    # Without a docstring, making one is not for users.
+    init = vars(thing).get("__init__")
+    has_init = init is not None and bool(init.__doc__) and (
+        init.__doc__ != object.__init__.__doc__
+    )
+    if has_init or "\nArgs:" in docstring(thing):
         text += f"\n`{signature(name, thing)}`\n"
     text += block(docstring(thing))
     if issubclass(thing, enum.Enum):
@@ -84,8 +88,8 @@ def entry(name: str) -> str:
         return text + f"\n{values}\n"
     if issubclass(thing, Exception):
         return text
-    if has_init and docstring(thing.__init__) != docstring(object.__init__):
-        text += block(docstring(thing.__init__))
+    if has_init:
+        text += block(docstring(init))
     for line, words in members(thing):
         text += f"\n### `{line}`\n" + block(words)
     return text
