@@ -10,21 +10,6 @@
 namespace gkv {
 namespace {
 
-// Sums over the vocabulary are taken in partitions of this many tokens, in
-// double and in order of id: part of the definition of a draw.
-constexpr size_t kPartition = 1024;
-
-std::vector<double> PartitionSums(std::span<const float> values) {
-  std::vector<double> sums;
-  for (size_t begin = 0; begin < values.size(); begin += kPartition) {
-    const size_t end = std::min(values.size(), begin + kPartition);
-    double sum = 0;
-    for (size_t i = begin; i < end; ++i) sum += values[i];
-    sums.push_back(sum);
-  }
-  return sums;
-}
-
 double Total(const std::vector<double>& sums) {
   double total = 0;
   for (const double sum : sums) total += sum;
@@ -126,18 +111,16 @@ std::vector<Sampler::Candidate> Sampler::TopCandidates(
                            ? std::min(options_.top_k, logits.size())
                            : logits.size();
   double total = 0;  // mass of the first `limit` candidates
-  std::vector<float> all;
-  if (options_.top_p < 1 && limit == logits.size()) {
-    all.resize(logits.size());
+  const bool of_all = options_.top_p < 1 && limit == logits.size();
+  if (of_all) {
     const ScoredToken best = ArgMax(logits.data(), logits.size());
     if (best.id < 0) return {};
-    ExpShifted(logits.data(), best.logit, inverse_temperature, logits.size(),
-               all.data());
-    total = Total(PartitionSums(all));
+    total = Total(ExpSums(logits.data(), best.logit, inverse_temperature,
+                          logits.size()));
   }
   // Few candidates usually carry the mass that top_p asks for: take more only
   // when they do not.
-  for (size_t k = std::min<size_t>(limit, 128);; k = std::min(limit, k * 16)) {
+  for (size_t k = std::min<size_t>(limit, 128);; k = std::min(limit, k * 4)) {
     const std::vector<ScoredToken> top = TopK(logits.data(), logits.size(), k);
     if (top.empty()) return {};
     std::vector<float> shifted(top.size()), weights(top.size());
@@ -145,7 +128,7 @@ std::vector<Sampler::Candidate> Sampler::TopCandidates(
     ExpShifted(shifted.data(), top[0].logit, inverse_temperature,
                shifted.size(), weights.data());
     const bool complete = k == limit || top.size() < k;
-    if (all.empty()) {
+    if (!of_all) {
       total = 0;
       for (const float weight : weights) total += weight;
     }
@@ -159,7 +142,7 @@ std::vector<Sampler::Candidate> Sampler::TopCandidates(
       kept.push_back({top[i].id, weights[i]});
       mass += weights[i];
     }
-    const bool mass_known = !all.empty() || options_.top_p >= 1 || complete;
+    const bool mass_known = of_all || options_.top_p >= 1 || complete;
     if (complete || (cut && mass_known)) return kept;
   }
 }
@@ -167,11 +150,9 @@ std::vector<Sampler::Candidate> Sampler::TopCandidates(
 int32_t Sampler::DrawFromAll(std::span<const float> logits, double uniform) {
   const ScoredToken best = ArgMax(logits.data(), logits.size());
   if (best.id < 0) return -1;
-  probabilities_.resize(logits.size());
-  ExpShifted(logits.data(), best.logit,
-             InverseTemperature(options_.temperature), logits.size(),
-             probabilities_.data());
-  const std::vector<double> sums = PartitionSums(probabilities_);
+  const float inverse_temperature = InverseTemperature(options_.temperature);
+  const std::vector<double> sums = ExpSums(
+      logits.data(), best.logit, inverse_temperature, logits.size());
   double left = uniform * Total(sums);
   size_t partition = 0;
   while (partition + 1 < sums.size() && left >= sums[partition]) {
@@ -180,12 +161,15 @@ int32_t Sampler::DrawFromAll(std::span<const float> logits, double uniform) {
   // Rounding may leave a remainder past the last token of the partition: the
   // last one with any probability takes it.
   int32_t last = best.id;
-  const size_t begin = partition * kPartition;
-  const size_t end = std::min(logits.size(), begin + kPartition);
-  for (size_t i = begin; i < end; ++i) {
-    if (probabilities_[i] <= 0) continue;
-    last = static_cast<int32_t>(i);
-    left -= probabilities_[i];
+  const size_t begin = partition * kExpSumPartition;
+  const size_t count = std::min(kExpSumPartition, logits.size() - begin);
+  float probabilities[kExpSumPartition];
+  ExpShifted(logits.data() + begin, best.logit, inverse_temperature, count,
+             probabilities);
+  for (size_t i = 0; i < count; ++i) {
+    if (probabilities[i] <= 0) continue;
+    last = static_cast<int32_t>(begin + i);
+    left -= probabilities[i];
     if (left < 0) break;
   }
   return last;

@@ -44,7 +44,6 @@ class Sampler {
   uint64_t seed_;
   std::unordered_map<int32_t, uint32_t> generated_;  // occurrences
   std::unordered_map<int32_t, uint32_t> transcript_;
-  std::vector<float> probabilities_;  // [vocab_size] while drawing from all
 };
 
 }  // namespace gkv

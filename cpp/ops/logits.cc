@@ -1,6 +1,8 @@
 #include "ops/logits.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
@@ -46,6 +48,20 @@ float MaxImpl(const float* logits, size_t size) {
     if (logits[i] > result) result = logits[i];
   }
   return result;
+}
+
+// The maximum of each of `groups` groups of `group` values, -inf if none is
+// above it. Requires: group % 16 == 0.
+void GroupMaxImpl(const float* logits, size_t group, size_t groups,
+                  float* maxima) {
+  const F32x16Tag d;
+  for (size_t g = 0; g < groups; ++g, logits += group) {
+    F32Vector max = MinusInfinity();
+    for (size_t i = 0; i < group; i += kVectorLanes) {
+      max = hn::Max(max, Ranked(hn::LoadU(d, logits + i)));
+    }
+    maxima[g] = hn::ReduceMax(d, max);
+  }
 }
 
 // Index of the first value equal to `wanted`, or `size`.
@@ -99,27 +115,43 @@ void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
   });
 }
 
+// sum(exp(factor * (logits - max))) of up to some thousand values.
+HWY_INLINE double ExpSum(const float* logits, size_t count, F32Vector max,
+                         F32Vector factor) {
+  const size_t whole = count / 16 * 16;
+  const auto term = [&](F32Vector v, F32Vector acc) HWY_ATTR {
+    return hn::Add(acc, ShiftedExp(v, max, factor));
+  };
+  double sum = static_cast<double>(Sum16(logits, whole, term));
+  if (whole == count) return sum;
+  // Missing values are -inf, not zero.
+  HWY_ALIGN float tail[16];
+  for (size_t i = 0; i < 16; ++i) {
+    tail[i] = whole + i < count ? logits[whole + i]
+                                : -std::numeric_limits<float>::infinity();
+  }
+  return sum + static_cast<double>(Sum16(tail, 16, term));
+}
+
+void ExpSumsImpl(const float* logits, float max, float factor, size_t size,
+                 double* sums) {
+  const F32x16Tag d;
+  const auto m = hn::Set(d, max);
+  const auto f = hn::Set(d, factor);
+  for (size_t begin = 0; begin < size; begin += kExpSumPartition) {
+    *sums++ = ExpSum(logits + begin, HWY_MIN(kExpSumPartition, size - begin),
+                     m, f);
+  }
+}
+
 float LogSumExpImpl(const float* logits, size_t size, float max) {
   const F32x16Tag d;
   const auto m = hn::Set(d, max);
   const auto one = hn::Set(d, 1.0f);
   double total = 0;
-  HWY_ALIGN float tail[16];
   for (size_t begin = 0; begin < size; begin += kSumPartition) {
-    const size_t count = HWY_MIN(kSumPartition, size - begin);
-    const size_t whole = count / 16 * 16;
-    const auto term = [&](F32Vector v, F32Vector acc) HWY_ATTR {
-      return hn::Add(acc, ShiftedExp(v, m, one));
-    };
-    total += static_cast<double>(Sum16(logits + begin, whole, term));
-    // Missing values are -inf, not zero.
-    if (whole < count) {
-      for (size_t i = 0; i < 16; ++i) {
-        tail[i] = whole + i < count ? logits[begin + whole + i]
-                                    : -std::numeric_limits<float>::infinity();
-      }
-      total += static_cast<double>(Sum16(tail, 16, term));
-    }
+    total += ExpSum(logits + begin, HWY_MIN(kSumPartition, size - begin), m,
+                    one);
   }
   const hn::CappedTag<double, 1> d1;
   const double log = hn::GetLane(hn::Log(d1, hn::Set(d1, total)));
@@ -135,6 +167,10 @@ HWY_AFTER_NAMESPACE();
 namespace gkv {
 namespace {
 
+// Sizes of the groups whose maxima TopK takes.
+constexpr size_t kMinGroup = 16;
+constexpr size_t kMaxGroup = 1024;
+
 // Whether a comes before b in the result of TopK.
 bool Before(const ScoredToken& a, const ScoredToken& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -143,10 +179,12 @@ bool Before(const ScoredToken& a, const ScoredToken& b) {
 }  // namespace
 
 HWY_EXPORT(MaxImpl);
+HWY_EXPORT(GroupMaxImpl);
 HWY_EXPORT(FindImpl);
 HWY_EXPORT(FindAboveImpl);
 HWY_EXPORT(ExpShiftedImpl);
 HWY_EXPORT(LogSumExpImpl);
+HWY_EXPORT(ExpSumsImpl);
 
 ScoredToken ArgMax(const float* logits, size_t size) {
   const float max = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits, size);
@@ -162,31 +200,48 @@ float LogSumExp(const float* logits, size_t size) {
   return HWY_DYNAMIC_DISPATCH(LogSumExpImpl)(logits, size, max);
 }
 
-// A heap of the best so far, the worst on top; the row is scanned for values
-// above it. Ids ascend, so an equal value never displaces an earlier one.
+// k groups of values have a maximum of at least the k-th largest maximum, so no
+// smaller value can be among the k largest: one look at the row leaves little
+// more than k values to sort.
 std::vector<ScoredToken> TopK(const float* logits, size_t size, size_t k) {
-  std::vector<ScoredToken> heap;
   k = std::min(k, size);
-  if (k == 0) return heap;
-  heap.reserve(k);
+  if (k == 0) return {};
+  size_t group = kMaxGroup;
+  while (group > kMinGroup && size / group < 2 * k) group /= 2;
+  const size_t groups = size / group;  // what is left over has no maximum
   float threshold = -std::numeric_limits<float>::infinity();
-  size_t i = 0;
-  while (true) {
-    i = HWY_DYNAMIC_DISPATCH(FindAboveImpl)(logits, i, size, threshold);
-    if (i == size) break;
-    const ScoredToken token{static_cast<int32_t>(i), logits[i]};
-    ++i;
-    if (heap.size() == k) {
-      std::pop_heap(heap.begin(), heap.end(), Before);
-      heap.back() = token;
-    } else {
-      heap.push_back(token);
-    }
-    std::push_heap(heap.begin(), heap.end(), Before);
-    if (heap.size() == k) threshold = heap.front().logit;
+  if (groups >= k) {
+    std::vector<float> maxima(groups);
+    HWY_DYNAMIC_DISPATCH(GroupMaxImpl)(logits, group, groups, maxima.data());
+    std::nth_element(maxima.begin(),
+                     maxima.begin() + static_cast<std::ptrdiff_t>(k - 1),
+                     maxima.end(), std::greater<>());
+    // Values equal to it count too.
+    threshold = std::nextafter(maxima[k - 1],
+                               -std::numeric_limits<float>::infinity());
   }
-  std::sort_heap(heap.begin(), heap.end(), Before);
-  return heap;
+  std::vector<ScoredToken> found;
+  for (size_t i = 0; (i = HWY_DYNAMIC_DISPATCH(FindAboveImpl)(
+                          logits, i, size, threshold)) < size;
+       ++i) {
+    found.push_back({static_cast<int32_t>(i), logits[i]});
+  }
+  if (found.size() > k) {
+    std::nth_element(found.begin(),
+                     found.begin() + static_cast<std::ptrdiff_t>(k),
+                     found.end(), Before);
+    found.resize(k);
+  }
+  std::sort(found.begin(), found.end(), Before);
+  return found;
+}
+
+std::vector<double> ExpSums(const float* logits, float max,
+                            float inverse_temperature, size_t size) {
+  std::vector<double> sums((size + kExpSumPartition - 1) / kExpSumPartition);
+  HWY_DYNAMIC_DISPATCH(ExpSumsImpl)
+  (logits, max, inverse_temperature, size, sums.data());
+  return sums;
 }
 
 void ExpShifted(const float* logits, float max, float inverse_temperature,

@@ -32,6 +32,12 @@ std::vector<ScoredToken> TopK(const float* logits, size_t size, size_t k);
 void ExpShifted(const float* logits, float max, float inverse_temperature,
                 size_t size, float* out);
 
+// What the values of ExpShifted sum up to in each partition of so many tokens,
+// [ceil(size / kExpSumPartition)], without storing them. Same requirement.
+inline constexpr size_t kExpSumPartition = 1024;
+std::vector<double> ExpSums(const float* logits, float max,
+                            float inverse_temperature, size_t size);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_OPS_LOGITS_H_

@@ -217,6 +217,30 @@ TEST_F(LogitsTest, ExpShiftedMatchesOracle) {
   }
 }
 
+TEST_F(LogitsTest, ExpSumsAreSumsOfExpShifted) {
+  for (const size_t size : {1u, 15u, 16u, 1023u, 1024u, 1025u, 5000u}) {
+    std::vector<float> x = Normal(size, 77);
+    if (size > 20) {
+      x[3] = -kInfinity;
+      x[7] = kNan;
+    }
+    const float max = ArgMax(x.data(), size).logit;
+    std::vector<float> terms(size);
+    OnEveryTarget([&] {
+      ExpShifted(x.data(), max, 0.7f, size, terms.data());
+      const std::vector<double> sums = ExpSums(x.data(), max, 0.7f, size);
+      ASSERT_EQ(sums.size(), (size + 1023) / 1024);
+      for (size_t p = 0; p < sums.size(); ++p) {
+        double expected = 0;
+        for (size_t i = p * 1024; i < std::min(size, (p + 1) * 1024); ++i) {
+          expected += terms[i];
+        }
+        EXPECT_NEAR(sums[p], expected, 1e-6 * expected) << size << " " << p;
+      }
+    });
+  }
+}
+
 TEST_F(LogitsTest, ExpShiftedAtTheEdges) {
   const std::vector<float> x = {1.0f, kNan, -kInfinity, -3e38f, 0.5f};
   const std::vector<float> infinite = {kInfinity, 1.0f, kInfinity, kNan};
