@@ -13,7 +13,7 @@ import pyte
 
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
-WAIT_S = 60  # far above what anything needs
+WAIT_S = 120  # far above what anything needs
 
 
 class Screen:

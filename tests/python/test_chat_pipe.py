@@ -151,14 +151,14 @@ def test_a_file_of_other_weights_keeps_its_text(
 
 
 def test_full_context(run: Run) -> None:
-    result = run(b"one\n" * 9, "--capacity-tokens", "300")
+    result = run(b"one\n" * 30, "--capacity-tokens", "300")
     assert result.returncode == 1
     assert b"/set overflow drop_oldest_turns" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-    result = run(b"one\n" * 9, "--capacity-tokens", "300",
+    result = run(b"one\n" * 30, "--capacity-tokens", "300",
                  "--overflow", "drop_oldest_turns")
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == 9
+    assert len(result.stdout.splitlines()) == 30
 
 
 @pytest.mark.parametrize("suffix", [".json", ".session", ""])
@@ -229,8 +229,8 @@ def test_no_model(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert b"pip install gemmakv[demo]" in result.stderr
-    assert b"--model FILE.gguf" in result.stderr
+    assert b"pip install \"gemmakv[demo]\"" in result.stderr
+    assert b"no --model given" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

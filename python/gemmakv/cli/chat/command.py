@@ -157,7 +157,7 @@ def _load(model: str | None, threads: int | None) -> gemmakv.Gemma:
         if model is not None:
             raise
         raise gemmakv.GemmaKVError(
-            f"no --model FILE.gguf given, and {error}"
+            f"no --model given, and {error}"
         ) from None
 
 
