@@ -1,5 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "model/config.h"
@@ -9,17 +14,24 @@ namespace {
 
 constexpr size_t kDefaultBlockTokens = 64;
 
+constexpr std::pair<const char*, LayerKind> kKindNames[] = {
+    {"full", LayerKind::kFull},
+    {"sliding", LayerKind::kSliding},
+    {"recurrent", LayerKind::kRecurrent},
+};
+
 std::vector<LayerKind> KindsFromNames(const std::vector<std::string>& names) {
   std::vector<LayerKind> kinds;
   for (const std::string& name : names) {
-    if (name == "full") {
-      kinds.push_back(LayerKind::kFull);
-    } else if (name == "sliding") {
-      kinds.push_back(LayerKind::kSliding);
-    } else {
+    const auto* found =
+        std::find_if(std::begin(kKindNames), std::end(kKindNames),
+                     [&](const auto& entry) { return entry.first == name; });
+    if (found == std::end(kKindNames)) {
       throw InvalidArgument(StrCat("layer_kinds holds '", name,
-                                   "', expected 'full' or 'sliding'"));
+                                   "', expected 'full', 'sliding' or "
+                                   "'recurrent'"));
     }
+    kinds.push_back(found->second);
   }
   return kinds;
 }
@@ -27,22 +39,22 @@ std::vector<LayerKind> KindsFromNames(const std::vector<std::string>& names) {
 std::vector<std::string> NamesOf(const std::vector<LayerKind>& kinds) {
   std::vector<std::string> names;
   for (const LayerKind kind : kinds) {
-    names.push_back(kind == LayerKind::kFull ? "full" : "sliding");
+    names.push_back(kKindNames[static_cast<size_t>(kind)].first);
   }
   return names;
 }
 
-ModelConfig MakeConfig(std::string name, std::string architecture,
-                       size_t hidden_size, size_t num_layers, size_t num_heads,
-                       size_t kv_heads, size_t head_dim, size_t ffn_dim,
-                       size_t vocab_size, size_t context_length,
-                       size_t sliding_window,
-                       const std::vector<std::string>& layer_kinds,
-                       float rms_epsilon, double query_scale,
-                       float attn_soft_cap, float final_soft_cap,
-                       double rope_base_full, double rope_base_sliding,
-                       double rope_factor_full, bool qk_norm, bool post_norms,
-                       std::vector<int32_t> eos_ids, int32_t bos_id) {
+ModelConfig MakeConfig(
+    std::string name, std::string architecture, size_t hidden_size,
+    size_t num_layers, size_t num_heads, size_t kv_heads, size_t head_dim,
+    size_t ffn_dim, size_t vocab_size, size_t context_length,
+    size_t sliding_window, const std::vector<std::string>& layer_kinds,
+    float rms_epsilon, double query_scale, float attn_soft_cap,
+    float final_soft_cap, double rope_base_full, double rope_base_sliding,
+    double rope_factor_full, bool qk_norm, bool post_norms,
+    std::vector<int32_t> eos_ids, int32_t bos_id,
+    std::optional<float> embedding_scale, std::optional<size_t> rope_dim,
+    bool biases, size_t lru_width, size_t lru_blocks, size_t conv_width) {
   ModelConfig config;
   config.name = std::move(name);
   config.architecture = std::move(architecture);
@@ -67,6 +79,13 @@ ModelConfig MakeConfig(std::string name, std::string architecture,
   config.post_norms = post_norms;
   config.eos_ids = std::move(eos_ids);
   config.bos_id = bos_id;
+  config.embedding_scale =
+      embedding_scale.value_or(DefaultEmbeddingScale(hidden_size));
+  config.rope_dim = rope_dim.value_or(head_dim);
+  config.biases = biases;
+  config.lru_width = lru_width;
+  config.lru_blocks = lru_blocks;
+  config.conv_width = conv_width;
   config.Validate();
   if (!config.name.empty() &&
       !config.SameShape(ConfigOf(ModelTypeFromName(config.name)))) {
@@ -88,11 +107,15 @@ void RegisterConfig(py::module_& module) {
            py::arg("context_length"), py::arg("sliding_window") = 0,
            py::arg("layer_kinds"), py::arg("rms_epsilon") = 1e-6f,
            py::arg("query_scale"), py::arg("attn_soft_cap") = 0.0f,
-           py::arg("final_soft_cap") = 0.0f, py::arg("rope_base_full"),
+           py::arg("final_soft_cap") = 0.0f,
+           py::arg("rope_base_full") = 10000.0,
            py::arg("rope_base_sliding") = 10000.0,
            py::arg("rope_factor_full") = 1.0, py::arg("qk_norm"),
            py::arg("post_norms"), py::arg("eos_ids") = std::vector<int32_t>{1},
-           py::arg("bos_id") = 2)
+           py::arg("bos_id") = 2, py::arg("embedding_scale") = py::none(),
+           py::arg("rope_dim") = py::none(), py::arg("biases") = false,
+           py::arg("lru_width") = 0, py::arg("lru_blocks") = 0,
+           py::arg("conv_width") = 0)
       .def_static(
           "from_name",
           [](const std::string& name) {
@@ -130,6 +153,12 @@ void RegisterConfig(py::module_& module) {
       .def_readonly("post_norms", &ModelConfig::post_norms)
       .def_readonly("eos_ids", &ModelConfig::eos_ids)
       .def_readonly("bos_id", &ModelConfig::bos_id)
+      .def_readonly("embedding_scale", &ModelConfig::embedding_scale)
+      .def_readonly("rope_dim", &ModelConfig::rope_dim)
+      .def_readonly("biases", &ModelConfig::biases)
+      .def_readonly("lru_width", &ModelConfig::lru_width)
+      .def_readonly("lru_blocks", &ModelConfig::lru_blocks)
+      .def_readonly("conv_width", &ModelConfig::conv_width)
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& dtype) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "base/error.h"
 
@@ -25,127 +26,37 @@ void CheckFinite(const char* name, double value, double low) {
   }
 }
 
-// Reads a family's metadata keys, which all start with the architecture.
-class MetadataReader {
- public:
-  MetadataReader(const GgufFile& file, std::string prefix)
-      : file_(file), prefix_(std::move(prefix)) {}
-
-  size_t Size(const char* key) const {
-    const std::optional<uint64_t> value = file_.GetUint(prefix_ + key);
-    if (!value) Missing(key);
-    return Checked(key, *value);
+void CheckRecurrent(const ModelConfig& config, bool has_layers) {
+  constexpr size_t kMaxConvWidth = 65;
+  CheckRange("lru_width", config.lru_width, has_layers,
+             has_layers ? kMaxSize : 0);
+  CheckRange("lru_blocks", config.lru_blocks, has_layers,
+             has_layers ? config.lru_width : 0);
+  CheckRange("conv_width", config.conv_width, has_layers,
+             has_layers ? kMaxConvWidth : 0);
+  if (!has_layers) return;
+  // Weights of a block are whole groups of rows.
+  constexpr size_t kBlockStep = 16;
+  if (config.lru_width % (config.lru_blocks * kBlockStep) != 0) {
+    throw InvalidArgument(
+        StrCat("model config: lru_width is ", config.lru_width, ", expected ",
+               config.lru_blocks, " blocks of a multiple of ", kBlockStep));
   }
-  size_t Size(const char* key, size_t fallback) const {
-    const std::optional<uint64_t> value = file_.GetUint(prefix_ + key);
-    return value ? Checked(key, *value) : fallback;
-  }
-  double Float(const char* key, double fallback) const {
-    return file_.GetFloat(prefix_ + key).value_or(fallback);
-  }
-
- private:
-  size_t Checked(const char* key, uint64_t value) const {
-    if (value > kMaxSize) {
-      throw CorruptFile(StrCat(file_.path(), ": metadata ", prefix_, key,
-                               " is ", value, ", expected at most ", kMaxSize));
-    }
-    return static_cast<size_t>(value);
-  }
-  [[noreturn]] void Missing(const char* key) const {
-    throw CorruptFile(
-        StrCat(file_.path(), ": metadata ", prefix_, key, " is missing"));
-  }
-
-  const GgufFile& file_;
-  std::string prefix_;
-};
-
-size_t VocabSize(const GgufFile& file) {
-  for (const GgufFile::TensorInfo& tensor : file.tensors()) {
-    if (tensor.name == "token_embd.weight" && tensor.shape.size() == 2 &&
-        tensor.shape[1] <= kMaxSize) {
-      return static_cast<size_t>(tensor.shape[1]);
-    }
-  }
-  throw CorruptFile(StrCat(file.path(),
-                           ": tensor token_embd.weight is missing, not a "
-                           "matrix, or has too many rows"));
-}
-
-ModelConfig Gemma3FromGguf(const GgufFile& file) {
-  const MetadataReader read(file, "gemma3.");
-  ModelConfig config;
-  config.architecture = "gemma3";
-  config.hidden_size = read.Size("embedding_length");
-  config.num_layers = read.Size("block_count");
-  config.num_heads = read.Size("attention.head_count");
-  config.kv_heads = read.Size("attention.head_count_kv", config.num_heads);
-  config.head_dim = read.Size("attention.key_length", 256);
-  const size_t value_dim = read.Size("attention.value_length", config.head_dim);
-  if (value_dim != config.head_dim) {
-    throw CorruptFile(StrCat(file.path(), ": value_length is ", value_dim,
-                             ", expected key_length ", config.head_dim));
-  }
-  config.ffn_dim = read.Size("feed_forward_length");
-  config.vocab_size = VocabSize(file);
-  config.context_length = read.Size("context_length");
-  config.sliding_window = read.Size("attention.sliding_window");
-  config.rms_epsilon =
-      static_cast<float>(read.Float("attention.layer_norm_rms_epsilon", 1e-6));
-  // The 27B model divides by hidden_size / num_heads instead of head_dim;
-  // files do not say so.
-  const bool by_hidden = config.num_layers == 62;
-  config.query_scale =
-      1.0 / std::sqrt(by_hidden ? static_cast<double>(config.hidden_size) /
-                                      static_cast<double>(config.num_heads)
-                                : static_cast<double>(config.head_dim));
-  config.final_soft_cap =
-      static_cast<float>(read.Float("final_logit_softcapping", 0));
-  config.attn_soft_cap =
-      static_cast<float>(read.Float("attn_logit_softcapping", 0));
-  config.rope_base_full = read.Float("rope.freq_base", 1e6);
-  config.rope_base_sliding = read.Float("rope.freq_base_swa", 1e4);
-  config.rope_factor_full = read.Float("rope.scaling.factor", 1);
-  config.qk_norm = true;
-  config.post_norms = true;
-  const size_t period = read.Size("attention.sliding_window_pattern", 6);
-  if (period == 0) {
-    throw CorruptFile(
-        StrCat(file.path(), ": sliding_window_pattern is 0, expected >= 1"));
-  }
-  if (config.num_layers > 4096) {
-    throw CorruptFile(StrCat(file.path(), ": block_count is ",
-                             config.num_layers, ", expected at most 4096"));
-  }
-  config.layer_kinds = PeriodicLayerKinds(config.num_layers, period);
-  return config;
-}
-
-void ReadTokenIds(const GgufFile& file, ModelConfig& config) {
-  const auto id = [&](const char* key, int32_t fallback) {
-    const std::optional<uint64_t> value = file.GetUint(key);
-    if (!value) return fallback;
-    if (*value >= config.vocab_size) {
-      throw CorruptFile(StrCat(file.path(), ": metadata ", key, " is ", *value,
-                               ", expected a token id below ",
-                               config.vocab_size));
-    }
-    return static_cast<int32_t>(*value);
-  };
-  config.bos_id = id("tokenizer.ggml.bos_token_id", 2);
-  const int32_t eos = id("tokenizer.ggml.eos_token_id", 1);
-  // <end_of_turn> ends a reply of the instruction-tuned models and is never
-  // part of the text of the pretrained ones.
-  const int32_t eot = id("tokenizer.ggml.eot_token_id", 106);
-  config.eos_ids = {eos};
-  if (eot != eos && static_cast<size_t>(eot) < config.vocab_size) {
-    config.eos_ids.push_back(eot);
-  }
-  std::sort(config.eos_ids.begin(), config.eos_ids.end());
 }
 
 }  // namespace
+
+float DefaultEmbeddingScale(size_t hidden_size) {
+  return static_cast<float>(std::sqrt(static_cast<double>(hidden_size)));
+}
+
+std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period) {
+  std::vector<LayerKind> kinds(num_layers);
+  for (size_t i = 0; i < num_layers; ++i) {
+    kinds[i] = i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
+  }
+  return kinds;
+}
 
 void ModelConfig::Validate() const {
   CheckRange("hidden_size", hidden_size, 1, kMaxSize);
@@ -165,6 +76,11 @@ void ModelConfig::Validate() const {
     throw InvalidArgument(StrCat("model config: head_dim is ", head_dim,
                                  ", expected a multiple of 32"));
   }
+  CheckRange("rope_dim", rope_dim, 2, head_dim);
+  if (rope_dim % 2 != 0) {
+    throw InvalidArgument(StrCat("model config: rope_dim is ", rope_dim,
+                                 ", expected an even number"));
+  }
   if (num_heads / kv_heads > 16) {
     throw InvalidArgument(StrCat("model config: ", num_heads / kv_heads,
                                  " query heads share a kv head, expected at "
@@ -175,14 +91,21 @@ void ModelConfig::Validate() const {
                                  layer_kinds.size(), " entries, expected ",
                                  num_layers));
   }
-  const bool slides = std::find(layer_kinds.begin(), layer_kinds.end(),
-                                LayerKind::kSliding) != layer_kinds.end();
+  const auto has = [&](LayerKind kind) {
+    return std::find(layer_kinds.begin(), layer_kinds.end(), kind) !=
+           layer_kinds.end();
+  };
+  const bool slides = has(LayerKind::kSliding);
   if (slides) CheckRange("sliding_window", sliding_window, 1, kMaxSize);
+  CheckRecurrent(*this, has(LayerKind::kRecurrent));
   CheckFinite("rms_epsilon", rms_epsilon, 0);
+  CheckFinite("embedding_scale", embedding_scale, 0);
   CheckFinite("query_scale", query_scale, 0);
   CheckFinite("attn_soft_cap", attn_soft_cap, 0);
   CheckFinite("final_soft_cap", final_soft_cap, 0);
-  CheckFinite("rope_base_full", rope_base_full, 1.001);
+  if (has(LayerKind::kFull)) {
+    CheckFinite("rope_base_full", rope_base_full, 1.001);
+  }
   if (slides) CheckFinite("rope_base_sliding", rope_base_sliding, 1.001);
   CheckFinite("rope_factor_full", rope_factor_full, 1);
   for (const int32_t id : eos_ids) {
@@ -197,8 +120,16 @@ std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(
     KvDtype dtype, size_t block_tokens) const {
   std::vector<KvLayerSpec> specs;
   for (const LayerKind kind : layer_kinds) {
-    specs.push_back({kind, kv_heads, head_dim,
-                     kind == LayerKind::kSliding ? sliding_window : 0});
+    KvLayerSpec spec{.kind = kind};
+    if (kind == LayerKind::kRecurrent) {
+      spec.lru_width = lru_width;
+      spec.conv_tail = conv_width - 1;
+    } else {
+      spec.kv_heads = kv_heads;
+      spec.head_dim = head_dim;
+      spec.window = kind == LayerKind::kSliding ? sliding_window : 0;
+    }
+    specs.push_back(spec);
   }
   return std::make_shared<KvLayout>(std::move(specs), dtype, block_tokens);
 }
@@ -221,35 +152,29 @@ Hash128 ModelConfig::Hash() const {
         static_cast<double>(qk_norm), static_cast<double>(post_norms)}) {
     hasher.UpdateValue(value);
   }
+  // What not every model has counts where it is there: it cannot be taken for
+  // anything else, since its place in the sequence is marked.
+  const auto add = [&](uint32_t mark, std::initializer_list<double> values) {
+    hasher.UpdateValue(mark);
+    for (const double value : values) hasher.UpdateValue(value);
+  };
+  const auto number = [](size_t value) { return static_cast<double>(value); };
+  if (embedding_scale != DefaultEmbeddingScale(hidden_size)) {
+    add(1, {static_cast<double>(embedding_scale)});
+  }
+  if (rope_dim != head_dim) add(2, {number(rope_dim)});
+  if (biases) add(3, {});
+  if (lru_width != 0) {
+    add(4, {number(lru_width), number(lru_blocks), number(conv_width)});
+  }
   return hasher.Finish();
 }
 
 bool ModelConfig::SameShape(const ModelConfig& other) const {
-  return Hash() == other.Hash() && context_length == other.context_length;
-}
-
-ModelConfig ConfigFromGguf(const GgufFile& file) {
-  const std::optional<std::string_view> architecture =
-      file.GetString("general.architecture");
-  if (!architecture) {
-    throw CorruptFile(
-        StrCat(file.path(), ": metadata general.architecture is missing"));
-  }
-  if (*architecture != "gemma3") {
-    throw Mismatch(StrCat(file.path(), ": the architecture is '", *architecture,
-                          "', expected 'gemma3'"));
-  }
-  ModelConfig config = Gemma3FromGguf(file);
-  ReadTokenIds(file, config);
-  try {
-    config.Validate();
-  } catch (const InvalidArgument& error) {
-    throw CorruptFile(StrCat(file.path(), ": ", error.what()));
-  }
-  for (const ModelConfig& named : NamedConfigs()) {
-    if (config.SameShape(named)) config.name = named.name;
-  }
-  return config;
+  ModelConfig padded = *this;
+  padded.vocab_size = other.vocab_size;
+  return padded.Hash() == other.Hash() &&
+         context_length == other.context_length;
 }
 
 }  // namespace gkv

@@ -19,18 +19,25 @@ namespace gkv {
 // Models whose shape is known by name, so that a cache can be made without
 // any file.
 enum class ModelType {
+  kGemma_2B,
+  kGemma_7B,
+  kGemma2_2B,
+  kGemma2_9B,
+  kGemma2_27B,
   kGemma3_270M,
   kGemma3_1B,
   kGemma3_4B,
   kGemma3_12B,
   kGemma3_27B,
+  kRecurrentGemma_2B,
+  kRecurrentGemma_9B,
 };
 
 // Everything that the forward pass needs to know besides the weights. What
 // differs between model families is data here, not branches elsewhere.
 struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
-  std::string architecture;  // as GGUF names it: "gemma3"
+  std::string architecture;  // "gemma", "gemma2", "gemma3", "recurrentgemma"
   size_t hidden_size = 0;
   size_t num_layers = 0;
   size_t num_heads = 0;
@@ -42,14 +49,22 @@ struct ModelConfig {
   size_t sliding_window = 0;           // 0 if no layer slides
   std::vector<LayerKind> layer_kinds;  // [num_layers]
   float rms_epsilon = 1e-6f;
+  float embedding_scale = 0;  // multiplies the rows of the embedding
   double query_scale = 0;     // multiplies the query before the dot product
   float attn_soft_cap = 0;    // 0: none
   float final_soft_cap = 0;   // 0: none
+  size_t rope_dim = 0;        // leading values of a head that are rotated
   double rope_base_full = 0;  // rotary base of full-attention layers
   double rope_base_sliding = 0;
   double rope_factor_full = 1;  // linear position scaling of full layers
   bool qk_norm = false;         // RMS norm of each query and key head
   bool post_norms = false;      // RMS norm behind attention and feed-forward
+  // The output of attention, the feed-forward and recurrent layers add a bias.
+  bool biases = false;
+  // Recurrent layers; 0 without them.
+  size_t lru_width = 0;
+  size_t lru_blocks = 0;  // diagonal blocks of the gates' matrices
+  size_t conv_width = 0;  // positions that the convolution sees
   std::vector<int32_t> eos_ids;
   int32_t bos_id = 2;
 
@@ -60,11 +75,16 @@ struct ModelConfig {
   // Shape of this model's caches.
   std::shared_ptr<const KvLayout> MakeKvLayout(KvDtype dtype,
                                                size_t block_tokens) const;
-  // Identity of everything above but the name.
+  // Identity of everything that changes a forward pass. Equal for configs that
+  // differ in name, context_length and token ids only.
   Hash128 Hash() const;
-  // Equal shape: whatever changes a forward pass. Names are ignored.
+  // Whether the models are of one named type: equal Hash() and context_length,
+  // but for vocab_size, which files pad differently.
   bool SameShape(const ModelConfig& other) const;
 };
+
+// The factor of a model's embedding rows unless it says otherwise.
+float DefaultEmbeddingScale(size_t hidden_size);
 
 // Layers come in periods of `period`: all but the last of each are sliding.
 std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period);
@@ -72,13 +92,16 @@ std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period);
 // All named types, in the order of the enumerators.
 std::span<const ModelConfig> NamedConfigs();
 const ModelConfig& ConfigOf(ModelType type);
-// Throws InvalidArgument listing the known names.
+// Throws InvalidArgument listing the known names. Models that share the shape
+// of another one ("codegemma-7b") are found under their own name too.
 ModelType ModelTypeFromName(std::string_view name);
+// Gives `config` the name of the type whose shape it has, if there is one.
+void NameByShape(ModelConfig& config);
 
 // Configuration from a file's metadata; fields that files commonly omit get
 // the family's defaults. Throws CorruptFile for metadata that is missing or
-// contradictory, Mismatch for an architecture that is not supported. If the
-// result has the shape of a named type, it carries that name.
+// contradictory, Mismatch for an architecture, or a variant of it, that is not
+// supported. If the result has the shape of a named type, it carries that name.
 ModelConfig ConfigFromGguf(const GgufFile& file);
 
 }  // namespace gkv

@@ -1,71 +1,106 @@
-// The table of named models. A new size of a known family is one row.
+// The table of named models. A new size of a known family is one row, and one
+// golden in tests/golden/configs/.
 //
 // Shapes: the configurations that Google published with the checkpoints
-// (config.json on the model pages; Gemma 3 technical report, table 1).
+// (config.json on the model pages).
 
 #include <cmath>
+#include <iterator>
 
 #include "base/error.h"
 #include "model/config.h"
+#include "model/family.h"
 
 namespace gkv {
 namespace {
 
-struct Gemma3Row {
+struct Row {
+  ModelType type;
   const char* name;
-  size_t hidden, layers, heads, kv_heads, ffn, window, context;
+  const char* family;
+  size_t hidden, layers, heads, kv_heads, head_dim, ffn;
   double query_divisor;  // queries are scaled by 1 / sqrt(query_divisor)
-  size_t head_dim;
-  double rope_factor;
+  size_t context;
+  size_t window = 0;  // 0: the family's
+  double rope_factor = 1;
 };
 
-constexpr Gemma3Row kGemma3Rows[] = {
-    {"gemma3-270m", 640, 18, 4, 1, 2048, 512, 32768, 256, 256, 1},
-    {"gemma3-1b", 1152, 26, 4, 1, 6912, 512, 32768, 256, 256, 1},
-    {"gemma3-4b", 2560, 34, 8, 4, 10240, 1024, 131072, 256, 256, 8},
-    {"gemma3-12b", 3840, 48, 16, 8, 15360, 1024, 131072, 256, 256, 8},
-    {"gemma3-27b", 5376, 62, 32, 16, 21504, 1024, 131072, 168, 128, 8},
+using enum ModelType;
+constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072;
+
+// clang-format off
+constexpr Row kRows[] = {
+    // hidden, layers, heads, kv heads, head_dim, ffn, query divisor, context,
+    // window, rope factor
+    {kGemma_2B, "gemma-2b", "gemma",
+     2048, 18, 8, 1, 256, 16384, 256, k8K},
+    {kGemma_7B, "gemma-7b", "gemma",
+     3072, 28, 16, 16, 256, 24576, 256, k8K},
+    {kGemma2_2B, "gemma2-2b", "gemma2",
+     2304, 26, 8, 4, 256, 9216, 256, k8K},
+    {kGemma2_9B, "gemma2-9b", "gemma2",
+     3584, 42, 16, 8, 256, 14336, 256, k8K},
+    {kGemma2_27B, "gemma2-27b", "gemma2",
+     4608, 46, 32, 16, 128, 36864, 144, k8K},
+    {kGemma3_270M, "gemma3-270m", "gemma3",
+     640, 18, 4, 1, 256, 2048, 256, k32K, 512},
+    {kGemma3_1B, "gemma3-1b", "gemma3",
+     1152, 26, 4, 1, 256, 6912, 256, k32K, 512},
+    {kGemma3_4B, "gemma3-4b", "gemma3",
+     2560, 34, 8, 4, 256, 10240, 256, k128K, 1024, 8},
+    {kGemma3_12B, "gemma3-12b", "gemma3",
+     3840, 48, 16, 8, 256, 15360, 256, k128K, 1024, 8},
+    {kGemma3_27B, "gemma3-27b", "gemma3",
+     5376, 62, 32, 16, 128, 21504, 168, k128K, 1024, 8},
+    {kRecurrentGemma_2B, "recurrentgemma-2b", "recurrentgemma",
+     2560, 26, 10, 1, 256, 7680, 256, k8K},
+    {kRecurrentGemma_9B, "recurrentgemma-9b", "recurrentgemma",
+     4096, 38, 16, 1, 256, 12288, 256, k8K},
+};
+// clang-format on
+
+// Models that share the shape of another one.
+constexpr struct {
+  const char* name;
+  ModelType type;
+} kOtherNames[] = {
+    {"codegemma-2b", kGemma_2B},
+    {"codegemma-7b", kGemma_7B},
 };
 
-ModelConfig FromRow(const Gemma3Row& row) {
+ModelConfig FromRow(const Row& row) {
+  const Family& family = *FindFamily(row.family);
   ModelConfig config;
   config.name = row.name;
-  config.architecture = "gemma3";
   config.hidden_size = row.hidden;
   config.num_layers = row.layers;
   config.num_heads = row.heads;
   config.kv_heads = row.kv_heads;
   config.head_dim = row.head_dim;
   config.ffn_dim = row.ffn;
-  config.vocab_size = 262144;
+  ApplyFamily(family, config);
   config.context_length = row.context;
-  config.sliding_window = row.window;
-  config.layer_kinds = PeriodicLayerKinds(row.layers, 6);
+  if (row.window != 0) config.sliding_window = row.window;
   config.query_scale = 1.0 / std::sqrt(row.query_divisor);
-  config.rope_base_full = 1e6;
-  config.rope_base_sliding = 1e4;
   config.rope_factor_full = row.rope_factor;
-  config.qk_norm = true;
-  config.post_norms = true;
-  config.eos_ids = {1, 106};
+  if (HasRecurrentLayers(family)) {
+    // All published sizes: as wide as the residual stream, a block per head.
+    config.lru_width = row.hidden;
+    config.lru_blocks = row.heads;
+    config.conv_width = 4;
+  }
   return config;
 }
 
 }  // namespace
 
-std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period) {
-  std::vector<LayerKind> kinds(num_layers);
-  for (size_t i = 0; i < num_layers; ++i) {
-    kinds[i] = i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
-  }
-  return kinds;
-}
-
 std::span<const ModelConfig> NamedConfigs() {
   static const std::vector<ModelConfig>* const configs = [] {
-    auto* rows = new std::vector<ModelConfig>;
-    for (const Gemma3Row& row : kGemma3Rows) rows->push_back(FromRow(row));
-    return rows;
+    auto* list = new std::vector<ModelConfig>(std::size(kRows));
+    for (const Row& row : kRows) {
+      (*list)[static_cast<size_t>(row.type)] = FromRow(row);
+    }
+    return list;
   }();
   return *configs;
 }
@@ -75,6 +110,9 @@ const ModelConfig& ConfigOf(ModelType type) {
 }
 
 ModelType ModelTypeFromName(std::string_view name) {
+  for (const auto& other : kOtherNames) {
+    if (other.name == name) return other.type;
+  }
   std::string known;
   const std::span<const ModelConfig> configs = NamedConfigs();
   for (size_t i = 0; i < configs.size(); ++i) {
@@ -83,6 +121,12 @@ ModelType ModelTypeFromName(std::string_view name) {
   }
   throw InvalidArgument(
       StrCat("unknown model type '", name, "': expected one of ", known));
+}
+
+void NameByShape(ModelConfig& config) {
+  for (const ModelConfig& named : NamedConfigs()) {
+    if (config.SameShape(named)) config.name = named.name;
+  }
 }
 
 }  // namespace gkv

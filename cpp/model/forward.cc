@@ -156,14 +156,12 @@ class ForwardPass::Run {
   }
 
   void Embed() {
-    const float scale =
-        static_cast<float>(std::sqrt(static_cast<double>(hidden())));
     const PackedView embedding = model_.weights.embedding.view();
     const size_t half = config_.head_dim / 2;
     ForRows(num_rows_, [&](size_t row) {
       const RowInfo& info = b_.rows[row];
       UnpackRow(embedding, static_cast<size_t>(info.token), x(row));
-      Scale(scale, hidden(), x(row));
+      Scale(config_.embedding_scale, hidden(), x(row));
       model_.rope_full->CosSin(info.position, b_.cos[0].data() + row * half,
                                b_.sin[0].data() + row * half);
       if (model_.rope_sliding) {

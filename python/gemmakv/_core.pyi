@@ -43,13 +43,19 @@ class ModelConfig:
         query_scale: float,
         attn_soft_cap: float = 0.0,
         final_soft_cap: float = 0.0,
-        rope_base_full: float,
+        rope_base_full: float = 10000.0,
         rope_base_sliding: float = 10000.0,
         rope_factor_full: float = 1.0,
         qk_norm: bool,
         post_norms: bool,
         eos_ids: Sequence[int] = ...,
         bos_id: int = 2,
+        embedding_scale: float | None = None,
+        rope_dim: int | None = None,
+        biases: bool = False,
+        lru_width: int = 0,
+        lru_blocks: int = 0,
+        conv_width: int = 0,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -101,6 +107,18 @@ class ModelConfig:
     def eos_ids(self) -> list[int]: ...
     @property
     def bos_id(self) -> int: ...
+    @property
+    def embedding_scale(self) -> float: ...
+    @property
+    def rope_dim(self) -> int: ...
+    @property
+    def biases(self) -> bool: ...
+    @property
+    def lru_width(self) -> int: ...
+    @property
+    def lru_blocks(self) -> int: ...
+    @property
+    def conv_width(self) -> int: ...
     def kv_bytes_per_token(self, dtype: str = "bf16") -> tuple[int, int]: ...
     def kv_bytes_at(self, tokens: int, dtype: str = "bf16") -> int: ...
 

@@ -18,19 +18,23 @@ namespace {
 // Metadata of a file with the shape of `config`.
 GgufBuilder BuilderFor(const ModelConfig& config) {
   GgufBuilder builder;
-  const auto u32 = [](size_t value) { return static_cast<uint32_t>(value); };
-  builder.Set("general.architecture", "gemma3")
-      .Set("gemma3.embedding_length", u32(config.hidden_size))
-      .Set("gemma3.block_count", u32(config.num_layers))
-      .Set("gemma3.attention.head_count", u32(config.num_heads))
-      .Set("gemma3.attention.head_count_kv", u32(config.kv_heads))
-      .Set("gemma3.attention.key_length", u32(config.head_dim))
-      .Set("gemma3.attention.value_length", u32(config.head_dim))
-      .Set("gemma3.feed_forward_length", u32(config.ffn_dim))
-      .Set("gemma3.context_length", u32(config.context_length))
-      .Set("gemma3.attention.sliding_window", u32(config.sliding_window))
-      .Set("gemma3.attention.layer_norm_rms_epsilon", 1e-6f)
-      .Set("gemma3.rope.freq_base", 1e6f);
+  const std::string prefix = config.architecture + ".";
+  const auto size = [&](const char* key, size_t value) {
+    builder.Set(prefix + key, static_cast<uint32_t>(value));
+  };
+  builder.Set("general.architecture", config.architecture)
+      .Set(prefix + "attention.layer_norm_rms_epsilon", 1e-6f)
+      .Set(prefix + "rope.freq_base",
+           static_cast<float>(config.rope_base_full));
+  size("embedding_length", config.hidden_size);
+  size("block_count", config.num_layers);
+  size("attention.head_count", config.num_heads);
+  size("attention.head_count_kv", config.kv_heads);
+  size("attention.key_length", config.head_dim);
+  size("attention.value_length", config.head_dim);
+  size("feed_forward_length", config.ffn_dim);
+  size("context_length", config.context_length);
+  size("attention.sliding_window", config.sliding_window);
   return builder;
 }
 
@@ -69,12 +73,13 @@ TEST(ConfigTest, PublishedShapeOf270M) {
 
 TEST(ConfigTest, FilesOfNamedShapesCarryTheName) {
   for (const ModelConfig& config : NamedConfigs()) {
+    if (config.lru_width != 0) continue;
     GgufBuilder builder = BuilderFor(config);
     if (config.rope_factor_full != 1) {
       builder.Set("gemma3.rope.scaling.factor",
                   static_cast<float>(config.rope_factor_full));
     }
-    const ModelConfig loaded = Load(builder);
+    const ModelConfig loaded = Load(builder, config.vocab_size);
     EXPECT_EQ(loaded.name, config.name);
     EXPECT_EQ(loaded.eos_ids, config.eos_ids);
     EXPECT_EQ(loaded.Hash(), config.Hash());
@@ -90,6 +95,58 @@ TEST(ConfigTest, TheFileWinsOverTheTable) {
   EXPECT_FALSE(loaded.SameShape(ConfigOf(ModelType::kGemma3_270M)));
 }
 
+TEST(ConfigTest, AnotherPaddingOfTheVocabularyIsTheSameType) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3_4B);
+  GgufBuilder builder = BuilderFor(table);
+  builder.Set("gemma3.rope.scaling.type", "linear")
+      .Set("gemma3.rope.scaling.factor", 8.0f);
+  const ModelConfig loaded = Load(builder, 262208);
+  EXPECT_EQ(loaded.name, "gemma3-4b");
+  EXPECT_EQ(loaded.vocab_size, 262208u);
+  EXPECT_NE(loaded.Hash(), table.Hash()) << "other weights, other identity";
+}
+
+TEST(ConfigTest, FilesOfGemma2MayOmitWindowCapsAndBase) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma2_9B);
+  GgufBuilder builder;
+  builder.Set("general.architecture", "gemma2");
+  for (const auto& [key, value] : std::vector<std::pair<std::string, uint32_t>>{
+           {"embedding_length", 3584},
+           {"block_count", 42},
+           {"attention.head_count", 16},
+           {"attention.head_count_kv", 8},
+           {"feed_forward_length", 14336},
+           {"context_length", 8192}}) {
+    builder.Set("gemma2." + key, value);
+  }
+  const ModelConfig loaded = Load(builder, 256000);
+  EXPECT_EQ(loaded.name, "gemma2-9b");
+  EXPECT_EQ(loaded.Hash(), table.Hash());
+  EXPECT_EQ(loaded.sliding_window, 4096u);
+  EXPECT_EQ(loaded.attn_soft_cap, 50);
+  EXPECT_EQ(loaded.final_soft_cap, 30);
+  EXPECT_EQ(loaded.layer_kinds[0], LayerKind::kSliding);
+  EXPECT_EQ(loaded.layer_kinds[1], LayerKind::kFull);
+  EXPECT_EQ(loaded.eos_ids, (std::vector<int32_t>{1, 107}));
+}
+
+TEST(ConfigTest, ShapesThatShareAnotherTypesShapeHaveTheirOwnName) {
+  EXPECT_EQ(ModelTypeFromName("codegemma-2b"), ModelType::kGemma_2B);
+  EXPECT_EQ(ModelTypeFromName("codegemma-7b"), ModelType::kGemma_7B);
+}
+
+TEST(ConfigTest, RecurrentCachesHoldTheStateOfTheirLayers) {
+  const ModelConfig& config = ConfigOf(ModelType::kRecurrentGemma_2B);
+  EXPECT_EQ(config.rope_dim, 128u);
+  EXPECT_EQ(config.embedding_scale, 50.5f) << "sqrt(2560), rounded to bf16";
+  const auto layout = config.MakeKvLayout(KvDtype::kBF16, 64);
+  EXPECT_EQ(layout->num_sliding(), 8u);
+  EXPECT_EQ(layout->bytes_per_token(GroupId::kFull), 0u);
+  EXPECT_EQ(layout->state_floats(0), 4u * 2560);
+  EXPECT_EQ(layout->layers()[25].kind, LayerKind::kRecurrent);
+  EXPECT_EQ(layout->layers()[23].kind, LayerKind::kSliding);
+}
+
 TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   const ModelConfig& good = ConfigOf(ModelType::kGemma3_270M);
   const auto message = [](GgufBuilder builder) -> std::string {
@@ -102,8 +159,15 @@ TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   };
   GgufBuilder other;
   other.Set("general.architecture", "llama");
-  EXPECT_NE(message(other).find("'llama', expected 'gemma3'"),
+  EXPECT_NE(message(other).find("'llama', expected one of 'gemma', "),
             std::string::npos);
+  GgufBuilder recurrent;
+  recurrent.Set("general.architecture", "recurrentgemma");
+  EXPECT_NE(message(recurrent).find("Hugging Face directory"),
+            std::string::npos);
+  GgufBuilder yarn = BuilderFor(good);
+  yarn.Set("gemma3.rope.scaling.type", "yarn");
+  EXPECT_NE(message(yarn).find("'yarn', expected 'linear'"), std::string::npos);
   EXPECT_NE(message(GgufBuilder()).find("general.architecture is missing"),
             std::string::npos);
   GgufBuilder missing;
@@ -155,6 +219,18 @@ TEST(ConfigTest, ValidateNamesTheField) {
   });
   refused("rope_base_full", [](auto& c) { c.rope_base_full = 1; });
   refused("rope_factor_full", [](auto& c) { c.rope_factor_full = 0.5; });
+  refused("rope_dim", [](auto& c) { c.rope_dim = 257; });
+  refused("rope_dim", [](auto& c) { c.rope_dim = 31; });
+  refused("embedding_scale", [](auto& c) {
+    c.embedding_scale = std::numeric_limits<float>::infinity();
+  });
+  refused("lru_width", [](auto& c) { c.lru_width = 64; });
+  refused("lru_width",
+          [](auto& c) { c.layer_kinds[0] = LayerKind::kRecurrent; });
+  refused("lru_width", [](auto& c) {
+    c.layer_kinds[0] = LayerKind::kRecurrent;
+    c.lru_width = 640, c.lru_blocks = 3, c.conv_width = 4;
+  });
   refused("eos id", [](auto& c) { c.eos_ids = {-1}; });
 }
 

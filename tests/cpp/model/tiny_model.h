@@ -150,6 +150,8 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.context_length = 1024;
   config.sliding_window = options.window;
   config.layer_kinds = PeriodicLayerKinds(options.num_layers, options.period);
+  config.embedding_scale = DefaultEmbeddingScale(options.hidden);
+  config.rope_dim = config.head_dim;
   config.query_scale = 0.17;
   config.attn_soft_cap = options.attn_soft_cap;
   config.final_soft_cap = options.final_soft_cap;

@@ -1,0 +1,142 @@
+#include "model/family.h"
+
+#include <algorithm>
+
+#include "base/float16.h"
+
+namespace gkv {
+namespace {
+
+constexpr LayerKind kFull = LayerKind::kFull;
+constexpr LayerKind kSliding = LayerKind::kSliding;
+constexpr LayerKind kRecurrent = LayerKind::kRecurrent;
+
+constexpr LayerKind kGemmaPattern[] = {kFull};
+constexpr LayerKind kGemma2Pattern[] = {kSliding, kFull};
+constexpr LayerKind kGemma3Pattern[] = {kSliding, kSliding, kSliding,
+                                        kSliding, kSliding, kFull};
+constexpr LayerKind kRecurrentPattern[] = {kRecurrent, kRecurrent, kSliding};
+
+// Technical reports: arXiv 2403.08295, 2408.00118, 2503.19786 and 2404.07839.
+constexpr Family kFamilies[] = {
+    {
+        .architecture = "gemma",
+        .vocab_size = 256000,
+        .pattern = kGemmaPattern,
+        .sliding_window = 0,
+        .qk_norm = false,
+        .post_norms = false,
+        .biases = false,
+        .attn_soft_cap = 0,
+        .final_soft_cap = 0,
+        .rope_base_full = 1e4,
+        .rope_base_sliding = 0,
+        .rope_share = 1,
+        .bf16_embedding_scale = false,
+        .end_of_turn = 0,
+    },
+    {
+        .architecture = "gemma2",
+        .vocab_size = 256000,
+        .pattern = kGemma2Pattern,
+        .sliding_window = 4096,
+        .qk_norm = false,
+        .post_norms = true,
+        .biases = false,
+        .attn_soft_cap = 50,
+        .final_soft_cap = 30,
+        .rope_base_full = 1e4,
+        .rope_base_sliding = 1e4,
+        .rope_share = 1,
+        .bf16_embedding_scale = false,
+        .end_of_turn = 107,
+    },
+    {
+        .architecture = "gemma3",
+        .vocab_size = 262144,
+        .pattern = kGemma3Pattern,
+        .sliding_window = 0,
+        .qk_norm = true,
+        .post_norms = true,
+        .biases = false,
+        .attn_soft_cap = 0,
+        .final_soft_cap = 0,
+        .rope_base_full = 1e6,
+        .rope_base_sliding = 1e4,
+        .rope_share = 1,
+        .bf16_embedding_scale = false,
+        .end_of_turn = 106,
+    },
+    {
+        .architecture = "recurrentgemma",
+        .vocab_size = 256000,
+        .pattern = kRecurrentPattern,
+        .sliding_window = 2048,
+        .qk_norm = false,
+        .post_norms = false,
+        .biases = true,
+        .attn_soft_cap = 0,
+        .final_soft_cap = 30,
+        .rope_base_full = 0,
+        .rope_base_sliding = 1e4,
+        .rope_share = 2,
+        .bf16_embedding_scale = true,
+        .end_of_turn = 0,
+    },
+};
+
+bool HasKind(const Family& family, LayerKind kind) {
+  return std::find(family.pattern.begin(), family.pattern.end(), kind) !=
+         family.pattern.end();
+}
+
+}  // namespace
+
+bool HasSlidingLayers(const Family& family) {
+  return HasKind(family, LayerKind::kSliding);
+}
+
+bool HasRecurrentLayers(const Family& family) {
+  return HasKind(family, LayerKind::kRecurrent);
+}
+
+std::span<const Family> Families() { return kFamilies; }
+
+const Family* FindFamily(std::string_view architecture) {
+  for (const Family& family : kFamilies) {
+    if (family.architecture == architecture) return &family;
+  }
+  return nullptr;
+}
+
+std::vector<LayerKind> RepeatKinds(std::span<const LayerKind> pattern,
+                                   size_t num_layers) {
+  std::vector<LayerKind> kinds(num_layers);
+  for (size_t i = 0; i < num_layers; ++i)
+    kinds[i] = pattern[i % pattern.size()];
+  return kinds;
+}
+
+void ApplyFamily(const Family& family, ModelConfig& config) {
+  config.architecture = family.architecture;
+  config.vocab_size = family.vocab_size;
+  config.sliding_window = family.sliding_window;
+  config.layer_kinds = RepeatKinds(family.pattern, config.num_layers);
+  config.embedding_scale = DefaultEmbeddingScale(config.hidden_size);
+  if (family.bf16_embedding_scale) {
+    config.embedding_scale =
+        Float32FromBFloat16(BFloat16FromFloat32(config.embedding_scale));
+  }
+  config.attn_soft_cap = family.attn_soft_cap;
+  config.final_soft_cap = family.final_soft_cap;
+  config.rope_dim = config.head_dim / family.rope_share;
+  config.rope_base_full = family.rope_base_full;
+  config.rope_base_sliding = family.rope_base_sliding;
+  config.qk_norm = family.qk_norm;
+  config.post_norms = family.post_norms;
+  config.biases = family.biases;
+  config.eos_ids = {1};
+  if (family.end_of_turn != 0) config.eos_ids.push_back(family.end_of_turn);
+}
+
+}  // namespace gkv

@@ -1,0 +1,50 @@
+#ifndef GEMMAKV_MODEL_FAMILY_H_
+#define GEMMAKV_MODEL_FAMILY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "model/config.h"
+
+namespace gkv {
+
+// What the sizes of one family have in common, and what its files often omit.
+struct Family {
+  std::string_view architecture;
+  size_t vocab_size;
+  // Kinds of layers, repeated until there are enough.
+  std::span<const LayerKind> pattern;
+  size_t sliding_window;  // 0: no layer slides, or sizes differ
+  bool qk_norm;
+  bool post_norms;
+  bool biases;
+  float attn_soft_cap;
+  float final_soft_cap;
+  double rope_base_full;
+  double rope_base_sliding;  // 0: no layer slides
+  size_t rope_share;         // head_dim / rope_dim
+  bool bf16_embedding_scale;
+  int32_t end_of_turn;  // token that ends a reply; 0: the family has none
+};
+
+bool HasSlidingLayers(const Family& family);
+bool HasRecurrentLayers(const Family& family);
+
+std::span<const Family> Families();
+// nullptr if there is none.
+const Family* FindFamily(std::string_view architecture);
+
+// The family's part of a configuration. Requires the sizes: hidden_size,
+// num_layers, num_heads and head_dim are set.
+void ApplyFamily(const Family& family, ModelConfig& config);
+
+// `pattern`, repeated until there are `num_layers`.
+std::vector<LayerKind> RepeatKinds(std::span<const LayerKind> pattern,
+                                   size_t num_layers);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_FAMILY_H_
