@@ -23,7 +23,7 @@ struct Model {
 
   ModelConfig config;
   Weights weights;
-  std::unique_ptr<RopeTable> rope_full;
+  std::unique_ptr<RopeTable> rope_full;     // null if no layer is full
   std::unique_ptr<RopeTable> rope_sliding;  // null if no layer slides
 };
 

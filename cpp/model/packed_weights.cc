@@ -29,12 +29,12 @@ class Survey : public SourceReader {
     tensor.cols = view.cols;
     tensor.piece_bytes = PackedSlabBytes(view, 0);
   }
-  void TakeVector(const TensorView& view, const FloatVector& vector) override {
+  void TakeFloats(const TensorView& view, const FloatVector& vector) override {
     PackedTensor& tensor = tensors_.emplace_back();
     tensor.name = view.name;
     tensor.is_vector = true;
     tensor.rows = 1;
-    tensor.cols = view.cols;
+    tensor.cols = vector.size();
     tensor.piece_bytes = vector.size() * sizeof(float);
   }
 
@@ -64,7 +64,7 @@ class FilePacker : public SourceReader {
     PackSlab(view, slab, packed);
     writer_.WritePiece(next_ - 1, slab, {packed, PackedSlabBytes(view, slab)});
   }
-  void TakeVector(const TensorView& view, const FloatVector& vector) override {
+  void TakeFloats(const TensorView& view, const FloatVector& vector) override {
     Begin(view);
     writer_.WritePiece(next_ - 1, 0,
                        {reinterpret_cast<const uint8_t*>(vector.data()),
@@ -109,7 +109,9 @@ class FileReader : public WeightVisitor {
     matrix.data = file_.data(tensor);
     return matrix;
   }
-  FloatVector Vector(const std::string& name, size_t size) override {
+  FloatVector Floats(const std::string& name, size_t rows,
+                     size_t cols) override {
+    const size_t size = rows * cols;
     const PackedTensor& tensor = Require(name, true, 1, size);
     FloatVector vector(size);
     std::memcpy(vector.data(), file_.data(tensor), size * sizeof(float));

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "base/error.h"
 #include "base/float16.h"
+#include "ops/recurrent.h"
 
 namespace gkv {
 namespace {
@@ -15,37 +17,113 @@ static_assert(kSlabRows % kRowGroup == 0);
 // Source bytes read between two releases of source pages.
 constexpr size_t kReleaseBytes = size_t{8} << 20;
 
-LayerWeights VisitLayer(const ModelConfig& config, const std::string& prefix,
-                        WeightVisitor& visitor) {
-  const size_t hidden = config.hidden_size;
-  const size_t q_dim = config.num_heads * config.head_dim;
-  const size_t kv_dim = config.kv_heads * config.head_dim;
-  const auto matrix = [&](const char* name, size_t rows, size_t cols) {
-    return visitor.Matrix(prefix + name, rows, cols);
-  };
-  const auto vector = [&](const char* name, size_t size) {
-    return visitor.Vector(prefix + name, size);
-  };
-  LayerWeights layer;
-  layer.attn_norm = vector("attn_norm.weight", hidden);
-  layer.q = matrix("attn_q.weight", q_dim, hidden);
-  layer.k = matrix("attn_k.weight", kv_dim, hidden);
-  layer.v = matrix("attn_v.weight", kv_dim, hidden);
-  if (config.qk_norm) {
-    layer.q_norm = vector("attn_q_norm.weight", config.head_dim);
-    layer.k_norm = vector("attn_k_norm.weight", config.head_dim);
+// The tensors of one layer, by the ends of their names.
+class LayerVisit {
+ public:
+  LayerVisit(const ModelConfig& config, size_t layer, WeightVisitor& visitor)
+      : config_(config),
+        layer_(layer),
+        prefix_(StrCat("blk.", layer, ".")),
+        visitor_(visitor) {}
+
+  LayerWeights Run() {
+    LayerWeights layer;
+    const size_t hidden = config_.hidden_size;
+    layer.attn_norm = Vector("attn_norm.weight", hidden);
+    if (config_.layer_kinds[layer_] == LayerKind::kRecurrent) {
+      Recurrent(layer);
+    } else {
+      Attention(layer);
+    }
+    layer.ffn_norm = Vector("ffn_norm.weight", hidden);
+    layer.gate = Matrix("ffn_gate.weight", config_.ffn_dim, hidden);
+    layer.up = Matrix("ffn_up.weight", config_.ffn_dim, hidden);
+    layer.down = Matrix("ffn_down.weight", hidden, config_.ffn_dim);
+    if (config_.biases) {
+      layer.gate_bias = Vector("ffn_gate.bias", config_.ffn_dim);
+      layer.up_bias = Vector("ffn_up.bias", config_.ffn_dim);
+      layer.down_bias = Vector("ffn_down.bias", hidden);
+    }
+    if (config_.post_norms) {
+      layer.post_attn_norm = Vector("post_attention_norm.weight", hidden);
+      layer.post_ffn_norm = Vector("post_ffw_norm.weight", hidden);
+    }
+    return layer;
   }
-  layer.o = matrix("attn_output.weight", hidden, q_dim);
-  layer.ffn_norm = vector("ffn_norm.weight", hidden);
-  layer.gate = matrix("ffn_gate.weight", config.ffn_dim, hidden);
-  layer.up = matrix("ffn_up.weight", config.ffn_dim, hidden);
-  layer.down = matrix("ffn_down.weight", hidden, config.ffn_dim);
-  if (config.post_norms) {
-    layer.post_attn_norm = vector("post_attention_norm.weight", hidden);
-    layer.post_ffn_norm = vector("post_ffw_norm.weight", hidden);
+
+ private:
+  PackedMatrix Matrix(const char* name, size_t rows, size_t cols) {
+    return visitor_.Matrix(prefix_ + name, rows, cols);
   }
-  return layer;
-}
+  FloatVector Vector(const char* name, size_t size) {
+    return visitor_.Vector(prefix_ + name, size);
+  }
+
+  void Attention(LayerWeights& layer) {
+    const size_t hidden = config_.hidden_size;
+    const size_t q_dim = config_.num_heads * config_.head_dim;
+    const size_t kv_dim = config_.kv_heads * config_.head_dim;
+    layer.q = Matrix("attn_q.weight", q_dim, hidden);
+    layer.k = Matrix("attn_k.weight", kv_dim, hidden);
+    layer.v = Matrix("attn_v.weight", kv_dim, hidden);
+    if (config_.qk_norm) {
+      layer.q_norm = Vector("attn_q_norm.weight", config_.head_dim);
+      layer.k_norm = Vector("attn_k_norm.weight", config_.head_dim);
+    }
+    layer.o = Matrix("attn_output.weight", hidden, q_dim);
+    if (config_.biases) layer.o_bias = Vector("attn_output.bias", hidden);
+  }
+
+  void Recurrent(LayerWeights& layer) {
+    const size_t hidden = config_.hidden_size;
+    const size_t width = config_.lru_width;
+    layer.recurrent = std::make_unique<RecurrentWeights>();
+    RecurrentWeights& weights = *layer.recurrent;
+    weights.x = Matrix("rec_x.weight", width, hidden);
+    weights.y = Matrix("rec_y.weight", width, hidden);
+    layer.o = Matrix("rec_output.weight", hidden, width);
+    if (config_.biases) {
+      weights.x_bias = Vector("rec_x.bias", width);
+      weights.y_bias = Vector("rec_y.bias", width);
+      layer.o_bias = Vector("rec_output.bias", hidden);
+    }
+    const FloatVector taps =
+        visitor_.Floats(prefix_ + "rec_conv.weight", width, config_.conv_width);
+    weights.conv_taps = Transposed(taps, width, config_.conv_width);
+    weights.conv_bias = Vector("rec_conv.bias", width);
+    weights.input_gate = Gate("rec_input_gate.weight");
+    weights.input_gate_bias = Vector("rec_input_gate.bias", width);
+    weights.a_gate = Gate("rec_a_gate.weight");
+    weights.a_gate_bias = Vector("rec_a_gate.bias", width);
+    weights.decay = Vector("rec_a_param", width);
+    LruDecay(weights.decay.data(), width, weights.decay.data());
+  }
+
+  PackedMatrix Gate(const char* name) {
+    const size_t width = config_.lru_width;
+    PackedMatrix gate = Matrix(name, width, width / config_.lru_blocks);
+    if (UsesQuantizedActivations(gate.type)) {
+      throw CorruptFile(StrCat("tensor ", prefix_, name, " has type ",
+                               Info(gate.type).name,
+                               ", expected F32, F16 or BF16"));
+    }
+    return gate;
+  }
+
+  static FloatVector Transposed(const FloatVector& in, size_t rows,
+                                size_t cols) {
+    FloatVector out(rows * cols);
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
+    }
+    return out;
+  }
+
+  const ModelConfig& config_;
+  const size_t layer_;
+  const std::string prefix_;
+  WeightVisitor& visitor_;
+};
 
 }  // namespace
 
@@ -59,8 +137,7 @@ Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor) {
   }
   weights.final_norm = visitor.Vector("output_norm.weight", hidden);
   for (size_t i = 0; i < config.num_layers; ++i) {
-    weights.layers.push_back(
-        VisitLayer(config, StrCat("blk.", i, "."), visitor));
+    weights.layers.push_back(LayerVisit(config, i, visitor).Run());
   }
   return weights;
 }
@@ -100,7 +177,7 @@ bool SourceReader::Has(const std::string& name) {
 
 void SourceReader::BeginMatrix(const TensorView&, PackedMatrix&) {}
 void SourceReader::TakeSlab(const TensorView&, size_t, size_t, PackedMatrix&) {}
-void SourceReader::TakeVector(const TensorView&, const FloatVector&) {}
+void SourceReader::TakeFloats(const TensorView&, const FloatVector&) {}
 
 TensorView SourceReader::Require(const std::string& name, size_t rows,
                                  size_t cols) {
@@ -149,9 +226,11 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
   return matrix;
 }
 
-// Norm weights: few values, kept as float whatever their type.
-FloatVector SourceReader::Vector(const std::string& name, size_t size) {
-  const TensorView view = Require(name, 1, size);
+// Few values, whatever their type.
+FloatVector SourceReader::Floats(const std::string& name, size_t rows,
+                                 size_t cols) {
+  const TensorView view = Require(name, rows, cols);
+  const size_t size = rows * cols;
   FloatVector vector(size);
   for (size_t i = 0; i < size; ++i) {
     const uint8_t* at = view.data + i * Info(view.type).bytes;
@@ -174,7 +253,7 @@ FloatVector SourceReader::Vector(const std::string& name, size_t size) {
                                  ", expected F32, F16 or BF16"));
     }
   }
-  TakeVector(view, vector);
+  TakeFloats(view, vector);
   AddToFingerprint(view, {HashBytes({view.data, view.size_bytes()})});
   source_.Release(view, 0, view.size_bytes());
   Advance(view.size_bytes());

@@ -23,7 +23,13 @@ class WeightVisitor {
   virtual bool Has(const std::string& name) = 0;
   virtual PackedMatrix Matrix(const std::string& name, size_t rows,
                               size_t cols) = 0;
-  virtual FloatVector Vector(const std::string& name, size_t size) = 0;
+  // Kept as floats, [rows, cols]: biases, norms, small matrices that no product
+  // is made with.
+  virtual FloatVector Floats(const std::string& name, size_t rows,
+                             size_t cols) = 0;
+  FloatVector Vector(const std::string& name, size_t size) {
+    return Floats(name, 1, size);
+  }
 };
 
 // Asks for every tensor of the model, in a fixed order, and puts them where
@@ -58,7 +64,8 @@ class SourceReader : public WeightVisitor {
   // type.
   PackedMatrix Matrix(const std::string& name, size_t rows,
                       size_t cols) override;
-  FloatVector Vector(const std::string& name, size_t size) override;
+  FloatVector Floats(const std::string& name, size_t rows,
+                     size_t cols) override;
 
   // Of the configuration and of all that was read.
   Hash128 fingerprint() const { return hasher_.Finish(); }
@@ -70,7 +77,7 @@ class SourceReader : public WeightVisitor {
   // Runs on any thread; must not throw.
   virtual void TakeSlab(const TensorView& view, size_t slab, size_t thread,
                         PackedMatrix& matrix);
-  virtual void TakeVector(const TensorView& view, const FloatVector& vector);
+  virtual void TakeFloats(const TensorView& view, const FloatVector& vector);
 
   ThreadPool& pool_;
 

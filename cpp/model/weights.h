@@ -32,16 +32,35 @@ class PackedFile;
 
 using FloatVector = AlignedBuffer<float>;
 
+// The temporal mixing of a recurrent layer (ops/recurrent.h).
+struct RecurrentWeights {
+  PackedMatrix x, y;           // [lru_width, hidden_size]
+  FloatVector x_bias, y_bias;  // [lru_width]
+  FloatVector conv_taps;       // [conv_width, lru_width], oldest first
+  FloatVector conv_bias;       // [lru_width]
+  // Block-diagonal: row r reads the inputs of its own block. Always float.
+  PackedMatrix input_gate, a_gate;  // [lru_width, lru_width / lru_blocks]
+  FloatVector input_gate_bias, a_gate_bias;  // [lru_width]
+  FloatVector decay;                         // [lru_width], see LruDecay
+};
+
+// Vectors that a model or a layer does not have are empty.
 struct LayerWeights {
-  FloatVector attn_norm;       // [hidden_size]
+  FloatVector attn_norm;  // [hidden_size], before the temporal mixing
+  std::unique_ptr<RecurrentWeights> recurrent;  // of recurrent layers
   PackedMatrix q, k, v;        // [heads * head_dim, hidden_size]
-  FloatVector q_norm, k_norm;  // [head_dim]; empty without qk_norm
-  PackedMatrix o;              // [hidden_size, num_heads * head_dim]
-  FloatVector post_attn_norm;  // [hidden_size]; empty without post_norms
-  FloatVector ffn_norm;        // [hidden_size]
-  PackedMatrix gate, up;       // [ffn_dim, hidden_size]
-  PackedMatrix down;           // [hidden_size, ffn_dim]
-  FloatVector post_ffn_norm;   // [hidden_size]; empty without post_norms
+  FloatVector q_norm, k_norm;  // [head_dim], with qk_norm
+  // Output of attention, [hidden_size, num_heads * head_dim], or of the
+  // recurrence, [hidden_size, lru_width].
+  PackedMatrix o;
+  FloatVector o_bias;              // [hidden_size], with biases
+  FloatVector post_attn_norm;      // [hidden_size], with post_norms
+  FloatVector ffn_norm;            // [hidden_size]
+  PackedMatrix gate, up;           // [ffn_dim, hidden_size]
+  FloatVector gate_bias, up_bias;  // [ffn_dim], with biases
+  PackedMatrix down;               // [hidden_size, ffn_dim]
+  FloatVector down_bias;           // [hidden_size], with biases
+  FloatVector post_ffn_norm;       // [hidden_size], with post_norms
 };
 
 // A model's weights. Immutable after loading; shared by every conversation

@@ -1,0 +1,108 @@
+#include "model/recurrent_block.h"
+
+#include "model/forward.h"
+#include "ops/elementwise.h"
+#include "ops/recurrent.h"
+
+namespace gkv {
+
+void RecurrentBlock::Resize(const ModelConfig& config, size_t rows) {
+  rows_ = rows;
+  for (AlignedBuffer<float>* buffer :
+       {&x_, &y_, &convolved_, &input_gate_, &a_gate_}) {
+    buffer->EnsureSize(rows * config.lru_width);
+  }
+  output_.Resize(rows, config.lru_width);
+}
+
+// One diagonal block: channels [first, first + channels) of every row.
+class RecurrentBlock::Block {
+ public:
+  Block(RecurrentBlock& owner, const ModelConfig& config,
+        const RecurrentWeights& weights, size_t layer, size_t block)
+      : o_(owner),
+        width_(config.lru_width),
+        conv_width_(config.conv_width),
+        channels_(config.lru_width / config.lru_blocks),
+        first_(block * channels_),
+        layer_(layer),
+        weights_(weights) {}
+
+  void Run(std::span<const SequenceSlice> slices) const {
+    AddBiases();
+    ForSlices(slices, [&](const SequenceSlice& slice, size_t row, size_t rows) {
+      // The state of the recurrence, then the convolution's last inputs.
+      float* const state = State(slice);
+      CausalConv({At(o_.x_, row), width_}, rows, channels_,
+                 weights_.conv_taps.data() + first_,
+                 weights_.conv_bias.data() + first_, conv_width_,
+                 state + width_, At(o_.convolved_, row));
+    });
+    Gate(weights_.input_gate, o_.input_gate_);
+    Gate(weights_.a_gate, o_.a_gate_);
+    const LruGates gates = {weights_.input_gate_bias.data() + first_,
+                            weights_.a_gate_bias.data() + first_,
+                            weights_.decay.data() + first_};
+    ForSlices(slices, [&](const SequenceSlice& slice, size_t row, size_t rows) {
+      LruScan({At(o_.convolved_, row), width_}, At(o_.input_gate_, row),
+              At(o_.a_gate_, row), gates, slice.view->begin, rows, channels_,
+              State(slice), At(o_.x_, row));
+    });
+    for (size_t row = 0; row < o_.rows_; ++row) {
+      GeluMul(At(o_.y_, row), At(o_.x_, row), channels_,
+              o_.output_.row(row) + first_);
+    }
+  }
+
+ private:
+  float* At(AlignedBuffer<float>& buffer, size_t row) const {
+    return buffer.data() + row * width_ + first_;
+  }
+  float* State(const SequenceSlice& slice) const {
+    const KvStepView::Group& group =
+        slice.view->groups[static_cast<size_t>(GroupId::kRecurrent)];
+    return reinterpret_cast<float*>(group.blocks[0] +
+                                    slice.layout->state_offset(layer_)) +
+           first_;
+  }
+  template <typename Fn>
+  static void ForSlices(std::span<const SequenceSlice> slices, const Fn& fn) {
+    size_t row = 0;
+    for (const SequenceSlice& slice : slices) {
+      fn(slice, row, slice.tokens.size());
+      row += slice.tokens.size();
+    }
+  }
+  void AddBiases() const {
+    if (weights_.x_bias.size() == 0) return;
+    for (size_t row = 0; row < o_.rows_; ++row) {
+      Add(weights_.x_bias.data() + first_, channels_, At(o_.x_, row));
+      Add(weights_.y_bias.data() + first_, channels_, At(o_.y_, row));
+    }
+  }
+  // Row r of the block's part of a gate reads the block's channels.
+  void Gate(const PackedMatrix& matrix, AlignedBuffer<float>& out) const {
+    const MatMulInput input{At(o_.convolved_, 0), width_, {}, o_.rows_};
+    MatMul(matrix.view(), input, first_ / kRowGroup,
+           (first_ + channels_) / kRowGroup, out.data(), width_);
+  }
+
+  RecurrentBlock& o_;
+  const size_t width_;
+  const size_t conv_width_;
+  const size_t channels_;
+  const size_t first_;
+  const size_t layer_;
+  const RecurrentWeights& weights_;
+};
+
+void RecurrentBlock::Mix(const ModelConfig& config,
+                         const RecurrentWeights& weights, size_t layer,
+                         std::span<const SequenceSlice> slices,
+                         ThreadPool& pool) {
+  pool.Run(config.lru_blocks, [&](size_t block, size_t) {
+    Block(*this, config, weights, layer, block).Run(slices);
+  });
+}
+
+}  // namespace gkv
