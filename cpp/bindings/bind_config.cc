@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "model/config.h"
+#include "model/family.h"
 
 namespace gkv {
 namespace {
@@ -128,6 +129,39 @@ void RegisterConfig(py::module_& module) {
             return ConfigFromGguf(GgufFile(path));
           },
           py::arg("path"), "The shape that a GGUF file's metadata states.")
+      .def_static(
+          "from_family",
+          [](const std::string& architecture, size_t hidden_size,
+             size_t num_layers, size_t num_heads, size_t kv_heads,
+             size_t head_dim, size_t ffn_dim) {
+            const Family* family = FindFamily(architecture);
+            if (family == nullptr) {
+              throw InvalidArgument(
+                  StrCat("architecture '", architecture, "' is not known"));
+            }
+            ModelConfig config;
+            config.hidden_size = hidden_size;
+            config.num_layers = num_layers;
+            config.num_heads = num_heads;
+            config.kv_heads = kv_heads;
+            config.head_dim = head_dim;
+            config.ffn_dim = ffn_dim;
+            ApplyFamily(*family, config);
+            return config;
+          },
+          py::arg("architecture"), py::kw_only(), py::arg("hidden_size"),
+          py::arg("num_layers"), py::arg("num_heads"), py::arg("kv_heads"),
+          py::arg("head_dim"), py::arg("ffn_dim"),
+          "What models of a family have in common, at these sizes. Not "
+          "checked, "
+          "and not complete: a beginning for readers of model files.")
+      .def(
+          "named",
+          [](ModelConfig config) {
+            NameByShape(config);
+            return config;
+          },
+          "The same with the name of the type that has this shape, if any.")
       .def_readonly("name", &ModelConfig::name)
       .def_readonly("architecture", &ModelConfig::architecture)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_source.h"
 #include "engine/gemma.h"
+#include "io/tensor_files.h"
 
 namespace gkv {
 namespace {
@@ -238,6 +240,49 @@ void RegisterResults(py::module_& module) {
            py::call_guard<py::gil_scoped_release>());
 }
 
+// `progress` must outlive the options.
+LoadOptions OptionsOf(size_t threads, const Progress& progress,
+                      const std::string& packed_folder) {
+  LoadOptions options;
+  options.threads = threads;
+  options.packed_folder = packed_folder;
+  options.progress = [&progress](size_t done, size_t total) {
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (progress) (*progress)(done, total);
+  };
+  return options;
+}
+
+using PlaceTuple = std::tuple<std::string, size_t, uint64_t, std::string,
+                              size_t, size_t, std::string, size_t>;
+
+TensorType FloatTypeOf(const std::string& name) {
+  for (const TensorTypeInfo& info : kTensorTypes) {
+    if (info.name == name) return info.type;
+  }
+  throw InvalidArgument(StrCat("type ", name, ", expected F32, F16 or BF16"));
+}
+
+TensorForm FormOf(const std::string& name) {
+  if (name == "as stored") return TensorForm::kAsStored;
+  if (name == "plus one") return TensorForm::kPlusOne;
+  if (name == "blocks transposed") return TensorForm::kBlocksTransposed;
+  throw InvalidArgument(StrCat("form '", name,
+                               "', expected 'as stored', 'plus one' or "
+                               "'blocks transposed'"));
+}
+
+std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
+  std::vector<TensorPlace> places;
+  for (const auto& [name, file, offset, type, rows, cols, form, blocks] :
+       tuples) {
+    places.push_back({name, file, offset, FloatTypeOf(type), rows, cols,
+                      FormOf(form), blocks});
+  }
+  return places;
+}
+
 }  // namespace
 
 void RegisterGemma(py::module_& module) {
@@ -249,19 +294,30 @@ void RegisterGemma(py::module_& module) {
           "load_gguf",
           [](const std::string& path, size_t threads, Progress progress,
              const std::string& packed_folder) {
-            LoadOptions options;
-            options.threads = threads;
-            options.packed_folder = packed_folder;
-            options.progress = [&](size_t done, size_t total) {
-              py::gil_scoped_acquire acquire;
-              if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-              if (progress) (*progress)(done, total);
-            };
+            const LoadOptions options =
+                OptionsOf(threads, progress, packed_folder);
             py::gil_scoped_release release;
             return Gemma::Load(path, options);
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "")
+      .def_static(
+          "load_files",
+          [](const ModelConfig& config, const std::string& description,
+             const std::vector<std::string>& paths,
+             const std::vector<PlaceTuple>& places, size_t threads,
+             Progress progress, const std::string& packed_folder) {
+            const LoadOptions options =
+                OptionsOf(threads, progress, packed_folder);
+            py::gil_scoped_release release;
+            TensorFiles files(description, paths, PlacesOf(places));
+            return Gemma::FromTensors(config, files, options);
+          },
+          py::arg("config"), py::arg("description"), py::arg("paths"),
+          py::arg("places"), py::arg("threads") = 0,
+          py::arg("progress") = py::none(), py::arg("packed_folder") = "",
+          "Weights at known places in files: (name, file, offset, type, rows, "
+          "columns, form, blocks), see io/tensor_files.h.")
       .def_static(
           "from_tensors",
           [](const ModelConfig& config, py::object source, size_t threads) {

@@ -277,7 +277,11 @@ void SourceReader::Advance(size_t bytes) {
 size_t SourceBytes(TensorSource& source) {
   size_t total = 0;
   for (const std::string& name : source.Names()) {
-    if (const auto view = source.Find(name)) total += view->size_bytes();
+    const std::optional<TensorView> view = source.Find(name);
+    if (!view) continue;
+    total += view->size_bytes();
+    // Sources that make a tensor when asked for it need not keep all of them.
+    source.Release(*view, 0, view->size_bytes());
   }
   return total;
 }

@@ -21,6 +21,7 @@ from gemmakv.errors import (
 )
 from gemmakv.gemma import Gemma
 from gemmakv.generation import Generation, Piece, Timings, Usage
+from gemmakv.loading import PartialModelWarning
 from gemmakv.model_type import ModelConfig, ModelType
 from gemmakv.packed import PackedWeights
 from gemmakv.padded import (
@@ -56,6 +57,7 @@ __all__ = [
     "ModelConfig",
     "ModelType",
     "PackedWeights",
+    "PartialModelWarning",
     "Piece",
     "Segment",
     "Session",

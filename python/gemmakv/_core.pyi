@@ -61,6 +61,18 @@ class ModelConfig:
     def from_name(name: str) -> ModelConfig: ...
     @staticmethod
     def from_gguf(path: str) -> ModelConfig: ...
+    @staticmethod
+    def from_family(
+        architecture: str,
+        *,
+        hidden_size: int,
+        num_layers: int,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        ffn_dim: int,
+    ) -> ModelConfig: ...
+    def named(self) -> ModelConfig: ...
     @property
     def name(self) -> str: ...
     @property
@@ -292,6 +304,16 @@ class Engine:
         packed_folder: str | bytes = "",
     ) -> Engine: ...
     @staticmethod
+    def load_files(
+        config: ModelConfig,
+        description: str,
+        paths: Sequence[str | bytes],
+        places: Sequence[tuple[str, int, int, str, int, int, str, int]],
+        threads: int = 0,
+        progress: Callable[[int, int], object] | None = None,
+        packed_folder: str | bytes = "",
+    ) -> Engine: ...
+    @staticmethod
     def from_tensors(
         config: ModelConfig, source: Any, threads: int = 0
     ) -> Engine: ...
@@ -341,6 +363,7 @@ def create_kv_cache(
 ) -> KVCache: ...
 def sentencepiece_model(gguf_path: str) -> bytes: ...
 def tensor_types() -> list[str]: ...
+
 @final
 class MachineProbe:
     """What the machine can do at most; each call measures anew."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv import _core, models, packed
+from gemmakv import _core, loading, models
 from gemmakv.cache import KVCache
-from gemmakv.errors import MismatchError, brief
+from gemmakv.errors import brief
 from gemmakv.generation import Generation, generation_of
-from gemmakv.model_info import ModelInfo, info_of_gguf
+from gemmakv.model_info import ModelInfo
 from gemmakv.model_type import ModelConfig, ModelType, type_of
 from gemmakv.options import (
     DEFAULT_MAX_TOKENS,
@@ -70,8 +70,9 @@ class Gemma:
         """Loads a model.
 
         Args:
-          model: an alias ("gemma-3-270m"), the path of a .gguf file, or a
-            model of the Hugging Face hub: "org/repo" with one .gguf file,
+          model: an alias ("gemma-3-270m"), the path of a .gguf file or of a
+            directory in Hugging Face's form (config.json, *.safetensors), or
+            a model of the Hugging Face hub: "org/repo" with one .gguf file,
             "org/repo/file.gguf", or "org/repo@revision" with a branch, tag
             or commit. It is downloaded once; a download that broke off goes
             on where it did. HF_TOKEN, HF_ENDPOINT, HF_HOME and
@@ -95,18 +96,15 @@ class Gemma:
         """
         count = _thread_count(threads)
         path = models.resolve(model, as_callback(progress, "fetching"))
-        folder, report = packed.choose_folder(packed_cache, path)
-        engine = _core.Engine.load_gguf(
-            path,
-            count,
-            as_callback(progress, "loading"),
-            b"" if folder is None else os.fsencode(folder),
+        loaded = loading.load(
+            path, count, as_callback(progress, "loading"), packed_cache
         )
-        if folder is not None:
-            state, file, reason = engine.packed_report
-            report = PackedWeights(state, file or None, reason or None)
-        tokenizer = _load_tokenizer(path, engine)
-        return cls(engine, tokenizer, info_of_gguf(path), report)
+        return cls(
+            loaded.engine,
+            loaded.tokenizer,
+            loaded.info,
+            loaded.packed_weights,
+        )
 
     @classmethod
     def from_tensors(
@@ -143,7 +141,7 @@ class Gemma:
             config, source, _thread_count(threads)
         )
         if tokenizer is not None:
-            _check_vocab_size(tokenizer, engine)
+            loading.check_vocab_size(tokenizer, engine)
             engine.set_token_bytes(tokenizer.token_bytes)
         return cls(engine, tokenizer)
 
@@ -455,23 +453,3 @@ def _thread_count(threads: int | None) -> int:
     if count == 0:
         raise ValueError("threads: expected at least 1, found 0")
     return count
-
-
-def _load_tokenizer(path: str, engine: _core.Engine) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one."""
-    keys = _core.GgufFile(path).keys()
-    if not any(key.startswith("tokenizer.ggml.") for key in keys):
-        return None
-    tokenizer = Tokenizer(_core.sentencepiece_model(path))
-    _check_vocab_size(tokenizer, engine)
-    _core.trim_heap()
-    return tokenizer
-
-
-def _check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
-    # Some models pad the embedding; more tokens than rows cannot work.
-    if tokenizer.vocab_size > engine.config.vocab_size:
-        raise MismatchError(
-            f"tokenizer: found {tokenizer.vocab_size} tokens, expected at "
-            f"most the model's {engine.config.vocab_size}"
-        )

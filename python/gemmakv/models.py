@@ -16,6 +16,7 @@ from typing import NoReturn, Union
 from gemmakv import hub
 from gemmakv.errors import CorruptFile, GemmaKVError, brief
 from gemmakv.files import atomic_writer, write_atomically
+from gemmakv.huggingface import is_model_folder
 from gemmakv.progress import Callback
 
 StrPath = Union[str, "os.PathLike[str]"]
@@ -53,7 +54,7 @@ def cache_folder() -> Path:
 
 
 def resolve(model: StrPath, progress: Callback | None = None) -> str:
-    """Path of the GGUF file that `model` names.
+    """Path of the GGUF file or of the directory that `model` names.
 
     A str is an alias, a path or a name of the Hugging Face hub (`hub.parse`),
     in this order; an os.PathLike is a path. `progress` gets (done, total)
@@ -74,7 +75,9 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
     if isinstance(model, str) and model in ALIASES:
         return str(fetch(ALIASES[model], progress))
     if os.path.isdir(path):
-        _refuse_folder(path)
+        if not is_model_folder(path):
+            _refuse_folder(path)
+        return path
     if os.path.exists(path):
         return path
     name = hub.parse(model) if isinstance(model, str) else None
@@ -97,13 +100,11 @@ def _refuse_folder(path: str) -> NoReturn:
             f"expected a .gguf file, found a folder; it holds {holds}",
             path,
         )
-    if os.path.exists(os.path.join(path, "config.json")):
-        raise ValueError(
-            f"{path}: Hugging Face folders are not supported yet; "
-            "expected a .gguf file"
-        )
     raise IsADirectoryError(
-        errno.EISDIR, "expected a .gguf file, found a folder", path
+        errno.EISDIR,
+        "expected a .gguf file, or a folder with config.json and "
+        "*.safetensors; found a folder without",
+        path,
     )
 
 

@@ -64,9 +64,10 @@ def default_folder() -> Path | None:
 
 
 def choose_folder(
-    packed_cache: bool | StrPath, model_path: str
+    packed_cache: bool | StrPath, model_bytes: int
 ) -> tuple[Path | None, PackedWeights]:
-    """The folder to use for a model file, and what to say if it is None.
+    """The folder to use for a model of this size, and what to say if it is
+    None.
 
     Raises ValueError for a `packed_cache` that is no bool and no path.
     """
@@ -74,7 +75,7 @@ def choose_folder(
         return None, PackedWeights("off", reason="packed_cache=False")
     if packed_cache is not True:
         return _as_folder(packed_cache), PackedWeights("off")
-    if os.path.getsize(model_path) < MIN_MODEL_BYTES:
+    if model_bytes < MIN_MODEL_BYTES:
         return None, PackedWeights(
             "off", reason=f"the model has less than {MIN_MODEL_BYTES:,} bytes"
         )

@@ -174,11 +174,13 @@ def test_resolve_names_the_aliases(tmp_path: Path) -> None:
 
 
 def test_resolve_folder(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match="config.json"):
         models.resolve(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="not supported yet"):
+    with pytest.raises(IsADirectoryError, match="safetensors"):
         models.resolve(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert models.resolve(tmp_path) == str(tmp_path)
 
 
 @pytest.mark.parametrize("model", ["", "a\0b", 7, None, b"x.gguf"])

@@ -1,0 +1,154 @@
+#include "io/tensor_files.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/float16.h"
+
+namespace gkv {
+namespace {
+
+// Far above any model that exists, far below where size products overflow.
+constexpr size_t kMaxSize = size_t{1} << 30;
+
+size_t StoredBytes(const TensorPlace& place) {
+  return place.rows * RowBytes(place.type, place.cols);
+}
+
+TensorType DeliveredType(const TensorPlace& place) {
+  return place.form == TensorForm::kPlusOne ? TensorType::kF32 : place.type;
+}
+
+float FloatAt(TensorType type, const uint8_t* at) {
+  if (type == TensorType::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, at, sizeof(half));
+  return type == TensorType::kF16 ? Float32FromFloat16(half)
+                                  : Float32FromBFloat16(half);
+}
+
+void AddOne(const TensorPlace& place, const uint8_t* in, uint8_t* out) {
+  const size_t bytes = Info(place.type).bytes;
+  for (size_t i = 0; i < place.rows * place.cols; ++i) {
+    const float value = 1.0f + FloatAt(place.type, in + i * bytes);
+    std::memcpy(out + i * sizeof(value), &value, sizeof(value));
+  }
+}
+
+void TransposeBlocks(const TensorPlace& place, const uint8_t* in,
+                     uint8_t* out) {
+  const size_t bytes = Info(place.type).bytes;
+  const size_t block_rows = place.rows / place.blocks;
+  for (size_t row = 0; row < place.rows; ++row) {
+    const size_t block = row / block_rows;
+    const uint8_t* column =
+        in + (block * place.cols * block_rows + row % block_rows) * bytes;
+    for (size_t col = 0; col < place.cols; ++col, out += bytes) {
+      std::memcpy(out, column + col * block_rows * bytes, bytes);
+    }
+  }
+}
+
+}  // namespace
+
+TensorFiles::TensorFiles(std::string description,
+                         const std::vector<std::string>& paths,
+                         const std::vector<TensorPlace>& places)
+    : description_(std::move(description)), places_(places) {
+  for (const std::string& path : paths) files_.emplace_back(path);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Check(places_[i]);
+    if (!index_.emplace(places_[i].name, i).second) {
+      throw InvalidArgument(StrCat(description_, ": tensor ", places_[i].name,
+                                   " is listed twice"));
+    }
+  }
+}
+
+void TensorFiles::Check(const TensorPlace& place) const {
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidArgument(
+        StrCat(description_, ": tensor ", place.name, ": ", why));
+  };
+  if (place.file >= files_.size()) {
+    refuse(StrCat("file ", place.file, ", expected one of ", files_.size()));
+  }
+  if (place.type != TensorType::kF32 && place.type != TensorType::kF16 &&
+      place.type != TensorType::kBF16) {
+    refuse(
+        StrCat("type ", Info(place.type).name, ", expected F32, F16 or BF16"));
+  }
+  if (place.rows == 0 || place.cols == 0 || place.rows > kMaxSize ||
+      place.cols > kMaxSize) {
+    refuse(StrCat("shape [", place.rows, ", ", place.cols, "], expected 1..",
+                  kMaxSize, " rows and columns"));
+  }
+  if (place.form == TensorForm::kPlusOne && place.rows != 1) {
+    refuse(StrCat(place.rows, " rows, expected a vector"));
+  }
+  if (place.blocks == 0 || place.rows % place.blocks != 0) {
+    refuse(StrCat(place.rows, " rows, expected a multiple of ", place.blocks,
+                  " blocks"));
+  }
+  const MappedFile& file = files_[place.file];
+  const size_t size = file.bytes().size();
+  if (place.offset > size || StoredBytes(place) > size - place.offset) {
+    throw CorruptFile(StrCat(file.path(), ": tensor ", place.name, " takes ",
+                             StoredBytes(place), " bytes at ", place.offset,
+                             ", expected them within the file's ", size));
+  }
+}
+
+std::vector<std::string> TensorFiles::Names() const {
+  std::vector<std::string> names;
+  for (const TensorPlace& place : places_) names.push_back(place.name);
+  return names;
+}
+
+const uint8_t* TensorFiles::Stored(const TensorPlace& place) const {
+  return files_[place.file].bytes().data() + place.offset;
+}
+
+const uint8_t* TensorFiles::Converted(const TensorPlace& place) {
+  const auto held = converted_.find(place.name);
+  if (held != converted_.end()) return held->second.data();
+  AlignedBuffer<uint8_t> bytes(place.rows *
+                               RowBytes(DeliveredType(place), place.cols));
+  if (place.form == TensorForm::kPlusOne) {
+    AddOne(place, Stored(place), bytes.data());
+  } else {
+    TransposeBlocks(place, Stored(place), bytes.data());
+  }
+  files_[place.file].DropPages(place.offset, StoredBytes(place));
+  return converted_.emplace(place.name, std::move(bytes)).first->second.data();
+}
+
+std::optional<TensorView> TensorFiles::Find(std::string_view name) {
+  const auto found = index_.find(name);
+  if (found == index_.end()) return std::nullopt;
+  const TensorPlace& place = places_[found->second];
+  TensorView view;
+  view.name = place.name;
+  view.type = DeliveredType(place);
+  view.rows = place.rows;
+  view.cols = place.cols;
+  view.data =
+      place.form == TensorForm::kAsStored ? Stored(place) : Converted(place);
+  return view;
+}
+
+void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
+  const TensorPlace& place = places_[index_.find(view.name)->second];
+  if (place.form == TensorForm::kAsStored) {
+    files_[place.file].DropPages(place.offset + begin, end - begin);
+  } else if (end == view.size_bytes()) {
+    converted_.erase(view.name);
+  }
+}
+
+}  // namespace gkv

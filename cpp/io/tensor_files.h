@@ -1,0 +1,72 @@
+#ifndef GEMMAKV_IO_TENSOR_FILES_H_
+#define GEMMAKV_IO_TENSOR_FILES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "io/mapped_file.h"
+#include "io/tensor_source.h"
+
+namespace gkv {
+
+// How stored values become those that a model takes.
+enum class TensorForm {
+  kAsStored,
+  kPlusOne,           // 1 + value, as F32: norm weights stored as offsets
+  kBlocksTransposed,  // blocks one below the other, each stored transposed
+};
+
+// One tensor in a file, row-major from `offset` on.
+struct TensorPlace {
+  std::string name;  // what Find() is asked for
+  size_t file = 0;   // index into the files
+  uint64_t offset = 0;
+  TensorType type = TensorType::kF32;  // F32, F16 or BF16
+  size_t rows = 0;                     // as delivered
+  size_t cols = 0;
+  TensorForm form = TensorForm::kAsStored;
+  // kBlocksTransposed: [rows / blocks, cols] each, stored as [cols, rows /
+  // blocks].
+  size_t blocks = 1;
+};
+
+// Tensors at known places in memory-mapped files, such as the shards of a
+// safetensors model, as a TensorSource. What is stored as it is needed is read
+// in place; other forms are made when they are asked for and kept until they
+// are released. Not thread-safe.
+class TensorFiles : public TensorSource {
+ public:
+  // `description` names the whole in messages. Throws IoError or CorruptFile
+  // for files that cannot be mapped; CorruptFile for a place that is not inside
+  // its file; InvalidArgument for one that is impossible: a type that is not
+  // float, a form that does not fit the shape, a name that comes twice.
+  TensorFiles(std::string description, const std::vector<std::string>& paths,
+              const std::vector<TensorPlace>& places);
+
+  std::string Description() const override { return description_; }
+  std::vector<std::string> Names() const override;  // as in `places`
+  std::optional<TensorView> Find(std::string_view name) override;
+  void Release(const TensorView& view, size_t begin, size_t end) override;
+
+ private:
+  void Check(const TensorPlace& place) const;
+  const uint8_t* Stored(const TensorPlace& place) const;
+  const uint8_t* Converted(const TensorPlace& place);
+
+  std::string description_;
+  std::vector<MappedFile> files_;
+  std::vector<TensorPlace> places_;
+  std::map<std::string, size_t, std::less<>> index_;  // into places_
+  std::map<std::string, AlignedBuffer<uint8_t>, std::less<>> converted_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_IO_TENSOR_FILES_H_

@@ -1,0 +1,393 @@
+"""config.json to ModelConfig.
+
+What a file omits is what transformers' configuration classes assume. What
+the engine cannot honour is an error: never a model that computes something
+else than its configuration says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from gemmakv._core import ModelConfig
+from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.huggingface.documents import Section, read_object
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Defaults of one `model_type`; 0 stands for a size that depends on
+    others.
+    """
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    sliding_window: int = 4096
+
+
+_KINDS = {
+    "gemma": _Kind(
+        "gemma", 3072, 24576, 28, 16, 16, 256, 256000, 8192
+    ),
+    "gemma2": _Kind(
+        "gemma2", 2304, 9216, 26, 8, 4, 256, 256000, 8192
+    ),
+    "gemma3_text": _Kind(
+        "gemma3", 2304, 9216, 26, 8, 4, 256, 262208, 131072
+    ),
+    "recurrent_gemma": _Kind(
+        "recurrentgemma", 2560, 7680, 26, 10, 0, 0, 256000, 8192, 2048
+    ),
+}  # fmt: skip
+# The language model of a multimodal one is described in a section of its own.
+_MULTIMODAL = {"gemma3": "gemma3_text"}
+
+_LAYER_TYPES = {
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+    "attention": "sliding",
+    "linear_attention": "recurrent",
+    "recurrent": "recurrent",
+}
+_GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderConfig:
+    """What the configuration files of a directory say.
+
+    tied_head: whether the embedding serves as the output head.
+    multimodal: whether the model has parts beside the language model.
+    names: what the model is called there.
+    """
+
+    config: ModelConfig
+    tied_head: bool
+    multimodal: bool
+    names: tuple[str, ...]
+
+
+def read_config(folder: Path) -> FolderConfig:
+    """Reads config.json and generation_config.json of a directory.
+
+    Raises OSError, CorruptFile for values that are wrong, MismatchError for
+    models that are not supported.
+    """
+    path = folder / "config.json"
+    top = Section(read_object(path), str(path))
+    model_type = top.text("model_type", "")
+    text = top
+    if model_type in _MULTIMODAL:
+        section = top.section("text_config")
+        if section is None:
+            raise top.wrong("text_config", "an object")
+        text = section
+        model_type = text.text("model_type", _MULTIMODAL[model_type])
+    kind = _KINDS.get(model_type)
+    if kind is None:
+        known = ", ".join(sorted({*_KINDS, *_MULTIMODAL}))
+        raise MismatchError(
+            f"{path}: model_type is {brief(model_type)}, expected one of "
+            + known
+        )
+    if "quantization_config" in top or "quantization_config" in text:
+        raise MismatchError(
+            f"{path}: the weights are quantized (quantization_config), "
+            "expected F32, F16 or BF16 weights"
+        )
+    reader = _Reader(kind, text)
+    values = reader.values()
+    values |= _token_ids(folder, [top, text], values)
+    try:
+        config = ModelConfig(**values).named()
+    except ValueError as error:
+        raise CorruptFile(f"{path}: {error}") from None
+    # The section of the text does not repeat what the model as a whole says.
+    tied = top.flag("tie_word_embeddings", True)
+    if text is not top and "tie_word_embeddings" in text:
+        tied = text.flag("tie_word_embeddings", True)
+    name = top.text("_name_or_path", "")
+    return FolderConfig(config, tied, text is not top, (name,) if name else ())
+
+
+class _Reader:
+    """Reads the section that describes a language model."""
+
+    def __init__(self, kind: _Kind, text: Section) -> None:
+        self.kind = kind
+        self.text = text
+        self.recurrent = kind.architecture == "recurrentgemma"
+
+    def refuse(self, key: str, expected: str) -> MismatchError:
+        return MismatchError(str(self.text.wrong(key, expected)))
+
+    def values(self) -> dict[str, Any]:
+        """Arguments of ModelConfig."""
+        self._check_supported()
+        text, kind = self.text, self.kind
+        hidden = text.size("hidden_size", kind.hidden_size)
+        heads = text.size("num_attention_heads", kind.num_heads)
+        ffn = text.size("intermediate_size", kind.intermediate_size)
+        base = ModelConfig.from_family(
+            kind.architecture,
+            hidden_size=hidden,
+            num_layers=self._num_layers(),
+            num_heads=heads,
+            kv_heads=text.size("num_key_value_heads", kind.kv_heads or heads),
+            head_dim=self._head_dim(hidden, heads),
+            # RecurrentGemma counts both halves of its gated layer.
+            ffn_dim=ffn // 2 if self.recurrent else ffn,
+        )
+        values = {key: getattr(base, key) for key in _CONFIG_KEYS}
+        values["vocab_size"] = text.size("vocab_size", kind.vocab_size)
+        values["context_length"] = text.size(
+            "max_position_embeddings", kind.context_length
+        )
+        values["rms_epsilon"] = text.number("rms_norm_eps", 1e-6)
+        values["layer_kinds"] = self._layer_kinds(base)
+        values["sliding_window"] = (
+            self._window() if "sliding" in values["layer_kinds"] else 0
+        )
+        values["query_scale"] = self._query_scale(base.head_dim)
+        values |= self._soft_caps(base)
+        values |= self._rope(base)
+        if self.recurrent:
+            values["lru_width"] = text.size("lru_width", hidden)
+            values["lru_blocks"] = heads
+            values["conv_width"] = text.size("conv1d_width", 4)
+        return values
+
+    def _check_supported(self) -> None:
+        text = self.text
+        activation = "hidden_activation"
+        if activation not in text and "hidden_act" in text:
+            activation = "hidden_act"
+        found = text.text(activation, _GELU_TANH)
+        # Gemma 1 says "gelu" and means its approximation.
+        legacy = self.kind.architecture == "gemma" and found == "gelu"
+        if found != _GELU_TANH and not legacy:
+            raise self.refuse(activation, repr(_GELU_TANH))
+        if text.flag("attention_bias", False):
+            raise self.refuse("attention_bias", "false")
+        if text.values.get("use_bidirectional_attention"):
+            raise self.refuse("use_bidirectional_attention", "false")
+
+    def _num_layers(self) -> int:
+        count = self.text.size("num_hidden_layers", self.kind.num_layers)
+        if count > 4096:
+            raise self.text.wrong("num_hidden_layers", "at most 4096")
+        return count
+
+    def _head_dim(self, hidden: int, heads: int) -> int:
+        default = self.kind.head_dim or hidden // heads
+        head_dim = self.text.size("head_dim", default or 1)
+        if self.recurrent and head_dim != hidden // heads:
+            raise self.refuse(
+                "head_dim", f"hidden_size / num_attention_heads, {default}"
+            )
+        return head_dim
+
+    def _layer_kinds(self, base: ModelConfig) -> list[str]:
+        if self.recurrent:
+            blocks = self.text.texts("block_types")
+            if blocks is not None:
+                kinds = self._kinds_of("block_types", blocks)
+                return [kinds[i % len(kinds)] for i in range(base.num_layers)]
+            return base.layer_kinds
+        types = self.text.texts("layer_types")
+        if types is not None:
+            kinds = self._kinds_of("layer_types", types)
+            if len(kinds) != base.num_layers:
+                raise self.text.wrong(
+                    "layer_types",
+                    f"{base.num_layers} entries, found {len(kinds)}",
+                )
+            if "recurrent" in kinds:
+                raise self.refuse("layer_types", "attention layers")
+            return kinds
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            if key in self.text and self.kind.architecture == "gemma3":
+                period = self.text.size(key, 6)
+                return [
+                    "sliding" if (i + 1) % period else "full"
+                    for i in range(base.num_layers)
+                ]
+        return base.layer_kinds
+
+    def _kinds_of(self, key: str, types: list[str]) -> list[str]:
+        if not types:
+            raise self.text.wrong(key, "at least one entry")
+        for entry in types:
+            if entry not in _LAYER_TYPES:
+                raise self.refuse(key, f"no entry {brief(entry)}")
+        return [_LAYER_TYPES[entry] for entry in types]
+
+    def _window(self) -> int:
+        key = "attention_window_size" if self.recurrent else "sliding_window"
+        return self.text.size(key, self.kind.sliding_window)
+
+    def _query_scale(self, head_dim: int) -> float:
+        if self.kind.architecture in ("gemma2", "gemma3"):
+            divisor = self.text.number("query_pre_attn_scalar", 256)
+            if divisor <= 0:
+                raise self.text.wrong(
+                    "query_pre_attn_scalar", "a positive number"
+                )
+        else:
+            divisor = head_dim
+        return 1.0 / math.sqrt(divisor)
+
+    def _soft_caps(self, base: ModelConfig) -> dict[str, float]:
+        def cap(key: str, default: float) -> float:
+            # null switches a cap off.
+            if key in self.text.values and key not in self.text:
+                return 0.0
+            value = self.text.number(key, default)
+            if value <= 0:
+                raise self.text.wrong(key, "a positive number or null")
+            return value
+
+        final = (
+            "logits_soft_cap" if self.recurrent else "final_logit_softcapping"
+        )
+        caps = {}
+        if base.final_soft_cap or final in self.text:
+            caps["final_soft_cap"] = cap(final, base.final_soft_cap)
+        attn = "attn_logit_softcapping"
+        if base.attn_soft_cap or attn in self.text:
+            caps["attn_soft_cap"] = cap(attn, base.attn_soft_cap)
+        return caps
+
+    # ---- Rotary embeddings ----
+
+    def _rope(self, base: ModelConfig) -> dict[str, Any]:
+        if self.kind.architecture == "gemma3":
+            return self._rope_by_layer_type(base)
+        section = self.text.section("rope_scaling") or self.text.section(
+            "rope_parameters"
+        )
+        default = self.text.number("rope_theta", 10000.0)
+        theta, factor = self._rope_of(section, default)
+        values: dict[str, Any] = {"rope_dim": self._rope_dim(section, base)}
+        if "full" in base.layer_kinds:
+            values["rope_base_full"] = theta
+        if "full" in base.layer_kinds and "sliding" not in base.layer_kinds:
+            values["rope_factor_full"] = factor
+        elif factor != 1:
+            raise self.refuse("rope_scaling", "none for this model_type")
+        if "sliding" in base.layer_kinds:
+            values["rope_base_sliding"] = theta
+        return values
+
+    def _rope_by_layer_type(self, base: ModelConfig) -> dict[str, Any]:
+        full = sliding = None
+        both = self.text.section("rope_parameters")
+        if both is not None:
+            full = both.section("full_attention")
+            sliding = both.section("sliding_attention")
+            if full is None and sliding is None and both.values:
+                raise self.text.wrong(
+                    "rope_parameters", "an object for each layer type"
+                )
+        # The older keys; a scaling there is that of full layers.
+        scaling = self.text.section("rope_scaling")
+        default = self.text.number("rope_theta", 1e6)
+        theta, factor = self._rope_of(full, default)
+        if scaling is not None:
+            theta, factor = self._rope_of(scaling, theta)
+        local = self.text.number("rope_local_base_freq", 1e4)
+        local, local_factor = self._rope_of(sliding, local)
+        if local_factor != 1:
+            raise self.refuse("rope_parameters", "no scaling of sliding layers")
+        return {
+            "rope_dim": base.head_dim,
+            "rope_base_full": theta,
+            "rope_base_sliding": local,
+            "rope_factor_full": factor,
+        }
+
+    def _rope_of(
+        self, section: Section | None, theta: float
+    ) -> tuple[float, float]:
+        """Base frequency and linear factor."""
+        if section is None:
+            return self._positive_base(self.text, "rope_theta", theta), 1.0
+        theta = section.number("rope_theta", theta)
+        self._positive_base(section, "rope_theta", theta)
+        key = "rope_type" if "rope_type" in section else "type"
+        kind = section.text(key, "default")
+        if kind == "default":
+            return theta, 1.0
+        if kind != "linear":
+            raise MismatchError(
+                str(section.wrong(key, "'default' or 'linear'"))
+            )
+        factor = section.number("factor", 0.0)
+        if factor < 1:
+            raise section.wrong("factor", "a number >= 1")
+        return theta, factor
+
+    @staticmethod
+    def _positive_base(section: Section, key: str, theta: float) -> float:
+        if theta <= 1:
+            raise section.wrong(key, "a number above 1")
+        return theta
+
+    def _rope_dim(self, section: Section | None, base: ModelConfig) -> int:
+        share = self.text.number(
+            "partial_rotary_factor", 0.5 if self.recurrent else 1.0
+        )
+        if section is not None:
+            share = section.number("partial_rotary_factor", share)
+        if not self.recurrent and share != 1:
+            raise self.refuse("partial_rotary_factor", "1")
+        rope_dim = int(base.head_dim * share)
+        if not 0 < rope_dim <= base.head_dim or rope_dim % 2 != 0:
+            raise self.text.wrong(
+                "partial_rotary_factor",
+                f"a part of head_dim {base.head_dim} that is even",
+            )
+        return rope_dim
+
+
+_CONFIG_KEYS = (
+    "architecture", "hidden_size", "num_layers", "num_heads", "kv_heads",
+    "head_dim", "ffn_dim", "layer_kinds", "attn_soft_cap", "final_soft_cap",
+    "rope_base_full", "rope_base_sliding", "qk_norm", "post_norms", "eos_ids",
+    "bos_id", "embedding_scale", "rope_dim", "biases",
+)  # fmt: skip
+
+
+def _token_ids(
+    folder: Path, sections: list[Section], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """eos_ids and bos_id: generation_config.json before config.json before the
+    family's.
+    """
+    path = folder / "generation_config.json"
+    if path.exists():
+        sections = [Section(read_object(path), str(path)), *sections]
+    found: dict[str, Any] = {
+        "eos_ids": defaults["eos_ids"],
+        "bos_id": defaults["bos_id"],
+    }
+    for section in reversed(sections):
+        eos = section.token_ids("eos_token_id")
+        bos = section.token_ids("bos_token_id")
+        if eos:
+            found["eos_ids"] = sorted(set(eos))
+        if bos is not None:
+            if len(bos) != 1:
+                raise section.wrong("bos_token_id", "one token id")
+            found["bos_id"] = bos[0]
+    return found

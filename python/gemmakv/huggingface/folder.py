@@ -1,0 +1,83 @@
+"""A model's directory as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from gemmakv._core import ModelConfig
+from gemmakv.errors import CorruptFile
+from gemmakv.huggingface.config import read_config
+from gemmakv.huggingface.documents import Section, read_object
+from gemmakv.huggingface.safetensors import read_folder
+from gemmakv.huggingface.tensors import Place, place_tensors
+from gemmakv.model_info import ModelInfo
+
+
+def is_model_folder(path: str) -> bool:
+    """Whether a directory holds a model in this form."""
+    folder = Path(path)
+    return (folder / "config.json").is_file() and any(
+        folder.glob("*.safetensors*")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFolder:
+    """What a directory holds; no weight has been read.
+
+    files: paths of the weights' files; places: the tensors in them, as
+    `_core.Engine.load_files` takes them. left_out: tensors of parts that are
+    not supported, such as image encoders.
+    """
+
+    config: ModelConfig
+    files: list[str]
+    places: list[Place]
+    left_out: list[str]
+    info: ModelInfo
+
+    @classmethod
+    def open(cls, path: str) -> ModelFolder:
+        """Raises OSError, CorruptFile or MismatchError, naming the file."""
+        folder = Path(path)
+        described = read_config(folder)
+        files, places, left_out = place_tensors(
+            described.config, described.tied_head, read_folder(folder), folder
+        )
+        names = (*described.names, folder.resolve().name)
+        info = ModelInfo(names, chat_template_of(folder))
+        return cls(described.config, files, places, left_out, info)
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """Jinja source of a directory's chat template; None if it has none."""
+    source = folder / "chat_template.jinja"
+    if source.exists():
+        try:
+            return source.read_text(encoding="utf-8") or None
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{source}: expected UTF-8, {error}") from None
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        section = Section(read_object(path), str(path))
+        value = section.values.get("chat_template")
+        if isinstance(value, list):
+            value = _default_template(section, value)
+        if value is not None and not isinstance(value, str):
+            raise section.wrong("chat_template", "a string")
+        if value:
+            return value
+    return None
+
+
+def _default_template(section: Section, entries: list[object]) -> object:
+    """That of several named templates which serves conversations."""
+    for entry in entries:
+        if not isinstance(entry, dict) or "name" not in entry:
+            raise section.wrong("chat_template", "templates with names")
+        if entry["name"] == "default":
+            return entry.get("template")
+    return None
