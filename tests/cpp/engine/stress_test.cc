@@ -344,5 +344,12 @@ TEST(StressTest, CallersGetWhatTheyGetAloneInFloat32) {
   Stress(tiny, KvDtype::kF32, 4, 30);
 }
 
+// States instead of keys and values: rewinding goes to checkpoints, or to 0.
+TEST(StressTest, CallersGetWhatTheyGetAloneWithRecurrentLayers) {
+  TinyOptions tiny = MixedTypes(TinyFamily("recurrentgemma"));
+  tiny.window = 17;
+  Stress(tiny, KvDtype::kBF16, 4, 30);
+}
+
 }  // namespace
 }  // namespace gkv

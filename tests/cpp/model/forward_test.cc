@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "model/create_kv_cache.h"
@@ -123,6 +124,41 @@ void ExpectMatchesReference(const TinyOptions& options) {
 
 TEST(ForwardTest, MatchesReference) { ExpectMatchesReference({}); }
 
+TEST(ForwardTest, EveryFamilyMatchesReference) {
+  for (const std::string& family : TinyFamilies()) {
+    SCOPED_TRACE(family);
+    ExpectMatchesReference(TinyFamily(family));
+  }
+}
+
+// Shapes that no published model has.
+TEST(ForwardTest, RecurrentLayersOfAnyShapeMatchReference) {
+  for (const size_t conv_width : {1, 2, 9}) {
+    TinyOptions options = TinyFamily("recurrentgemma");
+    options.conv_width = conv_width;
+    options.lru_width = 80;
+    options.lru_blocks = conv_width == 2 ? 1 : 5;
+    options.biases = conv_width != 1;
+    options.post_norms = true;
+    options.qk_norm = true;
+    options.kv_heads = 2;
+    options.rope_dim = 30;
+    options.pattern = {LayerKind::kRecurrent, LayerKind::kFull,
+                       LayerKind::kSliding};
+    options.tied = false;
+    SCOPED_TRACE(conv_width);
+    ExpectMatchesReference(options);
+  }
+}
+
+TEST(ForwardTest, RecurrentLayersAloneMatchReference) {
+  TinyOptions options = TinyFamily("recurrentgemma");
+  options.pattern = {LayerKind::kRecurrent};
+  options.window = 0;
+  options.num_layers = 3;
+  ExpectMatchesReference(options);
+}
+
 TEST(ForwardTest, MatchesReferenceWithSoftCapsAndUntiedHead) {
   TinyOptions options;
   options.attn_soft_cap = 2;
@@ -136,17 +172,29 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
   options.qk_norm = false;
   options.post_norms = false;
   options.kv_heads = 1;
-  options.period = 1;  // full attention only
+  options.pattern = {LayerKind::kFull};
   ExpectMatchesReference(options);
 }
 
-class ForwardBitsTest : public ::testing::TestWithParam<KvDtype> {
+// What no cut of the work may change, for a family and a type of stored keys
+// and values.
+struct BitsCase {
+  std::string family;
+  KvDtype dtype;
+};
+
+class ForwardBitsTest : public ::testing::TestWithParam<BitsCase> {
  protected:
   ForwardBitsTest() {
-    expected_ = Driver(model_, 1).Run(*NewCache(*model_, tokens_, GetParam()),
-                                      {tokens_.size()});
+    expected_ = Driver(model_, 1).Run(*NewCache(tokens_), {tokens_.size()});
   }
-  std::shared_ptr<const Model> model_ = TinyModel(MixedTypes());
+  std::shared_ptr<KVCache> NewCache(const std::vector<int32_t>& tokens,
+                                    size_t block_tokens = 16) {
+    return gkv::NewCache(*model_, tokens, GetParam().dtype, block_tokens);
+  }
+
+  std::shared_ptr<const Model> model_ =
+      TinyModel(MixedTypes(TinyFamily(GetParam().family)));
   std::vector<int32_t> tokens_ = RandomTokens(150, 3);
   Logits expected_;
 };
@@ -161,7 +209,7 @@ TEST_P(ForwardBitsTest, SameForAnyChunking) {
   Driver driver(model_, 1);
   for (const std::vector<size_t>& chunks : std::vector<std::vector<size_t>>{
            {1}, {2}, {3, 5, 7}, {16}, {17}, {64}, {149, 1}, {1, 149}}) {
-    const auto cache = NewCache(*model_, tokens_, GetParam());
+    const auto cache = NewCache(tokens_);
     EXPECT_TRUE(SameBits(driver.Run(*cache, chunks), expected_)) << chunks[0];
   }
 }
@@ -170,7 +218,7 @@ TEST_P(ForwardBitsTest, SameForAnyNumberOfThreads) {
   for (const size_t threads : {2, 3, 5}) {
     Driver driver(model_, threads);
     for (const size_t chunk : {1, 9, 150}) {
-      const auto cache = NewCache(*model_, tokens_, GetParam());
+      const auto cache = NewCache(tokens_);
       EXPECT_TRUE(SameBits(driver.Run(*cache, {chunk}), expected_))
           << threads << " threads, chunks of " << chunk;
     }
@@ -180,7 +228,7 @@ TEST_P(ForwardBitsTest, SameForAnyNumberOfThreads) {
 TEST_P(ForwardBitsTest, SameForAnyBlockSize) {
   Driver driver(model_, 2);
   for (const size_t block_tokens : {32, 64, 128}) {
-    const auto cache = NewCache(*model_, tokens_, GetParam(), block_tokens);
+    const auto cache = NewCache(tokens_, block_tokens);
     EXPECT_TRUE(SameBits(driver.Run(*cache, {40, 1, 30}), expected_))
         << block_tokens;
   }
@@ -194,9 +242,8 @@ TEST_P(ForwardBitsTest, SameInABatch) {
   std::vector<Logits> expected;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto tokens = RandomTokens(lengths[i], 10 + static_cast<uint32_t>(i));
-    caches.push_back(NewCache(*model_, tokens, GetParam()));
-    expected.push_back(
-        alone.Run(*NewCache(*model_, tokens, GetParam()), {lengths[i]}));
+    caches.push_back(NewCache(tokens));
+    expected.push_back(alone.Run(*NewCache(tokens), {lengths[i]}));
   }
   // Ragged: whoever has rows left takes part with up to 13 of them.
   std::vector<Logits> found(lengths.size());
@@ -230,7 +277,7 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
   Driver driver(model_, 2);
   // Points within the window, just past it, and far past it.
   for (const size_t keep : {1, 23, 24, 25, 60, 100, 120, 149, 150}) {
-    const auto parent = NewCache(*model_, tokens_, GetParam());
+    const auto parent = NewCache(tokens_);
     driver.Run(*parent, {50});
     const std::unique_ptr<KVCache> fork = parent->Fork();
     fork->Truncate(keep);
@@ -253,7 +300,7 @@ TEST_P(ForwardBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
   for (const std::string& target : AttainableTargets()) {
     ForceTarget(target);
     if (NumericsId() == id) {
-      const auto cache = NewCache(*model_, tokens_, GetParam());
+      const auto cache = NewCache(tokens_);
       EXPECT_TRUE(SameBits(Driver(model_, 1).Run(*cache, {70}), expected_))
           << target;
       ++compared;
@@ -263,9 +310,25 @@ TEST_P(ForwardBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
   EXPECT_GE(compared, 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, ForwardBitsTest,
-                         ::testing::Values(KvDtype::kF32, KvDtype::kBF16,
-                                           KvDtype::kInt8));
+std::vector<BitsCase> BitsCases() {
+  std::vector<BitsCase> cases;
+  for (const std::string& family : TinyFamilies()) {
+    for (const KvDtype dtype :
+         {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+      cases.push_back({family, dtype});
+    }
+  }
+  return cases;
+}
+
+std::string CaseName(const ::testing::TestParamInfo<BitsCase>& info) {
+  const char* const dtypes[] = {"f32", "bf16", "int8"};
+  return info.param.family + "_" +
+         dtypes[static_cast<size_t>(info.param.dtype)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ForwardBitsTest,
+                         ::testing::ValuesIn(BitsCases()), CaseName);
 
 }  // namespace
 }  // namespace gkv

@@ -56,6 +56,21 @@ void ExpectSameVector(const FloatVector& a, const FloatVector& b) {
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
 }
 
+void ExpectSameRecurrent(const RecurrentWeights& a, const RecurrentWeights& b) {
+  for (const auto matrix :
+       {&RecurrentWeights::x, &RecurrentWeights::y,
+        &RecurrentWeights::input_gate, &RecurrentWeights::a_gate}) {
+    ExpectSameMatrix(a.*matrix, b.*matrix);
+  }
+  for (const auto vector :
+       {&RecurrentWeights::x_bias, &RecurrentWeights::y_bias,
+        &RecurrentWeights::conv_taps, &RecurrentWeights::conv_bias,
+        &RecurrentWeights::input_gate_bias, &RecurrentWeights::a_gate_bias,
+        &RecurrentWeights::decay}) {
+    ExpectSameVector(a.*vector, b.*vector);
+  }
+}
+
 void ExpectSameWeights(const Weights& a, const Weights& b) {
   EXPECT_EQ(a.fingerprint, b.fingerprint);
   ExpectSameMatrix(a.embedding, b.embedding);
@@ -74,9 +89,13 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
     for (const auto vector :
          {&LayerWeights::attn_norm, &LayerWeights::q_norm,
           &LayerWeights::k_norm, &LayerWeights::post_attn_norm,
-          &LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm}) {
+          &LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm,
+          &LayerWeights::o_bias, &LayerWeights::gate_bias,
+          &LayerWeights::up_bias, &LayerWeights::down_bias}) {
       ExpectSameVector(x.*vector, y.*vector);
     }
+    ASSERT_EQ(x.recurrent == nullptr, y.recurrent == nullptr);
+    if (x.recurrent) ExpectSameRecurrent(*x.recurrent, *y.recurrent);
   }
 }
 
@@ -136,6 +155,10 @@ TEST(PackedWeightsShapes, EveryShapeAndTypeSurvives) {
   all[2].tied = false;
   all[2].types = {TensorType::kBF16, TensorType::kQ6_K, TensorType::kQ4_0};
   all[3].types = {TensorType::kQ5_0, TensorType::kF16};
+  for (const std::string& family : TinyFamilies()) {
+    all.push_back(TinyFamily(family));
+    all.push_back(MixedTypes(all.back()));
+  }
   TempFolder folder;
   for (const TinyOptions& options : all) {
     MemorySource source = TinyTensors(options);

@@ -29,13 +29,18 @@ class ReferenceModel {
     for (const int32_t token : tokens) {
       Row row(config_.hidden_size);
       for (size_t i = 0; i < row.size(); ++i) {
-        row[i] = embedding[static_cast<size_t>(token) * row.size() + i] *
-                 std::sqrt(static_cast<double>(row.size()));
+        row[i] = static_cast<double>(
+                     embedding[static_cast<size_t>(token) * row.size() + i]) *
+                 static_cast<double>(config_.embedding_scale);
       }
       x.push_back(row);
     }
     for (size_t layer = 0; layer < config_.num_layers; ++layer) {
-      Attention(layer, x);
+      if (config_.layer_kinds[layer] == LayerKind::kRecurrent) {
+        Recurrence(layer, x);
+      } else {
+        Attention(layer, x);
+      }
       FeedForward(layer, x);
     }
     const bool tied = !source_.tensors.contains("output.weight");
@@ -53,6 +58,17 @@ class ReferenceModel {
     for (double& value : row) value = cap * std::tanh(value / cap);
   }
 
+  static double Gelu(double x) {
+    const double inner = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+    return 0.5 * x * (1 + std::tanh(inner));
+  }
+
+  static double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+  static void AddTo(Row& row, const std::vector<float>& values) {
+    for (size_t i = 0; i < row.size(); ++i) row[i] += values[i];
+  }
+
   Row Norm(const Row& x, const std::string& name) const {
     const std::vector<float> weight = source_.Floats(name);
     double sum = 0;
@@ -62,6 +78,13 @@ class ReferenceModel {
                       static_cast<double>(config_.rms_epsilon));
     Row out(x.size());
     for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * weight[i];
+    return out;
+  }
+
+  // A product whose output has a bias in models with biases.
+  Row Linear(const std::string& name, const Row& x) const {
+    Row out = Multiply(name + ".weight", x);
+    if (config_.biases) AddTo(out, source_.Floats(name + ".bias"));
     return out;
   }
 
@@ -88,14 +111,15 @@ class ReferenceModel {
     const double base =
         full ? config_.rope_base_full : config_.rope_base_sliding;
     const double factor = full ? config_.rope_factor_full : 1;
+    const size_t half = config_.rope_dim / 2;
     Row out = x;
-    for (size_t i = 0; i < dim / 2; ++i) {
-      const double angle = static_cast<double>(position) / factor *
-                           std::pow(base, -2.0 * static_cast<double>(i) /
-                                              static_cast<double>(dim));
+    for (size_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(position) / factor *
+          std::pow(base, -static_cast<double>(i) / static_cast<double>(half));
       const double c = std::cos(angle), s = std::sin(angle);
-      out[i] = x[i] * c - x[i + dim / 2] * s;
-      out[i + dim / 2] = x[i + dim / 2] * c + x[i] * s;
+      out[i] = x[i] * c - x[i + half] * s;
+      out[i + half] = x[i + half] * c + x[i] * s;
     }
     return out;
   }
@@ -149,7 +173,7 @@ class ReferenceModel {
           }
         }
       }
-      Row out = Multiply(prefix + "attn_output.weight", attended);
+      Row out = Linear(prefix + "attn_output", attended);
       if (config_.post_norms) {
         out = Norm(out, prefix + "post_attention_norm.weight");
       }
@@ -157,18 +181,78 @@ class ReferenceModel {
     }
   }
 
+  // Griffin's recurrent block (arXiv 2402.19427, sections 2.3 and 2.4).
+  void Recurrence(size_t layer, std::vector<Row>& x) const {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    const size_t width = config_.lru_width;
+    const std::vector<float> param = source_.Floats(prefix + "rec_a_param");
+    std::vector<Row> inputs;  // of the convolution
+    Row state(width, 0.0);
+    for (size_t p = 0; p < x.size(); ++p) {
+      const Row h = Norm(x[p], prefix + "attn_norm.weight");
+      const Row y = Linear(prefix + "rec_y", h);
+      inputs.push_back(Linear(prefix + "rec_x", h));
+      const Row u = Convolved(prefix, inputs);
+      const Row input_gate = Gate(prefix + "rec_input_gate", u);
+      const Row a_gate = Gate(prefix + "rec_a_gate", u);
+      Row gated(width);
+      for (size_t c = 0; c < width; ++c) {
+        const double softplus =
+            std::log1p(std::exp(static_cast<double>(param[c])));
+        const double a = std::exp(-8 * softplus * a_gate[c]);
+        state[c] =
+            p == 0 ? input_gate[c] * u[c]
+                   : a * state[c] + std::sqrt(1 - a * a) * input_gate[c] * u[c];
+        gated[c] = Gelu(y[c]) * state[c];
+      }
+      Row out = Linear(prefix + "rec_output", gated);
+      if (config_.post_norms) {
+        out = Norm(out, prefix + "post_attention_norm.weight");
+      }
+      for (size_t i = 0; i < out.size(); ++i) x[p][i] += out[i];
+    }
+  }
+
+  // The depthwise convolution's output at the last of these positions. The last
+  // tap is that of the position itself.
+  Row Convolved(const std::string& prefix,
+                const std::vector<Row>& inputs) const {
+    const std::vector<float> taps = source_.Floats(prefix + "rec_conv.weight");
+    const size_t width = config_.conv_width;
+    Row out(config_.lru_width, 0.0);
+    AddTo(out, source_.Floats(prefix + "rec_conv.bias"));
+    for (size_t back = 0; back < std::min(width, inputs.size()); ++back) {
+      const Row& input = inputs[inputs.size() - 1 - back];
+      for (size_t c = 0; c < out.size(); ++c) {
+        out[c] += taps[c * width + width - 1 - back] * input[c];
+      }
+    }
+    return out;
+  }
+
+  // Every block of channels has a matrix of its own.
+  Row Gate(const std::string& name, const Row& u) const {
+    const std::vector<float> weight = source_.Floats(name + ".weight");
+    const size_t block = config_.lru_width / config_.lru_blocks;
+    Row out(u.size(), 0.0);
+    AddTo(out, source_.Floats(name + ".bias"));
+    for (size_t r = 0; r < u.size(); ++r) {
+      for (size_t c = 0; c < block; ++c) {
+        out[r] += weight[r * block + c] * u[r / block * block + c];
+      }
+    }
+    for (double& value : out) value = Sigmoid(value);
+    return out;
+  }
+
   void FeedForward(size_t layer, std::vector<Row>& x) const {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
     for (Row& row : x) {
       const Row h = Norm(row, prefix + "ffn_norm.weight");
-      Row gate = Multiply(prefix + "ffn_gate.weight", h);
-      const Row up = Multiply(prefix + "ffn_up.weight", h);
-      for (size_t i = 0; i < gate.size(); ++i) {
-        const double g = gate[i];
-        const double inner = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
-        gate[i] = 0.5 * g * (1 + std::tanh(inner)) * up[i];
-      }
-      Row out = Multiply(prefix + "ffn_down.weight", gate);
+      Row gate = Linear(prefix + "ffn_gate", h);
+      const Row up = Linear(prefix + "ffn_up", h);
+      for (size_t i = 0; i < gate.size(); ++i) gate[i] = Gelu(gate[i]) * up[i];
+      Row out = Linear(prefix + "ffn_down", gate);
       if (config_.post_norms) out = Norm(out, prefix + "post_ffw_norm.weight");
       for (size_t i = 0; i < out.size(); ++i) row[i] += out[i];
     }

@@ -8,11 +8,14 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/tensor_type.h"
 #include "base/thread_pool.h"
 #include "io/tensor_source.h"
+#include "model/family.h"
 #include "model/forward.h"
 
 // Models that are small enough to run thousands of times: random weights, the
@@ -107,39 +110,81 @@ inline std::vector<uint8_t> RandomTensor(TensorType type, size_t rows,
   return bytes;
 }
 
+// The defaults: a Gemma 3 whose every third layer is full.
 struct TinyOptions {
-  // Types of the matrices; one entry: all of this type.
+  std::string architecture = "gemma3";
+  // Types of the matrices; one entry: all of this type. Those that must be
+  // float (see TinyTensors) are of the first float type.
   std::vector<TensorType> types = {TensorType::kF32};
   size_t hidden = 64;
   size_t ffn = 96;
   size_t num_heads = 4;
   size_t kv_heads = 2;
   size_t num_layers = 7;
-  size_t period = 3;  // every third layer is full
+  std::vector<LayerKind> pattern = {LayerKind::kSliding, LayerKind::kSliding,
+                                    LayerKind::kFull};  // repeated
   size_t window = 24;
   float attn_soft_cap = 0;
   float final_soft_cap = 0;
   bool qk_norm = true;
   bool post_norms = true;
   bool tied = true;
+  bool biases = false;
+  size_t rope_dim = 32;  // of 32
+  // Blocks of 48 channels: no multiple of a quantized block.
+  size_t lru_width = 0;
+  size_t lru_blocks = 0;
+  size_t conv_width = 0;
   uint32_t seed = 1;
 };
 
-// Every matrix another type: each kernel runs in the model.
-inline TinyOptions MixedTypes() {
+// What sets a family apart, from the library's own table. Soft caps are lower
+// than those of real models: tiny logits reach them.
+inline TinyOptions TinyFamily(std::string_view architecture) {
+  const Family& family = *FindFamily(architecture);
   TinyOptions options;
+  options.architecture = architecture;
+  options.pattern.assign(family.pattern.begin(), family.pattern.end());
+  if (!HasSlidingLayers(family)) options.window = 0;
+  options.attn_soft_cap = family.attn_soft_cap == 0 ? 0 : 2;
+  options.final_soft_cap = family.final_soft_cap == 0 ? 0 : 3;
+  options.qk_norm = family.qk_norm;
+  options.post_norms = family.post_norms;
+  options.biases = family.biases;
+  options.rope_dim = 32 / family.rope_share;
+  if (HasRecurrentLayers(family)) {
+    options.kv_heads = 1;
+    options.lru_width = 192;
+    options.lru_blocks = 4;
+    options.conv_width = 4;
+  }
+  return options;
+}
+
+// Every family, by architecture, for parameterized tests.
+inline std::vector<std::string> TinyFamilies() {
+  std::vector<std::string> names;
+  for (const Family& family : Families()) {
+    names.emplace_back(family.architecture);
+  }
+  return names;
+}
+
+// Every matrix another type: each kernel runs in the model.
+inline TinyOptions MixedTypes(TinyOptions options = {}) {
   options.types = {TensorType::kQ8_0, TensorType::kQ5_0, TensorType::kQ4_K,
                    TensorType::kQ6_K, TensorType::kQ5_K, TensorType::kQ4_0,
                    TensorType::kBF16, TensorType::kF16};
   options.hidden = 256;
   options.ffn = 256;
   options.num_heads = 8;
+  if (options.lru_width != 0) options.lru_width = 512;
   return options;
 }
 
 inline ModelConfig TinyConfig(const TinyOptions& options) {
   ModelConfig config;
-  config.architecture = "gemma3";
+  config.architecture = options.architecture;
   config.hidden_size = options.hidden;
   config.num_layers = options.num_layers;
   config.num_heads = options.num_heads;
@@ -149,9 +194,9 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.vocab_size = 97;
   config.context_length = 1024;
   config.sliding_window = options.window;
-  config.layer_kinds = PeriodicLayerKinds(options.num_layers, options.period);
+  config.layer_kinds = RepeatKinds(options.pattern, options.num_layers);
   config.embedding_scale = DefaultEmbeddingScale(options.hidden);
-  config.rope_dim = config.head_dim;
+  config.rope_dim = options.rope_dim;
   config.query_scale = 0.17;
   config.attn_soft_cap = options.attn_soft_cap;
   config.final_soft_cap = options.final_soft_cap;
@@ -160,53 +205,114 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.rope_factor_full = 2;
   config.qk_norm = options.qk_norm;
   config.post_norms = options.post_norms;
+  config.biases = options.biases;
+  config.lru_width = options.lru_width;
+  config.lru_blocks = options.lru_blocks;
+  config.conv_width = options.conv_width;
   config.eos_ids = {1};
   return config;
 }
 
+// Makes the tensors of a tiny model, in the order in which they are asked for.
+class TinyTensorMaker {
+ public:
+  explicit TinyTensorMaker(const TinyOptions& options)
+      : options_(options), config_(TinyConfig(options)), rng_(options.seed) {}
+
+  MemorySource Run() {
+    const size_t hidden = options_.hidden;
+    Matrix("token_embd.weight", config_.vocab_size, hidden);
+    if (!options_.tied) Matrix("output.weight", config_.vocab_size, hidden);
+    Norm("output_norm.weight", hidden);
+    for (size_t i = 0; i < config_.num_layers; ++i) Layer(i);
+    return std::move(source_);
+  }
+
+ private:
+  void Layer(size_t layer) {
+    const size_t hidden = options_.hidden;
+    prefix_ = "blk." + std::to_string(layer) + ".";
+    Norm("attn_norm.weight", hidden);
+    if (config_.layer_kinds[layer] == LayerKind::kRecurrent) {
+      Recurrent();
+    } else {
+      Attention();
+    }
+    Norm("ffn_norm.weight", hidden);
+    Linear("ffn_gate", options_.ffn, hidden);
+    Linear("ffn_up", options_.ffn, hidden);
+    Linear("ffn_down", hidden, options_.ffn);
+    if (options_.post_norms) {
+      Norm("post_attention_norm.weight", hidden);
+      Norm("post_ffw_norm.weight", hidden);
+    }
+  }
+  void Attention() {
+    const size_t q_dim = config_.num_heads * config_.head_dim;
+    const size_t kv_dim = config_.kv_heads * config_.head_dim;
+    Matrix("attn_q.weight", q_dim, options_.hidden);
+    Matrix("attn_k.weight", kv_dim, options_.hidden);
+    Matrix("attn_v.weight", kv_dim, options_.hidden);
+    if (options_.qk_norm) {
+      Norm("attn_q_norm.weight", config_.head_dim);
+      Norm("attn_k_norm.weight", config_.head_dim);
+    }
+    Linear("attn_output", options_.hidden, q_dim);
+  }
+  void Recurrent() {
+    const size_t width = options_.lru_width;
+    Linear("rec_x", width, options_.hidden);
+    Linear("rec_y", width, options_.hidden);
+    Linear("rec_output", options_.hidden, width);
+    Floats("rec_conv.weight", width, options_.conv_width, -0.6f, 0.6f);
+    Floats("rec_conv.bias", 1, width, -0.3f, 0.3f);
+    for (const char* gate : {"rec_input_gate", "rec_a_gate"}) {
+      const std::string name = gate;
+      Put(name + ".weight", FloatType(), width, width / options_.lru_blocks,
+          -0.3f, 0.3f);
+      Floats(name + ".bias", 1, width, -1, 1);
+    }
+    // States that live for between one and a few hundred positions.
+    Floats("rec_a_param", 1, width, -7, 1);
+  }
+
+  void Matrix(const std::string& name, size_t rows, size_t cols) {
+    const auto& types = options_.types;
+    Put(name, types[next_type_++ % types.size()], rows, cols, -0.2f, 0.2f);
+  }
+  void Linear(const std::string& name, size_t rows, size_t cols) {
+    Matrix(name + ".weight", rows, cols);
+    if (options_.biases) Floats(name + ".bias", 1, rows, -0.5f, 0.5f);
+  }
+  void Norm(const std::string& name, size_t size) {
+    Floats(name, 1, size, 0.5f, 1.5f);
+  }
+  void Floats(const std::string& name, size_t rows, size_t cols, float low,
+              float high) {
+    Put(name, TensorType::kF32, rows, cols, low, high);
+  }
+  void Put(const std::string& name, TensorType type, size_t rows, size_t cols,
+           float low, float high) {
+    source_.tensors[prefix_ + name] = {
+        type, rows, cols, RandomTensor(type, rows, cols, rng_, low, high)};
+  }
+  TensorType FloatType() const {
+    for (const TensorType type : options_.types) {
+      if (!UsesQuantizedActivations(type)) return type;
+    }
+    return TensorType::kF32;
+  }
+
+  const TinyOptions& options_;
+  const ModelConfig config_;
+  std::mt19937 rng_;
+  MemorySource source_;
+  size_t next_type_ = 0;
+  std::string prefix_;
+};
+
 inline MemorySource TinyTensors(const TinyOptions& options) {
-  const ModelConfig config = TinyConfig(options);
-  MemorySource source;
-  std::mt19937 rng(options.seed);
-  size_t next_type = 0;
-  const auto matrix = [&](const std::string& name, size_t rows, size_t cols) {
-    const TensorType type = options.types[next_type++ % options.types.size()];
-    source.tensors[name] = {type, rows, cols,
-                            RandomTensor(type, rows, cols, rng, -0.2f, 0.2f)};
-  };
-  const auto vector = [&](const std::string& name, size_t size) {
-    source.tensors[name] = {
-        TensorType::kF32, 1, size,
-        RandomTensor(TensorType::kF32, 1, size, rng, 0.5f, 1.5f)};
-  };
-  const size_t q_dim = config.num_heads * config.head_dim;
-  const size_t kv_dim = config.kv_heads * config.head_dim;
-  matrix("token_embd.weight", config.vocab_size, options.hidden);
-  if (!options.tied) {
-    matrix("output.weight", config.vocab_size, options.hidden);
-  }
-  vector("output_norm.weight", options.hidden);
-  for (size_t i = 0; i < config.num_layers; ++i) {
-    const std::string prefix = "blk." + std::to_string(i) + ".";
-    vector(prefix + "attn_norm.weight", options.hidden);
-    matrix(prefix + "attn_q.weight", q_dim, options.hidden);
-    matrix(prefix + "attn_k.weight", kv_dim, options.hidden);
-    matrix(prefix + "attn_v.weight", kv_dim, options.hidden);
-    if (options.qk_norm) {
-      vector(prefix + "attn_q_norm.weight", config.head_dim);
-      vector(prefix + "attn_k_norm.weight", config.head_dim);
-    }
-    matrix(prefix + "attn_output.weight", options.hidden, q_dim);
-    vector(prefix + "ffn_norm.weight", options.hidden);
-    matrix(prefix + "ffn_gate.weight", options.ffn, options.hidden);
-    matrix(prefix + "ffn_up.weight", options.ffn, options.hidden);
-    matrix(prefix + "ffn_down.weight", options.hidden, options.ffn);
-    if (options.post_norms) {
-      vector(prefix + "post_attention_norm.weight", options.hidden);
-      vector(prefix + "post_ffw_norm.weight", options.hidden);
-    }
-  }
-  return source;
+  return TinyTensorMaker(options).Run();
 }
 
 inline std::shared_ptr<const Model> TinyModel(const TinyOptions& options) {

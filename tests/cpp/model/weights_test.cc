@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -38,8 +39,25 @@ TEST(WeightsTest, RowsAreThoseOfTheSource) {
   EXPECT_TRUE(std::equal(norm.begin(), norm.end(), weights.final_norm.data()));
 }
 
-TEST(WeightsTest, FingerprintIsOfContentNotOfThreads) {
-  const TinyOptions options = MixedTypes();
+void ExpectError(MemorySource& source, const TinyOptions& options,
+                 const std::string& message) {
+  try {
+    Load(source, options);
+    FAIL() << "loaded, expected: " << message;
+  } catch (const CorruptFile& error) {
+    EXPECT_NE(std::string(error.what()).find(message), std::string::npos)
+        << error.what();
+  }
+}
+
+// Which tensors a model has depends on its family.
+class WeightsOfFamilyTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const TinyOptions options_ = TinyFamily(GetParam());
+};
+
+TEST_P(WeightsOfFamilyTest, FingerprintIsOfContentNotOfThreads) {
+  const TinyOptions options = MixedTypes(options_);
   MemorySource source = TinyTensors(options);
   const Hash128 expected = Load(source, options).fingerprint;
   EXPECT_EQ(Load(source, options, 3).fingerprint, expected);
@@ -50,37 +68,63 @@ TEST(WeightsTest, FingerprintIsOfContentNotOfThreads) {
     EXPECT_NE(Load(source, options).fingerprint, expected) << name;
     byte ^= 1;
   }
-  TinyOptions window = options;
-  window.window = 25;
-  EXPECT_NE(Load(source, window).fingerprint, expected);
+  TinyOptions cap = options;
+  cap.final_soft_cap += 1;
+  EXPECT_NE(Load(source, cap).fingerprint, expected);
 }
 
-TEST(WeightsTest, MissingAndMisshapenTensorsAreNamed) {
-  const TinyOptions options;
-  for (const auto& [name, tensor] : TinyTensors(options).tensors) {
-    MemorySource source = TinyTensors(options);
+TEST_P(WeightsOfFamilyTest, MissingAndMisshapenTensorsAreNamed) {
+  const MemorySource whole = TinyTensors(options_);
+  for (const auto& [name, tensor] : whole.tensors) {
+    MemorySource source = whole;
     source.tensors.erase(name);
-    try {
-      Load(source, options);
-      FAIL() << name << " was not missed";
-    } catch (const CorruptFile& error) {
-      EXPECT_NE(
-          std::string(error.what()).find("tensor " + name + " is missing"),
-          std::string::npos)
-          << error.what();
-    }
+    ExpectError(source, options_, "tensor " + name + " is missing");
+    source = whole;
+    source.tensors.at(name).rows += 1;
+    ExpectError(source, options_, "tensor " + name + " has shape [");
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, WeightsOfFamilyTest,
+                         ::testing::ValuesIn(TinyFamilies()),
+                         [](const auto& info) { return info.param; });
+
+TEST(WeightsTest, AShapeErrorSaysWhatWasExpected) {
+  const TinyOptions options;
   MemorySource source = TinyTensors(options);
-  auto& tensor = source.tensors.at("blk.0.attn_q.weight");
-  tensor.rows -= 1;
-  try {
-    Load(source, options);
-    FAIL();
-  } catch (const CorruptFile& error) {
-    EXPECT_NE(std::string(error.what()).find("[127, 64], expected [128, 64]"),
-              std::string::npos)
-        << error.what();
+  source.tensors.at("blk.0.attn_q.weight").rows -= 1;
+  ExpectError(source, options, "[127, 64], expected [128, 64]");
+}
+
+TEST(WeightsTest, PartsOfRecurrentLayersAreWhereTheyBelong) {
+  const TinyOptions options = TinyFamily("recurrentgemma");
+  MemorySource source = TinyTensors(options);
+  const Weights weights = Load(source, options);
+  EXPECT_EQ(weights.layers[2].recurrent, nullptr) << "an attention layer";
+  const RecurrentWeights& layer = *weights.layers[1].recurrent;
+  const std::vector<float> taps = source.Floats("blk.1.rec_conv.weight");
+  const std::vector<float> param = source.Floats("blk.1.rec_a_param");
+  const size_t width = options.lru_width;
+  for (size_t c = 0; c < width; ++c) {
+    for (size_t k = 0; k < options.conv_width; ++k) {
+      EXPECT_EQ(layer.conv_taps[k * width + c],
+                taps[c * options.conv_width + k]);
+    }
+    EXPECT_NEAR(layer.decay[c],
+                -8 * std::log1p(std::exp(static_cast<double>(param[c]))), 1e-5);
   }
+}
+
+TEST(WeightsTest, QuantizedGatesAreRefused) {
+  TinyOptions options = TinyFamily("recurrentgemma");
+  options.lru_width = 256;
+  MemorySource source = TinyTensors(options);
+  std::mt19937 rng(1);
+  source.tensors.at("blk.0.rec_a_gate.weight") = {
+      TensorType::kQ8_0, 256, 64,
+      RandomTensor(TensorType::kQ8_0, 256, 64, rng, 0, 0)};
+  ExpectError(source, options,
+              "tensor blk.0.rec_a_gate.weight has type Q8_0, expected F32");
 }
 
 TEST(WeightsTest, NormsOfAQuantizedTypeAreRefused) {
@@ -109,7 +153,7 @@ TEST(WeightsTest, ProgressReachesTheTotalAndMayStopTheLoad) {
                std::runtime_error);
 }
 
-TEST(WeightsTest, EverySourceByteIsReleasedOnce) {
+TEST_P(WeightsOfFamilyTest, EverySourceByteIsReleasedOnce) {
   // Counts what is given back.
   class Counting : public MemorySource {
    public:
@@ -119,7 +163,7 @@ TEST(WeightsTest, EverySourceByteIsReleasedOnce) {
       released[view.name] = end;
     }
   };
-  const TinyOptions options = MixedTypes();
+  const TinyOptions options = MixedTypes(options_);
   Counting source;
   source.tensors = TinyTensors(options).tensors;
   Load(source, options, 2);
