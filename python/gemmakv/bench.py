@@ -94,7 +94,9 @@ class Work:
     def seconds(self, limits: Limits, rows: int, logits_rows: int) -> float:
         """The shortest time for a step: reading, or computing."""
         int8 = rows * self.layer_int8_ops + logits_rows * self.head_int8_ops
-        floats = rows * self.layer_float_ops + logits_rows * self.head_float_ops
+        floats = (
+            rows * self.layer_float_ops + logits_rows * self.head_float_ops
+        )
         return max(
             self.read_bytes / limits.read_bytes_per_s,
             int8 / limits.int8_ops_per_s + floats / limits.float_ops_per_s,
@@ -159,7 +161,8 @@ class Bench:
         """(tokens a second of all conversations, the limit)."""
         engine = self.gemma._engine
         caches = [
-            create_kv_cache(self.gemma.config, tokens + 1) for _ in range(batch)
+            create_kv_cache(self.gemma.config, tokens + 1)
+            for _ in range(batch)
         ]
         cores = [cache._core for cache in caches]
         prompts = [self._ids(1 + row)[-1:] for row in range(batch)]

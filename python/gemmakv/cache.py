@@ -220,7 +220,9 @@ class KVCache:
             _core.KVCache.from_bytes(view, fingerprint, core_pool(pool))
         )
 
-    def save(self, path_or_file: PathOrFile, checkpoints: bool = False) -> None:
+    def save(
+        self, path_or_file: PathOrFile, checkpoints: bool = False
+    ) -> None:
         """Writes `to_bytes()` to a path or to a binary file object.
 
         A path is replaced in one step, once everything is on disk: readers
@@ -248,7 +250,7 @@ class LayerView:
 
     @property
     def kind(self) -> str:
-        """ "full", "sliding" (only a window of positions is kept) or
+        """"full", "sliding" (only a window of positions is kept) or
         "recurrent" (one state stands for all positions).
         """
         return self.cache._core.layer_kind(self.index)

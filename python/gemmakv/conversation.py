@@ -243,5 +243,7 @@ def _beginning(
 
 def _checked_system(text: str | None) -> str | None:
     if text is not None and not isinstance(text, str):
-        raise ValueError(f"system: expected a str or None, found {brief(text)}")
+        raise ValueError(
+            f"system: expected a str or None, found {brief(text)}"
+        )
     return text or None

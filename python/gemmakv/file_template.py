@@ -103,15 +103,9 @@ class FileTemplate:
             raise ValueError(
                 f"messages: the file's chat template rejects them: {error}"
             ) from None
-        except (
-            jinja2.TemplateError,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (jinja2.TemplateError, ArithmeticError, LookupError,
+                TypeError, ValueError, AttributeError,
+                RecursionError) as error:
             raise GemmaKVError(
                 "template: the file's chat template fails: "
                 f"{_line(error)}; choose template='gemma' or 'plain'"

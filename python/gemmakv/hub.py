@@ -206,7 +206,8 @@ def _metadata(hub: _Hub, file: str) -> Any:
     except FileMissing:
         raise not_found(
             str(name),
-            f"the repository has no {file}; it holds " + _describe(hub.files()),
+            f"the repository has no {file}; it holds "
+            + _describe(hub.files()),
         ) from None
     if (
         not found.commit_hash

@@ -72,7 +72,9 @@ def write_failed(
     )
 
 
-def disk_full(name: str, reason: str, done: int, size: int | None) -> OSError:
+def disk_full(
+    name: str, reason: str, done: int, size: int | None
+) -> OSError:
     needed = "" if size is None else f": {size_text(size - done)} more needed"
     return OSError(
         errno.ENOSPC,

@@ -58,7 +58,9 @@ def download(
         os.replace(partial, blob)
 
 
-def _check_space(name: str, folder: Path, start: int, size: int | None) -> None:
+def _check_space(
+    name: str, folder: Path, start: int, size: int | None
+) -> None:
     if size is None:
         return
     free = shutil.disk_usage(folder).free

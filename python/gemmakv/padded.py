@@ -298,7 +298,9 @@ class CyclicCache(_PaddedCache):
     ) -> None:
         limit = _size("capacity", capacity)
         self._window = limit if window is None else _size("window", window)
-        super().__init__(batch, limit, self._window, kv_heads, head_dim, dtype)
+        super().__init__(
+            batch, limit, self._window, kv_heads, head_dim, dtype
+        )
 
     @property
     def window(self) -> int:
@@ -332,7 +334,8 @@ def attention(
     """
     if not isinstance(cache, _PaddedCache):
         raise ValueError(
-            "cache: expected a LayerCache or CyclicCache, found " + brief(cache)
+            "cache: expected a LayerCache or CyclicCache, found "
+            + brief(cache)
         )
     if scale is None:
         factor = 1.0 / math.sqrt(cache.head_dim)
@@ -374,7 +377,8 @@ def _segment_ids(value: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
         )
     if ids.ndim != 2:
         raise ValueError(
-            f"segment_ids: expected [batch, seq], found shape {list(ids.shape)}"
+            f"segment_ids: expected [batch, seq], found shape "
+            f"{list(ids.shape)}"
         )
     return ids
 

@@ -46,7 +46,9 @@ def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
 
     Raises ValueError that begins with `name` for anything else.
     """
-    expected = f"{name}: expected a sequence of token ids in [0, {vocab_size})"
+    expected = (
+        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
+    )
     if isinstance(tokens, (str, bytes, bytearray)):
         raise ValueError(f"{expected}, found {type(tokens).__name__}")
     try:

@@ -149,7 +149,7 @@ class Session:
 
     @property
     def overflow(self) -> str:
-        """ "error" or "drop_oldest_turns"; may be changed at any time."""
+        """"error" or "drop_oldest_turns"; may be changed at any time."""
         return self._overflow
 
     @overflow.setter

@@ -95,7 +95,9 @@ class PlainTemplate:
                 segments.append(Segment(f" {text}"))
             gap = "\n\n"
         if not add_generation_prompt and messages[-1].role == "user":
-            segments[-1] = Segment(segments[-1].text[: -len("\n\nAssistant:")])
+            segments[-1] = Segment(
+                segments[-1].text[: -len("\n\nAssistant:")]
+            )
         return segments
 
 

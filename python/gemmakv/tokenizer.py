@@ -173,7 +173,9 @@ class Tokenizer:
         is_control = self._processor.is_control
         is_unused = self._processor.is_unused
         return frozenset(
-            i for i in range(self._vocab_size) if is_control(i) or is_unused(i)
+            i
+            for i in range(self._vocab_size)
+            if is_control(i) or is_unused(i)
         ) | {int(self._processor.unk_id())}
 
     @cached_property

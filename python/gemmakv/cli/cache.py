@@ -89,7 +89,9 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
             )
         console.write(console.render(table))
     if bad:
-        raise CorruptFile(f"{file}: {bad[0]['section']}: {bad[0]['problem']}")
+        raise CorruptFile(
+            f"{file}: {bad[0]['section']}: {bad[0]['problem']}"
+        )
 
 
 @app.command(
@@ -99,7 +101,9 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
     )
 )
 def diff(
-    a: str = typer.Argument(..., metavar="FILE", help="A saved conversation."),
+    a: str = typer.Argument(
+        ..., metavar="FILE", help="A saved conversation."
+    ),
     b: str = typer.Argument(
         ..., metavar="OTHER", help="Another one of the same shape."
     ),
@@ -268,7 +272,9 @@ def _facts(document: dict[str, Any]) -> Table:
     for key, value in document.items():
         number = isinstance(value, int) and not isinstance(value, bool)
         text = "none" if value is None else str(value)
-        table.add_row(key.replace("_", " "), f"{value:,}" if number else text)
+        table.add_row(
+            key.replace("_", " "), f"{value:,}" if number else text
+        )
     return table
 
 

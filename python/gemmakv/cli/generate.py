@@ -18,7 +18,8 @@ from gemmakv.options import Options
 EXAMPLES = examples(
     'gemmakv generate -m gemma-3-270m "The capital of France is"',
     "gemmakv generate -m gemma-3-270m --max-tokens 64 - < prompt.txt",
-    'gemmakv generate -m model.gguf --temperature 0.8 --seed 7 "Once upon"',
+    "gemmakv generate -m model.gguf --temperature 0.8 --seed 7 "
+    '"Once upon"',
     'gemmakv generate -m org/repo --json "Two plus two is" | jq .text',
 )
 

@@ -38,7 +38,9 @@ def packed_files(
     if folder is None:
         folder = packed.default_folder()
     if folder is None:
-        raise ValueError("GEMMAKV_PACKED_CACHE is off; --folder names a folder")
+        raise ValueError(
+            "GEMMAKV_PACKED_CACHE is off; --folder names a folder"
+        )
     files = packed.files(folder)
     if clear:
         for file in files:

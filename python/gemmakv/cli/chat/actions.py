@@ -53,7 +53,9 @@ def fork(chat: Chat, name: str | None) -> None:
     session = chat.session(source).fork()
     stats = session.stats
     source.last_fork_us = stats.last_fork_us
-    record = Record(new_name, parent=source.id, forked_at=source.record.turns)
+    record = Record(
+        new_name, parent=source.id, forked_at=source.record.turns
+    )
     entry = Entry(record, session, stats.last_fork_us)
     chat.adopt(entry)
     chat.view.say(
@@ -190,7 +192,9 @@ def set_option(chat: Chat, key: str | None, text: str | None) -> None:
         return
     setting = SETTINGS.get(key)
     if setting is None:
-        raise ValueError(f"no setting {key!r}; there are {', '.join(SETTINGS)}")
+        raise ValueError(
+            f"no setting {key!r}; there are {', '.join(SETTINGS)}"
+        )
     if text is None:
         value = chat.setting_value(session, setting)
         chat.view.say(f"{key} is {show(value)} ({setting.help})")

@@ -43,7 +43,8 @@ class Argument:
             if text.isdecimal() and len(text) < 10:
                 return int(text)
             raise ValueError(
-                f"{self.label} is a whole number (0, 1, 2, ...), found {text!r}"
+                f"{self.label} is a whole number (0, 1, 2, ...), found "
+                f"{text!r}"
             )
         if self.kind is Kind.PATH and len(text) > 1 and text[0] in "\"'":
             return text[1:-1] if text[-1] == text[0] else text

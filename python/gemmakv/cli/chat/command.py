@@ -156,7 +156,9 @@ def _load(model: str | None, threads: int | None) -> gemmakv.Gemma:
     except gemmakv.GemmaKVError as error:
         if model is not None:
             raise
-        raise gemmakv.GemmaKVError(f"no --model given, and {error}") from None
+        raise gemmakv.GemmaKVError(
+            f"no --model given, and {error}"
+        ) from None
 
 
 def _check_prompt_toolkit(on_terminal: bool) -> None:

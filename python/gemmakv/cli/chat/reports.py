@@ -79,7 +79,9 @@ def tree(chat: Chat) -> None:
 
 
 def _grow(chat: Chat, node: Tree, parent: Entry) -> None:
-    forks = sorted(chat.book.children(parent), key=lambda e: e.record.forked_at)
+    forks = sorted(
+        chat.book.children(parent), key=lambda e: e.record.forked_at
+    )
     for fork in forks:
         _grow(chat, node.add(_label(chat, fork)), fork)
 

@@ -23,7 +23,9 @@ Pairs = list[tuple[str, str]]
 
 def pairs_of(session: Session) -> Pairs:
     """(role, content) of all messages but the system text."""
-    return [(m.role, m.content) for m in session.messages if m.role != "system"]
+    return [
+        (m.role, m.content) for m in session.messages if m.role != "system"
+    ]
 
 
 def plain_options(session: Session) -> dict[str, Any]:

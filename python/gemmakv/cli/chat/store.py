@@ -99,7 +99,8 @@ class Store:
                 kept = self._set_aside(path)
                 self._set_aside(self._path(path.stem, _SESSION))
                 lines.append(
-                    f"a stored session cannot be read ({error}); kept as {kept}"
+                    f"a stored session cannot be read ({error}); kept as "
+                    f"{kept}"
                 )
         return found, lines
 

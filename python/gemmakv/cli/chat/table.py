@@ -72,4 +72,6 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Padding:
 
 def note(text: str) -> Padding:
     """A remark below a table."""
-    return Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False)
+    return Padding(
+        Text(text, style="dim"), (0, 0, 0, 2), expand=False
+    )
