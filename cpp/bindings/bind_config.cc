@@ -193,6 +193,14 @@ void RegisterConfig(py::module_& module) {
       .def_readonly("lru_width", &ModelConfig::lru_width)
       .def_readonly("lru_blocks", &ModelConfig::lru_blocks)
       .def_readonly("conv_width", &ModelConfig::conv_width)
+      .def_property_readonly(
+          "state_bytes",
+          [](const ModelConfig& config) {
+            return config.MakeKvLayout(KvDtype::kF32, kDefaultBlockTokens)
+                ->block_bytes(GroupId::kRecurrent);
+          },
+          "Bytes of the states of the recurrent layers of a conversation; 0 "
+          "without such layers.")
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& dtype) {

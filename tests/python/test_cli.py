@@ -194,6 +194,8 @@ def test_bad_values(
         ["generate", "--model", "m", "two", "prompts"],
         ["generate", "--model", "m", "--logprobs", "prompt"],
         ["info"],
+        ["info", "--types", "m"],
+        ["info", "--types", "--tensors"],
         ["no-such-command"],
     ],
 )
@@ -286,7 +288,7 @@ def test_info(cli: RunCli, model_path: str) -> None:
     for word in ("gemma3", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "F32", "32,768"):
         assert word in text
     assert "blk.0" not in text
-    listed = cli("info", "--types", model_path).stdout.decode()
+    listed = cli("info", "--tensors", model_path).stdout.decode()
     assert "blk.0.attn_q.weight" in listed
 
 
@@ -308,7 +310,7 @@ def test_info_json(cli: RunCli, model_path: str) -> None:
     assert sum(e["bytes"] for e in by_type.values()) == document["tensor_bytes"]
     assert sum(e["count"] for e in by_type.values()) == 236
     assert "tensors" not in document
-    listed = json.loads(cli("info", "--json", "--types", model_path).stdout)
+    listed = json.loads(cli("info", "--json", "--tensors", model_path).stdout)
     assert len(listed["tensors"]) == 236
 
 

@@ -1,34 +1,39 @@
-"""`gemmakv info`: what a model file holds."""
+"""`gemmakv info`: what a model file holds; the named types."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Optional
 
 import typer
 from rich.table import Table
 
 from gemmakv import _core
-from gemmakv.cli import console
+from gemmakv.cli import console, model_types
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
 from gemmakv.errors import CorruptFile, MismatchError
 
 EXAMPLES = examples(
     "gemmakv info gemma-3-270m",
-    "gemmakv info --types model.gguf",
+    "gemmakv info --tensors model.gguf",
+    "gemmakv info --types",
     "gemmakv info --json org/repo | jq .model.kv_cache",
 )
 
-_DTYPES = ("bf16", "int8", "f32")
-
 
 def info(
-    file: str = typer.Argument(
-        ..., metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model
+    file: Optional[str] = typer.Argument(
+        None, metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model
+    ),
+    tensors: bool = typer.Option(
+        False, "--tensors", help="List every tensor with its type and shape."
     ),
     types: bool = typer.Option(
-        False, "--types", help="List every tensor with its type and shape."
+        False,
+        "--types",
+        help="Instead of a MODEL: the named types that create_kv_cache knows, "
+        "with the bytes of their caches.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -37,13 +42,27 @@ def info(
     Architecture, parameters, tensor types, and the bytes that a KV cache
     takes for each way of storing it. Only the file's header is read.
     """
-    document = describe(console.fetch(file))
-    if not types:
-        del document["tensors"]
-    if as_json:
-        console.write(json.dumps(document, ensure_ascii=False) + "\n")
+    if types:
+        if file is not None or tensors:
+            raise typer.BadParameter(
+                "no MODEL or --tensors can stand beside it; --tensors MODEL "
+                "lists the tensors of a model",
+                param_hint="--types",
+            )
+        document = {"types": model_types.describe_all()}
+        text = model_types.render(document["types"])
+    elif file is None:
+        raise typer.BadParameter(
+            "expected a model, or --types", param_hint="MODEL"
+        )
     else:
-        console.write(_render(document))
+        document = describe(console.fetch(file))
+        if not tensors:
+            del document["tensors"]
+        text = _render(document)
+    if as_json:
+        text = json.dumps(document, ensure_ascii=False) + "\n"
+    console.write(text)
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -80,7 +99,8 @@ def describe(path: str) -> dict[str, Any]:
         "types": _by_type(tensors),
     }
     try:
-        document["model"] = _describe_model(_core.ModelConfig.from_gguf(path))
+        config = _core.ModelConfig.from_gguf(path)
+        document["model"] = model_types.describe(config)
         document["supported"] = True
     except MismatchError as error:
         document["model"] = None
@@ -104,34 +124,6 @@ def _by_type(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(sums.values(), key=lambda e: (-e["bytes"], e["type"]))
 
 
-def _describe_model(config: _core.ModelConfig) -> dict[str, Any]:
-    kv = {}
-    for dtype in _DTYPES:
-        full, sliding = config.kv_bytes_per_token(dtype)
-        kv[dtype] = {
-            "full_bytes_per_token": full,
-            "sliding_bytes_per_token": sliding,
-            "bytes_at_full_context": config.kv_bytes_at(
-                config.context_length, dtype
-            ),
-        }
-    return {
-        "model_type": config.name or None,
-        "num_layers": config.num_layers,
-        "full_layers": config.layer_kinds.count("full"),
-        "sliding_layers": config.layer_kinds.count("sliding"),
-        "sliding_window": config.sliding_window,
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_heads,
-        "kv_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "ffn_dim": config.ffn_dim,
-        "vocab_size": config.vocab_size,
-        "context_length": config.context_length,
-        "kv_cache": kv,
-    }
-
-
 def _render(document: dict[str, Any]) -> str:
     title = Table(box=None, show_header=False, pad_edge=False)
     for key in ("file", "name", "architecture", "gguf_version"):
@@ -144,7 +136,7 @@ def _render(document: dict[str, Any]) -> str:
         title.add_row("supported", f"no: {document['reason']}")
     else:
         for key, value in model.items():
-            if key != "kv_cache":
+            if key not in document and key != "kv_cache":
                 text = f"{value:,}" if isinstance(value, int) else str(value)
                 title.add_row(key.replace("_", " "), text)
         tables.append(_kv_table(model["kv_cache"], model["context_length"]))
