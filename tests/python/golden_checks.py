@@ -1,0 +1,82 @@
+"""Goldens as models, and how near logits are to those of the reference."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import gemmakv
+import golden_configs
+import golden_models
+from golden_models import Array, Golden
+
+# Of the reference logits' range. Measured: 3e-5 where scores reach a cap of
+# 50 and attention looks at one position, below 4e-6 elsewhere.
+TOLERANCE = 2e-4
+MEAN_KL_TOLERANCE = 1e-4
+# By what a wrong model must exceed TOLERANCE; where only a factor's rounding
+# is wrong, by less.
+FACTOR = 20
+ROUNDING_FACTOR = 2.5
+
+NAMES = golden_models.names()
+CONFIG_FIELDS = (
+    "architecture", "attn_soft_cap", "biases", "bos_id", "context_length",
+    "conv_width", "embedding_scale", "eos_ids", "ffn_dim", "final_soft_cap",
+    "head_dim", "hidden_size", "kv_heads", "layer_kinds", "lru_blocks",
+    "lru_width", "num_heads", "num_layers", "post_norms", "qk_norm",
+    "query_scale", "rms_epsilon", "rope_base_full", "rope_base_sliding",
+    "rope_dim", "rope_factor_full", "sliding_window", "vocab_size",
+)  # fmt: skip
+
+
+@functools.cache
+def golden_of(name: str) -> Golden:
+    return golden_models.read(name)
+
+
+@functools.cache
+def reference_of(name: str) -> Array:
+    return golden_of(name).reference()
+
+
+@functools.cache
+def tensors_of(name: str) -> dict[str, Array]:
+    return golden_models.core_tensors(golden_of(name))
+
+
+def fields_of(config: gemmakv.ModelConfig) -> dict[str, Any]:
+    """All fields but the name."""
+    return {field: getattr(config, field) for field in CONFIG_FIELDS}
+
+
+def logits_of(gemma: gemmakv.Gemma, tokens: list[int]) -> Array:
+    cache = gemmakv.create_kv_cache(
+        gemma.config, capacity_tokens=len(tokens), kv_dtype="f32")
+    return gemma.logits(cache, tokens, all_positions=True)
+
+
+def difference(reference: Array, found: Array) -> float:
+    """The largest, in shares of the reference's range."""
+    span = float(reference.max() - reference.min())
+    return float(np.abs(reference - found).max()) / span
+
+
+def mean_kl(reference: Array, found: Array) -> float:
+    def log_softmax(x: Array) -> npt.NDArray[np.float64]:
+        y = x.astype(np.float64) - x.max(-1, keepdims=True)
+        result: npt.NDArray[np.float64] = (
+            y - np.log(np.exp(y).sum(-1, keepdims=True)))
+        return result
+
+    p, q = log_softmax(reference), log_softmax(found)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+@functools.cache
+def from_tensors(name: str) -> gemmakv.Gemma:
+    config = golden_configs.model_config(golden_of(name).config)
+    return gemmakv.Gemma.from_tensors(config, tensors_of(name))

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Writes the logits of tests/golden/families: what transformers computes.
+
+    python tools/make_goldens.py [NAME ...]
+
+For each NAME.json there (all, unless some are named) builds the model that it
+describes, with eager attention, since others leave out soft caps, in float32,
+and stores the prompt and the logits of all its positions as NAME.npz. Prints
+how far the logits are from flat. Needs torch and transformers.
+
+A new golden is a NAME.json (tests/python/golden_models.py describes it) and a
+run of this.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
+
+import golden_models
+
+
+def build(golden: golden_models.Golden) -> Any:
+    """The language model with the golden's weights."""
+    stated = dict(golden.config)
+    kind = getattr(transformers, stated["architectures"][0])
+    config = kind.config_class(**stated)
+    # Were it the dtype of the file, factors would be rounded to that as well.
+    model = kind._from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    ours = golden.tensors()
+    multimodal = "vision_config" in stated
+    theirs = dict(model.named_parameters())
+    for name, array in ours.items():
+        parameter = theirs.pop(_parameter_name(name, multimodal))
+        if tuple(parameter.shape) != array.shape:
+            raise ValueError(f"{name}: {array.shape}, not {parameter.shape}")
+        parameter.data = torch.from_numpy(array.copy())
+    model.tie_weights()
+    left = [n for n in theirs if "vision" not in n and "projector" not in n]
+    if left:
+        raise ValueError(f"{golden.name}: without weights: {left}")
+    return model
+
+
+def _parameter_name(name: str, multimodal: bool) -> str:
+    if name == "lm_head.weight":
+        return name
+    return f"model.{'language_model.' if multimodal else ''}{name}"
+
+
+def logits_of(model: Any, tokens: list[int]) -> golden_models.Array:
+    """[len(tokens), vocab_size], in one pass without any cache."""
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), use_cache=False)
+    logits: golden_models.Array = out.logits[0].numpy()
+    return logits
+
+
+def describe(logits: golden_models.Array) -> str:
+    """Spread, and how certain the model is on average."""
+    x = logits - logits.max(-1, keepdims=True)
+    p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    entropy = -(p * np.log(p + 1e-30)).sum(-1).mean()
+    return (f"{logits.min():.2f} to {logits.max():.2f}, deviation "
+            f"{logits.std():.2f}, entropy {entropy:.2f} nats of "
+            f"{np.log(logits.shape[-1]):.2f}")
+
+
+def main() -> None:
+    for name in sys.argv[1:] or golden_models.names():
+        golden = golden_models.read(name)
+        tokens = golden.tokens()
+        logits = logits_of(build(golden), tokens)
+        np.savez_compressed(
+            golden_models.FOLDER / f"{name}.npz",
+            tokens=np.array(tokens, np.int32),
+            logits=logits,
+        )
+        print(f"{name}: {describe(logits)}")
+
+
+if __name__ == "__main__":
+    main()
