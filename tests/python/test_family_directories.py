@@ -1,0 +1,113 @@
+"""Directories of every family in Hugging Face's form, against the goldens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmakv
+import golden_models
+from golden_checks import (
+    FACTOR,
+    MEAN_KL_TOLERANCE,
+    NAMES,
+    TOLERANCE,
+    difference,
+    fields_of,
+    from_tensors,
+    golden_of,
+    logits_of,
+    mean_kl,
+    reference_of,
+)
+from golden_models import Golden
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_files_are_the_same_model(name: str, tmp_path: Path) -> None:
+    golden = golden_of(name)
+    gemma = gemmakv.Gemma.load(golden_models.write(tmp_path, golden, "F32"))
+    same = from_tensors(name)
+    assert fields_of(gemma.config) == fields_of(same.config)
+    assert gemma.fingerprint == same.fingerprint
+    tokens = golden.tokens()
+    found = logits_of(gemma, tokens)
+    np.testing.assert_array_equal(found, logits_of(same, tokens))
+    assert difference(reference_of(name), found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_files_give_the_reference_s_distribution(
+    name: str, tmp_path: Path
+) -> None:
+    golden = golden_of(name)
+    gemma = gemmakv.Gemma.load(golden_models.write(tmp_path, golden, "BF16"))
+    found = logits_of(gemma, golden.tokens())
+    assert mean_kl(reference_of(name), found) <= MEAN_KL_TOLERANCE
+
+
+# ---- Every key of config.json that counts is read.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_key_of_the_config_counts(name: str, tmp_path: Path) -> None:
+    golden = golden_of(name)
+    path = golden_models.write(tmp_path, golden)
+    unnoticed = {}
+    for what, config in _edited_configs(golden):
+        golden_models.write_config(path, config)
+        found = logits_of(gemmakv.Gemma.load(path), golden.tokens())
+        moved = difference(reference_of(name), found)
+        if not moved > FACTOR * TOLERANCE:
+            unnoticed[what] = moved
+    assert unnoticed == {}
+
+
+def _edited_configs(golden: Golden) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(key, config.json with another value for it)."""
+    for keys, value in _leaves(golden.config):
+        edit = _EDITS.get(keys[-1])
+        if edit is None or value is None:
+            continue
+        config = copy.deepcopy(golden.config)
+        place = config
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = edit(value)
+        if place[keys[-1]] != value:
+            yield ".".join(keys), config
+
+
+def _leaves(
+    config: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in config.items():
+        if key == "vision_config":
+            continue
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+_EDITS = {
+    "attention_window_size": lambda v: v + 1,
+    "attn_logit_softcapping": lambda v: None,
+    "factor": lambda v: v / 2,
+    "final_logit_softcapping": lambda v: None,
+    "layer_types": lambda v: [*v[1:], v[0]],
+    "logits_soft_cap": lambda v: 0.8 * v,
+    "partial_rotary_factor": lambda v: v / 2,
+    "query_pre_attn_scalar": lambda v: v + v // 4,
+    # What is below counts too little to be seen.
+    "rms_norm_eps": lambda v: 1e-6 if v > 1e-3 else v,
+    "rope_local_base_freq": lambda v: 3 * v,
+    "rope_theta": lambda v: 3 * v,
+    "sliding_window": lambda v: v + 1,
+    "sliding_window_pattern": lambda v: v - 1,
+}
