@@ -8,6 +8,21 @@ describes, with eager attention, since others leave out soft caps, in float32,
 and stores the prompt and the logits of all its positions as NAME.npz. Prints
 how far the logits are from flat. Needs torch and transformers.
 
+What is to be known about the reference (transformers 5):
+
+- A window counts the token itself: position p sees p - window + 1 to p, in
+  RecurrentGemma too. (Its authors' package sees one position more.)
+- RecurrentGemma with a cache takes any step of several tokens for a whole
+  prompt, and starts with a convolution of hidden_size, not lru_width, values:
+  only one pass over everything without a cache is its definition.
+- RecurrentGemma's factor of the embedding is rounded to bfloat16 in every
+  dtype, that of the others to the dtype of the model: a model that is made in
+  bfloat16 and then converted keeps rounded factors.
+- Gemma 3 ignores attn_logit_softcapping, and its multimodal class
+  final_logit_softcapping too. Published files have neither.
+- RecurrentGemma's intermediate_size is twice the width of its feed-forward,
+  and its head_dim is hidden_size / num_attention_heads whatever a file says.
+
 A new golden is a NAME.json (tests/python/golden_models.py describes it) and a
 run of this.
 """
