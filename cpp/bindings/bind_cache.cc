@@ -18,6 +18,7 @@ void CheckLayer(const KVCache& cache, size_t layer) {
 py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   CheckLayer(cache, layer);
   const KvLayerSpec& spec = cache.layout().layers()[layer];
+  if (spec.kind == LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0, 0});
   std::vector<float> copy;
   {
     py::gil_scoped_release release;
@@ -27,6 +28,15 @@ py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   return ArrayOf(std::move(copy), {static_cast<py::ssize_t>(tokens),
                                    static_cast<py::ssize_t>(spec.kv_heads),
                                    static_cast<py::ssize_t>(spec.head_dim)});
+}
+
+py::array_t<float> LayerState(const KVCache& cache, size_t layer) {
+  CheckLayer(cache, layer);
+  const KvLayerSpec& spec = cache.layout().layers()[layer];
+  if (spec.kind != LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0});
+  return ArrayOf(cache.CopyLayerState(layer),
+                 {static_cast<py::ssize_t>(1 + spec.conv_tail),
+                  static_cast<py::ssize_t>(spec.lru_width)});
 }
 
 // The bytes of any object with a contiguous buffer, while this is alive.
@@ -226,7 +236,8 @@ void RegisterCache(py::module_& module) {
             return cache.HeldRange(layer);
           },
           py::arg("layer"))
-      .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"));
+      .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"))
+      .def("layer_state", &LayerState, py::arg("layer"));
 
   module.def(
       "check_snapshot",

@@ -195,6 +195,7 @@ class KVCache:
     def layer_array(
         self, layer: int, values: bool
     ) -> npt.NDArray[np.float32]: ...
+    def layer_state(self, layer: int) -> npt.NDArray[np.float32]: ...
 
 @final
 class PaddedCache:

@@ -178,7 +178,11 @@ class KVCache:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Lengths to which `truncate` costs nothing, ascending."""
+        """Lengths to which `truncate` costs nothing, ascending.
+
+        Empty for models of full-attention layers alone, which need none:
+        every truncation is free.
+        """
         return self._core.checkpoints
 
     @property
@@ -262,7 +266,10 @@ class LayerView:
 
     @property
     def held_range(self) -> tuple[int, int]:
-        """Positions [begin, end) whose keys and values are held."""
+        """Positions [begin, end) whose keys and values are held.
+
+        Of a recurrent layer: empty, where the state stands.
+        """
         begin, end = self.cache._core.held_range(self.index)
         return begin, end
 
@@ -289,13 +296,26 @@ class LayerView:
 
     @property
     def keys(self) -> npt.NDArray[np.float32]:
-        """Copy of the held keys, float32 [length, kv_heads, head_dim]."""
+        """Copy of the held keys, float32 [length, kv_heads, head_dim].
+
+        [0, 0, 0] in a recurrent layer, as `values`.
+        """
         return self.cache._core.layer_array(self.index, False)
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
         """Copy of the held values, float32 [length, kv_heads, head_dim]."""
         return self.cache._core.layer_array(self.index, True)
+
+    @property
+    def state(self) -> npt.NDArray[np.float32]:
+        """Copy of a recurrent layer's state after the token before `start`.
+
+        float32 [conv_width, lru_width]: the state of the recurrence, then the
+        last inputs of the convolution, oldest first. All zero before the
+        first token; [0, 0] in attention layers.
+        """
+        return self.cache._core.layer_state(self.index)
 
 
 def create_kv_cache(

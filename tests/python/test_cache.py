@@ -1,4 +1,7 @@
-"""KVCache in Python: content, forks, truncation, files."""
+"""KVCache in Python: arguments, content, checkpoints, files.
+
+That whatever is done to a cache changes no bit is in test_families.py.
+"""
 
 from __future__ import annotations
 
@@ -77,30 +80,6 @@ def test_constructor_points_to_the_function() -> None:
         KVCache("gemma3-270m")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
-def test_fork_is_independent(tiny: Gemma, dtype: str) -> None:
-    cache = create_kv_cache(tiny.config, kv_dtype=dtype)
-    tiny.logits(cache, TOKENS)
-    fork = cache.fork()
-    assert fork.tokens.tolist() == TOKENS
-    assert cache.shared_nbytes > 0 and cache.nbytes == 0
-    left = tiny.logits(cache, [21, 22])
-    right = tiny.logits(fork, [23, 24])
-    assert np.array_equal(left, logits_after(tiny, [*TOKENS, 21, 22], dtype))
-    assert np.array_equal(right, logits_after(tiny, [*TOKENS, 23, 24], dtype))
-
-
-@pytest.mark.parametrize(
-    "length", [0, 1, WINDOW - 1, WINDOW, 50, 83, 84, 99, 100]
-)
-def test_truncate_is_exact(tiny: Gemma, cache: KVCache, length: int) -> None:
-    tiny.logits(cache, TOKENS)
-    truncation = cache.truncate(length)
-    assert 0 <= truncation.replay_tokens <= length
-    assert cache.tokens.tolist() == TOKENS[:length]
-    found = tiny.logits(cache, [33, 34])
-    expected = logits_after(tiny, [*TOKENS[:length], 33, 34], "bf16")
-    assert np.array_equal(found, expected)
 
 
 def test_truncate_to_the_end_costs_nothing(tiny: Gemma, cache: KVCache) -> None:
@@ -177,39 +156,6 @@ def test_another_model_is_a_mismatch(tiny: Gemma, cache: KVCache) -> None:
     assert cache.tokens.tolist() == TOKENS and len(foreign) == 0
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
-def test_snapshot_goes_on_bit_for_bit(tiny: Gemma, dtype: str) -> None:
-    cache = create_kv_cache(tiny.config, kv_dtype=dtype)
-    g = tiny.generate(cache, TOKENS, max_tokens=3)  # leaves a pending token
-    restored = KVCache.from_bytes(cache.to_bytes(), tiny)
-    assert restored.tokens.tolist() == TOKENS + g.token_ids
-    assert restored.kv_dtype == dtype
-    assert np.array_equal(tiny.logits(cache, [9]), tiny.logits(restored, [9]))
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
-def test_prefill_decode_and_restore_agree_bitwise(
-    tiny: Gemma, dtype: str
-) -> None:
-    """However the tokens got into the cache, it holds the same bytes."""
-    rows = tiny.logits(
-        create_kv_cache(tiny.config, kv_dtype=dtype), TOKENS, True
-    )
-    whole = create_kv_cache(tiny.config, kv_dtype=dtype)
-    assert np.array_equal(tiny.logits(whole, TOKENS), rows[-1])
-    for step in (1, 7, 64):
-        cache = create_kv_cache(tiny.config, kv_dtype=dtype, block_tokens=16)
-        for at in range(0, len(TOKENS), step):
-            part = TOKENS[at : at + step]
-            found = tiny.logits(cache, part)
-            assert np.array_equal(found, rows[at + len(part) - 1])
-            cache = KVCache.from_bytes(cache.to_bytes())
-        for one, other in zip(cache.layers, whole.layers):
-            for name in ("keys", "values"):
-                a, b = getattr(one, name), getattr(other, name)
-                count = min(len(a), len(b))
-                assert count >= min(WINDOW, len(TOKENS))
-                assert np.array_equal(a[-count:], b[-count:])
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
@@ -276,26 +222,6 @@ def test_version_1_file_opens(tiny: Gemma, golden: Path) -> None:
         for a, b in ((was.keys, now.keys), (was.values, now.values)):
             assert np.allclose(a, b[skip:], rtol=0.02, atol=0.02)
 
-
-def test_checkpoints_make_rewinding_free(tiny: Gemma, cache: KVCache) -> None:
-    """Turns of any length: back at the end of one, everything is as then."""
-    turns = [TOKENS[:30], [31, 32], TOKENS[30:95], [41] * 20]
-    ends = []
-    for turn in turns:
-        tiny.generate(cache, turn, max_tokens=3)  # leaves a pending token
-        assert cache.checkpoint()
-        assert cache.checkpoint(), "twice is once"
-        ends.append(len(cache))
-    assert cache.checkpoints == ends
-    for fork in (cache, cache.fork()):
-        for end in reversed(ends):
-            tokens = fork.tokens.tolist()[:end]
-            assert fork.truncate(end).replay_tokens == 0
-            assert fork.checkpoints == [e for e in ends if e <= end]
-            found = tiny.logits(fork.fork(), [33])
-            assert np.array_equal(
-                found, logits_after(tiny, [*tokens, 33], "bf16")
-            )
 
 
 def test_truncate_replays_from_a_checkpoint(tiny: Gemma) -> None:

@@ -11,6 +11,7 @@ few.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 
 import hypothesis.strategies as st
@@ -27,42 +28,25 @@ from hypothesis.stateful import (
     rule,
 )
 
+import family_models
 import gemmakv
 import tiny_gguf
-from gemmakv import Gemma, KVCache, ModelConfig, create_kv_cache
+from gemmakv import Gemma, KVCache, create_kv_cache
 
 CAPACITY = 180
 WINDOWS = (1, 2, 5, 16)
 EXAMPLES = os.environ.get("GEMMAKV_MACHINE_EXAMPLES")
 
-_models: dict[int, Gemma] = {}
-_rows: dict[tuple[int, str, tuple[int, ...]], np.ndarray] = {}
+_rows: dict[tuple[Gemma, str, tuple[int, ...]], np.ndarray] = {}
 
 
-def model(window: int) -> Gemma:
-    """The tiny model with another window; made once."""
-    if window not in _models:
-        config = ModelConfig(
-            architecture="gemma3",
-            hidden_size=tiny_gguf.HIDDEN,
-            num_layers=tiny_gguf.LAYERS,
-            num_heads=tiny_gguf.HEADS,
-            kv_heads=tiny_gguf.KV_HEADS,
-            head_dim=tiny_gguf.HEAD_DIM,
-            ffn_dim=tiny_gguf.FFN,
-            vocab_size=tiny_gguf.VOCAB,
-            context_length=tiny_gguf.CONTEXT,
-            sliding_window=window,
-            layer_kinds=["sliding", "full", "sliding", "sliding", "full",
-                         "sliding", "sliding"],
-            query_scale=0.2,
-            rope_base_full=1e6,
-            qk_norm=True,
-            post_norms=True,
-            eos_ids=[1],
-        )  # fmt: skip
-        _models[window] = Gemma.from_tensors(config, tiny_gguf.tensors())
-    return _models[window]
+@functools.lru_cache(maxsize=None)
+def model(family: str, window: int) -> Gemma:
+    """A family's tiny model with another window, if it has windows."""
+    config = family_models.config(family)
+    if config.sliding_window:
+        config = family_models.config(family, sliding_window=window)
+    return Gemma.from_tensors(config, tiny_gguf.tensors(config=config))
 
 
 @dataclasses.dataclass
@@ -87,6 +71,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(
         target=conversations,
+        family=st.sampled_from(family_models.FAMILIES),
         window=st.sampled_from(WINDOWS),
         dtype=st.sampled_from(["f32", "bf16", "int8"]),
         block_tokens=st.sampled_from([16, 32]),
@@ -95,17 +80,18 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
+        family: str,
         window: int,
         dtype: str,
         block_tokens: int,
         checkpoint_bytes: int | None,
         tokens: list[int],
     ) -> object:
-        self.window, self.dtype = window, dtype
+        self.dtype = dtype
         self.block_tokens = block_tokens
         self.checkpoint_bytes = checkpoint_bytes
         self.pool = gemmakv.BlockPool()  # no limit: it counts
-        self.gemma = model(window)
+        self.gemma = model(family, window)
         self.live: list[Conversation] = []
         first, second = self.create(), self.create()
         self.append(first, tokens, False)
@@ -121,7 +107,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def expected_rows(self, tokens: list[int]) -> np.ndarray:
         """Logits of all positions, from a cache that knows nothing else."""
-        key = (self.window, self.dtype, tuple(tokens))
+        key = (self.gemma, self.dtype, tuple(tokens))
         if key not in _rows:
             _rows[key] = self.gemma.logits(
                 self.fresh(), tokens, all_positions=True
@@ -350,7 +336,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 120),
+    max_examples=int(EXAMPLES or 240),
     stateful_step_count=25,
     deadline=None,
     derandomize=EXAMPLES is None,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import family_models
 import gemmakv
 import tiny_gguf
 from conftest import RunCli
@@ -163,6 +164,44 @@ def test_diff_of_two_dtypes(cli: RunCli, tiny: Gemma, saved: Path) -> None:
         ]
         expected = float(np.abs(parts[0] - parts[1]).max())
         assert layer["max_value_difference"] == expected > 0
+
+
+def test_recurrent_layers(cli: RunCli, tmp_path: Path) -> None:
+    model = family_models.model("recurrentgemma")
+    paths = {}
+    for name, tokens in (
+        ("a", TOKENS), ("same", TOKENS), ("longer", [*TOKENS, 5]),
+        ("other", [*TOKENS[:-1], 6]),
+    ):  # fmt: skip
+        cache = create_kv_cache(model.config)
+        model.logits(cache, tokens)
+        cache.save(paths.setdefault(name, tmp_path / f"{name}.kv"))
+    document = as_json(cli, "inspect", paths["a"])
+    kinds = model.config.layer_kinds
+    assert [layer["kind"] for layer in document["layers"]] == kinds
+    for layer, kind in zip(document["layers"], kinds):
+        assert (layer["kv_heads"] is None) == (kind == "recurrent")
+        assert layer["bytes"] > 0
+    assert "recurrent" in cli("cache", "inspect", paths["a"]).stdout.decode()
+    same = as_json(cli, "diff", paths["a"], paths["same"])
+    assert same["same"] is True
+    for layer, kind in zip(same["layers"], kinds):
+        recurrent = kind == "recurrent"
+        assert layer["max_state_difference"] == (0 if recurrent else None)
+        assert layer["max_key_difference"] == (None if recurrent else 0)
+    # States of different positions or of different tokens say nothing.
+    for name in ("longer", "other"):
+        unlike = as_json(cli, "diff", paths["a"], paths[name], code=1)
+        assert {e["max_state_difference"] for e in unlike["layers"]} == {None}
+    int8 = create_kv_cache(model.config, kv_dtype="int8")
+    model.logits(int8, TOKENS)
+    int8.save(tmp_path / "int8.kv")
+    differs = as_json(cli, "diff", paths["a"], tmp_path / "int8.kv", code=1)
+    states = [e["max_state_difference"] for e in differs["layers"]]
+    # Only layers behind one of attention know its rounding.
+    assert states[:3] == [0, 0, None] and min(states[3:]) > 0
+    text = cli("cache", "diff", paths["a"], tmp_path / "int8.kv")
+    assert f"{states[3]:.3g}" in text.stdout.decode()
 
 
 def test_errors(cli: RunCli, saved: Path, tmp_path: Path) -> None:

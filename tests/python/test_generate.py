@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import family_models
 import gemmakv
 import tiny_gguf
+from family_models import FAMILIES
 from gemmakv import Gemma, KVCache, create_kv_cache
 
 BOS = 2
@@ -278,26 +280,6 @@ def test_batch_of_a_stop_list_for_all(tiny: Gemma) -> None:
     assert len(results) == 3
 
 
-def test_threads_at_once_equal_alone(tiny: Gemma) -> None:
-    expected = [
-        tiny.generate(cache, [BOS, 300 + i], max_tokens=40).token_ids
-        for i, cache in enumerate(caches_of(tiny, 6))
-    ]
-    found: list[list[int]] = [[] for _ in range(6)]
-
-    def work(i: int, cache: KVCache) -> None:
-        found[i] = tiny.generate(cache, [BOS, 300 + i], max_tokens=40).token_ids
-
-    threads = [
-        threading.Thread(target=work, args=(i, cache))
-        for i, cache in enumerate(caches_of(tiny, 6))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == expected
-
 
 def test_calls_with_one_cache_wait_for_each_other(
     tiny: Gemma, cache: KVCache
@@ -313,13 +295,12 @@ def test_calls_with_one_cache_wait_for_each_other(
     assert cache.tokens.tolist() == ([300] + [301] * 7) * 5
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
-    """`tiny` with room for a call that takes minutes."""
-    meta = tiny_gguf.metadata()
-    meta["gemma3.context_length"] = (tiny_gguf.U32, 1 << 20)
-    path = tmp_path_factory.mktemp("endless") / "endless.gguf"
-    return Gemma.load(tiny_gguf.write(path, meta))
+@pytest.fixture(params=FAMILIES)
+def endless(request: pytest.FixtureRequest, tiny: Gemma) -> Gemma:
+    """A model with room for a call that takes minutes."""
+    return family_models.model(
+        request.param, context=1 << 20, tokenizer=tiny.tokenizer
+    )
 
 
 @pytest.mark.parametrize("how", ["generate", "batch", "n", "progress"])
@@ -369,14 +350,11 @@ def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
     assert len(held) - len(read) in (0, 1)
 
 
-def test_several_models_at_once(tiny: Gemma, endless: Gemma) -> None:
-    other = Gemma.from_tensors(tiny.config, tiny_gguf.tensors(seed=1))
-    expected = [
-        m.logits(create_kv_cache(m.config), PROMPT)
-        for m in (tiny, endless, other)
-    ]
-    assert np.array_equal(expected[0], expected[1])
-    assert not np.array_equal(expected[0], expected[2])
+def test_several_models_at_once() -> None:
+    models = [family_models.model(f, seed=s) for f in FAMILIES for s in (0, 1)]
+    expected = [m.logits(create_kv_cache(m.config), PROMPT) for m in models]
+    for i, logits in enumerate(expected[1:]):
+        assert not np.array_equal(logits, expected[i])
     found: dict[int, np.ndarray] = {}
 
     def work(i: int, model: Gemma) -> None:
@@ -385,7 +363,7 @@ def test_several_models_at_once(tiny: Gemma, endless: Gemma) -> None:
 
     threads = [
         threading.Thread(target=work, args=(i, model))
-        for i, model in enumerate((tiny, endless, other))
+        for i, model in enumerate(models)
     ]
     for thread in threads:
         thread.start()
@@ -432,32 +410,6 @@ def test_logits_shapes(tiny: Gemma, cache: KVCache) -> None:
     assert np.array_equal(rows[-1], last)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
-@pytest.mark.parametrize("cuts", [[1], [15, 1], [16, 33], [7, 7, 7, 7], [64]])
-def test_chunks_do_not_change_a_bit(
-    tiny: Gemma, dtype: str, cuts: list[int]
-) -> None:
-    tokens = [(7 * i) % tiny.config.vocab_size for i in range(80)]
-    whole = create_kv_cache(tiny.config, kv_dtype=dtype)
-    rows = tiny.logits(whole, tokens, all_positions=True)
-    parts = create_kv_cache(tiny.config, kv_dtype=dtype)
-    at = 0
-    for cut in [*cuts, len(tokens) - sum(cuts)]:
-        some = tiny.logits(parts, tokens[at : at + cut], all_positions=True)
-        assert np.array_equal(some, rows[at : at + cut])
-        at += cut
-
-
-def test_numbers_of_threads_do_not_change_a_bit(tiny_path: object) -> None:
-    tokens = [(5 * i) % 200 for i in range(70)]
-    rows = []
-    for threads in (1, 2, 5):
-        model = Gemma.load(tiny_path, threads=threads)
-        assert model.threads == threads
-        cache = create_kv_cache(model.config)
-        rows.append(model.logits(cache, tokens, all_positions=True))
-    assert np.array_equal(rows[0], rows[1])
-    assert np.array_equal(rows[0], rows[2])
 
 
 def test_from_tensors_equals_the_file(tiny: Gemma) -> None:

@@ -146,6 +146,11 @@ def test_cache_of_a_named_type(name: str, dtype: str) -> None:
     for layer in cache.layers:
         sliding = layer.kind == "sliding"
         assert layer.window == (shape.window if sliding else None)
+        recurrent = layer.kind == "recurrent"
+        state = (CONV_TAIL + 1, shape.hidden) if recurrent else (0, 0)
+        assert layer.state.shape == state and not layer.state.any()
+        heads = (0, 0) if recurrent else (shape.kv_heads, shape.head_dim)
+        assert layer.keys.shape == layer.values.shape == (0, *heads)
     config = ModelConfig.from_name(name)
     assert config.state_bytes == state_bytes(shape)
     assert config.kv_bytes_per_token(dtype) == (

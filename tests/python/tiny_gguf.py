@@ -1,7 +1,8 @@
-"""Writes a miniature Gemma 3 as a GGUF file, sound or broken on purpose.
+"""Writes a miniature Gemma as a GGUF file, sound or broken on purpose.
 
-Random F32 weights, two kinds of layers, a window of 16 tokens: everything
-that the real model has, in less than a megabyte.
+Random F32 weights; unless a configuration is given, a Gemma 3: two kinds of
+layers, a window of 16 tokens, everything that the real model has, in less than
+a megabyte. family_models.py has configurations of the other families.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from gemmakv import ModelConfig
 
 U32, F32, BOOL, STR, ARRAY = 4, 6, 7, 8, 9
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 64, 7, 2, 1, 32, 96
@@ -44,23 +47,55 @@ def vocabulary() -> tuple[list[str], list[float], list[int]]:
 VOCAB = len(vocabulary()[0])
 
 
-def metadata() -> dict[str, tuple[int, Any]]:
-    """Key -> (type, value); an array's value is (element type, list)."""
+CONFIG = ModelConfig(
+    architecture="gemma3",
+    hidden_size=HIDDEN,
+    num_layers=LAYERS,
+    num_heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    ffn_dim=FFN,
+    vocab_size=VOCAB,
+    context_length=CONTEXT,
+    sliding_window=WINDOW,
+    layer_kinds=["sliding"] * 5 + ["full", "sliding"],
+    query_scale=HEAD_DIM**-0.5,
+    rope_base_full=1e6,
+    qk_norm=True,
+    post_norms=True,
+    eos_ids=[1, EOT],
+)
+
+
+def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
+    """Key -> (type, value); an array's value is (element type, list).
+
+    Without what files commonly omit: soft caps, the pattern of windows, and
+    the rotary base where it is 10,000.
+    """
     pieces, scores, types = vocabulary()
+    family = {
+        "context_length": (U32, config.context_length),
+        "embedding_length": (U32, config.hidden_size),
+        "block_count": (U32, config.num_layers),
+        "feed_forward_length": (U32, config.ffn_dim),
+        "attention.head_count": (U32, config.num_heads),
+        "attention.head_count_kv": (U32, config.kv_heads),
+        "attention.key_length": (U32, config.head_dim),
+        "attention.value_length": (U32, config.head_dim),
+        "attention.sliding_window": (U32, config.sliding_window),
+        "attention.layer_norm_rms_epsilon": (F32, 1e-6),
+        "rope.freq_base": (F32, config.rope_base_full),
+    }
+    if config.sliding_window == 0:
+        del family["attention.sliding_window"]
+    if config.rope_base_full == 1e4:
+        del family["rope.freq_base"]
+    name = config.architecture
     return {
-        "general.architecture": (STR, "gemma3"),
+        "general.architecture": (STR, name),
         "general.name": (STR, "tiny"),
-        "gemma3.context_length": (U32, CONTEXT),
-        "gemma3.embedding_length": (U32, HIDDEN),
-        "gemma3.block_count": (U32, LAYERS),
-        "gemma3.feed_forward_length": (U32, FFN),
-        "gemma3.attention.head_count": (U32, HEADS),
-        "gemma3.attention.head_count_kv": (U32, KV_HEADS),
-        "gemma3.attention.key_length": (U32, HEAD_DIM),
-        "gemma3.attention.value_length": (U32, HEAD_DIM),
-        "gemma3.attention.sliding_window": (U32, WINDOW),
-        "gemma3.attention.layer_norm_rms_epsilon": (F32, 1e-6),
-        "gemma3.rope.freq_base": (F32, 1e6),
+        **{f"{name}.{key}": value for key, value in family.items()},
         "tokenizer.ggml.model": (STR, "llama"),
         "tokenizer.ggml.tokens": (ARRAY, (STR, pieces)),
         "tokenizer.ggml.scores": (ARRAY, (F32, scores)),
@@ -74,39 +109,113 @@ def metadata() -> dict[str, tuple[int, Any]]:
     }
 
 
-def tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """Name -> float32 array, [rows, columns] or [columns]."""
-    rng = np.random.default_rng(seed)
+Tensors = dict[str, np.ndarray]
 
-    def matrix(rows: int, cols: int) -> np.ndarray:
-        scale = 1.0 / np.sqrt(cols)
-        return rng.normal(0, scale, (rows, cols)).astype(np.float32)
 
-    def norm(size: int) -> np.ndarray:
-        return (1 + 0.1 * rng.normal(size=size)).astype(np.float32)
+def tensors(seed: int = 0, config: ModelConfig = CONFIG) -> Tensors:
+    """Name -> float32 array, [rows, columns] or [columns].
 
+    The names are those of GGUF files, and of recurrent layers, which such
+    files do not know, those that `Gemma.from_tensors` takes.
+    """
+    draw = _Draw(seed)
     result = {
-        "token_embd.weight": matrix(VOCAB, HIDDEN),
-        "output_norm.weight": norm(HIDDEN),
+        "token_embd.weight": draw.matrix(config.vocab_size, config.hidden_size),
+        "output_norm.weight": draw.norm(config.hidden_size),
     }
-    for layer in range(LAYERS):
-        shapes = {
-            "attn_norm": norm(HIDDEN),
-            "attn_q": matrix(HEADS * HEAD_DIM, HIDDEN),
-            "attn_k": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            "attn_v": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            "attn_q_norm": norm(HEAD_DIM),
-            "attn_k_norm": norm(HEAD_DIM),
-            "attn_output": matrix(HIDDEN, HEADS * HEAD_DIM),
-            "post_attention_norm": norm(HIDDEN),
-            "ffn_norm": norm(HIDDEN),
-            "ffn_gate": matrix(FFN, HIDDEN),
-            "ffn_up": matrix(FFN, HIDDEN),
-            "ffn_down": matrix(HIDDEN, FFN),
-            "post_ffw_norm": norm(HIDDEN),
+    for layer, kind in enumerate(config.layer_kinds):
+        for name, array in _layer_tensors(config, kind, draw).items():
+            end = name if "." in name or name == "rec_a_param" else (
+                name + ".weight"
+            )
+            result[f"blk.{layer}.{end}"] = array
+    return result
+
+
+class _Draw:
+    """Random weights, in the order in which they are asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def matrix(self, rows: int, cols: int) -> np.ndarray:
+        scale = 1.0 / np.sqrt(cols)
+        return self.rng.normal(0, scale, (rows, cols)).astype(np.float32)
+
+    def norm(self, size: int) -> np.ndarray:
+        return (1 + 0.1 * self.rng.normal(size=size)).astype(np.float32)
+
+    def bias(self, size: int) -> np.ndarray:
+        return (0.2 * self.rng.normal(size=size)).astype(np.float32)
+
+    def decay(self, size: int) -> np.ndarray:
+        """Recurrences that remember from three tokens to a thousand."""
+        return self.rng.uniform(-8, -2, size).astype(np.float32)
+
+
+def _layer_tensors(config: ModelConfig, kind: str, draw: _Draw) -> Tensors:
+    hidden, ffn = config.hidden_size, config.ffn_dim
+    result = {"attn_norm": draw.norm(hidden)}
+    if kind == "recurrent":
+        result |= _recurrent_tensors(config, draw)
+    else:
+        result |= _attention_tensors(config, draw)
+    if config.post_norms:
+        result["post_attention_norm"] = draw.norm(hidden)
+    result |= {
+        "ffn_norm": draw.norm(hidden),
+        "ffn_gate": draw.matrix(ffn, hidden),
+        "ffn_up": draw.matrix(ffn, hidden),
+        "ffn_down": draw.matrix(hidden, ffn),
+    }
+    if config.post_norms:
+        result["post_ffw_norm"] = draw.norm(hidden)
+    if config.biases:
+        result |= {
+            "ffn_gate.bias": draw.bias(ffn),
+            "ffn_up.bias": draw.bias(ffn),
+            "ffn_down.bias": draw.bias(hidden),
         }
-        for name, array in shapes.items():
-            result[f"blk.{layer}.{name}.weight"] = array
+    return result
+
+
+def _attention_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
+    hidden, head_dim = config.hidden_size, config.head_dim
+    result = {
+        "attn_q": draw.matrix(config.num_heads * head_dim, hidden),
+        "attn_k": draw.matrix(config.kv_heads * head_dim, hidden),
+        "attn_v": draw.matrix(config.kv_heads * head_dim, hidden),
+    }
+    if config.qk_norm:
+        result["attn_q_norm"] = draw.norm(head_dim)
+        result["attn_k_norm"] = draw.norm(head_dim)
+    result["attn_output"] = draw.matrix(hidden, config.num_heads * head_dim)
+    if config.biases:
+        result["attn_output.bias"] = draw.bias(hidden)
+    return result
+
+
+def _recurrent_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
+    hidden, width = config.hidden_size, config.lru_width
+    block = width // config.lru_blocks
+    result = {
+        "rec_x": draw.matrix(width, hidden),
+        "rec_y": draw.matrix(width, hidden),
+        "rec_output": draw.matrix(hidden, width),
+        "rec_conv": draw.matrix(width, config.conv_width),
+        "rec_conv.bias": draw.bias(width),
+        "rec_input_gate": draw.matrix(width, block),
+        "rec_input_gate.bias": draw.bias(width),
+        "rec_a_gate": draw.matrix(width, block),
+        "rec_a_gate.bias": draw.bias(width),
+        "rec_a_param": draw.decay(width),
+    }
+    if config.biases:
+        result |= {
+            "rec_x.bias": draw.bias(width),
+            "rec_y.bias": draw.bias(width),
+            "rec_output.bias": draw.bias(hidden),
+        }
     return result
 
 

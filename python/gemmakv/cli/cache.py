@@ -29,6 +29,7 @@ _FILE = typer.Argument(
     ..., metavar="FILE", help="A conversation that KVCache.save wrote."
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
+_COMPARED = ("key", "value", "state")
 _SHOWN_TOKENS = 8  # of each end of the transcript
 
 
@@ -113,7 +114,8 @@ def diff(
 
     Shows the first position with different tokens and, for each layer, the
     largest difference between keys and between values, over the positions
-    before it that both hold.
+    before it that both hold, or between the states of a recurrent layer if
+    both stand at one position.
     """
     document = compare(a, b)
     if as_json:
@@ -153,7 +155,7 @@ def compare(a: str, b: str) -> dict[str, Any]:
     """Everything that `diff` knows, as JSON has it."""
     left, right = _load(a), _load(b)
     shapes = [
-        [(v.kind, v.window, *_heads(v)) for v in cache.layers]
+        [(v.kind, v.window, *_heads(v), v.state.shape) for v in cache.layers]
         for cache in (left, right)
     ]
     if shapes[0] != shapes[1]:
@@ -180,9 +182,9 @@ def compare(a: str, b: str) -> dict[str, Any]:
         "same_weights": left._core.fingerprint == right._core.fingerprint,
         "same": not differs
         and all(
-            layer["max_key_difference"] in (0, None)
-            and layer["max_value_difference"] in (0, None)
+            layer[f"max_{name}_difference"] in (0, None)
             for layer in layers
+            for name in _COMPARED
         ),
         "layers": layers,
     }
@@ -195,16 +197,23 @@ def _layer_difference(
     ranges = [one.held_range, other.held_range]
     begin = max(r[0] for r in ranges)
     end = min([agreed, *(r[1] for r in ranges)])
-    found: dict[str, Any] = {"positions": [begin, max(begin, end)]}
-    for name in ("key", "value"):
-        found[f"max_{name}_difference"] = None
-        if begin < end:
-            parts = [
+    views = list(zip((one, other), ranges))
+    pairs: dict[str, list[Any]] = {}
+    if one.kind == "recurrent" and ranges[0] == ranges[1] and begin <= agreed:
+        pairs["state"] = [one.state, other.state]
+    elif begin < end:
+        for name in ("key", "value"):
+            pairs[name] = [
                 getattr(view, f"{name}s")[begin - start : end - start]
-                for view, (start, _) in zip((one, other), ranges)
+                for view, (start, _) in views
             ]
-            largest = np.abs(parts[0] - parts[1]).max()
-            found[f"max_{name}_difference"] = float(largest)
+    found: dict[str, Any] = {"positions": [begin, max(begin, end)]}
+    for name in _COMPARED:
+        found[f"max_{name}_difference"] = (
+            float(np.abs(np.subtract(*pairs[name])).max())
+            if name in pairs
+            else None
+        )
     return found
 
 
@@ -216,13 +225,14 @@ def _describe_layer(layer: LayerView) -> dict[str, Any]:
         "window": layer.window,
         "start": layer.start,
         "length": layer.length,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
+        "kv_heads": kv_heads or None,
+        "head_dim": head_dim or None,
         "bytes": layer.nbytes,
     }
 
 
 def _heads(layer: LayerView) -> tuple[int, int]:
+    """kv_heads and head_dim; (0, 0) of a recurrent layer."""
     return layer.cache._core.layer_shape(layer.index)
 
 
@@ -253,7 +263,7 @@ def _load(file: str) -> KVCache:
 
 def _shape_name(cache: KVCache) -> str:
     layers = cache.layers
-    heads, dim = _heads(layers[0])
+    heads, dim = max(_heads(layer) for layer in layers)
     return (
         f"{len(layers)} layers of {heads} x {dim} "
         f"({cache.model_type or 'custom model'})"
@@ -289,12 +299,12 @@ def _layer_table(layers: list[dict[str, Any]]) -> Table:
 
 def _diff_table(layers: list[dict[str, Any]]) -> Table:
     table = Table("layer", "kind", "positions", box=None, pad_edge=False)
-    table.add_column("keys differ by", justify="right")
-    table.add_column("values differ by", justify="right")
+    for name in _COMPARED:
+        table.add_column(f"{name}s differ by", justify="right")
     for layer in layers:
         differences = [
             "-" if layer[name] is None else f"{layer[name]:.3g}"
-            for name in ("max_key_difference", "max_value_difference")
+            for name in (f"max_{what}_difference" for what in _COMPARED)
         ]
         begin, end = layer["positions"]
         table.add_row(
