@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def fields(config: Config) -> dict[str, Any]:
         "num_layers": text["num_hidden_layers"],
         "post_norms": kind in ("gemma2", "gemma3_text"),
         "qk_norm": kind == "gemma3_text",
-        "query_scale": text["query_pre_attn_scalar"] ** -0.5,
+        "query_scale": 1 / math.sqrt(text["query_pre_attn_scalar"]),
         "rms_epsilon": text["rms_norm_eps"],
         "vocab_size": text["vocab_size"],
     }
@@ -107,7 +108,7 @@ def fields(config: Config) -> dict[str, Any]:
         return {
             **result,
             "layer_kinds": ["full"] * text["num_hidden_layers"],
-            "query_scale": text["head_dim"] ** -0.5,
+            "query_scale": 1 / math.sqrt(text["head_dim"]),
             "rope_base_full": theta,
             "rope_base_sliding": 0.0,  # no layer slides
         }
@@ -169,7 +170,7 @@ def _recurrent(text: Config) -> dict[str, Any]:
         ],
         "lru_blocks": heads,
         "lru_width": text.get("lru_width") or hidden,
-        "query_scale": head_dim**-0.5,
+        "query_scale": 1 / math.sqrt(head_dim),
         "rope_base_full": 0.0,  # no layer sees everything
         "rope_base_sliding": rope["rope_theta"],
         "rope_dim": int(rope["partial_rotary_factor"] * head_dim),

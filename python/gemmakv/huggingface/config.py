@@ -199,10 +199,12 @@ class _Reader:
 
     def _layer_kinds(self, base: ModelConfig) -> list[str]:
         if self.recurrent:
-            blocks = self.text.texts("block_types")
-            if blocks is not None:
-                kinds = self._kinds_of("block_types", blocks)
-                return [kinds[i % len(kinds)] for i in range(base.num_layers)]
+            for key in ("block_types", "_block_types"):
+                blocks = self.text.texts(key)
+                if blocks is not None:
+                    kinds = self._kinds_of(key, blocks)
+                    count = len(kinds)
+                    return [kinds[i % count] for i in range(base.num_layers)]
             return base.layer_kinds
         types = self.text.texts("layer_types")
         if types is not None:
