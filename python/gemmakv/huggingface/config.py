@@ -266,8 +266,11 @@ class _Reader:
         if base.final_soft_cap or final in self.text:
             caps["final_soft_cap"] = cap(final, base.final_soft_cap)
         attn = "attn_logit_softcapping"
-        if base.attn_soft_cap or attn in self.text:
+        if base.attn_soft_cap:
             caps["attn_soft_cap"] = cap(attn, base.attn_soft_cap)
+        elif attn in self.text:
+            # The reference has the key for Gemma 3, and ignores it.
+            raise self.refuse(attn, "null for this model_type")
         return caps
 
     # ---- Rotary embeddings ----
