@@ -1,18 +1,15 @@
-"""`gemmakv info`: what a model file holds; the named types."""
+"""`gemmakv info`: what a model holds; the named types."""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, Optional
 
 import typer
 from rich.table import Table
 
-from gemmakv import _core
-from gemmakv.cli import console, model_types
+from gemmakv.cli import console, model_files, model_types
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
-from gemmakv.errors import CorruptFile, MismatchError
 
 EXAMPLES = examples(
     "gemmakv info gemma-3-270m",
@@ -37,10 +34,10 @@ def info(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show what a model file holds.
+    """Show what a model holds.
 
     Architecture, parameters, tensor types, and the bytes that a KV cache
-    takes for each way of storing it. Only the file's header is read.
+    takes for each way of storing it. Only the headers of its files are read.
     """
     if types:
         if file is not None or tensors:
@@ -56,7 +53,7 @@ def info(
             "expected a model, or --types", param_hint="MODEL"
         )
     else:
-        document = describe(console.fetch(file))
+        document = model_files.describe(console.fetch(file))
         if not tensors:
             del document["tensors"]
         text = _render(document)
@@ -65,72 +62,20 @@ def info(
     console.write(text)
 
 
-def describe(path: str) -> dict[str, Any]:
-    """Everything that the command knows, as JSON has it."""
-    gguf = _core.GgufFile(path)
-    keys = set(gguf.keys())
-
-    def metadata(key: str) -> Any:
-        return gguf.get(key) if key in keys else None
-
-    architecture = metadata("general.architecture")
-    if not isinstance(architecture, str):
-        raise CorruptFile(
-            f"{path}: expected a string general.architecture, found "
-            f"{architecture!r}"
-        )
-    tensors = [
-        {
-            "name": name,
-            "type": type_name,
-            "shape": [int(n) for n in reversed(shape)],
-            "values": math.prod(shape),
-            "bytes": size_bytes,
-        }
-        for name, type_name, _, shape, size_bytes in gguf.tensors()
-    ]
-    document: dict[str, Any] = {
-        "file": path,
-        "gguf_version": gguf.version,
-        "architecture": architecture,
-        "name": metadata("general.name"),
-        "parameters": sum(t["values"] for t in tensors),
-        "tensor_bytes": sum(t["bytes"] for t in tensors),
-        "types": _by_type(tensors),
-    }
-    try:
-        config = _core.ModelConfig.from_gguf(path)
-        document["model"] = model_types.describe(config)
-        document["supported"] = True
-    except MismatchError as error:
-        document["model"] = None
-        document["supported"] = False
-        document["reason"] = " ".join(str(error).split())
-    document["tensors"] = tensors
-    return document
-
-
-def _by_type(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sums of each type, the one with most bytes first."""
-    sums: dict[str, dict[str, Any]] = {}
-    for tensor in tensors:
-        entry = sums.setdefault(
-            tensor["type"],
-            {"type": tensor["type"], "count": 0, "values": 0, "bytes": 0},
-        )
-        entry["count"] += 1
-        entry["values"] += tensor["values"]
-        entry["bytes"] += tensor["bytes"]
-    return sorted(sums.values(), key=lambda e: (-e["bytes"], e["type"]))
-
-
 def _render(document: dict[str, Any]) -> str:
     title = Table(box=None, show_header=False, pad_edge=False)
-    for key in ("file", "name", "architecture", "gguf_version"):
-        title.add_row(key.replace("_", " "), str(document[key]))
+    for key in ("file", "name", "format", "architecture", "gguf_version"):
+        if key in document:
+            title.add_row(key.replace("_", " "), str(document[key]))
     title.add_row("parameters", f"{document['parameters']:,}")
     title.add_row("tensor bytes", f"{document['tensor_bytes']:,}")
     tables = [title, _types_table(document["types"])]
+    if document.get("left_out_tensors"):
+        title.add_row(
+            "not used",
+            f"{document['left_out_tensors']:,} tensors of an image encoder: "
+            "images are not supported yet",
+        )
     model = document["model"]
     if model is None:
         title.add_row("supported", f"no: {document['reason']}")

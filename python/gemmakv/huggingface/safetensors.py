@@ -40,6 +40,11 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+def byte_size(tensor: StoredTensor) -> int:
+    """Bytes that a tensor takes in its file."""
+    return math.prod(tensor.shape) * _DTYPE_BITS[tensor.dtype] // 8
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file. Raises OSError or CorruptFile."""
     with open(path, "rb") as file:
@@ -122,7 +127,7 @@ def _check_cover(
                 f"{path}: tensor {brief(name)} begins at byte {tensor.offset}, "
                 f"expected {position}, where the one before it ends"
             )
-        position += math.prod(tensor.shape) * _DTYPE_BITS[tensor.dtype] // 8
+        position += byte_size(tensor)
     if position != file_bytes:
         raise CorruptFile(
             f"{path}: the tensors end at byte {position}, expected the end of "
