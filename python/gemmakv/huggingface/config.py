@@ -179,6 +179,8 @@ class _Reader:
             raise self.refuse(activation, repr(_GELU_TANH))
         if text.flag("attention_bias", False):
             raise self.refuse("attention_bias", "false")
+        if not text.flag("embeddings_scale_by_sqrt_dim", True):
+            raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
         if text.values.get("use_bidirectional_attention"):
             raise self.refuse("use_bidirectional_attention", "false")
 
