@@ -101,6 +101,7 @@ void AttentionScratch::Plan(const ModelConfig& config,
   size_t max_slots = 0;
   for (size_t g = 0; g < kNumGroups; ++g) {
     const LayerKind kind = g == 0 ? LayerKind::kFull : LayerKind::kSliding;
+    if (!config.HasLayers(kind)) continue;
     groups_[g].split = true;
     size_t slot = 0;
     for (size_t t = 0; t < tiles_.size(); ++t) {

@@ -91,19 +91,15 @@ void ModelConfig::Validate() const {
                                  layer_kinds.size(), " entries, expected ",
                                  num_layers));
   }
-  const auto has = [&](LayerKind kind) {
-    return std::find(layer_kinds.begin(), layer_kinds.end(), kind) !=
-           layer_kinds.end();
-  };
-  const bool slides = has(LayerKind::kSliding);
+  const bool slides = HasLayers(LayerKind::kSliding);
   if (slides) CheckRange("sliding_window", sliding_window, 1, kMaxSize);
-  CheckRecurrent(*this, has(LayerKind::kRecurrent));
+  CheckRecurrent(*this, HasLayers(LayerKind::kRecurrent));
   CheckFinite("rms_epsilon", rms_epsilon, 0);
   CheckFinite("embedding_scale", embedding_scale, 0);
   CheckFinite("query_scale", query_scale, 0);
   CheckFinite("attn_soft_cap", attn_soft_cap, 0);
   CheckFinite("final_soft_cap", final_soft_cap, 0);
-  if (has(LayerKind::kFull)) {
+  if (HasLayers(LayerKind::kFull)) {
     CheckFinite("rope_base_full", rope_base_full, 1.001);
   }
   if (slides) CheckFinite("rope_base_sliding", rope_base_sliding, 1.001);
@@ -114,6 +110,11 @@ void ModelConfig::Validate() const {
                                    ", expected 0..", vocab_size - 1));
     }
   }
+}
+
+bool ModelConfig::HasLayers(LayerKind kind) const {
+  return std::find(layer_kinds.begin(), layer_kinds.end(), kind) !=
+         layer_kinds.end();
 }
 
 std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(

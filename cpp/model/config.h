@@ -72,6 +72,7 @@ struct ModelConfig {
   // contradicts another.
   void Validate() const;
 
+  bool HasLayers(LayerKind kind) const;
   // Shape of this model's caches.
   std::shared_ptr<const KvLayout> MakeKvLayout(KvDtype dtype,
                                                size_t block_tokens) const;

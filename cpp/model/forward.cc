@@ -5,8 +5,6 @@
 
 #include "model/forward.h"
 
-#include <algorithm>
-
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
 #include "model/attention_plan.h"
@@ -251,12 +249,10 @@ class ForwardPass::Run {
 Model::Model(ModelConfig config_in, Weights weights_in)
     : config(std::move(config_in)), weights(std::move(weights_in)) {
   const auto table = [&](LayerKind kind, double base, double factor) {
-    const bool used =
-        std::find(config.layer_kinds.begin(), config.layer_kinds.end(), kind) !=
-        config.layer_kinds.end();
-    return used ? std::make_unique<RopeTable>(base, factor, config.rope_dim,
-                                              config.context_length)
-                : nullptr;
+    return config.HasLayers(kind)
+               ? std::make_unique<RopeTable>(base, factor, config.rope_dim,
+                                             config.context_length)
+               : nullptr;
   };
   rope_full =
       table(LayerKind::kFull, config.rope_base_full, config.rope_factor_full);

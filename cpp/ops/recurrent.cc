@@ -87,8 +87,13 @@ void LruScanImpl(const ChannelRows& x, const float* input_gate,
         const auto gate = Sigmoid(hn::Add(LoadUpTo(a_gate + at, count),
                                           LoadUpTo(gates.a_bias + c, count)));
         const auto log_a = hn::Mul(LoadUpTo(gates.decay + c, count), gate);
-        const auto a = ExpOf(log_a);
-        const auto norm = hn::Sqrt(hn::NegMulAdd(a, a, one));
+        // 1 - a^2 from a - 1: where a is close to 1, which is where a state
+        // lives long, subtracting from 1 would leave few digits.
+        const auto a_minus_1 =
+            hn::IfThenElse(hn::IsNaN(log_a), log_a, hn::Expm1(d, log_a));
+        const auto a = hn::Add(one, a_minus_1);
+        const auto norm =
+            hn::Sqrt(hn::Mul(hn::Neg(a_minus_1), hn::Add(one, a)));
         h = hn::MulAdd(a, LoadUpTo(state + c, count), hn::Mul(norm, h));
       }
       StoreUpTo(h, state + c, count);

@@ -24,15 +24,6 @@ std::vector<float> Normal(size_t size, uint32_t seed, float deviation = 1) {
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-void ExpectNear(const std::vector<float>& found,
-                const std::vector<double>& expected, double tolerance) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    ASSERT_NEAR(found[i], expected[i], tolerance * (1 + std::abs(expected[i])))
-        << "at " << i;
-  }
-}
-
 // A convolution over `stride` channels of which the first `channels` count.
 struct Conv {
   size_t width, rows, channels, stride;
@@ -233,6 +224,27 @@ TEST_F(RecurrentTest, ScanIsTheSameHoweverRowsAreCutAndInPlace) {
       }
     }
     return out;
+  });
+}
+
+// A factor close to 1: what an input adds is small, and keeps its digits.
+TEST_F(RecurrentTest, SlowChannelsTakeInputsInExactly) {
+  OnEveryTarget([] {
+    Scan scan(1, 40);
+    std::fill(scan.state.begin(), scan.state.end(), 0.0f);
+    std::fill(scan.a_bias.begin(), scan.a_bias.end(), 0.0f);
+    for (size_t c = 0; c < scan.channels; ++c) {
+      scan.a_gate[c] = -static_cast<float>(c) / 4;
+      scan.decay[c] = -0.008f;
+    }
+    const std::vector<float> out = scan.Run(1);
+    for (size_t c = 0; c < scan.channels; ++c) {
+      const double log_a = scan.decay[c] * Sigmoid(double{scan.a_gate[c]});
+      const double expected =
+          std::sqrt(-std::expm1(2 * log_a)) * scan.x[c] *
+          Sigmoid(static_cast<double>(scan.input_gate[c] + scan.input_bias[c]));
+      ASSERT_NEAR(out[c], expected, 1e-6 * std::abs(expected)) << c;
+    }
   });
 }
 
