@@ -52,10 +52,9 @@ def build(golden: golden_models.Golden) -> Any:
         config, attn_implementation="eager", dtype=torch.float32
     ).eval()
     ours = golden.tensors()
-    multimodal = "vision_config" in stated
     theirs = dict(model.named_parameters())
     for name, array in ours.items():
-        parameter = theirs.pop(_parameter_name(name, multimodal))
+        parameter = theirs.pop(_parameter_name(name, golden.multimodal))
         if tuple(parameter.shape) != array.shape:
             raise ValueError(f"{name}: {array.shape}, not {parameter.shape}")
         parameter.data = torch.from_numpy(array.copy())

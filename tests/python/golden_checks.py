@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import gemmakv
 import golden_configs
@@ -80,3 +83,13 @@ def mean_kl(reference: Array, found: Array) -> float:
 def from_tensors(name: str) -> gemmakv.Gemma:
     config = golden_configs.model_config(golden_of(name).config)
     return gemmakv.Gemma.from_tensors(config, tensors_of(name))
+
+
+def load(path: Path, multimodal: bool) -> gemmakv.Gemma:
+    """Loads a directory, which must tell of images if it is for them."""
+    if multimodal:
+        with pytest.warns(gemmakv.PartialModelWarning, match="images"):
+            return gemmakv.Gemma.load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return gemmakv.Gemma.load(path)

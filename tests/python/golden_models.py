@@ -53,6 +53,11 @@ class Golden:
         text: Config = self.config.get("text_config", self.config)
         return text
 
+    @property
+    def multimodal(self) -> bool:
+        """Whether there are tensors of an image encoder besides."""
+        return "vision_config" in self.config
+
     def tokens(self) -> list[int]:
         """Token ids of the prompt; the first is BOS."""
         vocab = self.text_config["vocab_size"]
@@ -310,7 +315,7 @@ def write(folder: Path, golden: Golden, dtype: str = "F32") -> Path:
         _stored_name(golden, name): array
         for name, array in golden.tensors().items()
     }
-    if "vision_config" in golden.config:
+    if golden.multimodal:
         tensors.update(_vision_tensors())
     listed = list(tensors)
     files = [listed[i :: golden.shards] for i in range(golden.shards)]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gemmakv
 import golden_models
 from golden_checks import (
     FACTOR,
@@ -21,6 +20,7 @@ from golden_checks import (
     fields_of,
     from_tensors,
     golden_of,
+    load,
     logits_of,
     mean_kl,
     reference_of,
@@ -31,7 +31,8 @@ from golden_models import Golden
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_files_are_the_same_model(name: str, tmp_path: Path) -> None:
     golden = golden_of(name)
-    gemma = gemmakv.Gemma.load(golden_models.write(tmp_path, golden, "F32"))
+    path = golden_models.write(tmp_path, golden, "F32")
+    gemma = load(path, golden.multimodal)
     same = from_tensors(name)
     assert fields_of(gemma.config) == fields_of(same.config)
     assert gemma.fingerprint == same.fingerprint
@@ -46,7 +47,8 @@ def test_bfloat16_files_give_the_reference_s_distribution(
     name: str, tmp_path: Path
 ) -> None:
     golden = golden_of(name)
-    gemma = gemmakv.Gemma.load(golden_models.write(tmp_path, golden, "BF16"))
+    path = golden_models.write(tmp_path, golden, "BF16")
+    gemma = load(path, golden.multimodal)
     found = logits_of(gemma, golden.tokens())
     assert mean_kl(reference_of(name), found) <= MEAN_KL_TOLERANCE
 
@@ -61,7 +63,7 @@ def test_each_key_of_the_config_counts(name: str, tmp_path: Path) -> None:
     unnoticed = {}
     for what, config in _edited_configs(golden):
         golden_models.write_config(path, config)
-        found = logits_of(gemmakv.Gemma.load(path), golden.tokens())
+        found = logits_of(load(path, golden.multimodal), golden.tokens())
         moved = difference(reference_of(name), found)
         if not moved > FACTOR * TOLERANCE:
             unnoticed[what] = moved
