@@ -22,6 +22,46 @@ float InverseTemperature(float temperature) {
   return std::min(1.0f / temperature, std::numeric_limits<float>::max());
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Tokens that weigh less than this part of the likeliest are left out where
+// tokens are ranked: all of them together are far below the last of the 53 bits
+// that choose.
+constexpr double kLeastWeight = 1e-30;
+
+// A logit that no token of this weight or more is below: a margin is left for
+// the rounding of weights.
+float LogitOf(double weight, const Softmax& softmax) {
+  const auto distance = static_cast<float>(1e-3 - 1.001 * std::log(weight));
+  return softmax.max - distance / softmax.inverse_temperature;
+}
+
+// A logit below which there is about `mass`, judged by some of the tokens, in
+// bins that end at `bound`.
+float FloorOfTail(std::span<const float> logits, const Softmax& softmax,
+                  double mass, float bound) {
+  constexpr size_t kTaken = 16, kOf = 1024, kBins = 256;
+  std::vector<float> taken;
+  taken.reserve((logits.size() / kOf + 1) * kTaken);
+  for (size_t i = 0; i + kTaken <= logits.size(); i += kOf) {
+    taken.insert(taken.end(), &logits[i], &logits[i] + kTaken);
+  }
+  std::vector<float> weights(taken.size());
+  std::vector<int32_t> bins(taken.size());
+  ExpShifted(taken.data(), softmax.max, softmax.inverse_temperature,
+             taken.size(), weights.data());
+  RankBins(taken.data(), taken.size(), softmax.max, bound, kBins, bins.data());
+  double masses[kBins] = {};
+  for (size_t i = 0; i < taken.size(); ++i) {
+    masses[static_cast<size_t>(bins[i])] += weights[i];
+  }
+  double left = mass * kTaken / kOf;
+  size_t end = kBins;  // of the bins above the tail
+  while (end > 1 && (left -= masses[end - 1]) >= 0) --end;
+  const float width = (softmax.max - bound) / (kBins - 1);
+  return softmax.max - width * static_cast<float>(end);
+}
+
 }  // namespace
 
 Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
@@ -87,89 +127,99 @@ void Sampler::Adjust(std::span<float> logits) {
 
 int32_t Sampler::Draw(std::span<const float> logits, size_t position) {
   const double uniform = UniformAt(seed_, position);
-  if (options_.top_k == 0 && options_.top_p >= 1 && options_.min_p <= 0) {
-    return DrawFromAll(logits, uniform);
+  if (options_.top_k > 0 && options_.top_k < logits.size()) {
+    return DrawFromLargest(logits, uniform);
   }
-  const std::vector<Candidate> candidates = TopCandidates(logits);
-  double total = 0;
-  for (const Candidate& candidate : candidates) total += candidate.probability;
-  double left = uniform * total;
-  int32_t last = -1;
-  for (const Candidate& candidate : candidates) {
-    last = candidate.id;
-    left -= candidate.probability;
-    if (left < 0) break;
-  }
-  return last;
-}
-
-// Candidates in descending order of probability after top_k, top_p and min_p.
-std::vector<Sampler::Candidate> Sampler::TopCandidates(
-    std::span<const float> logits) const {
-  const float inverse_temperature = InverseTemperature(options_.temperature);
-  const size_t limit = options_.top_k > 0
-                           ? std::min(options_.top_k, logits.size())
-                           : logits.size();
-  double total = 0;  // mass of the first `limit` candidates
-  const bool of_all = options_.top_p < 1 && limit == logits.size();
-  if (of_all) {
-    const ScoredToken best = ArgMax(logits.data(), logits.size());
-    if (best.id < 0) return {};
-    total = Total(ExpSums(logits.data(), best.logit, inverse_temperature,
-                          logits.size()));
-  }
-  // Few candidates usually carry the mass that top_p asks for: take more only
-  // when they do not.
-  for (size_t k = std::min<size_t>(limit, 128);; k = std::min(limit, k * 4)) {
-    const std::vector<ScoredToken> top = TopK(logits.data(), logits.size(), k);
-    if (top.empty()) return {};
-    std::vector<float> shifted(top.size()), weights(top.size());
-    for (size_t i = 0; i < top.size(); ++i) shifted[i] = top[i].logit;
-    ExpShifted(shifted.data(), top[0].logit, inverse_temperature,
-               shifted.size(), weights.data());
-    const bool complete = k == limit || top.size() < k;
-    if (!of_all) {
-      total = 0;
-      for (const float weight : weights) total += weight;
-    }
-    std::vector<Candidate> kept;
-    double mass = 0;
-    bool cut = false;
-    for (size_t i = 0; i < top.size() && !cut; ++i) {
-      cut = weights[i] < options_.min_p ||
-            (i > 0 && mass >= static_cast<double>(options_.top_p) * total);
-      if (cut) break;
-      kept.push_back({top[i].id, weights[i]});
-      mass += weights[i];
-    }
-    const bool mass_known = of_all || options_.top_p >= 1 || complete;
-    if (complete || (cut && mass_known)) return kept;
-  }
-}
-
-int32_t Sampler::DrawFromAll(std::span<const float> logits, double uniform) {
   const ScoredToken best = ArgMax(logits.data(), logits.size());
   if (best.id < 0) return -1;
-  const float inverse_temperature = InverseTemperature(options_.temperature);
+  const Softmax softmax{best.logit, InverseTemperature(options_.temperature)};
+  if (options_.top_k > 0 || options_.top_p < 1 || options_.min_p > 0) {
+    return DrawFromNucleus(logits, softmax, uniform);
+  }
+  const int32_t id = DrawFromAll(logits, softmax, uniform);
+  return id < 0 ? best.id : id;
+}
+
+// top_k, then top_p of their mass, then min_p.
+int32_t Sampler::DrawFromLargest(std::span<const float> logits,
+                                 double uniform) {
+  const LargestBounds bounds =
+      BoundsOfLargest(logits.data(), logits.size(), options_.top_k);
+  if (!(bounds.max > -std::numeric_limits<float>::infinity())) return -1;
+  const Softmax softmax{bounds.max, InverseTemperature(options_.temperature)};
+  ranking_.Reset(logits, softmax,
+                 std::max(bounds.floor, LogitOf(kLeastWeight, softmax)));
+  const size_t count = std::min(options_.top_k, ranking_.size());
+  double mass = kInfinity;
+  if (options_.top_p < 1) {
+    mass = static_cast<double>(options_.top_p) *
+           ranking_.Find(count, kInfinity).mass;
+  }
+  return DrawFromFirst(count, mass, uniform);
+}
+
+// top_p of all mass, then min_p.
+int32_t Sampler::DrawFromNucleus(std::span<const float> logits,
+                                 const Softmax& softmax, double uniform) {
+  const float least = LogitOf(
+      std::max(static_cast<double>(options_.min_p), kLeastWeight), softmax);
+  double mass = kInfinity;
+  if (options_.top_p < 1) {
+    const double total =
+        Total(ExpSums(logits.data(), softmax.max, softmax.inverse_temperature,
+                      logits.size()));
+    mass = static_cast<double>(options_.top_p) * total;
+    // What is past the nucleus could not make up its mass below this even if
+    // all tokens were there.
+    const double tail = total - mass;
+    const float bound =
+        LogitOf(tail / static_cast<double>(logits.size()), softmax);
+    const float guess = FloorOfTail(logits, softmax, 0.7 * tail, bound);
+    for (const float floor : {guess, bound}) {
+      if (!(floor > least)) break;
+      ranking_.Reset(logits, softmax, floor);
+      if (ranking_.mass() >= mass) {
+        return DrawFromFirst(ranking_.size(), mass, uniform);
+      }
+    }
+  }
+  ranking_.Reset(logits, softmax, least);
+  return DrawFromFirst(ranking_.size(), mass, uniform);
+}
+
+// From the first `count` in rank, up to `mass` of them, without those that
+// min_p excludes.
+int32_t Sampler::DrawFromFirst(size_t count, double mass, double uniform) {
+  if (options_.min_p > 0) {
+    count = std::min(count, ranking_.CountFrom(options_.min_p));
+  }
+  const Ranking::Prefix kept = ranking_.Find(count, mass);
+  // The first token whose weight takes the sum past the uniform share.
+  const double past = std::nextafter(uniform * kept.mass, kInfinity);
+  return ranking_.Find(kept.count, past).last;
+}
+
+int32_t Sampler::DrawFromAll(std::span<const float> logits,
+                             const Softmax& softmax, double uniform) const {
   const std::vector<double> sums = ExpSums(
-      logits.data(), best.logit, inverse_temperature, logits.size());
+      logits.data(), softmax.max, softmax.inverse_temperature, logits.size());
   double left = uniform * Total(sums);
   size_t partition = 0;
   while (partition + 1 < sums.size() && left >= sums[partition]) {
     left -= sums[partition++];
   }
   // Rounding may leave a remainder past the last token of the partition: the
-  // last one with any probability takes it.
-  int32_t last = best.id;
+  // last one with any probability takes it, if there is one.
+  int32_t last = -1;
   const size_t begin = partition * kExpSumPartition;
   const size_t count = std::min(kExpSumPartition, logits.size() - begin);
-  float probabilities[kExpSumPartition];
-  ExpShifted(logits.data() + begin, best.logit, inverse_temperature, count,
-             probabilities);
+  float weights[kExpSumPartition];
+  ExpShifted(logits.data() + begin, softmax.max, softmax.inverse_temperature,
+             count, weights);
   for (size_t i = 0; i < count; ++i) {
-    if (probabilities[i] <= 0) continue;
+    if (weights[i] <= 0) continue;
     last = static_cast<int32_t>(begin + i);
-    left -= probabilities[i];
+    left -= weights[i];
     if (left < 0) break;
   }
   return last;

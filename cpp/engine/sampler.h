@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/options.h"
+#include "engine/ranking.h"
 
 namespace gkv {
 
@@ -31,17 +32,18 @@ class Sampler {
   uint64_t seed() const { return seed_; }
 
  private:
-  struct Candidate {
-    int32_t id;
-    float probability;  // relative to the likeliest token's 1
-  };
   void Adjust(std::span<float> logits);
   int32_t Draw(std::span<const float> logits, size_t position);
-  std::vector<Candidate> TopCandidates(std::span<const float> logits) const;
-  int32_t DrawFromAll(std::span<const float> logits, double uniform);
+  int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,
+                      double uniform) const;
+  int32_t DrawFromLargest(std::span<const float> logits, double uniform);
+  int32_t DrawFromNucleus(std::span<const float> logits, const Softmax& softmax,
+                          double uniform);
+  int32_t DrawFromFirst(size_t count, double mass, double uniform);
 
   GenerateOptions options_;
   uint64_t seed_;
+  Ranking ranking_;
   std::unordered_map<int32_t, uint32_t> generated_;  // occurrences
   std::unordered_map<int32_t, uint32_t> transcript_;
 };

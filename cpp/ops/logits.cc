@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/logits.cc"
@@ -78,31 +79,120 @@ size_t FindImpl(const float* logits, size_t size, float wanted) {
   return i;
 }
 
-// First index in [begin, size) whose value exceeds `threshold`, or `size`.
-size_t FindAboveImpl(const float* logits, size_t begin, size_t size,
-                     float threshold) {
+// Appends what is at least `floor` to ids and logits, which have room for all
+// and one vector more; its number. `first` is the id of logits[0]. NaN is not.
+size_t TokensFromImpl(const float* logits, size_t size, float floor,
+                      int32_t first, int32_t* ids, float* found) {
   const F32x16Tag d;
-  const auto t = hn::Set(d, threshold);
-  size_t i = begin;
-  for (; i + kVectorLanes <= size; i += kVectorLanes) {
-    const intptr_t found =
-        hn::FindFirstTrue(d, hn::Gt(hn::LoadU(d, logits + i), t));
-    if (found >= 0) return i + static_cast<size_t>(found);
+  const hn::RebindToSigned<F32x16Tag> di;
+  const auto f = hn::Set(d, floor);
+  size_t n = 0;
+  const auto append = [&](size_t i) HWY_ATTR {
+    const auto v = hn::LoadU(d, logits + i);
+    const auto mask = hn::Ge(v, f);
+    const auto id = hn::Iota(di, first + static_cast<int32_t>(i));
+    hn::StoreU(hn::Compress(v, mask), d, found + n);
+    hn::StoreU(hn::Compress(id, hn::RebindMask(di, mask)), di, ids + n);
+    n += hn::CountTrue(d, mask);
+  };
+  size_t i = 0;
+  // Most groups have nothing; whether a vector of a group has something is
+  // not worth a branch.
+  constexpr size_t kGroup = 4 * kVectorLanes;
+  for (; i + kGroup <= size; i += kGroup) {
+    const auto any = [&](size_t u) HWY_ATTR {
+      return hn::Ge(hn::LoadU(d, logits + i + u * kVectorLanes), f);
+    };
+    if (hn::AllFalse(d,
+                     hn::Or(hn::Or(any(0), any(1)), hn::Or(any(2), any(3))))) {
+      continue;
+    }
+    for (size_t u = 0; u < 4; ++u) append(i + u * kVectorLanes);
   }
-  while (i < size && !(logits[i] > threshold)) ++i;
-  return i;
+  for (; i < size; ++i) {
+    if (!(logits[i] >= floor)) continue;
+    ids[n] = first + static_cast<int32_t>(i);
+    found[n++] = logits[i];
+  }
+  return n;
+}
+
+void RankBinsImpl(const float* logits, size_t size, float max, float floor,
+                  size_t bins, int32_t* out) {
+  const F32x16Tag d;
+  const hn::RebindToSigned<F32x16Tag> di;
+  const auto m = hn::Set(d, max);
+  const auto f = hn::Set(d, floor);
+  auto min = m;
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto v = count == kVectorLanes ? hn::LoadU(d, logits + i)
+                                         : hn::LoadNOr(m, d, logits + i, count);
+    min = hn::Min(min, hn::IfThenElse(hn::Gt(v, f), v, f));
+  });
+  const auto l = hn::Set(d, static_cast<float>(bins - 1));
+  // Where there is no range all land in the last bin.
+  const auto s = hn::Div(l, hn::Set(d, max - hn::ReduceMin(d, min)));
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto x = hn::Mul(hn::Sub(m, LoadUpTo(logits + i, count)), s);
+    const auto bin =
+        hn::ConvertInRangeTo(di, hn::IfThenElse(hn::Lt(x, l), x, l));
+    if (count == kVectorLanes) {
+      hn::StoreU(bin, di, out + i);
+    } else {
+      hn::StoreN(bin, di, out + i, count);
+    }
+  });
+}
+
+// exp(x) for x <= 0; 0 for NaN and where it would not be a normal float. The
+// steps of hn::Exp, so with its bits, less what such x have no use for: two
+// thirds of the time.
+HWY_INLINE F32Vector ExpNotPositive(F32Vector x) {
+  const F32x16Tag d;
+  const hn::RebindToSigned<F32x16Tag> di;
+  const auto c = [](float value)
+                     HWY_ATTR { return hn::Set(F32x16Tag(), value); };
+  // exp(x) = 2^q * exp(r), r = x - q * log(2); out of range q does not matter.
+  const auto q = hn::ConvertInRangeTo(
+      di, hn::MulAdd(x, c(1.442695040888963407f), c(-0.5f)));
+  const auto qf = hn::ConvertTo(d, q);
+  auto r = hn::MulAdd(qf, c(-0.693145751953125f), x);
+  r = hn::MulAdd(qf, c(-1.428606765330187045e-6f), r);
+  // (exp(r) - 1 - r) / r^2
+  const auto r2 = hn::Mul(r, r);
+  const auto low =
+      hn::MulAdd(r2,
+                 hn::MulAdd(c(0.00833336077630519866943359f), r,
+                            c(0.0416664853692054748535156f)),
+                 hn::MulAdd(c(0.166666671633720397949219f), r, c(0.5f)));
+  const auto high = hn::MulAdd(c(0.000198527617612853646278381f), r,
+                               c(0.00139304355252534151077271f));
+  const auto quotient = hn::MulAdd(hn::Mul(r2, r2), high, low);
+  const auto e = hn::Add(hn::MulAdd(quotient, r2, r), c(1.0f));
+  const auto scaled =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, e), hn::ShiftLeft<23>(q)));
+  return hn::IfThenElseZero(hn::Ge(x, c(-87.0f)), scaled);
 }
 
 // exp(factor * (v - max)), at most 1; NaN and -inf give 0. The maximum itself
-// gives exactly 1, also if it is infinite.
+// gives exactly 1. Without kFinite also if max or factor is infinite.
+template <bool kFinite>
 HWY_INLINE F32Vector ShiftedExp(F32Vector v, F32Vector max, F32Vector factor) {
-  const F32x16Tag d;
-  const auto exponent = hn::Mul(hn::Sub(v, max), factor);
-  // Below this Exp is 0; the bound keeps -inf out of its arithmetic.
-  const auto bounded = hn::Max(exponent, hn::Set(d, -200.0f));
-  const auto e =
-      hn::IfThenElse(hn::Eq(v, max), hn::Set(d, 1.0f), hn::Exp(d, bounded));
-  return hn::IfThenElseZero(hn::Gt(v, MinusInfinity()), e);
+  const auto e = ExpNotPositive(hn::Mul(hn::Sub(v, max), factor));
+  if constexpr (kFinite) return e;
+  const auto one_at_max =
+      hn::IfThenElse(hn::Eq(v, max), hn::Set(F32x16Tag(), 1.0f), e);
+  return hn::IfThenElseZero(hn::Gt(v, MinusInfinity()), one_at_max);
+}
+
+// Calls fn(std::bool_constant), true if both are finite.
+template <typename Fn>
+HWY_INLINE void WithFinite(float max, float factor, const Fn& fn) {
+  if (max - max == 0 && factor - factor == 0) {
+    fn(std::true_type());
+  } else {
+    fn(std::false_type());
+  }
 }
 
 void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
@@ -110,17 +200,21 @@ void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
   const F32x16Tag d;
   const auto m = hn::Set(d, max);
   const auto f = hn::Set(d, factor);
-  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
-    StoreUpTo(ShiftedExp(LoadUpTo(logits + i, count), m, f), out + i, count);
+  WithFinite(max, factor, [&](auto finite) HWY_ATTR {
+    ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+      StoreUpTo(ShiftedExp<finite()>(LoadUpTo(logits + i, count), m, f),
+                out + i, count);
+    });
   });
 }
 
 // sum(exp(factor * (logits - max))) of up to some thousand values.
+template <bool kFinite>
 HWY_INLINE double ExpSum(const float* logits, size_t count, F32Vector max,
                          F32Vector factor) {
   const size_t whole = count / 16 * 16;
   const auto term = [&](F32Vector v, F32Vector acc) HWY_ATTR {
-    return hn::Add(acc, ShiftedExp(v, max, factor));
+    return hn::Add(acc, ShiftedExp<kFinite>(v, max, factor));
   };
   double sum = static_cast<double>(Sum16(logits, whole, term));
   if (whole == count) return sum;
@@ -138,10 +232,12 @@ void ExpSumsImpl(const float* logits, float max, float factor, size_t size,
   const F32x16Tag d;
   const auto m = hn::Set(d, max);
   const auto f = hn::Set(d, factor);
-  for (size_t begin = 0; begin < size; begin += kExpSumPartition) {
-    *sums++ = ExpSum(logits + begin, HWY_MIN(kExpSumPartition, size - begin),
-                     m, f);
-  }
+  WithFinite(max, factor, [&](auto finite) HWY_ATTR {
+    for (size_t begin = 0; begin < size; begin += kExpSumPartition) {
+      const size_t count = HWY_MIN(kExpSumPartition, size - begin);
+      *sums++ = ExpSum<finite()>(logits + begin, count, m, f);
+    }
+  });
 }
 
 float LogSumExpImpl(const float* logits, size_t size, float max) {
@@ -150,8 +246,8 @@ float LogSumExpImpl(const float* logits, size_t size, float max) {
   const auto one = hn::Set(d, 1.0f);
   double total = 0;
   for (size_t begin = 0; begin < size; begin += kSumPartition) {
-    total += ExpSum(logits + begin, HWY_MIN(kSumPartition, size - begin), m,
-                    one);
+    total += ExpSum<true>(logits + begin, HWY_MIN(kSumPartition, size - begin),
+                          m, one);
   }
   const hn::CappedTag<double, 1> d1;
   const double log = hn::GetLane(hn::Log(d1, hn::Set(d1, total)));
@@ -167,21 +263,21 @@ HWY_AFTER_NAMESPACE();
 namespace gkv {
 namespace {
 
-// Sizes of the groups whose maxima TopK takes.
+// Sizes of the groups whose maxima BoundsOfLargest takes.
 constexpr size_t kMinGroup = 16;
 constexpr size_t kMaxGroup = 1024;
 
-// Whether a comes before b in the result of TopK.
-bool Before(const ScoredToken& a, const ScoredToken& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
+// Tokens that are looked at between two growths of a list.
+constexpr size_t kListPartition = 4096;
+constexpr size_t kVectorRoom = 16;
 
 }  // namespace
 
 HWY_EXPORT(MaxImpl);
 HWY_EXPORT(GroupMaxImpl);
 HWY_EXPORT(FindImpl);
-HWY_EXPORT(FindAboveImpl);
+HWY_EXPORT(TokensFromImpl);
+HWY_EXPORT(RankBinsImpl);
 HWY_EXPORT(ExpShiftedImpl);
 HWY_EXPORT(LogSumExpImpl);
 HWY_EXPORT(ExpSumsImpl);
@@ -200,40 +296,45 @@ float LogSumExp(const float* logits, size_t size) {
   return HWY_DYNAMIC_DISPATCH(LogSumExpImpl)(logits, size, max);
 }
 
-// k groups of values have a maximum of at least the k-th largest maximum, so no
-// smaller value can be among the k largest: one look at the row leaves little
-// more than k values to sort.
-std::vector<ScoredToken> TopK(const float* logits, size_t size, size_t k) {
-  k = std::min(k, size);
-  if (k == 0) return {};
+void TokensFrom(const float* logits, size_t size, float floor,
+                TokenList& list) {
+  floor = std::max(floor, std::numeric_limits<float>::lowest());
+  list.ids.clear();
+  list.logits.clear();
+  int32_t ids[kListPartition + kVectorRoom];
+  float found[kListPartition + kVectorRoom];
+  for (size_t begin = 0; begin < size; begin += kListPartition) {
+    const size_t n = HWY_DYNAMIC_DISPATCH(TokensFromImpl)(
+        logits + begin, std::min(kListPartition, size - begin), floor,
+        static_cast<int32_t>(begin), ids, found);
+    list.ids.insert(list.ids.end(), ids, ids + n);
+    list.logits.insert(list.logits.end(), found, found + n);
+  }
+}
+
+// k groups of values have a maximum of at least the k-th largest maximum, so
+// no smaller value can be among the k largest.
+LargestBounds BoundsOfLargest(const float* logits, size_t size, size_t k) {
   size_t group = kMaxGroup;
   while (group > kMinGroup && size / group < 2 * k) group /= 2;
-  const size_t groups = size / group;  // what is left over has no maximum
-  float threshold = -std::numeric_limits<float>::infinity();
-  if (groups >= k) {
-    std::vector<float> maxima(groups);
-    HWY_DYNAMIC_DISPATCH(GroupMaxImpl)(logits, group, groups, maxima.data());
-    std::nth_element(maxima.begin(),
-                     maxima.begin() + static_cast<std::ptrdiff_t>(k - 1),
-                     maxima.end(), std::greater<>());
-    // Values equal to it count too.
-    threshold = std::nextafter(maxima[k - 1],
-                               -std::numeric_limits<float>::infinity());
+  const size_t groups = size / group;
+  if (groups < k) {
+    return {HWY_DYNAMIC_DISPATCH(MaxImpl)(logits, size),
+            -std::numeric_limits<float>::infinity()};
   }
-  std::vector<ScoredToken> found;
-  for (size_t i = 0; (i = HWY_DYNAMIC_DISPATCH(FindAboveImpl)(
-                          logits, i, size, threshold)) < size;
-       ++i) {
-    found.push_back({static_cast<int32_t>(i), logits[i]});
-  }
-  if (found.size() > k) {
-    std::nth_element(found.begin(),
-                     found.begin() + static_cast<std::ptrdiff_t>(k),
-                     found.end(), Before);
-    found.resize(k);
-  }
-  std::sort(found.begin(), found.end(), Before);
-  return found;
+  std::vector<float> maxima(groups);
+  HWY_DYNAMIC_DISPATCH(GroupMaxImpl)(logits, group, groups, maxima.data());
+  const auto kth = maxima.begin() + static_cast<std::ptrdiff_t>(k - 1);
+  std::nth_element(maxima.begin(), kth, maxima.end(), std::greater<>());
+  // What is left over belongs to no group.
+  const float rest = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits + groups * group,
+                                                   size - groups * group);
+  return {std::max(rest, *std::max_element(maxima.begin(), kth + 1)), *kth};
+}
+
+void RankBins(const float* logits, size_t size, float max, float floor,
+              size_t bins, int32_t* out) {
+  HWY_DYNAMIC_DISPATCH(RankBinsImpl)(logits, size, max, floor, bins, out);
 }
 
 std::vector<double> ExpSums(const float* logits, float max,

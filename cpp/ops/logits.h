@@ -22,13 +22,37 @@ ScoredToken ArgMax(const float* logits, size_t size);
 // log(sum(exp(logits))); -inf if every logit is -inf or NaN, +inf if one is.
 float LogSumExp(const float* logits, size_t size);
 
-// The k largest in descending order of logit, ascending id among equals;
-// shorter when fewer than k logits are above -inf. Does not copy the row.
-std::vector<ScoredToken> TopK(const float* logits, size_t size, size_t k);
+// Tokens with their logits, in ascending order of id.
+struct TokenList {
+  std::vector<int32_t> ids;
+  std::vector<float> logits;
+};
 
-// out[i] = exp((logits[i] - max) * inverse_temperature). NaN and -inf give 0;
-// what equals `max` gives exactly 1, so that with logits of +inf those share
-// all mass equally. Requires: no logit exceeds max.
+// Replaces `list` by the tokens whose logits are above -inf and at least
+// `floor`.
+void TokensFrom(const float* logits, size_t size, float floor, TokenList& list);
+
+// The largest logit, -inf if there is none, and a floor: a value that the k
+// largest are not below, and few others above (up to half as many again in
+// random order). The floor is -inf if k is more than a sixteenth of all.
+// Requires: k > 0.
+struct LargestBounds {
+  float max;
+  float floor;
+};
+LargestBounds BoundsOfLargest(const float* logits, size_t size, size_t k);
+
+// The bins that logits fall into when `bins` of equal width divide what is
+// between `max` and `floor`, or the smallest logit if that is larger: 0 at max,
+// up to rounding bins - 1 from the other end on and for NaN. A larger logit is
+// never in a later bin. Requires: no logit exceeds max.
+void RankBins(const float* logits, size_t size, float max, float floor,
+              size_t bins, int32_t* out);
+
+// out[i] = exp((logits[i] - max) * inverse_temperature), never larger for a
+// smaller logit. NaN, -inf and what is below 1.6e-38 give 0; what equals `max`
+// gives exactly 1, so that with logits of +inf those share all mass equally.
+// Requires: no logit exceeds max.
 void ExpShifted(const float* logits, float max, float inverse_temperature,
                 size_t size, float* out);
 

@@ -9,6 +9,9 @@
 #include <random>
 #include <vector>
 
+#include "base/rng.h"
+#include "ops/logits.h"
+
 namespace gkv {
 namespace {
 
@@ -146,6 +149,142 @@ TEST(SamplerTest, FiltersKeepExactlyTheRightTokens) {
       EXPECT_NEAR(found == frequencies.end() ? 0 : found->second, expected,
                   0.05);
     }
+  }
+}
+
+// The draw as GenerateOptions defines it, with everything sorted: walks the
+// tokens that remain in descending order (in order of id if none is excluded)
+// until their weights exceed a uniform share of all weights.
+int32_t DrawnBySorting(const GenerateOptions& options,
+                       const std::vector<float>& logits, uint64_t seed,
+                       size_t position) {
+  std::vector<int32_t> order;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] > -kInf) order.push_back(static_cast<int32_t>(i));
+  }
+  if (order.empty()) return -1;
+  const auto logit = [&](int32_t id) {
+    return logits[static_cast<size_t>(id)];
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+  const float inverse =
+      std::min(1.0f / options.temperature, std::numeric_limits<float>::max());
+  std::vector<float> weights(logits.size());
+  ExpShifted(logits.data(), logit(order[0]), inverse, logits.size(),
+             weights.data());
+  const auto weight = [&](int32_t id) {
+    return weights[static_cast<size_t>(id)];
+  };
+  const bool limited = options.top_k > 0 && options.top_k < logits.size();
+  if (limited) order.resize(std::min(options.top_k, order.size()));
+  double total = 0;
+  if (limited) {
+    for (const int32_t id : order) total += weight(id);
+  } else {
+    for (const double sum :
+         ExpSums(logits.data(), logit(order[0]), inverse, logits.size())) {
+      total += sum;
+    }
+  }
+  double mass = 0;
+  size_t kept = 0;
+  for (; kept < order.size(); ++kept) {
+    if (weight(order[kept]) < options.min_p ||
+        (kept > 0 && options.top_p < 1 &&
+         mass >= static_cast<double>(options.top_p) * total)) {
+      break;
+    }
+    mass += weight(order[kept]);
+  }
+  order.resize(kept);
+  if (options.top_k == 0 && options.top_p >= 1 && options.min_p <= 0) {
+    std::sort(order.begin(), order.end());
+    mass = total;
+  }
+  double left = UniformAt(seed, position) * mass;
+  for (const int32_t id : order) {
+    left -= weight(id);
+    if (left < 0) return id;
+  }
+  return order.back();
+}
+
+// Rows of many shapes, `kind` of kRowKinds.
+constexpr size_t kRowKinds = 8;
+std::vector<float> Row(size_t kind, size_t size, uint32_t seed) {
+  std::vector<float> row = RandomLogits(size, seed, kind == 0 ? 0.01f : 3.0f);
+  std::mt19937 rng(seed);
+  for (size_t i = 0; i < size; ++i) {
+    float& logit = row[i];
+    if (kind == 1) logit = 2;
+    if (kind == 2) logit = std::round(logit);
+    if (kind == 3 && rng() % 5 == 0) logit = rng() % 2 ? kNaN : -kInf;
+    if (kind == 4 && rng() % 50 == 0) logit = kInf;
+    if (kind == 5 && i % 1024 < 16) logit = -20;  // what a guess may look at
+    if (kind == 6) logit = i == size / 2 ? 40.0f : logit;
+    if (kind == 7) logit *= 30;
+  }
+  return row;
+}
+
+TEST(SamplerTest, DrawsWhatSortingEverythingDraws) {
+  std::mt19937 rng(17);
+  const auto one_of = [&](auto values) {
+    return values[rng() % values.size()];
+  };
+  for (int round = 0; round < 1200; ++round) {
+    GenerateOptions options;
+    options.temperature =
+        one_of(std::vector<float>{1e-30f, 0.1f, 0.7f, 1, 1, 1.5f, 30, 1e30f});
+    options.top_p = one_of(std::vector<float>{1, 1, 1e-6f, 0.5f, 0.9f, 0.95f,
+                                              0.999f, 0x1.fffffep-1f});
+    options.min_p = one_of(std::vector<float>{0, 0, 0, 1e-4f, 0.05f, 0.5f, 1});
+    options.top_k =
+        one_of(std::vector<size_t>{0, 0, 0, 1, 3, 40, 200, 3000, 1u << 20});
+    const size_t kind = rng() % kRowKinds;
+    const std::vector<float> row =
+        Row(kind, one_of(std::vector<size_t>{1, 7, 100, 1500, 6000}),
+            static_cast<uint32_t>(rng()));
+    const uint64_t seed = rng();
+    for (size_t position = 0; position < 4; ++position) {
+      std::vector<float> logits = row;
+      ASSERT_EQ(Sampler(options, seed, {}).Next(logits, position).id,
+                DrawnBySorting(options, row, seed, position))
+          << "round " << round << ": kind " << kind << " of " << row.size()
+          << ", temperature " << options.temperature << ", top_k "
+          << options.top_k << ", top_p " << options.top_p << ", min_p "
+          << options.min_p;
+    }
+  }
+}
+
+TEST(SamplerTest, DrawsFromAWholeVocabularyWhatSortingDraws) {
+  GenerateOptions options;
+  options.temperature = 1;
+  for (size_t kind = 0; kind < kRowKinds; ++kind) {
+    const std::vector<float> row = Row(kind, 262144, 5);
+    for (const float top_p : {0.5f, 0.97f}) {
+      options.top_p = top_p;
+      std::vector<float> logits = row;
+      EXPECT_EQ(Sampler(options, 3, {}).Next(logits, 8).id,
+                DrawnBySorting(options, row, 3, 8))
+          << "kind " << kind << ", top_p " << top_p;
+    }
+  }
+}
+
+// Large rows, small ones and rows of another kind through one sampler.
+TEST(SamplerTest, NothingOfAnEarlierRowRemains) {
+  GenerateOptions options;
+  options.temperature = 1;
+  options.top_p = 0.9f;
+  Sampler sampler(options, 4, {});
+  for (size_t position = 0; position < 30; ++position) {
+    std::vector<float> row = Row(position % kRowKinds, 1 + position * 97 % 2000,
+                                 static_cast<uint32_t>(position));
+    const int32_t expected = DrawnBySorting(options, row, 4, position);
+    ASSERT_EQ(sampler.Next(row, position).id, expected) << position;
   }
 }
 

@@ -148,19 +148,25 @@ TEST_F(LogitsTest, LogSumExpAtTheEdges) {
   });
 }
 
-TEST_F(LogitsTest, TopKEqualsSorting) {
-  for (const size_t size : {1u, 2u, 15u, 16u, 17u, 63u, 64u, 65u, 3000u}) {
+TEST_F(LogitsTest, TokensFromAFloor) {
+  for (const size_t size : Sizes()) {
     for (const std::vector<float>& x :
          {Normal(size, 4), Coarse(size, 5), std::vector<float>(size, 2.0f)}) {
-      const std::vector<ScoredToken> sorted = Sorted(x);
-      for (const size_t k :
-           std::vector<size_t>{0, 1, 2, 5, 40, 64, size, 9999}) {
+      for (const float floor :
+           {-kInfinity, -3e38f, 0.0f, 2.0f, 9.0f, 50.0f, kInfinity, kNan}) {
+        std::vector<int32_t> ids;
+        for (size_t i = 0; i < size; ++i) {
+          if (x[i] > -kInfinity && x[i] >= floor) {
+            ids.push_back(static_cast<int32_t>(i));
+          }
+        }
         OnEveryTarget([&] {
-          const std::vector<ScoredToken> top = TopK(x.data(), size, k);
-          ASSERT_EQ(top.size(), std::min(k, sorted.size()));
-          for (size_t i = 0; i < top.size(); ++i) {
-            ASSERT_EQ(top[i].id, sorted[i].id) << "rank " << i;
-            ASSERT_EQ(top[i].logit, sorted[i].logit);
+          TokenList list{{7}, {7.0f}};  // is replaced
+          TokensFrom(x.data(), size, floor, list);
+          ASSERT_EQ(list.ids, ids) << size << " from " << floor;
+          ASSERT_EQ(list.logits.size(), ids.size());
+          for (size_t i = 0; i < ids.size(); ++i) {
+            ASSERT_EQ(list.logits[i], x[static_cast<size_t>(ids[i])]);
           }
         });
       }
@@ -168,31 +174,78 @@ TEST_F(LogitsTest, TopKEqualsSorting) {
   }
 }
 
-TEST_F(LogitsTest, TopKOfRisingAndFallingRows) {
-  std::vector<float> x(1000);
-  std::iota(x.begin(), x.end(), -500.0f);
-  OnEveryTarget([&] {
-    const std::vector<ScoredToken> rising = TopK(x.data(), 1000, 3);
-    ASSERT_EQ(rising.size(), 3u);
-    EXPECT_EQ(rising[0].id, 999);
-    EXPECT_EQ(rising[2].id, 997);
-    std::reverse(x.begin(), x.end());
-    const std::vector<ScoredToken> falling = TopK(x.data(), 1000, 3);
-    std::reverse(x.begin(), x.end());
-    ASSERT_EQ(falling.size(), 3u);
-    EXPECT_EQ(falling[0].id, 0);
-    EXPECT_EQ(falling[2].id, 2);
-  });
+TEST_F(LogitsTest, TheKLargestAreNotBelowTheirFloor) {
+  for (const size_t size : {1u, 15u, 16u, 17u, 65u, 3000u, 20000u}) {
+    for (const std::vector<float>& x :
+         {Normal(size, 8), Coarse(size, 9), std::vector<float>(size, 2.0f)}) {
+      const std::vector<ScoredToken> sorted = Sorted(x);
+      for (const size_t k : {1u, 2u, 5u, 40u, 64u, 1000u, 99999u}) {
+        OnEveryTarget([&] {
+          const auto [max, floor] = BoundsOfLargest(x.data(), size, k);
+          ASSERT_EQ(max, sorted.empty() ? -kInfinity : sorted[0].logit);
+          ASSERT_FALSE(std::isnan(floor));
+          if (k > sorted.size()) {
+            ASSERT_EQ(floor, -kInfinity);
+          } else {
+            ASSERT_LE(floor, sorted[k - 1].logit) << k << " of " << size;
+          }
+        });
+      }
+    }
+  }
 }
 
-TEST_F(LogitsTest, TopKTakesInfinityAndLeavesNothingOut) {
+TEST_F(LogitsTest, FewOthersReachTheFloorOfTheKLargest) {
+  const std::vector<float> x = Normal(262144, 10);
+  for (const size_t k : {1u, 40u, 300u, 2000u, 8192u}) {
+    OnEveryTarget([&] {
+      const float floor = BoundsOfLargest(x.data(), x.size(), k).floor;
+      const auto above = std::count_if(x.begin(), x.end(),
+                                       [&](float v) { return v >= floor; });
+      EXPECT_LE(above, static_cast<std::ptrdiff_t>(k + k / 2)) << k;
+    });
+  }
+}
+
+TEST_F(LogitsTest, RankBinsAreInOrderAndEven) {
+  for (const size_t size : Sizes()) {
+    for (const std::vector<float>& x : {Normal(size, 12), Coarse(size, 13)}) {
+      const std::vector<ScoredToken> sorted = Sorted(x);
+      if (sorted.empty()) continue;
+      const float max = sorted[0].logit;
+      for (const float floor : {-kInfinity, -1000.0f, max - 1.5f, max}) {
+        const float end =
+            std::max(floor, sorted.size() < size ? floor : sorted.back().logit);
+        OnEveryTarget([&] {
+          std::vector<int32_t> bins(size + 1, -7);
+          RankBins(x.data(), size, max, floor, 100, bins.data());
+          ASSERT_EQ(bins[size], -7);
+          for (size_t i = 0; i < size; ++i) {
+            ASSERT_LE(bins[i], 99);
+            if (std::isnan(x[i]) || x[i] <= end) {
+              ASSERT_GE(bins[i], 98);
+            } else if (end > -kInfinity) {
+              ASSERT_NEAR(bins[i], 99 * (max - x[i]) / (max - end), 1.001);
+            } else {
+              ASSERT_EQ(bins[i], 0);  // of an infinite range
+            }
+          }
+          for (size_t i = 1; i < sorted.size(); ++i) {
+            ASSERT_LE(bins[static_cast<size_t>(sorted[i - 1].id)],
+                      bins[static_cast<size_t>(sorted[i].id)]);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_F(LogitsTest, RankBinsOfInfinity) {
+  const std::vector<float> x = {kInfinity, 1.0f, kInfinity, kNan, -kInfinity};
   OnEveryTarget([&] {
-    const std::vector<float> x = {kNan, 1.0f, kInfinity, -kInfinity, kInfinity};
-    const std::vector<ScoredToken> top = TopK(x.data(), x.size(), 5);
-    ASSERT_EQ(top.size(), 3u);
-    EXPECT_EQ(top[0].id, 2);
-    EXPECT_EQ(top[1].id, 4);
-    EXPECT_EQ(top[2].id, 1);
+    std::vector<int32_t> bins(5);
+    RankBins(x.data(), 5, kInfinity, 0.0f, 16, bins.data());
+    EXPECT_EQ(bins, std::vector<int32_t>(5, 15));
   });
 }
 
@@ -277,7 +330,7 @@ TEST_F(LogitsTest, FusedTargetsAgreeBitForBit) {
   }
 }
 
-TEST_F(LogitsTest, ExpAgreesOverItsWholeRange) {
+TEST_F(LogitsTest, ExpAgreesAndFallsOverItsWholeRange) {
   std::vector<float> x;
   for (int i = 0; i < 1 << 19; ++i) {
     x.push_back(-static_cast<float>(i) * (110.0f / (1 << 19)));
@@ -285,6 +338,10 @@ TEST_F(LogitsTest, ExpAgreesOverItsWholeRange) {
   ExpectSameBits([&] {
     std::vector<float> out(x.size());
     ExpShifted(x.data(), 0.0f, 1.0f, x.size(), out.data());
+    EXPECT_TRUE(std::is_sorted(out.rbegin(), out.rend()));
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(out[i] > 0, x[i] >= -87);
+    }
     return out;
   });
 }
