@@ -33,6 +33,28 @@ inline float Float32FromFloat16(uint16_t bits) {
   return std::bit_cast<float>(sign | (rebased << 23) | (mantissa << 13));
 }
 
+// IEEE binary16. Rounds to nearest, ties to even, subnormals included; values
+// from 65520 on become infinity. NaN stays NaN.
+inline uint16_t Float16FromFloat32(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  uint32_t half;
+  if (magnitude > 0x7F800000u) {
+    half = 0x7E00u;
+  } else if (magnitude >= 0x47800000u) {  // 65536
+    half = 0x7C00u;
+  } else if (magnitude < 0x38800000u) {  // 2^-14: subnormal
+    // Next to 0.5 floats are multiples of 2^-24, as subnormals are.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
+    half = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5f);
+  } else {
+    const uint32_t odd = (magnitude >> 13) & 1u;
+    half = (magnitude - (112u << 23) + 0xFFFu + odd) >> 13;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_BASE_FLOAT16_H_

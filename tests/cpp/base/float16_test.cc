@@ -37,6 +37,41 @@ TEST(Float16Test, EveryFloat16IsExact) {
   }
 }
 
+TEST(Float16Test, EveryFloat16SurvivesTheRoundTrip) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const float value = Float32FromFloat16(static_cast<uint16_t>(bits));
+    if (std::isnan(value)) {
+      ASSERT_TRUE(std::isnan(Float32FromFloat16(Float16FromFloat32(value))));
+    } else {
+      ASSERT_EQ(Float16FromFloat32(value), bits);
+    }
+  }
+}
+
+// Around each midpoint of two neighbours, zero and infinity included.
+TEST(Float16Test, Float16RoundsToTheNearestAndTiesToEven) {
+  for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+    const double low = Float16Value(static_cast<uint16_t>(bits));
+    const double high = bits == 0x7BFF
+                            ? 65536.0
+                            : Float16Value(static_cast<uint16_t>(bits + 1));
+    const auto middle = static_cast<float>((low + high) / 2);
+    const uint32_t even = bits & 1 ? bits + 1 : bits;
+    for (const uint32_t sign : {0u, 0x8000u}) {
+      const float s = sign == 0 ? 1.0f : -1.0f;
+      ASSERT_EQ(Float16FromFloat32(s * middle), sign | even) << bits;
+      ASSERT_EQ(Float16FromFloat32(s * std::nextafter(middle, 0.0f)),
+                sign | bits);
+      ASSERT_EQ(Float16FromFloat32(s * std::nextafter(middle, 1e9f)),
+                sign | (bits + 1));
+    }
+  }
+  EXPECT_EQ(Float16FromFloat32(std::numeric_limits<float>::max()), 0x7C00);
+  EXPECT_EQ(Float16FromFloat32(-std::numeric_limits<float>::infinity()),
+            0xFC00);
+  EXPECT_EQ(Float16FromFloat32(1e-45f), 0);
+}
+
 TEST(Float16Test, EveryBFloat16SurvivesTheRoundTrip) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const float value = Float32FromBFloat16(static_cast<uint16_t>(bits));
