@@ -54,6 +54,12 @@ constexpr const TensorTypeInfo& Info(TensorType type) {
   return *FindTensorType(static_cast<uint32_t>(type));
 }
 
+// Whether values are stored one by one, as floating-point numbers.
+constexpr bool IsFloat(TensorType type) {
+  return type == TensorType::kF32 || type == TensorType::kF16 ||
+         type == TensorType::kBF16;
+}
+
 // Bytes of one row of `cols` values. Requires: cols % Info(type).values == 0.
 constexpr size_t RowBytes(TensorType type, size_t cols) {
   return cols / Info(type).values * Info(type).bytes;

@@ -121,9 +121,12 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
   PackedReport report;
   Weights weights =
       options.packed_folder.empty()
-          ? LoadWeights(config, source, pool, options.progress)
-          : LoadPackedWeights(config, source, pool, options.progress,
-                              {.folder = options.packed_folder}, report);
+          ? LoadWeights(config, source, pool, options.progress,
+                        options.quantize)
+          : LoadPackedWeights(
+                config, source, pool, options.progress,
+                {.folder = options.packed_folder, .quantize = options.quantize},
+                report);
   return std::shared_ptr<Gemma>(
       new Gemma(config, std::move(weights), threads, std::move(report)));
 }

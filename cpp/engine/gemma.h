@@ -20,6 +20,7 @@
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
 #include "model/packed_weights.h"
+#include "model/quantization.h"
 
 namespace gkv {
 
@@ -28,6 +29,9 @@ class Scheduler;
 struct LoadOptions {
   size_t threads = 0;  // 0: the processors that this process may use
   LoadProgress progress;
+  // Type that float matrices are quantized to while they are loaded: one of
+  // kQuantizeTargets.
+  std::optional<TensorType> quantize;
   // Folder for files of packed weights, see LoadPackedWeights; empty: weights
   // are packed into this process's memory.
   std::string packed_folder;
@@ -39,7 +43,7 @@ struct LoadOptions {
 class Gemma {
  public:
   // Loads a GGUF file. The file is closed again on return.
-  // Throws IoError, CorruptFile, Mismatch, InvalidArgument (threads).
+  // Throws IoError, CorruptFile, Mismatch, InvalidArgument (threads, quantize).
   static std::shared_ptr<Gemma> Load(const std::string& gguf_path,
                                      const LoadOptions& options = {});
   // Weights from any source; `config` says their shape.

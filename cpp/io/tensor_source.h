@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/float16.h"
 #include "base/tensor_type.h"
 
 namespace gkv {
@@ -23,6 +25,19 @@ struct TensorView {
 
   size_t size_bytes() const { return rows * RowBytes(type, cols); }
 };
+
+// Value `i` of a tensor. Requires: IsFloat(view.type).
+inline float FloatAt(const TensorView& view, size_t i) {
+  if (view.type == TensorType::kF32) {
+    float value;
+    std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, view.data + i * sizeof(half), sizeof(half));
+  return view.type == TensorType::kF16 ? Float32FromFloat16(half)
+                                       : Float32FromBFloat16(half);
+}
 
 // Where weights come from: a file, arrays in memory, a network store. Names
 // are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are

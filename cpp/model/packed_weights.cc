@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "model/packed_file.h"
+#include "model/quantization.h"
 #include "model/source_reader.h"
 
 namespace gkv {
@@ -21,13 +22,13 @@ class Survey : public SourceReader {
   std::vector<PackedTensor>& tensors() { return tensors_; }
 
  protected:
-  void BeginMatrix(const TensorView& view, PackedMatrix&) override {
+  void BeginMatrix(const TensorView& view, PackedMatrix& matrix) override {
     PackedTensor& tensor = tensors_.emplace_back();
     tensor.name = view.name;
-    tensor.type = view.type;
-    tensor.rows = view.rows;
-    tensor.cols = view.cols;
-    tensor.piece_bytes = PackedSlabBytes(view, 0);
+    tensor.type = matrix.type;
+    tensor.rows = matrix.rows;
+    tensor.cols = matrix.cols;
+    tensor.piece_bytes = PackedSlabBytes(matrix, 0);
   }
   void TakeFloats(const TensorView& view, const FloatVector& vector) override {
     PackedTensor& tensor = tensors_.emplace_back();
@@ -46,26 +47,26 @@ class Survey : public SourceReader {
 class FilePacker : public SourceReader {
  public:
   FilePacker(const ModelConfig& config, TensorSource& source, ThreadPool& pool,
-             const LoadProgress& progress, size_t done, size_t total,
-             PackedFileWriter& writer)
-      : SourceReader(config, source, pool, progress, done, total),
+             const ReadOptions& options, PackedFileWriter& writer)
+      : SourceReader(config, source, pool, options),
         writer_(writer),
         slabs_(pool.num_threads()) {}
 
  protected:
-  void BeginMatrix(const TensorView& view, PackedMatrix&) override {
-    Begin(view);
-    for (auto& slab : slabs_) slab.EnsureSize(PackedSlabBytes(view, 0));
+  void BeginMatrix(const TensorView& view, PackedMatrix& matrix) override {
+    Begin(view.name, matrix.type);
+    for (auto& slab : slabs_) slab.EnsureSize(PackedSlabBytes(matrix, 0));
   }
   void TakeSlab(const TensorView& view, size_t slab, size_t thread,
-                PackedMatrix&) override {
+                PackedMatrix& matrix) override {
     if (writer_.failed()) return;
     uint8_t* const packed = slabs_[thread].data();
-    PackSlab(view, slab, packed);
-    writer_.WritePiece(next_ - 1, slab, {packed, PackedSlabBytes(view, slab)});
+    PackSlab(view, slab, thread, matrix, packed);
+    writer_.WritePiece(next_ - 1, slab,
+                       {packed, PackedSlabBytes(matrix, slab)});
   }
   void TakeFloats(const TensorView& view, const FloatVector& vector) override {
-    Begin(view);
+    Begin(view.name, TensorType::kF32);
     writer_.WritePiece(next_ - 1, 0,
                        {reinterpret_cast<const uint8_t*>(vector.data()),
                         vector.size() * sizeof(float)});
@@ -74,12 +75,11 @@ class FilePacker : public SourceReader {
  private:
   // The same tensors come in the same order as in the survey, unless the
   // source has changed since.
-  void Begin(const TensorView& view) {
+  void Begin(const std::string& name, TensorType type) {
     writer_.ThrowIfFailed();
     if (next_ == writer_.tensors().size() ||
-        writer_.tensors()[next_].name != view.name ||
-        (!writer_.tensors()[next_].is_vector &&
-         writer_.tensors()[next_].type != view.type)) {
+        writer_.tensors()[next_].name != name ||
+        writer_.tensors()[next_].type != type) {
       throw IoError("packed weights: the source changed while it was read", 0,
                     "");
     }
@@ -151,7 +151,9 @@ class PackedLoad {
   PackedLoad(const PackedLoad&) = delete;
 
   Weights Run(PackedReport& report) {
-    Survey survey(config_, source_, pool_, progress_, 0, 2 * source_bytes_);
+    if (options_.quantize) RequireFloatMatrix(source_);
+    Survey survey(config_, source_, pool_,
+                  {options_.quantize, progress_, 0, 2 * source_bytes_});
     VisitWeights(config_, survey);
     fingerprint_ = survey.fingerprint();
     path_ = options_.folder + "/" + PackedFileName(fingerprint_);
@@ -215,8 +217,10 @@ class PackedLoad {
       }
       const std::string replaced = report.reason;
       PackedFileWriter writer(*part, fingerprint_, tensors);
-      FilePacker packer(config_, source_, pool_, progress_, source_bytes_,
-                        2 * source_bytes_, writer);
+      FilePacker packer(
+          config_, source_, pool_,
+          {options_.quantize, progress_, source_bytes_, 2 * source_bytes_},
+          writer);
       VisitWeights(config_, packer);
       if (packer.fingerprint() != fingerprint_) {
         report.reason =
@@ -242,7 +246,7 @@ class PackedLoad {
       progress_(source_bytes_ + done, 2 * source_bytes_);
     };
     return LoadWeights(config_, source_, pool_,
-                       progress_ ? second_half : progress_);
+                       progress_ ? second_half : progress_, options_.quantize);
   }
 
   const ModelConfig& config_;

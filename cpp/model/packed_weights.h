@@ -2,6 +2,7 @@
 #define GEMMAKV_MODEL_PACKED_WEIGHTS_H_
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "model/weights.h"
@@ -29,11 +30,13 @@ struct PackedOptions {
   // How long to wait for another process that writes the same file: packing a
   // large model takes seconds; one that was stopped must not stop this one.
   std::chrono::milliseconds patience{30000};
+  std::optional<TensorType> quantize{};  // as for LoadWeights
 };
 
 // LoadWeights by way of a packed file in a folder, which is made if need be.
 // The weights are read and hashed first; their fingerprint finds the file, so
-// a file of other weights is never used, whatever paths and times say. A file
+// a file of other weights is never used, whatever paths and times say; with
+// `quantize`, nothing is quantized before a file is missed. A file
 // is checked to the last byte before it is used, and replaced if it is wrong.
 // Whatever makes the packed file impossible (no permission, full disk, another
 // process that does not finish it) is told by `report` alone: the weights are

@@ -1,12 +1,13 @@
 #include "model/source_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <optional>
 
 #include "base/error.h"
-#include "base/float16.h"
+#include "base/fp_environment.h"
+#include "model/quantization.h"
+#include "ops/quantize_weights.h"
 #include "ops/recurrent.h"
 
 namespace gkv {
@@ -142,31 +143,19 @@ Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor) {
   return weights;
 }
 
-size_t PackedSlabBytes(const TensorView& view, size_t slab) {
+size_t PackedSlabBytes(const PackedMatrix& matrix, size_t slab) {
   const size_t begin = slab * kSlabRows;
-  const size_t rows = std::min(kSlabRows, view.rows - begin);
-  return NumGroups(rows) * GroupBytes(view.type, view.cols);
-}
-
-void PackSlab(const TensorView& view, size_t slab, uint8_t* out) {
-  const size_t row_bytes = RowBytes(view.type, view.cols);
-  const size_t group_bytes = GroupBytes(view.type, view.cols);
-  const size_t begin = slab * kSlabRows;
-  const size_t end = std::min(view.rows, begin + kSlabRows);
-  for (size_t row = begin; row < end; row += kRowGroup, out += group_bytes) {
-    PackGroup(view.type, view.data + row * row_bytes,
-              std::min(kRowGroup, end - row), view.cols, out);
-  }
+  const size_t rows = std::min(kSlabRows, matrix.rows - begin);
+  return NumGroups(rows) * GroupBytes(matrix.type, matrix.cols);
 }
 
 SourceReader::SourceReader(const ModelConfig& config, TensorSource& source,
-                           ThreadPool& pool, const LoadProgress& progress,
-                           size_t done, size_t total)
+                           ThreadPool& pool, const ReadOptions& options)
     : pool_(pool),
       source_(source),
-      progress_(progress),
-      done_(done),
-      total_(total) {
+      options_(options),
+      done_(options.done),
+      quantized_(pool.num_threads()) {
   hasher_.UpdateValue(config.Hash().low);
   hasher_.UpdateValue(config.Hash().high);
 }
@@ -178,6 +167,28 @@ bool SourceReader::Has(const std::string& name) {
 void SourceReader::BeginMatrix(const TensorView&, PackedMatrix&) {}
 void SourceReader::TakeSlab(const TensorView&, size_t, size_t, PackedMatrix&) {}
 void SourceReader::TakeFloats(const TensorView&, const FloatVector&) {}
+
+void SourceReader::PackSlab(const TensorView& view, size_t slab, size_t thread,
+                            const PackedMatrix& matrix, uint8_t* out) {
+  const size_t row_bytes = RowBytes(view.type, view.cols);
+  const size_t group_bytes = GroupBytes(matrix.type, matrix.cols);
+  uint8_t* const quantized = quantized_[thread].data();
+  const size_t begin = slab * kSlabRows;
+  const size_t end = std::min(view.rows, begin + kSlabRows);
+  for (size_t row = begin; row < end; row += kRowGroup, out += group_bytes) {
+    const size_t rows = std::min(kRowGroup, end - row);
+    const uint8_t* source = view.data + row * row_bytes;
+    if (matrix.type != view.type) {
+      if (!QuantizeWeights(view.type, source, rows * view.cols, matrix.type,
+                           quantized)) {
+        representable_ = false;
+        return;
+      }
+      source = quantized;
+    }
+    PackGroup(matrix.type, source, rows, matrix.cols, out);
+  }
+}
 
 TensorView SourceReader::Require(const std::string& name, size_t rows,
                                  size_t cols) {
@@ -199,10 +210,16 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
                                   size_t cols) {
   const TensorView view = Require(name, rows, cols);
   PackedMatrix matrix;
-  matrix.type = view.type;
+  matrix.type = KeptType(view, options_.quantize);
   matrix.rows = rows;
   matrix.cols = cols;
+  if (matrix.type != view.type) {
+    for (auto& rows_of_group : quantized_) {
+      rows_of_group.EnsureSize(GroupBytes(matrix.type, cols));
+    }
+  }
   BeginMatrix(view, matrix);
+  const ScopedFpEnvironment fp_environment;
   const size_t row_bytes = RowBytes(view.type, cols);
   const size_t slab_bytes = kSlabRows * row_bytes;
   const size_t slabs_per_batch =
@@ -217,12 +234,17 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
       hashes[slab] = HashBytes(
           {view.data + begin, std::min(slab_bytes, view.size_bytes() - begin)});
     });
+    if (!representable_) {
+      ThrowNotRepresentable(source_.Description(), view, first * kSlabRows,
+                            std::min(rows, (first + count) * kSlabRows),
+                            matrix.type);
+    }
     const size_t begin = first * slab_bytes;
     const size_t end = std::min(view.size_bytes(), begin + count * slab_bytes);
     source_.Release(view, begin, end);
     Advance(end - begin);
   }
-  AddToFingerprint(view, hashes);
+  AddToFingerprint(view, matrix.type, hashes);
   return matrix;
 }
 
@@ -230,39 +252,26 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
 FloatVector SourceReader::Floats(const std::string& name, size_t rows,
                                  size_t cols) {
   const TensorView view = Require(name, rows, cols);
-  const size_t size = rows * cols;
-  FloatVector vector(size);
-  for (size_t i = 0; i < size; ++i) {
-    const uint8_t* at = view.data + i * Info(view.type).bytes;
-    uint16_t half = 0;
-    switch (view.type) {
-      case TensorType::kF32:
-        std::memcpy(&vector[i], at, sizeof(float));
-        break;
-      case TensorType::kF16:
-        std::memcpy(&half, at, sizeof(half));
-        vector[i] = Float32FromFloat16(half);
-        break;
-      case TensorType::kBF16:
-        std::memcpy(&half, at, sizeof(half));
-        vector[i] = Float32FromBFloat16(half);
-        break;
-      default:
-        throw CorruptFile(StrCat(source_.Description(), ": tensor ", name,
-                                 " has type ", Info(view.type).name,
-                                 ", expected F32, F16 or BF16"));
-    }
+  if (!IsFloat(view.type)) {
+    throw CorruptFile(StrCat(source_.Description(), ": tensor ", name,
+                             " has type ", Info(view.type).name,
+                             ", expected F32, F16 or BF16"));
   }
+  FloatVector vector(rows * cols);
+  for (size_t i = 0; i < vector.size(); ++i) vector[i] = FloatAt(view, i);
   TakeFloats(view, vector);
-  AddToFingerprint(view, {HashBytes({view.data, view.size_bytes()})});
+  AddToFingerprint(view, view.type,
+                   {HashBytes({view.data, view.size_bytes()})});
   source_.Release(view, 0, view.size_bytes());
   Advance(view.size_bytes());
   return vector;
 }
 
-void SourceReader::AddToFingerprint(const TensorView& view,
+// What a matrix is quantized to follows from its bytes and the type alone.
+void SourceReader::AddToFingerprint(const TensorView& view, TensorType kept,
                                     const std::vector<Hash128>& hashes) {
   hasher_.UpdateValue(static_cast<uint32_t>(view.type));
+  if (kept != view.type) hasher_.UpdateValue(static_cast<uint32_t>(kept));
   for (const Hash128& hash : hashes) {
     hasher_.UpdateValue(hash.low);
     hasher_.UpdateValue(hash.high);
@@ -271,7 +280,7 @@ void SourceReader::AddToFingerprint(const TensorView& view,
 
 void SourceReader::Advance(size_t bytes) {
   done_ += bytes;
-  if (progress_) progress_(done_, total_);
+  if (options_.progress) options_.progress(done_, options_.total);
 }
 
 size_t SourceBytes(TensorSource& source) {

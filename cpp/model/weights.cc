@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include "model/quantization.h"
 #include "model/source_reader.h"
 
 namespace gkv {
@@ -11,26 +12,27 @@ class MemoryLoader : public SourceReader {
   using SourceReader::SourceReader;
 
  protected:
-  void BeginMatrix(const TensorView& view, PackedMatrix& matrix) override {
-    matrix.owned = AlignedBuffer<uint8_t>(NumGroups(view.rows) *
-                                          GroupBytes(view.type, view.cols));
+  void BeginMatrix(const TensorView&, PackedMatrix& matrix) override {
+    matrix.owned = AlignedBuffer<uint8_t>(NumGroups(matrix.rows) *
+                                          GroupBytes(matrix.type, matrix.cols));
     matrix.data = matrix.owned.data();
   }
-  void TakeSlab(const TensorView& view, size_t slab, size_t,
+  void TakeSlab(const TensorView& view, size_t slab, size_t thread,
                 PackedMatrix& matrix) override {
-    const size_t groups = slab * (kSlabRows / kRowGroup);
-    PackSlab(view, slab,
-             matrix.owned.data() + groups * GroupBytes(view.type, view.cols));
+    PackSlab(view, slab, thread, matrix,
+             matrix.owned.data() + slab * PackedSlabBytes(matrix, 0));
   }
 };
 
 }  // namespace
 
 Weights LoadWeights(const ModelConfig& config, TensorSource& source,
-                    ThreadPool& pool, const LoadProgress& progress) {
+                    ThreadPool& pool, const LoadProgress& progress,
+                    std::optional<TensorType> quantize) {
   config.Validate();
+  if (quantize) RequireFloatMatrix(source);
   const size_t total = progress ? SourceBytes(source) : 0;
-  MemoryLoader loader(config, source, pool, progress, 0, total);
+  MemoryLoader loader(config, source, pool, {quantize, progress, 0, total});
   Weights weights = VisitWeights(config, loader);
   weights.fingerprint = loader.fingerprint();
   return weights;

@@ -70,7 +70,8 @@ struct Weights {
   std::optional<PackedMatrix> head;  // nullopt: the embedding serves
   FloatVector final_norm;            // [hidden_size]
   std::vector<LayerWeights> layers;
-  // Of the configuration and every tensor's logical bytes, in a fixed order.
+  // Of the configuration and every tensor's logical bytes, in a fixed order,
+  // and of the types that matrices were quantized to.
   Hash128 fingerprint;
   // What matrices without memory of their own point into, or null.
   std::shared_ptr<const PackedFile> file;
@@ -83,11 +84,14 @@ struct Weights {
 using LoadProgress = std::function<void(size_t done, size_t total)>;
 
 // Reads and packs all weights, one slab of rows after the other, releasing
-// source bytes as it goes: the peak is the packed size and one slab.
-// Throws CorruptFile for a tensor that is missing or has the wrong shape, and
-// whatever `source` throws.
+// source bytes as it goes: the peak is the packed size and one slab. With
+// `quantize`, float matrices are kept in that type (model/quantization.h).
+// Throws CorruptFile for a tensor that is missing or has the wrong shape,
+// InvalidArgument for a source that `quantize` does not suit, and whatever
+// `source` throws.
 Weights LoadWeights(const ModelConfig& config, TensorSource& source,
-                    ThreadPool& pool, const LoadProgress& progress);
+                    ThreadPool& pool, const LoadProgress& progress,
+                    std::optional<TensorType> quantize = std::nullopt);
 
 }  // namespace gkv
 

@@ -52,6 +52,12 @@ TEST(TensorTypeTest, UnsupportedIdsAreNotFound) {
   }
 }
 
+TEST(TensorTypeTest, FloatsAreStoredOneByOne) {
+  for (const TensorTypeInfo& info : kTensorTypes) {
+    EXPECT_EQ(IsFloat(info.type), info.values == 1) << info.name;
+  }
+}
+
 TEST(TensorTypeTest, RowBytes) {
   EXPECT_EQ(RowBytes(TensorType::kF32, 640), 2560u);
   EXPECT_EQ(RowBytes(TensorType::kBF16, 640), 1280u);

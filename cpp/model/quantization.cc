@@ -1,0 +1,116 @@
+#include "model/quantization.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/quantize_weights.h"
+
+namespace gkv {
+namespace {
+
+// Read for every token, or by every token: the loss of fewer than 8 bits in
+// these two is felt most (docs/models.md has figures).
+bool IsEmbeddingOrHead(std::string_view name) {
+  return name == "token_embd.weight" || name == "output.weight";
+}
+
+// Their products decide how fast a state decays; block-diagonal, they are a
+// small part of a model.
+bool IsRecurrentGate(std::string_view name) {
+  return name.ends_with(".rec_input_gate.weight") ||
+         name.ends_with(".rec_a_gate.weight");
+}
+
+std::string TargetNames() {
+  std::string names;
+  for (const QuantizeTarget& target : kQuantizeTargets) {
+    names += StrCat(names.empty() ? "" : ", ", target.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+TensorType QuantizeTargetFromName(std::string_view name) {
+  for (const QuantizeTarget& target : kQuantizeTargets) {
+    if (target.name == name) return target.type;
+  }
+  throw InvalidArgument(StrCat("quantize: expected one of ", TargetNames(),
+                               "; found \"", name, "\""));
+}
+
+TensorType KeptType(const TensorView& matrix,
+                    std::optional<TensorType> target) {
+  if (!target || !IsFloat(matrix.type) || IsRecurrentGate(matrix.name)) {
+    return matrix.type;
+  }
+  TensorType type = *target;
+  switch (type) {
+    case TensorType::kQ8_0:
+    case TensorType::kBF16:
+      break;
+    case TensorType::kQ5_0:
+    case TensorType::kQ4_0:
+      if (IsEmbeddingOrHead(matrix.name)) type = TensorType::kQ8_0;
+      break;
+    default:
+      throw InvalidArgument(StrCat("quantize: expected one of ", TargetNames(),
+                                   "; found ", Info(type).name));
+  }
+  if (matrix.cols % Info(type).values != 0) {
+    throw InvalidArgument(StrCat("quantize: tensor ", matrix.name, " has ",
+                                 matrix.cols,
+                                 " columns, expected a multiple of ",
+                                 Info(type).values, " for ", Info(type).name));
+  }
+  return type;
+}
+
+void RequireFloatMatrix(TensorSource& source) {
+  std::set<std::string_view> found;
+  for (const std::string& name : source.Names()) {
+    const std::optional<TensorView> view = source.Find(name);
+    if (!view || view->rows == 1) continue;
+    if (IsFloat(view->type)) return;
+    found.insert(Info(view->type).name);
+  }
+  std::string types;
+  for (const std::string_view type : found) {
+    types += StrCat(types.empty() ? "" : ", ", type);
+  }
+  throw InvalidArgument(StrCat("quantize: ", source.Description(),
+                               ": nothing to quantize, found matrices of ",
+                               types.empty() ? "no type" : types,
+                               ", expected F32, F16 or BF16"));
+}
+
+void ThrowNotRepresentable(const std::string& source, const TensorView& matrix,
+                           size_t begin, size_t end, TensorType type) {
+  const size_t row_bytes = RowBytes(matrix.type, matrix.cols);
+  std::vector<uint8_t> out(RowBytes(type, matrix.cols));
+  size_t row = begin;
+  while (row + 1 < end &&
+         QuantizeWeights(matrix.type, matrix.data + row * row_bytes,
+                         matrix.cols, type, out.data())) {
+    ++row;
+  }
+  float largest = 0;
+  for (size_t col = 0; col < matrix.cols; ++col) {
+    const float value = FloatAt(matrix, row * matrix.cols + col);
+    if (!std::isfinite(value)) {
+      throw CorruptFile(StrCat(source, ": tensor ", matrix.name, " has ",
+                               std::isnan(value) ? "NaN" : "infinity",
+                               " in row ", row, ", column ", col,
+                               ", expected finite values"));
+    }
+    largest = std::max(largest, std::abs(value));
+  }
+  throw InvalidArgument(StrCat("quantize: tensor ", matrix.name,
+                               " has a magnitude of ", largest, " in row ", row,
+                               ", which is too large for ", Info(type).name));
+}
+
+}  // namespace gkv

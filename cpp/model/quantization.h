@@ -1,0 +1,52 @@
+#ifndef GEMMAKV_MODEL_QUANTIZATION_H_
+#define GEMMAKV_MODEL_QUANTIZATION_H_
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/tensor_type.h"
+#include "io/tensor_source.h"
+
+// What becomes of float matrices that are quantized while they are loaded.
+
+namespace gkv {
+
+// A type that matrices can be quantized to, by its name in options.
+struct QuantizeTarget {
+  std::string_view name;
+  TensorType type;
+};
+
+inline constexpr QuantizeTarget kQuantizeTargets[] = {
+    {"q8_0", TensorType::kQ8_0},
+    {"q5_0", TensorType::kQ5_0},
+    {"q4_0", TensorType::kQ4_0},
+    {"bf16", TensorType::kBF16},
+};
+
+// Throws InvalidArgument, which lists the names, for any other.
+TensorType QuantizeTargetFromName(std::string_view name);
+
+// The type in which a matrix is kept: its own unless it is F32, F16 or BF16 and
+// there is a target. Embedding and output head are kept as Q8_0 with targets
+// of fewer bits, gates of recurrent layers in their own type.
+// Throws InvalidArgument if the target is none of kQuantizeTargets, or if the
+// columns are not whole blocks of the type.
+TensorType KeptType(const TensorView& matrix, std::optional<TensorType> target);
+
+// Throws InvalidArgument, which lists the types found, if no matrix of the
+// source is F32, F16 or BF16. Looks no further than the first that is.
+void RequireFloatMatrix(TensorSource& source);
+
+// Says why rows [begin, end) of a matrix cannot be of this type: throws
+// CorruptFile for a NaN or infinity, else InvalidArgument for values that are
+// too large for it. Requires: QuantizeWeights refuses them.
+[[noreturn]] void ThrowNotRepresentable(const std::string& source,
+                                        const TensorView& matrix, size_t begin,
+                                        size_t end, TensorType type);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_QUANTIZATION_H_
