@@ -49,6 +49,12 @@ std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
+// "" is none.
+std::optional<TensorType> TargetOf(const std::string& quantize) {
+  if (quantize.empty()) return std::nullopt;
+  return QuantizeTargetFromName(quantize);
+}
+
 // Waits for requests with the interpreter's lock released. If one fails or
 // Ctrl-C comes, all are undone: their caches are as before the call.
 void WaitAll(std::span<const std::shared_ptr<Request>> requests,
@@ -242,8 +248,10 @@ void RegisterResults(py::module_& module) {
 
 // `progress` must outlive the options.
 LoadOptions OptionsOf(size_t threads, const Progress& progress,
-                      const std::string& packed_folder) {
+                      const std::string& packed_folder,
+                      const std::string& quantize) {
   LoadOptions options;
+  options.quantize = TargetOf(quantize);
   options.threads = threads;
   options.packed_folder = packed_folder;
   options.progress = [&progress](size_t done, size_t total) {
@@ -293,22 +301,24 @@ void RegisterGemma(py::module_& module) {
       .def_static(
           "load_gguf",
           [](const std::string& path, size_t threads, Progress progress,
-             const std::string& packed_folder) {
+             const std::string& packed_folder, const std::string& quantize) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder);
+                OptionsOf(threads, progress, packed_folder, quantize);
             py::gil_scoped_release release;
             return Gemma::Load(path, options);
           },
           py::arg("path"), py::arg("threads") = 0,
-          py::arg("progress") = py::none(), py::arg("packed_folder") = "")
+          py::arg("progress") = py::none(), py::arg("packed_folder") = "",
+          py::arg("quantize") = "")
       .def_static(
           "load_files",
           [](const ModelConfig& config, const std::string& description,
              const std::vector<std::string>& paths,
              const std::vector<PlaceTuple>& places, size_t threads,
-             Progress progress, const std::string& packed_folder) {
+             Progress progress, const std::string& packed_folder,
+             const std::string& quantize) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder);
+                OptionsOf(threads, progress, packed_folder, quantize);
             py::gil_scoped_release release;
             TensorFiles files(description, paths, PlacesOf(places));
             return Gemma::FromTensors(config, files, options);
@@ -316,17 +326,21 @@ void RegisterGemma(py::module_& module) {
           py::arg("config"), py::arg("description"), py::arg("paths"),
           py::arg("places"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
+          py::arg("quantize") = "",
           "Weights at known places in files: (name, file, offset, type, rows, "
           "columns, form, blocks), see io/tensor_files.h.")
       .def_static(
           "from_tensors",
-          [](const ModelConfig& config, py::object source, size_t threads) {
+          [](const ModelConfig& config, py::object source, size_t threads,
+             const std::string& quantize) {
             NumpySource tensors(std::move(source));
             LoadOptions options;
             options.threads = threads;
+            options.quantize = TargetOf(quantize);
             return Gemma::FromTensors(config, tensors, options);
           },
-          py::arg("config"), py::arg("source"), py::arg("threads") = 0)
+          py::arg("config"), py::arg("source"), py::arg("threads") = 0,
+          py::arg("quantize") = "")
       .def_property_readonly("config",
                              [](const Gemma& gemma) { return gemma.config(); })
       .def_property_readonly(
@@ -341,6 +355,19 @@ void RegisterGemma(py::module_& module) {
                                   FsDecode(report.reason));
           },
           "(state, path, reason) of the packed weights.")
+      .def(
+          "matrices",
+          [](const Gemma& gemma) {
+            std::vector<std::tuple<std::string, std::string, size_t, size_t,
+                                   size_t>>
+                matrices;
+            for (const MatrixInfo& m : gemma.matrices()) {
+              matrices.emplace_back(m.name, Info(m.type).name, m.rows, m.cols,
+                                    m.rows * RowBytes(m.type, m.cols));
+            }
+            return matrices;
+          },
+          "(name, type, rows, columns, bytes) of each, as they are kept.")
       .def_property_readonly("steps", &Gemma::steps)
       .def_property_readonly("joins", &Gemma::joins)
       .def(

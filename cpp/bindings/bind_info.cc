@@ -15,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
+#include "model/quantization.h"
 #include "ops/machine_probe.h"
 #include "ops/matmul.h"
 #include "ops/target.h"
@@ -152,6 +153,16 @@ void RegisterInfo(py::module_& module) {
         return names;
       },
       "Names of the tensor types that models may use.");
+  module.def(
+      "quantize_types",
+      [] {
+        std::vector<std::string> names;
+        for (const QuantizeTarget& target : kQuantizeTargets) {
+          names.emplace_back(target.name);
+        }
+        return names;
+      },
+      "What matrices can be quantized to while they are loaded.");
   const auto no_lock = py::call_guard<py::gil_scoped_release>();
   py::class_<MachineProbe>(module, "MachineProbe")
       .def(py::init<size_t>(), py::arg("threads"), no_lock)

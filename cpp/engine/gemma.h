@@ -57,6 +57,9 @@ class Gemma {
   // by their first use.
   Hash128 fingerprint() const;
   size_t num_threads() const { return num_threads_; }
+  std::vector<MatrixInfo> matrices() const {
+    return Matrices(model_->weights);
+  }
   // Where the weights are: in a packed file, or in memory and why.
   const PackedReport& packed_report() const { return packed_report_; }
   // Replaces the text of tokens, used for stop strings and streamed text.

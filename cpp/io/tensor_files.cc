@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/float16.h"
 
 namespace gkv {
 namespace {
@@ -20,22 +19,9 @@ TensorType DeliveredType(const TensorPlace& place) {
   return place.form == TensorForm::kPlusOne ? TensorType::kF32 : place.type;
 }
 
-float FloatAt(TensorType type, const uint8_t* at) {
-  if (type == TensorType::kF32) {
-    float value = 0;
-    std::memcpy(&value, at, sizeof(value));
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, at, sizeof(half));
-  return type == TensorType::kF16 ? Float32FromFloat16(half)
-                                  : Float32FromBFloat16(half);
-}
-
 void AddOne(const TensorPlace& place, const uint8_t* in, uint8_t* out) {
-  const size_t bytes = Info(place.type).bytes;
   for (size_t i = 0; i < place.rows * place.cols; ++i) {
-    const float value = 1.0f + FloatAt(place.type, in + i * bytes);
+    const float value = 1.0f + FloatAt(place.type, in, i);
     std::memcpy(out + i * sizeof(value), &value, sizeof(value));
   }
 }
@@ -78,8 +64,7 @@ void TensorFiles::Check(const TensorPlace& place) const {
   if (place.file >= files_.size()) {
     refuse(StrCat("file ", place.file, ", expected one of ", files_.size()));
   }
-  if (place.type != TensorType::kF32 && place.type != TensorType::kF16 &&
-      place.type != TensorType::kBF16) {
+  if (!IsFloat(place.type)) {
     refuse(
         StrCat("type ", Info(place.type).name, ", expected F32, F16 or BF16"));
   }

@@ -26,17 +26,17 @@ struct TensorView {
   size_t size_bytes() const { return rows * RowBytes(type, cols); }
 };
 
-// Value `i` of a tensor. Requires: IsFloat(view.type).
-inline float FloatAt(const TensorView& view, size_t i) {
-  if (view.type == TensorType::kF32) {
-    float value;
-    std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
+// Value `i` of those from `data` on. Requires: IsFloat(type).
+inline float FloatAt(TensorType type, const uint8_t* data, size_t i) {
+  if (type == TensorType::kF32) {
+    float value = 0;
+    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
     return value;
   }
-  uint16_t half;
-  std::memcpy(&half, view.data + i * sizeof(half), sizeof(half));
-  return view.type == TensorType::kF16 ? Float32FromFloat16(half)
-                                       : Float32FromBFloat16(half);
+  uint16_t half = 0;
+  std::memcpy(&half, data + i * sizeof(half), sizeof(half));
+  return type == TensorType::kF16 ? Float32FromFloat16(half)
+                                  : Float32FromBFloat16(half);
 }
 
 // Where weights come from: a file, arrays in memory, a network store. Names

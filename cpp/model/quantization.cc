@@ -99,7 +99,8 @@ void ThrowNotRepresentable(const std::string& source, const TensorView& matrix,
   }
   float largest = 0;
   for (size_t col = 0; col < matrix.cols; ++col) {
-    const float value = FloatAt(matrix, row * matrix.cols + col);
+    const float value =
+        FloatAt(matrix.type, matrix.data, row * matrix.cols + col);
     if (!std::isfinite(value)) {
       throw CorruptFile(StrCat(source, ": tensor ", matrix.name, " has ",
                                std::isnan(value) ? "NaN" : "infinity",

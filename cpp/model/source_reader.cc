@@ -258,7 +258,8 @@ FloatVector SourceReader::Floats(const std::string& name, size_t rows,
                              ", expected F32, F16 or BF16"));
   }
   FloatVector vector(rows * cols);
-  for (size_t i = 0; i < vector.size(); ++i) vector[i] = FloatAt(view, i);
+  for (size_t i = 0; i < vector.size(); ++i)
+    vector[i] = FloatAt(view.type, view.data, i);
   TakeFloats(view, vector);
   AddToFingerprint(view, view.type,
                    {HashBytes({view.data, view.size_bytes()})});

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -78,6 +79,16 @@ struct Weights {
 
   const PackedMatrix& output_head() const { return head ? *head : embedding; }
 };
+
+// What a matrix of loaded weights is called and how it is kept.
+struct MatrixInfo {
+  std::string name;  // as in the source
+  TensorType type;
+  size_t rows;
+  size_t cols;
+};
+
+std::vector<MatrixInfo> Matrices(const Weights& weights);
 
 // Called now and then from the loading thread with bytes done and in total. An
 // exception that it throws ends the load.

@@ -305,6 +305,7 @@ class Engine:
         threads: int = 0,
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
+        quantize: str = "",
     ) -> Engine: ...
     @staticmethod
     def load_files(
@@ -315,10 +316,14 @@ class Engine:
         threads: int = 0,
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
+        quantize: str = "",
     ) -> Engine: ...
     @staticmethod
     def from_tensors(
-        config: ModelConfig, source: Any, threads: int = 0
+        config: ModelConfig,
+        source: Any,
+        threads: int = 0,
+        quantize: str = "",
     ) -> Engine: ...
     @property
     def config(self) -> ModelConfig: ...
@@ -328,6 +333,7 @@ class Engine:
     def threads(self) -> int: ...
     @property
     def packed_report(self) -> tuple[str, str, str]: ...
+    def matrices(self) -> list[tuple[str, str, int, int, int]]: ...
     @property
     def steps(self) -> int: ...
     @property
@@ -365,6 +371,7 @@ def create_kv_cache(
     pool: BlockPool | None = None,
 ) -> KVCache: ...
 def sentencepiece_model(gguf_path: str) -> bytes: ...
+def quantize_types() -> list[str]: ...
 def tensor_types() -> list[str]: ...
 
 @final

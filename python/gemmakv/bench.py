@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, Tuple, Union
 import numpy as np
 
 from gemmakv import _core, models
+from gemmakv.arguments import quantize_target
 from gemmakv.cache import create_kv_cache
 from gemmakv.cpu import cpu_info
 from gemmakv.errors import GemmaKVError
@@ -67,6 +67,7 @@ class Row:
 @dataclasses.dataclass(frozen=True)
 class Report:
     model: str
+    quantize: str | None
     cpu: str
     target: str
     threads: int
@@ -103,33 +104,40 @@ class Work:
         )
 
 
-def work_of(path: str) -> Work:
-    """The work of a model file."""
-    tensors = _core.GgufFile(path).tensors()
-    names = {name for name, *_ in tensors}
+def work_of(gemma: Gemma) -> Work:
+    """The work of a loaded model."""
+    matrices = gemma._engine.matrices()
+    names = {name for name, *_ in matrices}
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
     sums = {"layer": [0, 0], "head": [0, 0]}
     read_bytes = 0
-    for name, type_name, _, shape, nbytes in tensors:
-        if len(shape) != 2 or (name == "token_embd.weight" and name != head):
-            continue  # vectors; the embedding gives single rows
+    for name, type_name, rows, cols, nbytes in matrices:
+        if name == "token_embd.weight" and name != head:
+            continue  # it gives single rows
         read_bytes += nbytes
         place = sums["head" if name == head else "layer"]
-        place[type_name in _FLOAT_TYPES] += 2 * math.prod(shape)
+        place[type_name in _FLOAT_TYPES] += 2 * rows * cols
     return Work(read_bytes, *sums["layer"], *sums["head"])
 
 
 class Bench:
     """A loaded model, measured round by round."""
 
-    def __init__(self, path: str, threads: int | None, packed_cache: bool):
+    def __init__(
+        self,
+        path: str,
+        threads: int | None,
+        packed_cache: bool,
+        quantize: str | None,
+    ):
         self.path = path
-        self.packed_cache = packed_cache
-        self.gemma = Gemma.load(
-            path, threads=threads, packed_cache=packed_cache
-        )
+        self.options: dict[str, Any] = {
+            "packed_cache": packed_cache,
+            "quantize": quantize,
+        }
+        self.gemma = Gemma.load(path, threads=threads, **self.options)
         self.threads = self.gemma.threads
-        self.work = work_of(path)
+        self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
         self.joins_per_token = 0.0
         self._limits: list[Limits] = []
@@ -191,9 +199,9 @@ class Bench:
     def _in_own_process(self) -> dict[str, float]:
         """What `child` tells."""
         document = {
-            "path": self.path,
+            "model": self.path,
             "threads": self.threads,
-            "packed_cache": self.packed_cache,
+            **self.options,
         }
         done = subprocess.run(
             [sys.executable, "-c", _CHILD, json.dumps(document)],
@@ -221,11 +229,7 @@ def child() -> None:
     """Loads a model, generates, and prints what that took as JSON."""
     request = json.loads(sys.argv[1])
     begin = time.perf_counter()
-    gemma = Gemma.load(
-        request["path"],
-        threads=request["threads"],
-        packed_cache=request["packed_cache"],
-    )
+    gemma = Gemma.load(**request)
     context = gemma.config.context_length
     cache = create_kv_cache(gemma.config, min(1024, context))
     gemma.generate(cache, [2], max_tokens=1)
@@ -255,6 +259,7 @@ def run(
     threads: int | None = None,
     rounds: int = 5,
     packed_cache: bool = True,
+    quantize: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measures a model; half a minute for one of 270M parameters.
@@ -265,7 +270,9 @@ def run(
     count = to_count("rounds", rounds)
     if count == 0:
         raise ValueError("rounds: expected at least 1, found 0")
-    bench = Bench(models.resolve(model), threads, packed_cache)
+    quantize_target(quantize)  # before anything is fetched
+    path = models.resolve(model)
+    bench = Bench(path, threads, packed_cache, quantize)
     measures = _measures(bench)
     results: dict[str, list[Pair]] = {name: [] for name in measures}
     total = (count + 1) * len(measures)
@@ -280,6 +287,7 @@ def run(
     cpu = cpu_info()
     return Report(
         model=os.fspath(model),
+        quantize=quantize,
         cpu=cpu["cpu"],
         target=cpu["target"],
         threads=bench.threads,

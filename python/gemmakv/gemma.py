@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core, loading, models
+from gemmakv.arguments import quantize_target
 from gemmakv.cache import KVCache
 from gemmakv.errors import brief
 from gemmakv.generation import Generation, generation_of
@@ -66,6 +67,7 @@ class Gemma:
         threads: int | None = None,
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
+        quantize: str | None = None,
     ) -> Gemma:
         """Loads a model.
 
@@ -89,15 +91,22 @@ class Gemma:
             says "off". The file is found by the weights' content and checked
             whole at each load. If it cannot be used the load goes on without;
             `packed_weights` tells.
+          quantize: "q8_0", "q5_0", "q4_0" or "bf16": what float matrices of
+            the model (F32, F16, BF16) are made while they are loaded, without
+            a copy of them in memory. With "q5_0" and "q4_0" the embedding and
+            the output head are made Q8_0. Vectors, and the gates of recurrent
+            layers, stay as they are, and so do matrices that are quantized
+            already; if all are, that is a ValueError.
 
         Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
         model that is not a supported Gemma).
         """
         count = _thread_count(threads)
+        target = quantize_target(quantize)
         path = models.resolve(model, as_callback(progress, "fetching"))
         loaded = loading.load(
-            path, count, as_callback(progress, "loading"), packed_cache
+            path, count, as_callback(progress, "loading"), packed_cache, target
         )
         return cls(
             loaded.engine,
@@ -114,6 +123,7 @@ class Gemma:
         tokenizer: Tokenizer | None = None,
         *,
         threads: int | None = None,
+        quantize: str | None = None,
     ) -> Gemma:
         """A model with weights from anywhere.
 
@@ -124,6 +134,7 @@ class Gemma:
             model's "+ 1" added), or any object with `keys()` and `[name]`.
           tokenizer: needed for str prompts, `stop` and `Generation.text`.
           threads: as for `load`.
+          quantize: as for `load`.
 
         Raises ValueError or CorruptFile naming the tensor that is missing or
         has the wrong shape.
@@ -138,7 +149,7 @@ class Gemma:
                 + brief(tokenizer)
             )
         engine = _core.Engine.from_tensors(
-            config, source, _thread_count(threads)
+            config, source, _thread_count(threads), quantize_target(quantize)
         )
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
@@ -215,7 +226,10 @@ class Gemma:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the configuration and the weights' values."""
+        """Hex digest of the configuration and the weights' values.
+
+        With `quantize`, also of the types that they were quantized to.
+        """
         return self._engine.fingerprint
 
     @property

@@ -36,12 +36,18 @@ def load(
     threads: int,
     progress: Callback | None,
     packed_cache: bool | StrPath,
+    quantize: str,
 ) -> Loaded:
-    """Loads a GGUF file or a model directory; `threads` 0 means all."""
+    """Loads a GGUF file or a model directory.
+
+    `threads` 0 means all, `quantize` "" that weights stay as they are.
+    """
     if os.path.isdir(path):
-        return _load_folder(path, threads, progress, packed_cache)
+        return _load_folder(path, threads, progress, packed_cache, quantize)
     folder, report = packed.choose_folder(packed_cache, os.path.getsize(path))
-    engine = _core.Engine.load_gguf(path, threads, progress, _encoded(folder))
+    engine = _core.Engine.load_gguf(
+        path, threads, progress, _encoded(folder), quantize
+    )
     tokenizer = _tokenizer_of_gguf(path, engine)
     return Loaded(
         engine, tokenizer, info_of_gguf(path), _report(engine, folder, report)
@@ -53,6 +59,7 @@ def _load_folder(
     threads: int,
     progress: Callback | None,
     packed_cache: bool | StrPath,
+    quantize: str,
 ) -> Loaded:
     model = ModelFolder.open(path)
     nbytes = sum(os.path.getsize(file) for file in model.files)
@@ -65,6 +72,7 @@ def _load_folder(
         threads,
         progress,
         _encoded(folder),
+        quantize,
     )
     tokenizer = tokenizer_of_folder(Path(path))
     if tokenizer is not None:

@@ -50,6 +50,7 @@ class Report:
     """What `run` found."""
 
     model: str
+    quantize: str | None
     fingerprint: str
     cpu: str
     target: str
@@ -73,6 +74,7 @@ def run(
     tokens: int | None = None,
     kv_dtype: str = "bf16",
     threads: int | None = None,
+    quantize: str | None = None,
     progress: Progress = None,
 ) -> Report:
     """Computes the same tokens in every way and compares the logits.
@@ -84,6 +86,7 @@ def run(
       kv_dtype: how keys and values are stored: "f32", "bf16" or "int8".
       threads: for the ways that do not say otherwise; default: all
         processors.
+      quantize: as for `Gemma.load`.
       progress: callable(done, total) in ways, or True for a line on stderr.
 
     Takes half a minute for a small model. Switches the SIMD target of the
@@ -95,7 +98,8 @@ def run(
             "kv_dtype: expected f32, bf16 or int8, found " + brief(kv_dtype)
         )
     count = None if tokens is None else to_count("tokens", tokens)
-    gemma = Gemma.load(model, threads=threads)
+    load = partial(Gemma.load, model, quantize=quantize)
+    gemma = load(threads=threads)
     limit = gemma.config.context_length
     if limit < MIN_TOKENS:
         raise ValueError(
@@ -112,6 +116,7 @@ def run(
     case = Case.make(gemma, count, kv_dtype)
     report = Report(
         model=str(model),
+        quantize=quantize,
         fingerprint=gemma.fingerprint,
         cpu=cpu_info()["cpu"],
         target=cpu_info()["target"],
@@ -125,7 +130,7 @@ def run(
     )
     del gemma  # the case's own: it is freed when others are loaded
     checks = _check_all(
-        case, _plan(model, case), as_callback(progress, "verifying")
+        case, _plan(load, case), as_callback(progress, "verifying")
     )
     return dataclasses.replace(report, checks=checks)
 
@@ -170,7 +175,7 @@ def _check_all(
     return checks
 
 
-def _plan(model: StrPath, case: Case) -> list[_Task]:
+def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
     """All ways; those of the best target's arithmetic first."""
     usual = case.gemma.threads
     first, chunked, *others = ways_of(case)
@@ -190,12 +195,12 @@ def _plan(model: StrPath, case: Case) -> list[_Task]:
             name += f", {chunked.name}"
             later.append(_Task(own, Way(name, chunked.run), target))
     for count in _thread_counts(usual):
-        load = partial(Gemma.load, model, threads=count)
         way = Way(_plural(count, "thread"), first.run)
-        plan.append(_Task(arithmetic, way, load=load))
-    load = partial(Gemma.load, model, threads=usual, packed_cache=False)
+        threaded = partial(load, threads=count)
+        plan.append(_Task(arithmetic, way, load=threaded))
+    anew = partial(load, threads=usual, packed_cache=False)
     plan.append(
-        _Task(arithmetic, Way("weights packed anew", first.run), load=load)
+        _Task(arithmetic, Way("weights packed anew", first.run), load=anew)
     )
     return plan + later
 

@@ -66,7 +66,7 @@ def test_work_counts_what_a_step_reads(
         + tiny_gguf.HIDDEN * tiny_gguf.FFN * 3
     )
     head = 2 * tiny_gguf.VOCAB * tiny_gguf.HIDDEN
-    work = bench.work_of(str(tiny_path))
+    work = bench.work_of(gemmakv.Gemma.load(tiny_path))
     assert work.layer_float_ops == tiny_gguf.LAYERS * layer
     assert work.head_float_ops == head
     assert work.layer_int8_ops == work.head_int8_ops == 0
@@ -75,9 +75,9 @@ def test_work_counts_what_a_step_reads(
     weights = tiny_gguf.tensors()
     weights["output.weight"] = weights["token_embd.weight"]
     untied = tiny_gguf.write(tmp_path / "untied.gguf", weights=weights)
-    assert bench.work_of(str(untied)) == work
+    assert bench.work_of(gemmakv.Gemma.load(untied)) == work
     path = tiny_models.write_tiny_gguf(tmp_path / "q.gguf", "Q8_0")
-    quantized = bench.work_of(str(path))
+    quantized = bench.work_of(gemmakv.Gemma.load(path))
     assert quantized.layer_float_ops == quantized.head_float_ops == 0
     assert quantized.layer_int8_ops > 0 and quantized.head_int8_ops > 0
 

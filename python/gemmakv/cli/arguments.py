@@ -1,4 +1,4 @@
-"""What several commands have in common: --model, --threads, examples."""
+"""What several commands have in common: --model, --quantize, examples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from gemmakv import models
+from gemmakv.arguments import quantize_target
 
 GETTING_A_MODEL = """\b
 Getting a model:
@@ -83,6 +84,20 @@ THREADS = typer.Option(
     None,
     metavar="N",
     help="Default: all processors. Results do not depend on it.",
+)
+
+
+def _check_quantize(value: str | None) -> str | None:
+    quantize_target(value)  # before anything is fetched
+    return value
+
+
+QUANTIZE = typer.Option(
+    None,
+    metavar="TYPE",
+    callback=_check_quantize,
+    help="Quantize float matrices while they are loaded: q8_0, q5_0, q4_0 or "
+    "bf16.",
 )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gemmakv import bench as measure
 from gemmakv.cli import console
-from gemmakv.cli.arguments import THREADS, examples, model_option
+from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 
 EXAMPLES = examples(
     "gemmakv bench",
@@ -25,6 +25,7 @@ EXAMPLES = examples(
 def bench(
     model: str = model_option("gemma-3-270m"),
     threads: Optional[int] = THREADS,
+    quantize: Optional[str] = QUANTIZE,
     rounds: int = typer.Option(
         5, metavar="N", help="Rounds that the medians are of."
     ),
@@ -45,6 +46,7 @@ def bench(
             threads=threads,
             rounds=rounds,
             packed_cache=not no_packed_cache,
+            quantize=quantize,
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
@@ -59,8 +61,9 @@ def _render(report: measure.Report) -> str:
     out = io.StringIO()
     page = Console(file=out, width=200, highlight=False, markup=False)
     limits = report.limits
+    kept = f" quantized to {report.quantize}" if report.quantize else ""
     page.print(
-        f"{report.model}: {report.weight_bytes / 1e6:,.0f} MB of weights read "
+        f"{report.model}{kept}: {report.weight_bytes / 1e6:,.0f} MB of weights read "
         f"by each step, packed weights: {report.packed_weights}"
     )
     page.print(f"{report.cpu}, {report.target}, {report.threads} threads")

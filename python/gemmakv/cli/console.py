@@ -77,7 +77,10 @@ def fetch(model: str) -> str:
 
 
 def load(
-    model: str, threads: int | None = None, packed_cache: bool = True
+    model: str,
+    threads: int | None = None,
+    packed_cache: bool = True,
+    quantize: str | None = None,
 ) -> Gemma:
     """A model, with progress bars for fetching and loading it."""
     path = fetch(model)
@@ -87,6 +90,7 @@ def load(
             threads=threads,
             progress=progress,
             packed_cache=packed_cache,
+            quantize=quantize,
         )
 
 

@@ -12,7 +12,7 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console
-from gemmakv.cli.arguments import MODEL, THREADS, examples
+from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
 from gemmakv.options import Options
 
 EXAMPLES = examples(
@@ -93,6 +93,7 @@ def generate(
         help="How keys and values are stored: f32, bf16 or int8.",
     ),
     threads: Optional[int] = THREADS,
+    quantize: Optional[str] = QUANTIZE,
     no_packed_cache: bool = typer.Option(
         False,
         "--no-packed-cache",
@@ -122,7 +123,7 @@ def generate(
         "parse_special": parse_special,
     }
     text = _read_stdin() if prompt == "-" else prompt
-    gemma = console.load(model, threads, not no_packed_cache)
+    gemma = console.load(model, threads, not no_packed_cache, quantize)
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
     if as_json:
         generation = gemma.generate(cache, text, **options)

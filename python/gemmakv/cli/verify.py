@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gemmakv import verify as check
 from gemmakv.cli import EXIT_FAILURE, console
-from gemmakv.cli.arguments import THREADS, examples, model_option
+from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 
 EXAMPLES = examples(
     "gemmakv verify",
@@ -35,6 +35,7 @@ def verify(
         "bf16", metavar="TYPE", help="f32, bf16 or int8."
     ),
     threads: Optional[int] = THREADS,
+    quantize: Optional[str] = QUANTIZE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> int:
     """Prove that every way of computing gives the same bits here.
@@ -53,6 +54,7 @@ def verify(
             tokens=tokens,
             kv_dtype=kv_dtype,
             threads=threads,
+            quantize=quantize,
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
@@ -68,7 +70,8 @@ def _render(report: check.Report) -> str:
     """Plain text: the same on a terminal, in a pipe and in a narrow window."""
     out = io.StringIO()
     page = Console(file=out, width=200, highlight=False, markup=False)
-    page.print(f"{report.model} on {report.cpu}")
+    kept = f" quantized to {report.quantize}" if report.quantize else ""
+    page.print(f"{report.model}{kept} on {report.cpu}")
     page.print(
         f"{report.tokens:,} tokens, {report.kv_dtype} cache, "
         f"{report.threads} threads and {report.target} unless said otherwise"

@@ -11,7 +11,7 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console, describe
-from gemmakv.cli.arguments import THREADS, examples, model_option
+from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 from gemmakv.cli.chat.settings import OVERFLOW
 
 DEFAULT_MODEL = "gemma-3-270m"
@@ -89,6 +89,7 @@ def chat(
         False, "--json", help="On a pipe: a JSON object for each reply."
     ),
     threads: Optional[int] = THREADS,
+    quantize: Optional[str] = QUANTIZE,
 ) -> int:
     """Talk with a model in many sessions at once.
 
@@ -123,7 +124,7 @@ def chat(
     from gemmakv.cli.chat.view import PipeView, TerminalView, View
 
     view: View = TerminalView() if on_terminal else PipeView(as_json)
-    gemma = _load(model, threads)
+    gemma = _load(model, threads, quantize)
     persist = not no_persist and (on_terminal or session is not None)
     store = _open_store(gemma, view) if persist else None
     defaults = Defaults(
@@ -150,9 +151,13 @@ def chat(
         open_chat.close()
 
 
-def _load(model: str | None, threads: int | None) -> gemmakv.Gemma:
+def _load(
+    model: str | None, threads: int | None, quantize: str | None
+) -> gemmakv.Gemma:
     try:
-        return console.load(model or DEFAULT_MODEL, threads)
+        return console.load(
+            model or DEFAULT_MODEL, threads, quantize=quantize
+        )
     except gemmakv.GemmaKVError as error:
         if model is not None:
             raise
