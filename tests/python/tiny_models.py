@@ -14,13 +14,20 @@ import importlib.util
 import pathlib
 import sys
 
-_TOOL = (pathlib.Path(__file__).resolve().parents[2] / "tools"
-         / "make_random_gguf.py")
-_spec = importlib.util.spec_from_file_location("make_random_gguf", _TOOL)
-make_random_gguf = importlib.util.module_from_spec(_spec)
-# A dataclass looks its own module up by name while it is being defined.
-sys.modules["make_random_gguf"] = make_random_gguf
-_spec.loader.exec_module(make_random_gguf)
+_TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+
+
+def _tool(name):
+    spec = importlib.util.spec_from_file_location(name, _TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its own module up by name while it is being defined.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+make_random_gguf = _tool("make_random_gguf")
+requantize = _tool("requantize_gguf").requantize
 
 Shape = make_random_gguf.Shape
 TINY = Shape()

@@ -63,8 +63,8 @@ def _render(report: measure.Report) -> str:
     limits = report.limits
     kept = f" quantized to {report.quantize}" if report.quantize else ""
     page.print(
-        f"{report.model}{kept}: {report.weight_bytes / 1e6:,.0f} MB of weights read "
-        f"by each step, packed weights: {report.packed_weights}"
+        f"{report.model}{kept}: {report.weight_bytes / 1e6:,.0f} MB of "
+        f"weights read by each step, packed weights: {report.packed_weights}"
     )
     page.print(f"{report.cpu}, {report.target}, {report.threads} threads")
     page.print(
