@@ -29,7 +29,8 @@ class ThreadPool {
   // Calls fn(task, thread) once for each task in [0, num_tasks), thread in
   // [0, num_threads()), and returns when all have returned. Tasks are handed
   // out in ascending order, one at a time. `fn` must not throw and must not
-  // call Run. Requires: one Run at a time, num_tasks < 2^32 - 1.
+  // call Run, but for that of a loop of one task, which the calling thread
+  // runs by itself. Requires: one Run at a time, num_tasks < 2^32 - 1.
   // After fork() in the child the threads are gone; Run then runs every task
   // on the calling thread.
   template <typename Fn>

@@ -204,7 +204,7 @@ bool Request::done() const {
   return done_;
 }
 
-void Request::Advance(size_t end, std::span<float> logits) {
+void Request::Advance(size_t end, std::span<float> logits, ThreadPool* pool) {
   next_ = end;
   if (!generates_) {
     logits_out_ = std::copy(logits.begin(), logits.end(), logits_out_);
@@ -217,14 +217,14 @@ void Request::Advance(size_t end, std::span<float> logits) {
     decoding_ = true;
   }
   if (options_.max_tokens == 0) return Finish(FinishReason::kLength);
-  SampleNext(logits);
+  SampleNext(logits, pool);
 }
 
-void Request::SampleNext(std::span<float> logits) {
+void Request::SampleNext(std::span<float> logits, ThreadPool* pool) {
   if (cache_->length() >= cache_->capacity_tokens()) {
     return Finish(FinishReason::kLength);
   }
-  const SampledToken token = sampler_->Next(logits, cache_->length());
+  const SampledToken token = sampler_->Next(logits, cache_->length(), pool);
   if (token.id < 0) {
     throw InvalidArgument(
         "every token is masked (logit_bias) or has no finite logit, expected "

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "cache/kv_cache.h"
 #include "engine/options.h"
 #include "engine/sampler.h"
@@ -114,8 +115,9 @@ class Request {
   // Whether only the largest logit of each row matters.
   bool argmax_only() const { return generates_ && options_.TakesLargest(); }
   // The step [next(), end) is committed; `logits` are its rows. Samples, emits
-  // and plans the next row, or ends the request.
-  void Advance(size_t end, std::span<float> logits);
+  // and plans the next row, or ends the request. `pool` is null unless no loop
+  // runs on it.
+  void Advance(size_t end, std::span<float> logits, ThreadPool* pool);
   // Ends the request; restores the cache if it failed or was aborted.
   void Finish(FinishReason reason);
   void Fail(std::exception_ptr error);
@@ -129,7 +131,7 @@ class Request {
   using Clock = std::chrono::steady_clock;
 
   void Begin(std::span<const int32_t> prompt);
-  void SampleNext(std::span<float> logits);
+  void SampleNext(std::span<float> logits, ThreadPool* pool);
   void EndWith(FinishReason reason, std::exception_ptr error);
   void RestoreAndRelease(bool restore);
   bool HasUnread() const;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/rng.h"
+#include "engine/parallel_logits.h"
 #include "ops/logits.h"
 
 namespace gkv {
@@ -72,7 +73,8 @@ Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
   }
 }
 
-SampledToken Sampler::Next(std::span<float> logits, size_t position) {
+SampledToken Sampler::Next(std::span<float> logits, size_t position,
+                           ThreadPool* pool) {
   SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
   const bool adjusts = !options_.logit_bias.empty() || !generated_.empty() ||
                        !transcript_.empty();
@@ -92,8 +94,8 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position) {
     }
   }
   if (adjusts) Adjust(logits);
-  token.id = options_.temperature == 0 ? ArgMax(logits.data(), logits.size()).id
-                                       : Draw(logits, position);
+  token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
+                                       : Draw(logits, position, pool);
   if (token.id < 0) return token;
   if (options_.logprobs) {
     float logit = logits[static_cast<size_t>(token.id)];
@@ -125,18 +127,19 @@ void Sampler::Adjust(std::span<float> logits) {
   }
 }
 
-int32_t Sampler::Draw(std::span<const float> logits, size_t position) {
+int32_t Sampler::Draw(std::span<const float> logits, size_t position,
+                      ThreadPool* pool) {
   const double uniform = UniformAt(seed_, position);
   if (options_.top_k > 0 && options_.top_k < logits.size()) {
     return DrawFromLargest(logits, uniform);
   }
-  const ScoredToken best = ArgMax(logits.data(), logits.size());
+  const ScoredToken best = ArgMax(logits, pool);
   if (best.id < 0) return -1;
   const Softmax softmax{best.logit, InverseTemperature(options_.temperature)};
   if (options_.top_k > 0 || options_.top_p < 1 || options_.min_p > 0) {
-    return DrawFromNucleus(logits, softmax, uniform);
+    return DrawFromNucleus(logits, softmax, uniform, pool);
   }
-  const int32_t id = DrawFromAll(logits, softmax, uniform);
+  const int32_t id = DrawFromAll(logits, softmax, uniform, pool);
   return id < 0 ? best.id : id;
 }
 
@@ -160,14 +163,14 @@ int32_t Sampler::DrawFromLargest(std::span<const float> logits,
 
 // top_p of all mass, then min_p.
 int32_t Sampler::DrawFromNucleus(std::span<const float> logits,
-                                 const Softmax& softmax, double uniform) {
+                                 const Softmax& softmax, double uniform,
+                                 ThreadPool* pool) {
   const float least = LogitOf(
       std::max(static_cast<double>(options_.min_p), kLeastWeight), softmax);
   double mass = kInfinity;
   if (options_.top_p < 1) {
     const double total =
-        Total(ExpSums(logits.data(), softmax.max, softmax.inverse_temperature,
-                      logits.size()));
+        Total(ExpSums(logits, softmax.max, softmax.inverse_temperature, pool));
     mass = static_cast<double>(options_.top_p) * total;
     // What is past the nucleus could not make up its mass below this even if
     // all tokens were there.
@@ -200,9 +203,10 @@ int32_t Sampler::DrawFromFirst(size_t count, double mass, double uniform) {
 }
 
 int32_t Sampler::DrawFromAll(std::span<const float> logits,
-                             const Softmax& softmax, double uniform) const {
-  const std::vector<double> sums = ExpSums(
-      logits.data(), softmax.max, softmax.inverse_temperature, logits.size());
+                             const Softmax& softmax, double uniform,
+                             ThreadPool* pool) const {
+  const std::vector<double> sums =
+      ExpSums(logits, softmax.max, softmax.inverse_temperature, pool);
   double left = uniform * Total(sums);
   size_t partition = 0;
   while (partition + 1 < sums.size() && left >= sums[partition]) {

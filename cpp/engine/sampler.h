@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "engine/options.h"
 #include "engine/ranking.h"
 
@@ -26,19 +27,22 @@ class Sampler {
           std::span<const int32_t> transcript);
 
   // Draws the token for `position` from one row of logits and remembers it.
-  // May change the row. Throws std::bad_alloc only.
-  SampledToken Next(std::span<float> logits, size_t position);
+  // May change the row. `pool` as in parallel_logits.h. Throws std::bad_alloc
+  // only.
+  SampledToken Next(std::span<float> logits, size_t position,
+                    ThreadPool* pool = nullptr);
 
   uint64_t seed() const { return seed_; }
 
  private:
   void Adjust(std::span<float> logits);
-  int32_t Draw(std::span<const float> logits, size_t position);
+  int32_t Draw(std::span<const float> logits, size_t position,
+               ThreadPool* pool);
   int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,
-                      double uniform) const;
+                      double uniform, ThreadPool* pool) const;
   int32_t DrawFromLargest(std::span<const float> logits, double uniform);
   int32_t DrawFromNucleus(std::span<const float> logits, const Softmax& softmax,
-                          double uniform);
+                          double uniform, ThreadPool* pool);
   int32_t DrawFromFirst(size_t count, double mass, double uniform);
 
   GenerateOptions options_;

@@ -184,13 +184,17 @@ void Scheduler::Deliver(std::span<const PlannedSlice> plan,
     rows += LogitsRows(active_[plan[i].request]->logits_begin(), plan[i].begin,
                        plan[i].end);
   }
+  // A loop of one task runs here, and leaves the pool to the task.
+  ThreadPool* const free_pool = plan.size() == 1 ? pool_.get() : nullptr;
   pool_->Run(plan.size(), [&](size_t i, size_t) {
     Request& request = *active_[plan[i].request];
     try {
       request.cache().Commit(views[i]);
       const size_t end = i + 1 < plan.size() ? first_row[i + 1] : rows;
-      request.Advance(plan[i].end, {logits_.data() + first_row[i] * vocab_size,
-                                    (end - first_row[i]) * vocab_size});
+      request.Advance(plan[i].end,
+                      {logits_.data() + first_row[i] * vocab_size,
+                       (end - first_row[i]) * vocab_size},
+                      free_pool);
     } catch (...) {
       request.Fail(std::current_exception());
     }

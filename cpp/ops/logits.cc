@@ -337,12 +337,10 @@ void RankBins(const float* logits, size_t size, float max, float floor,
   HWY_DYNAMIC_DISPATCH(RankBinsImpl)(logits, size, max, floor, bins, out);
 }
 
-std::vector<double> ExpSums(const float* logits, float max,
-                            float inverse_temperature, size_t size) {
-  std::vector<double> sums((size + kExpSumPartition - 1) / kExpSumPartition);
+void ExpSums(const float* logits, float max, float inverse_temperature,
+             size_t size, double* sums) {
   HWY_DYNAMIC_DISPATCH(ExpSumsImpl)
-  (logits, max, inverse_temperature, size, sums.data());
-  return sums;
+  (logits, max, inverse_temperature, size, sums);
 }
 
 void ExpShifted(const float* logits, float max, float inverse_temperature,

@@ -57,10 +57,10 @@ void ExpShifted(const float* logits, float max, float inverse_temperature,
                 size_t size, float* out);
 
 // What the values of ExpShifted sum up to in each partition of so many tokens,
-// [ceil(size / kExpSumPartition)], without storing them. Same requirement.
+// without storing them: sums [ceil(size / kExpSumPartition)]. Same requirement.
 inline constexpr size_t kExpSumPartition = 1024;
-std::vector<double> ExpSums(const float* logits, float max,
-                            float inverse_temperature, size_t size);
+void ExpSums(const float* logits, float max, float inverse_temperature,
+             size_t size, double* sums);
 
 }  // namespace gkv
 

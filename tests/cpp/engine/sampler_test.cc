@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "engine/parallel_logits.h"
 #include "ops/logits.h"
 
 namespace gkv {
@@ -183,7 +184,7 @@ int32_t DrawnBySorting(const GenerateOptions& options,
     for (const int32_t id : order) total += weight(id);
   } else {
     for (const double sum :
-         ExpSums(logits.data(), logit(order[0]), inverse, logits.size())) {
+         ExpSums(logits, logit(order[0]), inverse, nullptr)) {
       total += sum;
     }
   }
