@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import golden_configs
 import golden_models
+from gemmakv.huggingface.config import read_config
 from golden_checks import (
     FACTOR,
     MEAN_KL_TOLERANCE,
@@ -51,6 +53,24 @@ def test_bfloat16_files_give_the_reference_s_distribution(
     gemma = load(path, golden.multimodal)
     found = logits_of(gemma, golden.tokens())
     assert mean_kl(reference_of(name), found) <= MEAN_KL_TOLERANCE
+
+
+@pytest.mark.parametrize("type_name, changes", [
+    ("gemma2-2b", {"num_hidden_layers": 1, "layer_types": ["full_attention"]}),
+    ("recurrentgemma-2b", {
+        "num_hidden_layers": 2, "_block_types": ["recurrent", "attention"]}),
+])
+def test_rotary_base_where_the_family_s_pattern_has_no_such_layer(
+    type_name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {
+        **golden_configs.published(type_name), **changes, "rope_theta": 5e5}
+    golden_models.write_config(tmp_path, config)
+    found = read_config(tmp_path).config
+    expected = golden_configs.model_config(config)
+    assert found.layer_kinds == expected.layer_kinds
+    for kind in set(found.layer_kinds) - {"recurrent"}:
+        assert getattr(found, f"rope_base_{kind}") == 5e5
 
 
 # ---- Every key of config.json that counts is read.

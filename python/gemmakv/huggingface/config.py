@@ -160,8 +160,8 @@ class _Reader:
         )
         values["query_scale"] = self._query_scale(base.head_dim)
         values |= self._soft_caps(base)
-        values |= self._rope(base)
-        if self.recurrent:
+        values |= self._rope(base, values["layer_kinds"])
+        if "recurrent" in values["layer_kinds"]:
             values["lru_width"] = text.size("lru_width", hidden)
             values["lru_blocks"] = heads
             values["conv_width"] = text.size("conv1d_width", 4)
@@ -277,23 +277,25 @@ class _Reader:
 
     # ---- Rotary embeddings ----
 
-    def _rope(self, base: ModelConfig) -> dict[str, Any]:
+    def _rope(self, base: ModelConfig, kinds: list[str]) -> dict[str, Any]:
         if self.kind.architecture == "gemma3":
             return self._rope_by_layer_type(base)
-        section = self.text.section("rope_scaling") or self.text.section(
-            "rope_parameters"
-        )
+        key = "rope_scaling"
+        section = self.text.section(key)
+        if section is None:
+            key = "rope_parameters"
+            section = self.text.section(key)
         default = self.text.number("rope_theta", 10000.0)
         theta, factor = self._rope_of(section, default)
         values: dict[str, Any] = {"rope_dim": self._rope_dim(section, base)}
-        if "full" in base.layer_kinds:
+        if "full" in kinds:
             values["rope_base_full"] = theta
-        if "full" in base.layer_kinds and "sliding" not in base.layer_kinds:
-            values["rope_factor_full"] = factor
-        elif factor != 1:
-            raise self.refuse("rope_scaling", "none for this model_type")
-        if "sliding" in base.layer_kinds:
+        if "sliding" in kinds:
             values["rope_base_sliding"] = theta
+            if factor != 1:
+                raise self.refuse(key, "no scaling for this model_type")
+        else:
+            values["rope_factor_full"] = factor
         return values
 
     def _rope_by_layer_type(self, base: ModelConfig) -> dict[str, Any]:
