@@ -308,7 +308,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def write(folder: Path, golden: Golden, dtype: str = "F32") -> Path:
-    """Writes a model directory; `dtype` is "F32" or "BF16"."""
+    """Writes a model directory; `dtype` is "F32", "F16" or "BF16"."""
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, golden.config)
     tensors = {
@@ -360,7 +360,9 @@ def write_safetensors(
     offset = 0
     for name, array in tensors.items():
         data = array.astype("<f4").tobytes()
-        if dtype == "BF16":
+        if dtype == "F16":
+            data = array.astype("<f2").tobytes()
+        elif dtype == "BF16":
             high = array.view(np.uint32) >> np.uint32(16)
             data = high.astype("<u2").tobytes()
         header[name] = {

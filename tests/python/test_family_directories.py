@@ -44,12 +44,13 @@ def test_float32_files_are_the_same_model(name: str, tmp_path: Path) -> None:
     assert difference(reference_of(name), found) <= TOLERANCE
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_files_give_the_reference_s_distribution(
-    name: str, tmp_path: Path
+def test_files_of_16_bits_give_the_reference_s_distribution(
+    name: str, dtype: str, tmp_path: Path
 ) -> None:
     golden = golden_of(name)
-    path = golden_models.write(tmp_path, golden, "BF16")
+    path = golden_models.write(tmp_path, golden, dtype)
     gemma = load(path, golden.multimodal)
     found = logits_of(gemma, golden.tokens())
     assert mean_kl(reference_of(name), found) <= MEAN_KL_TOLERANCE
