@@ -1,12 +1,13 @@
-"""Writes Gemma 3 GGUF files with random weights: for benchmarks and tests.
+"""Writes Gemma GGUF files with random weights: for benchmarks and tests.
 
     python tools/make_random_gguf.py --tokenizer-from DEMO.gguf OUT.gguf
     python tools/make_random_gguf.py --tiny --type Q4_K OUT.gguf
 
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
-quantizers choose for a width that is no multiple of 256): speed does not
-depend on the values, so a benchmark needs no download. The second writes a
-file of some hundred KB that runs in milliseconds. Same arguments, same bytes.
+quantizers choose for a width that is no multiple of 256), or with
+--architecture that of the 2B model of Gemma 1 or 2: speed does not depend on
+the values, so a benchmark needs no download. The second writes a file of some
+hundred KB that runs in milliseconds. Same arguments, same bytes.
 
 Weights are drawn as *stored* blocks, not quantized from numbers, so every
 type is as good as another and what a reader dequantizes is the truth. Scales
@@ -29,8 +30,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of a Gemma 3 model; the defaults are a tiny one."""
+    """Sizes of a Gemma model; the defaults are a tiny Gemma 3."""
 
+    architecture: str = "gemma3"
     hidden: int = 64
     layers: int = 7  # layer 5 attends fully, the others slide
     heads: int = 4
@@ -38,14 +40,38 @@ class Shape:
     head_dim: int = 32
     ffn: int = 96
     vocab: int = 512
-    window: int = 32
+    window: int = 32  # 0: not stated
     context: int = 2048
+    attention_cap: float = 0  # 0: not stated
+    final_cap: float = 0
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.architecture == "gemma3"
+
+    @property
+    def post_norms(self) -> bool:
+        return self.architecture != "gemma"
 
 
 # K-quants store 256 values a block, so every width is a multiple of that.
 WIDE = Shape(hidden=256, layers=2, heads=4, kv_heads=1, head_dim=64, ffn=512)
 GEMMA3_1B = Shape(hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256,
                   ffn=6912, vocab=262144, window=512, context=32768)
+GEMMA_2B = Shape("gemma", hidden=2048, layers=18, heads=8, kv_heads=1,
+                 head_dim=256, ffn=16384, vocab=256000, window=0, context=8192)
+GEMMA2_2B = Shape("gemma2", hidden=2304, layers=26, heads=8, kv_heads=4,
+                  head_dim=256, ffn=9216, vocab=256000, window=4096,
+                  context=8192, attention_cap=50, final_cap=30)
+LARGE = {shape.architecture: shape
+         for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B)}
+
+
+def of_family(shape: Shape, architecture: str) -> Shape:
+    """The same sizes as a model of another family."""
+    window = 0 if architecture == "gemma" else shape.window
+    return dataclasses.replace(shape, architecture=architecture, window=window)
+
 
 # Standard deviation of a stored block's values where its scale d is 1, and
 # the factor dmin / d that gives K-quants a mean of zero.
@@ -143,8 +169,14 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_sliding_window(shape.window)
+    if shape.architecture == "gemma3":
+        writer.add_rope_freq_base(1e6)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+    if shape.attention_cap:
+        writer.add_attn_logit_softcapping(shape.attention_cap)
+    if shape.final_cap:
+        writer.add_final_logit_softcapping(shape.final_cap)
     tokens, scores, types = vocabulary
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -180,12 +212,14 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
             kind = types[drawn % len(types)]
             drawn += 1
             yield f"blk.{i}.{name}.weight", kind, rows, cols, cols ** -0.5
-        for name, width, mean in (
-            ("attn_norm", h, 1.0), ("attn_q_norm", shape.head_dim, 1.5),
-            ("attn_k_norm", shape.head_dim, 1.2),
-            ("post_attention_norm", h, 1.2), ("ffn_norm", h, 1.0),
-            ("post_ffw_norm", h, 1.2),
-        ):
+        norms = [("attn_norm", h, 1.0)]
+        if shape.qk_norm:
+            norms += [("attn_q_norm", shape.head_dim, 1.5),
+                      ("attn_k_norm", shape.head_dim, 1.2)]
+        norms += [("post_attention_norm", h, 1.2)] * shape.post_norms
+        norms += [("ffn_norm", h, 1.0)]
+        norms += [("post_ffw_norm", h, 1.2)] * shape.post_norms
+        for name, width, mean in norms:
             yield f"blk.{i}.{name}.weight", "F32", None, width, mean
     yield "output_norm.weight", "F32", None, h, 10.0
 
@@ -202,7 +236,7 @@ def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",
 
     path = pathlib.Path(path)
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), "gemma3")
+    writer = gguf.GGUFWriter(str(path), shape.architecture)
     _write_metadata(writer, shape, vocabulary or tiny_vocabulary(shape.vocab))
     for name, kind, rows, cols, spread in tensor_plan(
             shape, matrix_type, embedding_type):
@@ -227,17 +261,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--architecture", choices=LARGE, default="gemma3")
     parser.add_argument("--tokenizer-from", metavar="GGUF")
     parser.add_argument("--type", nargs="+", default=["Q4_0"])
     parser.add_argument("--embedding-type", default="Q8_0")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not args.tiny and not args.tokenizer_from:
-        parser.error("--tokenizer-from is needed for the 1B shape")
-    vocabulary, shape = None, GEMMA3_1B
+        parser.error("--tokenizer-from is needed without --tiny")
+    vocabulary, shape = None, LARGE[args.architecture]
     if args.tiny:
         wide = any(kind.endswith("_K") for kind in args.type)
-        shape = WIDE if wide else Shape()
+        shape = of_family(WIDE if wide else Shape(), args.architecture)
     if args.tokenizer_from:
         vocabulary = copied_vocabulary(args.tokenizer_from)
         shape = dataclasses.replace(shape, vocab=len(vocabulary[0]))

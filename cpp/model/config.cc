@@ -136,11 +136,19 @@ std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(
 }
 
 Hash128 ModelConfig::Hash() const {
+  // What only layers of a kind read does not count without such layers.
+  const auto has = [&](LayerKind kind) {
+    return std::find(layer_kinds.begin(), layer_kinds.end(), kind) !=
+           layer_kinds.end();
+  };
+  const bool slides = has(LayerKind::kSliding);
+  const bool full = has(LayerKind::kFull);
   Hasher hasher;
   hasher.Update({reinterpret_cast<const uint8_t*>(architecture.data()),
                  architecture.size()});
-  for (const size_t value : {hidden_size, num_layers, num_heads, kv_heads,
-                             head_dim, ffn_dim, vocab_size, sliding_window}) {
+  for (const size_t value :
+       {hidden_size, num_layers, num_heads, kv_heads, head_dim, ffn_dim,
+        vocab_size, slides ? sliding_window : 0}) {
     hasher.UpdateValue(static_cast<uint64_t>(value));
   }
   for (const LayerKind kind : layer_kinds) {
@@ -149,8 +157,9 @@ Hash128 ModelConfig::Hash() const {
   for (const double value :
        {static_cast<double>(rms_epsilon), query_scale,
         static_cast<double>(attn_soft_cap), static_cast<double>(final_soft_cap),
-        rope_base_full, rope_base_sliding, rope_factor_full,
-        static_cast<double>(qk_norm), static_cast<double>(post_norms)}) {
+        full ? rope_base_full : 0, slides ? rope_base_sliding : 0,
+        full ? rope_factor_full : 1, static_cast<double>(qk_norm),
+        static_cast<double>(post_norms)}) {
     hasher.UpdateValue(value);
   }
   // What not every model has counts where it is there: it cannot be taken for

@@ -113,9 +113,14 @@ void ReadLayers(const GgufFile& file, const MetadataReader& read,
                 const Family& family, ModelConfig& config) {
   if (!HasSlidingLayers(family)) return;
   config.sliding_window =
-      family.sliding_window == 0
-          ? read.Size("attention.sliding_window")
-          : read.Size("attention.sliding_window", family.sliding_window);
+      read.Size("attention.sliding_window", family.sliding_window);
+  if (config.sliding_window == 0 && family.sliding_window == 0) {
+    // Where sizes have windows of their own, a file without one says that no
+    // layer slides.
+    config.layer_kinds.assign(config.num_layers, LayerKind::kFull);
+    config.rope_base_sliding = 0;
+    return;
+  }
   const size_t period =
       read.Size("attention.sliding_window_pattern", family.pattern.size());
   if (period == 0) {
@@ -130,7 +135,7 @@ void ReadRope(const GgufFile& file, const MetadataReader& read,
   config.rope_dim = read.Size("rope.dimension_count", config.head_dim);
   config.rope_base_full = read.Float("rope.freq_base", family.rope_base_full);
   config.rope_factor_full = read.RopeFactor();
-  if (!HasSlidingLayers(family)) return;
+  if (config.sliding_window == 0) return;
   // Where both kinds rotate alike, files state one base for both.
   const bool alike = family.rope_base_full == family.rope_base_sliding;
   config.rope_base_sliding =

@@ -11,6 +11,7 @@
 #include "model/packed_file.h"
 #include "model/quantization.h"
 #include "model/source_reader.h"
+#include "model/tensor_names.h"
 
 namespace gkv {
 namespace {
@@ -280,6 +281,7 @@ Weights LoadPackedWeights(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const LoadProgress& progress,
                           const PackedOptions& options, PackedReport& report) {
   config.Validate();
+  CheckTensorNames(config, source);
   return PackedLoad(config, source, pool, progress, options).Run(report);
 }
 

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/quantization.h"
 #include "model/source_reader.h"
+#include "model/tensor_names.h"
 
 namespace gkv {
 namespace {
@@ -61,6 +62,7 @@ Weights LoadWeights(const ModelConfig& config, TensorSource& source,
                     ThreadPool& pool, const LoadProgress& progress,
                     std::optional<TensorType> quantize) {
   config.Validate();
+  CheckTensorNames(config, source);
   if (quantize) RequireFloatMatrix(source);
   const size_t total = progress ? SourceBytes(source) : 0;
   MemoryLoader loader(config, source, pool, {quantize, progress, 0, total});

@@ -11,6 +11,7 @@ tokens leave it far behind. Soft caps are small enough to bend what they cap.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import tiny_gguf
@@ -27,7 +28,7 @@ _COMMON: dict[str, Any] = {
     "ffn_dim": 96,
     "vocab_size": VOCAB,
     "context_length": 512,
-    "query_scale": 32**-0.5,
+    "query_scale": 1 / math.sqrt(32),
     "qk_norm": False,
     "post_norms": False,
     "eos_ids": [1, tiny_gguf.EOT],

@@ -174,7 +174,7 @@ U32, F32, STR, ARRAY = 4, 6, 8, 9
         (put("gemma3.attention.head_count", U32, 0), "heads"),
         (put("gemma3.attention.head_count", U32, 3), "attn_q"),
         (put("gemma3.attention.key_length", U32, 31), "31"),
-        (put("gemma3.attention.sliding_window", U32, 0), "sliding_window"),
+        (put("gemma3.attention.sliding_window", U32, 1 << 25), "window"),
         (put("gemma3.attention.layer_norm_rms_epsilon", F32, NAN), "epsilon"),
         (put("gemma3.rope.freq_base", F32, INF), "rope"),
         (put("gemma3.context_length", U32, 0), "context_length"),

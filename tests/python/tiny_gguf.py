@@ -7,6 +7,7 @@ a megabyte. family_models.py has configurations of the other families.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from pathlib import Path
@@ -59,7 +60,7 @@ CONFIG = ModelConfig(
     context_length=CONTEXT,
     sliding_window=WINDOW,
     layer_kinds=["sliding"] * 5 + ["full", "sliding"],
-    query_scale=HEAD_DIM**-0.5,
+    query_scale=1 / math.sqrt(HEAD_DIM),
     rope_base_full=1e6,
     qk_norm=True,
     post_norms=True,
@@ -70,11 +71,11 @@ CONFIG = ModelConfig(
 def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
     """Key -> (type, value); an array's value is (element type, list).
 
-    Without what files commonly omit: soft caps, the pattern of windows, and
-    the rotary base where it is 10,000.
+    Without what files commonly omit: the pattern of windows, and the rotary
+    base where it is 10,000.
     """
     pieces, scores, types = vocabulary()
-    family = {
+    family: dict[str, tuple[int, Any]] = {
         "context_length": (U32, config.context_length),
         "embedding_length": (U32, config.hidden_size),
         "block_count": (U32, config.num_layers),
@@ -83,14 +84,17 @@ def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
         "attention.head_count_kv": (U32, config.kv_heads),
         "attention.key_length": (U32, config.head_dim),
         "attention.value_length": (U32, config.head_dim),
-        "attention.sliding_window": (U32, config.sliding_window),
         "attention.layer_norm_rms_epsilon": (F32, 1e-6),
-        "rope.freq_base": (F32, config.rope_base_full),
     }
-    if config.sliding_window == 0:
-        del family["attention.sliding_window"]
-    if config.rope_base_full == 1e4:
-        del family["rope.freq_base"]
+    for key, kind, value, usual in (
+        ("attention.sliding_window", U32, config.sliding_window, 0),
+        ("attn_logit_softcapping", F32, config.attn_soft_cap, 0),
+        ("final_logit_softcapping", F32, config.final_soft_cap, 0),
+        ("rope.freq_base", F32, config.rope_base_full, 1e4),
+        ("rope.scaling.factor", F32, config.rope_factor_full, 1),
+    ):
+        if value != usual:
+            family[key] = (kind, value)
     name = config.architecture
     return {
         "general.architecture": (STR, name),

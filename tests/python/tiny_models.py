@@ -32,6 +32,7 @@ requantize = _tool("requantize_gguf").requantize
 Shape = make_random_gguf.Shape
 TINY = Shape()
 WIDE = make_random_gguf.WIDE
+of_family = make_random_gguf.of_family
 FLAT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0")
 K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
 ALL_TYPES = FLAT_TYPES + K_TYPES

@@ -130,6 +130,32 @@ TEST(ConfigTest, FilesOfGemma2MayOmitWindowCapsAndBase) {
   EXPECT_EQ(loaded.eos_ids, (std::vector<int32_t>{1, 107}));
 }
 
+TEST(ConfigTest, WhatNoLayerReadsIsNoPartOfTheIdentity) {
+  ModelConfig full = ConfigOf(ModelType::kGemma_2B);
+  full.rope_base_sliding = 1e4;
+  full.sliding_window = 512;
+  EXPECT_TRUE(full.SameShape(ConfigOf(ModelType::kGemma_2B)));
+  ModelConfig recurrent = ConfigOf(ModelType::kRecurrentGemma_2B);
+  recurrent.rope_base_full = 1e6;
+  recurrent.rope_factor_full = 8;
+  EXPECT_TRUE(recurrent.SameShape(ConfigOf(ModelType::kRecurrentGemma_2B)));
+  recurrent.rope_base_sliding = 1e6;
+  EXPECT_FALSE(recurrent.SameShape(ConfigOf(ModelType::kRecurrentGemma_2B)));
+}
+
+TEST(ConfigTest, AFileOfGemma3WithoutAWindowHasFullLayersOnly) {
+  ModelConfig table = ConfigOf(ModelType::kGemma3_270M);
+  table.sliding_window = 0;
+  const ModelConfig loaded = Load(BuilderFor(table));
+  EXPECT_EQ(loaded.sliding_window, 0u);
+  EXPECT_EQ(loaded.layer_kinds,
+            std::vector<LayerKind>(table.num_layers, LayerKind::kFull));
+  EXPECT_TRUE(loaded.name.empty());
+  ModelConfig gemma2 = ConfigOf(ModelType::kGemma2_2B);
+  gemma2.sliding_window = 0;
+  EXPECT_THROW(Load(BuilderFor(gemma2)), CorruptFile);
+}
+
 TEST(ConfigTest, ShapesThatShareAnotherTypesShapeHaveTheirOwnName) {
   EXPECT_EQ(ModelTypeFromName("codegemma-2b"), ModelType::kGemma_2B);
   EXPECT_EQ(ModelTypeFromName("codegemma-7b"), ModelType::kGemma_7B);

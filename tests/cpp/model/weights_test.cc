@@ -73,6 +73,32 @@ TEST_P(WeightsOfFamilyTest, FingerprintIsOfContentNotOfThreads) {
   EXPECT_NE(Load(source, cap).fingerprint, expected);
 }
 
+TEST_P(WeightsOfFamilyTest, TensorsThatTheModelLacksAreNamed) {
+  const MemorySource whole = TinyTensors(options_);
+  const MemorySource::Tensor some = whole.tensors.at("blk.0.attn_norm.weight");
+  const std::string behind =
+      StrCat("blk.", TinyConfig(options_).num_layers, ".attn_norm.weight");
+  for (const std::string& name : std::vector<std::string>{
+           behind, "blk.0.attn_norm.bias", "blk.1.no_such.weight", "blk."}) {
+    MemorySource source = whole;
+    source.tensors[name] = some;
+    ExpectError(source, options_, "found tensor " + name + ", expected none");
+  }
+  // What stands beside a model is left alone.
+  MemorySource beside = whole;
+  beside.tensors["v.blk.0.attn_q.weight"] = some;
+  MemorySource alone = whole;
+  EXPECT_EQ(Load(beside, options_).fingerprint,
+            Load(alone, options_).fingerprint);
+}
+
+TEST(WeightsTest, WeightsOfAnotherFamilyAreRefused) {
+  MemorySource source = TinyTensors(TinyFamily("gemma2"));
+  TinyOptions options = TinyFamily("gemma2");
+  options.post_norms = false;
+  ExpectError(source, options, "post_");
+}
+
 TEST_P(WeightsOfFamilyTest, MissingAndMisshapenTensorsAreNamed) {
   const MemorySource whole = TinyTensors(options_);
   for (const auto& [name, tensor] : whole.tensors) {
