@@ -42,9 +42,9 @@ def test_folder(tmp_path: Path) -> None:
     one_line(caught.value)
 
 
-def test_hugging_face_folder_is_not_supported_yet(tmp_path: Path) -> None:
+def test_folder_with_half_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="not supported yet"):
+    with pytest.raises(IsADirectoryError, match="found a folder without"):
         Gemma.load(tmp_path)
 
 
