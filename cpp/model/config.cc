@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "base/error.h"
+#include "model/family.h"
 
 namespace gkv {
 namespace {
@@ -24,6 +25,16 @@ void CheckFinite(const char* name, double value, double low) {
     throw InvalidArgument(StrCat("model config: ", name, " is ", value,
                                  ", expected a finite number >= ", low));
   }
+}
+
+void CheckArchitecture(std::string_view architecture) {
+  if (FindFamily(architecture) != nullptr) return;
+  std::string known;
+  for (const Family& family : Families()) {
+    known += StrCat(known.empty() ? "'" : ", '", family.architecture, "'");
+  }
+  throw InvalidArgument(StrCat("model config: architecture is '", architecture,
+                               "', expected one of ", known));
 }
 
 void CheckRecurrent(const ModelConfig& config, bool has_layers) {
@@ -59,6 +70,7 @@ std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period) {
 }
 
 void ModelConfig::Validate() const {
+  CheckArchitecture(architecture);
   CheckRange("hidden_size", hidden_size, 1, kMaxSize);
   CheckRange("num_layers", num_layers, 1, 4096);
   CheckRange("num_heads", num_heads, 1, 4096);

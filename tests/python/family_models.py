@@ -64,8 +64,8 @@ FAMILIES = tuple(_FIELDS)
 
 def config(family: str, **changes: Any) -> ModelConfig:
     """The shape of a family's tiny model, with other values of some fields."""
-    fields = {**_COMMON, **_FIELDS[family], **changes}
-    return ModelConfig(architecture=family, **fields)
+    fields = {"architecture": family, **_COMMON, **_FIELDS[family], **changes}
+    return ModelConfig(**fields)
 
 
 @functools.lru_cache(maxsize=None)

@@ -230,6 +230,7 @@ TEST(ConfigTest, ValidateNamesTheField) {
           << error.what();
     }
   };
+  refused("architecture", [](auto& c) { c.architecture = "llama"; });
   refused("hidden_size", [](auto& c) { c.hidden_size = 0; });
   refused("num_layers", [](auto& c) { c.num_layers = 0; });
   refused("num_heads", [](auto& c) { c.num_heads = 0; });
