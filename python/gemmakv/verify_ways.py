@@ -123,9 +123,11 @@ def ways_of(case: Case) -> list[Way]:
     """All ways that need one model object; the first is the reference."""
     window = case.gemma.config.sliding_window
     distance = len(case.junk) or len(case.body) - case.kept
-    rewind = f"rewind of {distance:,} tokens"
+    rewind = f"rewind of {distance:,}"
     if 0 < window <= distance:
         rewind += f", past the window of {window:,}"
+    else:
+        rewind += " tokens"
     return [
         Way("one chunk", _one_chunk),
         Way("chunks of 64", partial(_chunks, size=64)),
@@ -137,6 +139,7 @@ def ways_of(case: Case) -> list[Way]:
         Way("fork", _fork),
         Way("snapshot and restore", _restore),
         Way(rewind, _rewind),
+        Way("rewind to a checkpoint", _checkpoint),
         Way(f"{_CALLERS} callers at once", _callers),
     ]
 
@@ -220,6 +223,18 @@ def _rewind(case: Case) -> list[str]:
     else:
         cache.truncate(case.kept)
         case.feed(cache, case.body[case.kept :])
+    return [case.digest(cache)]
+
+
+def _checkpoint(case: Case) -> list[str]:
+    """Back to a mark half way, from which nothing is computed again."""
+    half = len(case.body) // 2
+    cache = case.new_cache()
+    case.feed(cache, case.body[:half])
+    cache.checkpoint()
+    case.feed(cache, case.body[half:][::-1])
+    cache.truncate(half)
+    case.feed(cache, case.body[half:])
     return [case.digest(cache)]
 
 

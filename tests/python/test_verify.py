@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import family_models
 import gemmakv
+import golden_models
 import tiny_gguf
 from conftest import RunCli
 from gemmakv import verify
@@ -40,6 +42,28 @@ def test_all_ways_agree(report: verify.Report, tiny: gemmakv.Gemma) -> None:
         assert len(checks[0].digest) == 64
 
 
+@pytest.mark.parametrize("family", family_models.FAMILIES)
+def test_every_family(family: str, tmp_path: Path) -> None:
+    if family == "recurrentgemma":
+        path = tmp_path / "directory"
+        golden = golden_models.read("recurrentgemma-mqa")
+        golden_models.write(path, golden, "F32")
+    else:
+        config = family_models.config(family)
+        path = tiny_gguf.write(
+            tmp_path / "tiny.gguf",
+            tiny_gguf.metadata(config),
+            tiny_gguf.tensors(0, config),
+        )
+    found = verify.run(path, tokens=120)
+    assert found.equal and different(found) == []
+    [rewind] = [c.way for c in found.checks if c.way.startswith("rewind of")]
+    if found.sliding_window:
+        assert rewind.endswith(f", past the window of {found.sliding_window}")
+    else:
+        assert family == "gemma" and rewind.endswith(" tokens")
+
+
 def test_what_is_compared(
     report: verify.Report, tiny: gemmakv.Gemma
 ) -> None:
@@ -47,6 +71,7 @@ def test_what_is_compared(
     for words in (
         "one chunk", "chunks of 7", "chunks of 1, 2, 3", "token by token",
         "sampled", "batch of 4", "fork", "snapshot", "4 callers",
+        "rewind to a checkpoint",
         f"past the window of {WINDOW}", "packed anew",
         f"{report.threads + 1} threads",
     ):
@@ -191,7 +216,7 @@ def break_targets(patch: pytest.MonkeyPatch) -> None:
 FAULTS = [
     (break_fork, "fork"),
     (break_restore, "snapshot and restore"),
-    (break_rewind, "rewind of"),
+    (break_rewind, "rewind"),
     (break_batch, "batch of 4"),
     (break_sampling, "sampled instead of given"),
     (break_threads, "threads"),
@@ -281,6 +306,6 @@ def test_longest_context(tiny_path: Path, tiny: gemmakv.Gemma) -> None:
     """No room for other tokens to push these out of the window."""
     found = verify.run(tiny_path, tokens=tiny.config.context_length)
     assert found.equal
-    [rewind] = [c.way for c in found.checks if c.way.startswith("rewind")]
+    [rewind] = [c.way for c in found.checks if c.way.startswith("rewind of")]
     assert rewind.endswith(f"past the window of {WINDOW}")
     assert int(rewind.split()[2].replace(",", "")) > WINDOW
