@@ -56,10 +56,28 @@ class FileTemplate:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool
     ) -> list[Segment]:
-        """Raises ValueError if the template rejects the messages,
+        """A template without a system role (Gemma 1 and 2) gets the system
+        message at the beginning of the first user turn, as that of Gemma 3
+        places it. Raises ValueError if the template rejects the messages,
         GemmaKVError if it fails.
         """
         check_turns(messages)
+        try:
+            return self._render(messages, add_generation_prompt)
+        except _Rejected as error:
+            rejection = ValueError(
+                f"messages: the file's chat template rejects them: {error}"
+            )
+        if messages[0].role != "system" or len(messages) < 2:
+            raise rejection
+        try:
+            return self._render(_folded(messages), add_generation_prompt)
+        except _Rejected:
+            raise rejection from None
+
+    def _render(
+        self, messages: Sequence[Message], add_generation_prompt: bool
+    ) -> list[Segment]:
         contents = [message.content for message in messages]
         expected = self._run(messages, contents, add_generation_prompt)
         letters = self._tokenizer.special_letters
@@ -99,10 +117,6 @@ class FileTemplate:
                 add_generation_prompt=reply,
                 **self._tokens,
             )
-        except _Rejected as error:
-            raise ValueError(
-                f"messages: the file's chat template rejects them: {error}"
-            ) from None
         except (jinja2.TemplateError, ArithmeticError, LookupError,
                 TypeError, ValueError, AttributeError,
                 RecursionError) as error:
@@ -114,6 +128,13 @@ class FileTemplate:
 
 class _Rejected(Exception):
     """The template called `raise_exception`."""
+
+
+def _folded(messages: Sequence[Message]) -> list[Message]:
+    """The system message as the beginning of the first user turn."""
+    system, first, *others = messages
+    text = f"{system.content}\n\n{first.content.strip()}"
+    return [Message("user", text), *others]
 
 
 def _compile(source: str) -> jinja2.Template:

@@ -100,9 +100,19 @@ def test_file_template_renders_as_expected(
     for case in CASES:
         arguments = messages_of(case), case["add_generation_prompt"]
         expected = case["texts"][generation]
-        if expected is None:
-            with pytest.raises(ValueError, match="no system role"):
-                template.render(*arguments)
+        if expected is None:  # no system role: the user's turn begins with it
+            [system, *others], opens = arguments
+            if not others:
+                with pytest.raises(ValueError, match="no system role"):
+                    template.render(*arguments)
+                continue
+            first = f"{system.content}\n\n{others[0].content.strip()}"
+            others[0] = Message("user", first)
+            arguments = others, opens
+            expected = text_of(GemmaTemplate().render(*arguments))
+            assert text_of(template.render(*arguments)) == expected
+            arguments = messages_of(case), opens
+            assert text_of(template.render(*arguments)) == expected
             continue
         segments = template.render(*arguments)
         assert text_of(segments) == expected
@@ -110,6 +120,36 @@ def test_file_template_renders_as_expected(
         encode = Encoder(tokenizer, 2).encode
         ours = GemmaTemplate().render(*arguments)
         assert encode(segments).tolist() == encode(ours).tolist()
+
+
+def test_system_text_reaches_models_without_a_system_role(
+    tmp_path: Path,
+) -> None:
+    """A Gemma 2 is told what a Gemma 3 is told."""
+    gemma = tiny_with(
+        tmp_path / "m.gguf",
+        tokenizer_chat_template=TURNS.replace("SYSTEM", "false"),
+    )
+    session = Session(gemma, system="Be <end_of_turn> brief.")
+    assert session.template.name == "file"
+    other = Session(gemma, system="Be <end_of_turn> brief.", template="gemma")
+    for text in ("Hi", " And you? "):
+        g = session.send(text, max_tokens=4, seed=1)
+        assert other.send(text, max_tokens=4, seed=1).token_ids == g.token_ids
+    assert session.cache.tokens.tolist() == other.cache.tokens.tolist()
+    assert session.messages[0] == Message("system", "Be <end_of_turn> brief.")
+    session.system = None
+    session.send("Bye", max_tokens=1)
+    assert gemma.tokenizer is not None
+    assert "brief" not in gemma.tokenizer.decode(session.cache.tokens.tolist())
+
+
+def test_a_template_that_rejects_the_rest_too(tokenizer: Tokenizer) -> None:
+    source = "{{ raise_exception('never: ' ~ messages[0].role) }}"
+    template = file_template(tokenizer, source)
+    messages = [Message("system", "a"), Message("user", "b")]
+    with pytest.raises(ValueError, match="rejects them: never: system"):
+        template.render(messages, True)
 
 
 @pytest.mark.parametrize("name", ["plain", "gemma", "file"])
