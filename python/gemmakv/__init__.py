@@ -32,6 +32,7 @@ from gemmakv.padded import (
     compute_left_pads,
 )
 from gemmakv.pool import BlockPool
+from gemmakv.sentencepiece_tokenizer import SentencePieceTokenizer
 from gemmakv.session import Message, Session, SessionStats
 from gemmakv.stream import Stream
 from gemmakv.templates import Segment, Template
@@ -60,6 +61,7 @@ __all__ = [
     "PartialModelWarning",
     "Piece",
     "Segment",
+    "SentencePieceTokenizer",
     "Session",
     "SessionStats",
     "Stream",

@@ -14,6 +14,7 @@ from gemmakv.huggingface.tokenizer import tokenizer_of_folder
 from gemmakv.model_info import ModelInfo, info_of_gguf
 from gemmakv.packed import PackedWeights, StrPath
 from gemmakv.progress import Callback
+from gemmakv.sentencepiece_tokenizer import SentencePieceTokenizer
 from gemmakv.tokenizer import Tokenizer
 
 
@@ -109,17 +110,22 @@ def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:
     keys = _core.GgufFile(path).keys()
     if not any(key.startswith("tokenizer.ggml.") for key in keys):
         return None
-    tokenizer = Tokenizer(_core.sentencepiece_model(path))
+    tokenizer = SentencePieceTokenizer(_core.sentencepiece_model(path))
     check_vocab_size(tokenizer, engine)
     _core.trim_heap()
     return tokenizer
 
 
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
-    """Raises MismatchError if tokens have no rows in the embedding."""
-    # Some models pad the embedding; more tokens than rows cannot work.
-    if tokenizer.vocab_size > engine.config.vocab_size:
+    """Raises MismatchError if text has tokens without rows in the embedding.
+
+    Control tokens may be without: Gemma 3's tokenizers know a token of image
+    encoders, which the models without one have no row for. Embeddings may be
+    padded to more rows.
+    """
+    rows = engine.config.vocab_size
+    if tokenizer.vocab_size > rows and any(tokenizer.token_bytes[rows:]):
         raise MismatchError(
             f"tokenizer: found {tokenizer.vocab_size} tokens, expected at "
-            f"most the model's {engine.config.vocab_size}"
+            f"most the model's {rows}"
         )

@@ -36,6 +36,13 @@ def prompt_ids(
             "found a str"
         )
     ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
+    if tokenizer and ids and max(ids) >= config.vocab_size:
+        # Possible for control tokens only: `loading.check_vocab_size`.
+        raise ValueError(
+            f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
+            f"{max(ids)}, which the model has no row for; expected token ids "
+            f"in [0, {config.vocab_size})"
+        )
     if empty and config.bos_id >= 0:
         ids.insert(0, config.bos_id)
     return np.array(ids, np.int32)

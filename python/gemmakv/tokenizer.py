@@ -1,39 +1,63 @@
-"""Text to token ids and back, with SentencePiece."""
+"""Text to token ids and back: what all tokenizers have in common."""
 
 from __future__ import annotations
 
+import abc
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-
-import sentencepiece
 
 from gemmakv.errors import CorruptFile
 
-_SPACE = "\u2581"  # SentencePiece's visible stand-in for a space
+SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
 
 
-class Tokenizer:
-    """SentencePiece tokenizer of a model.
+def byte_piece(value: int) -> str:
+    """How vocabularies write the token of a single byte: "<0xE2>"."""
+    return f"<0x{value:02X}>"
+
+
+class Tokenizer(abc.ABC):
+    """Tokenizer of a model.
 
     Every str has token ids and survives the way there and back, but for
-    U+2581, which SentencePiece takes for a space. Safe from several threads.
+    U+2581, which vocabularies take for a space. Safe from several threads.
     """
 
-    def __init__(self, model: bytes) -> None:
-        """`model` is a serialized SentencePiece ModelProto.
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
 
-        Raises CorruptFile if it is not a sound one.
+    # What each kind of vocabulary answers in its own way.
+
+    @abc.abstractmethod
+    def id_of(self, piece: str) -> int | None:
+        """The token whose piece is exactly `piece`, control tokens included;
+        None if there is none.
         """
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-        except (RuntimeError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise CorruptFile(
-                f"tokenizer: SentencePiece rejects the vocabulary: {reason}"
-            ) from None
-        self._vocab_size = int(self._processor.get_piece_size())
+
+    @abc.abstractmethod
+    def _piece(self, token: int) -> str:
+        """The piece of a valid id."""
+
+    @abc.abstractmethod
+    def _encode_plain(self, text: str) -> list[int]:
+        """Ids of a text of valid Unicode; never one of `_silent`."""
+
+    @property
+    @abc.abstractmethod
+    def _pieces(self) -> Sequence[str]:
+        """All pieces, [vocab_size]."""
+
+    @property
+    @abc.abstractmethod
+    def _silent(self) -> frozenset[int]:
+        """Tokens without text: control, unused and unknown."""
+
+    @abc.abstractmethod
+    def _is_byte(self, token: int) -> bool:
+        """Whether the token of a piece like "<0xE2>" stands for that byte."""
+
+    # What follows from it.
 
     def __repr__(self) -> str:
         return f"<Tokenizer of {self._vocab_size} tokens>"
@@ -50,17 +74,16 @@ class Tokenizer:
         """
         # One replace and one encode over all pieces: tens of milliseconds
         # less than a call for each of 262,144. No piece holds a NUL.
-        joined = "\0".join(self._pieces).replace(_SPACE, " ")
+        joined = "\0".join(self._pieces).replace(SPACE_MARK, " ")
         table = joined.encode("utf-8").split(b"\0")
         if len(table) != self._vocab_size:
             raise CorruptFile("tokenizer: a piece of the vocabulary holds NUL")
         for i in self._silent:
             table[i] = b""
         for value in range(256):
-            piece = f"<0x{value:02X}>"
-            i = int(self._processor.piece_to_id(piece))
-            if self._pieces[i] == piece and self._processor.is_byte(i):
-                table[i] = bytes([value])
+            token = self.id_of(byte_piece(value))
+            if token is not None and self._is_byte(token):
+                table[token] = bytes([value])
         return table
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
@@ -80,7 +103,7 @@ class Tokenizer:
                 f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
             ) from None
         if not parse_special:
-            return self._encode_plain(text)
+            return self._encode_plain(text) if text else []
         ids: list[int] = []
         for part, token in self.split_special(text):
             ids += self._encode_plain(part) if token is None else [token]
@@ -134,19 +157,7 @@ class Tokenizer:
                 f"token: expected a token id in [0, {self._vocab_size}), "
                 f"found {token}"
             )
-        return str(self._processor.id_to_piece(token))
-
-    def id_of(self, piece: str) -> int | None:
-        """The token whose piece is exactly `piece`, control tokens included;
-        None if there is none.
-        """
-        token = int(self._processor.piece_to_id(piece))
-        return token if self._processor.id_to_piece(token) == piece else None
-
-    def _encode_plain(self, text: str) -> list[int]:
-        if not text:
-            return []
-        return [int(token) for token in self._processor.encode(text)]
+        return self._piece(token)
 
     def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Non-overlapping (start, end, token), leftmost, longest first."""
@@ -160,23 +171,6 @@ class Tokenizer:
                     position = start + length
                     yield start, position, token
                     break
-
-    # Tables that only some calls need; each takes 50 to 150 ms.
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        return [self._processor.id_to_piece(i) for i in range(self._vocab_size)]
-
-    @cached_property
-    def _silent(self) -> frozenset[int]:
-        """Tokens without text: control, unused and unknown."""
-        is_control = self._processor.is_control
-        is_unused = self._processor.is_unused
-        return frozenset(
-            i
-            for i in range(self._vocab_size)
-            if is_control(i) or is_unused(i)
-        ) | {int(self._processor.unk_id())}
 
     @cached_property
     def _specials(self) -> dict[str, int]:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemmakv.huggingface.added_tokens import read_marks
+from gemmakv.huggingface.documents import parse_object
+from gemmakv.huggingface.json_tokenizer import JsonTokenizer
+from gemmakv.huggingface.sentencepiece_file import marked_model
+from gemmakv.sentencepiece_tokenizer import SentencePieceTokenizer
 from gemmakv.tokenizer import Tokenizer
 
 
 def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a directory; None if it has none.
+    """The tokenizer of a directory: that of its tokenizer.model, else of its
+    tokenizer.json, else None.
 
-    Raises OSError or CorruptFile.
+    Raises OSError, CorruptFile for files that are damaged or contradict each
+    other, MismatchError for a tokenizer that is not of Gemma's kind,
+    GemmaKVError if a package is missing.
     """
-    model = folder / "tokenizer.model"
-    return Tokenizer(model.read_bytes()) if model.exists() else None
+    path = folder / "tokenizer.model"
+    if path.exists():
+        model = marked_model(path, read_marks(folder, None))
+        return SentencePieceTokenizer(model, str(path))
+    path = folder / "tokenizer.json"
+    if path.exists():
+        content = parse_object(path.read_bytes(), str(path))
+        return JsonTokenizer(path, content, read_marks(folder, content))
+    return None
