@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import family_models
 import gemmakv
+import golden_checks
+import golden_models
 import tiny_gguf
 import tiny_models
 from conftest import RunCli
@@ -141,83 +144,48 @@ def test_tensors_in_memory(
     assert _logits(gemma).tobytes() == _logits(loaded).tobytes()
 
 
-def _recurrent_config() -> gemmakv.ModelConfig:
-    return gemmakv.ModelConfig(
-        architecture="recurrentgemma",
-        hidden_size=64,
-        num_layers=3,
-        num_heads=2,
-        kv_heads=1,
-        head_dim=32,
-        ffn_dim=96,
-        vocab_size=128,
-        context_length=256,
-        sliding_window=16,
-        layer_kinds=["recurrent", "recurrent", "sliding"],
-        query_scale=32**-0.5,
-        qk_norm=False,
-        post_norms=False,
-        rope_dim=16,
-        biases=True,
-        lru_width=64,
-        lru_blocks=2,
-        conv_width=4,
-    )
-
-
-def _recurrent_tensors() -> dict[str, np.ndarray]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (128, 64),
-        "output_norm.weight": (64,),
-    }
-    for layer in range(3):
-        own: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (64,),
-            "ffn_norm.weight": (64,),
-            "ffn_gate.weight": (96, 64),
-            "ffn_gate.bias": (96,),
-            "ffn_up.weight": (96, 64),
-            "ffn_up.bias": (96,),
-            "ffn_down.weight": (64, 96),
-            "ffn_down.bias": (64,),
-        }
-        if layer == 2:
-            own |= {
-                "attn_q.weight": (64, 64),
-                "attn_k.weight": (32, 64),
-                "attn_v.weight": (32, 64),
-                "attn_output.weight": (64, 64),
-                "attn_output.bias": (64,),
-            }
-        else:
-            own |= {f"rec_{n}.weight": (64, 64) for n in ("x", "y", "output")}
-            own |= {f"rec_{n}.bias": (64,) for n in ("x", "y", "output")}
-            for gate in ("input_gate", "a_gate"):
-                own[f"rec_{gate}.weight"] = (64, 32)
-                own[f"rec_{gate}.bias"] = (64,)
-            own["rec_conv.weight"] = (64, 4)
-            own["rec_conv.bias"] = own["rec_a_param"] = (64,)
-        shapes |= {f"blk.{layer}.{key}": value for key, value in own.items()}
-    rng = np.random.default_rng(0)
-    return {
-        key: rng.normal(0, 0.1, shape).astype(np.float32)
-        for key, shape in shapes.items()
-    }
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_recurrent_gates_and_vectors_stay_float(name: str) -> None:
+    config = family_models.config("recurrentgemma")
     gemma = gemmakv.Gemma.from_tensors(
-        _recurrent_config(), _recurrent_tensors(), quantize=name
+        config, tiny_gguf.tensors(0, config), quantize=name
     )
+    gates = 0
     for tensor, kind in _types(gemma).items():
-        if "_gate.weight" in tensor and ".rec_" in tensor:
+        if ".rec_" in tensor and "_gate." in tensor:
             assert kind == "F32", tensor
+            gates += 1
         elif tensor == "token_embd.weight":
             assert kind == _embedding_kind(name)
         else:
             assert kind == name.upper(), tensor
+    assert gates == 2 * config.layer_kinds.count("recurrent")
     assert np.isfinite(_logits(gemma)).all()
+
+
+@pytest.mark.filterwarnings("ignore::gemmakv.loading.PartialModelWarning")
+@pytest.mark.parametrize("name", ["q4_0", "bf16"])
+@pytest.mark.parametrize("model", golden_checks.NAMES)
+def test_directories(tmp_path: Path, model: str, name: str) -> None:
+    golden = golden_checks.golden_of(model)
+    path = golden_models.write(tmp_path / "model", golden, "F32")
+    config = golden_checks.from_tensors(model).config
+    widths = (config.hidden_size, config.ffn_dim, config.lru_width)
+    if name == "q4_0" and any(width % 32 for width in widths):
+        with pytest.raises(ValueError, match="expected a multiple of 32"):
+            gemmakv.Gemma.load(path, quantize=name)
+        return
+    expected = gemmakv.Gemma.from_tensors(
+        config, golden_checks.tensors_of(model), quantize=name
+    )
+    for state in ("written", "reused"):
+        gemma = gemmakv.Gemma.load(
+            path, quantize=name, packed_cache=tmp_path / "packed"
+        )
+        assert gemma.packed_weights.state == state
+        assert gemma.fingerprint == expected.fingerprint
+        assert _types(gemma) == _types(expected)
+        assert _logits(gemma).tobytes() == _logits(expected).tobytes()
 
 
 def test_fingerprints_tell_them_apart(tiny_path: Path) -> None:
