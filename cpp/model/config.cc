@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "model/family.h"
+#include "ops/matmul.h"
+#include "ops/recurrent.h"
 
 namespace gkv {
 namespace {
@@ -38,7 +40,6 @@ void CheckArchitecture(std::string_view architecture) {
 }
 
 void CheckRecurrent(const ModelConfig& config, bool has_layers) {
-  constexpr size_t kMaxConvWidth = 65;
   CheckRange("lru_width", config.lru_width, has_layers,
              has_layers ? kMaxSize : 0);
   CheckRange("lru_blocks", config.lru_blocks, has_layers,
@@ -47,11 +48,10 @@ void CheckRecurrent(const ModelConfig& config, bool has_layers) {
              has_layers ? kMaxConvWidth : 0);
   if (!has_layers) return;
   // Weights of a block are whole groups of rows.
-  constexpr size_t kBlockStep = 16;
-  if (config.lru_width % (config.lru_blocks * kBlockStep) != 0) {
+  if (config.lru_width % (config.lru_blocks * kRowGroup) != 0) {
     throw InvalidArgument(
         StrCat("model config: lru_width is ", config.lru_width, ", expected ",
-               config.lru_blocks, " blocks of a multiple of ", kBlockStep));
+               config.lru_blocks, " blocks of a multiple of ", kRowGroup));
   }
 }
 

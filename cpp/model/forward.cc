@@ -1,7 +1,7 @@
-// One step of a transformer, written in the order in which the model is
-// described: embedding, then per layer attention and feed-forward, then the
-// head. Work is cut into independent tasks over rows, weight groups or
-// attention tiles; no result depends on the cut.
+// One step of a model, written in the order in which it is described:
+// embedding, then per layer attention or a recurrence, and feed-forward, then
+// the head. Work is cut into independent tasks over rows, weight groups,
+// attention tiles or blocks of channels; no result depends on the cut.
 
 #include "model/forward.h"
 
