@@ -74,11 +74,12 @@ class Gemma:
         Args:
           model: an alias ("gemma-3-270m"), the path of a .gguf file or of a
             directory in Hugging Face's form (config.json, *.safetensors), or
-            a model of the Hugging Face hub: "org/repo" with one .gguf file,
-            "org/repo/file.gguf", or "org/repo@revision" with a branch, tag
-            or commit. It is downloaded once; a download that broke off goes
-            on where it did. HF_TOKEN, HF_ENDPOINT, HF_HOME and
-            HF_HUB_OFFLINE hold. Needs `pip install "gemmakv[hub]"`.
+            a model of the Hugging Face hub: "org/repo" with one .gguf file or
+            with such a directory's files, "org/repo/file.gguf", or
+            "org/repo@revision" with a branch, tag or commit. It is
+            downloaded once; a download that broke off goes on where it did.
+            HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
+            `pip install "gemmakv[hub]"`.
           threads: threads to compute with; default: all processors that this
             process may use. Results do not depend on it.
           progress: callable(done_bytes, total_bytes), called from this

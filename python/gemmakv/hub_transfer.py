@@ -51,16 +51,19 @@ def download(
         if size is not None and start > size:
             start = file.seek(0)
             file.truncate()
-        _check_space(name, blob.parent, start, size)
+        check_space(name, blob.parent, start, size)
         _transfer(name, url, file, start, size, progress)
         _check_content(name, file, blob.name)
         os.fsync(file.fileno())
         os.replace(partial, blob)
 
 
-def _check_space(
+def check_space(
     name: str, folder: Path, start: int, size: int | None
 ) -> None:
+    """Raises OSError if `folder` cannot take `size` bytes, of which it has
+    `start`.
+    """
     if size is None:
         return
     free = shutil.disk_usage(folder).free

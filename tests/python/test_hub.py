@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +32,6 @@ needs_hub = pytest.mark.skipif(
 CHUNK = hub_transfer._CHUNK_BYTES
 DATA = random.Random(1).randbytes(10 * CHUNK + 12345)
 ONE_FILE = {"README.md": b"hello", "m.gguf": DATA}
-
-
-@pytest.fixture
-def server() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def fake(
-    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FakeHub:
-    """The hub of this process, with empty folders and no token."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_transfer, "_PAUSES_S", (0, 0, 0))
-    monkeypatch.chdir(tmp_path)
-    return server
 
 
 def one_line(error: BaseException) -> str:
@@ -476,7 +452,7 @@ def test_several_models_are_listed(fake: FakeHub) -> None:
     "files, kind, word",
     [
         ({"model.safetensors": b"x"}, gemmakv.GemmaKVError, "safetensors"),
-        ({"README.md": b"x"}, FileNotFoundError, "no .gguf file"),
+        ({"README.md": b"x"}, FileNotFoundError, "neither a .gguf file nor"),
         (
             {"m-00001-of-00002.gguf": b"x"},
             gemmakv.GemmaKVError,

@@ -45,9 +45,16 @@ class ModelFolder:
         files, places, left_out = place_tensors(
             described.config, described.tied_head, read_folder(folder), folder
         )
-        names = (*described.names, folder.resolve().name)
+        names = (*described.names, _name_of(folder.resolve()))
         info = ModelInfo(names, chat_template_of(folder))
         return cls(described.config, files, places, left_out, info)
+
+
+def _name_of(folder: Path) -> str:
+    """What a directory is called; in the cache of the hub, its repository."""
+    if folder.parent.name == "snapshots":
+        return folder.parents[1].name.split("--")[-1]
+    return folder.name
 
 
 def chat_template_of(folder: Path) -> str | None:

@@ -156,21 +156,30 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     )
 
 
-def _read_shards(folder: Path, index: Path) -> dict[str, StoredTensor]:
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensors' names and those of the files in the same directory that hold
+    them. Raises OSError or CorruptFile.
+    """
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptFile(
             f"{index}: weight_map is {brief(weight_map)}, expected an object "
             "of tensor names and files"
         )
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    found = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard != Path(shard).name:
             raise CorruptFile(
                 f"{index}: tensor {brief(name)} is in {brief(shard)}, expected "
                 "the name of a file in the same directory"
             )
+    return weight_map
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, StoredTensor]:
+    weight_map = read_weight_map(index)
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    found = {}
+    for name, shard in weight_map.items():
         if shard not in shards:
             if not (folder / shard).exists():
                 raise FileNotFoundError(
