@@ -19,6 +19,7 @@ from gemmakv.hub_errors import broken_off, disk_full, write_failed
 from gemmakv.progress import Callback
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 1 << 18
 _PARTIAL_CONTENT = 206
 _PAUSES_S = (1, 2, 4, 8)  # before each further try without a byte between
@@ -34,9 +35,9 @@ def download(
     """Makes the file `blob` of `size` bytes from `url`.
 
     What arrives is kept in a file beside it until all is there. If the name
-    of `blob` is a SHA256, the content must have it. Of two processes one
-    downloads; the other waits and uses the result. Raises OSError or
-    CorruptFile; what `progress` raises passes through.
+    of `blob` is a SHA256 or a hash of Git, the content must have it. Of two
+    processes one downloads; the other waits and uses the result. Raises
+    OSError or CorruptFile; what `progress` raises passes through.
     """
     blob.parent.mkdir(parents=True, exist_ok=True)
     partial = blob.with_name(f"{blob.name}.gemmakv.incomplete")
@@ -163,10 +164,15 @@ def _stream(url: str, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_content(name: str, file: FileIO, expected: str) -> None:
-    """Compares the content's SHA256 with the hub's, if that is one."""
-    if not _SHA256.fullmatch(expected):
-        return  # a small file: the hub names it by another hash
-    digest = hashlib.sha256()
+    """Compares the content's hash with the hub's, if its kind is known."""
+    if _SHA256.fullmatch(expected):
+        kind, digest = "SHA256", hashlib.sha256()
+    elif _GIT_SHA1.fullmatch(expected):
+        # A small file is an object of Git, whose hash begins with a header.
+        kind, digest = "Git's SHA1", hashlib.sha1()
+        digest.update(b"blob %d\0" % file.seek(0, os.SEEK_END))
+    else:
+        return
     file.seek(0)
     while chunk := file.read(_CHUNK_BYTES):
         digest.update(chunk)
@@ -175,6 +181,6 @@ def _check_content(name: str, file: FileIO, expected: str) -> None:
     file.seek(0)
     file.truncate()  # nothing of it can be trusted
     raise CorruptFile(
-        f"{name}: expected SHA256 {expected}, found {digest.hexdigest()} in "
+        f"{name}: expected {kind} {expected}, found {digest.hexdigest()} in "
         "what was downloaded; it was discarded: try again"
     )

@@ -4,7 +4,7 @@
         hub.add("org/repo", {"m.gguf": data})
         ... HF_ENDPOINT=hub.url ...
 
-Large files redirect to a second port, as the hub's do to where its files are
+Files redirect to a second port, as the hub's large ones do to where they are
 stored; there an Authorization header is an error. `hub.requests` lists what
 was asked; `hub.cut_after` ends replies early.
 """
@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "hf_test_token"
+SMALL_BYTES = 1 << 16  # of files that are kept with the history
 
 
 @dataclasses.dataclass
@@ -29,6 +30,7 @@ class Repo:
     revisions: dict[str, str]  # branch or tag: commit
     gated: bool = False
     private: bool = False
+    direct: bool = False  # small files come without a redirect
 
 
 @dataclasses.dataclass
@@ -251,6 +253,15 @@ class _HubHandler(_Handler):
         data = repo.files.get(file)
         if data is None:
             self.fail(request, 404, "EntryNotFound", "Entry not found")
+            return
+        if repo.direct and len(data) < SMALL_BYTES:
+            blob = b"blob %d\0" % len(data) + data
+            headers = {
+                "X-Repo-Commit": commit,
+                "ETag": f'"{hashlib.sha1(blob).hexdigest()}"',
+            }
+            body = bytes(len(data)) if self.hub.damage else data
+            self.reply(request, 200, headers, body)
             return
         sha256 = hashlib.sha256(data).hexdigest()
         headers = {

@@ -244,6 +244,21 @@ def test_damaged_shard(
     assert here(models.resolve("org/repo")) == NEEDED
 
 
+def test_small_files_come_from_the_hub_itself(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    fake.add("org/repo", REPOSITORY, direct=True)
+    fake.damage = True
+    with pytest.raises(gemmakv.CorruptFile, match="Git's SHA1"):
+        models.resolve("org/repo")
+    fake.damage = False
+    assert here(models.resolve("org/repo")) == NEEDED
+    assert [r.bytes_sent for r in fake.downloads()] == [
+        len(data) for data in CONTENT.values()
+    ]
+
+
 def _resolve_in_child(results: Any) -> None:
     results.put(here(models.resolve("org/repo")) == NEEDED)
 
