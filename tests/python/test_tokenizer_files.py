@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -417,6 +419,40 @@ def test_damaged_json(tmp_path: Path) -> None:
     for data in (b"", b"{", b"7", b'{"a": 1, "a": 2}', b"[" * 100000):
         text = fails(CorruptFile, tmp_path, "json", tokenizer=data)
         assert "tokenizer.json: " in text
+
+
+def test_every_damage_of_json_is_seen_or_harmless(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    tokenizer_files.write(tmp_path, ROWS, "json")
+    rng = random.Random(0)
+    values = [None, True, -1, 1.5, "", "x", [], {}, ["a"], 10**20, "\ud800"]
+    seen = harmless = 0
+    for name in ("tokenizer.json", "tokenizer_config.json") * 150:
+        path = tmp_path / name
+        sound = path.read_bytes()
+        content = json.loads(sound)
+        place = content
+        key = rng.choice(list(place))
+        while place[key] and isinstance(place[key], (dict, list)):
+            if rng.random() < 0.3:
+                break
+            place = place[key]
+            keys = range(len(place)) if isinstance(place, list) else place
+            key = rng.choice(list(keys))
+        place[key] = rng.choice(values)
+        write_json(path, content)
+        try:
+            tokenizer = tokenizer_of_folder(tmp_path)
+        except GemmaKVError as error:
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+            seen += 1
+        else:
+            assert tokenizer is not None
+            text = "the <b> in\n\n  \u20ac<bos>"
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+            harmless += 1
+        path.write_bytes(sound)
+    assert seen > 100 and harmless > 20
 
 
 def test_missing_package(tmp_path: Path) -> None:
