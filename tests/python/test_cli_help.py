@@ -14,7 +14,7 @@ import pytest
 
 from conftest import RunCli
 from gemmakv import models
-from gemmakv.cli.arguments import complete_model
+from gemmakv.cli.arguments import complete_model, complete_quantize
 from test_cli import assert_fails, first_on_path
 
 COMMANDS = [
@@ -136,6 +136,12 @@ def test_complete_model(
 ) -> None:
     del folder
     assert complete_model(begun) == expected
+
+
+def test_complete_quantize() -> None:
+    assert complete_quantize("") == ["q8_0", "q5_0", "q4_0", "bf16"]
+    assert complete_quantize("q5") == ["q5_0"]
+    assert complete_quantize("x") == []
 
 
 def test_complete_absolute_and_home(

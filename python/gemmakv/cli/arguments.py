@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gemmakv import models
+from gemmakv import _core, models
 from gemmakv.arguments import quantize_target
 
 GETTING_A_MODEL = """\b
@@ -92,10 +92,17 @@ def _check_quantize(value: str | None) -> str | None:
     return value
 
 
+def complete_quantize(incomplete: str) -> list[str]:
+    """What a value of --quantize that begins so may be."""
+    names = _core.quantize_types()
+    return [name for name in names if name.startswith(incomplete)]
+
+
 QUANTIZE = typer.Option(
     None,
     metavar="TYPE",
     callback=_check_quantize,
+    autocompletion=complete_quantize,
     help="Quantize float matrices while they are loaded: q8_0, q5_0, q4_0 or "
     "bf16.",
 )

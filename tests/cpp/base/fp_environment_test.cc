@@ -1,14 +1,10 @@
 #include "base/fp_environment.h"
 
 #include <cfenv>
-#include <cstdint>
 #include <limits>
 
+#include "base/flush_to_zero.h"
 #include "gtest/gtest.h"
-
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
 
 namespace gkv {
 namespace {
@@ -22,28 +18,6 @@ float Opaque(float value) {
 float HalfOfTheSmallestNormal() {
   return Opaque(std::numeric_limits<float>::min()) * Opaque(0.5f);
 }
-
-// What other libraries do to a thread: flush-to-zero, denormals-are-zero.
-class FlushToZero {
- public:
-#if defined(__SSE2__)
-  FlushToZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  ~FlushToZero() { _mm_setcsr(static_cast<unsigned>(saved_)); }
-#elif defined(__aarch64__)
-  FlushToZero() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ | uint64_t{1} << 24));
-  }
-  ~FlushToZero() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-#endif
-
- private:
-#if defined(__SSE2__)
-  unsigned saved_;
-#else
-  uint64_t saved_;
-#endif
-};
 
 TEST(FpEnvironmentTest, SubnormalsSurviveInsideAndTheStateComesBack) {
   const FlushToZero flush;

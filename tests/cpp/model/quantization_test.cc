@@ -5,9 +5,11 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"
 #include "model/packed_weights.h"
@@ -164,6 +166,26 @@ TEST(QuantizationTest, AsIfTheSourceHadBeenQuantized) {
   EXPECT_EQ(folder.Names().size(), std::size(kTargets));
   for (size_t i = 0; i < fingerprints.size(); ++i) {
     for (size_t j = 0; j < i; ++j) EXPECT_NE(fingerprints[i], fingerprints[j]);
+  }
+}
+
+// Scales that are subnormal count, whatever the state of the calling thread.
+TEST(QuantizationTest, FlushToZeroOfTheCallerDoesNotMatter) {
+  const ModelConfig config = TinyConfig({});
+  ThreadPool pool(1);
+  // The largest magnitudes are about 0.2; 1 / scale is finite.
+  for (const auto& [target, exponent] : {std::pair(TensorType::kQ8_0, -118),
+                                         std::pair(TensorType::kQ4_0, -122)}) {
+    MemorySource source = TinyTensors({});
+    for (auto& [name, tensor] : source.tensors) {
+      if (tensor.rows == 1) continue;
+      std::vector<float> values = source.Floats(name);
+      for (float& value : values) value = std::ldexp(value, exponent);
+      std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+    }
+    const Weights expected = LoadWeights(config, source, pool, {}, target);
+    const FlushToZero flush;
+    ExpectSameMatrices(LoadWeights(config, source, pool, {}, target), expected);
   }
 }
 
