@@ -6,6 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
+import family_models
 import gemmakv
 
 _TOOL = Path(__file__).resolve().parents[2] / "tools" / "soak.py"
@@ -17,12 +20,16 @@ sys.modules["soak"] = soak
 _spec.loader.exec_module(soak)
 
 
-def test_nothing_is_left(tiny: gemmakv.Gemma, tmp_path: Path) -> None:
-    run = soak.Soak(tiny, tmp_path, seed=1, verify_every=3)
-    report = run.run(conversations=1000, threads=4, seconds=0)
-    assert report.conversations == 1000
-    assert report.operations >= 3000
-    assert report.verified == 1000 // 3
+@pytest.mark.parametrize("family", family_models.FAMILIES)
+def test_nothing_is_left(
+    family: str, tiny: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    model = family_models.model(family, tokenizer=tiny.tokenizer)
+    run = soak.Soak(model, tmp_path, seed=1, verify_every=3)
+    report = run.run(conversations=400, threads=4, seconds=0)
+    assert report.conversations == 400
+    assert report.operations >= 1200
+    assert report.verified == 400 // 3
     assert report.peak_bytes > 0
     assert report.blocks_left == 0
     assert not list(tmp_path.iterdir())
