@@ -10,12 +10,15 @@ import pytest
 
 import family_models
 import gemmakv
+import golden_models
 import tiny_gguf
 import tiny_models
 from conftest import RunCli
 from gemmakv import Gemma, ModelConfig, ModelType, create_kv_cache
+from golden_checks import tensors_of
 from test_bad_input import forget, one_line, put
 from test_cli import assert_fails
+from test_family_gguf import GGUF_NAMES, metadata_of
 from test_reference_live import mean_kl, our_logits, some_tokens
 from tiny_gguf import F32, STR, U32
 
@@ -52,6 +55,29 @@ def test_a_file_equals_its_tensors(family: str, tmp_path: Path) -> None:
     model.generate(other, "the in a", max_tokens=5)
     assert cache.to_bytes() == other.to_bytes()
     model.logits(cache, [9])
+
+
+@pytest.mark.filterwarnings("ignore:.*image encoder")
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_a_file_equals_the_directory(name: str, tmp_path: Path) -> None:
+    """A conversation begun with one goes on with the other."""
+    golden_models.write(tmp_path / "hf", golden_models.read(name), "F32")
+    directory = Gemma.load(tmp_path / "hf")
+    file = Gemma.load(
+        tiny_gguf.write(
+            tmp_path / "m.gguf",
+            metadata_of(directory.config),
+            tensors_of(name),
+        )
+    )
+    assert file.fingerprint == directory.fingerprint
+    cache = create_kv_cache(directory.config)
+    directory.logits(cache, [2, 5, 7] * 13)
+    again = gemmakv.KVCache.from_bytes(cache.to_bytes(), file)
+    ids = [token % directory.config.vocab_size for token in TOKENS[40:]]
+    assert np.array_equal(
+        file.logits(again, ids), directory.logits(cache, ids)
+    )
 
 
 @pytest.mark.parametrize("kind", tiny_models.ALL_TYPES)
