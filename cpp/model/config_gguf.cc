@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "base/error.h"
 #include "model/config.h"
@@ -36,6 +38,14 @@ class MetadataReader {
   }
   double Float(const char* key, double fallback) const {
     return file_.GetFloat(prefix_ + key).value_or(fallback);
+  }
+  // The values of an array; nullopt for a single value or none.
+  std::optional<std::vector<int64_t>> Flags(const char* key) const {
+    const std::optional<GgufValue> value = file_.Get(prefix_ + key);
+    if (!value || !std::holds_alternative<GgufArray>(*value)) {
+      return std::nullopt;
+    }
+    return file_.GetInts(prefix_ + key);
   }
   // Linear scaling of positions; 1 if there is none.
   double RopeFactor() const {
@@ -109,6 +119,24 @@ double QueryScale(const ModelConfig& config) {
   return 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 }
 
+// A flag for each layer: whether it slides.
+std::vector<LayerKind> KindsFromFlags(const GgufFile& file,
+                                      const std::vector<int64_t>& slides,
+                                      size_t num_layers) {
+  if (slides.size() != num_layers) {
+    throw CorruptFile(StrCat(file.path(), ": sliding_window_pattern has ",
+                             slides.size(),
+                             " entries, expected one for each "
+                             "of ",
+                             num_layers, " layers"));
+  }
+  std::vector<LayerKind> kinds;
+  for (const int64_t flag : slides) {
+    kinds.push_back(flag != 0 ? LayerKind::kSliding : LayerKind::kFull);
+  }
+  return kinds;
+}
+
 void ReadLayers(const GgufFile& file, const MetadataReader& read,
                 const Family& family, ModelConfig& config) {
   if (!HasSlidingLayers(family)) return;
@@ -119,6 +147,10 @@ void ReadLayers(const GgufFile& file, const MetadataReader& read,
     // layer slides.
     config.layer_kinds.assign(config.num_layers, LayerKind::kFull);
     config.rope_base_sliding = 0;
+    return;
+  }
+  if (const auto slides = read.Flags("attention.sliding_window_pattern")) {
+    config.layer_kinds = KindsFromFlags(file, *slides, config.num_layers);
     return;
   }
   const size_t period =

@@ -142,6 +142,32 @@ def test_what_a_file_omits(
     assert np.array_equal(logits_of(file), logits_of(model))
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_pattern_may_name_each_layer(family: str, tmp_path: Path) -> None:
+    config = family_models.config(family)
+    kinds = ["full", *config.layer_kinds[1:]]  # in no period
+    config = family_models.config(family, layer_kinds=kinds)
+    key = f"{family}.attention.sliding_window_pattern"
+
+    def load(flags: list[Any], kind: int = tiny_gguf.BOOL) -> Gemma:
+        value = (kind, flags)
+        edit = put(key, tiny_gguf.ARRAY, value)
+        return Gemma.load(file_of(tmp_path, config, edit))
+
+    flags = [kind == "sliding" for kind in kinds]
+    model = Gemma.from_tensors(config, tiny_gguf.tensors(0, config))
+    for file in (load(flags), load(list(map(int, flags)), U32)):
+        assert file.config.layer_kinds == kinds
+        assert file.fingerprint == model.fingerprint
+    for bad, kind, text in (
+        (flags[1:], tiny_gguf.BOOL, f"expected one for each of {len(kinds)}"),
+        ([0.5] * len(kinds), F32, "sliding_window_pattern"),
+    ):
+        with pytest.raises(gemmakv.CorruptFile, match=text) as caught:
+            load(bad, kind)
+        one_line(caught.value)
+
+
 def test_what_a_file_states_is_not_the_default(tmp_path: Path) -> None:
     """Each of these keys changes the logits."""
     config = family_models.config("gemma2")
