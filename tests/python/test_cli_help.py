@@ -102,11 +102,14 @@ def test_no_model(cli: RunCli, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """one.gguf, models/{big,small}.gguf, deep/er/x.gguf and other files."""
+    """one.gguf, models/{big,small}.gguf, deep/er/x.gguf, a model's folder
+    `whole` and other files.
+    """
     monkeypatch.chdir(tmp_path)
     for name in (
         "one.gguf", "models/small.gguf", "models/big.GGUF", "models/readme",
         "deep/er/x.gguf", "notes.txt", ".hidden/x.gguf", "empty/none.txt",
+        "whole/config.json", "whole/model.safetensors",
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "begun, expected",
     [
-        ("", [*models.ALIASES, "deep/", "empty/", "models/", "one.gguf"]),
+        (
+            "",
+            [*models.ALIASES, "deep/", "empty/", "models/", "one.gguf",
+             "whole"],
+        ),
         ("gem", ["gemma-3-270m"]),
         ("o", ["one.gguf"]),
         ("mo", ["models/big.GGUF", "models/small.gguf"]),
@@ -127,6 +134,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("d", ["deep/er/x.gguf"]),
         ("em", []),
         (".h", [".hidden/x.gguf"]),
+        ("wh", ["whole"]),
+        ("whole/", []),
         ("notes", []),
         ("nowhere/x", []),
     ],

