@@ -37,14 +37,6 @@ const char* NameOf(FinishReason reason) {
   return "";
 }
 
-// A path, or a message with one in it: bytes of any encoding, as os.fsdecode.
-py::str FsDecode(const std::string& text) {
-  PyObject* object = PyUnicode_DecodeFSDefaultAndSize(
-      text.data(), static_cast<Py_ssize_t>(text.size()));
-  if (object == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::str>(object);
-}
-
 std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }

@@ -43,6 +43,9 @@ inline py::bytes BytesOf(std::span<const uint8_t> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+// A path, or a message with one in it: bytes of any encoding, as os.fsdecode.
+py::str FsDecode(const std::string& text);
+
 // "f32", "bf16" or "int8"; throws InvalidArgument for another name.
 KvDtype DtypeFromName(const std::string& name);
 const char* NameOf(KvDtype dtype);

@@ -9,15 +9,15 @@
 namespace gkv {
 namespace {
 
-void SetError(const py::object& type, const char* message) {
-  PyErr_SetString(type.ptr(), message);
+void SetError(PyObject* type, const Error& error) {
+  PyErr_SetObject(type, FsDecode(error.what()).ptr());
 }
 
 // Raises the OSError subclass of the error number: FileNotFoundError, ...
 void SetOsError(const IoError& error) {
   const int number = error.error_number() != 0 ? error.error_number() : EIO;
   const py::object value = py::reinterpret_borrow<py::object>(PyExc_OSError)(
-      number, std::strerror(number), error.path());
+      number, std::strerror(number), FsDecode(error.path()));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())),
                   value.ptr());
 }
@@ -40,6 +40,13 @@ py::object NewError(py::module_& module, const char* name,
 
 }  // namespace
 
+py::str FsDecode(const std::string& text) {
+  PyObject* object = PyUnicode_DecodeFSDefaultAndSize(
+      text.data(), static_cast<Py_ssize_t>(text.size()));
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(object);
+}
+
 void RegisterErrors(py::module_& module) {
   error_types = new ErrorTypes;
   error_types->base =
@@ -58,17 +65,17 @@ void RegisterErrors(py::module_& module) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const InvalidArgument& error) {
-      PyErr_SetString(PyExc_ValueError, error.what());
+      SetError(PyExc_ValueError, error);
     } catch (const IoError& error) {
       SetOsError(error);
     } catch (const CorruptFile& error) {
-      SetError(error_types->corrupt, error.what());
+      SetError(error_types->corrupt.ptr(), error);
     } catch (const Mismatch& error) {
-      SetError(error_types->mismatch, error.what());
+      SetError(error_types->mismatch.ptr(), error);
     } catch (const OutOfBlocks& error) {
-      SetError(error_types->full, error.what());
+      SetError(error_types->full.ptr(), error);
     } catch (const Error& error) {
-      SetError(error_types->base, error.what());
+      SetError(error_types->base.ptr(), error);
     }
   });
 }

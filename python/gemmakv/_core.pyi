@@ -60,7 +60,7 @@ class ModelConfig:
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
     @staticmethod
-    def from_gguf(path: str) -> ModelConfig: ...
+    def from_gguf(path: str | bytes) -> ModelConfig: ...
     @staticmethod
     def from_family(
         architecture: str,
@@ -229,7 +229,7 @@ class PaddedCache:
 
 @final
 class GgufFile:
-    def __init__(self, path: str) -> None: ...
+    def __init__(self, path: str | bytes) -> None: ...
     @property
     def version(self) -> int: ...
     def keys(self) -> list[str]: ...
@@ -301,7 +301,7 @@ class StreamHandle:
 class Engine:
     @staticmethod
     def load_gguf(
-        path: str,
+        path: str | bytes,
         threads: int = 0,
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
@@ -310,7 +310,7 @@ class Engine:
     @staticmethod
     def load_files(
         config: ModelConfig,
-        description: str,
+        description: str | bytes,
         paths: Sequence[str | bytes],
         places: Sequence[tuple[str, int, int, str, int, int, str, int]],
         threads: int = 0,
@@ -370,7 +370,7 @@ def create_kv_cache(
     checkpoint_bytes: int | None = None,
     pool: BlockPool | None = None,
 ) -> KVCache: ...
-def sentencepiece_model(gguf_path: str) -> bytes: ...
+def sentencepiece_model(gguf_path: str | bytes) -> bytes: ...
 def quantize_types() -> list[str]: ...
 def tensor_types() -> list[str]: ...
 

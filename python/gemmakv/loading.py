@@ -47,7 +47,7 @@ def load(
         return _load_folder(path, threads, progress, packed_cache, quantize)
     folder, report = packed.choose_folder(packed_cache, os.path.getsize(path))
     engine = _core.Engine.load_gguf(
-        path, threads, progress, _encoded(folder), quantize
+        os.fsencode(path), threads, progress, _encoded(folder), quantize
     )
     tokenizer = _tokenizer_of_gguf(path, engine)
     return Loaded(
@@ -63,11 +63,14 @@ def _load_folder(
     quantize: str,
 ) -> Loaded:
     model = ModelFolder.open(path)
+    # What is soon read goes first: weights may take minutes.
+    tokenizer = tokenizer_of_folder(Path(path))
+    model.check_tied_head()
     nbytes = sum(os.path.getsize(file) for file in model.files)
     folder, report = packed.choose_folder(packed_cache, nbytes)
     engine = _core.Engine.load_files(
         model.config,
-        path,
+        os.fsencode(path),
         [os.fsencode(file) for file in model.files],
         model.places,
         threads,
@@ -75,7 +78,6 @@ def _load_folder(
         _encoded(folder),
         quantize,
     )
-    tokenizer = tokenizer_of_folder(Path(path))
     if tokenizer is not None:
         check_vocab_size(tokenizer, engine)
         engine.set_token_bytes(tokenizer.token_bytes)
@@ -107,10 +109,12 @@ def _report(
 
 def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:
     """A file's tokenizer; None for a file that holds nothing of one."""
-    keys = _core.GgufFile(path).keys()
+    keys = _core.GgufFile(os.fsencode(path)).keys()
     if not any(key.startswith("tokenizer.ggml.") for key in keys):
         return None
-    tokenizer = SentencePieceTokenizer(_core.sentencepiece_model(path))
+    tokenizer = SentencePieceTokenizer(
+        _core.sentencepiece_model(os.fsencode(path))
+    )
     check_vocab_size(tokenizer, engine)
     _core.trim_heap()
     return tokenizer

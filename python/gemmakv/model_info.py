@@ -31,7 +31,7 @@ class ModelInfo:
 
 def info_of_gguf(path: str) -> ModelInfo:
     """Reads a GGUF file's metadata; values of a wrong type count as absent."""
-    file = _core.GgufFile(path)
+    file = _core.GgufFile(os.fsencode(path))
     present = set(file.keys())
 
     def text(key: str) -> str | None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gemmakv
 import golden_models
-from gemmakv.huggingface.safetensors import read_folder, read_header
+from gemmakv.huggingface.safetensors import (
+    byte_size,
+    read_folder,
+    read_header,
+)
+from golden_checks import logits_of
 
 MASTERS = ("gemma-mqa", "gemma2-gqa", "gemma3-mqa", "recurrentgemma-mqa")
 _OURS = (ValueError, OSError, MemoryError, gemmakv.GemmaKVError)
@@ -121,6 +128,7 @@ def _set(**values: Any) -> Edit:
         (_set(rms_norm_eps=float("nan")), "rms_norm_eps is nan"),
         (_set(rope_theta=0), "rope_theta is 0, expected a number above 1"),
         (_set(sliding_window=[1]), "sliding_window is [1]"),
+        (_set(sliding_window=None), "sliding_window is None, expected a"),
         (_set(query_pre_attn_scalar=0), "query_pre_attn_scalar is 0"),
         (_set(layer_types="full"), "expected a list of strings"),
         (_set(layer_types=[]), "layer_types is [], expected at least one"),
@@ -152,6 +160,20 @@ def test_values_of_a_wrong_type_or_range(
         (_set(model_type="gemma4"), "'gemma4', expected one of"),
         (_set(hidden_activation="silu"), "hidden_activation is 'silu'"),
         (_set(hidden_activation="gelu"), "hidden_activation is 'gelu'"),
+        (_set(hidden_act="silu"), "hidden_act is 'silu'"),
+        (_set(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+        (
+            _set(
+                rope_parameters={
+                    "full_attention": {"partial_rotary_factor": 0.25}
+                }
+            ),
+            "rope_parameters.full_attention.partial_rotary_factor is 0.25",
+        ),
+        (
+            lambda c: c.update(layer_types=["attention"] * 2),
+            "full_attention or sliding_attention, found 'attention'",
+        ),
         (_set(attention_bias=True), "attention_bias is True"),
         (_set(use_bidirectional_attention=True), "use_bidirectional"),
         (_set(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
@@ -174,7 +196,29 @@ def test_what_cannot_be_honoured_is_refused(
             _set(rope_scaling={"rope_type": "linear", "factor": 2.0}),
             "rope_scaling",
         ),
+        (
+            "gemma2-gqa",
+            _set(rope_parameters={"full_attention": {"rope_theta": 1e5}}),
+            "rope_parameters is {'full_attention'",
+        ),
         ("gemma-mqa", _set(partial_rotary_factor=0.5), "partial_rotary"),
+        (
+            "gemma-mqa",
+            _set(final_logit_softcapping=30.0),
+            "final_logit_softcapping is 30.0, expected null",
+        ),
+        (
+            "gemma-mqa",
+            lambda c: c.update(
+                layer_types=["sliding_attention"] * c["num_hidden_layers"]
+            ),
+            "'full_attention' alone",
+        ),
+        (
+            "recurrentgemma-mqa",
+            _set(block_types=["full_attention"]),
+            "attention or recurrent, found 'full_attention'",
+        ),
         ("recurrentgemma-mqa", _set(head_dim=32), "head_dim"),
         (
             "recurrentgemma-mqa",
@@ -291,9 +335,7 @@ def test_untied_head_that_is_missing(model: Path) -> None:
     assert "tensor lm_head.weight is missing" in message
 
 
-def test_head_of_a_tied_model_is_not_used(
-    masters: dict[str, Path], tmp_path: Path
-) -> None:
+def test_head_of_a_tied_model_must_be_its_embedding(tmp_path: Path) -> None:
     for name in golden_models.names():
         golden = golden_models.read(name)
         if golden.text_config.get("tie_word_embeddings") is False:
@@ -305,7 +347,44 @@ def test_head_of_a_tied_model_is_not_used(
     untied = gemmakv.Gemma.load(model)
     config["tie_word_embeddings"] = True
     golden_models.write_config(model, config)
-    assert gemmakv.Gemma.load(model).fingerprint != untied.fingerprint
+    message = refusal(model, gemmakv.MismatchError)
+    assert "tensor lm_head.weight is not the embedding" in message
+    assert "tie_word_embeddings" in message
+
+    weights = weights_of(model)
+    tensors = read_header(weights)
+    head = tensors["lm_head.weight"]
+    embedding = tensors["model.embed_tokens.weight"]
+    data = bytearray(weights.read_bytes())
+    size = byte_size(head)
+    data[head.offset : head.offset + size] = data[
+        embedding.offset : embedding.offset + size
+    ]
+    weights.write_bytes(data)
+    tied = gemmakv.Gemma.load(model)
+    config["tie_word_embeddings"] = False
+    golden_models.write_config(model, config)
+    with_head = gemmakv.Gemma.load(model)
+    assert tied.fingerprint != untied.fingerprint
+    assert tied.fingerprint != with_head.fingerprint
+    tokens = golden.tokens()
+    np.testing.assert_array_equal(
+        logits_of(tied, tokens), logits_of(with_head, tokens)
+    )
+
+
+def test_parts_of_other_models_are_unexpected(model: Path) -> None:
+    def add(header: dict[str, Any]) -> None:
+        begin = header["model.norm.weight"]["data_offsets"][0]
+        header["vision_tower.x"] = {
+            "dtype": "F32",
+            "shape": [0],
+            "data_offsets": [begin, begin],
+        }
+
+    edit_header(weights_of(model), add)
+    message = refusal(model, gemmakv.CorruptFile)
+    assert "unexpected tensor 'vision_tower.x'" in message
 
 
 # ---- Safetensors
@@ -371,6 +450,69 @@ def test_files_that_were_cut_off(model: Path) -> None:
     for size in (9, 500, len(data) // 2, len(data) - 1):
         weights.write_bytes(data[:size])
         assert "is it whole?" in refusal(model, gemmakv.CorruptFile)
+
+
+def test_headers_of_any_length(model: Path) -> None:
+    """Tensors need not lie at multiples of their size."""
+    fingerprint = gemmakv.Gemma.load(model).fingerprint
+    for _ in range(3):
+        data = weights_of(model).read_bytes()
+        (length,) = struct.unpack_from("<Q", data)
+        weights_of(model).write_bytes(
+            struct.pack("<Q", length + 1)
+            + data[8 : 8 + length]
+            + b" "
+            + data[8 + length :]
+        )
+        assert gemmakv.Gemma.load(model).fingerprint == fingerprint
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_tensors_without_values(model: Path, at: int) -> None:
+    def add(header: dict[str, Any]) -> None:
+        offset = header["model.norm.weight"]["data_offsets"][at]
+        header["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
+            "dtype": "F32",
+            "shape": [0],
+            "data_offsets": [offset, offset],
+        }
+
+    fingerprint = gemmakv.Gemma.load(model).fingerprint
+    edit_header(weights_of(model), add)
+    assert gemmakv.Gemma.load(model).fingerprint == fingerprint
+
+
+# ---- Files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.model",
+        "tokenizer.json",
+    ],
+)
+def test_pipes_are_refused_and_not_waited_for(model: Path, name: str) -> None:
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    message = refusal(model, OSError)
+    assert "expected a regular file" in message
+    assert name in message
+
+
+def test_directories_of_any_name(model: Path, tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff \xc3\xa9")
+    shutil.copytree(model, path)
+    gemma = gemmakv.Gemma.load(path)
+    assert gemma.fingerprint == gemmakv.Gemma.load(model).fingerprint
+    edit_json(Path(path) / "config.json", _set(hidden_size=32))
+    message = refusal(Path(path), gemmakv.CorruptFile)
+    assert "\udcff" in message
 
 
 @settings(
@@ -469,6 +611,8 @@ def test_shards_that_are_missing(sharded: Path) -> None:
         ({}, "weight_map is {}"),
         ([1], "weight_map is [1]"),
         ({"a": 1}, "tensor 'a' is in 1"),
+        ({"a": ""}, "the name of a file in the same"),
+        ({"a": ".."}, "the name of a file in the same"),
         ({"a": "../x.safetensors"}, "the name of a file in the same"),
         ({"a": "/etc/passwd"}, "the name of a file in the same"),
     ],

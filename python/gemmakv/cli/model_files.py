@@ -25,7 +25,7 @@ def describe(path: str) -> dict[str, Any]:
 
 
 def _of_gguf(path: str) -> dict[str, Any]:
-    gguf = _core.GgufFile(path)
+    gguf = _core.GgufFile(os.fsencode(path))
     keys = set(gguf.keys())
 
     def metadata(key: str) -> Any:
@@ -56,7 +56,7 @@ def _of_gguf(path: str) -> dict[str, Any]:
         **_sums(tensors),
     }
     try:
-        config = _core.ModelConfig.from_gguf(path)
+        config = _core.ModelConfig.from_gguf(os.fsencode(path))
         document |= {"model": model_types.describe(config), "supported": True}
     except MismatchError as error:
         document |= _unsupported(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv.errors import CorruptFile, MismatchError, brief
-from gemmakv.huggingface.documents import parse_object, read_object
+from gemmakv.huggingface.documents import read_object
 
 # Control tokens of Gemma by their names. Its vocabulary files call them
 # user-defined, as if they were text, and not every directory says otherwise.
@@ -95,7 +95,7 @@ def read_marks(
             tokens.append((token, AddedToken(text, False, path)))
     path = folder / "tokenizer.json"
     if tokenizer_json is None and not tokens and path.exists():
-        tokenizer_json = parse_object(path.read_bytes(), str(path))
+        tokenizer_json = read_object(path)
     if tokenizer_json is not None:
         tokens += _added_in_list(tokenizer_json, path)
     added = _united(tokens)

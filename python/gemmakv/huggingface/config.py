@@ -15,6 +15,7 @@ from typing import Any
 from gemmakv._core import ModelConfig
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.huggingface.documents import Section, read_object
+from gemmakv.huggingface.rope import rope_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,8 @@ _KINDS = {
 # The language model of a multimodal one is described in a section of its own.
 _MULTIMODAL = {"gemma3": "gemma3_text"}
 
-_LAYER_TYPES = {
-    "full_attention": "full",
-    "sliding_attention": "sliding",
-    "attention": "sliding",
-    "linear_attention": "recurrent",
-    "recurrent": "recurrent",
-}
+_LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
+_BLOCK_TYPES = {"attention": "sliding", "recurrent": "recurrent"}
 _GELU_TANH = "gelu_pytorch_tanh"
 
 
@@ -107,7 +103,7 @@ def read_config(folder: Path) -> FolderConfig:
         )
     reader = _Reader(kind, text)
     values = reader.values()
-    values |= _token_ids(folder, [top, text], values)
+    values |= _token_ids(folder, [top, text])
     try:
         config = ModelConfig(**values).named()
     except ValueError as error:
@@ -160,7 +156,7 @@ class _Reader:
         )
         values["query_scale"] = self._query_scale(base.head_dim)
         values |= self._soft_caps(base)
-        values |= self._rope(base, values["layer_kinds"])
+        values |= rope_values(text, base, values["layer_kinds"])
         if "recurrent" in values["layer_kinds"]:
             values["lru_width"] = text.size("lru_width", hidden)
             values["lru_blocks"] = heads
@@ -169,14 +165,14 @@ class _Reader:
 
     def _check_supported(self) -> None:
         text = self.text
-        activation = "hidden_activation"
-        if activation not in text and "hidden_act" in text:
-            activation = "hidden_act"
-        found = text.text(activation, _GELU_TANH)
-        # Gemma 1 says "gelu" and means its approximation.
-        legacy = self.kind.architecture == "gemma" and found == "gelu"
-        if found != _GELU_TANH and not legacy:
-            raise self.refuse(activation, repr(_GELU_TANH))
+        for key in ("hidden_activation", "hidden_act"):
+            found = text.text(key, _GELU_TANH)
+            # The first generation says "gelu" and means its approximation.
+            legacy = found == "gelu" and (
+                key == "hidden_act" or self.kind.architecture == "gemma"
+            )
+            if found != _GELU_TANH and not legacy:
+                raise self.refuse(key, repr(_GELU_TANH))
         if text.flag("attention_bias", False):
             raise self.refuse("attention_bias", "false")
         if not text.flag("embeddings_scale_by_sqrt_dim", True):
@@ -204,20 +200,20 @@ class _Reader:
             for key in ("block_types", "_block_types"):
                 blocks = self.text.texts(key)
                 if blocks is not None:
-                    kinds = self._kinds_of(key, blocks)
+                    kinds = self._kinds_of(key, blocks, _BLOCK_TYPES)
                     count = len(kinds)
                     return [kinds[i % count] for i in range(base.num_layers)]
             return base.layer_kinds
         types = self.text.texts("layer_types")
         if types is not None:
-            kinds = self._kinds_of("layer_types", types)
+            kinds = self._kinds_of("layer_types", types, _LAYER_TYPES)
             if len(kinds) != base.num_layers:
                 raise self.text.wrong(
                     "layer_types",
                     f"{base.num_layers} entries, found {len(kinds)}",
                 )
-            if "recurrent" in kinds:
-                raise self.refuse("layer_types", "attention layers")
+            if "sliding" in kinds and "sliding" not in base.layer_kinds:
+                raise self.refuse("layer_types", "'full_attention' alone")
             return kinds
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
             if key in self.text and self.kind.architecture == "gemma3":
@@ -228,16 +224,24 @@ class _Reader:
                 ]
         return base.layer_kinds
 
-    def _kinds_of(self, key: str, types: list[str]) -> list[str]:
+    def _kinds_of(
+        self, key: str, types: list[str], known: dict[str, str]
+    ) -> list[str]:
         if not types:
             raise self.text.wrong(key, "at least one entry")
         for entry in types:
-            if entry not in _LAYER_TYPES:
-                raise self.refuse(key, f"no entry {brief(entry)}")
-        return [_LAYER_TYPES[entry] for entry in types]
+            if entry not in known:
+                raise self.refuse(
+                    key, f"{' or '.join(known)}, found {brief(entry)}"
+                )
+        return [known[entry] for entry in types]
 
     def _window(self) -> int:
-        key = "attention_window_size" if self.recurrent else "sliding_window"
+        key = "sliding_window"
+        if self.recurrent and key not in self.text:
+            key = "attention_window_size"
+        if key in self.text.values and key not in self.text:
+            raise self.text.wrong(key, "a window of layers that slide")
         return self.text.size(key, self.kind.sliding_window)
 
     def _query_scale(self, head_dim: int) -> float:
@@ -253,9 +257,9 @@ class _Reader:
 
     def _soft_caps(self, base: ModelConfig) -> dict[str, float]:
         def cap(key: str, default: float) -> float:
-            # null switches a cap off.
-            if key in self.text.values and key not in self.text:
-                return 0.0
+            if key not in self.text:
+                # null switches a cap off.
+                return 0.0 if key in self.text.values else default
             value = self.text.number(key, default)
             if value <= 0:
                 raise self.text.wrong(key, "a positive number or null")
@@ -265,8 +269,10 @@ class _Reader:
             "logits_soft_cap" if self.recurrent else "final_logit_softcapping"
         )
         caps = {}
-        if base.final_soft_cap or final in self.text:
+        if self.kind.architecture != "gemma":
             caps["final_soft_cap"] = cap(final, base.final_soft_cap)
+        elif final in self.text:
+            raise self.refuse(final, "null for this model_type")
         attn = "attn_logit_softcapping"
         if base.attn_soft_cap:
             caps["attn_soft_cap"] = cap(attn, base.attn_soft_cap)
@@ -275,121 +281,21 @@ class _Reader:
             raise self.refuse(attn, "null for this model_type")
         return caps
 
-    # ---- Rotary embeddings ----
-
-    def _rope(self, base: ModelConfig, kinds: list[str]) -> dict[str, Any]:
-        if self.kind.architecture == "gemma3":
-            return self._rope_by_layer_type(base)
-        key = "rope_scaling"
-        section = self.text.section(key)
-        if section is None:
-            key = "rope_parameters"
-            section = self.text.section(key)
-        default = self.text.number("rope_theta", 10000.0)
-        theta, factor = self._rope_of(section, default)
-        values: dict[str, Any] = {"rope_dim": self._rope_dim(section, base)}
-        if "full" in kinds:
-            values["rope_base_full"] = theta
-        if "sliding" in kinds:
-            values["rope_base_sliding"] = theta
-            if factor != 1:
-                raise self.refuse(key, "no scaling for this model_type")
-        else:
-            values["rope_factor_full"] = factor
-        return values
-
-    def _rope_by_layer_type(self, base: ModelConfig) -> dict[str, Any]:
-        full = sliding = None
-        both = self.text.section("rope_parameters")
-        if both is not None:
-            full = both.section("full_attention")
-            sliding = both.section("sliding_attention")
-            if full is None and sliding is None and both.values:
-                raise self.text.wrong(
-                    "rope_parameters", "an object for each layer type"
-                )
-        # The older keys; a scaling there is that of full layers.
-        scaling = self.text.section("rope_scaling")
-        default = self.text.number("rope_theta", 1e6)
-        theta, factor = self._rope_of(full, default)
-        if scaling is not None:
-            theta, factor = self._rope_of(scaling, theta)
-        local = self.text.number("rope_local_base_freq", 1e4)
-        local, local_factor = self._rope_of(sliding, local)
-        if local_factor != 1:
-            raise self.refuse("rope_parameters", "no scaling of sliding layers")
-        return {
-            "rope_dim": base.head_dim,
-            "rope_base_full": theta,
-            "rope_base_sliding": local,
-            "rope_factor_full": factor,
-        }
-
-    def _rope_of(
-        self, section: Section | None, theta: float
-    ) -> tuple[float, float]:
-        """Base frequency and linear factor."""
-        if section is None:
-            return self._positive_base(self.text, "rope_theta", theta), 1.0
-        theta = section.number("rope_theta", theta)
-        self._positive_base(section, "rope_theta", theta)
-        key = "rope_type" if "rope_type" in section else "type"
-        kind = section.text(key, "default")
-        if kind == "default":
-            return theta, 1.0
-        if kind != "linear":
-            raise MismatchError(
-                str(section.wrong(key, "'default' or 'linear'"))
-            )
-        factor = section.number("factor", 0.0)
-        if factor < 1:
-            raise section.wrong("factor", "a number >= 1")
-        return theta, factor
-
-    @staticmethod
-    def _positive_base(section: Section, key: str, theta: float) -> float:
-        if theta <= 1:
-            raise section.wrong(key, "a number above 1")
-        return theta
-
-    def _rope_dim(self, section: Section | None, base: ModelConfig) -> int:
-        share = self.text.number(
-            "partial_rotary_factor", 0.5 if self.recurrent else 1.0
-        )
-        if section is not None:
-            share = section.number("partial_rotary_factor", share)
-        if not self.recurrent and share != 1:
-            raise self.refuse("partial_rotary_factor", "1")
-        rope_dim = int(base.head_dim * share)
-        if not 0 < rope_dim <= base.head_dim or rope_dim % 2 != 0:
-            raise self.text.wrong(
-                "partial_rotary_factor",
-                f"a part of head_dim {base.head_dim} that is even",
-            )
-        return rope_dim
-
 
 _CONFIG_KEYS = (
     "architecture", "hidden_size", "num_layers", "num_heads", "kv_heads",
     "head_dim", "ffn_dim", "layer_kinds", "attn_soft_cap", "final_soft_cap",
-    "rope_base_full", "rope_base_sliding", "qk_norm", "post_norms", "eos_ids",
-    "bos_id", "embedding_scale", "rope_dim", "biases",
+    "rope_base_full", "rope_base_sliding", "qk_norm", "post_norms",
+    "embedding_scale", "rope_dim", "biases",
 )  # fmt: skip
 
 
-def _token_ids(
-    folder: Path, sections: list[Section], defaults: dict[str, Any]
-) -> dict[str, Any]:
-    """eos_ids and bos_id: generation_config.json before config.json before the
-    family's.
-    """
+def _token_ids(folder: Path, sections: list[Section]) -> dict[str, Any]:
+    """eos_ids and bos_id: generation_config.json before config.json."""
     path = folder / "generation_config.json"
     if path.exists():
         sections = [Section(read_object(path), str(path)), *sections]
-    found: dict[str, Any] = {
-        "eos_ids": defaults["eos_ids"],
-        "bos_id": defaults["bos_id"],
-    }
+    found: dict[str, Any] = {"eos_ids": [1], "bos_id": 2}
     for section in reversed(sections):
         eos = section.token_ids("eos_token_id")
         bos = section.token_ids("bos_token_id")

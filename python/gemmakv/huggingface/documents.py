@@ -1,18 +1,20 @@
-"""JSON documents of a model directory, read strictly."""
+"""Files of a model directory, and JSON documents read strictly."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gemmakv.errors import CorruptFile, brief
 
-# Longer documents are no configuration of a model. Tokenizers, which may be
-# longer, are read elsewhere.
-_MAX_BYTES = 64 << 20
+# Longer files are no configuration and no tokenizer of a model.
+_MAX_BYTES = 256 << 20
 
 
 def parse_object(text: bytes, source: str) -> dict[str, Any]:
@@ -46,14 +48,31 @@ def parse_object(text: bytes, source: str) -> dict[str, Any]:
     return document
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises OSError or CorruptFile."""
-    size = path.stat().st_size
+def check_regular(path: Path) -> os.stat_result:
+    """Raises OSError for what is no file: opening a pipe would wait."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(
+            errno.EISDIR, os.strerror(errno.EISDIR), str(path)
+        )
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "expected a regular file", str(path))
+    return found
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file of moderate size holds. Raises OSError or CorruptFile."""
+    size = check_regular(path).st_size
     if size > _MAX_BYTES:
         raise CorruptFile(
             f"{path}: {size} bytes, expected at most {_MAX_BYTES}"
         )
-    return parse_object(path.read_bytes(), str(path))
+    return path.read_bytes()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises OSError or CorruptFile."""
+    return parse_object(read_bytes(path), str(path))
 
 
 def _reason(error: Exception) -> str:

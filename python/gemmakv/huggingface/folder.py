@@ -6,11 +6,15 @@ import dataclasses
 from pathlib import Path
 
 from gemmakv._core import ModelConfig
-from gemmakv.errors import CorruptFile
+from gemmakv.errors import CorruptFile, MismatchError
 from gemmakv.huggingface.config import read_config
-from gemmakv.huggingface.documents import Section, read_object
-from gemmakv.huggingface.safetensors import read_folder
-from gemmakv.huggingface.tensors import Place, place_tensors
+from gemmakv.huggingface.documents import Section, read_bytes, read_object
+from gemmakv.huggingface.safetensors import (
+    StoredTensor,
+    read_folder,
+    same_bytes,
+)
+from gemmakv.huggingface.tensors import Place, place_tensors, tied_tensors
 from gemmakv.model_info import ModelInfo
 
 
@@ -28,7 +32,8 @@ class ModelFolder:
 
     files: paths of the weights' files; places: the tensors in them, as
     `_core.Engine.load_files` takes them. left_out: tensors of parts that are
-    not supported, such as image encoders.
+    not supported, such as image encoders. tied: the embedding, and an output
+    head beside it that the configuration says is the same.
     """
 
     config: ModelConfig
@@ -36,18 +41,38 @@ class ModelFolder:
     places: list[Place]
     left_out: list[str]
     info: ModelInfo
+    tied: tuple[StoredTensor, StoredTensor] | None
 
     @classmethod
     def open(cls, path: str) -> ModelFolder:
         """Raises OSError, CorruptFile or MismatchError, naming the file."""
         folder = Path(path)
         described = read_config(folder)
+        stored = read_folder(folder)
         files, places, left_out = place_tensors(
-            described.config, described.tied_head, read_folder(folder), folder
+            described.config,
+            tied_head=described.tied_head,
+            multimodal=described.multimodal,
+            stored=stored,
+            folder=folder,
         )
+        tied = tied_tensors(stored, folder) if described.tied_head else None
         names = (*described.names, _name_of(folder.resolve()))
         info = ModelInfo(names, chat_template_of(folder))
-        return cls(described.config, files, places, left_out, info)
+        return cls(described.config, files, places, left_out, info, tied)
+
+    def check_tied_head(self) -> None:
+        """Reads a head that should be the embedding, if there is one.
+
+        Raises OSError; MismatchError if it is not, as what the model computes
+        would then depend on who reads it.
+        """
+        if self.tied is not None and not same_bytes(*self.tied):
+            raise MismatchError(
+                f"{self.tied[1].path}: tensor lm_head.weight is not the "
+                "embedding, expected the same: config.json has no "
+                "tie_word_embeddings false"
+            )
 
 
 def _name_of(folder: Path) -> str:
@@ -62,7 +87,7 @@ def chat_template_of(folder: Path) -> str | None:
     source = folder / "chat_template.jinja"
     if source.exists():
         try:
-            return source.read_text(encoding="utf-8") or None
+            return read_bytes(source).decode("utf-8") or None
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{source}: expected UTF-8, {error}") from None
     for name in ("chat_template.json", "tokenizer_config.json"):

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv.errors import CorruptFile, brief
-from gemmakv.huggingface.documents import parse_object, read_object
+from gemmakv.huggingface.documents import (
+    check_regular,
+    parse_object,
+    read_object,
+)
 
 # The limit of the format.
 _MAX_HEADER_BYTES = 100_000_000
@@ -25,6 +29,9 @@ _DTYPE_BITS = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+
+# Bytes that are read at a time.
+_CHUNK_BYTES = 4 << 20
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -45,11 +52,26 @@ def byte_size(tensor: StoredTensor) -> int:
     return math.prod(tensor.shape) * _DTYPE_BITS[tensor.dtype] // 8
 
 
+def same_bytes(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether two tensors hold the same; reads both. Raises OSError."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    left = byte_size(a)
+    with open(a.path, "rb") as one, open(b.path, "rb") as other:
+        one.seek(a.offset)
+        other.seek(b.offset)
+        while left > 0:
+            chunk = one.read(min(left, _CHUNK_BYTES))
+            if not chunk or chunk != other.read(len(chunk)):
+                return False
+            left -= len(chunk)
+    return True
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file. Raises OSError or CorruptFile."""
+    file_bytes = check_regular(path).st_size
     with open(path, "rb") as file:
-        file_bytes = file.seek(0, 2)
-        file.seek(0)
         start = file.read(8)
         if len(start) < 8:
             raise CorruptFile(
@@ -121,7 +143,11 @@ def _check_cover(
 ) -> None:
     """Tensors lie one behind the other and fill the file."""
     position = data
-    for name, tensor in sorted(found.items(), key=lambda item: item[1].offset):
+
+    def place(item: tuple[str, StoredTensor]) -> tuple[int, int]:
+        return item[1].offset, byte_size(item[1])  # empty ones come first
+
+    for name, tensor in sorted(found.items(), key=place):
         if tensor.offset != position:
             raise CorruptFile(
                 f"{path}: tensor {brief(name)} begins at byte {tensor.offset}, "
@@ -156,6 +182,14 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     )
 
 
+def _is_file_name(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and value not in ("", "..")
+        and value == Path(value).name
+    )
+
+
 def read_weight_map(index: Path) -> dict[str, str]:
     """Tensors' names and those of the files in the same directory that hold
     them. Raises OSError or CorruptFile.
@@ -167,7 +201,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
             "of tensor names and files"
         )
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or shard != Path(shard).name:
+        if not _is_file_name(shard):
             raise CorruptFile(
                 f"{index}: tensor {brief(name)} is in {brief(shard)}, expected "
                 "the name of a file in the same directory"

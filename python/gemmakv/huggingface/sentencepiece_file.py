@@ -15,6 +15,7 @@ from typing import Union
 
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.huggingface.added_tokens import Marks
+from gemmakv.huggingface.documents import read_bytes
 from gemmakv.tokenizer import SPACE_MARK, byte_piece
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -42,7 +43,7 @@ def marked_model(path: Path, marks: Marks) -> bytes:
     that contradicts the marks, MismatchError for one that is not of Gemma's
     kind.
     """
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         chunks, specs = _split(data)
         _check_settings(path, specs)

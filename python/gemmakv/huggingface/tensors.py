@@ -199,7 +199,9 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
 
 def place_tensors(
     config: ModelConfig,
+    *,
     tied_head: bool,
+    multimodal: bool,
     stored: Mapping[str, StoredTensor],
     folder: Path,
 ) -> tuple[list[str], list[Place], list[str]]:
@@ -214,13 +216,10 @@ def place_tensors(
         dataclasses.replace(want, name=prefix + want.name)
         for want in _wanted(config)
     ]
-    head = next((name for name in _HEADS if name in stored), _HEADS[0])
     if not tied_head:
-        wants.append(
-            _Want(
-                "output.weight", head, (config.vocab_size, config.hidden_size)
-            )
-        )
+        name = next((name for name in _HEADS if name in stored), _HEADS[0])
+        shape = (config.vocab_size, config.hidden_size)
+        wants.append(_Want("output.weight", name, shape))
     files: dict[str, int] = {}
     places = []
     for want in wants:
@@ -228,8 +227,18 @@ def place_tensors(
         file = files.setdefault(tensor.path, len(files))
         places.append(want.place(file, tensor))
     used = {want.name for want in wants} | set(_HEADS)
-    left_out = _left_out(stored, used, folder)
+    parts = _OTHER_PARTS if multimodal else ()
+    left_out = _left_out(stored, used, parts, folder)
     return list(files), places, left_out
+
+
+def tied_tensors(
+    stored: Mapping[str, StoredTensor], folder: Path
+) -> tuple[StoredTensor, StoredTensor] | None:
+    """The embedding, and the output head that a file has in spite of it."""
+    embedding = stored[_prefix_of(stored, folder) + "embed_tokens.weight"]
+    heads = [stored[name] for name in _HEADS if name in stored]
+    return (embedding, heads[0]) if heads else None
 
 
 def _prefix_of(stored: Mapping[str, StoredTensor], folder: Path) -> str:
@@ -265,7 +274,10 @@ def _require(
 
 
 def _left_out(
-    stored: Mapping[str, StoredTensor], used: set[str], folder: Path
+    stored: Mapping[str, StoredTensor],
+    used: set[str],
+    parts: tuple[str, ...],
+    folder: Path,
 ) -> list[str]:
     """Tensors of other parts; anything else that is not used is an error."""
     rest = [
@@ -276,7 +288,7 @@ def _left_out(
     others = [
         name
         for name in rest
-        if name.removeprefix("model.").startswith(_OTHER_PARTS)
+        if name.removeprefix("model.").startswith(parts)
     ]
     unknown = sorted(set(rest) - set(others))
     if unknown:

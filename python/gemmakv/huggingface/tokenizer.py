@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmakv.huggingface.added_tokens import read_marks
-from gemmakv.huggingface.documents import parse_object
+from gemmakv.huggingface.documents import read_object
 from gemmakv.huggingface.json_tokenizer import JsonTokenizer
 from gemmakv.huggingface.sentencepiece_file import marked_model
 from gemmakv.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -26,6 +26,6 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
         return SentencePieceTokenizer(model, str(path))
     path = folder / "tokenizer.json"
     if path.exists():
-        content = parse_object(path.read_bytes(), str(path))
+        content = read_object(path)
         return JsonTokenizer(path, content, read_marks(folder, content))
     return None
