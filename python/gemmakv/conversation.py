@@ -46,7 +46,8 @@ class Conversation:
     ) -> None:
         if gemma.tokenizer is None:
             raise ValueError(
-                "gemma: this model has no tokenizer, which a Session needs"
+                "gemma: this model has no tokenizer (a folder needs a "
+                "tokenizer.model or tokenizer.json), and a Session needs one"
             )
         self._tokenizer = gemma.tokenizer
         self._bos_id = gemma.config.bos_id

@@ -32,7 +32,8 @@ def prompt_ids(
         return token_ids(name, prompt, config.vocab_size)
     if prompt and tokenizer is None:
         raise ValueError(
-            f"{name}: this model has no tokenizer; expected token ids, "
+            f"{name}: this model has no tokenizer (a folder needs a "
+            "tokenizer.model or tokenizer.json); expected token ids, "
             "found a str"
         )
     ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
