@@ -113,6 +113,15 @@ def test_control_strings_of_messages_stay_text(
     ) == len(messages)
 
 
+def test_which_template_counts(tmp_path: Path) -> None:
+    """As in transformers: the file of its own, then the tokenizer's."""
+    model_with(tmp_path, "model", "processor", PLACES[2])
+    model_with(tmp_path, "model", "tokenizer", PLACES[0])
+    assert Gemma.load(tmp_path).chat_template == "tokenizer"
+    gemma = model_with(tmp_path, "model", "own file", PLACES[1])
+    assert gemma.chat_template == "own file"
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_every_place_of_a_template(tmp_path: Path, place: str) -> None:
     gemma = model_with(tmp_path, "model", source_of("gemma-3"), place)

@@ -90,7 +90,8 @@ def chat_template_of(folder: Path) -> str | None:
             return read_bytes(source).decode("utf-8") or None
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{source}: expected UTF-8, {error}") from None
-    for name in ("chat_template.json", "tokenizer_config.json"):
+    # The former is the tokenizer's, the latter that of an image processor.
+    for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
         if not path.exists():
             continue
