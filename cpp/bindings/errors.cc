@@ -10,7 +10,7 @@ namespace gkv {
 namespace {
 
 void SetError(PyObject* type, const Error& error) {
-  PyErr_SetObject(type, FsDecode(error.what()).ptr());
+  PyErr_SetString(type, error.what());  // UTF-8, whatever is in it
 }
 
 // Raises the OSError subclass of the error number: FileNotFoundError, ...

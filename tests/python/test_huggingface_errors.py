@@ -249,6 +249,30 @@ def test_generation_config_is_checked_and_wins(model: Path) -> None:
     assert "generation_config.json" in refusal(model, gemmakv.CorruptFile)
 
 
+def test_omitted_token_ids_are_those_of_transformers(model: Path) -> None:
+    def omit(config: dict[str, Any]) -> None:
+        config.pop("eos_token_id", None)
+        config.pop("bos_token_id", None)
+
+    (model / "generation_config.json").unlink(missing_ok=True)
+    edit_json(model / "config.json", omit)
+    config = gemmakv.Gemma.load(model).config
+    assert (config.eos_ids, config.bos_id) == ([1], 2)
+
+
+def test_both_names_of_a_recurrent_model_s_window(
+    masters: dict[str, Path], tmp_path: Path
+) -> None:
+    model = copy_of(masters["recurrentgemma-mqa"], tmp_path)
+
+    def rename(config: dict[str, Any]) -> None:
+        config["sliding_window"] = config.pop("attention_window_size") + 1
+
+    window = gemmakv.Gemma.load(model).config.sliding_window
+    edit_json(model / "config.json", rename)
+    assert gemmakv.Gemma.load(model).config.sliding_window == window + 1
+
+
 def test_no_safetensors(model: Path) -> None:
     weights_of(model).unlink()
     with pytest.raises(IsADirectoryError, match="safetensors"):
@@ -513,6 +537,21 @@ def test_directories_of_any_name(model: Path, tmp_path: Path) -> None:
     edit_json(Path(path) / "config.json", _set(hidden_size=32))
     message = refusal(Path(path), gemmakv.CorruptFile)
     assert "\udcff" in message
+
+
+def test_gguf_files_of_any_name(tiny_path: Path, tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf")
+    shutil.copy(tiny_path, path)
+    fingerprint = gemmakv.Gemma.load(tiny_path).fingerprint
+    assert gemmakv.Gemma.load(path).fingerprint == fingerprint
+    with open(path, "r+b") as file:
+        file.truncate(1000)
+    assert "\\xff.gguf" in refusal(Path(path), gemmakv.CorruptFile)
+    os.unlink(path)
+    os.symlink("nowhere", path)
+    with pytest.raises(FileNotFoundError) as caught:
+        gemmakv.Gemma.load(path)
+    assert caught.value.filename == path
 
 
 @settings(
