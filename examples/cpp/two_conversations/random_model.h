@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/gemma.h"
+#include "model/family.h"
 
 // Weights from any source: this one makes them up, sized by what a small
 // configuration asks for.
@@ -74,21 +75,18 @@ class RandomSource : public gkv::TensorSource {
 
 inline std::shared_ptr<gkv::Gemma> RandomModel() {
   gkv::ModelConfig config;
-  config.architecture = "gemma3";
   config.hidden_size = 64;
   config.num_layers = 6;
   config.num_heads = 4;
   config.kv_heads = 1;
   config.head_dim = 32;
   config.ffn_dim = 128;
+  // What all models of the family have in common; the rest is this one's.
+  gkv::ApplyFamily(*gkv::FindFamily("gemma3"), config);
   config.vocab_size = 256;
   config.context_length = 1024;
   config.sliding_window = 32;
-  config.layer_kinds = gkv::PeriodicLayerKinds(6, 6);
   config.query_scale = 1 / std::sqrt(32.0);
-  config.rope_base_full = 1e6;
-  config.rope_base_sliding = 1e4;
-  config.qk_norm = config.post_norms = true;
   RandomSource source(config);
   return gkv::Gemma::FromTensors(config, source);
 }
