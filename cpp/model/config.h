@@ -17,20 +17,12 @@
 namespace gkv {
 
 // Models whose shape is known by name, so that a cache can be made without
-// any file.
+// any file: kGemma_2B, kGemma2_9B, kGemma3_270M, kRecurrentGemma_2B, ... (the
+// rows of named_models.inc).
 enum class ModelType {
-  kGemma_2B,
-  kGemma_7B,
-  kGemma2_2B,
-  kGemma2_9B,
-  kGemma2_27B,
-  kGemma3_270M,
-  kGemma3_1B,
-  kGemma3_4B,
-  kGemma3_12B,
-  kGemma3_27B,
-  kRecurrentGemma_2B,
-  kRecurrentGemma_9B,
+#define GKV_MODEL(type, ...) type,
+#include "model/named_models.inc"
+#undef GKV_MODEL
 };
 
 // Everything that the forward pass needs to know besides the weights. What

@@ -1,8 +1,4 @@
-// The table of named models. A new size of a known family is one row, and one
-// golden in tests/golden/configs/.
-//
-// Shapes: the configurations that Google published with the checkpoints
-// (config.json on the model pages).
+// Configurations of the named models, from the rows of named_models.inc.
 
 #include <cmath>
 #include <iterator>
@@ -28,36 +24,12 @@ struct Row {
 using enum ModelType;
 constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072;
 
-// clang-format off
 constexpr Row kRows[] = {
-    // hidden, layers, heads, kv heads, head_dim, ffn, query divisor, context,
-    // window, rope factor
-    {kGemma_2B, "gemma-2b", "gemma",
-     2048, 18, 8, 1, 256, 16384, 256, k8K},
-    {kGemma_7B, "gemma-7b", "gemma",
-     3072, 28, 16, 16, 256, 24576, 256, k8K},
-    {kGemma2_2B, "gemma2-2b", "gemma2",
-     2304, 26, 8, 4, 256, 9216, 256, k8K},
-    {kGemma2_9B, "gemma2-9b", "gemma2",
-     3584, 42, 16, 8, 256, 14336, 256, k8K},
-    {kGemma2_27B, "gemma2-27b", "gemma2",
-     4608, 46, 32, 16, 128, 36864, 144, k8K},
-    {kGemma3_270M, "gemma3-270m", "gemma3",
-     640, 18, 4, 1, 256, 2048, 256, k32K, 512},
-    {kGemma3_1B, "gemma3-1b", "gemma3",
-     1152, 26, 4, 1, 256, 6912, 256, k32K, 512},
-    {kGemma3_4B, "gemma3-4b", "gemma3",
-     2560, 34, 8, 4, 256, 10240, 256, k128K, 1024, 8},
-    {kGemma3_12B, "gemma3-12b", "gemma3",
-     3840, 48, 16, 8, 256, 15360, 256, k128K, 1024, 8},
-    {kGemma3_27B, "gemma3-27b", "gemma3",
-     5376, 62, 32, 16, 128, 21504, 168, k128K, 1024, 8},
-    {kRecurrentGemma_2B, "recurrentgemma-2b", "recurrentgemma",
-     2560, 26, 10, 1, 256, 7680, 256, k8K},
-    {kRecurrentGemma_9B, "recurrentgemma-9b", "recurrentgemma",
-     4096, 38, 16, 1, 256, 12288, 256, k8K},
+#define GKV_MODEL(type, name, family, ...) \
+  {ModelType::type, name, family, __VA_ARGS__},
+#include "model/named_models.inc"
+#undef GKV_MODEL
 };
-// clang-format on
 
 // Models that share the shape of another one.
 constexpr struct {

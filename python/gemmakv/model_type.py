@@ -11,21 +11,12 @@ from gemmakv.errors import brief
 
 if TYPE_CHECKING:
 
-    class ModelType(str, enum.Enum):
-        """Models whose shape is known by name (the table is in the core)."""
+    class _Members(enum.EnumMeta):
+        # Members come from the core's table, so that a new size is one row.
+        def __getattr__(cls, name: str) -> ModelType: ...
 
-        GEMMA_2B = "gemma-2b"
-        GEMMA_7B = "gemma-7b"
-        GEMMA2_2B = "gemma2-2b"
-        GEMMA2_9B = "gemma2-9b"
-        GEMMA2_27B = "gemma2-27b"
-        GEMMA3_270M = "gemma3-270m"
-        GEMMA3_1B = "gemma3-1b"
-        GEMMA3_4B = "gemma3-4b"
-        GEMMA3_12B = "gemma3-12b"
-        GEMMA3_27B = "gemma3-27b"
-        RECURRENTGEMMA_2B = "recurrentgemma-2b"
-        RECURRENTGEMMA_9B = "recurrentgemma-9b"
+    class ModelType(str, enum.Enum, metaclass=_Members):
+        """Models whose shape is known by name: `ModelType.GEMMA2_9B`, ..."""
 
 else:
     ModelType = enum.Enum(
