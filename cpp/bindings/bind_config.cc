@@ -1,6 +1,8 @@
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -125,8 +127,8 @@ void RegisterConfig(py::module_& module) {
           py::arg("name"), "The published shape of a named type.")
       .def_static(
           "from_gguf",
-          [](const std::string& path) {
-            return ConfigFromGguf(GgufFile(path));
+          [](const std::filesystem::path& path) {
+            return ConfigFromGguf(GgufFile(path.native()));
           },
           py::arg("path"), "The shape that a GGUF file's metadata states.")
       .def_static(

@@ -3,6 +3,7 @@ documentation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any, final
 
 import numpy as np
@@ -60,7 +61,7 @@ class ModelConfig:
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
     @staticmethod
-    def from_gguf(path: str | bytes) -> ModelConfig: ...
+    def from_gguf(path: str | bytes | PathLike[str]) -> ModelConfig: ...
     @staticmethod
     def from_family(
         architecture: str,
