@@ -79,6 +79,12 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
             _refuse_folder(path)
         return path
     if os.path.exists(path):
+        if os.path.basename(path) == "config.json" or path.endswith(
+            ".safetensors"
+        ):
+            raise ValueError(
+                f"{path}: a part of a model; expected the folder that it is in"
+            )
         return path
     name = hub.parse(model) if isinstance(model, str) else None
     if name is not None:

@@ -183,6 +183,16 @@ def test_resolve_folder(tmp_path: Path) -> None:
     assert models.resolve(tmp_path) == str(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "model-00001-of-00002.safetensors"]
+)
+def test_resolve_part_of_a_folder(tmp_path: Path, name: str) -> None:
+    part = tmp_path / name
+    part.write_bytes(b"{}")
+    with pytest.raises(ValueError, match="expected the folder that it is in"):
+        models.resolve(part)
+
+
 @pytest.mark.parametrize("model", ["", "a\0b", 7, None, b"x.gguf"])
 def test_resolve_rejects_what_is_no_path(model: object) -> None:
     with pytest.raises(ValueError, match="model"):

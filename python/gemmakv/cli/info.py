@@ -83,6 +83,8 @@ def _render(document: dict[str, Any]) -> str:
         for key, value in model.items():
             if key not in document and key != "kv_cache":
                 text = f"{value:,}" if isinstance(value, int) else str(value)
+                if value is None:
+                    text = "none of the named ones"
                 title.add_row(key.replace("_", " "), text)
         tables.append(_kv_table(model["kv_cache"], model["context_length"]))
     if "tensors" in document:
