@@ -42,7 +42,8 @@ inline float FloatAt(TensorType type, const uint8_t* data, size_t i) {
 // Where weights come from: a file, arrays in memory, a network store. Names
 // are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are
 // stored with the model's "+ 1" already added, as that convention has it.
-// A view's data stays valid as long as the source lives.
+// A view's data stays valid until the end of the tensor is released, or as long
+// as the source lives.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;

@@ -141,8 +141,10 @@ class PackedLoad {
   PackedLoad(const ModelConfig& config, TensorSource& source, ThreadPool& pool,
              const LoadProgress& progress, const PackedOptions& options)
       : config_(config), source_(source), pool_(pool), options_(options) {
+    const std::vector<std::string> names = TensorNames(config, source);
+    if (options.quantize) RequireFloatMatrix(source, names);
     if (!progress) return;
-    source_bytes_ = SourceBytes(source_);
+    source_bytes_ = SourceBytes(source, names);
     // A second attempt at something is not a step back.
     progress_ = [this, &progress](size_t done, size_t total) {
       done_ = std::max(done_, done);
@@ -152,7 +154,6 @@ class PackedLoad {
   PackedLoad(const PackedLoad&) = delete;
 
   Weights Run(PackedReport& report) {
-    if (options_.quantize) RequireFloatMatrix(source_);
     Survey survey(config_, source_, pool_,
                   {options_.quantize, progress_, 0, 2 * source_bytes_});
     VisitWeights(config_, survey);
@@ -281,7 +282,6 @@ Weights LoadPackedWeights(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const LoadProgress& progress,
                           const PackedOptions& options, PackedReport& report) {
   config.Validate();
-  CheckTensorNames(config, source);
   return PackedLoad(config, source, pool, progress, options).Run(report);
 }
 

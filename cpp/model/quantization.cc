@@ -69,9 +69,10 @@ TensorType KeptType(const TensorView& matrix,
   return type;
 }
 
-void RequireFloatMatrix(TensorSource& source) {
+void RequireFloatMatrix(TensorSource& source,
+                        const std::vector<std::string>& names) {
   std::set<std::string_view> found;
-  for (const std::string& name : source.Names()) {
+  for (const std::string& name : names) {
     const std::optional<TensorView> view = source.Find(name);
     if (!view || view->rows == 1) continue;
     if (IsFloat(view->type)) return;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/tensor_type.h"
 #include "io/tensor_source.h"
@@ -36,9 +37,11 @@ TensorType QuantizeTargetFromName(std::string_view name);
 // columns are not whole blocks of the type.
 TensorType KeptType(const TensorView& matrix, std::optional<TensorType> target);
 
-// Throws InvalidArgument, which lists the types found, if no matrix of the
-// source is F32, F16 or BF16. Looks no further than the first that is.
-void RequireFloatMatrix(TensorSource& source);
+// Throws InvalidArgument, which lists the types found, if none of these tensors
+// of the source is a matrix of F32, F16 or BF16. Looks no further than the
+// first that is.
+void RequireFloatMatrix(TensorSource& source,
+                        const std::vector<std::string>& names);
 
 // Says why rows [begin, end) of a matrix cannot be of this type: throws
 // CorruptFile for a NaN or infinity, else InvalidArgument for values that are

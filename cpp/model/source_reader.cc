@@ -129,6 +129,7 @@ class LayerVisit {
 }  // namespace
 
 Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor) {
+  const ScopedFpEnvironment fp_environment;
   Weights weights;
   const size_t hidden = config.hidden_size;
   weights.embedding =
@@ -219,7 +220,6 @@ PackedMatrix SourceReader::Matrix(const std::string& name, size_t rows,
     }
   }
   BeginMatrix(view, matrix);
-  const ScopedFpEnvironment fp_environment;
   const size_t row_bytes = RowBytes(view.type, cols);
   const size_t slab_bytes = kSlabRows * row_bytes;
   const size_t slabs_per_batch =
@@ -284,9 +284,10 @@ void SourceReader::Advance(size_t bytes) {
   if (options_.progress) options_.progress(done_, options_.total);
 }
 
-size_t SourceBytes(TensorSource& source) {
+size_t SourceBytes(TensorSource& source,
+                   const std::vector<std::string>& names) {
   size_t total = 0;
-  for (const std::string& name : source.Names()) {
+  for (const std::string& name : names) {
     const std::optional<TensorView> view = source.Find(name);
     if (!view) continue;
     total += view->size_bytes();

@@ -36,7 +36,9 @@ class WeightVisitor {
 };
 
 // Asks for every tensor of the model, in a fixed order, and puts them where
-// they belong. The fingerprint stays empty. Requires: config.Validate() passes.
+// they belong. The fingerprint stays empty. Whatever the floating-point state
+// of the calling thread, the weights are the same. Requires: config.Validate()
+// passes.
 Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor);
 
 // Rows that one task reads while they are in cache. Part of the definition of
@@ -111,8 +113,8 @@ class SourceReader : public WeightVisitor {
   std::atomic<bool> representable_{true};
 };
 
-// Bytes of all tensors of a source.
-size_t SourceBytes(TensorSource& source);
+// Bytes of these tensors of a source.
+size_t SourceBytes(TensorSource& source, const std::vector<std::string>& names);
 
 }  // namespace gkv
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
 #include "model/source_reader.h"
@@ -13,7 +14,7 @@ namespace {
 // Notes what is asked for, and gives weights without values.
 class NameList : public WeightVisitor {
  public:
-  bool Has(const std::string&) override { return false; }
+  bool Has(const std::string&) override { return true; }
   PackedMatrix Matrix(const std::string& name, size_t, size_t) override {
     names_.insert(name);
     return {};
@@ -46,17 +47,24 @@ ModelConfig Smallest(ModelConfig config) {
 
 }  // namespace
 
-void CheckTensorNames(const ModelConfig& config, TensorSource& source) {
+std::vector<std::string> TensorNames(const ModelConfig& config,
+                                     const TensorSource& source) {
   NameList expected;
   VisitWeights(Smallest(config), expected);
-  for (const std::string& name : source.Names()) {
-    if (!name.starts_with("blk.") || expected.Contains(name)) continue;
+  std::vector<std::string> names;
+  for (std::string& name : source.Names()) {
+    if (expected.Contains(name)) {
+      names.push_back(std::move(name));
+      continue;
+    }
+    if (!name.starts_with("blk.")) continue;
     throw CorruptFile(StrCat(source.Description(), ": found tensor ", name,
                              ", expected none of this name: the configuration "
                              "is of a ",
                              config.architecture, " model of ",
                              config.num_layers, " layers"));
   }
+  return names;
 }
 
 }  // namespace gkv

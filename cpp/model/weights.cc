@@ -62,9 +62,9 @@ Weights LoadWeights(const ModelConfig& config, TensorSource& source,
                     ThreadPool& pool, const LoadProgress& progress,
                     std::optional<TensorType> quantize) {
   config.Validate();
-  CheckTensorNames(config, source);
-  if (quantize) RequireFloatMatrix(source);
-  const size_t total = progress ? SourceBytes(source) : 0;
+  const std::vector<std::string> names = TensorNames(config, source);
+  if (quantize) RequireFloatMatrix(source, names);
+  const size_t total = progress ? SourceBytes(source, names) : 0;
   MemoryLoader loader(config, source, pool, {quantize, progress, 0, total});
   Weights weights = VisitWeights(config, loader);
   weights.fingerprint = loader.fingerprint();

@@ -329,6 +329,11 @@ def test_contradictions(
 
 def test_an_image_encoder_may_stand_beside_the_text(tmp_path: Path) -> None:
     config = family_models.config("gemma3")
-    path = file_of(tmp_path, config, add("v.blk.0.attn_q.weight", 8, 8))
+    path = file_of(
+        tmp_path,
+        config,
+        add("v.blk.0.attn_q.weight", 8, 8),
+        add("v.patch_embd.weight", 2, 3, 4, 4),
+    )
     found = logits_of(Gemma.load(path))
     assert np.array_equal(found, logits_of(family_models.model("gemma3")))

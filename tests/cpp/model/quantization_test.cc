@@ -220,6 +220,9 @@ TEST(QuantizationTest, NothingToQuantize) {
   TinyOptions options;
   options.types = {TensorType::kQ8_0, TensorType::kQ4_0};
   MemorySource source = TinyTensors(options);
+  // Not the model's.
+  source.tensors["v.blk.0.attn_q.weight"] = {TensorType::kF32, 2, 2,
+                                             std::vector<uint8_t>(16)};
   ThreadPool pool(1);
   size_t progress = 0;
   const LoadProgress count = [&](size_t, size_t) { ++progress; };

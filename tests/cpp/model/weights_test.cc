@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -139,6 +140,50 @@ TEST(WeightsTest, PartsOfRecurrentLayersAreWhereTheyBelong) {
     EXPECT_NEAR(layer.decay[c],
                 -8 * std::log1p(std::exp(static_cast<double>(param[c]))), 1e-5);
   }
+}
+
+// exp(-100) is subnormal, and so is a decay of that size.
+TEST(WeightsTest, FlushToZeroOfTheCallerDoesNotMatter) {
+  const TinyOptions options = TinyFamily("recurrentgemma");
+  MemorySource source = TinyTensors(options);
+  const std::vector<float> params(options.lru_width, -100.0f);
+  std::memcpy(source.tensors.at("blk.0.rec_a_param").bytes.data(),
+              params.data(), params.size() * sizeof(float));
+  const Weights expected = Load(source, options);
+  const FlushToZero flush;
+  const Weights weights = Load(source, options);
+  // As bits: subnormals compare equal to zero here.
+  const FloatVector& decay = weights.layers[0].recurrent->decay;
+  const float zeros[2] = {0.0f, -0.0f};
+  EXPECT_NE(std::memcmp(&decay[0], &zeros[0], sizeof(float)), 0);
+  EXPECT_NE(std::memcmp(&decay[0], &zeros[1], sizeof(float)), 0);
+  EXPECT_EQ(
+      std::memcmp(decay.data(), expected.layers[0].recurrent->decay.data(),
+                  options.lru_width * sizeof(float)),
+      0);
+}
+
+// What is not the model's is not asked for, whatever it is, and does not count
+// towards the total.
+TEST(WeightsTest, TensorsBesideTheModelAreLeftAlone) {
+  class Beside : public MemorySource {
+   public:
+    std::optional<TensorView> Find(std::string_view name) override {
+      if (name == "v.patch_embd.weight") throw CorruptFile("4 dimensions");
+      return MemorySource::Find(name);
+    }
+  };
+  const TinyOptions options;
+  Beside source;
+  source.tensors = TinyTensors(options).tensors;
+  source.tensors["v.patch_embd.weight"] = {
+      TensorType::kF32, 1, 1, {0, 0, 0, 0}};
+  size_t last = 0, total = 1;
+  Load(source, options, 1, [&](size_t done, size_t all) {
+    last = done;
+    total = all;
+  });
+  EXPECT_EQ(last, total);
 }
 
 TEST(WeightsTest, QuantizedGatesAreRefused) {
