@@ -16,6 +16,18 @@ TensorType TypeOf(const std::string& name, const py::array& array) {
                                ", expected float32, float16 or bfloat16"));
 }
 
+std::string NameOf(const py::handle& key) {
+  if (PyUnicode_Check(key.ptr())) {
+    Py_ssize_t size = 0;
+    const char* name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+    if (name != nullptr) return {name, static_cast<size_t>(size)};
+    PyErr_Clear();  // a lone surrogate
+  }
+  throw InvalidArgument(StrCat("source has the key ",
+                               std::string(py::repr(key)),
+                               ", expected names of tensors"));
+}
+
 }  // namespace
 
 NumpySource::NumpySource(py::object mapping) : mapping_(std::move(mapping)) {
@@ -29,7 +41,7 @@ NumpySource::NumpySource(py::object mapping) : mapping_(std::move(mapping)) {
 std::vector<std::string> NumpySource::Names() const {
   std::vector<std::string> names;
   for (const py::handle name : mapping_.attr("keys")()) {
-    names.push_back(py::cast<std::string>(name));
+    names.push_back(NameOf(name));
   }
   return names;
 }

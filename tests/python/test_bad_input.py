@@ -238,6 +238,8 @@ def test_from_tensors_errors(tiny: Gemma) -> None:
         (None, "mapping"),
         (3, "mapping"),
         ({}, "token_embd.weight"),
+        ({**tiny_gguf.tensors(), 1: 0}, "key 1, expected names"),
+        ({**tiny_gguf.tensors(), "\udc80": 0}, "udc80', expected names"),
         ({**tiny_gguf.tensors(), Q: "text"}, Q),
         ({**tiny_gguf.tensors(), Q: np.zeros((2, 2))}, Q),
         ({**tiny_gguf.tensors(), Q: np.zeros((2, 2), np.float32)}, Q),
