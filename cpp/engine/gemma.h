@@ -57,8 +57,8 @@ class Gemma {
   // by their first use.
   Hash128 fingerprint() const;
   size_t num_threads() const { return num_threads_; }
-  std::vector<MatrixInfo> matrices() const {
-    return Matrices(model_->weights);
+  const std::vector<MatrixInfo>& matrices() const {
+    return model_->weights.matrices;
   }
   // Where the weights are: in a packed file, or in memory and why.
   const PackedReport& packed_report() const { return packed_report_; }
@@ -81,10 +81,10 @@ class Gemma {
   std::vector<std::shared_ptr<Request>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
   // logits [all_positions ? tokens.size() : 1, vocab_size].
-  std::shared_ptr<Request> StartLogits(
-      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
-      bool all_positions, float* logits,
-      const std::function<void()>& poll = {});
+  std::shared_ptr<Request> StartLogits(const std::shared_ptr<KVCache>& cache,
+                                       std::span<const int32_t> tokens,
+                                       bool all_positions, float* logits,
+                                       const std::function<void()>& poll = {});
 
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.

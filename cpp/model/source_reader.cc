@@ -126,11 +126,35 @@ class LayerVisit {
   WeightVisitor& visitor_;
 };
 
+// Hands requests on and notes the matrices.
+class MatrixList : public WeightVisitor {
+ public:
+  MatrixList(WeightVisitor& visitor, std::vector<MatrixInfo>& matrices)
+      : visitor_(visitor), matrices_(matrices) {}
+
+  bool Has(const std::string& name) override { return visitor_.Has(name); }
+  PackedMatrix Matrix(const std::string& name, size_t rows,
+                      size_t cols) override {
+    PackedMatrix matrix = visitor_.Matrix(name, rows, cols);
+    matrices_.push_back({name, matrix.type, rows, cols});
+    return matrix;
+  }
+  FloatVector Floats(const std::string& name, size_t rows,
+                     size_t cols) override {
+    return visitor_.Floats(name, rows, cols);
+  }
+
+ private:
+  WeightVisitor& visitor_;
+  std::vector<MatrixInfo>& matrices_;
+};
+
 }  // namespace
 
-Weights VisitWeights(const ModelConfig& config, WeightVisitor& visitor) {
+Weights VisitWeights(const ModelConfig& config, WeightVisitor& source) {
   const ScopedFpEnvironment fp_environment;
   Weights weights;
+  MatrixList visitor(source, weights.matrices);
   const size_t hidden = config.hidden_size;
   weights.embedding =
       visitor.Matrix("token_embd.weight", config.vocab_size, hidden);

@@ -64,22 +64,6 @@ struct LayerWeights {
   FloatVector post_ffn_norm;       // [hidden_size], with post_norms
 };
 
-// A model's weights. Immutable after loading; shared by every conversation
-// and thread.
-struct Weights {
-  PackedMatrix embedding;            // [vocab_size, hidden_size]
-  std::optional<PackedMatrix> head;  // nullopt: the embedding serves
-  FloatVector final_norm;            // [hidden_size]
-  std::vector<LayerWeights> layers;
-  // Of the configuration and every tensor's logical bytes, in a fixed order,
-  // and of the types that matrices were quantized to.
-  Hash128 fingerprint;
-  // What matrices without memory of their own point into, or null.
-  std::shared_ptr<const PackedFile> file;
-
-  const PackedMatrix& output_head() const { return head ? *head : embedding; }
-};
-
 // What a matrix of loaded weights is called and how it is kept.
 struct MatrixInfo {
   std::string name;  // as in the source
@@ -88,7 +72,22 @@ struct MatrixInfo {
   size_t cols;
 };
 
-std::vector<MatrixInfo> Matrices(const Weights& weights);
+// A model's weights. Immutable after loading; shared by every conversation
+// and thread.
+struct Weights {
+  PackedMatrix embedding;            // [vocab_size, hidden_size]
+  std::optional<PackedMatrix> head;  // nullopt: the embedding serves
+  FloatVector final_norm;            // [hidden_size]
+  std::vector<LayerWeights> layers;
+  std::vector<MatrixInfo> matrices;  // all of the above, as they were read
+  // Of the configuration and every tensor's logical bytes, in a fixed order,
+  // and of the types that matrices were quantized to.
+  Hash128 fingerprint;
+  // What matrices without memory of their own point into, or null.
+  std::shared_ptr<const PackedFile> file;
+
+  const PackedMatrix& output_head() const { return head ? *head : embedding; }
+};
 
 // Called now and then from the loading thread with bytes done and in total. An
 // exception that it throws ends the load.

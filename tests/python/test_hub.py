@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -365,19 +366,12 @@ def test_stopped_process_resumes(
     assert download.bytes_sent <= len(data) - 3 * CHUNK
 
 
-def _resolve_in_child(results: Any) -> None:
-    results.put(Path(models.resolve("org/repo")).read_bytes() == DATA)
-
-
-def test_many_processes_download_once(fake: FakeHub) -> None:
-    importlib.import_module("huggingface_hub")
-    fake.add("org/repo", ONE_FILE)
-    fake.bytes_per_s = 20 * CHUNK
+def expect_in_processes(check: Callable[[], bool]) -> None:
+    """Expects `check` to hold in three processes that run at once."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     children = [
-        context.Process(target=_resolve_in_child, args=(results,))
-        for _ in range(3)
+        context.Process(target=lambda: results.put(check())) for _ in range(3)
     ]
     for child in children:
         child.start()
@@ -385,6 +379,15 @@ def test_many_processes_download_once(fake: FakeHub) -> None:
     for child in children:
         child.join(60)
         assert child.exitcode == 0
+
+
+def test_many_processes_download_once(fake: FakeHub) -> None:
+    importlib.import_module("huggingface_hub")
+    fake.add("org/repo", ONE_FILE)
+    fake.bytes_per_s = 20 * CHUNK
+    expect_in_processes(
+        lambda: Path(models.resolve("org/repo")).read_bytes() == DATA
+    )
     assert len(fake.downloads()) == 1
 
 

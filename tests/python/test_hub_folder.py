@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +24,7 @@ from test_hub import (
     CHUNK,
     Usage,
     environment,
+    expect_in_processes,
     needs_hub,
     offline,
     one_line,
@@ -259,26 +258,11 @@ def test_small_files_come_from_the_hub_itself(
     ]
 
 
-def _resolve_in_child(results: Any) -> None:
-    results.put(here(models.resolve("org/repo")) == NEEDED)
-
-
 def test_many_processes_download_once(fake: FakeHub) -> None:
     pytest.importorskip("huggingface_hub")
     fake.add("org/repo", REPOSITORY)
     fake.bytes_per_s = 20 * CHUNK
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    children = [
-        context.Process(target=_resolve_in_child, args=(results,))
-        for _ in range(3)
-    ]
-    for child in children:
-        child.start()
-    assert [results.get(timeout=60) for _ in children] == [True] * 3
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
+    expect_in_processes(lambda: here(models.resolve("org/repo")) == NEEDED)
     assert sum(r.bytes_sent for r in fake.downloads()) == TOTAL
 
 

@@ -63,6 +63,24 @@ class _Want:
         )  # fmt: skip
 
 
+# Norms of a layer: the core's names and the checkpoint's. What is called
+# post_attention_layernorm stands behind attention only where there are four.
+_TWO_NORMS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_RECURRENT_NORMS = {
+    "attn_norm": "temporal_pre_norm",
+    "ffn_norm": "channel_pre_norm",
+}
+
+
 def _norm(core: str, name: str, size: int) -> _Want:
     return _Want(core, name, (size,), _PLUS_ONE)
 
@@ -72,31 +90,11 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
     core, name = f"blk.{i}.", f"layers.{i}."
     recurrent_family = config.architecture == "recurrentgemma"
     if recurrent_family:
-        yield _norm(
-            core + "attn_norm.weight", name + "temporal_pre_norm.weight", hidden
-        )
-        yield _norm(
-            core + "ffn_norm.weight", name + "channel_pre_norm.weight", hidden
-        )
+        norms = _RECURRENT_NORMS
     else:
-        yield _norm(
-            core + "attn_norm.weight", name + "input_layernorm.weight", hidden
-        )
-        # With post-norms, the name means what it says only in part.
-        before, after = "post_attention_layernorm", ""
-        if config.post_norms:
-            before, after = "pre_feedforward_layernorm", before
-            yield _norm(
-                core + "post_attention_norm.weight",
-                f"{name}{after}.weight",
-                hidden,
-            )
-            yield _norm(
-                core + "post_ffw_norm.weight",
-                name + "post_feedforward_layernorm.weight",
-                hidden,
-            )
-        yield _norm(core + "ffn_norm.weight", f"{name}{before}.weight", hidden)
+        norms = _FOUR_NORMS if config.post_norms else _TWO_NORMS
+    for core_norm, norm in norms.items():
+        yield _norm(f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden)
     block = name + ("temporal_block." if recurrent_family else "self_attn.")
     if config.layer_kinds[i] == "recurrent":
         yield from _recurrent(config, core, block)
