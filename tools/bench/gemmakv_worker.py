@@ -1,4 +1,4 @@
-"""The gemmakv side of vs_llama.py: one process, one measurement at a time.
+"""What vs_llama.py and vs_build.py measure: one process, one work at a time.
 
 Reads one JSON request a line from stdin and writes one JSON answer a line:
 {"kind": "prefill", "tokens": 512} -> {"tokens_per_s": ...}. Times are wall
@@ -68,6 +68,24 @@ class Bench:
             self.parked.clear()
         raise RuntimeError("the model ends every text early")
 
+    def stream(self, tokens: int) -> dict:
+        """Tokens a second that one reader gets one by one."""
+        cache = self.with_context(32, 0)
+        begin = time.perf_counter()
+        with self.gemma.stream(cache, self.ids[32:34], max_tokens=tokens,
+                               logit_bias=dict.fromkeys(
+                                   self.gemma.config.eos_ids,
+                                   float("-inf"))) as pieces:
+            count = sum(piece.token_id >= 0 for piece in pieces)
+        return {"tokens_per_s": count / (time.perf_counter() - begin)}
+
+    def snapshot(self, tokens: int) -> dict:
+        """Tokens a second that are saved to bytes and restored."""
+        cache = self.with_context(tokens, 0)
+        begin = time.perf_counter()
+        gemmakv.KVCache.from_bytes(cache.to_bytes())
+        return {"tokens_per_s": tokens / (time.perf_counter() - begin)}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -80,8 +98,12 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         kind = request.pop("kind")
-        answer = {"prefill": bench.prefill, "decode": bench.decode}[kind](
-            **request)
+        answer = {
+            "prefill": bench.prefill,
+            "decode": bench.decode,
+            "stream": bench.stream,
+            "snapshot": bench.snapshot,
+        }[kind](**request)
         print(json.dumps(answer), flush=True)
 
 
