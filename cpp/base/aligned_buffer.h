@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/rounding.h"
+
 namespace gkv {
 
 // Start of every buffer that SIMD code reads: one cache line, one 512-bit
@@ -26,9 +28,8 @@ class AlignedBuffer {
   explicit AlignedBuffer(size_t size) : size_(size) {
     if (size == 0) return;
     if (size > (SIZE_MAX - kAlignment) / sizeof(T)) throw std::bad_alloc();
-    const size_t bytes =
-        (size * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    data_ = static_cast<T*>(std::aligned_alloc(kAlignment, bytes));
+    data_ = static_cast<T*>(std::aligned_alloc(
+        kAlignment, RoundUp(size * sizeof(T), kAlignment)));
     if (data_ == nullptr) throw std::bad_alloc();
   }
   AlignedBuffer(AlignedBuffer&& other) noexcept

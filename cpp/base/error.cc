@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace gkv {
 namespace {
@@ -52,5 +53,9 @@ std::string OneLine(std::string_view text) {
   }
   return out;
 }
+
+IoError::IoError(std::string path, int error_number)
+    : IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,
+              path) {}
 
 }  // namespace gkv

@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_BASE_ERROR_H_
 #define GEMMAKV_BASE_ERROR_H_
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -32,6 +33,8 @@ class IoError : public Error {
   // `error_number` is an errno value, or 0 if none applies.
   IoError(std::string_view message, int error_number, std::string path)
       : Error(message), error_number_(error_number), path_(std::move(path)) {}
+  // The system's own words for what happened at `path`.
+  IoError(std::string path, int error_number);
   int error_number() const { return error_number_; }
   const std::string& path() const { return path_; }
 
@@ -61,6 +64,15 @@ std::string StrCat(const Args&... args) {
   std::ostringstream out;
   (out << ... << args);
   return out.str();
+}
+
+// Throws E unless low <= value <= high: "NAME is VALUE, expected LOW..HIGH",
+// with NAME from the printed forms of `name`.
+template <class E = InvalidArgument, typename... Name>
+void CheckRange(uint64_t value, uint64_t low, uint64_t high,
+                const Name&... name) {
+  if (value >= low && value <= high) return;
+  throw E(StrCat(name..., " is ", value, ", expected ", low, "..", high));
 }
 
 }  // namespace gkv

@@ -2,7 +2,11 @@
 #define GEMMAKV_BASE_FLOAT16_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+
+#include "base/tensor_type.h"
+#include "base/unaligned.h"
 
 namespace gkv {
 
@@ -53,6 +57,16 @@ inline uint16_t Float16FromFloat32(float value) {
     half = (magnitude - (112u << 23) + 0xFFFu + odd) >> 13;
   }
   return static_cast<uint16_t>(sign | half);
+}
+
+// Value `i` of those from `data` on. Requires: IsFloat(type).
+inline float FloatAt(TensorType type, const uint8_t* data, size_t i) {
+  if (type == TensorType::kF32) {
+    return LoadUnaligned<float>(data + i * sizeof(float));
+  }
+  const auto bits = LoadUnaligned<uint16_t>(data + i * sizeof(uint16_t));
+  return type == TensorType::kF16 ? Float32FromFloat16(bits)
+                                  : Float32FromBFloat16(bits);
 }
 
 }  // namespace gkv

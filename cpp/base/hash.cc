@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/unaligned.h"
+
 namespace gkv {
 namespace {
 
@@ -16,12 +18,6 @@ constexpr uint64_t kKeys[8] = {0x6A09E667F3BCC909u, 0xBB67AE8584CAA73Bu,
 uint64_t Fold(uint64_t a, uint64_t b) {
   const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
-uint64_t Load(const uint8_t* at) {
-  uint64_t value;
-  std::memcpy(&value, at, sizeof(value));
-  return value;
 }
 
 }  // namespace
@@ -51,8 +47,8 @@ void Hasher::Mix(const uint8_t* blocks, size_t count) {
   std::array<uint64_t, 8> lanes = lanes_;
   for (; count > 0; --count, blocks += kBlockBytes) {
     for (size_t i = 0; i < 8; ++i) {
-      const uint64_t own = Load(blocks + 8 * i);
-      const uint64_t neighbour = Load(blocks + 8 * (i ^ 1));
+      const uint64_t own = LoadUnaligned<uint64_t>(blocks + 8 * i);
+      const uint64_t neighbour = LoadUnaligned<uint64_t>(blocks + 8 * (i ^ 1));
       lanes[i] = Fold(lanes[i] ^ own, kKeys[i]) +
                  (lanes[i] << 23 | lanes[i] >> 41) + neighbour;
     }

@@ -132,10 +132,7 @@ struct ThreadPool::Shared {
 };
 
 ThreadPool::ThreadPool(size_t num_threads) : num_threads_(num_threads) {
-  if (num_threads < 1 || num_threads > kMaxThreads) {
-    throw InvalidArgument(StrCat("number of threads is ", num_threads,
-                                 ", expected 1..", kMaxThreads));
-  }
+  CheckRange(num_threads, 1, kMaxThreads, "number of threads");
   shared_ = std::make_unique<Shared>(num_threads);
   shared_->threads.reserve(num_threads - 1);
   try {

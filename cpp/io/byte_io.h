@@ -3,13 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "base/error.h"
+#include "base/unaligned.h"
 
 namespace gkv {
 
@@ -42,9 +42,7 @@ class ByteReader {
   template <typename T>
   T Read(std::string_view what) {
     static_assert(std::is_arithmetic_v<T>);
-    T value;
-    std::memcpy(&value, ReadBytes(sizeof(T), what).data(), sizeof(T));
-    return value;
+    return LoadUnaligned<T>(ReadBytes(sizeof(T), what).data());
   }
   std::span<const uint8_t> ReadBytes(uint64_t count, std::string_view what) {
     if (count > remaining()) {

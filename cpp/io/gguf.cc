@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "io/byte_io.h"
 #include "io/gguf_value_type.h"
 
@@ -234,8 +235,7 @@ void GgufFile::ReadTensors(uint64_t count) {
     tensors_.push_back(std::move(tensor));
   }
   // A file of metadata alone may end without padding.
-  const uint64_t data =
-      (reader.offset() + alignment - 1) / alignment * alignment;
+  const uint64_t data = RoundUp(reader.offset(), alignment);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const std::string error = PlaceTensor(tensors_[i], data, alignment);
     if (!error.empty()) {

@@ -7,18 +7,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/unaligned.h"
 #include "io/gguf.h"
 #include "io/gguf_value_type.h"
 
 namespace gkv {
 namespace {
-
-template <typename T>
-T LoadAs(const uint8_t* at) {
-  T value;
-  std::memcpy(&value, at, sizeof(T));
-  return value;
-}
 
 // One scalar, widened. Requires: a scalar type.
 GgufValue DecodeScalar(uint32_t type, const uint8_t* at) {
@@ -26,31 +20,31 @@ GgufValue DecodeScalar(uint32_t type, const uint8_t* at) {
     case kGgufUint8:
       return uint64_t{*at};
     case kGgufInt8:
-      return int64_t{LoadAs<int8_t>(at)};
+      return int64_t{LoadUnaligned<int8_t>(at)};
     case kGgufUint16:
-      return uint64_t{LoadAs<uint16_t>(at)};
+      return uint64_t{LoadUnaligned<uint16_t>(at)};
     case kGgufInt16:
-      return int64_t{LoadAs<int16_t>(at)};
+      return int64_t{LoadUnaligned<int16_t>(at)};
     case kGgufUint32:
-      return uint64_t{LoadAs<uint32_t>(at)};
+      return uint64_t{LoadUnaligned<uint32_t>(at)};
     case kGgufInt32:
-      return int64_t{LoadAs<int32_t>(at)};
+      return int64_t{LoadUnaligned<int32_t>(at)};
     case kGgufFloat32:
-      return double{LoadAs<float>(at)};
+      return double{LoadUnaligned<float>(at)};
     case kGgufBool:
       return *at != 0;
     case kGgufUint64:
-      return LoadAs<uint64_t>(at);
+      return LoadUnaligned<uint64_t>(at);
     case kGgufInt64:
-      return LoadAs<int64_t>(at);
+      return LoadUnaligned<int64_t>(at);
     default:
-      return LoadAs<double>(at);
+      return LoadUnaligned<double>(at);
   }
 }
 
 // Moves `at` past the string.
 std::string_view NextString(const uint8_t*& at) {
-  const uint64_t size = LoadAs<uint64_t>(at);
+  const uint64_t size = LoadUnaligned<uint64_t>(at);
   const std::string_view text(reinterpret_cast<const char*>(at) + 8, size);
   at += 8 + size;
   return text;

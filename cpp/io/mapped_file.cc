@@ -7,42 +7,22 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
+#include "io/descriptor.h"
 
 namespace gkv {
-namespace {
-
-[[noreturn]] void Fail(const std::string& path, int error_number) {
-  throw IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,
-                path);
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-}  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   // Without O_NONBLOCK, opening a named pipe would wait for its writer.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) Fail(path, errno);
+  if (!file.is_open()) throw IoError(path, errno);
   struct stat info;
-  if (fstat(file.get(), &info) != 0) Fail(path, errno);
-  if (S_ISDIR(info.st_mode)) Fail(path, EISDIR);
-  if (!S_ISREG(info.st_mode)) Fail(path, EINVAL);
+  if (fstat(file.get(), &info) != 0) throw IoError(path, errno);
+  if (S_ISDIR(info.st_mode)) throw IoError(path, EISDIR);
+  if (!S_ISREG(info.st_mode)) throw IoError(path, EINVAL);
   if (info.st_size == 0) {
     throw CorruptFile(
         StrCat(path, ": offset 0: found an empty file, expected content"));
@@ -50,7 +30,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   size_ = static_cast<size_t>(info.st_size);
   owner_ = info.st_uid;
   void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (data == MAP_FAILED) Fail(path, errno);
+  if (data == MAP_FAILED) throw IoError(path, errno);
   data_ = static_cast<const uint8_t*>(data);
 }
 
@@ -76,7 +56,7 @@ void MappedFile::DropPages(size_t offset, size_t size) const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (offset > size_) return;
   const size_t end = (offset + std::min(size, size_ - offset)) / page * page;
-  const size_t begin = (offset + page - 1) / page * page;
+  const size_t begin = RoundUp(offset, page);
   if (begin >= end) return;
   // A hint: nothing is wrong if it is not taken.
   (void)madvise(const_cast<uint8_t*>(data_) + begin, end - begin,

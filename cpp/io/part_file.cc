@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <thread>
@@ -20,26 +19,6 @@ namespace gkv {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{10};
-
-[[noreturn]] void FailAt(const std::string& path, int error_number) {
-  throw IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,
-                path);
-}
-
-// Closes on destruction unless released.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 // Whether `path` names the open file. A holder renames or deletes its part
 // file before it drops the lock, so whoever gets the lock of a file that is not
@@ -60,7 +39,7 @@ std::optional<PartFile> PartFile::Create(const std::string& final_path,
       std::filesystem::path(final_path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) FailAt(folder.string(), error.value());
+  if (error) throw IoError(folder.string(), error.value());
   const std::string path = final_path + ".part";
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
@@ -68,44 +47,34 @@ std::optional<PartFile> PartFile::Create(const std::string& final_path,
     Descriptor file(open(path.c_str(),
                          O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
                          0600));
-    if (file.get() < 0) FailAt(path, errno);
+    if (!file.is_open()) throw IoError(path, errno);
     struct stat info;
-    if (fstat(file.get(), &info) != 0) FailAt(path, errno);
-    if (!S_ISREG(info.st_mode)) FailAt(path, EINVAL);
+    if (fstat(file.get(), &info) != 0) throw IoError(path, errno);
+    if (!S_ISREG(info.st_mode)) throw IoError(path, EINVAL);
     // Another user could go on writing it after it is published.
-    if (info.st_uid != geteuid()) FailAt(path, EPERM);
+    if (info.st_uid != geteuid()) throw IoError(path, EPERM);
     if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       if (IsFileAt(file.get(), path)) {
-        return PartFile(file.Release(), final_path);
+        return PartFile(std::move(file), final_path);
       }
       continue;
     }
-    if (errno != EWOULDBLOCK && errno != EINTR) FailAt(path, errno);
+    if (errno != EWOULDBLOCK && errno != EINTR) throw IoError(path, errno);
     if (std::chrono::steady_clock::now() >= end) return std::nullopt;
     if (poll) poll();
     std::this_thread::sleep_for(kPollInterval);
   }
 }
 
-PartFile::PartFile(int fd, std::string final_path)
-    : fd_(fd),
+PartFile::PartFile(Descriptor file, std::string final_path)
+    : file_(std::move(file)),
       final_path_(std::move(final_path)),
       part_path_(final_path_ + ".part") {}
 
-PartFile::PartFile(PartFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)),
-      final_path_(std::move(other.final_path_)),
-      part_path_(std::move(other.part_path_)),
-      published_(other.published_) {}
-
+// Closing the file, which drops the lock, comes last.
 PartFile::~PartFile() {
-  if (fd_ < 0) return;
-  if (!published_ && IsFileAt(fd_, part_path_)) unlink(part_path_.c_str());
-  close(fd_);  // drops the lock
-}
-
-void PartFile::Fail(int error_number) const {
-  FailAt(part_path_, error_number);
+  if (!file_.is_open() || published_) return;
+  if (IsFileAt(file_.get(), part_path_)) unlink(part_path_.c_str());
 }
 
 void PartFile::Reserve(uint64_t size) {
@@ -113,16 +82,16 @@ void PartFile::Reserve(uint64_t size) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       size > limit.rlim_cur) {
-    Fail(EFBIG);
+    throw IoError(part_path_, EFBIG);
   }
   // Empty first: nothing of a killed writer's content stays.
-  if (ftruncate(fd_, 0) != 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0) {
-    Fail(errno);
+  if (ftruncate(file_.get(), 0) != 0 || ftruncate(file_.get(), static_cast<off_t>(size)) != 0) {
+    throw IoError(part_path_, errno);
   }
   // Where space cannot be reserved, writing reports a full disk.
-  if (size > 0 && fallocate(fd_, 0, 0, static_cast<off_t>(size)) != 0 &&
+  if (size > 0 && fallocate(file_.get(), 0, 0, static_cast<off_t>(size)) != 0 &&
       errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) {
-    Fail(errno);
+    throw IoError(part_path_, errno);
   }
 }
 
@@ -130,7 +99,7 @@ int PartFile::WriteAt(uint64_t offset,
                       std::span<const uint8_t> bytes) const noexcept {
   while (!bytes.empty()) {
     const ssize_t written =
-        pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+        pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return written < 0 ? errno : ENOSPC;
     offset += static_cast<uint64_t>(written);
@@ -141,9 +110,9 @@ int PartFile::WriteAt(uint64_t offset,
 
 void PartFile::Publish() {
   // Some file systems report a full disk or a failed write only here.
-  if (fdatasync(fd_) != 0 || fchmod(fd_, 0400) != 0 ||
+  if (fdatasync(file_.get()) != 0 || fchmod(file_.get(), 0400) != 0 ||
       rename(part_path_.c_str(), final_path_.c_str()) != 0) {
-    Fail(errno);
+    throw IoError(part_path_, errno);
   }
   published_ = true;
 }

@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include "io/descriptor.h"
+
 namespace gkv {
 
 // A file in the making: it is written as `<final path>.part`, and appears under
@@ -27,7 +29,7 @@ class PartFile {
                                         const std::function<void()>& poll = {});
   // Deletes the part file if it was not published.
   ~PartFile();
-  PartFile(PartFile&&) noexcept;
+  PartFile(PartFile&&) noexcept = default;
   PartFile& operator=(PartFile&&) = delete;
 
   // Sets the size and reserves the space. Throws IoError if the disk is full,
@@ -42,10 +44,9 @@ class PartFile {
   void Publish();
 
  private:
-  PartFile(int fd, std::string final_path);
-  [[noreturn]] void Fail(int error_number) const;
+  PartFile(Descriptor file, std::string final_path);
 
-  int fd_;
+  Descriptor file_;
   std::string final_path_;
   std::string part_path_;
   bool published_ = false;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/float16.h"
 
 namespace gkv {
 namespace {

@@ -3,13 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/float16.h"
 #include "base/tensor_type.h"
 
 namespace gkv {
@@ -25,19 +23,6 @@ struct TensorView {
 
   size_t size_bytes() const { return rows * RowBytes(type, cols); }
 };
-
-// Value `i` of those from `data` on. Requires: IsFloat(type).
-inline float FloatAt(TensorType type, const uint8_t* data, size_t i) {
-  if (type == TensorType::kF32) {
-    float value = 0;
-    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, data + i * sizeof(half), sizeof(half));
-  return type == TensorType::kF16 ? Float32FromFloat16(half)
-                                  : Float32FromBFloat16(half);
-}
 
 // Where weights come from: a file, arrays in memory, a network store. Names
 // are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are

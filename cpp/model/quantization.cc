@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "ops/quantize_weights.h"
 
 namespace gkv {

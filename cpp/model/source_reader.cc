@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "base/fp_environment.h"
 #include "model/quantization.h"
 #include "ops/quantize_weights.h"

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -34,6 +36,28 @@ TEST(OneLineTest, BytesThatAreNoUtf8AreEscaped) {
                     "a"sv),
             "\\xe2\\x82"
             "a");
+}
+
+TEST(ErrorTest, OfTheSystemNamesThePath) {
+  const IoError error("a/b", ENOENT);
+  EXPECT_STREQ(error.what(), "a/b: No such file or directory");
+  EXPECT_EQ(error.error_number(), ENOENT);
+  EXPECT_EQ(error.path(), "a/b");
+}
+
+TEST(CheckRangeTest, NamesWhatWasFoundAndExpected) {
+  CheckRange(1, 1, 3, "x");
+  CheckRange(3, 1, 3, "x");
+  for (const uint64_t value : {0, 4}) {
+    try {
+      CheckRange<CorruptFile>(value, 1, 3, "layer ", 7, ": width");
+      ADD_FAILURE() << value;
+    } catch (const CorruptFile& error) {
+      EXPECT_EQ(error.what(),
+                StrCat("layer 7: width is ", value, ", expected 1..3"));
+    }
+  }
+  EXPECT_THROW(CheckRange(9, 0, 8, "x"), InvalidArgument);
 }
 
 TEST(ErrorTest, EveryMessageIsOneLineOfText) {
