@@ -5,6 +5,9 @@
 
 #include "model/forward.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
 #include "model/attention_plan.h"
@@ -14,6 +17,7 @@
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "ops/kv_strip.h"
+#include "ops/rope.h"
 
 namespace gkv {
 namespace {
@@ -29,6 +33,7 @@ struct RowInfo {
 struct ForwardPass::Buffers {
   std::vector<RowInfo> rows;
   AlignedBuffer<float> x;  // [rows, hidden_size], the residual stream
+  std::optional<RopeTable> ropes[kNumGroups];  // of the kinds that there are
   AlignedBuffer<float> cos[kNumGroups], sin[kNumGroups];  // [rows, rope_dim/2]
   Activations mixer_input, ffn_input;                     // normalized residual
   AlignedBuffer<float> q, k, v;  // [rows, heads * head_dim]
@@ -78,7 +83,12 @@ class ForwardPass::Run {
 
   void Allocate() {
     b_.x.EnsureSize(num_rows_ * hidden());
+    size_t positions = 0;
+    for (const SequenceSlice& slice : slices_) {
+      positions = std::max(positions, slice.view->end);
+    }
     for (size_t g = 0; g < kNumGroups; ++g) {
+      if (b_.ropes[g]) b_.ropes[g]->Reserve(positions);
       b_.cos[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
       b_.sin[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
     }
@@ -98,17 +108,15 @@ class ForwardPass::Run {
 
   void Embed() {
     const PackedView embedding = model_.weights.embedding.view();
-    const RopeTable* const ropes[kNumGroups] = {model_.rope_full.get(),
-                                                model_.rope_sliding.get()};
     const size_t half = config_.rope_dim / 2;
     work_.ForRows(num_rows_, [&](size_t row) {
       const RowInfo& info = b_.rows[row];
       UnpackRow(embedding, static_cast<size_t>(info.token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
       for (size_t g = 0; g < kNumGroups; ++g) {
-        if (ropes[g] == nullptr) continue;
-        ropes[g]->CosSin(info.position, b_.cos[g].data() + row * half,
-                         b_.sin[g].data() + row * half);
+        if (!b_.ropes[g]) continue;
+        b_.ropes[g]->CosSin(info.position, b_.cos[g].data() + row * half,
+                            b_.sin[g].data() + row * half);
       }
     });
   }
@@ -246,24 +254,20 @@ class ForwardPass::Run {
   size_t num_rows_ = 0;
 };
 
-Model::Model(ModelConfig config_in, Weights weights_in)
-    : config(std::move(config_in)), weights(std::move(weights_in)) {
-  const auto table = [&](LayerKind kind, double base, double factor) {
-    return config.HasLayers(kind)
-               ? std::make_unique<RopeTable>(base, factor, config.rope_dim,
-                                             config.context_length)
-               : nullptr;
-  };
-  rope_full =
-      table(LayerKind::kFull, config.rope_base_full, config.rope_factor_full);
-  rope_sliding = table(LayerKind::kSliding, config.rope_base_sliding, 1.0);
-}
-
 ForwardPass::ForwardPass(const Model& model, ThreadPool& pool)
     : model_(model),
       pool_(pool),
       buffers_(std::make_unique<Buffers>()),
-      head_(std::make_unique<OutputHead>(model.config, model.weights, pool)) {}
+      head_(std::make_unique<OutputHead>(model.config, model.weights, pool)) {
+  const ModelConfig& config = model.config;
+  if (config.HasLayers(LayerKind::kFull)) {
+    buffers_->ropes[0].emplace(config.rope_base_full, config.rope_factor_full,
+                               config.rope_dim);
+  }
+  if (config.HasLayers(LayerKind::kSliding)) {
+    buffers_->ropes[1].emplace(config.rope_base_sliding, 1.0, config.rope_dim);
+  }
+}
 
 ForwardPass::~ForwardPass() = default;
 

@@ -11,7 +11,6 @@
 #include "cache/kv_cache.h"
 #include "model/config.h"
 #include "model/weights.h"
-#include "ops/rope.h"
 
 namespace gkv {
 
@@ -19,12 +18,8 @@ class OutputHead;
 
 // What stays the same for every step of a model. Immutable, shared by threads.
 struct Model {
-  Model(ModelConfig config, Weights weights);
-
   ModelConfig config;
   Weights weights;
-  std::unique_ptr<RopeTable> rope_full;     // null if no layer is full
-  std::unique_ptr<RopeTable> rope_sliding;  // null if no layer slides
 };
 
 // Consecutive positions of one conversation: a chunk of prefill, or a decode
@@ -40,8 +35,8 @@ struct SequenceSlice {
 
 // Runs a model. One weight pass for all slices of a step, however they are
 // mixed; the results of a slice do not depend on the others, nor on how a
-// conversation was cut into slices. Owns the activation buffers. Not
-// thread-safe: one step at a time.
+// conversation was cut into slices. Owns the activation buffers and the tables
+// of positions, which grow to what is used. Not thread-safe: one step at a time.
 class ForwardPass {
  public:
   // Neither argument is owned; both must outlive this.

@@ -1,5 +1,6 @@
 #include "ops/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -50,11 +51,6 @@ DoubleDouble ExpMinus(DoubleDouble x) {
   return sum;
 }
 
-struct Rotation {
-  DoubleDouble cos = 1;
-  DoubleDouble sin = 0;
-};
-
 Rotation operator*(const Rotation& a, const Rotation& b) {
   return {a.cos * b.cos - a.sin * b.sin, a.sin * b.cos + a.cos * b.sin};
 }
@@ -71,8 +67,8 @@ Rotation RotationBy(DoubleDouble angle) {
   return rotation;
 }
 
-// base^0 ... base^(count - 1), each as a product of binary powers, so that an
-// error grows with the logarithm of the exponent only.
+// base^0 ... base^(count - 1), each as a product of binary powers: an error
+// grows with the logarithm of the exponent only, and no value depends on count.
 std::vector<Rotation> Powers(const Rotation& base, size_t count) {
   std::vector<Rotation> powers(count);
   Rotation binary = base;
@@ -87,9 +83,8 @@ std::vector<Rotation> Powers(const Rotation& base, size_t count) {
 
 }  // namespace
 
-RopeTable::RopeTable(double base, double factor, size_t head_dim,
-                     size_t max_positions)
-    : half_(head_dim / 2), max_positions_(max_positions) {
+RopeTable::RopeTable(double base, double factor, size_t head_dim)
+    : half_(head_dim / 2) {
   if (head_dim == 0 || head_dim % 2 != 0) {
     throw InvalidArgument(StrCat("rope: head_dim is ", head_dim,
                                  ", expected a positive even number"));
@@ -102,30 +97,39 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim,
     throw InvalidArgument(
         StrCat("rope: factor is ", factor, ", expected a finite number >= 1"));
   }
-  if (max_positions == 0) {
-    throw InvalidArgument("rope: max_positions is 0, expected at least 1");
-  }
-  const size_t high = (max_positions + kLow - 1) / kLow;
   low_cos_.resize(kLow * half_);
   low_sin_.resize(kLow * half_);
-  high_cos_.resize(high * half_);
-  high_sin_.resize(high * half_);
+  steps_.resize(half_);
   const DoubleDouble log_base = Log(base);
   for (size_t i = 0; i < half_; ++i) {
     const DoubleDouble exponent =
         log_base * static_cast<double>(2 * i) / static_cast<double>(head_dim);
     const DoubleDouble frequency = ExpMinus(exponent) / factor;
     const std::vector<Rotation> low = Powers(RotationBy(frequency), kLow + 1);
-    const std::vector<Rotation> coarse = Powers(low[kLow], high);
     for (size_t p = 0; p < kLow; ++p) {
       low_cos_[p * half_ + i] = low[p].cos.high;
       low_sin_[p * half_ + i] = low[p].sin.high;
     }
-    for (size_t p = 0; p < high; ++p) {
-      high_cos_[p * half_ + i] = coarse[p].cos.high;
-      high_sin_[p * half_ + i] = coarse[p].sin.high;
+    steps_[i] = low[kLow];
+  }
+  Reserve(kLow);
+}
+
+void RopeTable::Reserve(size_t positions) {
+  if (positions <= this->positions()) return;
+  // Doubling: computing all rows anew stays in proportion to what is used.
+  const size_t rows = std::max((positions - 1) / kLow + 1,
+                               2 * (this->positions() / kLow));
+  std::vector<double> cos(rows * half_), sin(rows * half_);
+  for (size_t i = 0; i < half_; ++i) {
+    const std::vector<Rotation> high = Powers(steps_[i], rows);
+    for (size_t p = 0; p < rows; ++p) {
+      cos[p * half_ + i] = high[p].cos.high;
+      sin[p * half_ + i] = high[p].sin.high;
     }
   }
+  high_cos_.swap(cos);
+  high_sin_.swap(sin);
 }
 
 void RopeTable::CosSin(size_t position, float* cos, float* sin) const {

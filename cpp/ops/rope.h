@@ -4,33 +4,45 @@
 #include <cstddef>
 #include <vector>
 
+#include "ops/double_double.h"
+
 namespace gkv {
+
+struct Rotation {
+  DoubleDouble cos = 1;
+  DoubleDouble sin = 0;
+};
 
 // Cosines and sines of rotary position embeddings (Su et al., 2021) for one
 // base frequency: the angle of pair i at position p is
 // p / factor * base^(-2 i / head_dim). Computed by the four basic operations
 // alone (no math library), so that every machine has the same bits; before it
-// is rounded to float, a result is within 1e-15. Immutable after construction.
+// is rounded to float, a result is within 1e-15. A table grows to the positions
+// that are used; no value depends on its size.
 class RopeTable {
  public:
   // `factor` is the linear scaling of positions (1: none). Throws
-  // InvalidArgument unless head_dim is even and positive, base > 1,
-  // factor >= 1 and max_positions > 0.
-  RopeTable(double base, double factor, size_t head_dim, size_t max_positions);
+  // InvalidArgument unless head_dim is even and positive, base > 1 and
+  // factor >= 1.
+  RopeTable(double base, double factor, size_t head_dim);
 
-  // Writes head_dim / 2 cosines and sines. Requires: position < max_positions.
+  // Makes positions below `positions` available, and some more. Throws
+  // std::bad_alloc, changing nothing. Not to be called beside CosSin.
+  void Reserve(size_t positions);
+  // Positions that are available.
+  size_t positions() const { return high_cos_.size() / half_ * kLow; }
+
+  // Writes head_dim / 2 cosines and sines. Requires: position < positions().
   // Cost: about one microsecond for head_dim 256.
   void CosSin(size_t position, float* cos, float* sin) const;
 
-  size_t max_positions() const { return max_positions_; }
-
  private:
-  size_t half_;           // head_dim / 2
-  size_t max_positions_;
   // Position p = kLow * a + b is the product of two tabulated rotations.
   static constexpr size_t kLow = 256;
+  size_t half_;                  // head_dim / 2
+  std::vector<Rotation> steps_;  // [half], by kLow positions
   std::vector<double> low_cos_, low_sin_;    // [kLow, half]
-  std::vector<double> high_cos_, high_sin_;  // [ceil(max / kLow), half]
+  std::vector<double> high_cos_, high_sin_;  // [positions / kLow, half]
 };
 
 }  // namespace gkv

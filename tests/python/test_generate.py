@@ -483,3 +483,29 @@ def test_cpu_info() -> None:
     for key in ("l1_bytes", "l2_bytes", "l3_bytes"):
         assert info[key] >= 0
     assert isinstance(info["cpu"], str)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_may_be_longer_than_the_file_s_context(family: str) -> None:
+    """Positions go on as if the file stated the larger context."""
+    wide = family_models.model(family, context=1024)
+    narrow = family_models.model(family, context=32)
+    prompt = [BOS, *(3 + i % 200 for i in range(700))]
+    # Whatever stated the capacity: the configuration of another file, or a
+    # snapshot. More positions than any table starts with.
+    shape = family_models.config(family, context_length=1 << 24)
+    expected = create_kv_cache(shape)
+    g = wide.generate(expected, prompt, max_tokens=40)
+    caches = [create_kv_cache(shape)]
+    caches.append(KVCache.from_bytes(caches[0].to_bytes(), narrow))
+    for cache in caches:
+        assert cache.capacity_tokens == 1 << 24
+        assert narrow.generate(cache, prompt, max_tokens=40).token_ids == (
+            g.token_ids)
+        follow_up = [300, 301]
+        np.testing.assert_array_equal(
+            narrow.logits(cache, follow_up, all_positions=True),
+            wide.logits(expected.fork(), follow_up, all_positions=True))
+    # The model's own configuration still limits what it makes.
+    with pytest.raises(ValueError, match="the model's context of 32"):
+        create_kv_cache(narrow.config, capacity_tokens=33)

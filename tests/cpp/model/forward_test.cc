@@ -176,6 +176,27 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
   ExpectMatchesReference(options);
 }
 
+// A conversation may be longer than the file's context: positions go on as in
+// the same weights with the larger context stated.
+TEST(ForwardTest, PositionsBeyondTheContextOfTheFile) {
+  for (const std::string& family : TinyFamilies()) {
+    SCOPED_TRACE(family);
+    const auto model = TinyModel(TinyFamily(family));
+    MemorySource source = TinyTensors(TinyFamily(family));
+    ModelConfig short_config = model->config;
+    short_config.context_length = 8;
+    ThreadPool pool(1);
+    const auto short_model = std::make_shared<Model>(
+        short_config, LoadWeights(short_config, source, pool, {}));
+    const std::vector<int32_t> tokens = RandomTokens(700, 5);
+    const Logits expected =
+        Driver(model, 1).Run(*NewCache(*model, tokens), {300});
+    Driver driver(short_model, 2);
+    EXPECT_TRUE(SameBits(driver.Run(*NewCache(*model, tokens), {100, 1, 90}),
+                         expected));
+  }
+}
+
 // What no cut of the work may change, for a family and a type of stored keys
 // and values.
 struct BitsCase {
