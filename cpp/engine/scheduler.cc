@@ -158,12 +158,19 @@ void Scheduler::RunStep() {
       const Request& request = *active_[prepared[i].request];
       const size_t rows = LogitsRows(request.logits_begin(), prepared[i].begin,
                                      prepared[i].end);
-      slices.push_back({tokens[i], &views[i], &request.cache().layout(), rows,
-                        request.argmax_only()});
+      const auto kind =
+          request.argmax_only() ? RowOutput::kLargest : RowOutput::kLogits;
+      slices.push_back({tokens[i], &views[i], &request.cache().layout(),
+                        {.kind = kind, .rows = rows}});
       logits_rows += rows;
     }
     logits_.EnsureSize(logits_rows * model_->config.vocab_size);
-    forward_->Step(slices, logits_.data());
+    float* logits = logits_.data();
+    for (SequenceSlice& slice : slices) {
+      slice.output.data = logits;
+      logits += slice.output.rows * model_->config.vocab_size;
+    }
+    forward_->Step(slices);
     ++steps_;
   } catch (...) {
     for (const PlannedSlice& slice : prepared) {

@@ -8,10 +8,9 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "model/config.h"
+#include "model/step.h"
 
 namespace gkv {
-
-struct SequenceSlice;
 
 // How the attention of one step is cut into tasks: tiles of a few consecutive
 // rows of one conversation with the query heads of one kv head, and, where

@@ -65,13 +65,13 @@ class ForwardPass::Run {
     Allocate();
   }
 
-  void Step(float* logits) {
+  void Step() {
     Embed();
     for (size_t layer = 0; layer < config_.num_layers; ++layer) {
       TemporalMixing(layer);
       FeedForward(layer);
     }
-    Head(logits);
+    Head();
   }
 
  private:
@@ -232,14 +232,21 @@ class ForwardPass::Run {
     }
   }
 
-  void Head(float* logits) {
+  void Head() {
     std::vector<OutputHead::Row> rows;
     size_t end = 0;
     for (const SequenceSlice& slice : slices_) {
       end += slice.tokens.size();
-      for (size_t i = slice.logits_rows; i > 0; --i) {
-        rows.push_back({x(end - i), logits, slice.argmax_only});
-        logits += config_.vocab_size;
+      const RowOutput& output = slice.output;
+      for (size_t i = 0; i < output.rows; ++i) {
+        const float* row = x(end - output.rows + i);
+        if (output.kind == RowOutput::kHidden) {
+          RmsNorm(row, model_.weights.final_norm.data(), config_.rms_epsilon,
+                  hidden(), output.data + i * hidden());
+        } else {
+          rows.push_back({row, output.data + i * config_.vocab_size,
+                          output.kind == RowOutput::kLargest});
+        }
       }
     }
     head_.Compute(rows);
@@ -271,8 +278,8 @@ ForwardPass::ForwardPass(const Model& model, ThreadPool& pool)
 
 ForwardPass::~ForwardPass() = default;
 
-void ForwardPass::Step(std::span<const SequenceSlice> slices, float* logits) {
-  Run(model_, pool_, *buffers_, *head_, slices).Step(logits);
+void ForwardPass::Step(std::span<const SequenceSlice> slices) {
+  Run(model_, pool_, *buffers_, *head_, slices).Step();
 }
 
 }  // namespace gkv

@@ -1,15 +1,12 @@
 #ifndef GEMMAKV_MODEL_FORWARD_H_
 #define GEMMAKV_MODEL_FORWARD_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "base/thread_pool.h"
-#include "cache/kv_cache.h"
 #include "model/config.h"
+#include "model/step.h"
 #include "model/weights.h"
 
 namespace gkv {
@@ -22,17 +19,6 @@ struct Model {
   Weights weights;
 };
 
-// Consecutive positions of one conversation: a chunk of prefill, or a decode
-// row.
-struct SequenceSlice {
-  std::span<const int32_t> tokens;  // ids at positions [view.begin, view.end)
-  const KvStepView* view;           // of the cache, from KVCache::Prepare
-  const KvLayout* layout;
-  size_t logits_rows;  // logits are computed for the last so many rows
-  // Of these rows only the largest logit matters (see OutputHead::Row).
-  bool argmax_only = false;
-};
-
 // Runs a model. One weight pass for all slices of a step, however they are
 // mixed; the results of a slice do not depend on the others, nor on how a
 // conversation was cut into slices. Owns the activation buffers and the tables
@@ -43,11 +29,10 @@ class ForwardPass {
   ForwardPass(const Model& model, ThreadPool& pool);
   ~ForwardPass();
 
-  // Computes keys, values and logits. `logits` [sum of logits_rows,
-  // vocab_size] receives the rows in slice order. Stores into the views' blocks
-  // only; the caller commits. Throws std::bad_alloc, nothing else.
-  // Requires: token ids in [0, vocab_size); distinct caches.
-  void Step(std::span<const SequenceSlice> slices, float* logits);
+  // Computes keys, values and the outputs of the slices. Stores into the views'
+  // blocks and the outputs only; the caller commits. Throws std::bad_alloc,
+  // nothing else. Requires: token ids in [0, vocab_size); distinct caches.
+  void Step(std::span<const SequenceSlice> slices);
 
  private:
   struct Buffers;

@@ -1,6 +1,5 @@
 #include "model/recurrent_block.h"
 
-#include "model/forward.h"
 #include "ops/elementwise.h"
 #include "ops/recurrent.h"
 

@@ -8,11 +8,10 @@
 #include "base/thread_pool.h"
 #include "model/activations.h"
 #include "model/config.h"
+#include "model/step.h"
 #include "model/weights.h"
 
 namespace gkv {
-
-struct SequenceSlice;
 
 // What a recurrent layer does between its projections: the x branch goes
 // through the convolution and the recurrence, which carry the conversation's

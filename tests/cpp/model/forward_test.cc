@@ -20,11 +20,15 @@ namespace {
 using Logits = std::vector<std::vector<float>>;
 
 // Computes a conversation's pending positions in steps of the given sizes (the
-// last one repeats), with logits of every row.
+// last one repeats), with logits, or hidden states, of every row.
 class Driver {
  public:
-  Driver(std::shared_ptr<const Model> model, size_t threads)
-      : model_(std::move(model)), pool_(threads), forward_(*model_, pool_) {}
+  Driver(std::shared_ptr<const Model> model, size_t threads,
+         RowOutput::Kind kind = RowOutput::kLogits)
+      : model_(std::move(model)),
+        kind_(kind),
+        pool_(threads),
+        forward_(*model_, pool_) {}
 
   Logits Run(KVCache& cache, const std::vector<size_t>& chunks) {
     Logits rows;
@@ -55,23 +59,31 @@ class Driver {
     }
     std::vector<SequenceSlice> slices;
     for (size_t i = 0; i < caches.size(); ++i) {
-      slices.push_back(
-          {tokens[i], &views[i], &caches[i]->layout(), tokens[i].size()});
+      slices.push_back({tokens[i], &views[i], &caches[i]->layout(),
+                        {.kind = kind_, .rows = tokens[i].size()}});
     }
-    const size_t vocab = model_->config.vocab_size;
-    std::vector<float> logits(rows * vocab);
-    forward_.Step(slices, logits.data());
+    const size_t width = kind_ == RowOutput::kHidden
+                             ? model_->config.hidden_size
+                             : model_->config.vocab_size;
+    std::vector<float> outputs(rows * width);
+    float* next = outputs.data();
+    for (SequenceSlice& slice : slices) {
+      slice.output.data = next;
+      next += slice.output.rows * width;
+    }
+    forward_.Step(slices);
     for (size_t i = 0; i < caches.size(); ++i) caches[i]->Commit(views[i]);
     Logits result;
     for (size_t r = 0; r < rows; ++r) {
-      result.emplace_back(logits.begin() + static_cast<long>(r * vocab),
-                          logits.begin() + static_cast<long>((r + 1) * vocab));
+      result.emplace_back(outputs.begin() + static_cast<long>(r * width),
+                          outputs.begin() + static_cast<long>((r + 1) * width));
     }
     return result;
   }
 
  private:
   std::shared_ptr<const Model> model_;
+  const RowOutput::Kind kind_;
   ThreadPool pool_;
   ForwardPass forward_;
 };
@@ -100,26 +112,34 @@ bool SameBits(const Logits& a, const Logits& b) {
   return true;
 }
 
-void ExpectMatchesReference(const TinyOptions& options) {
-  MemorySource source = TinyTensors(options);
-  const ModelConfig config = TinyConfig(options);
-  const auto model = TinyModel(options);
-  const std::vector<int32_t> tokens = RandomTokens(90, 7);
-  const auto expected = ReferenceModel(config, source).Logits(tokens);
-  Driver driver(model, 2);
-  const auto cache = NewCache(*model, tokens, KvDtype::kF32);
-  const Logits found = driver.Run(*cache, {32});
+void ExpectNear(const Logits& found,
+                const std::vector<ReferenceModel::Row>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   double worst = 0, low = 0, high = 0;
   for (size_t p = 0; p < found.size(); ++p) {
+    ASSERT_EQ(found[p].size(), expected[p].size());
     for (size_t i = 0; i < found[p].size(); ++i) {
       worst = std::max(worst, std::abs(found[p][i] - expected[p][i]));
       low = std::min(low, expected[p][i]);
       high = std::max(high, expected[p][i]);
     }
   }
-  EXPECT_GT(high - low, 0.1) << "the oracle's logits are degenerate";
+  EXPECT_GT(high - low, 0.1) << "the oracle's outputs are degenerate";
   EXPECT_LT(worst, 1e-5 * (high - low));
+}
+
+void ExpectMatchesReference(const TinyOptions& options) {
+  MemorySource source = TinyTensors(options);
+  const ModelConfig config = TinyConfig(options);
+  const auto model = TinyModel(options);
+  const std::vector<int32_t> tokens = RandomTokens(90, 7);
+  const ReferenceModel reference(config, source);
+  const auto run = [&](RowOutput::Kind kind) {
+    const auto cache = NewCache(*model, tokens, KvDtype::kF32);
+    return Driver(model, 2, kind).Run(*cache, {32});
+  };
+  ExpectNear(run(RowOutput::kLogits), reference.Logits(tokens));
+  ExpectNear(run(RowOutput::kHidden), reference.Hidden(tokens));
 }
 
 TEST(ForwardTest, MatchesReference) { ExpectMatchesReference({}); }
@@ -174,6 +194,58 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
   options.kv_heads = 1;
   options.pattern = {LayerKind::kFull};
   ExpectMatchesReference(options);
+}
+
+// Each slice of a step has the output that it asks for, whatever the others ask.
+TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
+  const auto model = TinyModel(MixedTypes());
+  const std::vector<int32_t> tokens = RandomTokens(20, 2);
+  const size_t vocab = model->config.vocab_size;
+  const size_t hidden = model->config.hidden_size;
+  const auto run = [&](RowOutput::Kind kind) {
+    return Driver(model, 1, kind).Run(*NewCache(*model, tokens), {20});
+  };
+  const Logits logits = run(RowOutput::kLogits);
+  const Logits states = run(RowOutput::kHidden);
+
+  ThreadPool pool(2);
+  ForwardPass forward(*model, pool);
+  constexpr RowOutput::Kind kKinds[] = {RowOutput::kHidden, RowOutput::kLogits,
+                                        RowOutput::kHidden,
+                                        RowOutput::kLargest};
+  constexpr size_t kRows[] = {3, 20, 0, 1};
+  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<KvStepView> views;
+  std::vector<std::vector<float>> outputs;
+  for (const RowOutput::Kind kind : kKinds) {
+    caches.push_back(NewCache(*model, tokens));
+    views.push_back(caches.back()->Prepare(0, tokens.size()));
+    const size_t width = kind == RowOutput::kHidden ? hidden : vocab;
+    outputs.emplace_back(kRows[outputs.size()] * width + 1, -7.5f);
+  }
+  std::vector<SequenceSlice> slices;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    slices.push_back({tokens, &views[i], &caches[i]->layout(),
+                      {kKinds[i], kRows[i], outputs[i].data()}});
+  }
+  forward.Step(slices);
+
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_TRUE(std::equal(states[17 + r].begin(), states[17 + r].end(),
+                           outputs[0].begin() + static_cast<long>(r * hidden)));
+  }
+  for (size_t r = 0; r < 20; ++r) {
+    EXPECT_TRUE(std::equal(logits[r].begin(), logits[r].end(),
+                           outputs[1].begin() + static_cast<long>(r * vocab)));
+  }
+  const auto largest = [](auto begin, auto end) {
+    return std::max_element(begin, end) - begin;
+  };
+  EXPECT_EQ(largest(outputs[3].begin(), outputs[3].end() - 1),
+            largest(logits[19].begin(), logits[19].end()));
+  for (const auto& output : outputs) {
+    EXPECT_EQ(output.back(), -7.5f) << "written past its end";
+  }
 }
 
 // A conversation may be longer than the file's context: positions go on as in

@@ -24,6 +24,17 @@ class ReferenceModel {
 
   // Logits after every position, [tokens][vocab_size].
   std::vector<Row> Logits(const std::vector<int32_t>& tokens) const {
+    std::vector<Row> x = Hidden(tokens);
+    const bool tied = !source_.tensors.contains("output.weight");
+    for (Row& row : x) {
+      row = Multiply(tied ? "token_embd.weight" : "output.weight", row);
+      Cap(config_.final_soft_cap, row);
+    }
+    return x;
+  }
+
+  // Behind the last norm, [tokens][hidden_size].
+  std::vector<Row> Hidden(const std::vector<int32_t>& tokens) const {
     std::vector<Row> x;
     const std::vector<float> embedding = source_.Floats("token_embd.weight");
     for (const int32_t token : tokens) {
@@ -43,12 +54,7 @@ class ReferenceModel {
       }
       FeedForward(layer, x);
     }
-    const bool tied = !source_.tensors.contains("output.weight");
-    for (Row& row : x) {
-      row = Multiply(tied ? "token_embd.weight" : "output.weight",
-                     Norm(row, "output_norm.weight"));
-      Cap(config_.final_soft_cap, row);
-    }
+    for (Row& row : x) row = Norm(row, "output_norm.weight");
     return x;
   }
 

@@ -1,0 +1,36 @@
+#ifndef GEMMAKV_MODEL_STEP_H_
+#define GEMMAKV_MODEL_STEP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cache/kv_cache.h"
+
+namespace gkv {
+
+// What a step computes for the last `rows` rows of a slice, besides keys and
+// values.
+struct RowOutput {
+  enum Kind {
+    kLogits,   // [rows, vocab_size]
+    kLargest,  // the same, where only the largest logit of a row matters
+    kHidden,   // [rows, hidden_size]: what the head reads, behind the last norm
+  };
+  Kind kind = kLogits;
+  size_t rows = 0;
+  float* data = nullptr;
+};
+
+// Consecutive positions of one conversation: a chunk of prefill, or a decode
+// row.
+struct SequenceSlice {
+  std::span<const int32_t> tokens;  // ids at positions [view.begin, view.end)
+  const KvStepView* view;           // of the cache, from KVCache::Prepare
+  const KvLayout* layout;
+  RowOutput output;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_STEP_H_
