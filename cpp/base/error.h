@@ -58,6 +58,11 @@ class OutOfBlocks : public Error {
   using Error::Error;
 };
 
+// A conversation is in use by something that waits for its reader.
+class Busy : public Error {
+  using Error::Error;
+};
+
 // Concatenates the printed forms of its arguments.
 template <typename... Args>
 std::string StrCat(const Args&... args) {

@@ -166,22 +166,19 @@ void RegisterCache(py::module_& module) {
       .def(
           "truncate",
           [](KVCache& cache, size_t n) {
-            const RunLock lock(cache);
-            return cache.Truncate(n);
+            return cache.Truncate(cache.Lock(&CheckSignals), n);
           },
           py::arg("n"), py::call_guard<py::gil_scoped_release>())
       .def(
           "reset",
           [](KVCache& cache) {
-            const RunLock lock(cache);
-            cache.Reset();
+            cache.Reset(cache.Lock(&CheckSignals));
           },
           py::call_guard<py::gil_scoped_release>())
       .def(
           "checkpoint",
           [](KVCache& cache) {
-            const RunLock lock(cache);
-            return cache.MakeCheckpoint();
+            return cache.MakeCheckpoint(cache.Lock(&CheckSignals));
           },
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)

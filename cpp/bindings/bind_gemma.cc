@@ -58,11 +58,10 @@ void WaitAll(std::span<const std::shared_ptr<Request>> requests,
     if (running) return;
     // It had ended: a failed one has restored its cache, a complete one's
     // tokens are taken off again.
-    cache.run_lock().acquire();
+    const RunLock lock = cache.Lock();
     if (cache.length() > request.start_length()) {
-      cache.Truncate(request.start_length());
+      cache.Truncate(lock, request.start_length());
     }
-    cache.run_lock().release();
   };
   try {
     for (const auto& request : requests) {

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <semaphore>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,19 +52,6 @@ const char* NameOf(KvDtype dtype);
 // Runs pending Python signal handlers (Ctrl-C); throws what they raise.
 // Requires: the interpreter's lock is not held.
 void CheckSignals();
-
-// Holds a cache's run lock, so that no request runs on it meanwhile. Waits
-// for a running one; Ctrl-C ends the wait. Requires: the interpreter's lock is
-// not held.
-class RunLock {
- public:
-  explicit RunLock(KVCache& cache);
-  ~RunLock() { cache_.run_lock().release(); }
-  RunLock(const RunLock&) = delete;
-
- private:
-  KVCache& cache_;
-};
 
 }  // namespace gkv
 

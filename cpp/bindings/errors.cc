@@ -1,7 +1,6 @@
 #include "base/error.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "bindings/bindings.h"
@@ -83,12 +82,6 @@ void RegisterErrors(py::module_& module) {
 void CheckSignals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-RunLock::RunLock(KVCache& cache) : cache_(cache) {
-  while (!cache_.run_lock().try_acquire_for(std::chrono::milliseconds(50))) {
-    CheckSignals();
-  }
 }
 
 }  // namespace gkv

@@ -9,6 +9,7 @@
 #include "cache/kv_cache.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <utility>
 
@@ -137,12 +138,15 @@ std::unique_ptr<KVCache> KVCache::Fork() const {
   return fork;
 }
 
-void KVCache::Swap(KVCache& other) noexcept {
+void KVCache::Swap([[maybe_unused]] const RunLock& run_lock,
+                   KVCache& other) noexcept {
+  assert(gate_.Owns(run_lock));
   std::scoped_lock lock(state_mutex_, other.state_mutex_);
   std::swap(state_, other.state_);
 }
 
-void KVCache::Reset() {
+void KVCache::Reset([[maybe_unused]] const RunLock& run_lock) {
+  assert(gate_.Owns(run_lock));
   State empty = EmptyState();
   std::unique_lock lock(state_mutex_);
   std::swap(state_, empty);
@@ -192,7 +196,9 @@ void KVCache::Rewind(State& state, size_t length,
   }
 }
 
-Truncation KVCache::Truncate(size_t length) {
+Truncation KVCache::Truncate([[maybe_unused]] const RunLock& run_lock,
+                             size_t length) {
+  assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   State& state = state_;
   if (length > state.log.size()) {
@@ -212,7 +218,8 @@ Truncation KVCache::Truncate(size_t length) {
   return {state.computed - Start(state, state.computed).position};
 }
 
-bool KVCache::MakeCheckpoint() {
+bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
+  assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   State& state = state_;
   const bool forgets =
@@ -235,7 +242,9 @@ std::vector<size_t> KVCache::CheckpointLengths() const {
   return lengths;
 }
 
-void KVCache::Append(std::span<const int32_t> tokens) {
+void KVCache::Append([[maybe_unused]] const RunLock& run_lock,
+                     std::span<const int32_t> tokens) {
+  assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   const size_t length = state_.log.size();
   if (tokens.size() > capacity_tokens_ - std::min(capacity_tokens_, length)) {
@@ -263,7 +272,9 @@ void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
   state_.log.Copy(begin, out);
 }
 
-KvStepView KVCache::Prepare(size_t begin, size_t end) {
+KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
+                            size_t begin, size_t end) {
+  assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   KvStepView view;
   view.begin = begin;
@@ -292,7 +303,9 @@ KvStepView KVCache::Prepare(size_t begin, size_t end) {
   return view;
 }
 
-void KVCache::Commit(KvStepView& step) {
+void KVCache::Commit([[maybe_unused]] const RunLock& run_lock,
+                     KvStepView& step) {
+  assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   State& state = state_;
   size_t floor = step.end;

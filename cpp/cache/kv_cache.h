@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <semaphore>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,6 +17,7 @@
 #include "cache/checkpoints.h"
 #include "cache/group_cache.h"
 #include "cache/kv_layout.h"
+#include "cache/run_lock.h"
 #include "cache/token_log.h"
 
 namespace gkv {
@@ -76,9 +77,10 @@ struct SealedBlock {
 //
 // Blocks are shared between forks; a block that is shared is never written, it
 // is copied first. Every method is safe from any thread: each holds the state
-// lock for a short time. Steps on one cache are serialized by run_lock(),
-// which the engine holds for a whole request; fork(), length() and snapshots
-// during a request see the last committed step.
+// lock for a short time. Whoever changes a conversation holds its run lock, the
+// engine for a whole request: nothing that a running step points into can go
+// away. Forks, lengths and snapshots during a request see the last committed
+// step.
 class KVCache {
  public:
   // Throws InvalidArgument for a capacity of 0.
@@ -116,30 +118,36 @@ class KVCache {
   // what is held, from the last checkpoint, from S (W - 1) positions before
   // (no recurrent layers) and from 0. Where a checkpoint was made with the
   // transcript at `length`, everything is again as it was then, at no cost.
-  // Throws InvalidArgument if length > length().
-  Truncation Truncate(size_t length);
+  // Throws InvalidArgument if length > length(). Without a lock, takes one.
+  Truncation Truncate(const RunLock& lock, size_t length);
+  Truncation Truncate(size_t length) { return Truncate(Lock(), length); }
   // Marks the present, so that truncating to length() will cost nothing. True
   // if it will; false if the checkpoint does not fit the budget, or there is
   // nothing to keep because a replay is due first. Costs no copy: holds on to
   // blocks that would be released later.
-  bool MakeCheckpoint();
+  bool MakeCheckpoint(const RunLock& lock);
+  bool MakeCheckpoint() { return MakeCheckpoint(Lock()); }
   // Transcript lengths at which a checkpoint was made, ascending.
   std::vector<size_t> CheckpointLengths() const;
   // Truncate(0), and unbinds.
-  void Reset();
+  void Reset(const RunLock& lock);
+  void Reset() { Reset(Lock()); }
   // Exchanges the content (not the capacity) with `other`, which must have an
-  // equal layout. The engine undoes a failed request with it.
-  void Swap(KVCache& other) noexcept;
+  // equal layout and be nobody else's. The engine undoes a failed request with
+  // it.
+  void Swap(const RunLock& lock, KVCache& other) noexcept;
 
-  // ---- Engine interface. Requires: run_lock() is held. ----
+  // The right to change this conversation; see RunGate.
+  RunLock Lock(const std::function<void()>& poll = {}) {
+    return gate_.Lock(poll);
+  }
+  RunLock TryLock() noexcept { return gate_.TryLock(); }
 
-  // A semaphore, since a streamed request may end on another thread than the
-  // one that began it.
-  std::binary_semaphore& run_lock() { return run_lock_; }
+  // ---- Engine interface. Requires of each lock: it is of this cache. ----
 
   // Extends the transcript; the new positions are pending. Throws OutOfBlocks,
   // changing nothing, if the capacity does not allow it.
-  void Append(std::span<const int32_t> tokens);
+  void Append(const RunLock& lock, std::span<const int32_t> tokens);
 
   // First position that the next step must compute. length() if nothing is
   // pending. Const: planning never changes a cache.
@@ -156,11 +164,11 @@ class KVCache {
   // sliding layers hold. Requires: begin is next_position() or
   // next_position_for_logits(), or continues the step before it;
   // begin < end <= length(). Throws OutOfBlocks, changing nothing observable.
-  KvStepView Prepare(size_t begin, size_t end);
+  KvStepView Prepare(const RunLock& lock, size_t begin, size_t end);
   // The step's keys and values are complete: they are held from now on.
   // Seals full blocks and releases sliding blocks that no later row can see.
   // An uncommitted step leaves no trace. Takes the step's references over.
-  void Commit(KvStepView& step);
+  void Commit(const RunLock& lock, KvStepView& step);
 
   // ---- Snapshots ----
 
@@ -231,7 +239,7 @@ class KVCache {
   std::string model_type_;
   size_t capacity_tokens_;
   size_t checkpoint_bytes_;
-  std::binary_semaphore run_lock_{1};
+  RunGate gate_;
   mutable std::mutex state_mutex_;
   State state_;
 };

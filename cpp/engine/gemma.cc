@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -15,8 +16,6 @@
 namespace gkv {
 namespace {
 
-constexpr std::chrono::milliseconds kPollInterval{50};
-
 size_t ResolveThreads(size_t threads) {
   if (threads == 0) return ThreadPool::AvailableProcessors();
   if (threads > ThreadPool::kMaxThreads) {
@@ -26,45 +25,19 @@ size_t ResolveThreads(size_t threads) {
   return threads;
 }
 
-// Holds the run locks of several caches, taken in one global order so that
-// two callers with the same caches cannot wait for each other.
-class CacheLocks {
- public:
-  CacheLocks(std::span<const Gemma::Job> jobs,
-             const std::function<void()>& poll) {
-    for (const Gemma::Job& job : jobs) caches_.push_back(job.cache.get());
-    std::sort(caches_.begin(), caches_.end());
-    for (KVCache* cache : caches_) {
-      while (!cache->run_lock().try_acquire_for(kPollInterval)) {
-        try {
-          if (poll) poll();
-        } catch (...) {
-          ReleaseAll();
-          throw;
-        }
-      }
-      ++held_;
-    }
-  }
-  ~CacheLocks() { ReleaseAll(); }
-  CacheLocks(const CacheLocks&) = delete;
-
-  // Someone else releases this one.
-  void HandOver(const KVCache& cache) {
-    *std::find(caches_.begin(), caches_.end(), &cache) = nullptr;
-  }
-
- private:
-  void ReleaseAll() {
-    for (size_t i = 0; i < held_; ++i) {
-      if (caches_[i] != nullptr) caches_[i]->run_lock().release();
-    }
-    held_ = 0;
-  }
-
-  std::vector<KVCache*> caches_;
-  size_t held_ = 0;
-};
+// The run locks of the jobs' caches, in the jobs' order. Taken in one global
+// order, so that two callers with the same caches cannot wait for each other.
+std::vector<RunLock> LockCaches(std::span<const Gemma::Job> jobs,
+                                const std::function<void()>& poll) {
+  std::vector<size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return jobs[a].cache < jobs[b].cache;
+  });
+  std::vector<RunLock> locks(jobs.size());
+  for (const size_t i : order) locks[i] = jobs[i].cache->Lock(poll);
+  return locks;
+}
 
 void CheckDistinct(std::span<const Gemma::Job> jobs) {
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -221,17 +194,17 @@ std::vector<std::shared_ptr<Request>> Gemma::Start(
     }
     CheckCache(*job.cache);
   }
-  CacheLocks locks(jobs, poll);
+  std::vector<RunLock> locks = LockCaches(jobs, poll);
   const Hash128 identity = fingerprint();
   for (const Job& job : jobs) {
     CheckTokens(*job.cache, job.prompt);
     CheckBinding(*job.cache, identity);
   }
   std::vector<std::shared_ptr<Request>> requests;
-  for (const Job& job : jobs) {
-    locks.HandOver(*job.cache);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
     requests.push_back(std::make_shared<Request>(
-        job.cache, job.prompt, job.options,
+        job.cache, std::move(locks[i]), job.prompt, job.options,
         job.options.stop_ids.value_or(config().eos_ids), text, job.streamed));
   }
   for (const Job& job : jobs) job.cache->Bind(identity);
@@ -246,14 +219,12 @@ std::shared_ptr<Request> Gemma::StartLogits(
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
   CheckCache(*cache);
-  const Job job{cache, tokens, {}, false};
-  CacheLocks locks({&job, 1}, poll);
+  RunLock lock = cache->Lock(poll);
   CheckTokens(*cache, tokens);
   const Hash128 identity = fingerprint();
   CheckBinding(*cache, identity);
-  locks.HandOver(*cache);
-  const auto request =
-      std::make_shared<Request>(cache, tokens, all_positions, logits);
+  const auto request = std::make_shared<Request>(
+      cache, std::move(lock), tokens, all_positions, logits);
   cache->Bind(identity);
   scheduler().Submit({&request, 1});
   return request;

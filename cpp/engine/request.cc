@@ -18,22 +18,9 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Releases the run lock when a constructor throws.
-class LockGuard {
- public:
-  explicit LockGuard(KVCache& cache) : cache_(&cache) {}
-  ~LockGuard() {
-    if (cache_ != nullptr) cache_->run_lock().release();
-  }
-  void Dismiss() { cache_ = nullptr; }
-
- private:
-  KVCache* cache_;
-};
-
 }  // namespace
 
-Request::Request(std::shared_ptr<KVCache> cache,
+Request::Request(std::shared_ptr<KVCache> cache, RunLock&& lock,
                  std::span<const int32_t> prompt, GenerateOptions options,
                  std::vector<int32_t> stop_ids,
                  std::shared_ptr<const TokenText> token_text, bool streamed)
@@ -44,7 +31,6 @@ Request::Request(std::shared_ptr<KVCache> cache,
       stop_ids_(std::move(stop_ids)),
       token_text_(std::move(token_text)),
       matcher_(options_.stop) {
-  LockGuard guard(*cache_);
   result_.seed = options_.seed ? *options_.seed : RandomSeed();
   std::vector<int32_t> transcript;
   if (options_.repetition_penalty != 1) {
@@ -52,29 +38,28 @@ Request::Request(std::shared_ptr<KVCache> cache,
     transcript.insert(transcript.end(), prompt.begin(), prompt.end());
   }
   sampler_.emplace(options_, result_.seed, transcript);
-  Begin(prompt);
+  Begin(lock, prompt);
   logits_begin_ = options_.max_tokens > 0 ? target_ - 1 : target_;
-  guard.Dismiss();
+  lock_ = std::move(lock);
 }
 
-Request::Request(std::shared_ptr<KVCache> cache,
+Request::Request(std::shared_ptr<KVCache> cache, RunLock&& lock,
                  std::span<const int32_t> prompt, bool all_positions,
                  float* logits)
     : cache_(std::move(cache)),
       generates_(false),
       streamed_(false),
       logits_out_(logits) {
-  LockGuard guard(*cache_);
-  Begin(prompt);
+  Begin(lock, prompt);
   logits_begin_ = all_positions ? target_ - prompt.size() : target_ - 1;
-  guard.Dismiss();
+  lock_ = std::move(lock);
 }
 
-void Request::Begin(std::span<const int32_t> prompt) {
+void Request::Begin(const RunLock& lock, std::span<const int32_t> prompt) {
   submitted_ = Clock::now();
   start_length_ = cache_->length();
   backup_ = cache_->Fork();
-  cache_->Append(prompt);
+  cache_->Append(lock, prompt);
   target_ = cache_->length();
   next_ = cache_->next_position_for_logits();
   result_.prompt_tokens = prompt.size();
@@ -108,6 +93,7 @@ std::optional<TokenEvent> Request::NextEvent(
     if (events_.empty()) return std::nullopt;
     event = std::move(events_.front());
     events_.pop_front();
+    lock_.set_waits_for_reader(false);
     read_text_bytes_ += event.text.size();
   }
   Wake();
@@ -148,20 +134,19 @@ bool Request::HasUnread() const {
 // meanwhile keeps it. Requires: mutex_ is held.
 void Request::TakeBackLate() {
   const std::shared_ptr<KVCache> cache = ended_cache_.lock();
-  if (!HasUnread() || error_ || !cache || !cache->run_lock().try_acquire())
-    return;
-  if (cache->length() == end_length_) TakeBackUnread(*cache);
-  cache->run_lock().release();
+  if (!HasUnread() || error_ || !cache) return;
+  const RunLock lock = cache->TryLock();
+  if (lock && cache->length() == end_length_) TakeBackUnread(lock, *cache);
 }
 
 // Requires: mutex_ and the cache's run lock are held.
-void Request::TakeBackUnread(KVCache& cache) {
+void Request::TakeBackUnread(const RunLock& lock, KVCache& cache) {
   const size_t unread = static_cast<size_t>(
       std::count_if(events_.begin(), events_.end(),
                     [](const TokenEvent& e) { return e.token_id >= 0; }));
   events_.clear();
   if (unread > 0) {
-    cache.Truncate(cache.length() - unread);
+    cache.Truncate(lock, cache.length() - unread);
     result_.token_ids.resize(result_.token_ids.size() - unread);
     if (options_.logprobs) result_.logprobs.resize(result_.token_ids.size());
   }
@@ -230,7 +215,7 @@ void Request::SampleNext(std::span<float> logits, ThreadPool* pool) {
         "every token is masked (logit_bias) or has no finite logit, expected "
         "at least one to choose from");
   }
-  cache_->Append({&token.id, 1});
+  cache_->Append(lock_, {&token.id, 1});
   target_ = cache_->length();
   logits_begin_ = target_ - 1;
   const bool is_stop_id = std::find(stop_ids_.begin(), stop_ids_.end(),
@@ -256,6 +241,7 @@ void Request::SampleNext(std::span<float> logits, ThreadPool* pool) {
     if (options_.logprobs) result_.logprobs.push_back(token.logprob);
     result_.text += event.text;
     if (streamed_) events_.push_back(std::move(event));
+    lock_.set_waits_for_reader(events_.size() >= kMaxUnread);
   }
   if (reason != FinishReason::kNone) {
     announced_ = true;
@@ -286,7 +272,7 @@ void Request::EndWith(FinishReason reason, std::exception_ptr error) {
     result_.finish_reason = reason;
     const bool restore = error || interrupt_ == Interrupt::kAbort;
     if (reason == FinishReason::kCancelled && !restore && streamed_) {
-      TakeBackUnread(*cache_);
+      TakeBackUnread(lock_, *cache_);
     } else if (!announced_ && streamed_) {
       events_.push_back(
           {-1, std::numeric_limits<float>::quiet_NaN(), {}, reason});
@@ -303,11 +289,10 @@ void Request::EndWith(FinishReason reason, std::exception_ptr error) {
 }
 
 void Request::RestoreAndRelease(bool restore) {
-  if (released_) return;
-  if (restore) cache_->Swap(*backup_);
+  if (!lock_) return;
+  if (restore) cache_->Swap(lock_, *backup_);
   backup_.reset();
-  released_ = true;
-  cache_->run_lock().release();
+  lock_.Release();
   ended_cache_ = cache_;
   cache_.reset();
 }

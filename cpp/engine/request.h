@@ -69,16 +69,16 @@ class Request {
   };
 
   // Appends `prompt` to the transcript. Throws OutOfBlocks before any work if
-  // it does not fit; the cache is unchanged then. Requires: the cache's run
-  // lock is held; the request takes it over, also when this throws.
+  // it does not fit; the cache is unchanged then. `lock` is the cache's and is
+  // taken over unless this throws.
   // With `streamed`, tokens are handed out as events, and sampling runs only a
   // little ahead of the reader.
-  Request(std::shared_ptr<KVCache> cache, std::span<const int32_t> prompt,
-          GenerateOptions options, std::vector<int32_t> stop_ids,
+  Request(std::shared_ptr<KVCache> cache, RunLock&& lock,
+          std::span<const int32_t> prompt, GenerateOptions options, std::vector<int32_t> stop_ids,
           std::shared_ptr<const TokenText> token_text, bool streamed);
   // A request for logits: rows of `all_positions ? prompt.size() : 1`.
-  Request(std::shared_ptr<KVCache> cache, std::span<const int32_t> prompt,
-          bool all_positions, float* logits);
+  Request(std::shared_ptr<KVCache> cache, RunLock&& lock,
+          std::span<const int32_t> prompt, bool all_positions, float* logits);
   ~Request();
   Request(const Request&) = delete;
 
@@ -105,6 +105,7 @@ class Request {
 
   // Requires: not ended.
   KVCache& cache() const { return *cache_; }
+  const RunLock& lock() const { return lock_; }
   Interrupt interrupt() const { return interrupt_.load(); }
   // Positions [next, target) are to be computed.
   size_t next() const { return next_; }
@@ -130,12 +131,12 @@ class Request {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void Begin(std::span<const int32_t> prompt);
+  void Begin(const RunLock& lock, std::span<const int32_t> prompt);
   void SampleNext(std::span<float> logits, ThreadPool* pool);
   void EndWith(FinishReason reason, std::exception_ptr error);
   void RestoreAndRelease(bool restore);
   bool HasUnread() const;
-  void TakeBackUnread(KVCache& cache);
+  void TakeBackUnread(const RunLock& lock, KVCache& cache);
   void TakeBackLate();
   void Wake();
 
@@ -143,6 +144,7 @@ class Request {
   // conversation lives.
   std::shared_ptr<KVCache> cache_;
   std::weak_ptr<KVCache> ended_cache_;
+  RunLock lock_;  // until the end
   const bool generates_;
   const bool streamed_;
   const GenerateOptions options_;
@@ -164,7 +166,6 @@ class Request {
   Clock::time_point first_logits_;
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
   bool announced_ = false;  // the last token's event tells the finish reason
-  bool released_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -142,7 +142,7 @@ void Scheduler::RunStep() {
     try {
       std::vector<int32_t> ids(slice.end - slice.begin);
       request.cache().CopyTokens(slice.begin, ids);
-      views.push_back(request.cache().Prepare(slice.begin, slice.end));
+      views.push_back(request.cache().Prepare(request.lock(), slice.begin, slice.end));
       tokens.push_back(std::move(ids));
       prepared.push_back(slice);
     } catch (...) {
@@ -196,7 +196,7 @@ void Scheduler::Deliver(std::span<const PlannedSlice> plan,
   pool_->Run(plan.size(), [&](size_t i, size_t) {
     Request& request = *active_[plan[i].request];
     try {
-      request.cache().Commit(views[i]);
+      request.cache().Commit(request.lock(), views[i]);
       const size_t end = i + 1 < plan.size() ? first_row[i + 1] : rows;
       request.Advance(plan[i].end,
                       {logits_.data() + first_row[i] * vocab_size,

@@ -37,19 +37,19 @@ std::unique_ptr<KVCache> Empty(std::vector<KvLayerSpec> layers, KvDtype dtype) {
 void Extend(KVCache& cache, size_t count, size_t pending = 0) {
   std::vector<int32_t> tokens(count);
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
-  cache.Append(tokens);
+  cache.Append(cache.Lock(), tokens);
   cache.Bind({1, 2});
   while (cache.next_position() + pending < cache.length()) {
     const size_t begin = cache.next_position();
     const size_t end = std::min(begin + 5, cache.length() - pending);
-    KvStepView step = cache.Prepare(begin, end);
+    KvStepView step = cache.Prepare(cache.Lock(), begin, end);
     for (size_t g = 0; g < kNumLayerKinds; ++g) {
       for (auto& [index, block] : step.groups[g].fresh) {
         std::memset(block.data(), static_cast<int>(0x30 + begin % 16),
                     block.size_bytes());
       }
     }
-    cache.Commit(step);
+    cache.Commit(cache.Lock(), step);
   }
 }
 

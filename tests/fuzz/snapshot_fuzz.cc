@@ -37,12 +37,12 @@ struct Bystander {
     cache = std::make_unique<KVCache>(layout, options, "bystander");
     std::vector<int32_t> tokens(40);
     std::iota(tokens.begin(), tokens.end(), 1);
-    cache->Append(tokens);
-    KvStepView step = cache->Prepare(0, 40);
+    cache->Append(cache->Lock(), tokens);
+    KvStepView step = cache->Prepare(cache->Lock(), 0, 40);
     for (uint8_t* block : step.groups[0].blocks) {
       std::memset(block, 1, layout->block_bytes(GroupId::kFull));
     }
-    cache->Commit(step);
+    cache->Commit(cache->Lock(), step);
     bytes = cache->ToBytes();
   }
 

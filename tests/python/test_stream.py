@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import tiny_gguf
-from gemmakv import Gemma, KVCache, Stream, create_kv_cache
+from gemmakv import (
+    Gemma,
+    GemmaKVError,
+    KVCache,
+    Stream,
+    create_kv_cache,
+)
 
 BOS = 2
 NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}
@@ -214,3 +220,26 @@ def test_progress(tiny: Gemma, cache: KVCache) -> None:
         )
     )
     assert calls == [(i + 1, 6) for i in range(len(pieces))]
+
+
+def test_nobody_waits_for_the_reader(tiny: Gemma, cache: KVCache) -> None:
+    stream = tiny.stream(cache, [BOS, 20], max_tokens=30, logit_bias=NO_END)
+    read = [next(stream).token_id]
+    calls = [
+        lambda: cache.truncate(1),
+        lambda: cache.reset(),
+        lambda: cache.checkpoint(),
+        lambda: tiny.generate(cache, "", max_tokens=1),
+        lambda: tiny.stream(cache, ""),
+        lambda: tiny.logits(cache, [BOS]),
+    ]
+    for call in calls:
+        with pytest.raises(GemmaKVError, match=r"cancel\(\)") as caught:
+            call()
+        assert type(caught.value) is GemmaKVError
+    assert len(cache.fork()) > 2  # what changes nothing never waits
+    read += [piece.token_id for piece in stream]
+    other = create_kv_cache(tiny.config)
+    g = tiny.generate(other, [BOS, 20], max_tokens=30, logit_bias=NO_END)
+    assert read == g.token_ids
+    cache.truncate(1)

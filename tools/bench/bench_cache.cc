@@ -44,16 +44,16 @@ double Milliseconds(size_t runs, const Fn& fn) {
 double Mebibytes(size_t bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
 void Extend(KVCache& cache, size_t length) {
-  cache.Append(std::vector<int32_t>(length - cache.length(), 7));
+  cache.Append(cache.Lock(), std::vector<int32_t>(length - cache.length(), 7));
   for (size_t at = cache.next_position(); at < length; at += kStepTokens) {
-    KvStepView step = cache.Prepare(at, std::min(length, at + kStepTokens));
+    KvStepView step = cache.Prepare(cache.Lock(), at, std::min(length, at + kStepTokens));
     for (const GroupStep& group : step.groups) {
       for (const auto& [index, block] : group.fresh) {
         std::memset(block.data(), static_cast<int>(1 + at % 100),
                     block.size_bytes());
       }
     }
-    cache.Commit(step);
+    cache.Commit(cache.Lock(), step);
   }
 }
 

@@ -28,7 +28,7 @@ inline void Fill(KVCache& cache, size_t end) {
   const KvLayout& layout = cache.layout();
   const size_t block_tokens = layout.block_tokens();
   for (size_t p = cache.next_position(); p < end; ++p) {
-    KvStepView view = cache.Prepare(p, p + 1);
+    KvStepView view = cache.Prepare(cache.Lock(), p, p + 1);
     for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
       const KvLayerSpec& spec = layout.layers()[layer];
       const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
@@ -56,7 +56,7 @@ inline void Fill(KVCache& cache, size_t end) {
                    block + layout.value_offset(layer, head));
       }
     }
-    cache.Commit(view);
+    cache.Commit(cache.Lock(), view);
   }
 }
 
@@ -69,7 +69,7 @@ inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
                                          "some-model");
   std::vector<int32_t> tokens(length);
   std::iota(tokens.begin(), tokens.end(), 5);
-  cache->Append(tokens);
+  cache->Append(cache->Lock(), tokens);
   cache->Bind({7, 9});
   Fill(*cache, length - 1);
   return cache;
@@ -96,7 +96,7 @@ inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
     std::vector<int32_t> tokens(length - cache->length());
     std::iota(tokens.begin(), tokens.end(),
               static_cast<int32_t>(cache->length()));
-    cache->Append(tokens);
+    cache->Append(cache->Lock(), tokens);
     Fill(*cache, length - 1);  // one is pending
     if (length < 60) {
       EXPECT_TRUE(cache->MakeCheckpoint());

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -165,10 +166,10 @@ void Compute(KVCache& cache, std::mt19937& rng, size_t max_chunks) {
       rng() % 3 == 0 ? cache.next_position_for_logits() : cache.next_position();
   for (size_t i = 0; i < max_chunks && at < cache.length(); ++i) {
     const size_t end = std::min(cache.length(), at + 1 + rng() % 50);
-    KvStepView view = cache.Prepare(at, end);
+    KvStepView view = cache.Prepare(cache.Lock(), at, end);
     model.Step(cache, view);
     if (rng() % 10 == 0) return;  // never committed
-    cache.Commit(view);
+    cache.Commit(cache.Lock(), view);
     at = end;
   }
 }
@@ -205,7 +206,7 @@ void TruncateTruthfully(Subject& s, size_t keep) {
   const size_t replay = s.cache->Truncate(keep).replay_tokens;
   s.tokens.resize(keep);
   const auto next = s.cache->Fork();
-  next->Append({{1}});
+  next->Append(next->Lock(), {{1}});
   size_t full = 0;
   const KvLayout& layout = s.cache->layout();
   while (full < layout.layers().size() &&
@@ -244,7 +245,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
         case 1: {
           Tokens more(std::min<size_t>(rng() % 120, 600 - s.tokens.size()));
           for (int32_t& token : more) token = static_cast<int32_t>(rng() % 999);
-          s.cache->Append(more);
+          s.cache->Append(s.cache->Lock(), more);
           s.tokens.insert(s.tokens.end(), more.begin(), more.end());
           break;
         }
@@ -325,12 +326,12 @@ std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
       std::move(layout), CacheOptions{.capacity_tokens = 4096}, "");
   Tokens tokens(length);
   std::iota(tokens.begin(), tokens.end(), 0);
-  cache->Append(tokens);
+  cache->Append(cache->Lock(), tokens);
   const FakeModel model(cache->layout());
   for (size_t at = 0; at < length; at += 64) {
-    KvStepView view = cache->Prepare(at, std::min(length, at + 64));
+    KvStepView view = cache->Prepare(cache->Lock(), at, std::min(length, at + 64));
     model.Step(*cache, view);
-    cache->Commit(view);
+    cache->Commit(cache->Lock(), view);
   }
   return cache;
 }
@@ -347,7 +348,7 @@ TEST(KVCacheTest, TruncationSaysItsCost) {
   const auto fork = cache->Fork();
   fork->Truncate(600);
   EXPECT_EQ(fork->next_position(), 600u) << "nothing is pending";
-  fork->Append({{1, 2}});
+  fork->Append(fork->Lock(), {{1, 2}});
   EXPECT_EQ(fork->next_position(), 600u - 128);
   EXPECT_THROW(fork->Truncate(603), InvalidArgument);
 }
@@ -355,12 +356,12 @@ TEST(KVCacheTest, TruncationSaysItsCost) {
 void Extend(KVCache& cache, size_t length) {
   Tokens tokens(length - cache.length());
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
-  cache.Append(tokens);
+  cache.Append(cache.Lock(), tokens);
   const FakeModel model(cache.layout());
   for (size_t at = cache.next_position(); at < length;) {
-    KvStepView view = cache.Prepare(at, std::min(length, at + 64));
+    KvStepView view = cache.Prepare(cache.Lock(), at, std::min(length, at + 64));
     model.Step(cache, view);
-    cache.Commit(view);
+    cache.Commit(cache.Lock(), view);
     at = view.end;
   }
 }
@@ -396,7 +397,7 @@ TEST(KVCacheTest, TruncationTakesTheCheapestStart) {
 // The pending token of the moment is pending again.
 TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
-  cache->Append({{7}});
+  cache->Append(cache->Lock(), {{7}});
   ASSERT_TRUE(cache->MakeCheckpoint());
   Extend(*cache, 900);
   EXPECT_EQ(cache->Truncate(301).replay_tokens, 0u);
@@ -431,7 +432,7 @@ TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
           ASSERT_NO_FATAL_FAILURE(TruncateTruthfully(s, length));
           s.cache = KVCache::FromBytes(s.cache->ToBytes(checkpoints));
           ASSERT_NO_FATAL_FAILURE(Check(s));
-          s.cache->Append({{5, 6, 7}});
+          s.cache->Append(s.cache->Lock(), {{5, 6, 7}});
           s.tokens.insert(s.tokens.end(), {5, 6, 7});
           while (s.cache->next_position() < s.cache->length()) {
             Compute(*s.cache, rng, 5);
@@ -459,7 +460,7 @@ TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
     Subject& s = subjects[rng() % subjects.size()];
     Tokens more(1 + rng() % 12);
     for (int32_t& token : more) token = static_cast<int32_t>(rng() % 999);
-    s.cache->Append(more);
+    s.cache->Append(s.cache->Lock(), more);
     s.tokens.insert(s.tokens.end(), more.begin(), more.end());
     while (s.cache->next_position() < s.cache->length()) {
       Compute(*s.cache, rng, 3);
@@ -471,7 +472,7 @@ TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
 TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
   const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 70);  // four blocks and a part
-  cache->Append(Tokens(30, 1));             // pending
+  cache->Append(cache->Lock(), Tokens(30, 1));             // pending
   const std::vector<SealedBlock> sealed = cache->SealedBlocks();
   ASSERT_EQ(sealed.size(), 4u);
   Hash128 parent;
@@ -499,7 +500,7 @@ TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
   const std::vector<float> keys = cache->CopyLayer(2, false);
   const auto fork = cache->Fork();
   cache->Truncate(20);
-  cache->Append(Tokens(40, 3));
+  cache->Append(cache->Lock(), Tokens(40, 3));
   Extend(*cache, 80);
   const FakeModel model(*layout);
   EXPECT_EQ(fork->CopyLayer(2, false), keys);
@@ -533,12 +534,39 @@ TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 1000);
   const auto fork = cache->Fork();
   fork->Truncate(600);
-  fork->Append({{1}});
-  KvStepView view = fork->Prepare(472, 601);
+  fork->Append(fork->Lock(), {{1}});
+  KvStepView view = fork->Prepare(fork->Lock(), 472, 601);
   EXPECT_EQ(view.groups[0].write_begin, 600u);
   EXPECT_EQ(view.groups[1].write_begin, 472u);
   EXPECT_EQ(view.groups[1].readable_begin, 472u);
   EXPECT_TRUE(view.starts_replay);
+}
+
+// What a step points into stays where it is until the step's holder is done,
+// whoever wants to change the conversation meanwhile.
+TEST(KVCacheTest, ChangesWaitForARunningStep) {
+  const auto layout = Layout("ssfssf", 33, 16);
+  for (const auto change : {+[](KVCache& cache) { cache.Truncate(3); },
+                            +[](KVCache& cache) { cache.Reset(); }}) {
+    const auto pool = BlockPool::Create();
+    KVCache cache(layout, {.capacity_tokens = 1000, .pool = pool}, "");
+    RunLock lock = cache.Lock();
+    cache.Append(lock, Tokens(200, 1));
+    KvStepView view = cache.Prepare(lock, 0, 150);
+    FakeModel(*layout).Step(cache, view);
+    cache.Commit(lock, view);
+    view = cache.Prepare(lock, 150, 200);
+    const size_t blocks = pool->blocks_in_use();
+    std::thread other([&] { change(cache); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    EXPECT_EQ(cache.length(), 200u);
+    EXPECT_EQ(pool->blocks_in_use(), blocks);
+    FakeModel(*layout).Step(cache, view);
+    cache.Commit(lock, view);
+    lock.Release();
+    other.join();
+    EXPECT_LE(cache.length(), 3u);
+  }
 }
 
 TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
@@ -559,11 +587,11 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
   EXPECT_EQ(cache->nbytes(), 0u);
   EXPECT_EQ(fork->nbytes(), 0u);
   EXPECT_EQ(fork->shared_nbytes(), alone);
-  fork->Append({{7}});
+  fork->Append(fork->Lock(), {{7}});
   {
-    KvStepView view = fork->Prepare(1000, 1001);
+    KvStepView view = fork->Prepare(fork->Lock(), 1000, 1001);
     FakeModel(*layout).Step(*fork, view);
-    fork->Commit(view);
+    fork->Commit(fork->Lock(), view);
   }
   EXPECT_EQ(fork->nbytes(), layout->block_bytes(GroupId::kFull) +
                                 layout->block_bytes(GroupId::kSliding));
@@ -571,9 +599,9 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
 
 TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
   KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
-  cache.Append(Tokens(10, 1));
+  cache.Append(cache.Lock(), Tokens(10, 1));
   try {
-    cache.Append({{1}});
+    cache.Append(cache.Lock(), {{1}});
     FAIL();
   } catch (const OutOfBlocks& error) {
     EXPECT_NE(std::string(error.what()).find("10 in total"), std::string::npos)

@@ -49,8 +49,8 @@ inline std::string CheckMessage(std::string_view message) {
 inline void Step(KVCache& cache) {
   const size_t begin = cache.next_position_for_logits();
   const size_t end = std::min(begin + 20, cache.length());
-  KvStepView step = cache.Prepare(begin, end);
-  cache.Commit(step);
+  KvStepView step = cache.Prepare(cache.Lock(), begin, end);
+  cache.Commit(cache.Lock(), step);
 }
 
 inline std::string CheckLayers(const KVCache& cache) {
@@ -80,7 +80,7 @@ inline std::string Rewind(const KVCache& cache, size_t keep) {
   if (keep > 0) Step(*fork);
   if (fork->capacity_tokens() > keep) {
     const int32_t token = 1;
-    fork->Append({&token, 1});
+    fork->Append(fork->Lock(), {&token, 1});
     Step(*fork);
     fork->MakeCheckpoint();
   }

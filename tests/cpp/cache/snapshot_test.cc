@@ -59,8 +59,8 @@ TEST(SnapshotTest, Version1FilesOpen) {
   const auto restored = KVCache::FromBytes(Golden("snapshot_v1_lost.kv"));
   EXPECT_EQ(restored->tokens(), lost->tokens());
   EXPECT_EQ(restored->CopyLayer(1, false), lost->CopyLayer(1, false));
-  lost->Append({{1}});
-  restored->Append({{1}});
+  lost->Append(lost->Lock(), {{1}});
+  restored->Append(restored->Lock(), {{1}});
   EXPECT_EQ(restored->next_position(), lost->next_position());
 }
 
@@ -150,10 +150,10 @@ TEST(SnapshotTest, SizeIsThatOfTheKeysAndValues) {
   const auto layout = std::make_shared<KvLayout>(layers, KvDtype::kBF16, 64);
   KVCache cache(layout, {.capacity_tokens = 4096}, "gemma3-270m");
   for (const size_t length : {300, 777, 2048, 2500}) {
-    cache.Append(std::vector<int32_t>(length - cache.length(), 7));
+    cache.Append(cache.Lock(), std::vector<int32_t>(length - cache.length(), 7));
     for (size_t at = cache.next_position(); at < length; at += 128) {
-      KvStepView step = cache.Prepare(at, std::min(length, at + 128));
-      cache.Commit(step);
+      KvStepView step = cache.Prepare(cache.Lock(), at, std::min(length, at + 128));
+      cache.Commit(cache.Lock(), step);
     }
     size_t held = 0;
     for (size_t layer = 0; layer < 18; ++layer) {

@@ -113,10 +113,10 @@ TEST(CacheChecklist, Checklist10_SlidingLayersHoldTheirWindowOnly) {
   const auto pool = BlockPool::Create();
   const auto cache = CreateKVCache(ModelType::kGemma3_270M, {.pool = pool});
   constexpr size_t kTokens = 32768;
-  cache->Append(Tokens(kTokens, 1));
+  cache->Append(cache->Lock(), Tokens(kTokens, 1));
   for (size_t at = 0; at < kTokens; at += 128) {
-    KvStepView step = cache->Prepare(at, at + 128);
-    cache->Commit(step);
+    KvStepView step = cache->Prepare(cache->Lock(), at, at + 128);
+    cache->Commit(cache->Lock(), step);
   }
   const size_t full = kTokens * 3 * 1024;
   EXPECT_GE(cache->nbytes(), full);

@@ -276,6 +276,25 @@ TEST_F(GemmaTest, CancelJustBeforeTheEndKeepsWhatTheReaderSaw) {
   }
 }
 
+TEST_F(GemmaTest, NobodyWaitsForTheReaderOfAStream) {
+  const auto cache = NewCache();
+  const Tokens prompt = RandomTokens(20, 8);
+  const Gemma::Job job{cache, prompt, NoStop(200), true};
+  const auto request = gemma_->Start({&job, 1})[0];
+  EXPECT_THROW(cache->Truncate(0), Busy);
+  EXPECT_THROW(cache->MakeCheckpoint(), Busy);
+  EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(2)), Busy);
+  EXPECT_THROW(Logits(cache, prompt), Busy);
+  // The stream is none the worse.
+  Tokens seen;
+  while (const auto event = request->NextEvent(std::chrono::seconds(60))) {
+    seen.push_back(event->token_id);
+  }
+  EXPECT_EQ(seen,
+            gemma_->Generate(NewCache(), prompt, NoStop(200)).token_ids);
+  cache->Truncate(0);
+}
+
 TEST_F(GemmaTest, AbortRestoresTheCache) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(50, 9), NoStop(3));
@@ -289,8 +308,7 @@ TEST_F(GemmaTest, AbortRestoresTheCache) {
   }
   EXPECT_EQ(cache->tokens(), before);
   EXPECT_EQ(cache->ToBytes(), bytes);
-  EXPECT_TRUE(cache->run_lock().try_acquire());
-  cache->run_lock().release();
+  EXPECT_TRUE(cache->TryLock());
 }
 
 TEST_F(GemmaTest, AnExceptionInTheCallbackRestoresTheCache) {

@@ -218,7 +218,7 @@ class Caller {
       const size_t length = lengths.back();
       EXPECT_EQ(fork->Truncate(length).replay_tokens, 0u);
       const Tokens tokens = cache->tokens();
-      fork->Append(std::span(tokens).subspan(length));
+      fork->Append(fork->Lock(), std::span(tokens).subspan(length));
     }
     LogFloats(Logits(gemma_, fork, {11}, false));
   }

@@ -52,7 +52,7 @@ class Driver {
     std::vector<std::vector<int32_t>> tokens;
     size_t rows = 0;
     for (size_t i = 0; i < caches.size(); ++i) {
-      views.push_back(caches[i]->Prepare(begins[i], ends[i]));
+      views.push_back(caches[i]->Prepare(caches[i]->Lock(), begins[i], ends[i]));
       tokens.emplace_back(ends[i] - begins[i]);
       caches[i]->CopyTokens(begins[i], tokens[i]);
       rows += tokens[i].size();
@@ -72,7 +72,9 @@ class Driver {
       next += slice.output.rows * width;
     }
     forward_.Step(slices);
-    for (size_t i = 0; i < caches.size(); ++i) caches[i]->Commit(views[i]);
+    for (size_t i = 0; i < caches.size(); ++i) {
+      caches[i]->Commit(caches[i]->Lock(), views[i]);
+    }
     Logits result;
     for (size_t r = 0; r < rows; ++r) {
       result.emplace_back(outputs.begin() + static_cast<long>(r * width),
@@ -96,7 +98,7 @@ std::shared_ptr<KVCache> NewCache(const Model& model,
   options.kv_dtype = dtype;
   options.block_tokens = block_tokens;
   std::shared_ptr<KVCache> cache = CreateKVCache(model.config, options);
-  cache->Append(tokens);
+  cache->Append(cache->Lock(), tokens);
   return cache;
 }
 
@@ -374,7 +376,7 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
     driver.Run(*parent, {50});
     const std::unique_ptr<KVCache> fork = parent->Fork();
     fork->Truncate(keep);
-    fork->Append(std::span(tokens_).subspan(keep));
+    fork->Append(fork->Lock(), std::span(tokens_).subspan(keep));
     const Logits rows = driver.Run(*fork, {37});
     // The rows from `keep` - 1 or earlier on; replay rows before it are void.
     ASSERT_GE(rows.size(), tokens_.size() - keep);

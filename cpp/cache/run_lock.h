@@ -1,0 +1,66 @@
+#ifndef GEMMAKV_CACHE_RUN_LOCK_H_
+#define GEMMAKV_CACHE_RUN_LOCK_H_
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+namespace gkv {
+
+class RunGate;
+
+// Proof that its holder alone runs steps on, or changes, one KVCache: from
+// KVCache::Lock() or TryLock(). May be moved to, and released on, any thread.
+// The cache must outlive it.
+class RunLock {
+ public:
+  RunLock() = default;
+  RunLock(RunLock&& other) noexcept
+      : gate_(std::exchange(other.gate_, nullptr)) {}
+  RunLock& operator=(RunLock&& other) noexcept {
+    std::swap(gate_, other.gate_);
+    other.Release();
+    return *this;
+  }
+  ~RunLock() { Release(); }
+
+  explicit operator bool() const { return gate_ != nullptr; }
+  void Release() noexcept;
+  // Says whether the holder can go on only when somebody reads what it made.
+  void set_waits_for_reader(bool waits) const noexcept;
+
+ private:
+  friend class RunGate;
+  explicit RunLock(RunGate* gate) : gate_(gate) {}
+
+  RunGate* gate_ = nullptr;
+};
+
+// Hands out one RunLock at a time. Thread-safe.
+class RunGate {
+ public:
+  RunGate() = default;
+  RunGate(const RunGate&) = delete;
+
+  // Waits while another lock is held, calling `poll` now and then, which may
+  // throw to give up. Nobody waits for a reader: throws Busy if the holder does
+  // so, at the latest 100 ms after the call or after the holder began to.
+  RunLock Lock(const std::function<void()>& poll = {});
+  // A lock that holds nothing if another one is held.
+  RunLock TryLock() noexcept;
+  // Whether `lock` is this gate's.
+  bool Owns(const RunLock& lock) const { return lock.gate_ == this; }
+
+ private:
+  friend class RunLock;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool held_ = false;
+  bool waits_for_reader_ = false;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_CACHE_RUN_LOCK_H_

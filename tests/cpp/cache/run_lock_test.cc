@@ -1,0 +1,106 @@
+#include "cache/run_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+TEST(RunLockTest, OneAtATime) {
+  RunGate gate;
+  int value = 0;  // no atomic: the lock orders
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < 500; ++k) {
+        const RunLock lock = gate.Lock();
+        ++value;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(value, 2000);
+}
+
+TEST(RunLockTest, MovesAndIsReleasedOnce) {
+  RunGate gate;
+  RunLock a = gate.Lock();
+  EXPECT_TRUE(gate.Owns(a));
+  EXPECT_FALSE(gate.TryLock());
+  RunLock b = std::move(a);
+  EXPECT_FALSE(a);
+  a.Release();
+  EXPECT_FALSE(gate.TryLock()) << "an empty one released it";
+  std::thread([&] { b.Release(); }).join();
+  b = gate.TryLock();
+  EXPECT_TRUE(b);
+  b = RunLock();
+  EXPECT_TRUE(gate.TryLock());
+  EXPECT_FALSE(gate.Owns(b));
+}
+
+TEST(RunLockTest, PollMayGiveUp) {
+  RunGate gate;
+  const RunLock held = gate.Lock();
+  int polls = 0;
+  EXPECT_THROW(gate.Lock([&] {
+                 if (++polls == 3) throw std::runtime_error("enough");
+               }),
+               std::runtime_error);
+  EXPECT_EQ(polls, 3);
+}
+
+TEST(RunLockTest, NobodyWaitsForAReader) {
+  RunGate gate;
+  const RunLock held = gate.Lock();
+  held.set_waits_for_reader(true);
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    gate.Lock();
+    FAIL();
+  } catch (const Busy& error) {
+    EXPECT_NE(std::string(error.what()).find("cancel()"), std::string::npos);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin,
+            std::chrono::seconds(5));
+}
+
+TEST(RunLockTest, WaitsForWorkHoweverLong) {
+  RunGate gate;
+  RunLock held = gate.Lock();
+  held.set_waits_for_reader(true);
+  held.set_waits_for_reader(false);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    held.Release();
+  });
+  EXPECT_TRUE(gate.Lock());
+  later.join();
+}
+
+// The mark belongs to the lock that set it.
+TEST(RunLockTest, ReleasingForgetsTheReader) {
+  RunGate gate;
+  RunLock held = gate.Lock();
+  held.set_waits_for_reader(true);
+  held.Release();
+  RunLock next = gate.Lock();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    next.Release();
+  });
+  EXPECT_TRUE(gate.Lock());
+  later.join();
+}
+
+}  // namespace
+}  // namespace gkv
