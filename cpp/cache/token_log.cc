@@ -1,46 +1,55 @@
 #include "cache/token_log.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gkv {
 
 TokenLog::TokenLog(size_t page_tokens) : page_tokens_(page_tokens) {}
 
 void TokenLog::Append(std::span<const int32_t> tokens) {
-  while (!tokens.empty()) {
-    const size_t used = size_ % page_tokens_;
-    if (used == 0) {
-      auto page = std::make_shared<TokenPage>();
-      page->tokens.reserve(page_tokens_);
-      if (!pages_.empty()) page->parent = pages_.back()->hash;
-      pages_.push_back(std::move(page));
-    } else if (pages_.back().use_count() > 1 || pages_.back()->sealed ||
-               pages_.back()->tokens.size() != used) {
-      // The tail is shared, or was cut: its first `used` tokens are ours.
-      const TokenPage& old = *pages_.back();
-      auto page = std::make_shared<TokenPage>();
-      page->tokens.reserve(page_tokens_);
-      page->tokens.assign(old.tokens.begin(),
-                          old.tokens.begin() + static_cast<ptrdiff_t>(used));
-      page->parent = old.parent;
-      pages_.back() = std::move(page);
+  const size_t before = size_;
+  try {
+    while (!tokens.empty()) {
+      const size_t take =
+          std::min(tokens.size(), page_tokens_ - size_ % page_tokens_);
+      AppendToPage(tokens.first(take));
+      tokens = tokens.subspan(take);
     }
-    TokenPage& page = *pages_.back();
-    const size_t take = std::min(tokens.size(), page_tokens_ - used);
-    page.tokens.insert(page.tokens.end(), tokens.begin(),
-                       tokens.begin() + static_cast<ptrdiff_t>(take));
-    if (page.tokens.size() == page_tokens_) {
-      Hasher hasher;
-      hasher.UpdateValue(page.parent.low);
-      hasher.UpdateValue(page.parent.high);
-      hasher.Update({reinterpret_cast<const uint8_t*>(page.tokens.data()),
-                     page.tokens.size() * sizeof(int32_t)});
-      page.hash = hasher.Finish();
-      page.sealed = true;
-    }
-    size_ += take;
-    tokens = tokens.subspan(take);
+  } catch (...) {
+    Truncate(before);
+    throw;
   }
+}
+
+void TokenLog::AppendToPage(std::span<const int32_t> tokens) {
+  const size_t used = size_ % page_tokens_;
+  const size_t end = used + tokens.size();
+  size_t expected = used;
+  if (used == 0) {
+    pages_.push_back(std::make_shared<TokenPage>(
+        page_tokens_, PrefixHash(size_ / page_tokens_)));
+    pages_.back()->claimed = end;
+  } else if (!pages_.back()->claimed.compare_exchange_strong(expected, end)) {
+    // Somebody went on from here already, or this log was cut.
+    const TokenPage& old = *pages_.back();
+    auto page = std::make_shared<TokenPage>(page_tokens_, old.parent);
+    std::copy_n(old.tokens.begin(), used, page->tokens.begin());
+    page->claimed = end;
+    pages_.back() = std::move(page);
+  }
+  TokenPage& page = *pages_.back();
+  std::copy(tokens.begin(), tokens.end(),
+            page.tokens.begin() + static_cast<ptrdiff_t>(used));
+  if (end == page_tokens_) {
+    Hasher hasher;
+    hasher.UpdateValue(page.parent.low);
+    hasher.UpdateValue(page.parent.high);
+    hasher.Update({reinterpret_cast<const uint8_t*>(page.tokens.data()),
+                   page.tokens.size() * sizeof(int32_t)});
+    page.hash = hasher.Finish();
+  }
+  size_ += tokens.size();
 }
 
 void TokenLog::Truncate(size_t size) {

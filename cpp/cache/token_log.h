@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_CACHE_TOKEN_LOG_H_
 #define GEMMAKV_CACHE_TOKEN_LOG_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,25 +12,30 @@
 
 namespace gkv {
 
-// `count` token ids; full pages are sealed: never written again, and identified
-// by a hash that chains over all pages before them, so that equal prefixes have
-// equal hashes.
+// Token ids of consecutive positions, shared by every log whose transcript has
+// them. Slots are written once: by the log that claimed them, before any other
+// log can hold them. A full page is sealed: it is identified by a hash that
+// chains over all pages before it, so that equal prefixes have equal hashes.
 struct TokenPage {
-  std::vector<int32_t> tokens;  // reserved to the page size
-  Hash128 parent;               // hash of the page before; zero for the first
-  Hash128 hash;                 // valid once sealed: over (parent, tokens)
-  bool sealed = false;
+  TokenPage(size_t page_tokens, const Hash128& parent_hash)
+      : tokens(page_tokens), parent(parent_hash) {}
+
+  std::vector<int32_t> tokens;
+  std::atomic<size_t> claimed = 0;  // slots [0, claimed) belong to somebody
+  const Hash128 parent;             // of the page before; zero for the first
+  Hash128 hash;                     // of a sealed page: over (parent, tokens)
 };
 
 // Transcript of one conversation in pages shared between forks: copying is
-// O(pages) reference copies. Not thread-safe; copies are independent.
+// O(pages) reference copies. Not thread-safe; copies are independent: of those
+// that share a page with room left, the first to append takes it.
 class TokenLog {
  public:
   // `page_tokens` is the cache's block size.
   explicit TokenLog(size_t page_tokens);
 
   size_t size() const { return size_; }
-  // Copies a shared unsealed page before writing to it.
+  // Throws std::bad_alloc, changing nothing.
   void Append(std::span<const int32_t> tokens);
   // Requires: size <= size().
   void Truncate(size_t size);
@@ -42,6 +48,9 @@ class TokenLog {
   std::shared_ptr<const TokenPage> SealedPage(size_t page) const;
 
  private:
+  // Requires: they fit into the page that holds the end.
+  void AppendToPage(std::span<const int32_t> tokens);
+
   size_t page_tokens_;
   size_t size_ = 0;
   std::vector<std::shared_ptr<TokenPage>> pages_;

@@ -478,7 +478,7 @@ TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
   Hash128 parent;
   for (size_t i = 0; i < sealed.size(); ++i) {
     EXPECT_EQ(sealed[i].begin, 16 * i);
-    EXPECT_TRUE(sealed[i].page->sealed);
+    EXPECT_EQ(sealed[i].page->claimed, 16u);
     EXPECT_EQ(sealed[i].page->parent, parent);
     Tokens tokens(16);
     cache->CopyTokens(16 * i, tokens);

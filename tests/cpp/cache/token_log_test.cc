@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
+
+#include "base/failing_new.h"
 
 namespace gkv {
 namespace {
@@ -80,6 +84,62 @@ TEST(TokenLogTest, EqualPrefixesHaveEqualHashesHoweverTheyCame) {
   pieces.Truncate(33);
   pieces.Append(Iota(31, 33));
   EXPECT_EQ(whole.PrefixHash(4), pieces.PrefixHash(4));
+}
+
+// What a copy reads is never written, neither while it is there nor when it has
+// just gone away without anybody having waited for it. The flag orders nothing:
+// ThreadSanitizer sees what the log itself orders.
+TEST(TokenLogTest, AppendingRacesWithNoCopy) {
+  TokenLog log(16);
+  log.Append(Iota(5));
+  for (int32_t round = 0; round < 100; ++round) {
+    const size_t size = log.size();
+    std::atomic<bool> go_on = false;
+    std::thread reader([copy = log, size, &go_on, round]() mutable {
+      if (round % 2 == 0) go_on.store(true, std::memory_order_relaxed);
+      EXPECT_EQ(All(copy).size(), size);
+      if (round % 3 == 0) copy.Append({{-1}});
+      copy = TokenLog(16);
+      go_on.store(true, std::memory_order_relaxed);
+    });
+    while (!go_on.load(std::memory_order_relaxed)) std::this_thread::yield();
+    log.Append({{round}});
+    EXPECT_EQ(All(log).back(), round);
+    reader.join();
+  }
+}
+
+TEST(TokenLogTest, OfTwoThatShareATailBothGoOn) {
+  TokenLog left(16);
+  left.Append(Iota(5));
+  TokenLog right = left;
+  left.Append({{100}});
+  right.Append({{200, 201}});
+  left.Append({{101}});
+  EXPECT_EQ(All(left), (Tokens{0, 1, 2, 3, 4, 100, 101}));
+  EXPECT_EQ(All(right), (Tokens{0, 1, 2, 3, 4, 200, 201}));
+}
+
+TEST(TokenLogTest, AFailedAppendChangesNothing) {
+  TokenLog log(16), other(16);
+  log.Append(Iota(20));
+  other.Append(Iota(20));
+  size_t failures = 0;
+  for (size_t n = 1;; ++n) {
+    const TokenLog copy = log;
+    const FailingNew failing(n);
+    try {
+      log.Append(Iota(60, 20));
+      break;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    ASSERT_EQ(All(log), Iota(20)) << n;
+  }
+  EXPECT_GT(failures, 3u);
+  other.Append(Iota(60, 20));
+  EXPECT_EQ(All(log), Iota(80));
+  EXPECT_EQ(log.PrefixHash(5), other.PrefixHash(5));
 }
 
 }  // namespace
