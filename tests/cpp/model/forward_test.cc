@@ -221,7 +221,8 @@ TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
   std::vector<std::vector<float>> outputs;
   for (const RowOutput::Kind kind : kKinds) {
     caches.push_back(NewCache(*model, tokens));
-    views.push_back(caches.back()->Prepare(0, tokens.size()));
+    views.push_back(
+        caches.back()->Prepare(caches.back()->Lock(), 0, tokens.size()));
     const size_t width = kind == RowOutput::kHidden ? hidden : vocab;
     outputs.emplace_back(kRows[outputs.size()] * width + 1, -7.5f);
   }
