@@ -175,6 +175,7 @@ void RegisterInfo(py::module_& module) {
   module.def("force_target", &ForceTarget, py::arg("name"));
   module.def("numerics_id", &NumericsId,
              "The current target's arithmetic: equal ids, equal bits.");
+  module.def("numerics_version", [] { return kNumericsVersion; });
 }
 
 }  // namespace gkv

@@ -68,9 +68,11 @@ void ForceTarget(std::string_view name) {
 }
 
 uint32_t NumericsId() {
-  constexpr uint32_t kFused = 1;
-  constexpr uint32_t kUnfused = 2;
-  return HWY_DYNAMIC_DISPATCH(HasFusedMultiplyAdd)() ? kFused : kUnfused;
+  constexpr Architecture kArchitecture = HWY_ARCH_X86   ? Architecture::kX86
+                                         : HWY_ARCH_ARM ? Architecture::kArm
+                                                        : Architecture::kOther;
+  return NumericsIdOf(kArchitecture,
+                      HWY_DYNAMIC_DISPATCH(HasFusedMultiplyAdd)());
 }
 
 }  // namespace gkv

@@ -20,9 +20,21 @@ std::string CurrentTarget();
 // `verify`; not to be called while kernels run.
 void ForceTarget(std::string_view name);
 
+// Raised with every change of any bit of keys, values or logits; a test
+// (test_numerics.py) holds it against hashes of them. Version 1 of x86 has the
+// ids of files that were written before there were versions.
+inline constexpr uint32_t kNumericsVersion = 1;
+
+enum class Architecture : uint32_t { kX86 = 0, kArm = 1, kOther = 2 };
+
+constexpr uint32_t NumericsIdOf(Architecture architecture, bool fused) {
+  return (kNumericsVersion - 1) << 8 |
+         static_cast<uint32_t>(architecture) << 4 | (fused ? 1 : 2);
+}
+
 // Identity of the arithmetic of the current target. Two targets with the same
-// id produce the same bits for the same weights and tokens. Targets that have
-// a fused multiply-add share one id; those that lack it share another.
+// id produce the same bits for the same weights and tokens: those of one
+// architecture that have a fused multiply-add, and those that lack it.
 uint32_t NumericsId();
 
 }  // namespace gkv

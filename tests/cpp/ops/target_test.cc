@@ -1,5 +1,6 @@
 #include "ops/target.h"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,9 +53,26 @@ TEST_F(TargetTest, UnknownTargetIsRefusedAndChangesNothing) {
 TEST_F(TargetTest, NumericsIdTellsFusedFromUnfused) {
   for (const std::string& name : AttainableTargets()) {
     ForceTarget(name);
-    const bool fused = name.starts_with("AVX") || name.starts_with("NEON");
-    EXPECT_EQ(NumericsId(), fused ? 1u : 2u) << name;
+    const bool fused = name.starts_with("AVX");
+    const bool x86 = fused || name.starts_with("SSE");
+    const auto architecture = x86 ? Architecture::kX86 : Architecture::kArm;
+    EXPECT_EQ(NumericsId(), NumericsIdOf(architecture, fused || !x86)) << name;
   }
+}
+
+// No other architecture passes for one whose bits are known, and what was
+// written under version 1 keeps its ids.
+TEST_F(TargetTest, NumericsIdTellsArchitecturesApart) {
+  std::set<uint32_t> ids;
+  for (const auto architecture :
+       {Architecture::kX86, Architecture::kArm, Architecture::kOther}) {
+    ids.insert(NumericsIdOf(architecture, true));
+    ids.insert(NumericsIdOf(architecture, false));
+  }
+  EXPECT_EQ(ids.size(), 6u);
+  static_assert(kNumericsVersion != 1 ||
+                (NumericsIdOf(Architecture::kX86, true) == 1 &&
+                 NumericsIdOf(Architecture::kX86, false) == 2));
 }
 
 }  // namespace
