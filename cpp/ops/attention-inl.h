@@ -21,22 +21,22 @@ namespace gkv {
 namespace HWY_NAMESPACE {
 
 // Accumulators that fit the registers beside what they are fed from.
-inline constexpr size_t kMaxAccumulators = kVectorLanes == 16 ? 16 : 8;
+inline constexpr size_t kMaxAccumulators = kLanes == 16 ? 16 : 8;
 
 struct FormatF32 {
   using Element = float;
   static constexpr bool kScaled = false;
-  static HWY_INLINE F32Vector Load(const Element* at) {
-    return hn::LoadU(F32x16Tag(), at);
+  static HWY_INLINE VF32 Load(const Element* at) {
+    return hn::LoadU(DF32(), at);
   }
 };
 
 struct FormatBF16 {
   using Element = hwy::bfloat16_t;
   static constexpr bool kScaled = false;
-  static HWY_INLINE F32Vector Load(const Element* at) {
-    const F32x16Tag d;
-    const hn::Rebind<Element, F32x16Tag> d16;
+  static HWY_INLINE VF32 Load(const Element* at) {
+    const DF32 d;
+    const hn::Rebind<Element, DF32> d16;
     return hn::PromoteTo(d, hn::LoadU(d16, at));
   }
 };
@@ -44,15 +44,15 @@ struct FormatBF16 {
 struct FormatInt8 {
   using Element = int8_t;
   static constexpr bool kScaled = true;
-  static HWY_INLINE F32Vector Load(const Element* at) {
-    const F32x16Tag d;
-    const hn::RebindToSigned<F32x16Tag> d32;
-    const hn::Rebind<Element, F32x16Tag> d8;
+  static HWY_INLINE VF32 Load(const Element* at) {
+    const DF32 d;
+    const DI32 d32;
+    const hn::Rebind<Element, DF32> d8;
     return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, at)));
   }
 };
 
-// One vector of kVectorLanes tokens of a group.
+// One vector of kLanes tokens of a group.
 struct KeyColumn {
   const void* keys;
   const float* scales;
@@ -66,8 +66,8 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
                           size_t head_dim,
                           float (*HWY_RESTRICT scores)[kAttentionSpan]) {
   using Element = typename Format::Element;
-  const F32x16Tag d;
-  F32Vector acc[kQueries][kColumns];
+  const DF32 d;
+  VF32 acc[kQueries][kColumns];
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t c = 0; c < kColumns; ++c) acc[i][c] = hn::Zero(d);
   }
@@ -76,14 +76,14 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
     keys[c] = static_cast<const Element*>(columns[c].keys);
   }
   const auto dots = [&](size_t begin, size_t end,
-                        F32Vector(&sums)[kQueries][kColumns]) HWY_ATTR {
+                        VF32(&sums)[kQueries][kColumns]) HWY_ATTR {
     for (size_t k = begin; k < end; ++k) {
-      F32Vector key[kColumns];
+      VF32 key[kColumns];
       for (size_t c = 0; c < kColumns; ++c) {
         key[c] = Format::Load(keys[c] + k * kKvGroup);
       }
       for (size_t i = 0; i < kQueries; ++i) {
-        const F32Vector query = hn::Set(d, q[i][k]);
+        const VF32 query = hn::Set(d, q[i][k]);
         for (size_t c = 0; c < kColumns; ++c) {
           sums[i][c] = hn::MulAdd(key[c], query, sums[i][c]);
         }
@@ -92,13 +92,13 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
   };
   if constexpr (Format::kScaled) {
     for (size_t b = 0; b < head_dim / kKvInt8Block; ++b) {
-      F32Vector block[kQueries][kColumns];
+      VF32 block[kQueries][kColumns];
       for (size_t i = 0; i < kQueries; ++i) {
         for (size_t c = 0; c < kColumns; ++c) block[i][c] = hn::Zero(d);
       }
       dots(b * kKvInt8Block, (b + 1) * kKvInt8Block, block);
       for (size_t c = 0; c < kColumns; ++c) {
-        const F32Vector scale = hn::LoadU(d, columns[c].scales + b * kKvGroup);
+        const VF32 scale = hn::LoadU(d, columns[c].scales + b * kKvGroup);
         for (size_t i = 0; i < kQueries; ++i) {
           acc[i][c] = hn::MulAdd(block[i][c], scale, acc[i][c]);
         }
@@ -139,7 +139,7 @@ HWY_INLINE void Scores(const SpanAddresses& addresses, const QueryTile& tile,
   size_t num_columns = 0;
   for (size_t g = group_begin; g < group_end; ++g) {
     for (size_t v = 0; v < kVectorsPer16; ++v) {
-      const size_t lane = v * kVectorLanes;
+      const size_t lane = v * kLanes;
       columns[num_columns++] = {
           reinterpret_cast<const typename Format::Element*>(addresses.keys[g]) +
               lane,
@@ -170,27 +170,27 @@ HWY_INLINE void ValueTile(const SpanAddresses& addresses,
                           size_t begin, size_t end, size_t at,
                           float* HWY_RESTRICT sums, size_t sums_stride) {
   using Element = typename Format::Element;
-  const F32x16Tag d;
-  F32Vector acc[kQueries][kVectors];
+  const DF32 d;
+  VF32 acc[kQueries][kVectors];
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kVectorLanes);
+      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kLanes);
     }
   }
   for (size_t t = begin; t < end; ++t) {
     const Element* row =
         reinterpret_cast<const Element*>(addresses.values[t]) + at;
-    F32Vector value[kVectors];
+    VF32 value[kVectors];
     for (size_t v = 0; v < kVectors; ++v) {
-      value[v] = Format::Load(row + v * kVectorLanes);
+      value[v] = Format::Load(row + v * kLanes);
       if constexpr (Format::kScaled) {
-        const size_t block = (at + v * kVectorLanes) / kKvInt8Block;
+        const size_t block = (at + v * kLanes) / kKvInt8Block;
         value[v] =
             hn::Mul(value[v], hn::Set(d, addresses.value_scales[t][block]));
       }
     }
     for (size_t i = 0; i < kQueries; ++i) {
-      const F32Vector weight = hn::Set(d, weights[i][t]);
+      const VF32 weight = hn::Set(d, weights[i][t]);
       for (size_t v = 0; v < kVectors; ++v) {
         acc[i][v] = hn::MulAdd(weight, value[v], acc[i][v]);
       }
@@ -198,7 +198,7 @@ HWY_INLINE void ValueTile(const SpanAddresses& addresses,
   }
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kVectorLanes);
+      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kLanes);
     }
   }
 }
@@ -210,14 +210,14 @@ HWY_INLINE void AddValues(const SpanAddresses& addresses,
                           size_t sums_stride) {
   constexpr size_t kFit = kMaxAccumulators / kQueries;
   constexpr size_t kVectors = kFit < 1 ? 1 : (kFit > 8 ? 8 : kFit);
-  constexpr size_t kStep = kVectors * kVectorLanes;
+  constexpr size_t kStep = kVectors * kLanes;
   if (begin >= end) return;
   size_t at = 0;
   for (; at + kStep <= head_dim; at += kStep) {
     ValueTile<Format, kQueries, kVectors>(addresses, weights, begin, end, at,
                                           sums, sums_stride);
   }
-  for (; at < head_dim; at += kVectorLanes) {
+  for (; at < head_dim; at += kLanes) {
     ValueTile<Format, kQueries, 1>(addresses, weights, begin, end, at, sums,
                                    sums_stride);
   }

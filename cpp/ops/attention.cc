@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/rounding.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/attention.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -19,13 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE F32Vector MinusInf() {
-  return hn::Set(F32x16Tag(), -std::numeric_limits<float>::infinity());
-}
-
 // Exp with NaN kept.
-HWY_INLINE F32Vector ExpKeepNaN(F32Vector x) {
-  const F32x16Tag d;
+HWY_INLINE VF32 ExpKeepNaN(VF32 x) {
+  const DF32 d;
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
@@ -33,8 +31,8 @@ HWY_INLINE F32Vector ExpKeepNaN(F32Vector x) {
 // query does not see the token. Writes max and sum.
 void Softmax(const TokenRange& range, float soft_cap,
              float* HWY_RESTRICT scores, float* max_out, float* sum_out) {
-  const F32x16Tag d;
-  const hn::RebindToSigned<F32x16Tag> di;
+  const DF32 d;
+  const DI32 di;
   const size_t begin = range.begin / 16 * 16;
   const auto lo = hn::Set(di, static_cast<int32_t>(range.begin));
   const auto hi = hn::Set(di, static_cast<int32_t>(range.end));
@@ -43,24 +41,24 @@ void Softmax(const TokenRange& range, float soft_cap,
     const auto at = hn::Iota(di, static_cast<int32_t>(t));
     return hn::RebindMask(d, hn::And(hn::Ge(at, lo), hn::Lt(at, hi)));
   };
-  auto max = MinusInf();
-  for (size_t t = begin; t < range.end; t += kVectorLanes) {
+  auto max = MinusInfinity();
+  for (size_t t = begin; t < range.end; t += kLanes) {
     auto score = hn::LoadU(d, scores + t);
     if (soft_cap > 0) {
       score = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));  // keeps NaN
     }
-    score = hn::IfThenElse(sees(t), score, MinusInf());
+    score = hn::IfThenElse(sees(t), score, MinusInfinity());
     hn::StoreU(score, d, scores + t);
     max = hn::Max(max, score);
   }
   const float max_score = hn::ReduceMax(d, max);
   const auto m = hn::Set(d, max_score);
   // Sixteen partial sums by position % 16.
-  F32Vector sums[kVectorsPer16];
+  VF32 sums[kVectorsPer16];
   for (auto& sum : sums) sum = hn::Zero(d);
   for (size_t t = begin; t < range.end; t += 16) {
     for (size_t v = 0; v < kVectorsPer16; ++v) {
-      const size_t at = t + v * kVectorLanes;
+      const size_t at = t + v * kLanes;
       if (at >= range.end) break;
       const auto score = hn::LoadU(d, scores + at);
       const auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
@@ -70,7 +68,7 @@ void Softmax(const TokenRange& range, float soft_cap,
   }
   HWY_ALIGN float partials[16];
   for (size_t v = 0; v < kVectorsPer16; ++v) {
-    hn::Store(sums[v], d, partials + v * kVectorLanes);
+    hn::Store(sums[v], d, partials + v * kLanes);
   }
   *max_out = max_score;
   *sum_out = JoinSums(partials);
@@ -108,7 +106,7 @@ void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
 
 // state = state * a + partial * b elementwise, [head_dim].
 void MergeImpl(const float* partial, size_t head_dim, float* state) {
-  const F32x16Tag d;
+  const DF32 d;
   const float max = HWY_MAX(partial[head_dim], state[head_dim]);
   const auto factor = [&](float own) HWY_ATTR {
     return own == max ? 1.0f : hn::GetLane(ExpKeepNaN(hn::Set(d, own - max)));
@@ -117,7 +115,7 @@ void MergeImpl(const float* partial, size_t head_dim, float* state) {
   const float b = factor(partial[head_dim]);
   const auto va = hn::Set(d, a);
   const auto vb = hn::Set(d, b);
-  for (size_t i = 0; i < head_dim; i += kVectorLanes) {
+  for (size_t i = 0; i < head_dim; i += kLanes) {
     const auto scaled = hn::Mul(hn::LoadU(d, state + i), va);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, partial + i), vb, scaled), d, state + i);
   }
@@ -126,9 +124,9 @@ void MergeImpl(const float* partial, size_t head_dim, float* state) {
 }
 
 void FinishImpl(const float* state, size_t head_dim, float* out) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto scale = hn::Set(d, 1.0f / state[head_dim + 1]);
-  for (size_t i = 0; i < head_dim; i += kVectorLanes) {
+  for (size_t i = 0; i < head_dim; i += kLanes) {
     hn::StoreU(hn::Mul(hn::LoadU(d, state + i), scale), d, out + i);
   }
 }
@@ -197,7 +195,7 @@ void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
   if (begin >= end) begin = end = 0;
   SpanAddresses addresses;
   addresses.group_begin = begin / kKvGroup;
-  addresses.group_end = (end + kKvGroup - 1) / kKvGroup;
+  addresses.group_end = CeilDiv(end, kKvGroup);
   FindAddresses(kv, tile.head_dim, first, addresses);
   HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
   (kv.dtype, addresses, tile, ranges, partial);

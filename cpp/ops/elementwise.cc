@@ -14,7 +14,7 @@ namespace HWY_NAMESPACE {
 
 // 1 / sqrt(mean(x^2) + epsilon) by correctly rounded operations alone.
 float InverseRms(const float* HWY_RESTRICT x, float epsilon, size_t size) {
-  const float sum = Sum16(x, size, [](F32Vector v, F32Vector acc) HWY_ATTR {
+  const float sum = Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
     return hn::MulAdd(v, v, acc);
   });
   const hn::CappedTag<float, 1> d1;
@@ -24,7 +24,7 @@ float InverseRms(const float* HWY_RESTRICT x, float epsilon, size_t size) {
 
 void RmsNormImpl(const float* x, const float* weight, float epsilon,
                  size_t size, float* out) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto scale = hn::Set(d, InverseRms(x, epsilon, size));
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto normed = hn::Mul(LoadUpTo(x + i, count), scale);
@@ -34,7 +34,7 @@ void RmsNormImpl(const float* x, const float* weight, float epsilon,
 
 void AddRmsNormImpl(const float* y, const float* weight, float epsilon,
                     size_t size, float* x) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto scale = hn::Set(d, InverseRms(y, epsilon, size));
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto normed = hn::Mul(LoadUpTo(y + i, count), scale);
@@ -52,7 +52,7 @@ void AddImpl(const float* y, size_t size, float* x) {
 }
 
 void ScaleImpl(float factor, size_t size, float* x) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto f = hn::Set(d, factor);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     StoreUpTo(hn::Mul(LoadUpTo(x + i, count), f), x + i, count);
@@ -62,7 +62,7 @@ void ScaleImpl(float factor, size_t size, float* x) {
 // 0.5 (1 + tanh(u)) is the logistic function of 2 u: one exponential, and no
 // cancellation where tanh(u) approaches -1.
 void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto minus_two_sqrt_2_over_pi = hn::Set(d, -1.5957691216057308f);
   const auto cubic = hn::Set(d, 0.044715f);
   const auto one = hn::Set(d, 1.0f);
@@ -81,7 +81,7 @@ void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
 }
 
 void SoftCapImpl(float cap, size_t size, float* x) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto c = hn::Set(d, cap);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto v = hn::Div(LoadUpTo(x + i, count), c);

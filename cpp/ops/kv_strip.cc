@@ -1,14 +1,14 @@
 #include "ops/kv_strip.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/float16.h"
+#include "ops/quantize.h"
 
 namespace gkv {
 namespace {
+
+static_assert(kKvInt8Block == kQuantBlock);
 
 // Index of a key's first element; its next ones follow at stride kKvGroup.
 size_t KeyAt(size_t index, size_t head_dim) {
@@ -21,27 +21,6 @@ float* Scales(uint8_t* strip, size_t tokens, size_t head_dim) {
 }
 const float* Scales(const uint8_t* strip, size_t tokens, size_t head_dim) {
   return reinterpret_cast<const float*>(strip + tokens * head_dim);
-}
-
-// Rounds 32 values; returns the scale. Not finite: scale NaN, values zero.
-float QuantizeBlock(const float* x, int8_t* values) {
-  float max = 0;
-  bool finite = true;
-  for (size_t i = 0; i < kKvInt8Block; ++i) {
-    finite = finite && std::abs(x[i]) <= std::numeric_limits<float>::max();
-    max = std::max(max, std::abs(x[i]));
-  }
-  std::memset(values, 0, kKvInt8Block);
-  if (!finite) return std::numeric_limits<float>::quiet_NaN();
-  if (max < 0x1p-118f) return 0;  // 127 / max would overflow
-  const float inverse = 127.0f / max;
-  for (size_t i = 0; i < kKvInt8Block; ++i) {
-    // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even.
-    constexpr float kRounder = 12582912.0f;
-    const float rounded = (x[i] * inverse + kRounder) - kRounder;
-    values[i] = static_cast<int8_t>(rounded);
-  }
-  return max / 127.0f;
 }
 
 // Element i of a stored vector lies at `at` + i * `stride`; its scale, for
@@ -80,8 +59,10 @@ void Store(KvDtype dtype, const float* x, size_t head_dim, const Place& place,
       int8_t* out = reinterpret_cast<int8_t*>(strip) + place.at;
       float* scales = Scales(strip, strip_tokens, head_dim) + place.scale_at;
       int8_t block[kKvInt8Block];
+      int32_t sum;
       for (size_t b = 0; b < head_dim / kKvInt8Block; ++b) {
-        scales[b * place.stride] = QuantizeBlock(x + b * kKvInt8Block, block);
+        QuantizeRows(x + b * kKvInt8Block, 0, 1, kKvInt8Block,
+                     {block, &scales[b * place.stride], &sum});
         for (size_t i = 0; i < kKvInt8Block; ++i) {
           out[(b * kKvInt8Block + i) * place.stride] = block[i];
         }

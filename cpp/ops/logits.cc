@@ -22,25 +22,20 @@ namespace HWY_NAMESPACE {
 // double, in order.
 constexpr size_t kSumPartition = 4096;
 
-HWY_INLINE F32Vector MinusInfinity() {
-  return hn::Set(F32x16Tag(), -std::numeric_limits<float>::infinity());
-}
-
 // NaN counts as -inf.
-HWY_INLINE F32Vector Ranked(F32Vector v) {
+HWY_INLINE VF32 Ranked(VF32 v) {
   return hn::IfThenElse(hn::IsNaN(v), MinusInfinity(), v);
 }
 
 float MaxImpl(const float* logits, size_t size) {
-  const F32x16Tag d;
+  const DF32 d;
   constexpr size_t kUnroll = 4;
-  F32Vector max[kUnroll];
+  VF32 max[kUnroll];
   for (auto& m : max) m = MinusInfinity();
   size_t i = 0;
-  for (; i + kUnroll * kVectorLanes <= size; i += kUnroll * kVectorLanes) {
+  for (; i + kUnroll * kLanes <= size; i += kUnroll * kLanes) {
     for (size_t u = 0; u < kUnroll; ++u) {
-      max[u] =
-          hn::Max(max[u], Ranked(hn::LoadU(d, logits + i + u * kVectorLanes)));
+      max[u] = hn::Max(max[u], Ranked(hn::LoadU(d, logits + i + u * kLanes)));
     }
   }
   float result = hn::ReduceMax(
@@ -55,10 +50,10 @@ float MaxImpl(const float* logits, size_t size) {
 // above it. Requires: group % 16 == 0.
 void GroupMaxImpl(const float* logits, size_t group, size_t groups,
                   float* maxima) {
-  const F32x16Tag d;
+  const DF32 d;
   for (size_t g = 0; g < groups; ++g, logits += group) {
-    F32Vector max = MinusInfinity();
-    for (size_t i = 0; i < group; i += kVectorLanes) {
+    VF32 max = MinusInfinity();
+    for (size_t i = 0; i < group; i += kLanes) {
       max = hn::Max(max, Ranked(hn::LoadU(d, logits + i)));
     }
     maxima[g] = hn::ReduceMax(d, max);
@@ -67,10 +62,10 @@ void GroupMaxImpl(const float* logits, size_t group, size_t groups,
 
 // Index of the first value equal to `wanted`, or `size`.
 size_t FindImpl(const float* logits, size_t size, float wanted) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto w = hn::Set(d, wanted);
   size_t i = 0;
-  for (; i + kVectorLanes <= size; i += kVectorLanes) {
+  for (; i + kLanes <= size; i += kLanes) {
     const intptr_t found =
         hn::FindFirstTrue(d, hn::Eq(hn::LoadU(d, logits + i), w));
     if (found >= 0) return i + static_cast<size_t>(found);
@@ -83,8 +78,8 @@ size_t FindImpl(const float* logits, size_t size, float wanted) {
 // and one vector more; its number. `first` is the id of logits[0]. NaN is not.
 size_t TokensFromImpl(const float* logits, size_t size, float floor,
                       int32_t first, int32_t* ids, float* found) {
-  const F32x16Tag d;
-  const hn::RebindToSigned<F32x16Tag> di;
+  const DF32 d;
+  const DI32 di;
   const auto f = hn::Set(d, floor);
   size_t n = 0;
   const auto append = [&](size_t i) HWY_ATTR {
@@ -98,16 +93,16 @@ size_t TokensFromImpl(const float* logits, size_t size, float floor,
   size_t i = 0;
   // Most groups have nothing; whether a vector of a group has something is
   // not worth a branch.
-  constexpr size_t kGroup = 4 * kVectorLanes;
+  constexpr size_t kGroup = 4 * kLanes;
   for (; i + kGroup <= size; i += kGroup) {
     const auto any = [&](size_t u) HWY_ATTR {
-      return hn::Ge(hn::LoadU(d, logits + i + u * kVectorLanes), f);
+      return hn::Ge(hn::LoadU(d, logits + i + u * kLanes), f);
     };
     if (hn::AllFalse(d,
                      hn::Or(hn::Or(any(0), any(1)), hn::Or(any(2), any(3))))) {
       continue;
     }
-    for (size_t u = 0; u < 4; ++u) append(i + u * kVectorLanes);
+    for (size_t u = 0; u < 4; ++u) append(i + u * kLanes);
   }
   for (; i < size; ++i) {
     if (!(logits[i] >= floor)) continue;
@@ -119,14 +114,14 @@ size_t TokensFromImpl(const float* logits, size_t size, float floor,
 
 void RankBinsImpl(const float* logits, size_t size, float max, float floor,
                   size_t bins, int32_t* out) {
-  const F32x16Tag d;
-  const hn::RebindToSigned<F32x16Tag> di;
+  const DF32 d;
+  const DI32 di;
   const auto m = hn::Set(d, max);
   const auto f = hn::Set(d, floor);
   auto min = m;
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
-    const auto v = count == kVectorLanes ? hn::LoadU(d, logits + i)
-                                         : hn::LoadNOr(m, d, logits + i, count);
+    const auto v = count == kLanes ? hn::LoadU(d, logits + i)
+                                   : hn::LoadNOr(m, d, logits + i, count);
     min = hn::Min(min, hn::IfThenElse(hn::Gt(v, f), v, f));
   });
   const auto l = hn::Set(d, static_cast<float>(bins - 1));
@@ -136,7 +131,7 @@ void RankBinsImpl(const float* logits, size_t size, float max, float floor,
     const auto x = hn::Mul(hn::Sub(m, LoadUpTo(logits + i, count)), s);
     const auto bin =
         hn::ConvertInRangeTo(di, hn::IfThenElse(hn::Lt(x, l), x, l));
-    if (count == kVectorLanes) {
+    if (count == kLanes) {
       hn::StoreU(bin, di, out + i);
     } else {
       hn::StoreN(bin, di, out + i, count);
@@ -147,11 +142,11 @@ void RankBinsImpl(const float* logits, size_t size, float max, float floor,
 // exp(x) for x <= 0; 0 for NaN and where it would not be a normal float. The
 // steps of hn::Exp, so with its bits, less what such x have no use for: two
 // thirds of the time.
-HWY_INLINE F32Vector ExpNotPositive(F32Vector x) {
-  const F32x16Tag d;
-  const hn::RebindToSigned<F32x16Tag> di;
+HWY_INLINE VF32 ExpNotPositive(VF32 x) {
+  const DF32 d;
+  const DI32 di;
   const auto c = [](float value)
-                     HWY_ATTR { return hn::Set(F32x16Tag(), value); };
+                     HWY_ATTR { return hn::Set(DF32(), value); };
   // exp(x) = 2^q * exp(r), r = x - q * log(2); out of range q does not matter.
   const auto q = hn::ConvertInRangeTo(
       di, hn::MulAdd(x, c(1.442695040888963407f), c(-0.5f)));
@@ -177,11 +172,11 @@ HWY_INLINE F32Vector ExpNotPositive(F32Vector x) {
 // exp(factor * (v - max)), at most 1; NaN and -inf give 0. The maximum itself
 // gives exactly 1. Without kFinite also if max or factor is infinite.
 template <bool kFinite>
-HWY_INLINE F32Vector ShiftedExp(F32Vector v, F32Vector max, F32Vector factor) {
+HWY_INLINE VF32 ShiftedExp(VF32 v, VF32 max, VF32 factor) {
   const auto e = ExpNotPositive(hn::Mul(hn::Sub(v, max), factor));
   if constexpr (kFinite) return e;
   const auto one_at_max =
-      hn::IfThenElse(hn::Eq(v, max), hn::Set(F32x16Tag(), 1.0f), e);
+      hn::IfThenElse(hn::Eq(v, max), hn::Set(DF32(), 1.0f), e);
   return hn::IfThenElseZero(hn::Gt(v, MinusInfinity()), one_at_max);
 }
 
@@ -197,7 +192,7 @@ HWY_INLINE void WithFinite(float max, float factor, const Fn& fn) {
 
 void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
                     float* out) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto m = hn::Set(d, max);
   const auto f = hn::Set(d, factor);
   WithFinite(max, factor, [&](auto finite) HWY_ATTR {
@@ -210,10 +205,10 @@ void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
 
 // sum(exp(factor * (logits - max))) of up to some thousand values.
 template <bool kFinite>
-HWY_INLINE double ExpSum(const float* logits, size_t count, F32Vector max,
-                         F32Vector factor) {
+HWY_INLINE double ExpSum(const float* logits, size_t count, VF32 max,
+                         VF32 factor) {
   const size_t whole = count / 16 * 16;
-  const auto term = [&](F32Vector v, F32Vector acc) HWY_ATTR {
+  const auto term = [&](VF32 v, VF32 acc) HWY_ATTR {
     return hn::Add(acc, ShiftedExp<kFinite>(v, max, factor));
   };
   double sum = static_cast<double>(Sum16(logits, whole, term));
@@ -229,7 +224,7 @@ HWY_INLINE double ExpSum(const float* logits, size_t count, F32Vector max,
 
 void ExpSumsImpl(const float* logits, float max, float factor, size_t size,
                  double* sums) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto m = hn::Set(d, max);
   const auto f = hn::Set(d, factor);
   WithFinite(max, factor, [&](auto finite) HWY_ATTR {
@@ -241,7 +236,7 @@ void ExpSumsImpl(const float* logits, float max, float factor, size_t size,
 }
 
 float LogSumExpImpl(const float* logits, size_t size, float max) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto m = hn::Set(d, max);
   const auto one = hn::Set(d, 1.0f);
   double total = 0;

@@ -13,10 +13,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/rounding.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "ops/matmul.h"
 #include "ops/matmul_common-inl.h"
+#include "ops/matmul_kernel.h"
 #include "ops/quad_layout.h"
 
 // The arithmetic, the same for every shape and target: for each output value
@@ -261,7 +262,7 @@ template <class Format, size_t kCols>
 void AllRows(const Column<Format>* columns, const QuantizedRows& input,
              size_t cols, const Region& region,
              const RowFactors<Format>& factors) {
-  const size_t tiles = (region.rows + kTileRows - 1) / kTileRows;
+  const size_t tiles = CeilDiv(region.rows, kTileRows);
   size_t row = 0;
   for (size_t t = 0; t < tiles; ++t) {
     const size_t end = region.rows * (t + 1) / tiles;
@@ -326,44 +327,83 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
   }
 }
 
+// The kernel of weights of Format (quad_formats-inl.h).
 template <class Format>
-void MatMulQuantized(const PackedView& weights, const MatMulInput& input,
-                     size_t group_begin, size_t group_end, float* out,
-                     size_t out_stride) {
-  const size_t cols = weights.cols;
-  const size_t blocks = cols / kQuadBlock;
-  const size_t group_bytes = GroupBytes(Format::kType, cols);
-  Scratch<Format> scratch;
-  for (size_t g0 = group_begin; g0 < group_end; g0 += kChunkGroups) {
-    const size_t groups = std::min(kChunkGroups, group_end - g0);
-    for (size_t m0 = 0; m0 < input.rows; m0 += kChunkRows) {
-      const size_t rows = std::min(kChunkRows, input.rows - m0);
-      for (size_t g = 0; g < groups; ++g) {
-        std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
-      }
-      for (size_t b0 = 0; b0 < blocks; b0 += kPanelBlocks) {
-        const Region region = {m0, rows, b0,
-                               std::min(kPanelBlocks, blocks - b0)};
-        PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
-        for (size_t g = 0; g < groups; g += kTileGroups) {
-          // Also past group_end: the next call is likely to continue there.
-          const bool more = g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
-          const size_t ahead = m0 == 0 && more ? kTileGroups * group_bytes : 0;
-          TileGroups<Format>(weights.data + (g0 + g) * group_bytes,
-                             std::min(kTileGroups, groups - g), cols,
-                             input.quantized, region, ahead, scratch,
-                             &scratch.acc[g][0][0]);
+struct QuantizedKernel {
+  static constexpr bool kQuantizedActivations = true;
+  // A source block of the file's format is so many of ours.
+  static constexpr size_t kBlocks = Info(Format::kType).values / kQuadBlock;
+
+  static void PackGroup(const uint8_t* source, size_t rows, size_t cols,
+                        uint8_t* group) {
+    static constexpr uint8_t kAbsent[256] = {};
+    const size_t source_bytes = Info(Format::kType).bytes;
+    const size_t count = cols / kQuadBlock / kBlocks;
+    uint8_t* scales = group + count * kBlocks * Format::kDataBytes;
+    for (size_t i = 0; i < count; ++i, scales += Format::kScaleBytes) {
+      for (size_t row = 0; row < kRowGroup; ++row) {
+        const uint8_t* bytes =
+            row < rows ? source + (row * count + i) * source_bytes : kAbsent;
+        Format::PackScales(bytes, row, scales);
+        for (size_t block = 0; block < kBlocks; ++block) {
+          Format::PackBlock(bytes, block, row,
+                            group + (i * kBlocks + block) * Format::kDataBytes);
         }
-      }
-      for (size_t g = 0; g < groups; ++g) {
-        const size_t first = (g0 + g) * kRowGroup;
-        StoreGroup(&scratch.acc[g][0][0], rows,
-                   std::min(kRowGroup, weights.rows - first),
-                   out + m0 * out_stride + first, out_stride);
       }
     }
   }
-}
+
+  static void UnpackRow(const uint8_t* group, size_t row, size_t cols,
+                        float* out) {
+    const uint8_t* scales = group + cols / kQuadBlock * Format::kDataBytes;
+    for (size_t i = 0; i < cols; ++i) {
+      const size_t block = i / kQuadBlock;
+      const uint8_t* data = group + block * Format::kDataBytes;
+      out[i] = Format::Value(scales + block / kBlocks * Format::kScaleBytes,
+                             i % (kBlocks * kQuadBlock), row,
+                             Format::LevelAt(data, row, i % kQuadBlock));
+    }
+  }
+
+  static void MatMul(const MatMulTask& task) {
+    const auto& [weights, input, group_begin, group_end, out, out_stride] =
+        task;
+    const size_t cols = weights.cols;
+    const size_t blocks = cols / kQuadBlock;
+    const size_t group_bytes = GroupBytes(Format::kType, cols);
+    Scratch<Format> scratch;
+    for (size_t g0 = group_begin; g0 < group_end; g0 += kChunkGroups) {
+      const size_t groups = std::min(kChunkGroups, group_end - g0);
+      for (size_t m0 = 0; m0 < input.rows; m0 += kChunkRows) {
+        const size_t rows = std::min(kChunkRows, input.rows - m0);
+        for (size_t g = 0; g < groups; ++g) {
+          std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
+        }
+        for (size_t b0 = 0; b0 < blocks; b0 += kPanelBlocks) {
+          const Region region = {m0, rows, b0,
+                                 std::min(kPanelBlocks, blocks - b0)};
+          PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
+          for (size_t g = 0; g < groups; g += kTileGroups) {
+            // Also past group_end: the next call is likely to go on there.
+            const bool more =
+                g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
+            TileGroups<Format>(
+                weights.data + (g0 + g) * group_bytes,
+                std::min(kTileGroups, groups - g), cols, input.quantized,
+                region, m0 == 0 && more ? kTileGroups * group_bytes : 0,
+                scratch, &scratch.acc[g][0][0]);
+          }
+        }
+        for (size_t g = 0; g < groups; ++g) {
+          const size_t first = (g0 + g) * kRowGroup;
+          StoreGroup(&scratch.acc[g][0][0], rows,
+                     std::min(kRowGroup, weights.rows - first),
+                     out + m0 * out_stride + first, out_stride);
+        }
+      }
+    }
+  }
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv

@@ -49,7 +49,7 @@ void MatMul(const PackedView& weights, const MatMulInput& input,
             size_t group_begin, size_t group_end, float* out,
             size_t out_stride) {
   KernelOf(weights.type)
-      .matmul(weights, input, group_begin, group_end, out, out_stride);
+      .matmul({weights, input, group_begin, group_end, out, out_stride});
 }
 
 }  // namespace gkv

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "base/tensor_type.h"
 #include "ops/quantize.h"
 
@@ -22,7 +23,7 @@ inline constexpr size_t kRowGroup = 16;
 inline constexpr uint32_t kPackedLayoutVersion = 1;
 
 constexpr size_t NumGroups(size_t rows) {
-  return (rows + kRowGroup - 1) / kRowGroup;
+  return CeilDiv(rows, kRowGroup);
 }
 
 // Bytes of one packed group: 16 rows in the file's own bits per weight.

@@ -16,6 +16,7 @@
 
 #include "hwy/highway.h"
 #include "ops/matmul.h"
+#include "ops/vector16-inl.h"
 
 // Needs vectors whose length is a compile-time constant.
 
@@ -23,21 +24,16 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using DF32 = hn::CappedTag<float, kRowGroup>;
-using DI32 = hn::RebindToSigned<DF32>;
+// The quads of four bytes that belong to the lanes of a DF32.
 using DU8 = hn::Repartition<uint8_t, DF32>;
 using DI8 = hn::Repartition<int8_t, DF32>;
-using VF32 = hn::Vec<DF32>;
-using VI32 = hn::Vec<DI32>;
 using VU8 = hn::Vec<DU8>;
 
 // A column is what one vector of f32 covers: a group of 16 rows or a slice of
 // it. Tiles are two columns wide so that two dot products share the broadcast
 // of an activation: loads, not multipliers, are the bottleneck otherwise.
-inline constexpr size_t kLanes = HWY_MAX_LANES_D(DF32);
-inline constexpr size_t kSlices = kRowGroup / kLanes;
+inline constexpr size_t kSlices = kVectorsPer16;
+static_assert(kRowGroup == 16);
 inline constexpr size_t kTileColumns = 2;
 inline constexpr size_t kTileGroups = kSlices == 1 ? kTileColumns : 1;
 // Two accumulators (integer and float) per value must fit the registers: 32

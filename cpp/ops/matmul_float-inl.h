@@ -1,5 +1,5 @@
-// Products of floating-point weights with float activations, shared by
-// matmul_{f32,f16,bf16}.cc. Included once per Highway target.
+// Products of floating-point weights with float activations. Included once per
+// Highway target.
 
 #if defined(GEMMAKV_OPS_MATMUL_FLOAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GEMMAKV_OPS_MATMUL_FLOAT_INL_H_
@@ -13,10 +13,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/rounding.h"
+#include "base/unaligned.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "ops/matmul.h"
 #include "ops/matmul_common-inl.h"
+#include "ops/matmul_kernel.h"
 
 // A packed group is [cols][16] values in the file's own type. The arithmetic:
 //   acc = 0; for each column, ascending: acc = fma(weight, activation, acc)
@@ -39,6 +41,7 @@ struct FloatColumn {
 template <class Format, size_t kCols, size_t kRows>
 void FloatTile(const FloatColumn* columns, const float* x, size_t stride,
                size_t depth) {
+  constexpr size_t kStep = sizeof(typename Format::Element) * kRowGroup;
   const DF32 df;
   const uint8_t* weights[kCols];
   const float* rows[kRows];
@@ -53,12 +56,11 @@ void FloatTile(const FloatColumn* columns, const float* x, size_t stride,
   for (size_t k = 0; k < depth; ++k) {
     for (size_t c = 0; c < kCols; ++c) {
       if (columns[c].ahead == 0) continue;
-      hwy::Prefetch(weights[c] + columns[c].ahead +
-                    k * Format::kBytes * kRowGroup);
+      hwy::Prefetch(weights[c] + columns[c].ahead + k * kStep);
     }
     VF32 w[kCols];
     Unroll<kCols>([&](auto c) HWY_ATTR {
-      w[c] = Format::Load(weights[c] + k * Format::kBytes * kRowGroup);
+      w[c] = Format::Load(weights[c] + k * kStep);
     });
     Unroll<kRows>([&](auto m) HWY_ATTR {
       const VF32 broadcast = hn::Set(df, rows[m][k]);
@@ -78,7 +80,7 @@ void FloatTile(const FloatColumn* columns, const float* x, size_t stride,
 template <class Format, size_t kCols>
 void FloatRows(const FloatColumn* columns, const float* x, size_t stride,
                size_t rows, size_t depth) {
-  const size_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const size_t tiles = CeilDiv(rows, kTileRows);
   size_t row = 0;
   for (size_t t = 0; t < tiles; ++t) {
     const size_t end = rows * (t + 1) / tiles;
@@ -102,7 +104,7 @@ template <class Format>
 void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
                  const float* x, size_t stride, size_t rows, size_t ahead,
                  float* acc) {
-  const size_t row_bytes = Format::kBytes * kRowGroup;
+  constexpr size_t kBytes = sizeof(typename Format::Element);
   for (size_t k0 = 0; k0 < cols; k0 += kFloatPanel) {
     const size_t depth = std::min(kFloatPanel, cols - k0);
     FloatColumn columns[kTileGroups * kSlices];
@@ -110,7 +112,7 @@ void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
     for (size_t c = 0; c < count; ++c) {
       const size_t g = c / kSlices, lane = c % kSlices * kLanes;
       columns[c] = {
-          packed + (g * cols + k0) * row_bytes + lane * Format::kBytes,
+          packed + ((g * cols + k0) * kRowGroup + lane) * kBytes,
           acc + g * kFloatChunkRows * kRowGroup + lane, ahead};
     }
     size_t c = 0;
@@ -123,33 +125,63 @@ void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
   }
 }
 
+// The kernel of weights of Format: kType, Element, Load (one vector of
+// elements) and ToFloat (one).
 template <class Format>
-void MatMulFloat(const PackedView& weights, const MatMulInput& input,
-                 size_t group_begin, size_t group_end, float* out,
-                 size_t out_stride) {
-  const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
-  HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];
-  for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
-    const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
-    for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {
-      const size_t groups = std::min(kTileGroups, group_end - g0);
-      for (size_t g = 0; g < groups; ++g) {
-        std::memset(acc[g], 0, rows * kRowGroup * sizeof(float));
-      }
-      const bool more = g0 + 2 * kTileGroups <= NumGroups(weights.rows);
-      FloatGroups<Format>(weights.data + g0 * group_bytes, groups, weights.cols,
-                          input.floats + m0 * input.stride, input.stride, rows,
-                          m0 == 0 && more ? kTileGroups * group_bytes : 0,
-                          &acc[0][0][0]);
-      for (size_t g = 0; g < groups; ++g) {
-        const size_t first = (g0 + g) * kRowGroup;
-        StoreGroup(&acc[g][0][0], rows,
-                   std::min(kRowGroup, weights.rows - first),
-                   out + m0 * out_stride + first, out_stride);
+struct FloatKernel {
+  using Element = typename Format::Element;
+  static constexpr bool kQuantizedActivations = false;
+
+  static void PackGroup(const uint8_t* source, size_t rows, size_t cols,
+                        uint8_t* group) {
+    for (size_t k = 0; k < cols; ++k) {
+      for (size_t r = 0; r < kRowGroup; ++r, group += sizeof(Element)) {
+        Element value = 0;
+        if (r < rows) {
+          std::memcpy(&value, source + (r * cols + k) * sizeof(value),
+                      sizeof(value));
+        }
+        std::memcpy(group, &value, sizeof(value));
       }
     }
   }
-}
+
+  static void UnpackRow(const uint8_t* group, size_t row, size_t cols,
+                        float* out) {
+    for (size_t k = 0; k < cols; ++k) {
+      out[k] = Format::ToFloat(LoadUnaligned<Element>(
+          group + (k * kRowGroup + row) * sizeof(Element)));
+    }
+  }
+
+  static void MatMul(const MatMulTask& task) {
+    const auto& [weights, input, group_begin, group_end, out, out_stride] =
+        task;
+    const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
+    HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];
+    for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
+      const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
+      for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {
+        const size_t groups = std::min(kTileGroups, group_end - g0);
+        for (size_t g = 0; g < groups; ++g) {
+          std::memset(acc[g], 0, rows * kRowGroup * sizeof(float));
+        }
+        const bool more = g0 + 2 * kTileGroups <= NumGroups(weights.rows);
+        FloatGroups<Format>(weights.data + g0 * group_bytes, groups,
+                            weights.cols, input.floats + m0 * input.stride,
+                            input.stride, rows,
+                            m0 == 0 && more ? kTileGroups * group_bytes : 0,
+                            &acc[0][0][0]);
+        for (size_t g = 0; g < groups; ++g) {
+          const size_t first = (g0 + g) * kRowGroup;
+          StoreGroup(&acc[g][0][0], rows,
+                     std::min(kRowGroup, weights.rows - first),
+                     out + m0 * out_stride + first, out_stride);
+        }
+      }
+    }
+  }
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv

@@ -6,9 +6,18 @@
 
 #include "ops/matmul.h"
 
-// What a weight type provides; one matmul_<type>.cc each. Internal to ops.
+// What a weight type provides. Internal to ops.
 
 namespace gkv {
+
+// The arguments of MatMul().
+struct MatMulTask {
+  const PackedView& weights;
+  const MatMulInput& input;
+  size_t group_begin, group_end;
+  float* out;
+  size_t out_stride;
+};
 
 struct MatMulKernel {
   bool quantized_activations;
@@ -16,9 +25,7 @@ struct MatMulKernel {
                      uint8_t* group);
   // Row `row` (0..15) of a group.
   void (*unpack_row)(const uint8_t* group, size_t row, size_t cols, float* out);
-  void (*matmul)(const PackedView& weights, const MatMulInput& input,
-                 size_t group_begin, size_t group_end, float* out,
-                 size_t out_stride);
+  void (*matmul)(const MatMulTask& task);
 };
 
 extern const MatMulKernel kMatMulF32;
@@ -30,6 +37,19 @@ extern const MatMulKernel kMatMulQ8_0;
 extern const MatMulKernel kMatMulQ4_K;
 extern const MatMulKernel kMatMulQ5_K;
 extern const MatMulKernel kMatMulQ6_K;
+
+// Behind the last target, in namespace gkv: defines kMatMul<Name> by what the
+// class Kernel<Name> of every target has. Packing is no work for SIMD: that of
+// one target serves all.
+#define GKV_MATMUL_KERNEL(Name)                                      \
+  HWY_EXPORT_T(MatMul##Name, Kernel##Name::MatMul);                  \
+  const MatMulKernel kMatMul##Name = {                               \
+      HWY_NAMESPACE::Kernel##Name::kQuantizedActivations,            \
+      HWY_NAMESPACE::Kernel##Name::PackGroup,                        \
+      HWY_NAMESPACE::Kernel##Name::UnpackRow,                        \
+      [](const MatMulTask& task) {                                   \
+        HWY_DYNAMIC_DISPATCH_T(MatMul##Name)(task);                  \
+      }}
 
 }  // namespace gkv
 

@@ -16,22 +16,25 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-struct FormatQ4_0 : HalfScales {
+struct FormatQ4_0 : HalfScales<8> {
   static constexpr TensorType kType = TensorType::kQ4_0;
   static constexpr size_t kDataBytes = 4 * kVectorBytes;
-  static constexpr int kZeroPoint = 8;
+
   template <size_t kQuad>
   static HWY_INLINE VU8 Quad(const uint8_t* data) {
     return NibbleQuad<kQuad>(data);
   }
+
+  static void PackBlock(const uint8_t* bytes, size_t, size_t row,
+                        uint8_t* data) {
+    for (size_t i = 0; i < 4; ++i) {
+      StoreQuad(LoadQuad(bytes + 2 + 4 * i), i, row, data);
+    }
+  }
+  static constexpr auto LevelAt = NibbleAt;
 };
 
-void MatMulQ4_0(const PackedView& weights, const MatMulInput& input,
-                size_t group_begin, size_t group_end, float* out,
-                size_t out_stride) {
-  MatMulQuantized<FormatQ4_0>(weights, input, group_begin, group_end, out,
-                              out_stride);
-}
+using KernelQ4_0 = QuantizedKernel<FormatQ4_0>;
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv
@@ -41,46 +44,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace gkv {
 
-HWY_EXPORT(MatMulQ4_0);
-
-namespace {
-
-constexpr size_t kDataBytes = 4 * kVectorBytes;
-
-void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
-  uint8_t* scales = group + cols / kQuadBlock * kDataBytes;
-  ForEachSourceBlock(TensorType::kQ4_0, source, rows, cols,
-                     [&](size_t block, size_t row, const uint8_t* bytes) {
-                       std::memcpy(scales + (block * kRowGroup + row) * 2,
-                                   bytes, 2);
-                       uint8_t* data = group + block * kDataBytes;
-                       for (size_t i = 0; i < 4; ++i) {
-                         StoreQuad(LoadQuad(bytes + 2 + 4 * i), i, row, data);
-                       }
-                     });
-}
-
-void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {
-  const uint8_t* scales = group + cols / kQuadBlock * kDataBytes;
-  for (size_t i = 0; i < cols; ++i) {
-    const size_t block = i / kQuadBlock, col = i % kQuadBlock;
-    const uint8_t* data = group + block * kDataBytes;
-    const float d = LoadHalf(scales + (block * kRowGroup + row) * 2);
-    const int q = static_cast<int>(NibbleAt(data, row, col)) - 8;
-    out[i] = d * static_cast<float>(q);
-  }
-}
-
-void Dispatch(const PackedView& weights, const MatMulInput& input,
-              size_t group_begin, size_t group_end, float* out,
-              size_t out_stride) {
-  HWY_DYNAMIC_DISPATCH(MatMulQ4_0)
-  (weights, input, group_begin, group_end, out, out_stride);
-}
-
-}  // namespace
-
-const MatMulKernel kMatMulQ4_0 = {true, Pack, Unpack, Dispatch};
+GKV_MATMUL_KERNEL(Q4_0);
 
 }  // namespace gkv
 

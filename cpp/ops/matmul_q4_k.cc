@@ -19,18 +19,20 @@ namespace HWY_NAMESPACE {
 struct FormatQ4_K : SuperScales {
   static constexpr TensorType kType = TensorType::kQ4_K;
   static constexpr size_t kDataBytes = 4 * kVectorBytes;
+
   template <size_t kQuad>
   static HWY_INLINE VU8 Quad(const uint8_t* data) {
     return NibbleQuad<kQuad>(data);
   }
+
+  static void PackBlock(const uint8_t* bytes, size_t block, size_t row,
+                        uint8_t* data) {
+    PackSuperNibbles(bytes + 16, block, row, data);
+  }
+  static constexpr auto LevelAt = NibbleAt;
 };
 
-void MatMulQ4_K(const PackedView& weights, const MatMulInput& input,
-                size_t group_begin, size_t group_end, float* out,
-                size_t out_stride) {
-  MatMulQuantized<FormatQ4_K>(weights, input, group_begin, group_end, out,
-                              out_stride);
-}
+using KernelQ4_K = QuantizedKernel<FormatQ4_K>;
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv
@@ -40,67 +42,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace gkv {
 
-HWY_EXPORT(MatMulQ4_K);
-
-namespace {
-
-constexpr size_t kDataBytes = 4 * kVectorBytes;
-constexpr size_t kScaleBytes = 16 * kRowGroup;  // a super block
-
-void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
-  uint8_t* all_scales = group + cols / kQuadBlock * kDataBytes;
-  ForEachSourceBlock(
-      TensorType::kQ4_K, source, rows, cols,
-      [&](size_t super, size_t row, const uint8_t* bytes) {
-        uint8_t* scales = all_scales + super * kScaleBytes;
-        std::memcpy(scales + row * 2, bytes, 2);
-        std::memcpy(scales + (kRowGroup + row) * 2, bytes + 2, 2);
-        for (size_t i = 0; i < 12; ++i) {
-          scales[(4 + i) * kRowGroup + row] = bytes[4 + i];
-        }
-        for (size_t block = 0; block < kSuperBlocks; ++block) {
-          uint8_t* data = group + (super * kSuperBlocks + block) * kDataBytes;
-          // Blocks 2 g and 2 g + 1 are the low and high nibbles of 32 bytes.
-          const uint8_t* nibbles = bytes + 16 + block / 2 * 32;
-          const size_t shift = block % 2 * 4;
-          for (size_t i = 0; i < 4; ++i) {
-            const uint32_t left = LoadQuad(nibbles + 4 * i) >> shift;
-            const uint32_t right = LoadQuad(nibbles + 16 + 4 * i) >> shift;
-            StoreQuad((left & kLowNibbles) | (right & kLowNibbles) << 4, i, row,
-                      data);
-          }
-        }
-      });
-}
-
-void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {
-  const uint8_t* all_scales = group + cols / kQuadBlock * kDataBytes;
-  for (size_t i = 0; i < cols; ++i) {
-    const size_t block = i / kQuadBlock, col = i % kQuadBlock;
-    const uint8_t* data = group + block * kDataBytes;
-    const uint8_t* scales = all_scales + block / kSuperBlocks * kScaleBytes;
-    const float d = LoadHalf(scales + row * 2);
-    const float dmin = LoadHalf(scales + (kRowGroup + row) * 2);
-    const ScaleMin six = KScaleMin(scales + 4 * kRowGroup + row, kRowGroup,
-                                   block % kSuperBlocks);
-    const uint32_t q = NibbleAt(data, row, col);
-    // Each product is rounded before the difference.
-    const float scaled = d * static_cast<float>(six.scale);
-    const float min = dmin * static_cast<float>(six.min);
-    out[i] = scaled * static_cast<float>(q) - min;
-  }
-}
-
-void Dispatch(const PackedView& weights, const MatMulInput& input,
-              size_t group_begin, size_t group_end, float* out,
-              size_t out_stride) {
-  HWY_DYNAMIC_DISPATCH(MatMulQ4_K)
-  (weights, input, group_begin, group_end, out, out_stride);
-}
-
-}  // namespace
-
-const MatMulKernel kMatMulQ4_K = {true, Pack, Unpack, Dispatch};
+GKV_MATMUL_KERNEL(Q4_K);
 
 }  // namespace gkv
 

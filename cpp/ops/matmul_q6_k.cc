@@ -48,14 +48,52 @@ struct FormatQ6_K {
       }
     }
   }
+
+  static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
+    for (size_t i = 0; i < 16; ++i) {
+      scales[i * kRowGroup + row] = bytes[192 + i];
+    }
+    std::memcpy(scales + 16 * kRowGroup + row * 2, bytes + 208, 2);
+  }
+  static void PackBlock(const uint8_t* bytes, size_t block, size_t row,
+                        uint8_t* data) {
+    uint32_t upper[2] = {0, 0};
+    for (size_t i = 0; i < 4; ++i) {
+      StoreQuad(LowQuad(bytes, block, i) | LowQuad(bytes, block, i + 4) << 4, i,
+                row, data);
+      upper[0] |= UpperQuad(bytes, block, i) << (2 * i);
+      upper[1] |= UpperQuad(bytes, block, i + 4) << (2 * i);
+    }
+    StoreQuad(upper[0], 4, row, data);
+    StoreQuad(upper[1], 5, row, data);
+  }
+  static uint32_t LevelAt(const uint8_t* data, size_t row, size_t col) {
+    return NibbleAt(data, row, col) | UpperTwoAt(data, row, col) << 4;
+  }
+  // The scales are multiplied first, each product rounded.
+  static float Value(const uint8_t* scales, size_t col, size_t row,
+                     uint32_t level) {
+    const int scale = static_cast<int8_t>(scales[col / 16 * kRowGroup + row]);
+    const float scaled = LoadHalf(scales + 16 * kRowGroup + row * 2) *
+                         static_cast<float>(scale);
+    return scaled * static_cast<float>(static_cast<int>(level) - kZeroPoint);
+  }
+
+ private:
+  // Adjacent columns 4 q .. 4 q + 3 of block `block` (0..7): low nibbles and
+  // upper bit pairs, each in the low bits of its byte.
+  static uint32_t LowQuad(const uint8_t* super, size_t block, size_t q) {
+    const size_t quarter = block % 4;
+    const uint8_t* low = super + block / 4 * 64 + quarter % 2 * 32;
+    return LoadQuad(low + 4 * q) >> (quarter / 2 * 4) & kLowNibbles;
+  }
+  static uint32_t UpperQuad(const uint8_t* super, size_t block, size_t q) {
+    const uint8_t* upper = super + 128 + block / 4 * 32;
+    return LoadQuad(upper + 4 * q) >> (block % 4 * 2) & 0x03030303u;
+  }
 };
 
-void MatMulQ6_K(const PackedView& weights, const MatMulInput& input,
-                size_t group_begin, size_t group_end, float* out,
-                size_t out_stride) {
-  MatMulQuantized<FormatQ6_K>(weights, input, group_begin, group_end, out,
-                              out_stride);
-}
+using KernelQ6_K = QuantizedKernel<FormatQ6_K>;
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv
@@ -65,79 +103,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace gkv {
 
-HWY_EXPORT(MatMulQ6_K);
-
-namespace {
-
-constexpr size_t kDataBytes = 6 * kVectorBytes;
-constexpr size_t kScaleBytes = 18 * kRowGroup;  // a super block
-
-// Adjacent columns 4 q .. 4 q + 3 of block `block` (0..7): low nibbles and
-// upper bit pairs, each in the low bits of its byte.
-uint32_t LowQuad(const uint8_t* super, size_t block, size_t q) {
-  const size_t quarter = block % 4;
-  const uint8_t* low = super + block / 4 * 64 + quarter % 2 * 32;
-  return LoadQuad(low + 4 * q) >> (quarter / 2 * 4) & kLowNibbles;
-}
-uint32_t UpperQuad(const uint8_t* super, size_t block, size_t q) {
-  const uint8_t* upper = super + 128 + block / 4 * 32;
-  return LoadQuad(upper + 4 * q) >> (block % 4 * 2) & 0x03030303u;
-}
-
-void Pack(const uint8_t* source, size_t rows, size_t cols, uint8_t* group) {
-  uint8_t* all_scales = group + cols / kQuadBlock * kDataBytes;
-  ForEachSourceBlock(
-      TensorType::kQ6_K, source, rows, cols,
-      [&](size_t super, size_t row, const uint8_t* bytes) {
-        uint8_t* scales = all_scales + super * kScaleBytes;
-        for (size_t i = 0; i < 16; ++i) {
-          scales[i * kRowGroup + row] = bytes[192 + i];
-        }
-        std::memcpy(scales + 16 * kRowGroup + row * 2, bytes + 208, 2);
-        for (size_t block = 0; block < kSuperBlocks; ++block) {
-          uint8_t* data = group + (super * kSuperBlocks + block) * kDataBytes;
-          uint32_t upper[2] = {0, 0};
-          for (size_t i = 0; i < 4; ++i) {
-            StoreQuad(
-                LowQuad(bytes, block, i) | LowQuad(bytes, block, i + 4) << 4, i,
-                row, data);
-            upper[0] |= UpperQuad(bytes, block, i) << (2 * i);
-            upper[1] |= UpperQuad(bytes, block, i + 4) << (2 * i);
-          }
-          StoreQuad(upper[0], 4, row, data);
-          StoreQuad(upper[1], 5, row, data);
-        }
-      });
-}
-
-void Unpack(const uint8_t* group, size_t row, size_t cols, float* out) {
-  const uint8_t* all_scales = group + cols / kQuadBlock * kDataBytes;
-  for (size_t i = 0; i < cols; ++i) {
-    const size_t block = i / kQuadBlock, col = i % kQuadBlock;
-    const uint8_t* data = group + block * kDataBytes;
-    const uint8_t* scales = all_scales + block / kSuperBlocks * kScaleBytes;
-    const float d = LoadHalf(scales + 16 * kRowGroup + row * 2);
-    const size_t part = i % 256 / 16;
-    const int scale = static_cast<int8_t>(scales[part * kRowGroup + row]);
-    const int q = static_cast<int>(NibbleAt(data, row, col) |
-                                   UpperTwoAt(data, row, col) << 4) -
-                  32;
-    // The scales are multiplied first, each product rounded.
-    const float scaled = d * static_cast<float>(scale);
-    out[i] = scaled * static_cast<float>(q);
-  }
-}
-
-void Dispatch(const PackedView& weights, const MatMulInput& input,
-              size_t group_begin, size_t group_end, float* out,
-              size_t out_stride) {
-  HWY_DYNAMIC_DISPATCH(MatMulQ6_K)
-  (weights, input, group_begin, group_end, out, out_stride);
-}
-
-}  // namespace
-
-const MatMulKernel kMatMulQ6_K = {true, Pack, Unpack, Dispatch};
+GKV_MATMUL_KERNEL(Q6_K);
 
 }  // namespace gkv
 

@@ -10,18 +10,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "hwy/highway.h"
 #include "ops/matmul_common-inl.h"
 #include "ops/quad_layout.h"
 
-// A format, the template argument of MatMulQuantized, has
+// A format, the template argument of QuantizedKernel, has
 //   kType, kDataBytes (of a block), kZeroPoint
+//   kScaleBytes   of a source block, which is one block or a super block of 8
 //   kParts        scales per block: 2 for Q6_K, else 1
 //   kHasMin       whether a minimum is subtracted (then kZeroPoint is 0)
 //   Quad<q>(data) the unsigned weights of quad q; `data` points to the slice
 //   DecodeScales  scales of blocks [first, first + count) to `planes`
 //                 [count][kParts scales, then the negated minimum][16]
+//   PackScales, PackBlock  from a source block's bytes: a row's share of its
+//                 scales, and of the data of its block `block`
+//   LevelAt       the stored number of a row and column of a block's data
+//   Value         what it stands for in column `col` of a source block
 // Weights are below 64, or 8 bits wide with zero point 128.
 
 HWY_BEFORE_NAMESPACE();
@@ -80,13 +86,25 @@ HWY_INLINE VU8 SixBitQuad(const uint8_t* data) {
 }
 
 // Scales of the types with one fp16 per block: [blocks][16].
+template <int kZero>
 struct HalfScales {
   static constexpr size_t kParts = 1;
   static constexpr bool kHasMin = false;
+  static constexpr int kZeroPoint = kZero;
+  static constexpr size_t kScaleBytes = 2 * kRowGroup;
+
+  static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
+    std::memcpy(scales + 2 * row, bytes, 2);
+  }
+  static float Value(const uint8_t* scales, size_t, size_t row,
+                     uint32_t level) {
+    const int q = static_cast<int>(level) - kZeroPoint;
+    return LoadHalf(scales + 2 * row) * static_cast<float>(q);
+  }
   static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
                            float* planes) {
     for (size_t b = 0; b < count; ++b) {
-      StoreHalves(scales + (first + b) * 2 * kRowGroup, planes + b * kRowGroup);
+      StoreHalves(scales + (first + b) * kScaleBytes, planes + b * kRowGroup);
     }
   }
 };
@@ -98,6 +116,20 @@ HWY_INLINE VF32 BytesToFloat(const uint8_t* bytes, size_t i) {
                        hn::PromoteTo(DI32(), hn::LoadU(du8, bytes + i)));
 }
 
+// Nibbles of Q4_K and Q5_K: blocks 2 g and 2 g + 1 of a super block are the low
+// and the high ones of 32 bytes.
+inline void PackSuperNibbles(const uint8_t* nibbles, size_t block, size_t row,
+                             uint8_t* data) {
+  nibbles += block / 2 * 32;
+  const size_t shift = block % 2 * 4;
+  for (size_t i = 0; i < 4; ++i) {
+    const uint32_t left = LoadQuad(nibbles + 4 * i) >> shift & kLowNibbles;
+    const uint32_t right =
+        LoadQuad(nibbles + 16 + 4 * i) >> shift & kLowNibbles;
+    StoreQuad(left | right << 4, i, row, data);
+  }
+}
+
 // Scales of Q4_K and Q5_K, per super block: d fp16 [16], dmin fp16 [16], the 12
 // scale bytes [12][16].
 struct SuperScales {
@@ -105,6 +137,23 @@ struct SuperScales {
   static constexpr bool kHasMin = true;
   static constexpr int kZeroPoint = 0;
   static constexpr size_t kScaleBytes = 16 * kRowGroup;
+
+  static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
+    std::memcpy(scales + 2 * row, bytes, 2);
+    std::memcpy(scales + 2 * (kRowGroup + row), bytes + 2, 2);
+    for (size_t i = 4; i < 16; ++i) scales[i * kRowGroup + row] = bytes[i];
+  }
+  // Each product is rounded before the difference.
+  static float Value(const uint8_t* scales, size_t col, size_t row,
+                     uint32_t level) {
+    const ScaleMin six = KScaleMin(scales + 4 * kRowGroup + row, kRowGroup,
+                                   col / kQuadBlock);
+    const float scaled =
+        LoadHalf(scales + 2 * row) * static_cast<float>(six.scale);
+    const float min = LoadHalf(scales + 2 * (kRowGroup + row)) *
+                      static_cast<float>(six.min);
+    return scaled * static_cast<float>(level) - min;
+  }
 
   static void DecodeScales(const uint8_t* scales, size_t first, size_t count,
                            float* planes) {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/float16.h"
-#include "base/tensor_type.h"
+#include "base/unaligned.h"
 #include "ops/matmul.h"
 
 // The packed form of quantized weights. Internal to ops.
@@ -38,9 +38,7 @@ inline constexpr size_t kSuperBlocks = 8;
 constexpr uint32_t kLowNibbles = 0x0F0F0F0Fu;
 
 inline uint32_t LoadQuad(const uint8_t* bytes) {
-  uint32_t quad;
-  std::memcpy(&quad, bytes, sizeof(quad));
-  return quad;
+  return LoadUnaligned<uint32_t>(bytes);
 }
 
 // Vector `vector` of a block's data, the 4 bytes of `row`.
@@ -50,7 +48,7 @@ inline void StoreQuad(uint32_t quad, size_t vector, size_t row, uint8_t* data) {
 }
 
 // Column `col` (0..31) of `row`: its byte in the 8-bit form, its nibble, its
-// fifth bit, its two upper bits of six.
+// fifth bit alone and with the nibble, its two upper bits of six.
 inline uint32_t ByteAt(const uint8_t* data, size_t row, size_t col) {
   return data[col / 4 * kVectorBytes + row * 4 + col % 4];
 }
@@ -61,6 +59,9 @@ inline uint32_t NibbleAt(const uint8_t* data, size_t row, size_t col) {
 inline uint32_t FifthBitAt(const uint8_t* data, size_t row, size_t col) {
   const uint8_t* bits = data + 4 * kVectorBytes;
   return (bits[row * 4 + col % 4] >> (col / 4)) & 1u;
+}
+inline uint32_t FiveBitsAt(const uint8_t* data, size_t row, size_t col) {
+  return NibbleAt(data, row, col) | FifthBitAt(data, row, col) << 4;
 }
 inline uint32_t UpperTwoAt(const uint8_t* data, size_t row, size_t col) {
   const uint8_t* bits = data + (4 + col / 16) * kVectorBytes;
@@ -81,25 +82,7 @@ inline ScaleMin KScaleMin(const uint8_t* bytes, size_t stride, size_t j) {
 }
 
 inline float LoadHalf(const uint8_t* bytes) {
-  uint16_t bits;
-  std::memcpy(&bits, bytes, sizeof(bits));
-  return Float32FromFloat16(bits);
-}
-
-// Calls fn(block, row, bytes) for each block of the source rows; absent rows
-// read zeros.
-template <typename Fn>
-void ForEachSourceBlock(TensorType type, const uint8_t* source, size_t rows,
-                        size_t cols, const Fn& fn) {
-  static constexpr uint8_t kZeros[256] = {};
-  const TensorTypeInfo& info = Info(type);
-  const size_t row_bytes = RowBytes(type, cols);
-  for (size_t block = 0; block < cols / info.values; ++block) {
-    for (size_t row = 0; row < kRowGroup; ++row) {
-      fn(block, row,
-         row < rows ? source + row * row_bytes + block * info.bytes : kZeros);
-    }
-  }
+  return Float32FromFloat16(LoadUnaligned<uint16_t>(bytes));
 }
 
 }  // namespace gkv

@@ -7,12 +7,13 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 
 #include "hwy/highway.h"
+#include "ops/vector16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
+using DI8 = hn::Rebind<int8_t, DF32>;
 
 struct BlockResult {
   float scale;
@@ -23,14 +24,12 @@ struct BlockResult {
 // reduction, so all targets agree bit for bit.
 BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
                           int8_t* HWY_RESTRICT values) {
-  const hn::CappedTag<float, 16> df;
-  const hn::RebindToSigned<decltype(df)> di32;
-  const hn::Rebind<int8_t, decltype(df)> di8;
-  const size_t lanes = hn::Lanes(df);
-
+  const DF32 df;
+  const DI32 di32;
+  const DI8 di8;
   // Magnitudes compare like their bit patterns, with infinity and NaN on top.
   auto max_bits = hn::Zero(di32);
-  for (size_t i = 0; i < kQuantBlock; i += lanes) {
+  for (size_t i = 0; i < kQuantBlock; i += kLanes) {
     max_bits =
         hn::Max(max_bits, hn::BitCast(di32, hn::Abs(hn::LoadU(df, x + i))));
   }
@@ -39,7 +38,7 @@ BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
   constexpr int32_t kInfinityBits = 0x7F800000;
   constexpr int32_t kTinyBits = (127 - 118) << 23;  // 2^-118
   if (bits < kTinyBits || bits >= kInfinityBits) {
-    for (size_t i = 0; i < kQuantBlock; i += lanes) {
+    for (size_t i = 0; i < kQuantBlock; i += kLanes) {
       hn::StoreU(hn::Zero(di8), di8, values + i);
     }
     return {bits < kTinyBits ? 0.0f : std::numeric_limits<float>::quiet_NaN(),
@@ -50,7 +49,7 @@ BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
   hwy::CopyBytes<sizeof(max)>(&bits, &max);
   const auto inverse = hn::Set(df, 127.0f / max);
   auto sum = hn::Zero(di32);
-  for (size_t i = 0; i < kQuantBlock; i += lanes) {
+  for (size_t i = 0; i < kQuantBlock; i += kLanes) {
     const auto q = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), inverse));
     sum = hn::Add(sum, q);
     hn::StoreU(hn::DemoteTo(di8, q), di8, values + i);
@@ -74,11 +73,10 @@ void QuantizeRowsImpl(const float* x, size_t stride, size_t rows, size_t cols,
 
 void QuantizationErrorImpl(const float* x, size_t cols,
                            const QuantizedRows& quantized, float* out) {
-  const hn::CappedTag<float, 16> df;
-  const hn::RebindToSigned<decltype(df)> di32;
-  const hn::Rebind<int8_t, decltype(df)> di8;
-  const size_t lanes = hn::Lanes(df);
-  for (size_t i = 0; i < cols; i += lanes) {
+  const DF32 df;
+  const DI32 di32;
+  const DI8 di8;
+  for (size_t i = 0; i < cols; i += kLanes) {
     const auto scale = hn::Set(df, quantized.scales[i / kQuantBlock]);
     const auto value = hn::ConvertTo(
         df, hn::PromoteTo(di32, hn::LoadU(di8, quantized.values + i)));

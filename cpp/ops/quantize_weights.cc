@@ -12,20 +12,14 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 
 #include "hwy/highway.h"
+#include "ops/vector16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using DF32 = hn::CappedTag<float, 16>;
-using DI32 = hn::RebindToSigned<DF32>;
-using DU32 = hn::RebindToUnsigned<DF32>;
 using DU16 = hn::Rebind<uint16_t, DF32>;
 using DU8 = hn::Rebind<uint8_t, DF32>;
-using VF32 = hn::Vec<DF32>;
-using VI32 = hn::Vec<DI32>;
 
 constexpr size_t kBlock = 32;
 constexpr int32_t kInfinityBits = 0x7F800000;
@@ -84,9 +78,8 @@ struct Block {
 
 template <class From>
 void LoadBlock(const uint8_t* HWY_RESTRICT source, Block& block) {
-  const size_t lanes = hn::Lanes(DF32());
   VI32 max = hn::Zero(DI32());
-  for (size_t i = 0; i < kBlock; i += lanes) {
+  for (size_t i = 0; i < kBlock; i += kLanes) {
     const Loaded loaded = From::Load(source + i * From::kBytes);
     hn::Store(loaded.values, DF32(), block.values + i);
     max = hn::Max(max, loaded.magnitudes);
@@ -111,11 +104,10 @@ struct ToQ8_0 {
 
   static HWY_INLINE bool Store(const Block& block, uint8_t* HWY_RESTRICT out) {
     const hn::Rebind<int8_t, DF32> di8;
-    const size_t lanes = hn::Lanes(DF32());
     const float d = std::bit_cast<float>(block.max_bits) / 127.0f;
     const VF32 inverse = hn::Set(DF32(), InverseOf(d));
     const VF32 half = hn::Set(DF32(), 0.5f);
-    for (size_t i = 0; i < kBlock; i += lanes) {
+    for (size_t i = 0; i < kBlock; i += kLanes) {
       const VF32 scaled = hn::Mul(hn::Load(DF32(), block.values + i), inverse);
       const VF32 size = hn::Abs(scaled);
       const VI32 whole = hn::ConvertTo(DI32(), size);
@@ -135,13 +127,12 @@ struct ToQ8_0 {
 
 // The first value of the largest magnitude.
 float LargestValue(const Block& block) {
-  const size_t lanes = hn::Lanes(DF32());
   const int32_t negative_bits =
       block.max_bits | std::numeric_limits<int32_t>::min();
   const VI32 positive = hn::Set(DI32(), block.max_bits);
   const VI32 negative = hn::Set(DI32(), negative_bits);
   VI32 is_positive = hn::Zero(DI32()), is_negative = hn::Zero(DI32());
-  for (size_t i = 0; i < kBlock; i += lanes) {
+  for (size_t i = 0; i < kBlock; i += kLanes) {
     const VI32 bits = hn::BitCast(DI32(), hn::Load(DF32(), block.values + i));
     is_positive =
         hn::Or(is_positive, hn::VecFromMask(DI32(), hn::Eq(bits, positive)));
@@ -159,13 +150,12 @@ float LargestValue(const Block& block) {
 // Levels of a block around its middle, q [kBlock]; returns d.
 template <int kLevels>
 HWY_INLINE float Levels(const Block& block, uint8_t* HWY_RESTRICT q) {
-  const size_t lanes = hn::Lanes(DF32());
   constexpr float kMiddle = kLevels / 2;
   const float d = LargestValue(block) / -kMiddle;
   const VF32 inverse = hn::Set(DF32(), InverseOf(d));
   const VF32 shift = hn::Set(DF32(), kMiddle + 0.5f);
   const VI32 top = hn::Set(DI32(), kLevels - 1);
-  for (size_t i = 0; i < kBlock; i += lanes) {
+  for (size_t i = 0; i < kBlock; i += kLanes) {
     // Never negative, so that the conversion is floor.
     const VF32 scaled =
         hn::Add(hn::Mul(hn::Load(DF32(), block.values + i), inverse), shift);
@@ -246,10 +236,9 @@ HWY_INLINE VI32 ConvertToBF16(const uint8_t* HWY_RESTRICT source,
 
 template <class From>
 bool ToBF16(const uint8_t* source, size_t count, uint8_t* out) {
-  const size_t lanes = hn::Lanes(DF32());
   VI32 max = hn::Zero(DI32());
   size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  for (; i + kLanes <= count; i += kLanes) {
     max = hn::Max(max,
                   ConvertToBF16<From>(source + i * From::kBytes, out + 2 * i));
   }

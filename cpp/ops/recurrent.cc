@@ -15,13 +15,13 @@ namespace gkv {
 namespace HWY_NAMESPACE {
 
 // exp(x) for x <= 88, beyond which it would overflow; NaN stays.
-HWY_INLINE F32Vector ExpOf(F32Vector x) {
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(F32x16Tag(), x));
+HWY_INLINE VF32 ExpOf(VF32 x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(DF32(), x));
 }
 
 // At the limit of its argument the logistic function is 6e-39.
-HWY_INLINE F32Vector Sigmoid(F32Vector x) {
-  const F32x16Tag d;
+HWY_INLINE VF32 Sigmoid(VF32 x) {
+  const DF32 d;
   const auto one = hn::Set(d, 1.0f);
   const auto limit = hn::Set(d, -88.0f);
   const auto argument = hn::IfThenElse(hn::Lt(x, limit), limit, x);
@@ -60,7 +60,7 @@ void CausalConvImpl(const ChannelRows& in, size_t rows, size_t channels,
 // softplus(x) = max(x, 0) + log(1 + exp(-|x|)): no overflow, and no
 // cancellation on either side.
 void LruDecayImpl(const float* param, size_t size, float* decay) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto factor = hn::Set(d, -8.0f);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto x = LoadUpTo(param + i, count);
@@ -73,7 +73,7 @@ void LruDecayImpl(const float* param, size_t size, float* decay) {
 void LruScanImpl(const ChannelRows& x, const float* input_gate,
                  const float* a_gate, const LruGates& gates, size_t position,
                  size_t rows, size_t channels, float* state, float* out) {
-  const F32x16Tag d;
+  const DF32 d;
   const auto one = hn::Set(d, 1.0f);
   // Rows outside: memory is read in order, the states stay in cache.
   for (size_t r = 0; r < rows; ++r) {

@@ -9,6 +9,7 @@
 #endif
 
 #include <cstddef>
+#include <limits>
 
 #include "hwy/highway.h"
 
@@ -18,29 +19,39 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F32x16Tag = hn::CappedTag<float, 16>;
-using F32Vector = hn::Vec<F32x16Tag>;
-inline constexpr size_t kVectorLanes = HWY_MAX_LANES_D(F32x16Tag);
-inline constexpr size_t kVectorsPer16 = 16 / kVectorLanes;
+// Bits and the list of targets are known of this one alone.
+static_assert(HWY_MAJOR == 1 && HWY_MINOR == 2 && HWY_PATCH == 0);
+
+using DF32 = hn::CappedTag<float, 16>;
+using DI32 = hn::RebindToSigned<DF32>;
+using DU32 = hn::RebindToUnsigned<DF32>;
+using VF32 = hn::Vec<DF32>;
+using VI32 = hn::Vec<DI32>;
+inline constexpr size_t kLanes = HWY_MAX_LANES_D(DF32);
+inline constexpr size_t kVectorsPer16 = 16 / kLanes;
+
+HWY_INLINE VF32 MinusInfinity() {
+  return hn::Set(DF32(), -std::numeric_limits<float>::infinity());
+}
 
 // Calls fn(offset, count) for consecutive vectors of [0, size): count is
-// kVectorLanes but for the last one, which may be shorter.
+// kLanes but for the last one, which may be shorter.
 template <typename Fn>
 HWY_INLINE void ForVectors(size_t size, const Fn& fn) {
   size_t i = 0;
-  for (; i + kVectorLanes <= size; i += kVectorLanes) fn(i, kVectorLanes);
+  for (; i + kLanes <= size; i += kLanes) fn(i, kLanes);
   if (i < size) fn(i, size - i);
 }
 
 // Missing lanes are zero.
-HWY_INLINE F32Vector LoadUpTo(const float* x, size_t count) {
-  const F32x16Tag d;
-  return count == kVectorLanes ? hn::LoadU(d, x) : hn::LoadN(d, x, count);
+HWY_INLINE VF32 LoadUpTo(const float* x, size_t count) {
+  const DF32 d;
+  return count == kLanes ? hn::LoadU(d, x) : hn::LoadN(d, x, count);
 }
 
-HWY_INLINE void StoreUpTo(F32Vector v, float* x, size_t count) {
-  const F32x16Tag d;
-  if (count == kVectorLanes) {
+HWY_INLINE void StoreUpTo(VF32 v, float* x, size_t count) {
+  const DF32 d;
+  if (count == kLanes) {
     hn::StoreU(v, d, x);
   } else {
     hn::StoreN(v, d, x, count);
@@ -61,25 +72,25 @@ HWY_INLINE float JoinSums(float* HWY_RESTRICT partials) {
 template <typename Term>
 HWY_INLINE float Sum16(const float* HWY_RESTRICT x, size_t size,
                        const Term& term) {
-  const F32x16Tag d;
-  F32Vector acc[kVectorsPer16];
+  const DF32 d;
+  VF32 acc[kVectorsPer16];
   for (size_t v = 0; v < kVectorsPer16; ++v) acc[v] = hn::Zero(d);
   size_t i = 0;
   for (; i + 16 <= size; i += 16) {
     for (size_t v = 0; v < kVectorsPer16; ++v) {
-      acc[v] = term(hn::LoadU(d, x + i + v * kVectorLanes), acc[v]);
+      acc[v] = term(hn::LoadU(d, x + i + v * kLanes), acc[v]);
     }
   }
   if (i < size) {
     HWY_ALIGN float tail[16] = {};
     for (size_t j = i; j < size; ++j) tail[j - i] = x[j];
     for (size_t v = 0; v < kVectorsPer16; ++v) {
-      acc[v] = term(hn::Load(d, tail + v * kVectorLanes), acc[v]);
+      acc[v] = term(hn::Load(d, tail + v * kLanes), acc[v]);
     }
   }
   HWY_ALIGN float partials[16];
   for (size_t v = 0; v < kVectorsPer16; ++v) {
-    hn::Store(acc[v], d, partials + v * kVectorLanes);
+    hn::Store(acc[v], d, partials + v * kLanes);
   }
   return JoinSums(partials);
 }
