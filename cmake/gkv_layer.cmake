@@ -17,7 +17,7 @@ function(gkv_write_declared_sources)
 endfunction()
 
 # gkv_test(<layer> <name>): tests/cpp/<layer>/<name>_test.cc, each of its
-# cases a ctest named <layer>/<Suite>.<Case>.
+# cases a ctest named <layer>/<Suite>.<Case>. A name may begin with folders.
 function(gkv_test layer name)
   set(source "${PROJECT_SOURCE_DIR}/tests/cpp/${layer}/${name}_test.cc")
   _gkv_declare("${source}")
@@ -28,7 +28,7 @@ function(gkv_test layer name)
     message(FATAL_ERROR "${source} is missing: every source has a twin test, "
       "or stands under UNTESTED with the reason")
   endif()
-  set(target ${layer}_${name}_test)
+  string(REPLACE "/" "_" target "${layer}_${name}_test")
   add_executable(${target} "${source}")
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/cpp")
   target_compile_definitions(${target} PRIVATE

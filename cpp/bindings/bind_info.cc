@@ -15,7 +15,7 @@
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
-#include "model/quantization.h"
+#include "model/weights/quantization.h"
 #include "ops/machine_probe.h"
 #include "ops/matmul.h"
 #include "ops/target.h"

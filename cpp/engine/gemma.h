@@ -19,8 +19,8 @@
 #include "model/config.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
-#include "model/packed_weights.h"
-#include "model/quantization.h"
+#include "model/weights/packed_weights.h"
+#include "model/weights/quantization.h"
 
 namespace gkv {
 

@@ -9,7 +9,7 @@
 #include "model/activations.h"
 #include "model/config.h"
 #include "model/step.h"
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 namespace gkv {
 

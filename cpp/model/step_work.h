@@ -7,7 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "model/activations.h"
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 namespace gkv {
 

@@ -1,4 +1,4 @@
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 #include <gtest/gtest.h>
 
@@ -109,6 +109,34 @@ TEST_P(WeightsOfFamilyTest, MissingAndMisshapenTensorsAreNamed) {
     source = whole;
     source.tensors.at(name).rows += 1;
     ExpectError(source, options_, "tensor " + name + " has shape [");
+  }
+}
+
+// Packed files of earlier builds are found by these: the order of the table,
+// and how tensors are hashed, are kept.
+TEST(WeightsTest, FingerprintsStay) {
+  const struct {
+    const char* family;
+    bool mixed_and_untied;
+    const char* fingerprint;
+  } expected[] = {
+      {"gemma", false, "de4f00e980fd2692e6298f1f8786ab3e"},
+      {"gemma", true, "90d2ef85486198f96a81ba745e049ada"},
+      {"gemma2", false, "c5e58f3f5de815733d7af57f629d6abd"},
+      {"gemma2", true, "df92ad2262c6b80f49b0407f03cf8977"},
+      {"gemma3", false, "64199d4da3408edc39e66b0dadf12505"},
+      {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
+      {"recurrentgemma", false, "aa6de4cd26fec67619024b251380e7e4"},
+      {"recurrentgemma", true, "a407fe7888be77341b27e0e24a7d22f3"},
+  };
+  for (const auto& [family, mixed_and_untied, fingerprint] : expected) {
+    TinyOptions options = TinyFamily(family);
+    if (mixed_and_untied) {
+      options = MixedTypes(options);
+      options.tied = false;
+    }
+    MemorySource source = TinyTensors(options);
+    EXPECT_EQ(Load(source, options).fingerprint.Hex(), fingerprint) << family;
   }
 }
 

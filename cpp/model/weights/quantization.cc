@@ -1,4 +1,4 @@
-#include "model/quantization.h"
+#include "model/weights/quantization.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,19 +11,6 @@
 
 namespace gkv {
 namespace {
-
-// Read for every token, or by every token: the loss of fewer than 8 bits in
-// these two is felt most (docs/models.md has figures).
-bool IsEmbeddingOrHead(std::string_view name) {
-  return name == "token_embd.weight" || name == "output.weight";
-}
-
-// Their products decide how fast a state decays; block-diagonal, they are a
-// small part of a model.
-bool IsRecurrentGate(std::string_view name) {
-  return name.ends_with(".rec_input_gate.weight") ||
-         name.ends_with(".rec_a_gate.weight");
-}
 
 std::string TargetNames() {
   std::string names;
@@ -43,9 +30,11 @@ TensorType QuantizeTargetFromName(std::string_view name) {
                                "; found \"", name, "\""));
 }
 
-TensorType KeptType(const TensorView& matrix,
+TensorType KeptType(const TensorView& matrix, WeightRole role,
                     std::optional<TensorType> target) {
-  if (!target || !IsFloat(matrix.type) || IsRecurrentGate(matrix.name)) {
+  // Products of gates decide how fast a state decays; block-diagonal, they are
+  // a small part of a model.
+  if (!target || !IsFloat(matrix.type) || role == WeightRole::kGate) {
     return matrix.type;
   }
   TensorType type = *target;
@@ -55,7 +44,10 @@ TensorType KeptType(const TensorView& matrix,
       break;
     case TensorType::kQ5_0:
     case TensorType::kQ4_0:
-      if (IsEmbeddingOrHead(matrix.name)) type = TensorType::kQ8_0;
+      // Embedding and head are read for every token, or by every token: the
+      // loss of fewer than 8 bits is felt most there (docs/models.md has
+      // figures).
+      if (role != WeightRole::kMatrix) type = TensorType::kQ8_0;
       break;
     default:
       throw InvalidArgument(StrCat("quantize: expected one of ", TargetNames(),

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_MODEL_PACKED_FILE_H_
-#define GEMMAKV_MODEL_PACKED_FILE_H_
+#ifndef GEMMAKV_MODEL_WEIGHTS_PACKED_FILE_H_
+#define GEMMAKV_MODEL_WEIGHTS_PACKED_FILE_H_
 
 #include <atomic>
 #include <cstddef>
@@ -111,4 +111,4 @@ class PackedFile {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_PACKED_FILE_H_
+#endif  // GEMMAKV_MODEL_WEIGHTS_PACKED_FILE_H_

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_MODEL_QUANTIZATION_H_
-#define GEMMAKV_MODEL_QUANTIZATION_H_
+#ifndef GEMMAKV_MODEL_WEIGHTS_QUANTIZATION_H_
+#define GEMMAKV_MODEL_WEIGHTS_QUANTIZATION_H_
 
 #include <cstddef>
 #include <optional>
@@ -9,6 +9,7 @@
 
 #include "base/tensor_type.h"
 #include "io/tensor_source.h"
+#include "model/weights/weights.h"
 
 // What becomes of float matrices that are quantized while they are loaded.
 
@@ -35,7 +36,8 @@ TensorType QuantizeTargetFromName(std::string_view name);
 // of fewer bits, gates of recurrent layers in their own type.
 // Throws InvalidArgument if the target is none of kQuantizeTargets, or if the
 // columns are not whole blocks of the type.
-TensorType KeptType(const TensorView& matrix, std::optional<TensorType> target);
+TensorType KeptType(const TensorView& matrix, WeightRole role,
+                    std::optional<TensorType> target);
 
 // Throws InvalidArgument, which lists the types found, if none of these tensors
 // of the source is a matrix of F32, F16 or BF16. Looks no further than the
@@ -52,4 +54,4 @@ void RequireFloatMatrix(TensorSource& source,
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_QUANTIZATION_H_
+#endif  // GEMMAKV_MODEL_WEIGHTS_QUANTIZATION_H_

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_MODEL_WEIGHTS_H_
-#define GEMMAKV_MODEL_WEIGHTS_H_
+#ifndef GEMMAKV_MODEL_WEIGHTS_WEIGHTS_H_
+#define GEMMAKV_MODEL_WEIGHTS_WEIGHTS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +30,17 @@ struct PackedMatrix {
 };
 
 class PackedFile;
+
+// What a tensor is for, and so how it is kept.
+enum class WeightRole {
+  kMatrix,     // of products: packed, quantized on request
+  kEmbedding,  // the same, but rows are read too
+  kHead,       // the same; files may lack it, and the embedding serves
+  kGate,       // of block-diagonal products: packed in its own float type
+  kVector,     // floats
+  kTaps,       // floats, transposed
+  kDecay,      // floats, what LruDecay makes of them
+};
 
 using FloatVector = AlignedBuffer<float>;
 
@@ -75,9 +86,9 @@ struct MatrixInfo {
 // A model's weights. Immutable after loading; shared by every conversation
 // and thread.
 struct Weights {
-  PackedMatrix embedding;            // [vocab_size, hidden_size]
-  std::optional<PackedMatrix> head;  // nullopt: the embedding serves
-  FloatVector final_norm;            // [hidden_size]
+  PackedMatrix embedding;  // [vocab_size, hidden_size]
+  PackedMatrix head;       // the same; without rows, the embedding serves
+  FloatVector final_norm;  // [hidden_size]
   std::vector<LayerWeights> layers;
   std::vector<MatrixInfo> matrices;  // all of the above, as they were read
   // Of the configuration and every tensor's logical bytes, in a fixed order,
@@ -86,7 +97,9 @@ struct Weights {
   // What matrices without memory of their own point into, or null.
   std::shared_ptr<const PackedFile> file;
 
-  const PackedMatrix& output_head() const { return head ? *head : embedding; }
+  const PackedMatrix& output_head() const {
+    return head.rows != 0 ? head : embedding;
+  }
 };
 
 // Called now and then from the loading thread with bytes done and in total. An
@@ -95,7 +108,7 @@ using LoadProgress = std::function<void(size_t done, size_t total)>;
 
 // Reads and packs all weights, one slab of rows after the other, releasing
 // source bytes as it goes: the peak is the packed size and one slab. With
-// `quantize`, float matrices are kept in that type (model/quantization.h).
+// `quantize`, float matrices are kept in that type (quantization.h).
 // Throws CorruptFile for a tensor that is missing or has the wrong shape,
 // InvalidArgument for a source that `quantize` does not suit, and whatever
 // `source` throws.
@@ -105,4 +118,4 @@ Weights LoadWeights(const ModelConfig& config, TensorSource& source,
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_WEIGHTS_H_
+#endif  // GEMMAKV_MODEL_WEIGHTS_WEIGHTS_H_

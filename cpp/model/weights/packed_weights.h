@@ -1,11 +1,11 @@
-#ifndef GEMMAKV_MODEL_PACKED_WEIGHTS_H_
-#define GEMMAKV_MODEL_PACKED_WEIGHTS_H_
+#ifndef GEMMAKV_MODEL_WEIGHTS_PACKED_WEIGHTS_H_
+#define GEMMAKV_MODEL_WEIGHTS_PACKED_WEIGHTS_H_
 
 #include <chrono>
 #include <optional>
 #include <string>
 
-#include "model/weights.h"
+#include "model/weights/weights.h"
 
 namespace gkv {
 
@@ -48,4 +48,4 @@ Weights LoadPackedWeights(const ModelConfig& config, TensorSource& source,
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_PACKED_WEIGHTS_H_
+#endif  // GEMMAKV_MODEL_WEIGHTS_PACKED_WEIGHTS_H_

@@ -1,4 +1,4 @@
-#include "model/packed_weights.h"
+#include "model/weights/packed_weights.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"
-#include "model/packed_file.h"
+#include "model/weights/packed_file.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -75,8 +75,7 @@ void ExpectSameRecurrent(const RecurrentWeights& a, const RecurrentWeights& b) {
 void ExpectSameWeights(const Weights& a, const Weights& b) {
   EXPECT_EQ(a.fingerprint, b.fingerprint);
   ExpectSameMatrix(a.embedding, b.embedding);
-  ASSERT_EQ(a.head.has_value(), b.head.has_value());
-  if (a.head) ExpectSameMatrix(*a.head, *b.head);
+  ExpectSameMatrix(a.head, b.head);
   ExpectSameVector(a.final_norm, b.final_norm);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {

@@ -1,0 +1,267 @@
+#include "model/weights/source_reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/error.h"
+#include "base/float16.h"
+#include "base/fp_environment.h"
+#include "base/hash.h"
+#include "model/weights/quantization.h"
+#include "model/weights/weight_table.h"
+#include "ops/quantize_weights.h"
+
+namespace gkv {
+namespace {
+
+static_assert(kSlabRows % kRowGroup == 0);
+
+// Source bytes read between two releases of source pages.
+constexpr size_t kReleaseBytes = size_t{8} << 20;
+
+using Into = ReadOptions::Into;
+
+class Reader {
+ public:
+  Reader(const ModelConfig& config, TensorSource& source, ThreadPool& pool,
+         const ReadOptions& options)
+      : config_(config),
+        source_(source),
+        pool_(pool),
+        options_(options),
+        done_(options.done),
+        scratch_(pool.num_threads()) {
+    hasher_.UpdateValue(config.Hash().low);
+    hasher_.UpdateValue(config.Hash().high);
+  }
+
+  SourceContents Run() {
+    const ScopedFpEnvironment fp_environment;
+    for (const WeightEntry& entry : ListWeights(config_, contents_.weights)) {
+      const std::optional<TensorView> view = Find(entry);
+      if (!view) continue;
+      if (entry.matrix() != nullptr) {
+        ReadMatrix(entry, *view, *entry.matrix());
+      } else {
+        ReadFloats(entry, *view);
+      }
+    }
+    contents_.weights.fingerprint = hasher_.Finish();
+    return std::move(contents_);
+  }
+
+ private:
+  struct Scratch {
+    AlignedBuffer<uint8_t> quantized;  // one group's rows
+    AlignedBuffer<uint8_t> slab;       // packed
+  };
+
+  // nullopt for a head that is not there.
+  std::optional<TensorView> Find(const WeightEntry& entry) {
+    const std::optional<TensorView> view = source_.Find(entry.name);
+    if (!view && entry.role == WeightRole::kHead) return view;
+    const auto refuse = [&](const auto&... what) {
+      throw CorruptFile(StrCat(source_.Description(), ": tensor ", entry.name,
+                               what...));
+    };
+    if (!view) {
+      refuse(" is missing, expected shape [", entry.rows, ", ", entry.cols,
+             "]");
+    }
+    if (view->rows != entry.rows || view->cols != entry.cols) {
+      refuse(" has shape [", view->rows, ", ", view->cols, "], expected [",
+             entry.rows, ", ", entry.cols, "]");
+    }
+    if (!IsFloat(view->type) && MustBeFloat(entry.role)) {
+      refuse(" has type ", Info(view->type).name,
+             ", expected F32, F16 or BF16");
+    }
+    return view;
+  }
+
+  // Notes the next tensor; with kFile, compares it with the writer's.
+  const PackedTensor& Begin(const TensorView& view, bool is_vector,
+                            TensorType type) {
+    PackedTensor& tensor = contents_.tensors.emplace_back();
+    tensor.name = view.name;
+    tensor.type = type;
+    tensor.is_vector = is_vector;
+    tensor.rows = is_vector ? 1 : view.rows;
+    tensor.cols = is_vector ? view.rows * view.cols : view.cols;
+    tensor.piece_bytes =
+        is_vector ? tensor.size_bytes()
+                  : NumGroups(std::min(view.rows, kSlabRows)) *
+                        GroupBytes(type, view.cols);
+    if (options_.into != Into::kFile) return tensor;
+    options_.writer->ThrowIfFailed();
+    const std::vector<PackedTensor>& expected = options_.writer->tensors();
+    const size_t index = contents_.tensors.size() - 1;
+    if (index == expected.size() || expected[index].name != tensor.name ||
+        expected[index].type != type) {
+      throw IoError("packed weights: the source changed while it was read", 0,
+                    "");
+    }
+    return tensor;
+  }
+
+  void ReadMatrix(const WeightEntry& entry, const TensorView& view,
+                  PackedMatrix& matrix) {
+    matrix.type = KeptType(view, entry.role, options_.quantize);
+    matrix.rows = view.rows;
+    matrix.cols = view.cols;
+    contents_.weights.matrices.push_back(
+        {view.name, matrix.type, view.rows, view.cols});
+    const PackedTensor& tensor = Begin(view, false, matrix.type);
+    if (options_.into == Into::kMemory) {
+      matrix.owned = AlignedBuffer<uint8_t>(tensor.size_bytes());
+      matrix.data = matrix.owned.data();
+    }
+    for (Scratch& scratch : scratch_) {
+      if (options_.into == Into::kFile) {
+        scratch.slab.EnsureSize(tensor.piece_bytes);
+      }
+      if (matrix.type != view.type) {
+        scratch.quantized.EnsureSize(GroupBytes(matrix.type, view.cols));
+      }
+    }
+    const size_t slab_bytes = kSlabRows * RowBytes(view.type, view.cols);
+    const size_t slabs_per_batch =
+        std::max<size_t>(2 * pool_.num_threads(), kReleaseBytes / slab_bytes);
+    std::vector<Hash128> hashes(CeilDiv(view.rows, kSlabRows));
+    for (size_t first = 0; first < hashes.size(); first += slabs_per_batch) {
+      const size_t count = std::min(slabs_per_batch, hashes.size() - first);
+      pool_.Run(count, [&](size_t task, size_t thread) {
+        const size_t slab = first + task;
+        TakeSlab(view, tensor, slab, scratch_[thread], matrix);
+        const size_t begin = slab * slab_bytes;
+        hashes[slab] =
+            HashBytes({view.data + begin,
+                       std::min(slab_bytes, view.size_bytes() - begin)});
+      });
+      if (!representable_) {
+        ThrowNotRepresentable(source_.Description(), view, first * kSlabRows,
+                              std::min(view.rows, (first + count) * kSlabRows),
+                              matrix.type);
+      }
+      const size_t begin = first * slab_bytes;
+      const size_t end =
+          std::min(view.size_bytes(), begin + count * slab_bytes);
+      source_.Release(view, begin, end);
+      Advance(end - begin);
+    }
+    AddToFingerprint(view, matrix.type, hashes);
+  }
+
+  // Runs on any thread.
+  void TakeSlab(const TensorView& view, const PackedTensor& tensor, size_t slab,
+                Scratch& scratch, PackedMatrix& matrix) {
+    const size_t begin = slab * tensor.piece_bytes;
+    switch (options_.into) {
+      case Into::kNothing:
+        break;
+      case Into::kMemory:
+        PackSlab(view, slab, matrix.type, scratch, matrix.owned.data() + begin);
+        break;
+      case Into::kFile:
+        if (options_.writer->failed()) break;
+        PackSlab(view, slab, matrix.type, scratch, scratch.slab.data());
+        options_.writer->WritePiece(
+            contents_.tensors.size() - 1, slab,
+            {scratch.slab.data(),
+             std::min<size_t>(tensor.piece_bytes,
+                              tensor.size_bytes() - begin)});
+    }
+  }
+
+  // `out` is undefined for a slab that cannot be of the type.
+  void PackSlab(const TensorView& view, size_t slab, TensorType type,
+                Scratch& scratch, uint8_t* out) {
+    const size_t row_bytes = RowBytes(view.type, view.cols);
+    const size_t end = std::min(view.rows, (slab + 1) * kSlabRows);
+    for (size_t row = slab * kSlabRows; row < end;
+         row += kRowGroup, out += GroupBytes(type, view.cols)) {
+      const size_t rows = std::min(kRowGroup, end - row);
+      const uint8_t* group = view.data + row * row_bytes;
+      if (type != view.type) {
+        if (!QuantizeWeights(view.type, group, rows * view.cols, type,
+                             scratch.quantized.data())) {
+          representable_ = false;
+          return;
+        }
+        group = scratch.quantized.data();
+      }
+      PackGroup(type, group, rows, view.cols, out);
+    }
+  }
+
+  // Few values, whatever their type.
+  void ReadFloats(const WeightEntry& entry, const TensorView& view) {
+    FloatVector values(view.rows * view.cols);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = FloatAt(view.type, view.data, i);
+    }
+    Begin(view, true, TensorType::kF32);
+    if (options_.into == Into::kFile) {
+      options_.writer->WritePiece(
+          contents_.tensors.size() - 1, 0,
+          {reinterpret_cast<const uint8_t*>(values.data()),
+           values.size() * sizeof(float)});
+    }
+    StoreFloats(entry, std::move(values));
+    AddToFingerprint(view, view.type,
+                     {HashBytes({view.data, view.size_bytes()})});
+    source_.Release(view, 0, view.size_bytes());
+    Advance(view.size_bytes());
+  }
+
+  // What a matrix is quantized to follows from its bytes and the type alone.
+  void AddToFingerprint(const TensorView& view, TensorType kept,
+                        const std::vector<Hash128>& hashes) {
+    hasher_.UpdateValue(static_cast<uint32_t>(view.type));
+    if (kept != view.type) hasher_.UpdateValue(static_cast<uint32_t>(kept));
+    for (const Hash128& hash : hashes) {
+      hasher_.UpdateValue(hash.low);
+      hasher_.UpdateValue(hash.high);
+    }
+  }
+
+  void Advance(size_t bytes) {
+    done_ += bytes;
+    if (options_.progress) options_.progress(done_, options_.total);
+  }
+
+  const ModelConfig& config_;
+  TensorSource& source_;
+  ThreadPool& pool_;
+  const ReadOptions& options_;
+  SourceContents contents_;
+  Hasher hasher_;
+  size_t done_;
+  std::vector<Scratch> scratch_;  // [thread]
+  std::atomic<bool> representable_{true};
+};
+
+}  // namespace
+
+SourceContents ReadSource(const ModelConfig& config, TensorSource& source,
+                          ThreadPool& pool, const ReadOptions& options) {
+  return Reader(config, source, pool, options).Run();
+}
+
+size_t SourceBytes(TensorSource& source,
+                   const std::vector<std::string>& names) {
+  size_t total = 0;
+  for (const std::string& name : names) {
+    const std::optional<TensorView> view = source.Find(name);
+    if (!view) continue;
+    total += view->size_bytes();
+    // Sources that make a tensor when asked for it need not keep all of them.
+    source.Release(*view, 0, view->size_bytes());
+  }
+  return total;
+}
+
+}  // namespace gkv

@@ -1,0 +1,209 @@
+#include "model/weights/weight_table.h"
+
+#include <memory>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "ops/recurrent.h"
+
+namespace gkv {
+namespace {
+
+using Config = ModelConfig;
+
+// Sizes, and what a layer has, as the rows of the table name them.
+using Size = size_t(const Config& config, size_t layer);
+size_t One(const Config&, size_t) { return 1; }
+size_t Vocab(const Config& c, size_t) { return c.vocab_size; }
+size_t Hidden(const Config& c, size_t) { return c.hidden_size; }
+size_t Queries(const Config& c, size_t) { return c.num_heads * c.head_dim; }
+size_t KeysValues(const Config& c, size_t) { return c.kv_heads * c.head_dim; }
+size_t HeadDim(const Config& c, size_t) { return c.head_dim; }
+size_t Ffn(const Config& c, size_t) { return c.ffn_dim; }
+size_t Lru(const Config& c, size_t) { return c.lru_width; }
+size_t LruBlock(const Config& c, size_t) { return c.lru_width / c.lru_blocks; }
+size_t Taps(const Config& c, size_t) { return c.conv_width; }
+
+using Condition = bool(const Config& config, size_t layer);
+bool Always(const Config&, size_t) { return true; }
+bool Recurs(const Config& c, size_t layer) {
+  return c.layer_kinds[layer] == LayerKind::kRecurrent;
+}
+bool Attends(const Config& c, size_t layer) { return !Recurs(c, layer); }
+bool QkNorm(const Config& c, size_t layer) {
+  return c.qk_norm && Attends(c, layer);
+}
+bool Biases(const Config& c, size_t) { return c.biases; }
+bool AttendsBiased(const Config& c, size_t layer) {
+  return c.biases && Attends(c, layer);
+}
+bool RecursBiased(const Config& c, size_t layer) {
+  return c.biases && Recurs(c, layer);
+}
+bool PostNorms(const Config& c, size_t) { return c.post_norms; }
+
+using Member =
+    std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
+                 PackedMatrix LayerWeights::*, FloatVector LayerWeights::*,
+                 PackedMatrix RecurrentWeights::*,
+                 FloatVector RecurrentWeights::*>;
+
+struct Row {
+  const char* name;  // behind "blk.N." for tensors of a layer
+  WeightRole role;
+  Size* rows;
+  Size* cols;
+  Condition* when;
+  Member member;
+};
+
+using enum WeightRole;
+using L = LayerWeights;
+using R = RecurrentWeights;
+
+constexpr Row kModelRows[] = {
+    {"token_embd.weight", kEmbedding, Vocab, Hidden, Always,
+     &Weights::embedding},
+    {"output.weight", kHead, Vocab, Hidden, Always, &Weights::head},
+    {"output_norm.weight", kVector, One, Hidden, Always, &Weights::final_norm},
+};
+
+constexpr Row kLayerRows[] = {
+    {"attn_norm.weight", kVector, One, Hidden, Always, &L::attn_norm},
+    {"rec_x.weight", kMatrix, Lru, Hidden, Recurs, &R::x},
+    {"rec_y.weight", kMatrix, Lru, Hidden, Recurs, &R::y},
+    {"rec_output.weight", kMatrix, Hidden, Lru, Recurs, &L::o},
+    {"rec_x.bias", kVector, One, Lru, RecursBiased, &R::x_bias},
+    {"rec_y.bias", kVector, One, Lru, RecursBiased, &R::y_bias},
+    {"rec_output.bias", kVector, One, Hidden, RecursBiased, &L::o_bias},
+    {"rec_conv.weight", kTaps, Lru, Taps, Recurs, &R::conv_taps},
+    {"rec_conv.bias", kVector, One, Lru, Recurs, &R::conv_bias},
+    {"rec_input_gate.weight", kGate, Lru, LruBlock, Recurs, &R::input_gate},
+    {"rec_input_gate.bias", kVector, One, Lru, Recurs, &R::input_gate_bias},
+    {"rec_a_gate.weight", kGate, Lru, LruBlock, Recurs, &R::a_gate},
+    {"rec_a_gate.bias", kVector, One, Lru, Recurs, &R::a_gate_bias},
+    {"rec_a_param", kDecay, One, Lru, Recurs, &R::decay},
+    {"attn_q.weight", kMatrix, Queries, Hidden, Attends, &L::q},
+    {"attn_k.weight", kMatrix, KeysValues, Hidden, Attends, &L::k},
+    {"attn_v.weight", kMatrix, KeysValues, Hidden, Attends, &L::v},
+    {"attn_q_norm.weight", kVector, One, HeadDim, QkNorm, &L::q_norm},
+    {"attn_k_norm.weight", kVector, One, HeadDim, QkNorm, &L::k_norm},
+    {"attn_output.weight", kMatrix, Hidden, Queries, Attends, &L::o},
+    {"attn_output.bias", kVector, One, Hidden, AttendsBiased, &L::o_bias},
+    {"ffn_norm.weight", kVector, One, Hidden, Always, &L::ffn_norm},
+    {"ffn_gate.weight", kMatrix, Ffn, Hidden, Always, &L::gate},
+    {"ffn_up.weight", kMatrix, Ffn, Hidden, Always, &L::up},
+    {"ffn_down.weight", kMatrix, Hidden, Ffn, Always, &L::down},
+    {"ffn_gate.bias", kVector, One, Ffn, Biases, &L::gate_bias},
+    {"ffn_up.bias", kVector, One, Ffn, Biases, &L::up_bias},
+    {"ffn_down.bias", kVector, One, Hidden, Biases, &L::down_bias},
+    {"post_attention_norm.weight", kVector, One, Hidden, PostNorms,
+     &L::post_attn_norm},
+    {"post_ffw_norm.weight", kVector, One, Hidden, PostNorms,
+     &L::post_ffn_norm},
+};
+
+// Where a member is, for std::visit.
+struct Place {
+  using To = std::variant<PackedMatrix*, FloatVector*>;
+  template <typename T>
+  To operator()(T Weights::*member) const {
+    return &(weights.*member);
+  }
+  template <typename T>
+  To operator()(T LayerWeights::*member) const {
+    return &(weights.layers[layer].*member);
+  }
+  template <typename T>
+  To operator()(T RecurrentWeights::*member) const {
+    return &(weights.layers[layer].recurrent.get()->*member);
+  }
+
+  Weights& weights;
+  size_t layer;
+};
+
+}  // namespace
+
+PackedMatrix* WeightEntry::matrix() const {
+  PackedMatrix* const* const matrix = std::get_if<PackedMatrix*>(&to);
+  return matrix == nullptr ? nullptr : *matrix;
+}
+
+std::vector<WeightEntry> ListWeights(const ModelConfig& config,
+                                     Weights& weights) {
+  std::vector<WeightEntry> entries;
+  const auto add = [&](const Row& row, const std::string& prefix, size_t i) {
+    if (!row.when(config, i)) return;
+    entries.push_back({prefix + row.name, row.role, row.rows(config, i),
+                       row.cols(config, i),
+                       std::visit(Place{weights, i}, row.member)});
+  };
+  weights.layers.resize(config.num_layers);
+  for (const Row& row : kModelRows) add(row, "", 0);
+  for (size_t i = 0; i < config.num_layers; ++i) {
+    if (Recurs(config, i)) {
+      weights.layers[i].recurrent = std::make_unique<RecurrentWeights>();
+    }
+    for (const Row& row : kLayerRows) add(row, StrCat("blk.", i, "."), i);
+  }
+  return entries;
+}
+
+bool MustBeFloat(WeightRole role) {
+  switch (role) {
+    case kMatrix:
+    case kEmbedding:
+    case kHead:
+      return false;
+    case kGate:
+    case kVector:
+    case kTaps:
+    case kDecay:
+      break;
+  }
+  return true;
+}
+
+void StoreFloats(const WeightEntry& entry, FloatVector values) {
+  FloatVector& to = entry.floats();
+  if (entry.role == WeightRole::kTaps) {
+    to = FloatVector(values.size());
+    for (size_t r = 0; r < entry.rows; ++r) {
+      for (size_t c = 0; c < entry.cols; ++c) {
+        to[c * entry.rows + r] = values[r * entry.cols + c];
+      }
+    }
+    return;
+  }
+  to = std::move(values);
+  if (entry.role == WeightRole::kDecay) {
+    LruDecay(to.data(), to.size(), to.data());
+  }
+}
+
+std::vector<std::string> TensorNames(const ModelConfig& config,
+                                     const TensorSource& source) {
+  Weights weights;
+  std::unordered_set<std::string_view> expected;
+  const std::vector<WeightEntry> entries = ListWeights(config, weights);
+  for (const WeightEntry& entry : entries) expected.insert(entry.name);
+  std::vector<std::string> names;
+  for (std::string& name : source.Names()) {
+    if (expected.contains(name)) {
+      names.push_back(std::move(name));
+      continue;
+    }
+    if (!name.starts_with("blk.")) continue;
+    throw CorruptFile(StrCat(source.Description(), ": found tensor ", name,
+                             ", expected none of this name: the configuration "
+                             "is of a ",
+                             config.architecture, " model of ",
+                             config.num_layers, " layers"));
+  }
+  return names;
+}
+
+}  // namespace gkv

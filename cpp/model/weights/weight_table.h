@@ -1,0 +1,51 @@
+#ifndef GEMMAKV_MODEL_WEIGHTS_WEIGHT_TABLE_H_
+#define GEMMAKV_MODEL_WEIGHTS_WEIGHT_TABLE_H_
+
+#include <cstddef>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "io/tensor_source.h"
+#include "model/config.h"
+#include "model/weights/weights.h"
+
+namespace gkv {
+
+// A tensor of one model.
+struct WeightEntry {
+  std::string name;  // as sources call it
+  WeightRole role;
+  size_t rows;
+  size_t cols;
+  std::variant<PackedMatrix*, FloatVector*> to;  // where it belongs
+
+  PackedMatrix* matrix() const;  // nullptr: kept as floats
+  FloatVector& floats() const { return *std::get<FloatVector*>(to); }
+};
+
+// All tensors of a model, from one table. Their order is part of the
+// fingerprint, and is that of packed files. `weights` gets its layers; entries
+// point into it. Requires: config.Validate() passes, `weights` is empty.
+std::vector<WeightEntry> ListWeights(const ModelConfig& config,
+                                     Weights& weights);
+
+// Whether quantized values cannot serve.
+bool MustBeFloat(WeightRole role);
+
+// Puts a tensor that is kept as floats where it belongs, in the form that its
+// role says.
+void StoreFloats(const WeightEntry& entry, FloatVector values);
+
+// The tensors of a source that a model of this configuration reads, in the
+// source's order. Throws CorruptFile naming a tensor of a layer that the model
+// does not have: more layers than it states, norms or biases of another family.
+// Reading on would leave out what the weights were made for. Other tensors,
+// such as those of image encoders, may stand beside the model, whatever they
+// are. Reads names only. Requires: config.Validate() passes.
+std::vector<std::string> TensorNames(const ModelConfig& config,
+                                     const TensorSource& source);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_WEIGHTS_WEIGHT_TABLE_H_
