@@ -199,7 +199,7 @@ void RegisterConfig(py::module_& module) {
           "state_bytes",
           [](const ModelConfig& config) {
             return config.MakeKvLayout(KvDtype::kF32, kDefaultBlockTokens)
-                ->block_bytes(GroupId::kRecurrent);
+                ->state_bytes();
           },
           "Bytes of the states of the recurrent layers of a conversation; 0 "
           "without such layers.")
@@ -208,8 +208,8 @@ void RegisterConfig(py::module_& module) {
           [](const ModelConfig& config, const std::string& dtype) {
             const auto layout =
                 config.MakeKvLayout(DtypeFromName(dtype), kDefaultBlockTokens);
-            return std::pair(layout->bytes_per_token(GroupId::kFull),
-                             layout->bytes_per_token(GroupId::kSliding));
+            return std::pair(layout->bytes_per_token(LayerKind::kFull),
+                             layout->bytes_per_token(LayerKind::kSliding));
           },
           py::arg("dtype") = "bf16",
           "Bytes that a token takes in full-attention layers and, while it is "

@@ -7,15 +7,14 @@
 
 namespace gkv {
 
-BlockTable::BlockTable(GroupId group, std::shared_ptr<const KvLayout> layout,
+BlockTable::BlockTable(size_t group, std::shared_ptr<const KvLayout> layout,
                        std::shared_ptr<BlockPool> pool)
     : group_(group), layout_(std::move(layout)), pool_(std::move(pool)) {}
 
 BlockRef BlockTable::CopyBlock(const BlockRef& from, size_t tokens) const {
-  BlockRef copy = pool_->Acquire(layout_->block_bytes(group_));
+  BlockRef copy = pool_->Acquire(group().block_bytes);
   const size_t block_tokens = layout_->block_tokens();
-  for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
-    if (layout_->group(layer) != group_) continue;
+  for (const size_t layer : group().layers) {
     const KvLayerSpec& spec = layout_->layers()[layer];
     for (size_t head = 0; head < spec.kv_heads; ++head) {
       const size_t keys = layout_->key_offset(layer, head);
@@ -50,7 +49,7 @@ GroupStep BlockTable::Prepare(size_t begin, size_t end,
       step.blocks[index] = step.fresh.back().second.data();
     } else {
       step.fresh.emplace_back(index,
-                              pool_->Acquire(layout_->block_bytes(group_)));
+                              pool_->Acquire(group().block_bytes));
       step.blocks.push_back(step.fresh.back().second.data());
     }
   }

@@ -17,7 +17,7 @@ namespace gkv {
 // step.
 class BlockTable {
  public:
-  BlockTable(GroupId group, std::shared_ptr<const KvLayout> layout,
+  BlockTable(size_t group, std::shared_ptr<const KvLayout> layout,
              std::shared_ptr<BlockPool> pool);
 
   bool empty() const { return blocks_.empty(); }
@@ -25,6 +25,7 @@ class BlockTable {
   size_t first_block() const { return first_block_; }
   const std::vector<BlockRef>& blocks() const { return blocks_; }
   const KvLayout& layout() const { return *layout_; }
+  const KvGroup& group() const { return layout_->groups()[group_]; }
 
   // Pointers to all blocks, those that positions [write_begin, end) lie in
   // being private. Sets blocks, first_block, write_begin and fresh of the
@@ -42,7 +43,7 @@ class BlockTable {
  private:
   BlockRef CopyBlock(const BlockRef& from, size_t tokens) const;
 
-  GroupId group_;
+  size_t group_;
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
   size_t first_block_ = 0;

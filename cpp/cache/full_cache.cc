@@ -5,9 +5,9 @@
 
 namespace gkv {
 
-FullCache::FullCache(std::shared_ptr<const KvLayout> layout,
+FullCache::FullCache(size_t group, std::shared_ptr<const KvLayout> layout,
                      std::shared_ptr<BlockPool> pool)
-    : table_(GroupId::kFull, std::move(layout), std::move(pool)) {}
+    : table_(group, std::move(layout), std::move(pool)) {}
 
 std::unique_ptr<GroupCache> FullCache::Share() const {
   return std::make_unique<FullCache>(*this);

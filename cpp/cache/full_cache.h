@@ -11,7 +11,7 @@ namespace gkv {
 // never writes it.
 class FullCache final : public GroupCache {
  public:
-  FullCache(std::shared_ptr<const KvLayout> layout,
+  FullCache(size_t group, std::shared_ptr<const KvLayout> layout,
             std::shared_ptr<BlockPool> pool);
 
   std::unique_ptr<GroupCache> Share() const override;
@@ -26,8 +26,8 @@ class FullCache final : public GroupCache {
   size_t RewindFloor() const override { return end_; }
   void Forget(size_t floor) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
+  const BlockTable* table() const override { return &table_; }
 
-  const BlockTable& table() const { return table_; }
   // Content from a snapshot: blocks that hold [0, end). Requires: empty.
   void Restore(std::vector<BlockRef> blocks, size_t end);
 

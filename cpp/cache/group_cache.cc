@@ -11,18 +11,24 @@ namespace gkv {
 GroupSet MakeGroups(const std::shared_ptr<const KvLayout>& layout,
                     const std::shared_ptr<BlockPool>& pool) {
   GroupSet groups;
-  const auto make = [&]<typename Cache>(GroupId id) {
-    if (!layout->has_group(id)) return;
-    groups[static_cast<size_t>(id)] = std::make_unique<Cache>(layout, pool);
-  };
-  make.operator()<FullCache>(GroupId::kFull);
-  make.operator()<SlidingCache>(GroupId::kSliding);
-  make.operator()<RecurrentCache>(GroupId::kRecurrent);
+  for (size_t g = 0; g < layout->groups().size(); ++g) {
+    switch (layout->groups()[g].kind) {
+      case LayerKind::kFull:
+        groups.push_back(std::make_unique<FullCache>(g, layout, pool));
+        break;
+      case LayerKind::kSliding:
+        groups.push_back(std::make_unique<SlidingCache>(g, layout, pool));
+        break;
+      case LayerKind::kRecurrent:
+        groups.push_back(std::make_unique<RecurrentCache>(layout, pool));
+        break;
+    }
+  }
   return groups;
 }
 
 GroupSet ShareGroups(const GroupSet& groups, bool forgetting_only) {
-  GroupSet shared;
+  GroupSet shared(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!groups[g] || (forgetting_only && !groups[g]->forgets())) continue;
     shared[g] = groups[g]->Share();
@@ -46,23 +52,13 @@ std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target) {
   }
 }
 
+// Wherever the layers of a group lie, what they need comes on top of what the
+// others need: docs/cache.md.
 size_t ColdStart(const GroupSet& groups, size_t target) {
-  size_t position = target;
   for (const auto& group : groups) {
-    if (group) position = std::min(position, group->ColdStart(target));
+    if (group) target = group->ColdStart(target);
   }
-  return position;
-}
-
-const BlockTable& AttentionTable(const GroupSet& groups, GroupId id) {
-  const GroupCache& group = *groups[static_cast<size_t>(id)];
-  return id == GroupId::kFull ? static_cast<const FullCache&>(group).table()
-                              : static_cast<const SlidingCache&>(group).table();
-}
-
-const RecurrentCache& RecurrentGroup(const GroupSet& groups) {
-  return static_cast<const RecurrentCache&>(
-      *groups[static_cast<size_t>(GroupId::kRecurrent)]);
+  return target;
 }
 
 }  // namespace gkv

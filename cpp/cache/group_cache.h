@@ -1,7 +1,6 @@
 #ifndef GEMMAKV_CACHE_GROUP_CACHE_H_
 #define GEMMAKV_CACHE_GROUP_CACHE_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,9 +31,12 @@ struct GroupStep {
   std::vector<std::pair<size_t, BlockRef>> fresh;
 };
 
-// What the layers of one kind hold of one conversation. The kinds differ in
-// what they forget, and so in where computing can go on after a rewind; all
-// questions about that are asked here, never by looking at the kind.
+class BlockTable;
+
+// What the layers of one group hold of one conversation. The kinds of groups
+// differ in what they forget, and so in where computing can go on after a
+// rewind; all questions about that are asked here, never by looking at the
+// kind.
 //
 // Not thread-safe; Share() and const calls may run at the same time. Blocks
 // that someone else refers to are never written.
@@ -56,7 +58,7 @@ class GroupCache {
   // empty group can begin at 0. Requires: limit <= target.
   virtual std::optional<size_t> ResumeAt(size_t limit, size_t target) const = 0;
   // The last position at which a step can begin without anything that the
-  // group forgets, for rows from `target` on to be right.
+  // group forgets, for what its layers give to be right from `target` on.
   virtual size_t ColdStart(size_t target) const = 0;
 
   // Forgets all positions from `position` on; where nothing before it can be
@@ -82,16 +84,15 @@ class GroupCache {
 
   // Appends every block that the group refers to.
   virtual void AddBlocks(std::vector<const Block*>& out) const = 0;
+  // Where keys and values lie; null for a recurrent group.
+  virtual const BlockTable* table() const { return nullptr; }
 };
 
-// The groups of one conversation by GroupId; null where a model has no layer
-// of the kind.
-using GroupSet = std::array<std::unique_ptr<GroupCache>, kNumLayerKinds>;
+// The groups of one conversation, parallel to KvLayout::groups(). In what a
+// checkpoint keeps, those that forget nothing are null.
+using GroupSet = std::vector<std::unique_ptr<GroupCache>>;
 
-class BlockTable;
-class RecurrentCache;
-
-// Empty groups for every kind of layer that the layout has.
+// Empty groups for a layout.
 GroupSet MakeGroups(const std::shared_ptr<const KvLayout>& layout,
                     const std::shared_ptr<BlockPool>& pool);
 // Shares all groups, or only those that forget.
@@ -100,11 +101,6 @@ GroupSet ShareGroups(const GroupSet& groups, bool forgetting_only = false);
 std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target);
 // ColdStart of all groups together.
 size_t ColdStart(const GroupSet& groups, size_t target);
-
-// What inspection and snapshots look into. Requires: the group is there, and
-// `id` is that of an attention group.
-const BlockTable& AttentionTable(const GroupSet& groups, GroupId id);
-const RecurrentCache& RecurrentGroup(const GroupSet& groups);
 
 }  // namespace gkv
 

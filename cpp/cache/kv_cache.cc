@@ -80,9 +80,7 @@ std::vector<int32_t> KVCache::tokens() const {
 std::pair<size_t, size_t> KVCache::OwnAndSharedBytes() const {
   std::unique_lock lock(state_mutex_);
   std::vector<const Block*> own, shared;
-  for (const auto& group : state_.groups) {
-    if (group) group->AddBlocks(own);
-  }
+  for (const auto& group : state_.groups) group->AddBlocks(own);
   for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
     for (const auto& group : *checkpoint.groups) {
       if (!group) continue;
@@ -185,7 +183,6 @@ void KVCache::Rewind(State& state, size_t length,
   }
   for (size_t g = 0; g < state.groups.size(); ++g) {
     std::unique_ptr<GroupCache>& group = state.groups[g];
-    if (!group) continue;
     if (!group->forgets()) {
       group->Rewind(state.computed);
     } else if (start.source == StartPoint::kCheckpoint) {
@@ -224,7 +221,7 @@ bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
   State& state = state_;
   const bool forgets =
       std::any_of(state.groups.begin(), state.groups.end(),
-                  [](const auto& group) { return group && group->forgets(); });
+                  [](const auto& group) { return group->forgets(); });
   if (!forgets || state.computed == 0) return true;
   if (ResumeAt(state.groups, state.computed) != state.computed) return false;
   return state.checkpoints.Add(
@@ -288,17 +285,17 @@ KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
     } else {
       view.replacements = MakeGroups(layout_, pool_);
       for (auto& group : view.replacements) {
-        if (group) group->Restart(begin, start.target);
+        group->Restart(begin, start.target);
       }
     }
   }
-  for (size_t g = 0; g < kNumLayerKinds; ++g) {
+  view.groups.reserve(state_.groups.size());
+  for (size_t g = 0; g < state_.groups.size(); ++g) {
     const GroupCache* group = state_.groups[g].get();
-    if (group == nullptr) continue;
     if (view.starts_replay && group->forgets()) {
       group = view.replacements[g].get();
     }
-    view.groups[g] = group->Prepare(begin, end);
+    view.groups.push_back(group->Prepare(begin, end));
   }
   return view;
 }
@@ -309,9 +306,8 @@ void KVCache::Commit([[maybe_unused]] const RunLock& run_lock,
   std::unique_lock lock(state_mutex_);
   State& state = state_;
   size_t floor = step.end;
-  for (size_t g = 0; g < kNumLayerKinds; ++g) {
+  for (size_t g = 0; g < state.groups.size(); ++g) {
     std::unique_ptr<GroupCache>& group = state.groups[g];
-    if (!group) continue;
     if (step.starts_replay && group->forgets()) {
       group = std::move(step.replacements[g]);
     }
@@ -319,25 +315,23 @@ void KVCache::Commit([[maybe_unused]] const RunLock& run_lock,
     floor = std::min(floor, group->RewindFloor());
   }
   state.computed = std::max(state.computed, step.end);
-  for (const auto& group : state.groups) {
-    if (group) group->Forget(floor);
-  }
+  for (const auto& group : state.groups) group->Forget(floor);
 }
 
 std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
   std::unique_lock lock(state_mutex_);
-  return state_.groups[static_cast<size_t>(layout_->group(layer))]->Held();
+  return state_.groups[layout_->group_of(layer)]->Held();
 }
 
 size_t KVCache::LayerBytes(size_t layer) const {
-  const GroupId id = layout_->group(layer);
   const KvLayerSpec& spec = layout_->layers()[layer];
+  if (spec.shares) return 0;
   std::vector<const Block*> blocks;
   {
     std::unique_lock lock(state_mutex_);
-    state_.groups[static_cast<size_t>(id)]->AddBlocks(blocks);
+    state_.groups[layout_->group_of(layer)]->AddBlocks(blocks);
   }
-  const size_t bytes = id == GroupId::kRecurrent
+  const size_t bytes = spec.kind == LayerKind::kRecurrent
                            ? layout_->state_floats(layer) * sizeof(float)
                            : 2 * spec.kv_heads * layout_->strip_bytes(layer);
   return blocks.size() * bytes;
@@ -346,9 +340,9 @@ size_t KVCache::LayerBytes(size_t layer) const {
 std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
   const State copy = CopyState();
   const KvLayerSpec& spec = layout_->layers()[layer];
-  const GroupId group = layout_->group(layer);
-  const auto [begin, end] = copy.groups[static_cast<size_t>(group)]->Held();
-  const BlockTable& table = AttentionTable(copy.groups, group);
+  const GroupCache& group = *copy.groups[layout_->group_of(layer)];
+  const auto [begin, end] = group.Held();
+  const BlockTable& table = *group.table();
   const size_t block_tokens = layout_->block_tokens();
   std::vector<float> out((end - begin) * spec.kv_heads * spec.head_dim);
   float* to = out.data();
@@ -369,7 +363,9 @@ std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
 
 std::vector<float> KVCache::CopyLayerState(size_t layer) const {
   const State copy = CopyState();
-  const BlockRef& state = RecurrentGroup(copy.groups).current().state;
+  const auto& group = static_cast<const RecurrentCache&>(
+      *copy.groups[layout_->group_of(layer)]);
+  const BlockRef& state = group.current().state;
   std::vector<float> out(layout_->state_floats(layer));
   if (state) {
     std::memcpy(out.data(), state.data() + layout_->state_offset(layer),
@@ -382,11 +378,13 @@ std::vector<SealedBlock> KVCache::SealedBlocks() const {
   const State copy = CopyState();
   const size_t block_tokens = layout_->block_tokens();
   std::vector<SealedBlock> sealed(copy.computed / block_tokens);
+  const auto full =
+      std::find_if(copy.groups.begin(), copy.groups.end(),
+                   [](const auto& group) { return !group->forgets(); });
   for (size_t i = 0; i < sealed.size(); ++i) {
     sealed[i] = {i * block_tokens, copy.log.SealedPage(i), {}};
-    if (!layout_->has_group(GroupId::kFull)) continue;
-    sealed[i].keys_values =
-        AttentionTable(copy.groups, GroupId::kFull).blocks()[i];
+    if (full == copy.groups.end()) continue;
+    sealed[i].keys_values = (*full)->table()->blocks()[i];
   }
   return sealed;
 }

@@ -43,8 +43,8 @@ struct Truncation {
 struct KvStepView {
   using Group = GroupStep;
 
-  Group groups[kNumLayerKinds];  // by GroupId
-  size_t begin = 0;              // first position of the step
+  std::vector<Group> groups;  // parallel to KvLayout::groups()
+  size_t begin = 0;           // first position of the step
   size_t end = 0;
   // The step begins a replay: groups that go on from a checkpoint or from
   // nothing, to take the place of the cache's own when it is committed.
@@ -115,7 +115,7 @@ class KVCache {
   std::unique_ptr<KVCache> Fork() const;
   // Keeps the first `length` tokens, and the checkpoints among them. Always
   // exact; says what it costs at the next use: the cheapest of going on from
-  // what is held, from the last checkpoint, from S (W - 1) positions before
+  // what is held, from the last checkpoint, from a warm-up before
   // (no recurrent layers) and from 0. Where a checkpoint was made with the
   // transcript at `length`, everything is again as it was then, at no cost.
   // Throws InvalidArgument if length > length(). Without a lock, takes one.
@@ -188,7 +188,8 @@ class KVCache {
   // Positions [begin, end) whose keys and values a layer holds; empty for a
   // recurrent layer, whose state is that of position `end`.
   std::pair<size_t, size_t> HeldRange(size_t layer) const;
-  // Bytes of a layer's part of the blocks, shared ones included. Over all
+  // Bytes of a layer's part of the blocks, shared ones included; none if it
+  // reads another layer's keys and values. Over all
   // layers: nbytes() + shared_nbytes(), less what checkpoints alone hold and
   // the padding between recurrent states.
   size_t LayerBytes(size_t layer) const;

@@ -16,6 +16,8 @@ constexpr size_t kMaxHeadDim = 4096;
 constexpr size_t kMaxWindow = size_t{1} << 30;
 constexpr size_t kMaxLruWidth = size_t{1} << 20;
 constexpr size_t kMaxConvTail = 64;
+// In a hash, where another layer would begin with its kind.
+constexpr uint32_t kShares = 0xFFFFFFFF;
 
 void CheckSpec(size_t layer, const KvLayerSpec& spec) {
   const auto check = [&](const char* what, size_t value, size_t low,
@@ -40,6 +42,22 @@ void CheckSpec(size_t layer, const KvLayerSpec& spec) {
   check("conv_tail", spec.conv_tail, 0, recurrent ? kMaxConvTail : 0);
 }
 
+// A layer reads what an earlier one of the same kind and shape stores.
+void CheckShares(size_t layer, const std::vector<KvLayerSpec>& layers) {
+  const KvLayerSpec& spec = layers[layer];
+  const size_t owner = *spec.shares;
+  if (owner >= layer || layers[owner].shares ||
+      spec.kind == LayerKind::kRecurrent || spec.kind != layers[owner].kind ||
+      spec.window != layers[owner].window ||
+      spec.kv_heads != layers[owner].kv_heads ||
+      spec.head_dim != layers[owner].head_dim) {
+    throw InvalidArgument(
+        StrCat("layer ", layer, ": it shares the keys and values of layer ",
+               owner, ", expected an earlier attention layer of the same kind, "
+               "window, kv_heads and head_dim that has its own"));
+  }
+}
+
 size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -61,33 +79,25 @@ KvLayout::KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype,
   for (size_t i = 0; i < layers_.size(); ++i) {
     const KvLayerSpec& spec = layers_[i];
     CheckSpec(i, spec);
-    if (spec.kind == LayerKind::kSliding) {
-      if (window_ != 0 && window_ != spec.window) {
-        throw InvalidArgument(StrCat("layer ", i, ": window is ", spec.window,
-                                     ", expected ", window_,
-                                     " as in the layers before"));
-      }
-      window_ = spec.window;
+    if (spec.shares) {
+      CheckShares(i, layers_);
+      group_of_.push_back(group_of_[*spec.shares]);
+      layer_offset_.push_back(layer_offset_[*spec.shares]);
+      continue;
     }
-    const size_t g = static_cast<size_t>(group(i));
-    ++group_layers_[g];
-    layer_offset_.push_back(block_bytes_[g]);
-    block_bytes_[g] += spec.kind == LayerKind::kRecurrent
-                           ? Aligned(state_floats(i) * sizeof(float))
-                           : 2 * spec.kv_heads * strip_bytes(i);
+    const auto group =
+        std::find_if(groups_.begin(), groups_.end(), [&](const KvGroup& g) {
+          return g.kind == spec.kind && g.window == spec.window;
+        });
+    const auto g = static_cast<size_t>(group - groups_.begin());
+    if (group == groups_.end()) groups_.push_back({spec.kind, spec.window, {}});
+    group_of_.push_back(g);
+    layer_offset_.push_back(groups_[g].block_bytes);
+    groups_[g].layers.push_back(i);
+    groups_[g].block_bytes += spec.kind == LayerKind::kRecurrent
+                                  ? Aligned(state_floats(i) * sizeof(float))
+                                  : 2 * spec.kv_heads * strip_bytes(i);
   }
-}
-
-GroupId KvLayout::group(size_t layer) const {
-  return static_cast<GroupId>(layers_[layer].kind);
-}
-
-bool KvLayout::has_group(GroupId group) const {
-  return group_layers_[static_cast<size_t>(group)] > 0;
-}
-
-size_t KvLayout::block_bytes(GroupId group) const {
-  return block_bytes_[static_cast<size_t>(group)];
 }
 
 size_t KvLayout::key_offset(size_t layer, size_t kv_head) const {
@@ -106,22 +116,41 @@ size_t KvLayout::state_floats(size_t layer) const {
   return (1 + layers_[layer].conv_tail) * layers_[layer].lru_width;
 }
 
-size_t KvLayout::bytes_per_token(GroupId group) const {
-  return block_bytes(group) / block_tokens_;
+size_t KvLayout::bytes_per_token(LayerKind kind) const {
+  size_t bytes = 0;
+  for (const KvGroup& group : groups_) {
+    if (group.kind == kind) bytes += group.block_bytes / block_tokens_;
+  }
+  return bytes;
+}
+
+size_t KvLayout::state_bytes() const {
+  for (const KvGroup& group : groups_) {
+    if (group.kind == LayerKind::kRecurrent) return group.block_bytes;
+  }
+  return 0;
 }
 
 size_t KvLayout::bytes_at(size_t tokens) const {
-  return tokens * bytes_per_token(GroupId::kFull) +
-         std::min(tokens, window_) * bytes_per_token(GroupId::kSliding) +
-         (tokens > 0 ? block_bytes(GroupId::kRecurrent) : 0);
+  size_t bytes = tokens > 0 ? state_bytes() : 0;
+  for (const KvGroup& group : groups_) {
+    if (group.kind == LayerKind::kRecurrent) continue;
+    const size_t held =
+        group.window != 0 ? std::min(tokens, group.window) : tokens;
+    bytes += held * (group.block_bytes / block_tokens_);
+  }
+  return bytes;
 }
 
 size_t KvLayout::checkpoint_bytes() const {
-  if (!has_group(GroupId::kSliding)) return block_bytes(GroupId::kRecurrent);
-  // A window lies anywhere in its blocks.
-  const size_t blocks = (window_ + block_tokens_ - 1) / block_tokens_ + 1;
-  return blocks * block_bytes(GroupId::kSliding) +
-         block_bytes(GroupId::kRecurrent);
+  size_t bytes = state_bytes();
+  for (const KvGroup& group : groups_) {
+    if (group.kind != LayerKind::kSliding) continue;
+    // A window lies anywhere in its blocks.
+    const size_t blocks = (group.window + block_tokens_ - 1) / block_tokens_;
+    bytes += (blocks + 1) * group.block_bytes;
+  }
+  return bytes;
 }
 
 Hash128 KvLayout::hash() const {
@@ -132,6 +161,10 @@ Hash128 KvLayout::hash() const {
     hasher.UpdateValue(static_cast<uint64_t>(spec.kv_heads));
     hasher.UpdateValue(static_cast<uint64_t>(spec.head_dim));
     hasher.UpdateValue(static_cast<uint64_t>(spec.window));
+    if (spec.shares) {
+      hasher.UpdateValue(kShares);
+      hasher.UpdateValue(static_cast<uint64_t>(*spec.shares));
+    }
     if (spec.kind != LayerKind::kRecurrent) continue;
     hasher.UpdateValue(static_cast<uint64_t>(spec.lru_width));
     hasher.UpdateValue(static_cast<uint64_t>(spec.conv_tail));

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,37 +31,41 @@ struct KvLayerSpec {
   // positions, which the temporal convolution looks back on, oldest first.
   size_t lru_width = 0;
   size_t conv_tail = 0;
+  // Attention layers: an earlier layer of the same kind, window and shape
+  // whose keys and values this one reads, having none of its own.
+  std::optional<size_t> shares = std::nullopt;
 };
 
-// Layers of one kind move together. A block of an attention group holds
-// `block_tokens` positions of all its layers; a block of the recurrent group
-// holds the state of all its layers after one position.
-enum class GroupId : uint32_t { kFull = 0, kSliding = 1, kRecurrent = 2 };
-// Of attention layers: those with keys and values.
-inline constexpr size_t kNumGroups = 2;
-inline constexpr size_t kNumLayerKinds = 3;
+// Layers of one kind, and of one window if they slide, move together. A block
+// of an attention group holds `block_tokens` positions of all its layers; a
+// block of the recurrent group holds the state of all its layers after one
+// position.
+struct KvGroup {
+  LayerKind kind;
+  size_t window;               // kSliding, else 0
+  std::vector<size_t> layers;  // that store something, ascending
+  size_t block_bytes = 0;
+};
 
 // Where every key and value of a conversation lies. Derived from the shape of
 // a model alone; the only place that does layout arithmetic. Immutable.
 class KvLayout {
  public:
   // Throws InvalidArgument if `layers` is empty, a size is out of the range of
-  // its kind, windows differ between sliding layers, or block_tokens is not a
-  // power of two in [16, 128].
+  // its kind, a layer shares what it cannot, or block_tokens is not a power of
+  // two in [16, 128].
   KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype, size_t block_tokens);
 
   const std::vector<KvLayerSpec>& layers() const { return layers_; }
   KvDtype dtype() const { return dtype_; }
   size_t block_tokens() const { return block_tokens_; }
-  size_t window() const { return window_; }  // 0 if no layer slides
-  size_t num_sliding() const { return group_layers_[1]; }
 
-  GroupId group(size_t layer) const;
-  bool has_group(GroupId group) const;
-  // Bytes of one block of a group; 0 if the model has no such layer.
-  size_t block_bytes(GroupId group) const;
-  // Byte offset of a strip inside a block of the layer's group.
-  // Requires: an attention layer.
+  // In the order of their first layers. Everything else by group is parallel.
+  std::span<const KvGroup> groups() const { return groups_; }
+  // The group that stores what a layer reads.
+  size_t group_of(size_t layer) const { return group_of_[layer]; }
+  // Byte offset of a strip inside a block of the layer's group; of the strip
+  // that is read if the layer shares. Requires: an attention layer.
   size_t key_offset(size_t layer, size_t kv_head) const;
   size_t value_offset(size_t layer, size_t kv_head) const;
   size_t strip_bytes(size_t layer) const;
@@ -69,9 +75,11 @@ class KvLayout {
   size_t state_offset(size_t layer) const { return layer_offset_[layer]; }
   size_t state_floats(size_t layer) const;
 
-  // Bytes that one more token adds in full layers, and in sliding layers
-  // (those are held for at most about `window` tokens). Not of recurrent ones.
-  size_t bytes_per_token(GroupId group) const;
+  // Bytes that one more token adds in layers of an attention kind (in sliding
+  // ones it is held for at most about their window).
+  size_t bytes_per_token(LayerKind kind) const;
+  // Bytes of the states of a conversation; 0 without recurrent layers.
+  size_t state_bytes() const;
   // Bytes of a conversation of `tokens` tokens at rest.
   size_t bytes_at(size_t tokens) const;
   // What a checkpoint that shares nothing with others holds: the window of
@@ -86,9 +94,8 @@ class KvLayout {
   std::vector<KvLayerSpec> layers_;
   KvDtype dtype_;
   size_t block_tokens_;
-  size_t window_ = 0;
-  size_t group_layers_[kNumLayerKinds] = {};
-  size_t block_bytes_[kNumLayerKinds] = {};
+  std::vector<KvGroup> groups_;
+  std::vector<size_t> group_of_;      // [layers]
   std::vector<size_t> layer_offset_;  // [layers], of its first byte
 };
 

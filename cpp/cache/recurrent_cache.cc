@@ -44,7 +44,7 @@ void RecurrentCache::Restart(size_t begin, size_t) {
 }
 
 GroupStep RecurrentCache::Prepare(size_t begin, size_t) const {
-  const size_t bytes = layout_->block_bytes(GroupId::kRecurrent);
+  const size_t bytes = layout_->state_bytes();
   GroupStep step;
   step.readable_begin = step.write_begin = begin;
   BlockRef state = pool_->Acquire(bytes);

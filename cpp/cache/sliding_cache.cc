@@ -5,9 +5,9 @@
 
 namespace gkv {
 
-SlidingCache::SlidingCache(std::shared_ptr<const KvLayout> layout,
+SlidingCache::SlidingCache(size_t group, std::shared_ptr<const KvLayout> layout,
                            std::shared_ptr<BlockPool> pool)
-    : table_(GroupId::kSliding, std::move(layout), std::move(pool)) {}
+    : table_(group, std::move(layout), std::move(pool)) {}
 
 std::unique_ptr<GroupCache> SlidingCache::Share() const {
   return std::make_unique<SlidingCache>(*this);
@@ -20,7 +20,7 @@ std::pair<size_t, size_t> SlidingCache::Held() const {
 
 // First position that a row sees.
 size_t SlidingCache::WindowBegin(size_t position) const {
-  const size_t window = table_.layout().window();
+  const size_t window = table_.group().window;
   return position + 1 > window ? position + 1 - window : 0;
 }
 
@@ -41,8 +41,8 @@ std::optional<size_t> SlidingCache::ResumeAt(size_t limit,
 }
 
 size_t SlidingCache::ColdStart(size_t target) const {
-  const KvLayout& layout = table_.layout();
-  const size_t warm_up = layout.num_sliding() * (layout.window() - 1);
+  const KvGroup& group = table_.group();
+  const size_t warm_up = group.layers.size() * (group.window - 1);
   return target > warm_up ? target - warm_up : 0;
 }
 

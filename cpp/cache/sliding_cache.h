@@ -6,16 +6,16 @@
 
 namespace gkv {
 
-// Sliding-window layers: the last window of positions is kept, in whole
+// Sliding layers of one window: the last window of positions is kept, in whole
 // blocks; older blocks are dropped, never overwritten.
 //
-// A cold start computes the window anew from token ids. Where it may begin is
-// derived in docs/cache.md: S (W - 1) positions before the first row that must
-// be right, for S layers of window W. Until that row is reached the group warms
+// A cold start computes the window anew from token ids. How far back it begins
+// is derived in docs/cache.md: S layers of window W account for S (W - 1)
+// positions. Until the first row that must be right is reached the group warms
 // up: what it holds is what the warm-up needs and nothing else.
 class SlidingCache final : public GroupCache {
  public:
-  SlidingCache(std::shared_ptr<const KvLayout> layout,
+  SlidingCache(size_t group, std::shared_ptr<const KvLayout> layout,
                std::shared_ptr<BlockPool> pool);
 
   std::unique_ptr<GroupCache> Share() const override;
@@ -32,8 +32,8 @@ class SlidingCache final : public GroupCache {
   size_t RewindFloor() const override { return end_ > 0 ? end_ - 1 : 0; }
   void Forget(size_t floor) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
+  const BlockTable* table() const override { return &table_; }
 
-  const BlockTable& table() const { return table_; }
   // Content from a snapshot: blocks that hold [begin, end). Requires: empty.
   void Restore(std::vector<BlockRef> blocks, size_t begin, size_t end);
 

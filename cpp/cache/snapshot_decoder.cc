@@ -43,17 +43,16 @@ class Storage {
   Storage(const std::shared_ptr<const KvLayout>& layout,
           const std::shared_ptr<BlockPool>& pool, const SnapshotHeader& header,
           const uint8_t* payload)
-      : layout_(layout), header_(header) {
+      : layout_(layout), header_(header), blocks_(layout->groups().size()) {
     const size_t block_tokens = layout_->block_tokens();
-    for (const GroupId id : {GroupId::kFull, GroupId::kSliding}) {
-      for (const Range& range : header.ranges(id)) {
-        if (!layout_->has_group(id)) break;
+    for (size_t g = 0; g < blocks_.size(); ++g) {
+      const KvGroup& group = layout_->groups()[g];
+      for (const Range& range : header.ranges(group)) {
         const size_t end = (range.end - 1) / block_tokens + 1;
-        std::vector<BlockRef>& blocks = blocks_[GroupIndex(id)];
-        blocks.resize(std::max(blocks.size(), end));
+        blocks_[g].resize(std::max(blocks_[g].size(), end));
         for (size_t i = range.begin / block_tokens; i < end; ++i) {
           // Two ranges may lie in one block.
-          if (!blocks[i]) blocks[i] = pool->Acquire(layout_->block_bytes(id));
+          if (!blocks_[g][i]) blocks_[g][i] = pool->Acquire(group.block_bytes);
         }
       }
     }
@@ -61,8 +60,7 @@ class Storage {
         ForGroups(*layout_, header, payload,
                   [&](const PlaceOf<const uint8_t>& place) { Copy(place); });
     for (size_t i = 0; i < header.states.size(); ++i) {
-      states_.push_back(
-          pool->Acquire(layout_->block_bytes(GroupId::kRecurrent)));
+      states_.push_back(pool->Acquire(layout_->state_bytes()));
     }
     ForStates(*layout_, header, states,
               [&](size_t i, size_t layer, const uint8_t* state) {
@@ -72,36 +70,41 @@ class Storage {
               });
   }
 
-  // Blocks of positions [begin, end).
-  std::vector<BlockRef> Blocks(GroupId id, size_t begin, size_t end) const {
-    const size_t block_tokens = layout_->block_tokens();
-    const auto first = blocks_[GroupIndex(id)].begin();
-    return {first + static_cast<ptrdiff_t>(begin / block_tokens),
-            first + static_cast<ptrdiff_t>((end - 1) / block_tokens + 1)};
-  }
-
-  // Puts what a mark refers to into empty groups.
+  // Puts what a mark refers to, and the full layers' part, into empty groups.
   void Restore(const Mark& mark, GroupSet& groups) const {
-    if (layout_->has_group(GroupId::kSliding) &&
-        mark.sliding_begin < mark.position) {
-      static_cast<SlidingCache&>(*groups[GroupIndex(GroupId::kSliding)])
-          .Restore(Blocks(GroupId::kSliding, mark.sliding_begin, mark.position),
-                   mark.sliding_begin, mark.position);
-    }
-    if (layout_->has_group(GroupId::kRecurrent) && mark.position > 0) {
-      static_cast<RecurrentCache&>(*groups[GroupIndex(GroupId::kRecurrent)])
-          .Restore(State(mark.position), mark.previous < mark.position
-                                             ? State(mark.previous)
-                                             : RecurrentCache::Snapshot{});
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (!groups[g]) continue;
+      const KvGroup& group = layout_->groups()[g];
+      if (group.kind == LayerKind::kFull && header_.computed > 0) {
+        static_cast<FullCache&>(*groups[g])
+            .Restore(Blocks(g, 0, header_.computed), header_.computed);
+      } else if (group.kind == LayerKind::kSliding) {
+        const uint64_t begin = mark.sliding_begin.at(group.window);
+        if (begin == mark.position) continue;
+        static_cast<SlidingCache&>(*groups[g])
+            .Restore(Blocks(g, begin, mark.position), begin, mark.position);
+      } else if (group.kind == LayerKind::kRecurrent && mark.position > 0) {
+        static_cast<RecurrentCache&>(*groups[g])
+            .Restore(State(mark.position), mark.previous < mark.position
+                                               ? State(mark.previous)
+                                               : RecurrentCache::Snapshot{});
+      }
     }
   }
 
  private:
-  void Copy(const PlaceOf<const uint8_t>& place) const {
-    const GroupId group = layout_->group(place.layer);
+  // Blocks of positions [begin, end).
+  std::vector<BlockRef> Blocks(size_t group, size_t begin, size_t end) const {
     const size_t block_tokens = layout_->block_tokens();
-    uint8_t* block =
-        blocks_[GroupIndex(group)][place.begin / block_tokens].data();
+    const auto first = blocks_[group].begin();
+    return {first + static_cast<ptrdiff_t>(begin / block_tokens),
+            first + static_cast<ptrdiff_t>((end - 1) / block_tokens + 1)};
+  }
+
+  void Copy(const PlaceOf<const uint8_t>& place) const {
+    const size_t group = layout_->group_of(place.layer);
+    const size_t block_tokens = layout_->block_tokens();
+    uint8_t* block = blocks_[group][place.begin / block_tokens].data();
     GroupCopy copy;
     copy.dtype = layout_->dtype();
     copy.head_dim = layout_->layers()[place.layer].head_dim;
@@ -126,8 +129,9 @@ class Storage {
 
   std::shared_ptr<const KvLayout> layout_;
   const SnapshotHeader& header_;
-  std::vector<BlockRef> blocks_[kNumGroups];  // by block index; null: not held
-  std::vector<BlockRef> states_;              // as in the header
+  // By group, then by block index; null: not held.
+  std::vector<std::vector<BlockRef>> blocks_;
+  std::vector<BlockRef> states_;  // as in the header
 };
 
 }  // namespace
@@ -166,16 +170,13 @@ std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
   state.log.Append(tokens);
   state.computed = header.computed;
   state.fingerprint = header.fingerprint;
-  if (layout->has_group(GroupId::kFull) && header.computed > 0) {
-    static_cast<FullCache&>(*state.groups[GroupIndex(GroupId::kFull)])
-        .Restore(storage.Blocks(GroupId::kFull, 0, header.computed),
-                 header.computed);
-  }
   storage.Restore(header.marks[0], state.groups);
   for (size_t i = 1; i < header.marks.size(); ++i) {
     const Mark& mark = header.marks[i];
     GroupSet groups = MakeGroups(layout, cache->pool_);
-    groups[GroupIndex(GroupId::kFull)].reset();
+    for (auto& group : groups) {
+      if (!group->forgets()) group.reset();
+    }
     storage.Restore(mark, groups);
     if (ResumeAt(groups, mark.position) != mark.position) {
       ThrowCorruptSnapshot(StrCat("the checkpoint at position ", mark.position,

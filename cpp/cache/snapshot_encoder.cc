@@ -17,49 +17,56 @@ using Mark = SnapshotHeader::Mark;
 // Collects what a snapshot is to hold, and where it lies.
 class Contents {
  public:
-  explicit Contents(const KvLayout& layout) : layout_(layout) {}
+  explicit Contents(const KvLayout& layout)
+      : layout_(layout), pieces_(layout.groups().size()) {}
 
   void AddFull(const GroupSet& groups, size_t end) {
-    if (layout_.has_group(GroupId::kFull)) {
-      AddTable(groups, GroupId::kFull, 0, end);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (layout_.groups()[g].kind == LayerKind::kFull) {
+        AddTable(groups, g, 0, end);
+      }
     }
   }
 
   // What the groups hold for going on at `position`.
   Mark AddMark(const GroupSet& groups, size_t position, size_t length) {
-    Mark mark{position, length, position, position};
-    if (layout_.has_group(GroupId::kSliding)) {
-      mark.sliding_begin = std::min(
-          position, groups[GroupIndex(GroupId::kSliding)]->Held().first);
-      AddTable(groups, GroupId::kSliding, mark.sliding_begin, position);
-      if (mark.sliding_begin < position) {
-        held_.push_back({mark.sliding_begin, position});
-      }
-    }
-    if (layout_.has_group(GroupId::kRecurrent)) {
-      const RecurrentCache& group = RecurrentGroup(groups);
-      for (const auto* state : {&group.current(), &group.previous()}) {
-        if (!state->state || state->position > position) continue;
-        states_[state->position] = state->state.data();
-        if (state->position < position) mark.previous = state->position;
+    Mark mark{position, length, position, {}};
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const KvGroup& kind = layout_.groups()[g];
+      if (kind.kind == LayerKind::kSliding) {
+        const size_t begin = std::min(position, groups[g]->Held().first);
+        mark.sliding_begin[kind.window] = begin;
+        AddTable(groups, g, begin, position);
+        if (begin < position) held_[kind.window].push_back({begin, position});
+      } else if (kind.kind == LayerKind::kRecurrent) {
+        const auto& group = static_cast<const RecurrentCache&>(*groups[g]);
+        for (const auto* state : {&group.current(), &group.previous()}) {
+          if (!state->state || state->position > position) continue;
+          states_[state->position] = state->state.data();
+          if (state->position < position) mark.previous = state->position;
+        }
       }
     }
     return mark;
   }
 
-  // The union of what sliding layers hold, ascending and apart.
-  std::vector<Range> SlidingRanges() {
-    std::sort(held_.begin(), held_.end(),
-              [](const Range& a, const Range& b) { return a.begin < b.begin; });
-    std::vector<Range> ranges;
-    for (const Range& range : held_) {
-      if (!ranges.empty() && range.begin <= ranges.back().end) {
-        ranges.back().end = std::max(ranges.back().end, range.end);
-      } else {
-        ranges.push_back(range);
+  // The unions of what sliding layers hold, ascending and apart.
+  std::map<size_t, std::vector<Range>> SlidingRanges() {
+    std::map<size_t, std::vector<Range>> by_window;
+    for (auto& [window, held] : held_) {
+      std::sort(held.begin(), held.end(), [](const Range& a, const Range& b) {
+        return a.begin < b.begin;
+      });
+      std::vector<Range>& ranges = by_window[window];
+      for (const Range& range : held) {
+        if (!ranges.empty() && range.begin <= ranges.back().end) {
+          ranges.back().end = std::max(ranges.back().end, range.end);
+        } else {
+          ranges.push_back(range);
+        }
       }
     }
-    return ranges;
+    return by_window;
   }
 
   std::vector<uint64_t> StatePositions() const {
@@ -73,10 +80,9 @@ class Contents {
   // start as zeros, and only positions that are held are copied: bytes of
   // others never leave the process.
   void Copy(const PlaceOf<uint8_t>& place) const {
-    const GroupId group = layout_.group(place.layer);
+    const size_t group = layout_.group_of(place.layer);
     const size_t block_tokens = layout_.block_tokens();
-    const auto pieces =
-        pieces_[GroupIndex(group)].find(place.begin / block_tokens);
+    const auto pieces = pieces_[group].find(place.begin / block_tokens);
     for (const Piece& piece : pieces->second) {
       const size_t begin = std::max(piece.begin, place.begin);
       const size_t end = std::min(piece.end, place.end);
@@ -106,16 +112,16 @@ class Contents {
     size_t begin, end;
   };
 
-  void AddTable(const GroupSet& groups, GroupId group, size_t begin,
+  void AddTable(const GroupSet& groups, size_t group, size_t begin,
                 size_t end) {
     if (begin == end) return;
-    const BlockTable& table = AttentionTable(groups, group);
+    const BlockTable& table = *groups[group]->table();
     const size_t block_tokens = layout_.block_tokens();
     for (size_t i = begin / block_tokens; i * block_tokens < end; ++i) {
       const Piece piece{table.blocks()[i - table.first_block()].data(),
                         std::max(begin, i * block_tokens),
                         std::min(end, (i + 1) * block_tokens)};
-      std::vector<Piece>& pieces = pieces_[GroupIndex(group)][i];
+      std::vector<Piece>& pieces = pieces_[group][i];
       const bool there =
           std::any_of(pieces.begin(), pieces.end(), [&](const Piece& other) {
             return other.begin <= piece.begin && piece.end <= other.end;
@@ -125,8 +131,9 @@ class Contents {
   }
 
   const KvLayout& layout_;
-  std::map<size_t, std::vector<Piece>> pieces_[kNumGroups];  // by block index
-  std::vector<Range> held_;
+  // By group, then by block index.
+  std::vector<std::map<size_t, std::vector<Piece>>> pieces_;
+  std::map<size_t, std::vector<Range>> held_;  // by window
   std::map<uint64_t, const uint8_t*> states_;
 };
 

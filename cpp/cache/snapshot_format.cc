@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -19,7 +20,7 @@ void WriteHash(ByteWriter& writer, const Hash128& hash) {
   writer.Write(hash.high);
 }
 
-void WriteSpec(ByteWriter& writer, const KvLayerSpec& spec) {
+void WriteSpec(ByteWriter& writer, const KvLayerSpec& spec, uint32_t version) {
   const bool recurrent = spec.kind == LayerKind::kRecurrent;
   writer.Write(static_cast<uint32_t>(spec.kind));
   writer.Write(
@@ -27,9 +28,13 @@ void WriteSpec(ByteWriter& writer, const KvLayerSpec& spec) {
   writer.Write(
       static_cast<uint32_t>(recurrent ? spec.conv_tail : spec.head_dim));
   writer.Write(static_cast<uint32_t>(spec.window));
+  if (version < 3) return;
+  writer.Write(static_cast<uint32_t>(spec.shares ? *spec.shares + 1 : 0));
 }
 
-KvLayerSpec ReadSpec(ByteReader& reader, uint32_t layer, LayerKind last_kind) {
+KvLayerSpec ReadSpec(ByteReader& reader, uint32_t layer, uint32_t version) {
+  const LayerKind last_kind =
+      version == 1 ? LayerKind::kSliding : LayerKind::kRecurrent;
   const uint32_t kind = reader.Read<uint32_t>("layer kind");
   if (kind > static_cast<uint32_t>(last_kind)) {
     ThrowCorruptSnapshot(StrCat("layer ", layer, ": kind is ", kind,
@@ -43,6 +48,9 @@ KvLayerSpec ReadSpec(ByteReader& reader, uint32_t layer, LayerKind last_kind) {
   (recurrent ? spec.conv_tail : spec.head_dim) =
       reader.Read<uint32_t>("depth of a layer");
   spec.window = reader.Read<uint32_t>("window");
+  if (version < 3) return spec;
+  const uint32_t shares = reader.Read<uint32_t>("shared layer");
+  if (shares > 0) spec.shares = shares - 1;
   return spec;
 }
 
@@ -58,8 +66,19 @@ KvDtype DecodeDtype(uint32_t id) {
   return static_cast<KvDtype>(id);
 }
 
-bool Slides(const KvLayerSpec& spec) {
-  return spec.kind == LayerKind::kSliding;
+std::set<size_t> Windows(const std::vector<KvLayerSpec>& layers) {
+  std::set<size_t> windows;
+  for (const KvLayerSpec& spec : layers) {
+    if (spec.kind == LayerKind::kSliding) windows.insert(spec.window);
+  }
+  return windows;
+}
+
+uint32_t VersionFor(const std::vector<KvLayerSpec>& layers) {
+  const bool shares =
+      std::any_of(layers.begin(), layers.end(),
+                  [](const KvLayerSpec& spec) { return spec.shares; });
+  return shares || Windows(layers).size() > 1 ? 3 : 2;
 }
 
 bool Recurs(const KvLayerSpec& spec) {
@@ -74,16 +93,20 @@ bool HasState(const SnapshotHeader& h, uint64_t position) {
 void CheckMark(const SnapshotHeader& h, const SnapshotHeader::Mark& mark) {
   Check("position of a mark", mark.position, 0, h.computed);
   Check("length of a mark", mark.length, mark.position, h.length);
-  Check("sliding begin of a mark", mark.sliding_begin, 0, mark.position);
   Check("previous state of a mark", mark.previous, 0, mark.position);
-  const bool held =
-      std::any_of(h.sliding.begin(), h.sliding.end(), [&](const auto& range) {
-        return range.begin <= mark.sliding_begin && mark.position <= range.end;
-      });
-  if (mark.sliding_begin < mark.position && !held) {
-    ThrowCorruptSnapshot(StrCat("positions ", mark.sliding_begin, "..",
-                                mark.position,
-                                " of sliding layers are not there"));
+  for (const auto& [window, begin] : mark.sliding_begin) {
+    Check("sliding begin of a mark", begin, 0, mark.position);
+    const auto ranges = h.sliding.find(window);
+    const bool held =
+        ranges != h.sliding.end() &&
+        std::any_of(ranges->second.begin(), ranges->second.end(),
+                    [&, from = begin](const SnapshotHeader::Range& range) {
+                      return range.begin <= from && mark.position <= range.end;
+                    });
+    if (begin < mark.position && !held) {
+      ThrowCorruptSnapshot(StrCat("positions ", begin, "..", mark.position,
+                                  " of sliding layers are not there"));
+    }
   }
   const bool recurs = std::any_of(h.layers.begin(), h.layers.end(), Recurs);
   if (recurs && mark.position > 0 && !HasState(h, mark.position)) {
@@ -101,24 +124,27 @@ void CheckHeader(const SnapshotHeader& h) {
   Check("capacity", h.capacity_tokens, 1, kMaxTokens);
   Check("length", h.length, 0, h.capacity_tokens);
   Check("computed length", h.computed, 0, h.length);
-  uint64_t last = 0;
-  for (const SnapshotHeader::Range& range : h.sliding) {
-    Check("sliding end", range.end, 1, h.computed);
-    Check("sliding begin", range.begin, last, range.end - 1);
-    last = range.end;
+  const std::set<size_t> windows = Windows(h.layers);
+  for (const auto& [window, ranges] : h.sliding) {
+    if (!windows.contains(window)) {
+      ThrowCorruptSnapshot(
+          StrCat("it holds a window of ", window, ", expected none",
+                 windows.empty() ? ": no layer slides" : " of that size"));
+    }
+    uint64_t last = 0;
+    for (const SnapshotHeader::Range& range : ranges) {
+      Check("sliding end", range.end, 1, h.computed);
+      Check("sliding begin", range.begin, last, range.end - 1);
+      last = range.end;
+    }
   }
-  last = 0;
+  uint64_t last = 0;
   for (const uint64_t position : h.states) {
     Check("position of a state", position, last + 1, h.computed);
     last = position;
   }
-  const auto none = [&](auto kind) {
-    return std::none_of(h.layers.begin(), h.layers.end(), kind);
-  };
-  if (!h.sliding.empty() && none(Slides)) {
-    ThrowCorruptSnapshot("it holds a window, expected none: no layer slides");
-  }
-  if (!h.states.empty() && none(Recurs)) {
+  if (!h.states.empty() &&
+      std::none_of(h.layers.begin(), h.layers.end(), Recurs)) {
     ThrowCorruptSnapshot("it holds a state, expected none: no layer recurs");
   }
   Check("number of marks", h.marks.size(), 1, h.computed + 1);
@@ -132,31 +158,49 @@ void CheckHeader(const SnapshotHeader& h) {
   }
 }
 
-// The five counts of version 1, of which two say what sliding layers hold.
-void ReadCounts1(ByteReader& reader, SnapshotHeader& header) {
+// The five counts of version 1. The last two say what sliding layers hold.
+SnapshotHeader::Range ReadCounts1(ByteReader& reader, SnapshotHeader& header) {
   header.capacity_tokens = reader.Read<uint64_t>("capacity");
   header.length = reader.Read<uint64_t>("length");
   header.computed = reader.Read<uint64_t>("computed length");
-  const uint64_t begin = reader.Read<uint64_t>("sliding begin");
-  const uint64_t end = reader.Read<uint64_t>("sliding end");
-  Check("sliding begin", begin, 0, end);
-  if (begin < end) {
-    header.sliding.push_back({begin, end});
-    header.marks.push_back({end, header.length, begin, end});
-  } else {
-    Check("sliding end of an empty range", end, 0, 0);
-    header.marks.push_back({0, header.length, 0, 0});
-  }
+  SnapshotHeader::Range held;
+  held.begin = reader.Read<uint64_t>("sliding begin");
+  held.end = reader.Read<uint64_t>("sliding end");
+  Check("sliding begin", held.begin, 0, held.end);
+  if (held.begin == held.end) Check("end of an empty range", held.end, 0, 0);
+  return held;
 }
 
-void ReadMarks(ByteReader& reader, uint32_t count, SnapshotHeader& header) {
-  for (uint32_t i = 0; i < count; ++i) {
+void AddMark1(const SnapshotHeader::Range& held, SnapshotHeader& header) {
+  const std::set<size_t> windows = Windows(header.layers);
+  const size_t window = windows.empty() ? 0 : *windows.begin();
+  if (held.begin < held.end) header.sliding[window] = {held};
+  header.marks.push_back(
+      {held.end, header.length, held.end, {{window, held.begin}}});
+}
+
+// Marks and sliding ranges. Before version 3 there is one window at most.
+void ReadMarks(ByteReader& reader, uint32_t version, uint32_t num_marks,
+               uint32_t num_ranges, SnapshotHeader& header) {
+  std::set<size_t> windows = Windows(header.layers);
+  if (windows.empty() && version < 3) windows.insert(0);
+  for (uint32_t i = 0; i < num_marks; ++i) {
     SnapshotHeader::Mark mark;
     mark.position = reader.Read<uint64_t>("position of a mark");
     mark.length = reader.Read<uint64_t>("length of a mark");
-    mark.sliding_begin = reader.Read<uint64_t>("sliding begin of a mark");
+    for (const size_t window : windows) {
+      mark.sliding_begin[window] =
+          reader.Read<uint64_t>("sliding begin of a mark");
+    }
     mark.previous = reader.Read<uint64_t>("previous state of a mark");
-    header.marks.push_back(mark);
+    header.marks.push_back(std::move(mark));
+  }
+  for (uint32_t i = 0; i < num_ranges; ++i) {
+    const uint64_t window =
+        version < 3 ? *windows.begin() : reader.Read<uint64_t>("window");
+    const uint64_t begin = reader.Read<uint64_t>("sliding begin");
+    header.sliding[window].push_back(
+        {begin, reader.Read<uint64_t>("sliding end")});
   }
 }
 
@@ -166,10 +210,12 @@ void ThrowCorruptSnapshot(const std::string& what) {
   throw CorruptFile("snapshot: " + what);
 }
 
-std::vector<SnapshotHeader::Range> SnapshotHeader::ranges(GroupId group) const {
-  if (group == GroupId::kSliding) return sliding;
-  if (group == GroupId::kFull && computed > 0) return {{0, computed}};
-  return {};
+std::vector<SnapshotHeader::Range> SnapshotHeader::ranges(
+    const KvGroup& group) const {
+  if (group.kind == LayerKind::kFull && computed > 0) return {{0, computed}};
+  const auto held = sliding.find(group.window);
+  if (group.kind != LayerKind::kSliding || held == sliding.end()) return {};
+  return held->second;
 }
 
 Hash128 ReadHash(ByteReader& reader, const char* what) {
@@ -181,10 +227,15 @@ Hash128 ReadHash(ByteReader& reader, const char* what) {
 
 std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
                                           uint64_t total_bytes) {
+  const uint32_t version = VersionFor(header.layers);
+  size_t num_ranges = 0;
+  for (const auto& [window, ranges] : header.sliding) {
+    num_ranges += ranges.size();
+  }
   ByteWriter writer;
   writer.WriteBytes({reinterpret_cast<const uint8_t*>(kSnapshotMagic),
                      sizeof(kSnapshotMagic)});
-  writer.Write(kSnapshotVersion);
+  writer.Write(version);
   writer.Write(static_cast<uint32_t>(header.dtype));
   writer.Write(total_bytes);
   WriteHash(writer, header.fingerprint);
@@ -195,20 +246,26 @@ std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
   writer.Write(static_cast<uint32_t>(header.model_type.size()));
   writer.Write(static_cast<uint32_t>(header.layers.size()));
   writer.Write(static_cast<uint32_t>(header.marks.size()));
-  writer.Write(static_cast<uint32_t>(header.sliding.size()));
+  writer.Write(static_cast<uint32_t>(num_ranges));
   writer.Write(static_cast<uint32_t>(header.states.size()));
   writer.WriteBytes({reinterpret_cast<const uint8_t*>(header.model_type.data()),
                      header.model_type.size()});
-  for (const KvLayerSpec& spec : header.layers) WriteSpec(writer, spec);
+  for (const KvLayerSpec& spec : header.layers) {
+    WriteSpec(writer, spec, version);
+  }
   for (const SnapshotHeader::Mark& mark : header.marks) {
     writer.Write(mark.position);
     writer.Write(mark.length);
-    writer.Write(mark.sliding_begin);
+    if (version < 3 && mark.sliding_begin.empty()) writer.Write(mark.position);
+    for (const auto& [window, begin] : mark.sliding_begin) writer.Write(begin);
     writer.Write(mark.previous);
   }
-  for (const SnapshotHeader::Range& range : header.sliding) {
-    writer.Write(range.begin);
-    writer.Write(range.end);
+  for (const auto& [window, ranges] : header.sliding) {
+    for (const SnapshotHeader::Range& range : ranges) {
+      if (version >= 3) writer.Write(static_cast<uint64_t>(window));
+      writer.Write(range.begin);
+      writer.Write(range.end);
+    }
   }
   for (const uint64_t position : header.states) writer.Write(position);
   WriteHash(writer, HashBytes(writer.bytes()));
@@ -242,8 +299,9 @@ SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
         StrCat("expected ", total, " bytes, found ", bytes.size()));
   }
   header.fingerprint = ReadHash(reader, "fingerprint");
+  SnapshotHeader::Range held1;
   if (version == 1) {
-    ReadCounts1(reader, header);
+    held1 = ReadCounts1(reader, header);
   } else {
     header.capacity_tokens = reader.Read<uint64_t>("capacity");
     header.length = reader.Read<uint64_t>("length");
@@ -261,19 +319,16 @@ SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
   Check("size of the model name", name_bytes, 0, kMaxNameBytes);
   const auto name = reader.ReadBytes(name_bytes, "model name");
   header.model_type.assign(name.begin(), name.end());
-  const LayerKind last_kind =
-      version == 1 ? LayerKind::kSliding : LayerKind::kRecurrent;
   for (uint32_t i = 0; i < num_layers; ++i) {
-    header.layers.push_back(ReadSpec(reader, i, last_kind));
+    header.layers.push_back(ReadSpec(reader, i, version));
   }
-  ReadMarks(reader, num_marks, header);
-  for (uint32_t i = 0; i < num_ranges; ++i) {
-    const uint64_t begin = reader.Read<uint64_t>("sliding begin");
-    header.sliding.push_back({begin, reader.Read<uint64_t>("sliding end")});
-  }
+  const size_t num_windows = Windows(header.layers).size();
+  if (version < 3) Check("number of windows", num_windows, 0, 1);
+  ReadMarks(reader, version, num_marks, num_ranges, header);
   for (uint32_t i = 0; i < num_states; ++i) {
     header.states.push_back(reader.Read<uint64_t>("position of a state"));
   }
+  if (version == 1) AddMark1(held1, header);
   const Hash128 expected = HashBytes(bytes.first(reader.offset()));
   if (ReadHash(reader, "header checksum") != expected) {
     ThrowCorruptSnapshot("the header does not match its checksum");
@@ -291,11 +346,13 @@ uint64_t SnapshotPayloadBytes(const KvLayout& layout,
   uint64_t bytes = 0;
   for (size_t i = 0; i < layout.layers().size(); ++i) {
     const KvLayerSpec& spec = layout.layers()[i];
+    if (spec.shares) continue;
     if (Recurs(spec)) {
       // A state is below 2^33 bytes, their number below 2^28.
       bytes += header.states.size() * layout.state_floats(i) * sizeof(float);
     }
-    for (const SnapshotHeader::Range& range : header.ranges(layout.group(i))) {
+    const KvGroup& group = layout.groups()[layout.group_of(i)];
+    for (const SnapshotHeader::Range& range : header.ranges(group)) {
       bytes += 2 * spec.kv_heads *
                KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
       if (bytes >= kAbsurd) return kAbsurd;

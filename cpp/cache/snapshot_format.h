@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,8 +21,9 @@ namespace gkv {
 
 inline constexpr char kSnapshotMagic[8] = {'G', 'K', 'V', 'C',
                                            'A', 'C', 'H', 'E'};
-// The version that is written; all versions up to it are read.
-inline constexpr uint32_t kSnapshotVersion = 2;
+// The last version; all up to it are read. What version 2 can say is written
+// as version 2.
+inline constexpr uint32_t kSnapshotVersion = 3;
 
 struct SnapshotHeader {
   // Positions that an attention group holds, stored as whole token groups.
@@ -38,9 +40,10 @@ struct SnapshotHeader {
   // compute. The first mark is the present, the others are checkpoints.
   struct Mark {
     uint64_t position = 0;
-    uint64_t length = 0;         // tokens of the transcript then
-    uint64_t sliding_begin = 0;  // `position` if no sliding layer holds any
-    uint64_t previous = 0;       // earlier recurrent state; `position` if none
+    uint64_t length = 0;    // tokens of the transcript then
+    uint64_t previous = 0;  // earlier recurrent state; `position` if none
+    // By window; `position` if its layers hold nothing.
+    std::map<size_t, uint64_t> sliding_begin;
   };
 
   KvDtype dtype = KvDtype::kF32;
@@ -52,11 +55,11 @@ struct SnapshotHeader {
   uint64_t computed = 0;
   std::vector<KvLayerSpec> layers;
   std::vector<Mark> marks;       // at least one
-  std::vector<Range> sliding;    // ascending, apart
+  std::map<size_t, std::vector<Range>> sliding;  // by window; ascending, apart
   std::vector<uint64_t> states;  // ascending positions, above 0
 
-  // What layers of an attention group store.
-  std::vector<Range> ranges(GroupId group) const;
+  // What the layers of a group store of keys and values.
+  std::vector<Range> ranges(const KvGroup& group) const;
 };
 
 [[noreturn]] void ThrowCorruptSnapshot(const std::string& what);

@@ -19,8 +19,6 @@ namespace gkv {
 
 inline constexpr size_t kSnapshotSealBytes = sizeof(Hash128);
 
-inline size_t GroupIndex(GroupId group) { return static_cast<size_t>(group); }
-
 // A token group of one kv head: where its positions [begin, end) lie in the
 // payload.
 template <typename Byte>
@@ -40,8 +38,9 @@ Byte* ForGroups(const KvLayout& layout, const SnapshotHeader& header,
                 Byte* payload, const Fn& fn) {
   for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
     const KvLayerSpec& spec = layout.layers()[layer];
-    for (const SnapshotHeader::Range& range :
-         header.ranges(layout.group(layer))) {
+    if (spec.shares) continue;
+    const KvGroup& group = layout.groups()[layout.group_of(layer)];
+    for (const SnapshotHeader::Range& range : header.ranges(group)) {
       const size_t strip_bytes =
           KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
       for (size_t head = 0; head < spec.kv_heads; ++head) {
@@ -64,7 +63,7 @@ void ForStates(const KvLayout& layout, const SnapshotHeader& header,
                Byte* payload, const Fn& fn) {
   for (size_t i = 0; i < header.states.size(); ++i) {
     for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
-      if (layout.group(layer) != GroupId::kRecurrent) continue;
+      if (layout.layers()[layer].kind != LayerKind::kRecurrent) continue;
       fn(i, layer, payload);
       payload += layout.state_floats(layer) * sizeof(float);
     }

@@ -11,13 +11,10 @@ namespace {
 constexpr size_t kTilesPerThread = 4;
 
 // First position that the row at `position` sees.
-size_t VisibleBegin(const ModelConfig& config, LayerKind kind,
-                    size_t readable_begin, size_t position) {
-  size_t begin = readable_begin;
-  if (kind == LayerKind::kSliding && position + 1 > config.sliding_window) {
-    begin = std::max(begin, position + 1 - config.sliding_window);
-  }
-  return begin;
+size_t VisibleBegin(const KvGroup& group, size_t readable_begin,
+                    size_t position) {
+  if (group.window == 0 || position + 1 <= group.window) return readable_begin;
+  return std::max(readable_begin, position + 1 - group.window);
 }
 
 }  // namespace
@@ -28,9 +25,8 @@ class AttentionScratch::TileView {
   TileView(const ModelConfig& config, const SequenceSlice& slice,
            const Tile& tile, size_t layer, const float* q, float* out) {
     const KvLayout& layout = *slice.layout;
-    const GroupId group = layout.group(layer);
-    const KvStepView::Group& table =
-        slice.view->groups[static_cast<size_t>(group)];
+    const size_t group = layout.group_of(layer);
+    const KvStepView::Group& table = slice.view->groups[group];
     kv_ = {table.blocks.data(),
            table.first_block,
            layout.block_tokens(),
@@ -41,7 +37,7 @@ class AttentionScratch::TileView {
     const size_t row_floats = config.num_heads * config.head_dim;
     for (size_t r = 0; r < tile.num_rows; ++r) {
       const size_t position = tile.position + r;
-      const size_t begin = VisibleBegin(config, config.layer_kinds[layer],
+      const size_t begin = VisibleBegin(layout.groups()[group],
                                         table.readable_begin, position);
       for (size_t h = 0; h < heads; ++h) {
         const size_t i = r * heads + h;
@@ -93,20 +89,21 @@ void AttentionScratch::Plan(const ModelConfig& config,
     first_row += count;
   }
 
-  groups_.assign(kNumGroups, {});
+  // Slices differ in dtype and block size, never in their groups.
+  const std::span<const KvGroup> groups = slices[0].layout->groups();
+  groups_.assign(groups.size(), {});
   const bool split =
       num_threads > 1 && tiles_.size() < kTilesPerThread * num_threads;
   if (!split) return;
   size_t max_slots = 0;
-  for (size_t g = 0; g < kNumGroups; ++g) {
-    const LayerKind kind = g == 0 ? LayerKind::kFull : LayerKind::kSliding;
-    if (!config.HasLayers(kind)) continue;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind == LayerKind::kRecurrent) continue;
     groups_[g].split = true;
     size_t slot = 0;
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const Tile& tile = tiles_[t];
       const size_t begin = VisibleBegin(
-          config, kind, slices[tile.slice].view->groups[g].readable_begin,
+          groups[g], slices[tile.slice].view->groups[g].readable_begin,
           tile.position);
       const size_t last = (tile.position + tile.num_rows - 1) / kAttentionSpan;
       for (size_t span = begin / kAttentionSpan; span <= last; ++span) {
@@ -126,8 +123,7 @@ void AttentionScratch::Attend(const ModelConfig& config,
   const auto view = [&](const Tile& tile) {
     return TileView(config, slices[tile.slice], tile, layer, q, out);
   };
-  const Group& group =
-      groups_[config.layer_kinds[layer] == LayerKind::kSliding ? 1 : 0];
+  const Group& group = groups_[slices[0].layout->group_of(layer)];
   if (!group.split) {
     pool.Run(tiles_.size(), [&](size_t task, size_t) {
       const TileView tile = view(tiles_[task]);

@@ -42,7 +42,7 @@ class AttentionScratch {
     size_t span;
     size_t slot;
   };
-  struct Group {  // tasks for layers of one kind
+  struct Group {  // tasks for layers of one KvGroup
     bool split = false;
     std::vector<SpanTask> spans;  // if split: grouped by tile, ascending
   };

@@ -33,9 +33,10 @@ struct RowInfo {
 struct ForwardPass::Buffers {
   std::vector<RowInfo> rows;
   AlignedBuffer<float> x;  // [rows, hidden_size], the residual stream
-  std::optional<RopeTable> ropes[kNumGroups];  // of the kinds that there are
-  AlignedBuffer<float> cos[kNumGroups], sin[kNumGroups];  // [rows, rope_dim/2]
-  Activations mixer_input, ffn_input;                     // normalized residual
+  // Of full and of sliding layers.
+  std::optional<RopeTable> ropes[2];
+  AlignedBuffer<float> cos[2], sin[2];  // [rows, rope_dim/2]
+  Activations mixer_input, ffn_input;   // normalized residual
   AlignedBuffer<float> q, k, v;  // [rows, heads * head_dim]
   Activations attended;          // [rows, num_heads * head_dim]
   RecurrentBlock recurrent;
@@ -87,7 +88,7 @@ class ForwardPass::Run {
     for (const SequenceSlice& slice : slices_) {
       positions = std::max(positions, slice.view->end);
     }
-    for (size_t g = 0; g < kNumGroups; ++g) {
+    for (size_t g = 0; g < 2; ++g) {
       if (b_.ropes[g]) b_.ropes[g]->Reserve(positions);
       b_.cos[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
       b_.sin[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
@@ -113,7 +114,7 @@ class ForwardPass::Run {
       const RowInfo& info = b_.rows[row];
       UnpackRow(embedding, static_cast<size_t>(info.token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
-      for (size_t g = 0; g < kNumGroups; ++g) {
+      for (size_t g = 0; g < 2; ++g) {
         if (!b_.ropes[g]) continue;
         b_.ropes[g]->CosSin(info.position, b_.cos[g].data() + row * half,
                             b_.sin[g].data() + row * half);
@@ -167,10 +168,10 @@ class ForwardPass::Run {
     const size_t head_dim = config_.head_dim;
     const RowInfo& info = b_.rows[row];
     const KvLayout& layout = *slices_[info.slice].layout;
-    const size_t group = static_cast<size_t>(layout.group(layer));
+    const size_t rope = config_.layer_kinds[layer] == LayerKind::kSliding;
     const size_t rope_dim = config_.rope_dim;
-    const float* cos = b_.cos[group].data() + row * rope_dim / 2;
-    const float* sin = b_.sin[group].data() + row * rope_dim / 2;
+    const float* cos = b_.cos[rope].data() + row * rope_dim / 2;
+    const float* sin = b_.sin[rope].data() + row * rope_dim / 2;
     for (size_t head = 0; head < config_.num_heads; ++head) {
       float* q = b_.q.data() + row * q_dim() + head * head_dim;
       if (config_.qk_norm) {
@@ -179,7 +180,8 @@ class ForwardPass::Run {
       Rotate(cos, sin, rope_dim, q);
       Scale(static_cast<float>(config_.query_scale), head_dim, q);
     }
-    const KvStepView::Group& table = slices_[info.slice].view->groups[group];
+    const KvStepView::Group& table =
+        slices_[info.slice].view->groups[layout.group_of(layer)];
     if (info.position < table.write_begin) return;
     const size_t block_tokens = layout.block_tokens();
     const size_t block = info.position / block_tokens - table.first_block;

@@ -59,7 +59,7 @@ class RecurrentBlock::Block {
   }
   float* State(const SequenceSlice& slice) const {
     const KvStepView::Group& group =
-        slice.view->groups[static_cast<size_t>(GroupId::kRecurrent)];
+        slice.view->groups[slice.layout->group_of(layer_)];
     return reinterpret_cast<float*>(group.blocks[0] +
                                     slice.layout->state_offset(layer_)) +
            first_;

@@ -43,8 +43,8 @@ void Extend(KVCache& cache, size_t count, size_t pending = 0) {
     const size_t begin = cache.next_position();
     const size_t end = std::min(begin + 5, cache.length() - pending);
     KvStepView step = cache.Prepare(cache.Lock(), begin, end);
-    for (size_t g = 0; g < kNumLayerKinds; ++g) {
-      for (auto& [index, block] : step.groups[g].fresh) {
+    for (GroupStep& group : step.groups) {
+      for (auto& [index, block] : group.fresh) {
         std::memset(block.data(), static_cast<int>(0x30 + begin % 16),
                     block.size_bytes());
       }
@@ -84,7 +84,11 @@ void WriteAll(const std::string& folder) {
   lost->Truncate(24);
   Write(folder, "lost", *lost);
 
+  KvLayerSpec wide = kSlidingLayer, shared = kSlidingLayer;
+  wide.window = 12;
+  shared.shares = 0;
   const std::pair<const char*, std::vector<KvLayerSpec>> kinds[] = {
+      {"checkpoints_windows", {kSlidingLayer, kFullLayer, wide, shared}},
       {"checkpoints", {kSlidingLayer, kFullLayer}},
       {"checkpoints_hybrid", {kRecurrentLayer, kSlidingLayer}},
       {"checkpoints_recurrent", {kRecurrentLayer, kFullLayer}}};

@@ -40,7 +40,7 @@ struct Bystander {
     cache->Append(cache->Lock(), tokens);
     KvStepView step = cache->Prepare(cache->Lock(), 0, 40);
     for (uint8_t* block : step.groups[0].blocks) {
-      std::memset(block, 1, layout->block_bytes(GroupId::kFull));
+      std::memset(block, 1, layout->groups()[0].block_bytes);
     }
     cache->Commit(cache->Lock(), step);
     bytes = cache->ToBytes();

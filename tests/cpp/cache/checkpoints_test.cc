@@ -30,7 +30,7 @@ class CheckpointListTest : public ::testing::Test {
   // One state, which nothing else refers to.
   Checkpoint Alone(size_t position) const {
     GroupSet groups = MakeGroups(recurrent_, pool_);
-    GroupCache& group = *groups[static_cast<size_t>(GroupId::kRecurrent)];
+    GroupCache& group = *groups[0];
     GroupStep step = group.Prepare(0, position);
     group.Commit(step, 0, position);
     return {position, position,
@@ -139,7 +139,7 @@ TEST_F(CheckpointListTest, OneThatIsTooLargeChangesNothing) {
 
 TEST_F(CheckpointListTest, SharedBlocksCountOnce) {
   GroupSet groups = MakeGroups(sliding_, pool_);
-  GroupCache& group = *groups[static_cast<size_t>(GroupId::kSliding)];
+  GroupCache& group = *groups[0];
   CheckpointList list;
   for (size_t at = 0; at < 160; at += 8) {
     GroupStep step = group.Prepare(at, at + 8);
@@ -153,7 +153,7 @@ TEST_F(CheckpointListTest, SharedBlocksCountOnce) {
   EXPECT_EQ(list.list().size(), 20u);
   // Ten blocks of 16 positions, and each half-full one once more: the half
   // that was held was copied when the other was written.
-  EXPECT_EQ(list.nbytes(), 20 * sliding_->block_bytes(GroupId::kSliding));
+  EXPECT_EQ(list.nbytes(), 20 * sliding_->groups()[0].block_bytes);
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ inline void Fill(KVCache& cache, size_t end) {
     KvStepView view = cache.Prepare(cache.Lock(), p, p + 1);
     for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
       const KvLayerSpec& spec = layout.layers()[layer];
-      const auto& table = view.groups[static_cast<size_t>(layout.group(layer))];
+      if (spec.shares) continue;
+      const auto& table = view.groups[layout.group_of(layer)];
       if (spec.kind == LayerKind::kRecurrent) {
         float* state = reinterpret_cast<float*>(table.blocks[0] +
                                                 layout.state_offset(layer));
@@ -105,6 +106,35 @@ inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
   return cache;
 }
 
+// Two windows, and layers that share; a checkpoint at 30 tokens of 60. The file
+// tests/golden/snapshot_v3.kv holds this one in blocks of 16, bf16.
+inline std::unique_ptr<KVCache> FilledWindows(KvDtype dtype,
+                                              size_t block_tokens) {
+  std::vector<KvLayerSpec> layers{{LayerKind::kSliding, 1, 32, 12},
+                                  {LayerKind::kSliding, 2, 32, 25},
+                                  {LayerKind::kFull, 1, 64, 0}};
+  for (size_t owner = 0; owner < 3; ++owner) {
+    layers.push_back(layers[owner]);
+    layers.back().shares = owner;
+  }
+  auto cache = std::make_unique<KVCache>(
+      std::make_shared<KvLayout>(layers, dtype, block_tokens),
+      CacheOptions{.capacity_tokens = 100, .checkpoint_bytes = size_t{1} << 20},
+      "some-windows");
+  cache->Bind({5, 6});
+  for (const size_t length : {30, 60}) {
+    std::vector<int32_t> tokens(length - cache->length());
+    std::iota(tokens.begin(), tokens.end(),
+              static_cast<int32_t>(cache->length()));
+    cache->Append(cache->Lock(), tokens);
+    Fill(*cache, length - 1);
+    if (length < 60) {
+      EXPECT_TRUE(cache->MakeCheckpoint());
+    }
+  }
+  return cache;
+}
+
 inline void ExpectSame(const KVCache& a, const KVCache& b) {
   EXPECT_EQ(a.tokens(), b.tokens());
   EXPECT_EQ(a.fingerprint(), b.fingerprint());
@@ -114,7 +144,7 @@ inline void ExpectSame(const KVCache& a, const KVCache& b) {
   EXPECT_EQ(a.layout().hash(), b.layout().hash());
   for (size_t layer = 0; layer < a.layout().layers().size(); ++layer) {
     EXPECT_EQ(a.HeldRange(layer), b.HeldRange(layer));
-    if (a.layout().group(layer) == GroupId::kRecurrent) {
+    if (a.layout().layers()[layer].kind == LayerKind::kRecurrent) {
       EXPECT_EQ(a.CopyLayerState(layer), b.CopyLayerState(layer));
       continue;
     }

@@ -6,12 +6,12 @@ namespace gkv {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(FullCache, GroupCacheConformance,
-                         ::testing::Values(GroupKind{GroupId::kFull, 0, 16},
-                                           GroupKind{GroupId::kFull, 0, 64}));
+                         ::testing::Values(GroupKind{LayerKind::kFull, 0, 16},
+                                           GroupKind{LayerKind::kFull, 0, 64}));
 
 class FullCacheTest : public GroupCacheConformance {};
 INSTANTIATE_TEST_SUITE_P(FullCache, FullCacheTest,
-                         ::testing::Values(GroupKind{GroupId::kFull, 0, 16}));
+                         ::testing::Values(GroupKind{LayerKind::kFull, 0, 16}));
 
 TEST_P(FullCacheTest, KeepsEverythingAndGoesOnFromAnywhere) {
   const std::vector<int> tokens = SomeTokens(100);

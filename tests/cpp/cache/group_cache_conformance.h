@@ -20,13 +20,13 @@
 namespace gkv {
 
 struct GroupKind {
-  GroupId id;
+  LayerKind kind;
   size_t window;  // sliding groups
   size_t block_tokens;
 };
 
 inline void PrintTo(const GroupKind& kind, std::ostream* out) {
-  *out << "kind " << static_cast<int>(kind.id) << " window " << kind.window
+  *out << "kind " << static_cast<int>(kind.kind) << " window " << kind.window
        << " blocks of " << kind.block_tokens;
 }
 
@@ -38,8 +38,8 @@ class GroupCacheConformance : public ::testing::TestWithParam<GroupKind> {
   GroupCacheConformance() {
     pool_->set_poison(true);
     const GroupKind& kind = GetParam();
-    KvLayerSpec layer{static_cast<LayerKind>(kind.id)};
-    if (kind.id == GroupId::kRecurrent) {
+    KvLayerSpec layer{kind.kind};
+    if (kind.kind == LayerKind::kRecurrent) {
       layer.lru_width = kWidth;
       layer.conv_tail = kTail;
     } else {
@@ -53,11 +53,10 @@ class GroupCacheConformance : public ::testing::TestWithParam<GroupKind> {
   }
 
   std::unique_ptr<GroupCache> Make() const {
-    GroupSet groups = MakeGroups(layout_, pool_);
-    return std::move(groups[static_cast<size_t>(GetParam().id)]);
+    return std::move(MakeGroups(layout_, pool_)[0]);
   }
 
-  bool recurrent() const { return GetParam().id == GroupId::kRecurrent; }
+  bool recurrent() const { return GetParam().kind == LayerKind::kRecurrent; }
 
   // What a position of a layer holds, or a state holds after it. All tokens
   // before it enter a state.

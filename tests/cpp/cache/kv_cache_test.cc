@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -36,9 +37,9 @@ class FakeModel {
     cache.CopyTokens(view.begin, ids);
     std::vector<uint32_t> hidden(ids.begin(), ids.end());
     for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
-      const auto& table =
-          view.groups[static_cast<size_t>(layout_.group(layer))];
-      if (layout_.group(layer) == GroupId::kRecurrent) {
+      const KvLayerSpec& spec = layout_.layers()[layer];
+      const auto& table = view.groups[layout_.group_of(layer)];
+      if (spec.kind == LayerKind::kRecurrent) {
         float* state = reinterpret_cast<float*>(table.blocks[0] +
                                                 layout_.state_offset(layer));
         for (uint32_t& h : hidden) h = Recur(h, state);
@@ -46,7 +47,7 @@ class FakeModel {
       }
       // Stored before anyone reads, as the engine does.
       for (size_t p = view.begin; p < view.end; ++p) {
-        if (p < table.write_begin) continue;
+        if (p < table.write_begin || spec.shares) continue;
         Write(table, layer, p, hidden[p - view.begin]);
       }
       for (size_t p = view.begin; p < view.end; ++p) {
@@ -65,12 +66,14 @@ class FakeModel {
     std::vector<uint32_t> hidden(tokens.begin(), tokens.end());
     std::vector<std::vector<uint32_t>> layers;
     for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
-      if (layout_.group(layer) == GroupId::kRecurrent) {
+      const KvLayerSpec& spec = layout_.layers()[layer];
+      if (spec.kind == LayerKind::kRecurrent) {
         layers.push_back(ExpectedStates(hidden));
         continue;
       }
       std::vector<uint32_t> keys;
       for (const uint32_t h : hidden) keys.push_back(h & 0xFFFFFF);
+      if (spec.shares) keys = layers[*spec.shares];
       layers.push_back(keys);
       for (size_t p = 0; p < hidden.size(); ++p) {
         for (size_t t = WindowBegin(layer, p, 0); t <= p; ++t) {
@@ -136,18 +139,26 @@ class FakeModel {
   const KvLayout& layout_;
 };
 
-// One letter a layer: full, sliding, recurrent.
+// One letter a layer: full, sliding, wide (sliding, twice the window and a bit)
+// or recurrent. A capital shares what the last layer with its letter holds.
 std::shared_ptr<const KvLayout> Layout(const std::string& kinds, size_t window,
                                        size_t block_tokens) {
   std::vector<KvLayerSpec> layers;
-  for (const char kind : kinds) {
+  for (const char letter : kinds) {
+    const char kind = static_cast<char>(std::tolower(letter));
     if (kind == 'r') {
       layers.push_back({.kind = LayerKind::kRecurrent,
                         .lru_width = FakeModel::kWidth,
                         .conv_tail = FakeModel::kTail});
     } else {
       layers.push_back({kind == 'f' ? LayerKind::kFull : LayerKind::kSliding, 1,
-                        FakeModel::kHeadDim, kind == 'f' ? 0 : window});
+                        FakeModel::kHeadDim,
+                        kind == 'f'   ? 0
+                        : kind == 's' ? window
+                                      : 2 * window + 3});
+      if (kind != letter) {
+        layers.back().shares = kinds.rfind(kind, layers.size() - 1);
+      }
     }
   }
   return std::make_shared<KvLayout>(layers, KvDtype::kF32, block_tokens);
@@ -182,7 +193,7 @@ void Check(const Subject& subject) {
   for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
     const auto [begin, end] = subject.cache->HeldRange(layer);
     ASSERT_LE(end, subject.tokens.size());
-    if (layout.group(layer) == GroupId::kRecurrent) {
+    if (layout.layers()[layer].kind == LayerKind::kRecurrent) {
       const float state = subject.cache->CopyLayerState(layer)[0];
       ASSERT_EQ(state,
                 end == 0 ? 0.0f : static_cast<float>(expected[layer][end - 1]))
@@ -210,7 +221,7 @@ void TruncateTruthfully(Subject& s, size_t keep) {
   size_t full = 0;
   const KvLayout& layout = s.cache->layout();
   while (full < layout.layers().size() &&
-         layout.group(full) != GroupId::kFull) {
+         layout.layers()[full].kind != LayerKind::kFull) {
     ++full;
   }
   if (full == layout.layers().size()) return;  // nothing shows what is computed
@@ -312,7 +323,8 @@ TEST(KVCacheTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
   uint32_t seed = 1;
   for (const size_t window : {1, 2, 7, 16, 33, 100}) {
     for (const size_t block_tokens : {16, 64}) {
-      for (const char* kinds : {"ssfssf", "ssssss", "rrsfrs", "rr", "ff"}) {
+      for (const char* kinds : {"ssfssf", "ssssss", "rrsfrs", "rr", "ff",
+                                "swfsSwFW", "wsws", "rwsfSfF"}) {
         ASSERT_NO_FATAL_FAILURE(RandomUse(kinds, window, block_tokens, seed++))
             << kinds << " window " << window << " blocks of " << block_tokens;
       }
@@ -394,6 +406,33 @@ TEST(KVCacheTest, TruncationTakesTheCheapestStart) {
   EXPECT_EQ(full->Truncate(77).replay_tokens, 0u);
 }
 
+// Layers of window 33 and 69; those that share add nothing to a warm-up.
+TEST(KVCacheTest, AWarmUpIsTheSumOverAllWindows) {
+  for (const auto& [kinds, warm_up] :
+       std::map<std::string, size_t>{{"sfs", 2 * 32},
+                                     {"swfsSwFW", 2 * 32 + 2 * 68},
+                                     {"wsws", 2 * 32 + 2 * 68}}) {
+    const auto layout = Layout(kinds, 33, 16);
+    std::mt19937 rng(3);
+    Subject s{Computed(layout, 1000), {}};
+    s.tokens = s.cache->tokens();
+    ASSERT_EQ(s.cache->Truncate(600).replay_tokens, warm_up) << kinds;
+    s.tokens.resize(600);
+    s.cache->Append(s.cache->Lock(), {{5, 6, 7}});
+    s.tokens.insert(s.tokens.end(), {5, 6, 7});
+    EXPECT_EQ(s.cache->next_position(), 600 - warm_up);
+    while (s.cache->next_position() < 603) Compute(*s.cache, rng, 9);
+    // Every layer holds its own window, of the next row too, and is right.
+    for (size_t layer = 0; layer < kinds.size(); ++layer) {
+      const size_t window = layout->layers()[layer].window;
+      const auto [begin, end] = s.cache->HeldRange(layer);
+      EXPECT_EQ(end, 603u);
+      EXPECT_LE(begin, window == 0 ? 0 : 604 - window);
+    }
+    ASSERT_NO_FATAL_FAILURE(Check(s)) << kinds;
+  }
+}
+
 // The pending token of the moment is pending again.
 TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
@@ -415,7 +454,8 @@ TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
 TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
   constexpr size_t kWindow = 32;
   std::mt19937 rng(1);
-  for (const char* kinds : {"ssfssf", "ss", "rrsfrs", "rr", "rf", "ff"}) {
+  for (const char* kinds :
+       {"ssfssf", "ss", "rrsfrs", "rr", "rf", "ff", "swfSWF"}) {
     const auto cache = Computed(Layout(kinds, kWindow, 16), 100);
     for (size_t length = 100; length < 320; length += 37) {
       Extend(*cache, length);
@@ -485,7 +525,7 @@ TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
     EXPECT_EQ(sealed[i].page->tokens, tokens);
     parent = sealed[i].page->hash;
     EXPECT_EQ(sealed[i].keys_values.size_bytes(),
-              layout->block_bytes(GroupId::kFull));
+              layout->groups()[1].block_bytes);
   }
   // A conversation with the same beginning has the same identities, whatever
   // follows and however it came to be.
@@ -536,9 +576,9 @@ TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
   fork->Truncate(600);
   fork->Append(fork->Lock(), {{1}});
   KvStepView view = fork->Prepare(fork->Lock(), 472, 601);
-  EXPECT_EQ(view.groups[0].write_begin, 600u);
-  EXPECT_EQ(view.groups[1].write_begin, 472u);
-  EXPECT_EQ(view.groups[1].readable_begin, 472u);
+  EXPECT_EQ(view.groups[1].write_begin, 600u);
+  EXPECT_EQ(view.groups[0].write_begin, 472u);
+  EXPECT_EQ(view.groups[0].readable_begin, 472u);
   EXPECT_TRUE(view.starts_replay);
 }
 
@@ -593,8 +633,8 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
     FakeModel(*layout).Step(*fork, view);
     fork->Commit(fork->Lock(), view);
   }
-  EXPECT_EQ(fork->nbytes(), layout->block_bytes(GroupId::kFull) +
-                                layout->block_bytes(GroupId::kSliding));
+  EXPECT_EQ(fork->nbytes(), layout->groups()[0].block_bytes +
+                                layout->groups()[1].block_bytes);
 }
 
 TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {

@@ -6,12 +6,12 @@ namespace gkv {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(RecurrentCache, GroupCacheConformance,
-                         ::testing::Values(GroupKind{GroupId::kRecurrent, 0,
+                         ::testing::Values(GroupKind{LayerKind::kRecurrent, 0,
                                                      16}));
 
 class RecurrentCacheTest : public GroupCacheConformance {};
 INSTANTIATE_TEST_SUITE_P(RecurrentCache, RecurrentCacheTest,
-                         ::testing::Values(GroupKind{GroupId::kRecurrent, 0,
+                         ::testing::Values(GroupKind{LayerKind::kRecurrent, 0,
                                                      16}));
 
 TEST_P(RecurrentCacheTest, Checklist15_TheStateIsZeroAtPositionZero) {

@@ -5,17 +5,17 @@
 namespace gkv {
 namespace {
 
+GroupKind Sliding(size_t window, size_t block_tokens) {
+  return {LayerKind::kSliding, window, block_tokens};
+}
+
 INSTANTIATE_TEST_SUITE_P(SlidingCache, GroupCacheConformance,
-                         ::testing::Values(GroupKind{GroupId::kSliding, 1, 16},
-                                           GroupKind{GroupId::kSliding, 20, 16},
-                                           GroupKind{GroupId::kSliding, 33, 64},
-                                           GroupKind{GroupId::kSliding, 500,
-                                                     32}));
+                         ::testing::Values(Sliding(1, 16), Sliding(20, 16),
+                                           Sliding(33, 64), Sliding(500, 32)));
 
 class SlidingCacheTest : public GroupCacheConformance {};
 INSTANTIATE_TEST_SUITE_P(SlidingCache, SlidingCacheTest,
-                         ::testing::Values(GroupKind{GroupId::kSliding, 20,
-                                                     16}));
+                         ::testing::Values(Sliding(20, 16)));
 
 TEST_P(SlidingCacheTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
   const std::vector<int> tokens = SomeTokens(150);

@@ -91,6 +91,43 @@ TEST(SnapshotTest, Version2FilesOpen) {
   }
 }
 
+// Caches of one window go on being written as version 2, byte for byte.
+TEST(SnapshotTest, Version2IsWrittenWhereItCanSayEverything) {
+  EXPECT_EQ(FilledHybrid(KvDtype::kBF16, 16)->ToBytes(true),
+            Golden("snapshot_v2_bf16.kv"));
+}
+
+TEST(SnapshotTest, WindowsAndSharedLayersAreVersion3) {
+  EXPECT_EQ(FilledWindows(KvDtype::kBF16, 16)->ToBytes(true),
+            Golden("snapshot_v3.kv"));
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+    const auto cache = FilledWindows(dtype, 16);
+    for (const bool checkpoints : {false, true}) {
+      const std::vector<uint8_t> bytes = cache->ToBytes(checkpoints);
+      EXPECT_EQ(bytes[8], 3);
+      for (const size_t block_tokens : {16, 64}) {
+        const auto restored =
+            KVCache::FromBytes(bytes, {.block_tokens = block_tokens});
+        if (checkpoints) {
+          ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(*cache, *restored));
+        }
+        ExpectSame(*cache, *restored);
+        EXPECT_EQ(restored->ToBytes(checkpoints), bytes);
+      }
+    }
+  }
+}
+
+TEST(SnapshotTest, Checklist19_EveryFlippedBitOfVersion3IsNoticed) {
+  std::vector<uint8_t> bad = Golden("snapshot_v3.kv");
+  for (size_t i = 0; i < bad.size(); ++i) {
+    const uint8_t bit = static_cast<uint8_t>(1u << (i % 8));
+    bad[i] ^= bit;
+    EXPECT_THROW(KVCache::FromBytes(bad), Error) << "byte " << i;
+    bad[i] ^= bit;
+  }
+}
+
 // What checkpoints have in common is stored once, and restored once.
 TEST(SnapshotTest, CheckpointsShareWhatTheyHold) {
   const auto cache = FilledHybrid(KvDtype::kBF16, 16);
@@ -107,9 +144,9 @@ TEST(SnapshotTest, CheckpointsShareWhatTheyHold) {
     const KvLayout& layout = restored->layout();
     const size_t blocks = (60 + block_tokens - 1) / block_tokens;
     EXPECT_LE(pool->bytes_in_use(),
-              blocks * (layout.block_bytes(GroupId::kFull) +
-                        layout.block_bytes(GroupId::kSliding)) +
-                  8 * layout.block_bytes(GroupId::kRecurrent));
+              blocks * (layout.groups()[1].block_bytes +
+                        layout.groups()[2].block_bytes) +
+                  8 * layout.state_bytes());
   }
   EXPECT_TRUE(
       KVCache::FromBytes(cache->ToBytes(false))->CheckpointLengths().empty());
@@ -125,7 +162,7 @@ TEST(SnapshotTest, ASmallerBudgetKeepsTheLastCheckpoints) {
       bytes,
       {.block_tokens = 16,
        .checkpoint_bytes = cache->layout().checkpoint_bytes() +
-                           cache->layout().block_bytes(GroupId::kRecurrent)});
+                           cache->layout().state_bytes()});
   EXPECT_EQ(few->CheckpointLengths().back(), 37u);
 }
 
@@ -280,6 +317,33 @@ TEST(SnapshotTest, Checklist19_NumbersThatDoNotFitTogetherAreRefused) {
         CorruptFile)
         << c.what;
   }
+}
+
+TEST(SnapshotTest, Checklist19_AbsurdNumbersOfVersion3AreRefused) {
+  const std::vector<uint8_t> good = Golden("snapshot_v3.kv");
+  ByteReader reader(good);
+  const SnapshotHeader header = DecodeSnapshotHeader(good, reader);
+  ASSERT_EQ(header.sliding.size(), 2u);
+  const size_t header_bytes = reader.offset() - sizeof(Hash128);
+  const size_t layers =
+      8 + 4 + 4 + 8 + 16 + 4 * 8 + 5 * 4 + std::strlen("some-windows");
+  size_t refused = 0;
+  for (size_t at = layers; at < header_bytes; at += 4) {
+    for (const uint32_t value : {0u, 1u, 2u, 12u, 25u, 40u, ~0u}) {
+      const auto bad = Forged(good, header_bytes, at, value, 4);
+      if (bad == good) continue;
+      try {
+        const auto restored = KVCache::FromBytes(bad);
+        EXPECT_EQ(restored->length(), 60u) << "offset " << at;
+      } catch (const CorruptFile&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 300u);
+  // Version 2 has one window, whatever its layers say.
+  EXPECT_THROW(KVCache::FromBytes(Forged(good, header_bytes, 8, 2, 4)),
+               CorruptFile);
 }
 
 // An empty range has no blocks, wherever it is said to lie.

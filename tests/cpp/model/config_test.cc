@@ -66,9 +66,9 @@ TEST(ConfigTest, PublishedShapeOf270M) {
   EXPECT_EQ(config.layer_kinds[17], LayerKind::kFull);
   EXPECT_EQ(config.query_scale, 1.0 / 16);
   const auto layout = config.MakeKvLayout(KvDtype::kBF16, 64);
-  EXPECT_EQ(layout->num_sliding(), 15u);
-  EXPECT_EQ(layout->bytes_per_token(GroupId::kFull), 3u * 1024);
-  EXPECT_EQ(layout->bytes_per_token(GroupId::kSliding), 15u * 1024);
+  EXPECT_EQ(layout->groups()[0].layers.size(), 15u);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), 3u * 1024);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding), 15u * 1024);
 }
 
 TEST(ConfigTest, FilesOfNamedShapesCarryTheName) {
@@ -166,8 +166,8 @@ TEST(ConfigTest, RecurrentCachesHoldTheStateOfTheirLayers) {
   EXPECT_EQ(config.rope_dim, 128u);
   EXPECT_EQ(config.embedding_scale, 50.5f) << "sqrt(2560), rounded to bf16";
   const auto layout = config.MakeKvLayout(KvDtype::kBF16, 64);
-  EXPECT_EQ(layout->num_sliding(), 8u);
-  EXPECT_EQ(layout->bytes_per_token(GroupId::kFull), 0u);
+  EXPECT_EQ(layout->groups()[1].layers.size(), 8u);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), 0u);
   EXPECT_EQ(layout->state_floats(0), 4u * 2560);
   EXPECT_EQ(layout->layers()[25].kind, LayerKind::kRecurrent);
   EXPECT_EQ(layout->layers()[23].kind, LayerKind::kSliding);
