@@ -56,9 +56,10 @@ GroupStep BlockTable::Prepare(size_t begin, size_t end,
   return step;
 }
 
-void BlockTable::Commit(GroupStep& step) {
+void BlockTable::Commit(GroupStep& step, size_t end) {
   if (blocks_.empty()) first_block_ = step.first_block;
   for (auto& [index, block] : step.fresh) {
+    if ((first_block_ + index) * layout_->block_tokens() >= end) break;
     if (index < blocks_.size()) {
       blocks_[index] = std::move(block);
     } else {

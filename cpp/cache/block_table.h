@@ -32,7 +32,8 @@ class BlockTable {
   // result. Throws OutOfBlocks. Requires: positions below write_begin, and
   // none above, are held in the blocks of the table.
   GroupStep Prepare(size_t begin, size_t end, size_t write_begin) const;
-  void Commit(GroupStep& step);
+  // Takes over what the step made of positions below `end`.
+  void Commit(GroupStep& step, size_t end);
 
   // Drops blocks that hold only positions >= `end`, or only ones < `begin`.
   void DropFrom(size_t end);

@@ -27,14 +27,23 @@ size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
 
 bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
   if (DistinctBytes({&checkpoint, 1}) > budget_bytes) return false;
-  if (!list_.empty() && list_.back().position == checkpoint.position) {
-    list_.pop_back();
+  const size_t position = checkpoint.position;
+  const auto at = std::lower_bound(
+      list_.begin(), list_.end(), position,
+      [](const Checkpoint& c, size_t p) { return c.position < p; });
+  if (at != list_.begin()) {
+    checkpoint.length = std::max(checkpoint.length, (at - 1)->length);
   }
-  list_.push_back(std::move(checkpoint));
+  if (at != list_.end() && at->position == position) {
+    *at = std::move(checkpoint);
+  } else {
+    list_.insert(at, std::move(checkpoint));
+  }
   while (nbytes() > budget_bytes) {
     list_.erase(list_.begin() + static_cast<ptrdiff_t>(Victim()));
   }
-  return true;
+  const Checkpoint* stays = AtOrBefore(position);
+  return stays != nullptr && stays->position == position;
 }
 
 size_t CheckpointList::Victim() const {

@@ -25,13 +25,13 @@ class CheckpointList {
   bool empty() const { return list_.empty(); }
   const std::vector<Checkpoint>& list() const { return list_; }
 
-  // Adds one at the end (one at the same position is replaced) and evicts
+  // Adds one (one at the same position is replaced) and evicts
   // until all of them together refer to at most `budget_bytes` of blocks. Old
   // ones thin out first: of those between the first and the last, the one goes
   // whose loss opens the smallest gap for its age, so that gaps grow with the
-  // distance from the end. The first (the end of turn 0) goes last. False,
-  // changing nothing, if the new one alone is too large.
-  // Requires: position >= that of every other.
+  // distance from the end. The first (the end of turn 0) goes last. False if
+  // the new one is not among those that stay; nothing changes if it alone is
+  // too large. Its length is at least that of those before it.
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
   // The last one with position <= `position`; null if there is none.
   const Checkpoint* AtOrBefore(size_t position) const;

@@ -29,12 +29,13 @@ void FullCache::Rewind(size_t position) {
 // A cold start reads what full layers hold.
 void FullCache::Restart(size_t, size_t) {}
 
-GroupStep FullCache::Prepare(size_t begin, size_t end) const {
+GroupStep FullCache::Prepare(size_t begin, size_t end,
+                             std::span<const size_t>) const {
   return table_.Prepare(begin, end, end_);
 }
 
 void FullCache::Commit(GroupStep& step, size_t, size_t end) {
-  table_.Commit(step);
+  table_.Commit(step, end);
   end_ = std::max(end_, end);
 }
 

@@ -21,7 +21,8 @@ class FullCache final : public GroupCache {
   size_t ColdStart(size_t target) const override;
   void Rewind(size_t position) override;
   void Restart(size_t begin, size_t target) override;
-  GroupStep Prepare(size_t begin, size_t end) const override;
+  GroupStep Prepare(size_t begin, size_t end,
+                    std::span<const size_t> keep) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   size_t RewindFloor() const override { return end_; }
   void Forget(size_t floor) override;

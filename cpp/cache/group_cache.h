@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,10 @@ struct GroupStep {
   // Entries that the step adds or replaces, by index into `blocks`: they enter
   // the group when the step is committed.
   std::vector<std::pair<size_t, BlockRef>> fresh;
+  // Recurrent group: the step ends here, and copies its state to these blocks
+  // where it comes to their positions; ascending, within (begin, end).
+  size_t end = 0;
+  std::vector<std::pair<size_t, BlockRef>> kept;
 };
 
 class BlockTable;
@@ -70,10 +75,15 @@ class GroupCache {
 
   // Storage for a step over [begin, end): new blocks, and private copies of
   // shared ones that it writes. Throws OutOfBlocks. Changes nothing.
-  // Requires: begin < end; a step can begin at `begin` on what is held.
-  virtual GroupStep Prepare(size_t begin, size_t end) const = 0;
-  // Takes over what a step over [begin, end) made. Requires: from Prepare of
-  // this group or of one that it shares with, with the same range.
+  // Requires: begin < end; a step can begin at `begin` on what is held; `keep`
+  // is ascending, within (begin, end).
+  virtual GroupStep Prepare(size_t begin, size_t end,
+                            std::span<const size_t> keep = {}) const = 0;
+  // Takes over what a step made of [begin, end). Until the next Forget the
+  // group can rewind to all positions of `keep` below `end`. Requires: from
+  // Prepare of this group or of one that it shares with, with the same begin;
+  // `end` is the step's or in its `keep` (recurrent group) or before its end
+  // (others).
   virtual void Commit(GroupStep& step, size_t begin, size_t end) = 0;
 
   // How far back a step can begin on what is held, as far as this group is

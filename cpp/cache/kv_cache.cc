@@ -26,6 +26,24 @@ namespace {
 // many close together. More memory than that has to be asked for.
 constexpr size_t kDefaultCheckpoints = 4;
 
+// What the groups that forget hold for going on at a position, and at the one
+// before it; null if they do not hold that.
+std::shared_ptr<const GroupSet> GroupsAt(const GroupSet& groups,
+                                         size_t position) {
+  GroupSet shared = ShareGroups(groups, true);
+  size_t floor = position;
+  for (const auto& group : shared) {
+    if (!group) continue;
+    group->Rewind(position);
+    floor = std::min(floor, group->RewindFloor());
+  }
+  if (ResumeAt(shared, position) != position) return nullptr;
+  for (const auto& group : shared) {
+    if (group) group->Forget(floor);
+  }
+  return std::make_shared<const GroupSet>(std::move(shared));
+}
+
 }  // namespace
 
 KVCache::State::State(size_t block_tokens, GroupSet groups_in)
@@ -223,11 +241,18 @@ bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
       std::any_of(state.groups.begin(), state.groups.end(),
                   [](const auto& group) { return group->forgets(); });
   if (!forgets || state.computed == 0) return true;
-  if (ResumeAt(state.groups, state.computed) != state.computed) return false;
-  return state.checkpoints.Add(
-      {state.computed, state.log.size(),
-       std::make_shared<const GroupSet>(ShareGroups(state.groups, true))},
-      checkpoint_bytes_);
+  auto groups = GroupsAt(state.groups, state.computed);
+  return groups && state.checkpoints.Add({state.computed, state.log.size(),
+                                          std::move(groups)},
+                                         checkpoint_bytes_);
+}
+
+bool KVCache::AddCheckpoint([[maybe_unused]] const RunLock& run_lock,
+                            Checkpoint checkpoint) {
+  assert(gate_.Owns(run_lock));
+  std::unique_lock lock(state_mutex_);
+  assert(checkpoint.position <= state_.computed);
+  return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
 }
 
 std::vector<size_t> KVCache::CheckpointLengths() const {
@@ -270,7 +295,8 @@ void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
 }
 
 KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
-                            size_t begin, size_t end) {
+                            size_t begin, size_t end,
+                            std::span<const size_t> keep) {
   assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   KvStepView view;
@@ -295,27 +321,35 @@ KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
     if (view.starts_replay && group->forgets()) {
       group = view.replacements[g].get();
     }
-    view.groups.push_back(group->Prepare(begin, end));
+    view.groups.push_back(group->Prepare(begin, end, keep));
   }
   return view;
 }
 
-void KVCache::Commit([[maybe_unused]] const RunLock& run_lock,
-                     KvStepView& step) {
+std::vector<Checkpoint> KVCache::Commit(
+    [[maybe_unused]] const RunLock& run_lock, KvStepView& step, size_t end,
+    std::span<const size_t> at) {
   assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
   State& state = state_;
-  size_t floor = step.end;
+  assert(step.begin < end && end <= step.end && end <= state.log.size());
+  size_t floor = end;
   for (size_t g = 0; g < state.groups.size(); ++g) {
     std::unique_ptr<GroupCache>& group = state.groups[g];
     if (step.starts_replay && group->forgets()) {
       group = std::move(step.replacements[g]);
     }
-    group->Commit(step.groups[g], step.begin, step.end);
+    group->Commit(step.groups[g], step.begin, end);
     floor = std::min(floor, group->RewindFloor());
   }
-  state.computed = std::max(state.computed, step.end);
+  state.computed = std::max(state.computed, end);
+  std::vector<Checkpoint> checkpoints;
+  for (const size_t position : at) {
+    auto groups = GroupsAt(state.groups, position);
+    if (groups) checkpoints.push_back({position, position, std::move(groups)});
+  }
   for (const auto& group : state.groups) group->Forget(floor);
+  return checkpoints;
 }
 
 std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
@@ -365,7 +399,7 @@ std::vector<float> KVCache::CopyLayerState(size_t layer) const {
   const State copy = CopyState();
   const auto& group = static_cast<const RecurrentCache&>(
       *copy.groups[layout_->group_of(layer)]);
-  const BlockRef& state = group.current().state;
+  const BlockRef state = group.current().state;
   std::vector<float> out(layout_->state_floats(layer));
   if (state) {
     std::memcpy(out.data(), state.data() + layout_->state_offset(layer),

@@ -161,14 +161,36 @@ class KVCache {
 
   // Makes positions [begin, end) computable: allocates blocks, copies shared
   // ones that will be written, starts a replay if begin lies before what
-  // sliding layers hold. Requires: begin is next_position() or
+  // sliding layers hold. Positions from length() on are of tokens that only the
+  // step knows, as drafts. Recurrent layers copy their states where the step
+  // comes to the positions `keep`: it can be committed up to there, and
+  // checkpoints be taken. Requires: begin is next_position() or
   // next_position_for_logits(), or continues the step before it;
-  // begin < end <= length(). Throws OutOfBlocks, changing nothing observable.
-  KvStepView Prepare(const RunLock& lock, size_t begin, size_t end);
-  // The step's keys and values are complete: they are held from now on.
-  // Seals full blocks and releases sliding blocks that no later row can see.
-  // An uncommitted step leaves no trace. Takes the step's references over.
-  void Commit(const RunLock& lock, KvStepView& step);
+  // begin < length(); begin < end <= capacity_tokens(); `keep` ascending,
+  // within (begin, end). Throws OutOfBlocks, changing nothing observable.
+  KvStepView Prepare(const RunLock& lock, size_t begin, size_t end,
+                     std::span<const size_t> keep = {});
+  // The step's keys and values of [step.begin, end) are complete: they are held
+  // from now on, the rest is dropped. Then releases sliding blocks that no row
+  // from `end` on can see. An uncommitted step leaves no trace. Takes the
+  // step's references over. Requires: begin < end <= step.end; end <= length(),
+  // the tokens there being those of the step; with recurrent layers, `end` is
+  // step.end or was to be kept.
+  //
+  // Returns checkpoints, of no copies, at the positions `at` within (begin,
+  // end], taken before anything is released: a point inside a long step is
+  // kept without cutting the step. Those that computing cannot go on from are
+  // left out (in a warm-up, or a recurrent state that was not kept).
+  std::vector<Checkpoint> Commit(const RunLock& lock, KvStepView& step,
+                                 size_t end,
+                                 std::span<const size_t> at = {});
+  void Commit(const RunLock& lock, KvStepView& step) {
+    Commit(lock, step, step.end);
+  }
+  // Adds a checkpoint that Commit returned to those of the conversation. False
+  // if the budget does not allow it. Requires: the transcript was not cut
+  // before its position since.
+  bool AddCheckpoint(const RunLock& lock, Checkpoint checkpoint);
 
   // ---- Snapshots ----
 

@@ -1,5 +1,6 @@
 #include "cache/recurrent_cache.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 #include <utility>
@@ -15,72 +16,86 @@ std::unique_ptr<GroupCache> RecurrentCache::Share() const {
 }
 
 std::pair<size_t, size_t> RecurrentCache::Held() const {
-  return {current_.position, current_.position};
+  const size_t position = states_.empty() ? 0 : states_.back().position;
+  return {position, position};
 }
 
 std::optional<size_t> RecurrentCache::ResumeAt(size_t limit, size_t) const {
-  for (const Snapshot* snapshot : {&current_, &previous_}) {
-    if (snapshot->state && snapshot->position <= limit) {
-      return snapshot->position;
-    }
+  for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
+    if (state->position <= limit) return state->position;
   }
   // Only an empty group begins with the zero state: otherwise position 0 is a
   // cold start, which clears the other groups too.
-  if (current_.state) return std::nullopt;
+  if (!states_.empty()) return std::nullopt;
   return 0;
 }
 
 void RecurrentCache::Rewind(size_t position) {
-  if (current_.position > position) {
-    current_ = std::exchange(previous_, {});
+  while (!states_.empty() && states_.back().position > position) {
+    states_.pop_back();
   }
-  if (current_.position > position || position == 0) current_ = previous_ = {};
 }
 
 void RecurrentCache::Restart(size_t begin, size_t) {
   assert(begin == 0);
   (void)begin;
-  current_ = previous_ = {};
+  states_.clear();
 }
 
-GroupStep RecurrentCache::Prepare(size_t begin, size_t) const {
+GroupStep RecurrentCache::Prepare(size_t begin, size_t end,
+                                  std::span<const size_t> keep) const {
   const size_t bytes = layout_->state_bytes();
+  const auto before =
+      std::find_if(states_.begin(), states_.end(),
+                   [&](const Snapshot& s) { return s.position == begin; });
   GroupStep step;
   step.readable_begin = step.write_begin = begin;
+  step.end = end;
   BlockRef state = pool_->Acquire(bytes);
-  if (current_.state && current_.position == begin) {
-    std::memcpy(state.data(), current_.state.data(), bytes);
-  } else if (previous_.state && previous_.position == begin) {
-    std::memcpy(state.data(), previous_.state.data(), bytes);
+  if (before != states_.end()) {
+    std::memcpy(state.data(), before->state.data(), bytes);
   } else {
-    assert(begin == 0 && !current_.state);
+    assert(begin == 0 && states_.empty());
     std::memset(state.data(), 0, bytes);
   }
   step.blocks.push_back(state.data());
   step.fresh.emplace_back(0, std::move(state));
+  for (const size_t position : keep) {
+    step.kept.emplace_back(position, pool_->Acquire(bytes));
+  }
   return step;
 }
 
 void RecurrentCache::Commit(GroupStep& step, size_t begin, size_t end) {
   // A step that went back to the beginning of the last one takes its place.
-  if (current_.position == begin) previous_ = std::move(current_);
-  current_ = {end, std::move(step.fresh[0].second)};
+  Rewind(begin);
+  if (states_.size() > 1) states_.erase(states_.begin(), states_.end() - 1);
+  for (auto& [position, state] : step.kept) {
+    if (position <= end) states_.push_back({position, std::move(state)});
+  }
+  if (end == step.end) {
+    states_.push_back({end, std::move(step.fresh[0].second)});
+  }
+  assert(states_.back().position == end);
+  step.kept.clear();
   step.fresh.clear();
 }
 
 size_t RecurrentCache::RewindFloor() const {
-  return previous_.state ? previous_.position : current_.position;
+  return states_.size() > 1 ? previous().position : Held().second;
+}
+
+void RecurrentCache::Forget(size_t) {
+  if (states_.size() > 2) states_.erase(states_.begin(), states_.end() - 2);
 }
 
 void RecurrentCache::AddBlocks(std::vector<const Block*>& out) const {
-  for (const Snapshot* snapshot : {&current_, &previous_}) {
-    if (snapshot->state) out.push_back(snapshot->state.get());
-  }
+  for (const Snapshot& snapshot : states_) out.push_back(snapshot.state.get());
 }
 
 void RecurrentCache::Restore(Snapshot current, Snapshot previous) {
-  current_ = std::move(current);
-  previous_ = std::move(previous);
+  if (previous.state) states_.push_back(std::move(previous));
+  states_.push_back(std::move(current));
 }
 
 }  // namespace gkv

@@ -9,9 +9,10 @@ namespace gkv {
 // position (layout: KvLayerSpec). It is zero at position 0.
 //
 // A state block is written by the step that makes it and never again: a step
-// turns a copy of the state into the next one. So a reference is a snapshot,
-// and the state from before the last step is kept too: computing can go back
-// to the beginning of that step. Anything further back needs a checkpoint or
+// turns a copy of the state into the next one, and copies it where it is asked
+// to. So a reference is a snapshot, and one from before the last is kept too:
+// computing can go back to the beginning of the last step, or to the last
+// position within it that was kept. Anything further back needs a checkpoint or
 // starts at 0.
 class RecurrentCache final : public GroupCache {
  public:
@@ -31,22 +32,27 @@ class RecurrentCache final : public GroupCache {
   size_t ColdStart(size_t) const override { return 0; }
   void Rewind(size_t position) override;
   void Restart(size_t begin, size_t target) override;
-  GroupStep Prepare(size_t begin, size_t end) const override;
+  GroupStep Prepare(size_t begin, size_t end,
+                    std::span<const size_t> keep) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   size_t RewindFloor() const override;
-  void Forget(size_t) override {}
+  void Forget(size_t floor) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
 
-  const Snapshot& current() const { return current_; }
-  const Snapshot& previous() const { return previous_; }
+  // The last state, and the one before it. Null if there is none.
+  Snapshot current() const { return FromEnd(0); }
+  Snapshot previous() const { return FromEnd(1); }
   // Content from a snapshot. Requires: empty.
   void Restore(Snapshot current, Snapshot previous);
 
  private:
+  Snapshot FromEnd(size_t i) const {
+    return i < states_.size() ? states_[states_.size() - 1 - i] : Snapshot{};
+  }
+
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
-  Snapshot current_;
-  Snapshot previous_;  // its position is below current_'s; may be none
+  std::vector<Snapshot> states_;  // ascending; two at most when forgotten
 };
 
 }  // namespace gkv

@@ -60,14 +60,15 @@ void SlidingCache::Restart(size_t begin, size_t target) {
   if (begin > 0 && begin < target) warm_target_ = target;
 }
 
-GroupStep SlidingCache::Prepare(size_t begin, size_t end) const {
+GroupStep SlidingCache::Prepare(size_t begin, size_t end,
+                                std::span<const size_t>) const {
   GroupStep step = table_.Prepare(begin, end, end_);
   step.readable_begin = begin_;
   return step;
 }
 
 void SlidingCache::Commit(GroupStep& step, size_t, size_t end) {
-  table_.Commit(step);
+  table_.Commit(step, end);
   end_ = std::max(end_, end);
   if (warm_target_ == 0 || end_ < warm_target_) return;
   // Deeper layers are right only from the target's window on.

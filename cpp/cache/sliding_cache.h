@@ -25,7 +25,8 @@ class SlidingCache final : public GroupCache {
   size_t ColdStart(size_t target) const override;
   void Rewind(size_t position) override;
   void Restart(size_t begin, size_t target) override;
-  GroupStep Prepare(size_t begin, size_t end) const override;
+  GroupStep Prepare(size_t begin, size_t end,
+                    std::span<const size_t> keep) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   // The last position again: its window is kept, so that a finished prompt
   // can give logits once more.

@@ -40,10 +40,10 @@ class Contents {
         if (begin < position) held_[kind.window].push_back({begin, position});
       } else if (kind.kind == LayerKind::kRecurrent) {
         const auto& group = static_cast<const RecurrentCache&>(*groups[g]);
-        for (const auto* state : {&group.current(), &group.previous()}) {
-          if (!state->state || state->position > position) continue;
-          states_[state->position] = state->state.data();
-          if (state->position < position) mark.previous = state->position;
+        for (const auto& state : {group.current(), group.previous()}) {
+          if (!state.state || state.position > position) continue;
+          states_[state.position] = state.state.data();
+          if (state.position < position) mark.previous = state.position;
         }
       }
     }

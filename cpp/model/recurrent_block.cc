@@ -1,5 +1,7 @@
 #include "model/recurrent_block.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "ops/recurrent.h"
 
@@ -29,23 +31,26 @@ class RecurrentBlock::Block {
 
   void Run(std::span<const SequenceSlice> slices) const {
     AddBiases();
-    ForSlices(slices, [&](const SequenceSlice& slice, size_t row, size_t rows) {
-      // The state of the recurrence, then the convolution's last inputs.
-      float* const state = State(slice);
-      CausalConv({At(o_.x_, row), width_}, rows, channels_,
+    ForStretches(slices, [&](const Stretch& part) {
+      CausalConv({At(o_.x_, part.row), width_}, part.rows, channels_,
                  weights_.conv_taps.data() + first_,
                  weights_.conv_bias.data() + first_, conv_width_,
-                 state + width_, At(o_.convolved_, row));
+                 part.state + width_, At(o_.convolved_, part.row));
+      for (size_t i = 1; part.copy != nullptr && i < conv_width_; ++i) {
+        CopyState(part, i * width_);
+      }
     });
     Gate(weights_.input_gate, o_.input_gate_);
     Gate(weights_.a_gate, o_.a_gate_);
     const LruGates gates = {weights_.input_gate_bias.data() + first_,
                             weights_.a_gate_bias.data() + first_,
                             weights_.decay.data() + first_};
-    ForSlices(slices, [&](const SequenceSlice& slice, size_t row, size_t rows) {
-      LruScan({At(o_.convolved_, row), width_}, At(o_.input_gate_, row),
-              At(o_.a_gate_, row), gates, slice.view->begin, rows, channels_,
-              State(slice), At(o_.x_, row));
+    ForStretches(slices, [&](const Stretch& part) {
+      LruScan({At(o_.convolved_, part.row), width_},
+              At(o_.input_gate_, part.row), At(o_.a_gate_, part.row), gates,
+              part.position, part.rows, channels_, part.state,
+              At(o_.x_, part.row));
+      if (part.copy != nullptr) CopyState(part, 0);
     });
     for (size_t row = 0; row < o_.rows_; ++row) {
       GeluMul(At(o_.y_, row), At(o_.x_, row), channels_,
@@ -54,22 +59,43 @@ class RecurrentBlock::Block {
   }
 
  private:
+  // Rows of a slice up to where its state is to be copied, or to its end.
+  struct Stretch {
+    size_t position;
+    size_t row;
+    size_t rows;
+    float* state;  // of the recurrence, then the convolution's last inputs
+    float* copy;   // null: none
+  };
+
   float* At(AlignedBuffer<float>& buffer, size_t row) const {
     return buffer.data() + row * width_ + first_;
   }
-  float* State(const SequenceSlice& slice) const {
-    const KvStepView::Group& group =
-        slice.view->groups[slice.layout->group_of(layer_)];
-    return reinterpret_cast<float*>(group.blocks[0] +
-                                    slice.layout->state_offset(layer_)) +
-           first_;
+  void CopyState(const Stretch& part, size_t offset) const {
+    std::copy_n(part.state + offset, channels_, part.copy + offset);
   }
   template <typename Fn>
-  static void ForSlices(std::span<const SequenceSlice> slices, const Fn& fn) {
+  void ForStretches(std::span<const SequenceSlice> slices, const Fn& fn) const {
     size_t row = 0;
     for (const SequenceSlice& slice : slices) {
-      fn(slice, row, slice.tokens.size());
-      row += slice.tokens.size();
+      const KvStepView::Group& group =
+          slice.view->groups[slice.layout->group_of(layer_)];
+      const auto state = [&](uint8_t* block) {
+        return reinterpret_cast<float*>(block +
+                                        slice.layout->state_offset(layer_)) +
+               first_;
+      };
+      size_t position = slice.view->begin;
+      const auto run_to = [&](size_t end, float* copy) {
+        fn(Stretch{position, row, end - position, state(group.blocks[0]),
+                   copy});
+        row += end - position;
+        position = end;
+      };
+      for (const auto& [end, block] : group.kept) {
+        run_to(end, state(block.data()));
+      }
+      run_to(slice.view->begin + slice.tokens.size(), nullptr);
     }
   }
   void AddBiases() const {
