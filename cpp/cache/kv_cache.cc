@@ -26,20 +26,18 @@ namespace {
 // many close together. More memory than that has to be asked for.
 constexpr size_t kDefaultCheckpoints = 4;
 
-// What the groups that forget hold for going on at a position, and at the one
-// before it; null if they do not hold that.
+// What the groups that forget hold for going on at a position within the last
+// step, or at the one before it if they can, and no more; null if they cannot.
 std::shared_ptr<const GroupSet> GroupsAt(const GroupSet& groups,
                                          size_t position) {
   GroupSet shared = ShareGroups(groups, true);
-  size_t floor = position;
   for (const auto& group : shared) {
-    if (!group) continue;
-    group->Rewind(position);
-    floor = std::min(floor, group->RewindFloor());
+    if (group) group->Rewind(position);
   }
   if (ResumeAt(shared, position) != position) return nullptr;
+  const bool again = ResumeAt(shared, position - 1) == position - 1;
   for (const auto& group : shared) {
-    if (group) group->Forget(floor);
+    if (group) group->Forget(again ? position - 1 : position);
   }
   return std::make_shared<const GroupSet>(std::move(shared));
 }
@@ -241,10 +239,11 @@ bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
       std::any_of(state.groups.begin(), state.groups.end(),
                   [](const auto& group) { return group->forgets(); });
   if (!forgets || state.computed == 0) return true;
-  auto groups = GroupsAt(state.groups, state.computed);
-  return groups && state.checkpoints.Add({state.computed, state.log.size(),
-                                          std::move(groups)},
-                                         checkpoint_bytes_);
+  if (ResumeAt(state.groups, state.computed) != state.computed) return false;
+  return state.checkpoints.Add(
+      {state.computed, state.log.size(),
+       std::make_shared<const GroupSet>(ShareGroups(state.groups, true))},
+      checkpoint_bytes_);
 }
 
 bool KVCache::AddCheckpoint([[maybe_unused]] const RunLock& run_lock,

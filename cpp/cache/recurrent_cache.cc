@@ -85,8 +85,8 @@ size_t RecurrentCache::RewindFloor() const {
   return states_.size() > 1 ? previous().position : Held().second;
 }
 
-void RecurrentCache::Forget(size_t) {
-  if (states_.size() > 2) states_.erase(states_.begin(), states_.end() - 2);
+void RecurrentCache::Forget(size_t floor) {
+  std::erase_if(states_, [&](const Snapshot& s) { return s.position < floor; });
 }
 
 void RecurrentCache::AddBlocks(std::vector<const Block*>& out) const {

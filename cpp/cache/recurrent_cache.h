@@ -52,7 +52,8 @@ class RecurrentCache final : public GroupCache {
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
-  std::vector<Snapshot> states_;  // ascending; two at most when forgotten
+  // Ascending. Behind a Forget(RewindFloor()): the last and the one before it.
+  std::vector<Snapshot> states_;
 };
 
 }  // namespace gkv

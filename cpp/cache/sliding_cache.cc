@@ -78,7 +78,8 @@ void SlidingCache::Commit(GroupStep& step, size_t, size_t end) {
 
 void SlidingCache::Forget(size_t floor) {
   if (table_.empty()) return;
-  table_.DropBefore(WindowBegin(floor));
+  // The last position stays, whatever the window: empty means position 0.
+  table_.DropBefore(WindowBegin(std::min(floor, RewindFloor())));
   begin_ =
       std::max(begin_, table_.first_block() * table_.layout().block_tokens());
 }

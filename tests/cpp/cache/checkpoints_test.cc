@@ -102,6 +102,23 @@ TEST_F(CheckpointListTest, TheSamePositionIsReplaced) {
   EXPECT_EQ(list.OfLength(25)->position, 20u);
 }
 
+// Those of points inside a step come in any order.
+TEST_F(CheckpointListTest, OneInBetweenTakesItsPlace) {
+  CheckpointList list;
+  Checkpoint first = Alone(10);
+  first.length = 25;  // with tokens pending
+  list.Add(std::move(first), SIZE_MAX);
+  list.Add(Alone(30), SIZE_MAX);
+  EXPECT_TRUE(list.Add(Alone(20), SIZE_MAX));
+  EXPECT_TRUE(list.Add(Alone(5), SIZE_MAX));
+  EXPECT_EQ(Positions(list), (std::vector<size_t>{5, 10, 20, 30}));
+  EXPECT_EQ(list.AtOrBefore(20)->length, 25u) << "lengths stay ascending";
+  EXPECT_EQ(list.OfLength(25)->position, 20u);
+  // The new one may be the one whose loss opens the smallest gap.
+  EXPECT_FALSE(list.Add(Alone(6), 4 * recurrent_->checkpoint_bytes()));
+  EXPECT_EQ(Positions(list), (std::vector<size_t>{5, 10, 20, 30}));
+}
+
 TEST_F(CheckpointListTest, OldOnesThinOutAndTheFirstAndTheLastStay) {
   const size_t one = recurrent_->checkpoint_bytes();
   CheckpointList list;

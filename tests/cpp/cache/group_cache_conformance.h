@@ -125,6 +125,12 @@ class GroupCacheConformance : public ::testing::TestWithParam<GroupKind> {
     for (size_t i = 0; i < layout_->state_floats(layer); ++i) {
       ASSERT_EQ(state[i], before) << "the state before position " << begin;
     }
+    for (const auto& [position, block] : step.kept) {
+      float* kept =
+          reinterpret_cast<float*>(block.data() + layout_->state_offset(layer));
+      std::fill(kept, kept + layout_->state_floats(layer),
+                Content(tokens, layer, position - 1));
+    }
     const float after = Content(tokens, layer, end - 1);
     std::fill(state, state + layout_->state_floats(layer), after);
   }
@@ -205,6 +211,62 @@ TEST_P(GroupCacheConformance, ADroppedStepLeavesNoTrace) {
   EXPECT_EQ(pool_->blocks_in_use(), blocks);
   EXPECT_EQ(group->Held().second, 40u);
   ASSERT_NO_FATAL_FAILURE(Check(*group, {tokens.begin(), tokens.begin() + 41}));
+}
+
+// Rows that were wrong guesses are dropped: nothing tells that they were there.
+TEST_P(GroupCacheConformance, APartOfAStepEqualsAShorterStep) {
+  const std::vector<int> tokens = SomeTokens(130);
+  std::vector<size_t> keep(29);
+  std::iota(keep.begin(), keep.end(), 71);
+  for (size_t end = 71; end <= 100; ++end) {
+    const auto group = Make(), expected = Make();
+    Compute(*group, 0, 70, tokens);
+    Compute(*expected, 0, 70, tokens);
+    const auto share = group->Share();
+    std::vector<int> wrong = tokens;
+    for (size_t p = end; p < wrong.size(); ++p) wrong[p] += 1000;
+    ASSERT_NO_FATAL_FAILURE(Compute(*expected, 70, end, tokens));
+    GroupStep step = group->Prepare(70, 100, keep);
+    ASSERT_NO_FATAL_FAILURE(Run(step, 70, 100, wrong));
+    group->Commit(step, 70, end);
+    group->Forget(group->RewindFloor());
+    std::vector<const Block*> blocks, expected_blocks;
+    group->AddBlocks(blocks);
+    expected->AddBlocks(expected_blocks);
+    EXPECT_EQ(blocks.size(), expected_blocks.size());
+    ASSERT_EQ(group->Held().second, end);
+    ASSERT_NO_FATAL_FAILURE(
+        Check(*group, {tokens.begin(), tokens.begin() + 1 +
+                                           static_cast<ptrdiff_t>(end)}));
+    ASSERT_NO_FATAL_FAILURE(Compute(*group, end, 130, tokens));
+    ASSERT_NO_FATAL_FAILURE(Check(*group, tokens));
+    ASSERT_NO_FATAL_FAILURE(
+        Check(*share, {tokens.begin(), tokens.begin() + 71}));
+  }
+}
+
+// Before it forgets, a group goes back to any position that was to be kept.
+TEST_P(GroupCacheConformance, AllOfAStepIsThereUntilItForgets) {
+  const std::vector<int> tokens = SomeTokens(300);
+  const std::vector<size_t> keep = {100, 199, 200};
+  const auto group = Make();
+  Compute(*group, 0, 70, tokens);
+  GroupStep step = group->Prepare(70, 300, keep);
+  ASSERT_NO_FATAL_FAILURE(Run(step, 70, 300, tokens));
+  group->Commit(step, 70, 300);
+  std::vector<std::unique_ptr<GroupCache>> shares;
+  for (const size_t position : keep) {
+    shares.push_back(group->Share());
+    shares.back()->Rewind(position);
+    shares.back()->Forget(shares.back()->RewindFloor());
+  }
+  group->Forget(group->RewindFloor());
+  ASSERT_NO_FATAL_FAILURE(Check(*group, tokens));
+  for (size_t i = 0; i < keep.size(); ++i) {
+    ASSERT_EQ(shares[i]->ResumeAt(keep[i], keep[i]), keep[i]);
+    ASSERT_NO_FATAL_FAILURE(Compute(*shares[i], keep[i], 300, tokens));
+    ASSERT_NO_FATAL_FAILURE(Check(*shares[i], tokens));
+  }
 }
 
 TEST_P(GroupCacheConformance, SharesNeverSeeEachOther) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <map>
@@ -35,14 +36,26 @@ class FakeModel {
   void Step(const KVCache& cache, const KvStepView& view) const {
     Tokens ids(view.end - view.begin);
     cache.CopyTokens(view.begin, ids);
+    Step(ids, view);
+  }
+  void Step(const Tokens& ids, const KvStepView& view) const {
     std::vector<uint32_t> hidden(ids.begin(), ids.end());
     for (size_t layer = 0; layer < layout_.layers().size(); ++layer) {
       const KvLayerSpec& spec = layout_.layers()[layer];
       const auto& table = view.groups[layout_.group_of(layer)];
       if (spec.kind == LayerKind::kRecurrent) {
-        float* state = reinterpret_cast<float*>(table.blocks[0] +
-                                                layout_.state_offset(layer));
-        for (uint32_t& h : hidden) h = Recur(h, state);
+        const auto state = [&](uint8_t* block) {
+          return reinterpret_cast<float*>(block + layout_.state_offset(layer));
+        };
+        auto kept = table.kept.begin();
+        for (size_t p = view.begin; p < view.end; ++p) {
+          if (kept != table.kept.end() && kept->first == p) {
+            std::copy_n(state(table.blocks[0]), layout_.state_floats(layer),
+                        state((kept++)->second.data()));
+          }
+          hidden[p - view.begin] =
+              Recur(hidden[p - view.begin], state(table.blocks[0]));
+        }
         continue;
       }
       // Stored before anyone reads, as the engine does.
@@ -170,17 +183,59 @@ struct Subject {
   Tokens tokens;
 };
 
-void Compute(KVCache& cache, std::mt19937& rng, size_t max_chunks) {
+// Each position of (begin, end) with a chance of one in `odds`.
+std::vector<size_t> Some(size_t begin, size_t end, size_t odds,
+                         std::mt19937& rng) {
+  std::vector<size_t> some;
+  for (size_t p = begin + 1; p < end; ++p) {
+    if (rng() % odds == 0) some.push_back(p);
+  }
+  return some;
+}
+
+// Up to `max_chunks` steps of pending tokens and, behind them, drafts. Some
+// drafts turn out right; a step may be committed up to anywhere, or dropped,
+// and leave checkpoints.
+void Compute(Subject& s, std::mt19937& rng, size_t max_chunks) {
+  KVCache& cache = *s.cache;
   const FakeModel model(cache.layout());
   if (cache.length() == 0) return;
   size_t at =
       rng() % 3 == 0 ? cache.next_position_for_logits() : cache.next_position();
   for (size_t i = 0; i < max_chunks && at < cache.length(); ++i) {
-    const size_t end = std::min(cache.length(), at + 1 + rng() % 50);
-    KvStepView view = cache.Prepare(cache.Lock(), at, end);
-    model.Step(cache, view);
+    const RunLock lock = cache.Lock();
+    size_t end = std::min(cache.length(), at + 1 + rng() % 50);
+    Tokens ids(end - at);
+    cache.CopyTokens(at, ids);
+    if (end == cache.length() && rng() % 2 == 0) {
+      const size_t drafts = std::min<size_t>(rng() % 20, 600 - end);
+      for (size_t d = 0; d < drafts; ++d) {
+        ids.push_back(static_cast<int32_t>(rng() % 999));
+      }
+    }
+    std::vector<size_t> keep = Some(at, at + ids.size(), 3, rng);
+    KvStepView view = cache.Prepare(lock, at, at + ids.size(), keep);
+    model.Step(ids, view);
     if (rng() % 10 == 0) return;  // never committed
-    cache.Commit(cache.Lock(), view);
+    if (view.end > end) {
+      const size_t right = rng() % (view.end - end + 1);
+      const Tokens accepted(ids.end() - static_cast<long>(view.end - end),
+                            ids.end() - static_cast<long>(view.end - end) +
+                                static_cast<long>(right));
+      cache.Append(lock, accepted);
+      s.tokens.insert(s.tokens.end(), accepted.begin(), accepted.end());
+    }
+    keep.push_back(view.end);
+    std::erase_if(keep, [&](size_t p) { return p > cache.length(); });
+    if (keep.empty()) return;  // no position to commit it to
+    end = rng() % 2 == 0 ? keep.back() : keep[rng() % keep.size()];
+    for (Checkpoint& made :
+         cache.Commit(lock, view, end, Some(at, end + 1, 9, rng))) {
+      const size_t position = made.position;
+      if (cache.AddCheckpoint(lock, std::move(made))) {
+        EXPECT_EQ(cache.Fork()->Truncate(position).replay_tokens, 0u);
+      }
+    }
     at = end;
   }
 }
@@ -293,14 +348,14 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
         case 5: {
           pool->FailAfter(1 + rng() % 3);
           try {
-            Compute(*s.cache, rng, 1);
+            Compute(s, rng, 1);
           } catch (const OutOfBlocks&) {
           }
           pool->FailAfter(0);
           break;
         }
         default:
-          Compute(*s.cache, rng, 1 + rng() % 6);
+          Compute(s, rng, 1 + rng() % 6);
       }
       for (const Subject& subject : subjects) {
         ASSERT_NO_FATAL_FAILURE(Check(subject))
@@ -311,7 +366,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
     for (Subject& s : subjects) {
       while (s.cache->length() > 0 &&
              s.cache->next_position() < s.cache->length()) {
-        Compute(*s.cache, rng, 5);
+        Compute(s, rng, 5);
       }
       ASSERT_NO_FATAL_FAILURE(Check(s));
     }
@@ -421,16 +476,134 @@ TEST(KVCacheTest, AWarmUpIsTheSumOverAllWindows) {
     s.cache->Append(s.cache->Lock(), {{5, 6, 7}});
     s.tokens.insert(s.tokens.end(), {5, 6, 7});
     EXPECT_EQ(s.cache->next_position(), 600 - warm_up);
-    while (s.cache->next_position() < 603) Compute(*s.cache, rng, 9);
+    while (s.cache->next_position() < s.cache->length()) Compute(s, rng, 9);
+    const size_t length = s.tokens.size();
     // Every layer holds its own window, of the next row too, and is right.
     for (size_t layer = 0; layer < kinds.size(); ++layer) {
       const size_t window = layout->layers()[layer].window;
       const auto [begin, end] = s.cache->HeldRange(layer);
-      EXPECT_EQ(end, 603u);
-      EXPECT_LE(begin, window == 0 ? 0 : 604 - window);
+      EXPECT_EQ(end, length);
+      EXPECT_LE(begin, window == 0 ? 0 : length + 1 - window);
     }
     ASSERT_NO_FATAL_FAILURE(Check(s)) << kinds;
   }
+}
+
+// Drafts that turn out right and wrong leave what single steps leave, however
+// many are taken; a fork made before does not see them.
+TEST(KVCacheTest, AStepCommittedInPartEqualsStepsOfOne) {
+  for (const char* kinds : {"ssfssf", "swfSWF", "rrsfrs", "rr", "rf", "ff"}) {
+    const auto layout = Layout(kinds, 33, 16);
+    const FakeModel model(*layout);
+    const auto origin = Computed(layout, 200);
+    const auto pool = BlockPool::Create();
+    pool->set_poison(true);
+    for (size_t right = 0; right <= 40; ++right) {
+      Subject s{origin->Fork(), origin->tokens()};
+      const Subject fork{s.cache->Fork(), s.tokens};
+      const RunLock lock = s.cache->Lock();
+      s.cache->Append(lock, {{7}});
+      Tokens ids(41, 500);
+      ids[0] = 7;
+      std::vector<size_t> keep(40);
+      std::iota(keep.begin(), keep.end(), 201);
+      KvStepView view = s.cache->Prepare(lock, 200, 241, keep);
+      model.Step(ids, view);
+      EXPECT_EQ(s.cache->length(), 201u) << "drafts are not in the transcript";
+      s.cache->Append(lock, Tokens(right, 500));
+      s.cache->Append(lock, {{8}});  // what came in place of the wrong one
+      s.cache->Commit(lock, view, 201 + right);
+      s.tokens.push_back(7);
+      s.tokens.insert(s.tokens.end(), right, 500);
+      s.tokens.push_back(8);
+      ASSERT_NO_FATAL_FAILURE(Check(s)) << kinds << " " << right;
+      EXPECT_EQ(s.cache->next_position(), 201 + right);
+      // One row at a time holds as much, and as many bytes of its own.
+      const auto single = origin->Fork();
+      single->Append(single->Lock(), std::span(s.tokens).subspan(200));
+      for (size_t p = 200; p < 201 + right; ++p) {
+        KvStepView row = single->Prepare(single->Lock(), p, p + 1);
+        model.Step(*single, row);
+        single->Commit(single->Lock(), row);
+      }
+      for (size_t layer = 0; layer < layout->layers().size(); ++layer) {
+        EXPECT_EQ(s.cache->HeldRange(layer).second, 201 + right);
+        EXPECT_LE(s.cache->HeldRange(layer).first,
+                  single->HeldRange(layer).first);
+      }
+      if (right == 40) {
+        view = {};
+        EXPECT_EQ(s.cache->nbytes(), single->nbytes());
+      }
+      ASSERT_NO_FATAL_FAILURE(Check(fork));
+    }
+  }
+}
+
+// A point inside a long step is kept without cutting the step. It holds no more
+// than a checkpoint does: three fit the default budget.
+TEST(KVCacheTest, APointInsideALongStepCostsNoReplay) {
+  for (const char* kinds : {"ssfssf", "swfSWF", "rrsfrs", "rr", "rf"}) {
+    const auto layout = Layout(kinds, 33, 16);
+    const FakeModel model(*layout);
+    const auto pool = BlockPool::Create();
+    pool->set_poison(true);
+    Tokens tokens(900);
+    std::iota(tokens.begin(), tokens.end(), 3);
+    Subject s{std::make_unique<KVCache>(
+                  layout, CacheOptions{.capacity_tokens = 1000, .pool = pool},
+                  ""),
+              {}};
+    {
+      const RunLock lock = s.cache->Lock();
+      s.cache->Append(lock, tokens);
+      const size_t keep[] = {199, 200, 350};
+      KvStepView view = s.cache->Prepare(lock, 0, 900, keep);
+      model.Step(*s.cache, view);
+      const size_t at[] = {200, 350, 900};
+      std::vector<Checkpoint> made = s.cache->Commit(lock, view, 900, at);
+      ASSERT_EQ(made.size(), 3u);
+      for (Checkpoint& c : made) {
+        ASSERT_TRUE(s.cache->AddCheckpoint(lock, std::move(c)));
+      }
+    }
+    EXPECT_EQ(s.cache->CheckpointLengths(),
+              (std::vector<size_t>{200, 350, 900}));
+    EXPECT_GT(s.cache->Fork()->Truncate(500).replay_tokens, 0u);
+    std::mt19937 rng(4);
+    for (const size_t length : {350, 200}) {
+      Subject back{s.cache->Fork(), tokens};
+      EXPECT_EQ(back.cache->Truncate(length).replay_tokens, 0u) << kinds;
+      back.tokens.resize(length);
+      ASSERT_NO_FATAL_FAILURE(Check(back)) << kinds;
+      // 199 was kept too, 349 was not.
+      const bool recurs = layout->state_bytes() > 0;
+      EXPECT_EQ(back.cache->next_position_for_logits() == length - 1,
+                length == 200 || !recurs)
+          << kinds;
+      back.cache->Append(back.cache->Lock(), {{1, 2, 3}});
+      back.tokens.insert(back.tokens.end(), {1, 2, 3});
+      EXPECT_EQ(back.cache->next_position(), length);
+      while (back.cache->next_position() < back.cache->length()) {
+        Compute(back, rng, 3);
+      }
+      ASSERT_NO_FATAL_FAILURE(Check(back)) << kinds;
+    }
+  }
+}
+
+TEST(KVCacheTest, APointThatWasNotKeptGivesNoCheckpoint) {
+  const auto layout = Layout("rrsfrs", 33, 16);
+  KVCache cache(layout, {.capacity_tokens = 1000}, "");
+  const RunLock lock = cache.Lock();
+  cache.Append(lock, Tokens(300, 1));
+  const size_t keep[] = {200};
+  KvStepView view = cache.Prepare(lock, 0, 300, keep);
+  FakeModel(*layout).Step(cache, view);
+  const size_t at[] = {150, 200};
+  const std::vector<Checkpoint> made = cache.Commit(lock, view, 300, at);
+  ASSERT_EQ(made.size(), 1u);
+  EXPECT_EQ(made[0].position, 200u);
 }
 
 // The pending token of the moment is pending again.
@@ -475,7 +648,7 @@ TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
           s.cache->Append(s.cache->Lock(), {{5, 6, 7}});
           s.tokens.insert(s.tokens.end(), {5, 6, 7});
           while (s.cache->next_position() < s.cache->length()) {
-            Compute(*s.cache, rng, 5);
+            Compute(s, rng, 5);
             ASSERT_NO_FATAL_FAILURE(Check(s)) << kinds << " " << length;
           }
         }
@@ -503,7 +676,7 @@ TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
     s.cache->Append(s.cache->Lock(), more);
     s.tokens.insert(s.tokens.end(), more.begin(), more.end());
     while (s.cache->next_position() < s.cache->length()) {
-      Compute(*s.cache, rng, 3);
+      Compute(s, rng, 3);
     }
   }
   for (const Subject& s : subjects) ASSERT_NO_FATAL_FAILURE(Check(s));

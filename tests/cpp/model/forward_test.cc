@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -50,13 +51,44 @@ class Driver {
               std::span<const size_t> ends) {
     std::vector<KvStepView> views;
     std::vector<std::vector<int32_t>> tokens;
-    size_t rows = 0;
     for (size_t i = 0; i < caches.size(); ++i) {
-      views.push_back(caches[i]->Prepare(caches[i]->Lock(), begins[i], ends[i]));
+      views.push_back(
+          caches[i]->Prepare(caches[i]->Lock(), begins[i], ends[i]));
       tokens.emplace_back(ends[i] - begins[i]);
       caches[i]->CopyTokens(begins[i], tokens[i]);
-      rows += tokens[i].size();
     }
+    const Logits rows = Outputs(caches, views, tokens);
+    for (size_t i = 0; i < caches.size(); ++i) {
+      caches[i]->Commit(caches[i]->Lock(), views[i]);
+    }
+    return rows;
+  }
+
+  // A step over the pending tokens and `drafts`, of which the first `right` are
+  // accepted.
+  Logits Draft(KVCache& cache, std::span<const int32_t> drafts, size_t right) {
+    const RunLock lock = cache.Lock();
+    const size_t begin = cache.next_position(), length = cache.length();
+    std::vector<int32_t> tokens(length - begin);
+    cache.CopyTokens(begin, tokens);
+    tokens.insert(tokens.end(), drafts.begin(), drafts.end());
+    std::vector<size_t> keep(tokens.size() - 1);
+    std::iota(keep.begin(), keep.end(), begin + 1);
+    KvStepView view = cache.Prepare(lock, begin, begin + tokens.size(), keep);
+    KVCache* const caches[] = {&cache};
+    Logits rows = Outputs(caches, {&view, 1}, {&tokens, 1});
+    cache.Append(lock, drafts.first(right));
+    cache.Commit(lock, view, length + right);
+    rows.resize(length + right - begin);
+    return rows;
+  }
+
+  // What a prepared step gives. Commits nothing.
+  Logits Outputs(std::span<KVCache* const> caches,
+                 std::span<const KvStepView> views,
+                 std::span<const std::vector<int32_t>> tokens) {
+    size_t rows = 0;
+    for (const auto& ids : tokens) rows += ids.size();
     std::vector<SequenceSlice> slices;
     for (size_t i = 0; i < caches.size(); ++i) {
       slices.push_back({tokens[i], &views[i], &caches[i]->layout(),
@@ -72,9 +104,6 @@ class Driver {
       next += slice.output.rows * width;
     }
     forward_.Step(slices);
-    for (size_t i = 0; i < caches.size(); ++i) {
-      caches[i]->Commit(caches[i]->Lock(), views[i]);
-    }
     Logits result;
     for (size_t r = 0; r < rows; ++r) {
       result.emplace_back(outputs.begin() + static_cast<long>(r * width),
@@ -95,6 +124,8 @@ std::shared_ptr<KVCache> NewCache(const Model& model,
                                   KvDtype dtype = KvDtype::kBF16,
                                   size_t block_tokens = 16) {
   CacheOptions options;
+  options.pool = BlockPool::Create();
+  options.pool->set_poison(true);
   options.kv_dtype = dtype;
   options.block_tokens = block_tokens;
   std::shared_ptr<KVCache> cache = CreateKVCache(model.config, options);
@@ -386,6 +417,63 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
         Logits(rows.end() - static_cast<long>(count), rows.end()),
         Logits(expected_.end() - static_cast<long>(count), expected_.end())))
         << "kept " << keep;
+  }
+}
+
+// As a speculative decoder runs: guesses behind the pending token, of which any
+// number turns out right, or none.
+TEST_P(ForwardBitsTest, SameWhenAPartOfAStepIsCommitted) {
+  Driver driver(model_, 2);
+  const auto cache = NewCache({tokens_.begin(), tokens_.begin() + 41});
+  driver.Run(*cache, {40});
+  const std::unique_ptr<KVCache> fork = cache->Fork();
+  cache->Append(cache->Lock(), std::span(tokens_).subspan(41, 1));
+  for (size_t round = 0; cache->length() + 20 < tokens_.size(); ++round) {
+    const size_t begin = cache->next_position(), length = cache->length();
+    const size_t right = round * 5 % 17;
+    std::vector<int32_t> drafts(
+        tokens_.begin() + static_cast<long>(length),
+        tokens_.begin() + static_cast<long>(length + 17));
+    for (size_t i = right; i < drafts.size(); ++i) drafts[i] ^= 1;
+    const Logits rows = driver.Draft(*cache, drafts, right);
+    ASSERT_TRUE(SameBits(
+        rows, Logits(expected_.begin() + static_cast<long>(begin),
+                     expected_.begin() + static_cast<long>(length + right))))
+        << "from " << begin << ", " << right << " guesses right";
+    cache->Append(cache->Lock(),
+                  std::span(tokens_).subspan(cache->length(), 1));
+  }
+  for (KVCache* const each : {cache.get(), fork.get()}) {
+    each->Append(each->Lock(), std::span(tokens_).subspan(each->length()));
+    const auto begin = static_cast<long>(each->next_position());
+    EXPECT_TRUE(SameBits(driver.Run(*each, {16}),
+                         Logits(expected_.begin() + begin, expected_.end())));
+  }
+}
+
+TEST_P(ForwardBitsTest, SameFromAPointInsideAStep) {
+  Driver driver(model_, 2);
+  const auto cache = NewCache(tokens_);
+  {
+    const RunLock lock = cache->Lock();
+    const size_t keep[] = {40, 41, 99, 100, 149}, at[] = {41, 100};
+    KvStepView view = cache->Prepare(lock, 0, tokens_.size(), keep);
+    KVCache* const caches[] = {cache.get()};
+    EXPECT_TRUE(SameBits(driver.Outputs(caches, {&view, 1}, {&tokens_, 1}),
+                         expected_));
+    for (Checkpoint& point : cache->Commit(lock, view, view.end, at)) {
+      EXPECT_TRUE(cache->AddCheckpoint(lock, std::move(point)));
+    }
+  }
+  for (const size_t length : {100, 41}) {
+    const auto fork = cache->Fork();
+    EXPECT_EQ(fork->Truncate(length).replay_tokens, 0u) << length;
+    EXPECT_EQ(fork->next_position_for_logits(), length - 1) << length;
+    fork->Append(fork->Lock(), std::span(tokens_).subspan(length));
+    EXPECT_TRUE(SameBits(
+        driver.Run(*fork, {37}),
+        Logits(expected_.begin() + static_cast<long>(length), expected_.end())))
+        << length;
   }
 }
 
