@@ -2,9 +2,13 @@
 //   computed <= log.size()
 //   groups that forget nothing hold exactly [0, computed)
 //   the others can go on from a position <= computed, from a checkpoint, or
-//   start cold; what they hold never reaches past computed
-//   checkpoints are at positions <= computed
-// Only Commit, Append, Truncate, MakeCheckpoint, Reset and Swap change a State.
+//   start cold; what they hold never reaches past computed, and groups of one
+//   conversation warm up together or not at all
+//   checkpoints are at positions <= computed, ascending, as are their lengths
+// A draft's keys and values are in the blocks of a step, never in a group.
+// Only Commit, Append, Truncate, MakeCheckpoint, AddCheckpoint, Reset and Swap
+// change a State, under the run lock and the state lock. Whoever holds the run
+// lock alone may still be forked: forks change no State.
 
 #include "cache/kv_cache.h"
 
