@@ -5,12 +5,17 @@
 #include <filesystem>
 #include <iterator>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "model/config.h"
-#include "model/family.h"
+#include "model/config/config_gguf.h"
+#include "model/config/family.h"
+#include "model/config/fields.h"
 
 namespace gkv {
 namespace {
@@ -23,72 +28,124 @@ constexpr std::pair<const char*, LayerKind> kKindNames[] = {
     {"recurrent", LayerKind::kRecurrent},
 };
 
-std::vector<LayerKind> KindsFromNames(const std::vector<std::string>& names) {
-  std::vector<LayerKind> kinds;
-  for (const std::string& name : names) {
+void SetKinds(const std::vector<std::string>& names, ModelConfig& config) {
+  if (names.size() != config.num_layers()) {
+    throw InvalidArgument(StrCat("model config: layer_kinds has ", names.size(),
+                                 " entries, expected ", config.num_layers()));
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
     const auto* found =
         std::find_if(std::begin(kKindNames), std::end(kKindNames),
-                     [&](const auto& entry) { return entry.first == name; });
+                     [&](const auto& kind) { return kind.first == names[i]; });
     if (found == std::end(kKindNames)) {
-      throw InvalidArgument(StrCat("layer_kinds holds '", name,
+      throw InvalidArgument(StrCat("layer_kinds holds '", names[i],
                                    "', expected 'full', 'sliding' or "
                                    "'recurrent'"));
     }
-    kinds.push_back(found->second);
+    config.layers[i].kind = found->second;
   }
-  return kinds;
 }
 
-std::vector<std::string> NamesOf(const std::vector<LayerKind>& kinds) {
+std::vector<std::string> KindsOf(const ModelConfig& config) {
   std::vector<std::string> names;
-  for (const LayerKind kind : kinds) {
-    names.push_back(kKindNames[static_cast<size_t>(kind)].first);
+  for (const LayerConfig& layer : config.layers) {
+    names.push_back(kKindNames[static_cast<size_t>(layer.kind)].first);
   }
   return names;
 }
 
-ModelConfig MakeConfig(
-    std::string name, std::string architecture, size_t hidden_size,
-    size_t num_layers, size_t num_heads, size_t kv_heads, size_t head_dim,
-    size_t ffn_dim, size_t vocab_size, size_t context_length,
-    size_t sliding_window, const std::vector<std::string>& layer_kinds,
-    float rms_epsilon, double query_scale, float attn_soft_cap,
-    float final_soft_cap, double rope_base_full, double rope_base_sliding,
-    double rope_factor_full, bool qk_norm, bool post_norms,
-    std::vector<int32_t> eos_ids, int32_t bos_id,
-    std::optional<float> embedding_scale, std::optional<size_t> rope_dim,
-    bool biases, size_t lru_width, size_t lru_blocks, size_t conv_width) {
+py::object ToPython(const Field& field, double number) {
+  switch (field.type()) {
+    case Field::Type::kFlag:
+      return py::bool_(number != 0);
+    case Field::Type::kReal:
+      return py::float_(number);
+    case Field::Type::kSize:
+      break;
+  }
+  if (number < 0) return py::none();
+  return py::int_(static_cast<size_t>(number));
+}
+
+// A number, or a list with one for each layer where layers differ.
+py::object ToPython(const Field& field, const ModelConfig& config) {
+  const std::vector<double> numbers = field.Get(config);
+  if (numbers.size() == 1) return ToPython(field, numbers[0]);
+  py::list list;
+  for (const double number : numbers) list.append(ToPython(field, number));
+  return list;
+}
+
+double FromPython(const Field& field, py::handle value) {
+  try {
+    switch (field.type()) {
+      case Field::Type::kFlag:
+        return value.cast<bool>();
+      case Field::Type::kReal:
+        return value.cast<double>();
+      case Field::Type::kSize:
+        return value.is_none() ? -1 : static_cast<double>(value.cast<int64_t>());
+    }
+  } catch (const py::cast_error&) {
+  }
+  constexpr const char* kExpected[] = {"a whole number", "a number",
+                                       "True or False"};
+  throw py::type_error(
+      StrCat(field.name, ": expected ",
+             kExpected[static_cast<size_t>(field.type())], ", found ",
+             py::repr(value).cast<std::string>()));
+}
+
+// Takes `name` out of the keywords.
+template <typename T>
+T Take(py::kwargs& kwargs, const char* name, std::optional<T> fallback) {
+  if (!kwargs.contains(name)) {
+    if (fallback) return *fallback;
+    throw py::type_error(
+        StrCat("ModelConfig: missing keyword argument '", name, "'"));
+  }
+  try {
+    return kwargs.attr("pop")(name).cast<T>();
+  } catch (const py::cast_error&) {
+    throw py::type_error(StrCat(name, ": found a value of another type"));
+  }
+}
+
+void SetField(const Field& field, py::kwargs& kwargs, ModelConfig& config) {
+  std::vector<double> numbers = field.Default(config);
+  const auto given =
+      Take<py::object>(kwargs, field.name,
+                       numbers.empty() ? std::optional<py::object>()
+                                       : std::optional<py::object>(py::none()));
+  if (py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given)) {
+    numbers.clear();
+    for (const py::handle value : given) {
+      numbers.push_back(FromPython(field, value));
+    }
+  } else if (numbers.empty() || !given.is_none()) {
+    numbers = {FromPython(field, given)};
+  }
+  field.Check(config, numbers, StrCat("model config: ", field.name));
+  field.Set(config, numbers);
+}
+
+ModelConfig MakeConfig(py::kwargs kwargs) {
   ModelConfig config;
-  config.name = std::move(name);
-  config.architecture = std::move(architecture);
-  config.hidden_size = hidden_size;
-  config.num_layers = num_layers;
-  config.num_heads = num_heads;
-  config.kv_heads = kv_heads;
-  config.head_dim = head_dim;
-  config.ffn_dim = ffn_dim;
-  config.vocab_size = vocab_size;
-  config.context_length = context_length;
-  config.sliding_window = sliding_window;
-  config.layer_kinds = KindsFromNames(layer_kinds);
-  config.rms_epsilon = rms_epsilon;
-  config.query_scale = query_scale;
-  config.attn_soft_cap = attn_soft_cap;
-  config.final_soft_cap = final_soft_cap;
-  config.rope_base_full = rope_base_full;
-  config.rope_base_sliding = rope_base_sliding;
-  config.rope_factor_full = rope_factor_full;
-  config.qk_norm = qk_norm;
-  config.post_norms = post_norms;
-  config.eos_ids = std::move(eos_ids);
-  config.bos_id = bos_id;
-  config.embedding_scale =
-      embedding_scale.value_or(DefaultEmbeddingScale(hidden_size));
-  config.rope_dim = rope_dim.value_or(head_dim);
-  config.biases = biases;
-  config.lru_width = lru_width;
-  config.lru_blocks = lru_blocks;
-  config.conv_width = conv_width;
+  config.name = Take<std::string>(kwargs, "name", "");
+  config.architecture =
+      Take<std::string>(kwargs, "architecture", std::nullopt);
+  config.eos_ids = Take<std::vector<int32_t>>(kwargs, "eos_ids", {{1}});
+  config.bos_id = Take<int32_t>(kwargs, "bos_id", 2);
+  const auto kinds =
+      Take<std::vector<std::string>>(kwargs, "layer_kinds", std::nullopt);
+  for (const Field& field : Fields()) {
+    SetField(field, kwargs, config);
+    if (field.name == std::string_view("num_layers")) SetKinds(kinds, config);
+  }
+  for (const auto& [name, value] : kwargs) {
+    throw py::type_error(StrCat("ModelConfig: unexpected keyword argument '",
+                                py::str(name).cast<std::string>(), "'"));
+  }
   config.Validate();
   if (!config.name.empty() &&
       !config.SameShape(ConfigOf(ModelTypeFromName(config.name)))) {
@@ -99,26 +156,53 @@ ModelConfig MakeConfig(
   return config;
 }
 
+py::dict Arguments(const ModelConfig& config) {
+  py::dict arguments;
+  arguments["name"] = config.name;
+  arguments["architecture"] = config.architecture;
+  arguments["layer_kinds"] = KindsOf(config);
+  for (const Field& field : Fields()) {
+    arguments[field.name] = ToPython(field, config);
+  }
+  arguments["eos_ids"] = config.eos_ids;
+  arguments["bos_id"] = config.bos_id;
+  return arguments;
+}
+
+// The keywords, as Python writes them.
+std::string Signature() {
+  std::string text =
+      "__init__(self, *, name='', architecture, layer_kinds";
+  for (const Field& field : Fields()) {
+    text += StrCat(", ", field.name);
+    if (field.fallback) {
+      text += "=" + py::repr(ToPython(field, *field.fallback)).cast<std::string>();
+    } else if (field.derived != nullptr) {
+      text += "=None";
+    }
+  }
+  return text + ", eos_ids=[1], bos_id=2)";
+}
+
 }  // namespace
 
 void RegisterConfig(py::module_& module) {
-  py::class_<ModelConfig>(module, "ModelConfig", "Shape of a model. Immutable.")
-      .def(py::init(&MakeConfig), py::kw_only(), py::arg("name") = "",
-           py::arg("architecture"), py::arg("hidden_size"),
-           py::arg("num_layers"), py::arg("num_heads"), py::arg("kv_heads"),
-           py::arg("head_dim"), py::arg("ffn_dim"), py::arg("vocab_size"),
-           py::arg("context_length"), py::arg("sliding_window") = 0,
-           py::arg("layer_kinds"), py::arg("rms_epsilon") = 1e-6f,
-           py::arg("query_scale"), py::arg("attn_soft_cap") = 0.0f,
-           py::arg("final_soft_cap") = 0.0f,
-           py::arg("rope_base_full") = 10000.0,
-           py::arg("rope_base_sliding") = 10000.0,
-           py::arg("rope_factor_full") = 1.0, py::arg("qk_norm"),
-           py::arg("post_norms"), py::arg("eos_ids") = std::vector<int32_t>{1},
-           py::arg("bos_id") = 2, py::arg("embedding_scale") = py::none(),
-           py::arg("rope_dim") = py::none(), py::arg("biases") = false,
-           py::arg("lru_width") = 0, py::arg("lru_blocks") = 0,
-           py::arg("conv_width") = 0)
+  py::options options;
+  options.disable_function_signatures();
+  py::class_<ModelConfig> model_config(
+      module, "ModelConfig",
+      "Shape of a model. Immutable.\n\nWhat layers may differ in (heads, "
+      "head_dim, ffn_dim, window, rotary\nembeddings, shared keys and values) "
+      "is given as a number, or as a list with\nan entry for each layer; the "
+      "properties are lists where layers differ.");
+  model_config.def(py::init(&MakeConfig), Signature().c_str());
+  for (const Field& field : Fields()) {
+    model_config.def_property_readonly(
+        field.name,
+        [&field](const ModelConfig& config) { return ToPython(field, config); });
+  }
+  options.enable_function_signatures();
+  model_config
       .def_static(
           "from_name",
           [](const std::string& name) {
@@ -143,11 +227,10 @@ void RegisterConfig(py::module_& module) {
             }
             ModelConfig config;
             config.hidden_size = hidden_size;
-            config.num_layers = num_layers;
-            config.num_heads = num_heads;
-            config.kv_heads = kv_heads;
-            config.head_dim = head_dim;
-            config.ffn_dim = ffn_dim;
+            config.layers.assign(num_layers, {.num_heads = num_heads,
+                                              .kv_heads = kv_heads,
+                                              .head_dim = head_dim,
+                                              .ffn_dim = ffn_dim});
             ApplyFamily(*family, config);
             return config;
           },
@@ -166,35 +249,24 @@ void RegisterConfig(py::module_& module) {
           "The same with the name of the type that has this shape, if any.")
       .def_readonly("name", &ModelConfig::name)
       .def_readonly("architecture", &ModelConfig::architecture)
-      .def_readonly("hidden_size", &ModelConfig::hidden_size)
-      .def_readonly("num_layers", &ModelConfig::num_layers)
-      .def_readonly("num_heads", &ModelConfig::num_heads)
-      .def_readonly("kv_heads", &ModelConfig::kv_heads)
-      .def_readonly("head_dim", &ModelConfig::head_dim)
-      .def_readonly("ffn_dim", &ModelConfig::ffn_dim)
-      .def_readonly("vocab_size", &ModelConfig::vocab_size)
-      .def_readonly("context_length", &ModelConfig::context_length)
-      .def_readonly("sliding_window", &ModelConfig::sliding_window)
-      .def_property_readonly(
-          "layer_kinds",
-          [](const ModelConfig& c) { return NamesOf(c.layer_kinds); })
-      .def_readonly("rms_epsilon", &ModelConfig::rms_epsilon)
-      .def_readonly("query_scale", &ModelConfig::query_scale)
-      .def_readonly("attn_soft_cap", &ModelConfig::attn_soft_cap)
-      .def_readonly("final_soft_cap", &ModelConfig::final_soft_cap)
-      .def_readonly("rope_base_full", &ModelConfig::rope_base_full)
-      .def_readonly("rope_base_sliding", &ModelConfig::rope_base_sliding)
-      .def_readonly("rope_factor_full", &ModelConfig::rope_factor_full)
-      .def_readonly("qk_norm", &ModelConfig::qk_norm)
-      .def_readonly("post_norms", &ModelConfig::post_norms)
+      .def_property_readonly("layer_kinds", &KindsOf)
       .def_readonly("eos_ids", &ModelConfig::eos_ids)
       .def_readonly("bos_id", &ModelConfig::bos_id)
-      .def_readonly("embedding_scale", &ModelConfig::embedding_scale)
-      .def_readonly("rope_dim", &ModelConfig::rope_dim)
-      .def_readonly("biases", &ModelConfig::biases)
-      .def_readonly("lru_width", &ModelConfig::lru_width)
-      .def_readonly("lru_blocks", &ModelConfig::lru_blocks)
-      .def_readonly("conv_width", &ModelConfig::conv_width)
+      .def("arguments", &Arguments,
+           "Keywords that make the same configuration.")
+      .def_static(
+          "json_keys",
+          [] {
+            std::vector<std::tuple<std::string, std::string, bool>> keys;
+            for (const Field& field : Fields()) {
+              if (field.json == nullptr) continue;
+              keys.emplace_back(field.name, field.json,
+                                field.type() == Field::Type::kSize);
+            }
+            return keys;
+          },
+          "(keyword, key in config.json, whether it is a size) of the fields "
+          "that all families state alike.")
       .def_property_readonly(
           "state_bytes",
           [](const ModelConfig& config) {

@@ -11,6 +11,7 @@
 #include "base/heap_trim.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"
+#include "model/config/config_gguf.h"
 #include "ops/target.h"
 
 namespace gkv {
@@ -173,7 +174,7 @@ void Gemma::CheckCache(const KVCache& cache) const {
     throw Mismatch(StrCat("the cache was made for ", name(cache.model_type()),
                           " (", layout.layers().size(),
                           " layers), expected one for ", name(config().name),
-                          " (", config().num_layers, " layers)"));
+                          " (", config().num_layers(), " layers)"));
   }
 }
 

@@ -16,7 +16,7 @@
 #include "engine/request.h"
 #include "engine/vocabulary.h"
 #include "io/tensor_source.h"
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
 #include "model/weights/packed_weights.h"

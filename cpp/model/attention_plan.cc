@@ -33,8 +33,8 @@ class AttentionScratch::TileView {
            layout.key_offset(layer, tile.kv_head),
            layout.value_offset(layer, tile.kv_head),
            layout.dtype()};
-    const size_t heads = config.num_heads / config.kv_heads;
-    const size_t row_floats = config.num_heads * config.head_dim;
+    const size_t heads = config.layers[0].num_heads / config.layers[0].kv_heads;
+    const size_t row_floats = config.layers[0].num_heads * config.layers[0].head_dim;
     for (size_t r = 0; r < tile.num_rows; ++r) {
       const size_t position = tile.position + r;
       const size_t begin = VisibleBegin(layout.groups()[group],
@@ -42,7 +42,7 @@ class AttentionScratch::TileView {
       for (size_t h = 0; h < heads; ++h) {
         const size_t i = r * heads + h;
         const size_t at = (tile.first_row + r) * row_floats +
-                          (tile.kv_head * heads + h) * config.head_dim;
+                          (tile.kv_head * heads + h) * config.layers[0].head_dim;
         q_[i] = q + at;
         out_[i] = out + at;
         begin_[i] = begin;
@@ -53,7 +53,7 @@ class AttentionScratch::TileView {
              begin_,
              end_,
              tile.num_rows * heads,
-             config.head_dim,
+             config.layers[0].head_dim,
              config.attn_soft_cap};
   }
   TileView(const TileView&) = delete;
@@ -74,14 +74,14 @@ class AttentionScratch::TileView {
 void AttentionScratch::Plan(const ModelConfig& config,
                             std::span<const SequenceSlice> slices,
                             size_t num_threads) {
-  const size_t heads = config.num_heads / config.kv_heads;
+  const size_t heads = config.layers[0].num_heads / config.layers[0].kv_heads;
   const size_t rows_per_tile = std::max<size_t>(1, kMaxTileQueries / heads);
   tiles_.clear();
   size_t first_row = 0;
   for (size_t s = 0; s < slices.size(); ++s) {
     const size_t count = slices[s].tokens.size();
     for (size_t r = 0; r < count; r += rows_per_tile) {
-      for (size_t head = 0; head < config.kv_heads; ++head) {
+      for (size_t head = 0; head < config.layers[0].kv_heads; ++head) {
         tiles_.push_back({s, first_row + r, slices[s].view->begin + r,
                           std::min(rows_per_tile, count - r), head});
       }
@@ -113,7 +113,7 @@ void AttentionScratch::Plan(const ModelConfig& config,
     max_slots = std::max(max_slots, slot);
   }
   partials_.EnsureSize(max_slots * kMaxTileQueries *
-                       PartialFloats(config.head_dim));
+                       PartialFloats(config.layers[0].head_dim));
 }
 
 void AttentionScratch::Attend(const ModelConfig& config,
@@ -131,7 +131,7 @@ void AttentionScratch::Attend(const ModelConfig& config,
     });
     return;
   }
-  const size_t partial_floats = PartialFloats(config.head_dim);
+  const size_t partial_floats = PartialFloats(config.layers[0].head_dim);
   const size_t slot_floats = kMaxTileQueries * partial_floats;
   pool.Run(group.spans.size(), [&](size_t task, size_t) {
     const SpanTask& span = group.spans[task];
@@ -150,12 +150,12 @@ void AttentionScratch::Attend(const ModelConfig& config,
       const float* partial =
           partials_.data() + group.spans[next].slot * slot_floats;
       for (size_t i = 0; i < tile.tile().num_queries; ++i) {
-        AttentionMerge(partial + i * partial_floats, config.head_dim,
+        AttentionMerge(partial + i * partial_floats, config.layers[0].head_dim,
                        state + i * partial_floats);
       }
     }
     for (size_t i = 0; i < tile.tile().num_queries; ++i) {
-      AttentionFinish(state + i * partial_floats, config.head_dim,
+      AttentionFinish(state + i * partial_floats, config.layers[0].head_dim,
                       tile.out()[i]);
     }
     first = next;

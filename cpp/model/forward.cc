@@ -6,7 +6,6 @@
 #include "model/forward.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
@@ -28,15 +27,22 @@ struct RowInfo {
   int32_t token;
 };
 
+// Rotations of the step's positions, for layers that rotate alike.
+struct Rope {
+  double base, factor;
+  size_t dim;
+  RopeTable table;
+  AlignedBuffer<float> cos, sin;  // [rows, dim / 2]
+};
+
 }  // namespace
 
 struct ForwardPass::Buffers {
   std::vector<RowInfo> rows;
   AlignedBuffer<float> x;  // [rows, hidden_size], the residual stream
-  // Of full and of sliding layers.
-  std::optional<RopeTable> ropes[2];
-  AlignedBuffer<float> cos[2], sin[2];  // [rows, rope_dim/2]
-  Activations mixer_input, ffn_input;   // normalized residual
+  std::vector<Rope> ropes;      // all different ones
+  std::vector<size_t> rope_of;  // [layers]; unused where layers are recurrent
+  Activations mixer_input, ffn_input;                     // normalized residual
   AlignedBuffer<float> q, k, v;  // [rows, heads * head_dim]
   Activations attended;          // [rows, num_heads * head_dim]
   RecurrentBlock recurrent;
@@ -68,7 +74,7 @@ class ForwardPass::Run {
 
   void Step() {
     Embed();
-    for (size_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (size_t layer = 0; layer < config_.num_layers(); ++layer) {
       TemporalMixing(layer);
       FeedForward(layer);
     }
@@ -77,8 +83,9 @@ class ForwardPass::Run {
 
  private:
   size_t hidden() const { return config_.hidden_size; }
-  size_t q_dim() const { return config_.num_heads * config_.head_dim; }
-  size_t kv_dim() const { return config_.kv_heads * config_.head_dim; }
+  const LayerConfig& shape() const { return config_.layers[0]; }
+  size_t q_dim() const { return shape().num_heads * shape().head_dim; }
+  size_t kv_dim() const { return shape().kv_heads * shape().head_dim; }
   float* x(size_t row) { return b_.x.data() + row * hidden(); }
   float* projected(size_t row) { return b_.projected.data() + row * hidden(); }
 
@@ -88,10 +95,10 @@ class ForwardPass::Run {
     for (const SequenceSlice& slice : slices_) {
       positions = std::max(positions, slice.view->end);
     }
-    for (size_t g = 0; g < 2; ++g) {
-      if (b_.ropes[g]) b_.ropes[g]->Reserve(positions);
-      b_.cos[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
-      b_.sin[g].EnsureSize(num_rows_ * config_.rope_dim / 2);
+    for (Rope& rope : b_.ropes) {
+      rope.table.Reserve(positions);
+      rope.cos.EnsureSize(num_rows_ * rope.dim / 2);
+      rope.sin.EnsureSize(num_rows_ * rope.dim / 2);
     }
     b_.mixer_input.Resize(num_rows_, hidden());
     b_.ffn_input.Resize(num_rows_, hidden());
@@ -100,24 +107,23 @@ class ForwardPass::Run {
     b_.v.EnsureSize(num_rows_ * kv_dim());
     b_.attended.Resize(num_rows_, q_dim());
     b_.projected.EnsureSize(num_rows_ * hidden());
-    b_.gate.EnsureSize(num_rows_ * config_.ffn_dim);
-    b_.up.EnsureSize(num_rows_ * config_.ffn_dim);
-    b_.activated.Resize(num_rows_, config_.ffn_dim);
+    b_.gate.EnsureSize(num_rows_ * shape().ffn_dim);
+    b_.up.EnsureSize(num_rows_ * shape().ffn_dim);
+    b_.activated.Resize(num_rows_, shape().ffn_dim);
     b_.attention.Plan(config_, slices_, work_.pool().num_threads());
     if (config_.lru_width != 0) b_.recurrent.Resize(config_, num_rows_);
   }
 
   void Embed() {
     const PackedView embedding = model_.weights.embedding.view();
-    const size_t half = config_.rope_dim / 2;
     work_.ForRows(num_rows_, [&](size_t row) {
       const RowInfo& info = b_.rows[row];
       UnpackRow(embedding, static_cast<size_t>(info.token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
-      for (size_t g = 0; g < 2; ++g) {
-        if (!b_.ropes[g]) continue;
-        b_.ropes[g]->CosSin(info.position, b_.cos[g].data() + row * half,
-                            b_.sin[g].data() + row * half);
+      for (Rope& rope : b_.ropes) {
+        const size_t at = row * rope.dim / 2;
+        rope.table.CosSin(info.position, rope.cos.data() + at,
+                          rope.sin.data() + at);
       }
     });
   }
@@ -165,14 +171,14 @@ class ForwardPass::Run {
   // Norms and rotates the row's query and key heads and stores key and value.
   void QueryKeyValue(size_t layer, size_t row) {
     const LayerWeights& weights = model_.weights.layers[layer];
-    const size_t head_dim = config_.head_dim;
+    const size_t head_dim = shape().head_dim;
     const RowInfo& info = b_.rows[row];
     const KvLayout& layout = *slices_[info.slice].layout;
-    const size_t rope = config_.layer_kinds[layer] == LayerKind::kSliding;
-    const size_t rope_dim = config_.rope_dim;
-    const float* cos = b_.cos[rope].data() + row * rope_dim / 2;
-    const float* sin = b_.sin[rope].data() + row * rope_dim / 2;
-    for (size_t head = 0; head < config_.num_heads; ++head) {
+    const Rope& rope = b_.ropes[b_.rope_of[layer]];
+    const size_t rope_dim = rope.dim;
+    const float* cos = rope.cos.data() + row * rope_dim / 2;
+    const float* sin = rope.sin.data() + row * rope_dim / 2;
+    for (size_t head = 0; head < shape().num_heads; ++head) {
       float* q = b_.q.data() + row * q_dim() + head * head_dim;
       if (config_.qk_norm) {
         RmsNorm(q, weights.q_norm.data(), config_.rms_epsilon, head_dim, q);
@@ -186,7 +192,7 @@ class ForwardPass::Run {
     const size_t block_tokens = layout.block_tokens();
     const size_t block = info.position / block_tokens - table.first_block;
     const size_t index = info.position % block_tokens;
-    for (size_t head = 0; head < config_.kv_heads; ++head) {
+    for (size_t head = 0; head < shape().kv_heads; ++head) {
       float* k = b_.k.data() + row * kv_dim() + head * head_dim;
       const float* v = b_.v.data() + row * kv_dim() + head * head_dim;
       if (config_.qk_norm) {
@@ -202,7 +208,7 @@ class ForwardPass::Run {
 
   void FeedForward(size_t layer) {
     const LayerWeights& weights = model_.weights.layers[layer];
-    const size_t ffn = config_.ffn_dim;
+    const size_t ffn = shape().ffn_dim;
     work_.MatMuls({{&weights.gate, &b_.ffn_input, b_.gate.data()},
                    {&weights.up, &b_.ffn_input, b_.up.data()}});
     work_.ForRows(num_rows_, [&](size_t row) {
@@ -268,13 +274,23 @@ ForwardPass::ForwardPass(const Model& model, ThreadPool& pool)
       pool_(pool),
       buffers_(std::make_unique<Buffers>()),
       head_(std::make_unique<OutputHead>(model.config, model.weights, pool)) {
-  const ModelConfig& config = model.config;
-  if (config.HasLayers(LayerKind::kFull)) {
-    buffers_->ropes[0].emplace(config.rope_base_full, config.rope_factor_full,
-                               config.rope_dim);
-  }
-  if (config.HasLayers(LayerKind::kSliding)) {
-    buffers_->ropes[1].emplace(config.rope_base_sliding, 1.0, config.rope_dim);
+  std::vector<Rope>& ropes = buffers_->ropes;
+  for (const LayerConfig& layer : model.config.layers) {
+    size_t at = 0;
+    if (layer.kind != LayerKind::kRecurrent) {
+      while (at < ropes.size() && !(ropes[at].base == layer.rope_base &&
+                                    ropes[at].factor == layer.rope_factor &&
+                                    ropes[at].dim == layer.rope_dim)) {
+        ++at;
+      }
+      if (at == ropes.size()) {
+        ropes.push_back(
+            {layer.rope_base, layer.rope_factor, layer.rope_dim,
+             RopeTable(layer.rope_base, layer.rope_factor, layer.rope_dim),
+             {}, {}});
+      }
+    }
+    buffers_->rope_of.push_back(at);
   }
 }
 

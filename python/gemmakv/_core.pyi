@@ -23,40 +23,46 @@ class CacheFullError(GemmaKVError):
 
 @final
 class ModelConfig:
-    """Shape of a model. Immutable."""
+    """Shape of a model. Immutable.
+
+    What layers may differ in is given as a number, or as a list with an entry
+    for each layer; the properties are lists where layers differ.
+    """
 
     def __init__(
         self,
         *,
         name: str = "",
         architecture: str,
+        layer_kinds: Sequence[str],
         hidden_size: int,
         num_layers: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        ffn_dim: int,
+        num_heads: int | Sequence[int],
+        kv_heads: int | Sequence[int] | None = None,
+        head_dim: int | Sequence[int],
+        ffn_dim: int | Sequence[int],
         vocab_size: int,
         context_length: int,
-        sliding_window: int = 0,
-        layer_kinds: Sequence[str],
+        sliding_window: int | Sequence[int] = 0,
         rms_epsilon: float = 1e-6,
         query_scale: float,
         attn_soft_cap: float = 0.0,
         final_soft_cap: float = 0.0,
-        rope_base_full: float = 10000.0,
-        rope_base_sliding: float = 10000.0,
-        rope_factor_full: float = 1.0,
+        rope_base_full: float | Sequence[float] = 10000.0,
+        rope_base_sliding: float | Sequence[float] = 10000.0,
+        rope_factor_full: float | Sequence[float] = 1.0,
         qk_norm: bool,
         post_norms: bool,
-        eos_ids: Sequence[int] = ...,
-        bos_id: int = 2,
         embedding_scale: float | None = None,
-        rope_dim: int | None = None,
+        rope_dim: int | Sequence[int] | None = None,
         biases: bool = False,
         lru_width: int = 0,
         lru_blocks: int = 0,
         conv_width: int = 0,
+        shares_kv: Sequence[int | None] | None = None,
+        rope_factor_sliding: float | Sequence[float] = 1.0,
+        eos_ids: Sequence[int] = ...,
+        bos_id: int = 2,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -132,6 +138,13 @@ class ModelConfig:
     def lru_blocks(self) -> int: ...
     @property
     def conv_width(self) -> int: ...
+    @property
+    def shares_kv(self) -> list[int | None] | None: ...
+    @property
+    def rope_factor_sliding(self) -> float: ...
+    def arguments(self) -> dict[str, Any]: ...
+    @staticmethod
+    def json_keys() -> list[tuple[str, str, bool]]: ...
     @property
     def state_bytes(self) -> int: ...
     def kv_bytes_per_token(self, dtype: str = "bf16") -> tuple[int, int]: ...

@@ -26,14 +26,6 @@ FACTOR = 20
 ROUNDING_FACTOR = 2.5
 
 NAMES = golden_models.names()
-CONFIG_FIELDS = (
-    "architecture", "attn_soft_cap", "biases", "bos_id", "context_length",
-    "conv_width", "embedding_scale", "eos_ids", "ffn_dim", "final_soft_cap",
-    "head_dim", "hidden_size", "kv_heads", "layer_kinds", "lru_blocks",
-    "lru_width", "num_heads", "num_layers", "post_norms", "qk_norm",
-    "query_scale", "rms_epsilon", "rope_base_full", "rope_base_sliding",
-    "rope_dim", "rope_factor_full", "sliding_window", "vocab_size",
-)  # fmt: skip
 
 
 @functools.cache
@@ -53,7 +45,9 @@ def tensors_of(name: str) -> dict[str, Array]:
 
 def fields_of(config: gemmakv.ModelConfig) -> dict[str, Any]:
     """All fields but the name."""
-    return {field: getattr(config, field) for field in CONFIG_FIELDS}
+    fields = config.arguments()
+    del fields["name"]
+    return fields
 
 
 def logits_of(gemma: gemmakv.Gemma, tokens: list[int]) -> Array:

@@ -308,7 +308,7 @@ CONTRADICTIONS = [
     ("gemma2", put("gemma2.feed_forward_length", U32, 64), "blk.0.ffn_gate"),
     ("gemma2", put("gemma2.embedding_length", U32, 96), "token_embd"),
     ("gemma2", put("gemma2.attention.sliding_window", U32, 0), "window"),
-    ("gemma2", put("gemma2.attn_logit_softcapping", F32, -1.0), "soft_cap"),
+    ("gemma2", put("gemma2.attn_logit_softcapping", F32, -1.0), "softcapping"),
     ("gemma2", put("gemma2.rope.scaling.factor", F32, 8.0), "scaling.factor"),
     ("gemma2", put("gemma2.rope.dimension_count", U32, 31), "rope_dim"),
     ("gemma2", put("gemma2.rope.scaling.type", STR, "yarn"), "yarn"),

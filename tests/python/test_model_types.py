@@ -80,6 +80,59 @@ def test_the_published_file_has_the_type_s_name(
     assert fields_of(config) == fields_of(ModelConfig(**TYPES[name]))
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_arguments_make_the_same_configuration(name: str) -> None:
+    config = ModelConfig.from_name(name)
+    arguments = config.arguments()
+    assert ModelConfig(**arguments).arguments() == arguments
+    assert arguments["name"] == name
+    for field, value in arguments.items():
+        assert getattr(config, field) == value
+    # An entry for each layer is the same where they do not differ.
+    arguments["ffn_dim"] = [config.ffn_dim] * config.num_layers
+    assert ModelConfig(**arguments).ffn_dim == config.ffn_dim
+
+
+def test_layers_may_differ() -> None:
+    arguments = ModelConfig.from_name("gemma3-270m").arguments()
+    arguments |= {"name": "", "ffn_dim": [2048] * 17 + [4096]}
+    arguments["sliding_window"] = [512] * 9 + [256] * 9
+    shared: list[int | None] = [None] * 17 + [11]
+    arguments["shares_kv"] = shared
+    config = ModelConfig(**arguments)
+    assert config.ffn_dim == arguments["ffn_dim"]
+    assert config.shares_kv == shared
+    # Full layers read no window.
+    windows: list[int] = config.arguments()["sliding_window"]
+    assert windows[4:7] == [512, 0, 512] and windows[-2:] == [256, 0]
+    assert ModelConfig(**config.arguments()).arguments() == config.arguments()
+    assert config.named().name == ""
+
+
+@pytest.mark.parametrize("changes, error, text", [
+    ({"head_dim": "x"}, TypeError, "head_dim: expected a whole number"),
+    ({"head_dim": 64.5}, TypeError, "head_dim: expected a whole number"),
+    ({"ffn_dim": [2048, None]}, ValueError, "ffn_dim has 2 entries"),
+    ({"ffn_dim": [8] * 17 + [-1]}, ValueError, "ffn_dim of layer 17 is -1"),
+    ({"query_scale": []}, ValueError, "query_scale has 0 entries"),
+    ({"query_scale": [1.0] * 18}, ValueError, "query_scale has 18 entries"),
+    ({"shares_kv": 0}, ValueError, "shares_kv is 0 in layer 0"),
+    ({"eos_ids": "x"}, TypeError, "eos_ids"),
+    ({"window": 3}, TypeError, "unexpected keyword argument 'window'"),
+])
+def test_wrong_fields_are_named(
+    changes: dict[str, object], error: type[Exception], text: str
+) -> None:
+    arguments = {**ModelConfig.from_name("gemma3-270m").arguments(), **changes}
+    with pytest.raises(error, match=text) as caught:
+        ModelConfig(**arguments)
+    assert "\n" not in str(caught.value)
+    arguments = ModelConfig.from_name("gemma3-270m").arguments()
+    del arguments["head_dim"]
+    with pytest.raises(TypeError, match="missing keyword argument 'head_dim'"):
+        ModelConfig(**arguments)
+
+
 @pytest.mark.parametrize("dtype", VALUE_BYTES)
 @pytest.mark.parametrize("name", TYPES)
 def test_cache_of_a_named_type(name: str, dtype: str) -> None:

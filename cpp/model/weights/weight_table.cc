@@ -18,10 +18,14 @@ using Size = size_t(const Config& config, size_t layer);
 size_t One(const Config&, size_t) { return 1; }
 size_t Vocab(const Config& c, size_t) { return c.vocab_size; }
 size_t Hidden(const Config& c, size_t) { return c.hidden_size; }
-size_t Queries(const Config& c, size_t) { return c.num_heads * c.head_dim; }
-size_t KeysValues(const Config& c, size_t) { return c.kv_heads * c.head_dim; }
-size_t HeadDim(const Config& c, size_t) { return c.head_dim; }
-size_t Ffn(const Config& c, size_t) { return c.ffn_dim; }
+size_t Queries(const Config& c, size_t i) {
+  return c.layers[i].num_heads * c.layers[i].head_dim;
+}
+size_t KeysValues(const Config& c, size_t i) {
+  return c.layers[i].kv_heads * c.layers[i].head_dim;
+}
+size_t HeadDim(const Config& c, size_t i) { return c.layers[i].head_dim; }
+size_t Ffn(const Config& c, size_t i) { return c.layers[i].ffn_dim; }
 size_t Lru(const Config& c, size_t) { return c.lru_width; }
 size_t LruBlock(const Config& c, size_t) { return c.lru_width / c.lru_blocks; }
 size_t Taps(const Config& c, size_t) { return c.conv_width; }
@@ -29,11 +33,17 @@ size_t Taps(const Config& c, size_t) { return c.conv_width; }
 using Condition = bool(const Config& config, size_t layer);
 bool Always(const Config&, size_t) { return true; }
 bool Recurs(const Config& c, size_t layer) {
-  return c.layer_kinds[layer] == LayerKind::kRecurrent;
+  return c.layers[layer].kind == LayerKind::kRecurrent;
 }
 bool Attends(const Config& c, size_t layer) { return !Recurs(c, layer); }
-bool QkNorm(const Config& c, size_t layer) {
+bool OwnsKv(const Config& c, size_t layer) {
+  return Attends(c, layer) && !c.layers[layer].shares_kv;
+}
+bool QueryNorm(const Config& c, size_t layer) {
   return c.qk_norm && Attends(c, layer);
+}
+bool KeyNorm(const Config& c, size_t layer) {
+  return c.qk_norm && OwnsKv(c, layer);
 }
 bool Biases(const Config& c, size_t) { return c.biases; }
 bool AttendsBiased(const Config& c, size_t layer) {
@@ -86,10 +96,10 @@ constexpr Row kLayerRows[] = {
     {"rec_a_gate.bias", kVector, One, Lru, Recurs, &R::a_gate_bias},
     {"rec_a_param", kDecay, One, Lru, Recurs, &R::decay},
     {"attn_q.weight", kMatrix, Queries, Hidden, Attends, &L::q},
-    {"attn_k.weight", kMatrix, KeysValues, Hidden, Attends, &L::k},
-    {"attn_v.weight", kMatrix, KeysValues, Hidden, Attends, &L::v},
-    {"attn_q_norm.weight", kVector, One, HeadDim, QkNorm, &L::q_norm},
-    {"attn_k_norm.weight", kVector, One, HeadDim, QkNorm, &L::k_norm},
+    {"attn_k.weight", kMatrix, KeysValues, Hidden, OwnsKv, &L::k},
+    {"attn_v.weight", kMatrix, KeysValues, Hidden, OwnsKv, &L::v},
+    {"attn_q_norm.weight", kVector, One, HeadDim, QueryNorm, &L::q_norm},
+    {"attn_k_norm.weight", kVector, One, HeadDim, KeyNorm, &L::k_norm},
     {"attn_output.weight", kMatrix, Hidden, Queries, Attends, &L::o},
     {"attn_output.bias", kVector, One, Hidden, AttendsBiased, &L::o_bias},
     {"ffn_norm.weight", kVector, One, Hidden, Always, &L::ffn_norm},
@@ -141,9 +151,9 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
                        row.cols(config, i),
                        std::visit(Place{weights, i}, row.member)});
   };
-  weights.layers.resize(config.num_layers);
+  weights.layers.resize(config.num_layers());
   for (const Row& row : kModelRows) add(row, "", 0);
-  for (size_t i = 0; i < config.num_layers; ++i) {
+  for (size_t i = 0; i < config.num_layers(); ++i) {
     if (Recurs(config, i)) {
       weights.layers[i].recurrent = std::make_unique<RecurrentWeights>();
     }
@@ -201,7 +211,7 @@ std::vector<std::string> TensorNames(const ModelConfig& config,
                              ", expected none of this name: the configuration "
                              "is of a ",
                              config.architecture, " model of ",
-                             config.num_layers, " layers"));
+                             config.num_layers(), " layers"));
   }
   return names;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "io/tensor_source.h"
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/weights/weights.h"
 
 namespace gkv {

@@ -13,7 +13,7 @@
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "io/tensor_source.h"
-#include "model/config.h"
+#include "model/config/config.h"
 #include "ops/matmul.h"
 
 namespace gkv {

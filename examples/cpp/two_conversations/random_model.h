@@ -11,31 +11,32 @@
 #include <vector>
 
 #include "engine/gemma.h"
-#include "model/family.h"
+#include "model/config/family.h"
 
 // Weights from any source: this one makes them up, sized by what a small
 // configuration asks for.
 class RandomSource : public gkv::TensorSource {
  public:
   explicit RandomSource(const gkv::ModelConfig& c) {
-    const size_t q = c.num_heads * c.head_dim, kv = c.kv_heads * c.head_dim;
     Add("token_embd.weight", c.vocab_size, c.hidden_size);
     Add("output_norm.weight", 1, c.hidden_size);
-    for (size_t i = 0; i < c.num_layers; ++i) {
+    for (size_t i = 0; i < c.num_layers(); ++i) {
+      const gkv::LayerConfig& l = c.layers[i];
+      const size_t q = l.num_heads * l.head_dim, kv = l.kv_heads * l.head_dim;
       const std::string layer = "blk." + std::to_string(i) + ".";
       for (const char* name : {"attn_norm", "ffn_norm", "post_attention_norm",
                                "post_ffw_norm"}) {
         Add(layer + name + ".weight", 1, c.hidden_size);
       }
-      Add(layer + "attn_q_norm.weight", 1, c.head_dim);
-      Add(layer + "attn_k_norm.weight", 1, c.head_dim);
+      Add(layer + "attn_q_norm.weight", 1, l.head_dim);
+      Add(layer + "attn_k_norm.weight", 1, l.head_dim);
       Add(layer + "attn_q.weight", q, c.hidden_size);
       Add(layer + "attn_k.weight", kv, c.hidden_size);
       Add(layer + "attn_v.weight", kv, c.hidden_size);
       Add(layer + "attn_output.weight", c.hidden_size, q);
-      Add(layer + "ffn_gate.weight", c.ffn_dim, c.hidden_size);
-      Add(layer + "ffn_up.weight", c.ffn_dim, c.hidden_size);
-      Add(layer + "ffn_down.weight", c.hidden_size, c.ffn_dim);
+      Add(layer + "ffn_gate.weight", l.ffn_dim, c.hidden_size);
+      Add(layer + "ffn_up.weight", l.ffn_dim, c.hidden_size);
+      Add(layer + "ffn_down.weight", c.hidden_size, l.ffn_dim);
     }
   }
 
@@ -76,16 +77,13 @@ class RandomSource : public gkv::TensorSource {
 inline std::shared_ptr<gkv::Gemma> RandomModel() {
   gkv::ModelConfig config;
   config.hidden_size = 64;
-  config.num_layers = 6;
-  config.num_heads = 4;
-  config.kv_heads = 1;
-  config.head_dim = 32;
-  config.ffn_dim = 128;
+  config.layers.assign(
+      6, {.num_heads = 4, .kv_heads = 1, .head_dim = 32, .ffn_dim = 128});
   // What all models of the family have in common; the rest is this one's.
   gkv::ApplyFamily(*gkv::FindFamily("gemma3"), config);
   config.vocab_size = 256;
   config.context_length = 1024;
-  config.sliding_window = 32;
+  for (gkv::LayerConfig& layer : config.layers) layer.window = 32;
   config.query_scale = 1 / std::sqrt(32.0);
   RandomSource source(config);
   return gkv::Gemma::FromTensors(config, source);

@@ -20,13 +20,13 @@ from gemmakv.huggingface.rope import rope_values
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Defaults of one `model_type`; 0 stands for a size that depends on
-    others.
+    """Defaults of one `model_type`, by the names of ModelConfig; 0 stands for
+    a size that depends on others.
     """
 
     architecture: str
     hidden_size: int
-    intermediate_size: int
+    ffn_dim: int
     num_layers: int
     num_heads: int
     kv_heads: int
@@ -34,6 +34,10 @@ class _Kind:
     vocab_size: int
     context_length: int
     sliding_window: int = 4096
+    rms_epsilon: float = 1e-6
+    # Of recurrent layers.
+    lru_width: int = 0
+    conv_width: int = 4
 
 
 _KINDS = {
@@ -130,37 +134,41 @@ class _Reader:
     def values(self) -> dict[str, Any]:
         """Arguments of ModelConfig."""
         self._check_supported()
-        text, kind = self.text, self.kind
-        hidden = text.size("hidden_size", kind.hidden_size)
-        heads = text.size("num_attention_heads", kind.num_heads)
-        ffn = text.size("intermediate_size", kind.intermediate_size)
+        stated = self._stated()
         base = ModelConfig.from_family(
-            kind.architecture,
-            hidden_size=hidden,
-            num_layers=self._num_layers(),
-            num_heads=heads,
-            kv_heads=text.size("num_key_value_heads", kind.kv_heads or heads),
-            head_dim=self._head_dim(hidden, heads),
-            # RecurrentGemma counts both halves of its gated layer.
-            ffn_dim=ffn // 2 if self.recurrent else ffn,
+            self.kind.architecture, **{key: stated[key] for key in _SIZES}
         )
-        values = {key: getattr(base, key) for key in _CONFIG_KEYS}
-        values["vocab_size"] = text.size("vocab_size", kind.vocab_size)
-        values["context_length"] = text.size(
-            "max_position_embeddings", kind.context_length
-        )
-        values["rms_epsilon"] = text.number("rms_norm_eps", 1e-6)
+        values = {**base.arguments(), **stated}
         values["layer_kinds"] = self._layer_kinds(base)
         values["sliding_window"] = (
             self._window() if "sliding" in values["layer_kinds"] else 0
         )
         values["query_scale"] = self._query_scale(base.head_dim)
         values |= self._soft_caps(base)
-        values |= rope_values(text, base, values["layer_kinds"])
+        values |= rope_values(self.text, base, values["layer_kinds"])
         if "recurrent" in values["layer_kinds"]:
-            values["lru_width"] = text.size("lru_width", hidden)
-            values["lru_blocks"] = heads
-            values["conv_width"] = text.size("conv1d_width", 4)
+            values["lru_blocks"] = stated["num_heads"]
+        else:
+            values["lru_width"] = values["conv_width"] = 0
+        return values
+
+    def _stated(self) -> dict[str, Any]:
+        """What has a key of its own, or the defaults of its kind."""
+        text = self.text
+        values: dict[str, Any] = {}
+        for name, key, is_size in ModelConfig.json_keys():
+            default = getattr(self.kind, name, None)
+            if default is not None or key in text:
+                read = text.size if is_size else text.number
+                values[name] = read(key, default or 0)
+        hidden, heads = values["hidden_size"], values["num_heads"]
+        values["kv_heads"] = values["kv_heads"] or heads
+        values["head_dim"] = self._head_dim(hidden, heads)
+        values["lru_width"] = values["lru_width"] or hidden
+        if self.recurrent:  # counts both halves of its gated layer
+            values["ffn_dim"] //= 2
+        if values["num_layers"] > 4096:
+            raise text.wrong("num_hidden_layers", "at most 4096")
         return values
 
     def _check_supported(self) -> None:
@@ -179,12 +187,6 @@ class _Reader:
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
         if text.values.get("use_bidirectional_attention"):
             raise self.refuse("use_bidirectional_attention", "false")
-
-    def _num_layers(self) -> int:
-        count = self.text.size("num_hidden_layers", self.kind.num_layers)
-        if count > 4096:
-            raise self.text.wrong("num_hidden_layers", "at most 4096")
-        return count
 
     def _head_dim(self, hidden: int, heads: int) -> int:
         default = self.kind.head_dim or hidden // heads
@@ -282,11 +284,10 @@ class _Reader:
         return caps
 
 
-_CONFIG_KEYS = (
-    "architecture", "hidden_size", "num_layers", "num_heads", "kv_heads",
-    "head_dim", "ffn_dim", "layer_kinds", "attn_soft_cap", "final_soft_cap",
-    "rope_base_full", "rope_base_sliding", "qk_norm", "post_norms",
-    "embedding_scale", "rope_dim", "biases",
+# What a family's part depends on.
+_SIZES = (
+    "hidden_size", "num_layers", "num_heads", "kv_heads", "head_dim",
+    "ffn_dim",
 )  # fmt: skip
 
 

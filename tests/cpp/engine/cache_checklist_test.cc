@@ -32,9 +32,7 @@ class CacheChecklistTest : public ::testing::TestWithParam<std::string> {
     LoadOptions options;
     options.threads = 2;
     gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
-    const auto& kinds = gemma_->config().layer_kinds;
-    recurrent_ = std::find(kinds.begin(), kinds.end(), LayerKind::kRecurrent) !=
-                 kinds.end();
+    recurrent_ = gemma_->config().HasLayers(LayerKind::kRecurrent);
     if (tiny.window != 0) window_ = tiny.window;
   }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/tiny_model.h"
 
 // The model as its description reads, in double, with no cache and no
@@ -46,8 +46,8 @@ class ReferenceModel {
       }
       x.push_back(row);
     }
-    for (size_t layer = 0; layer < config_.num_layers; ++layer) {
-      if (config_.layer_kinds[layer] == LayerKind::kRecurrent) {
+    for (size_t layer = 0; layer < config_.num_layers(); ++layer) {
+      if (config_.layers[layer].kind == LayerKind::kRecurrent) {
         Recurrence(layer, x);
       } else {
         Attention(layer, x);
@@ -109,20 +109,18 @@ class ReferenceModel {
   // One head of a projected row, normed and rotated.
   Row Head(const Row& row, size_t head, size_t layer, size_t position,
            const std::string& norm) const {
-    const size_t dim = config_.head_dim;
+    const LayerConfig& shape = config_.layers[layer];
+    const size_t dim = shape.head_dim;
     Row x(row.begin() + static_cast<long>(head * dim),
           row.begin() + static_cast<long>((head + 1) * dim));
     if (config_.qk_norm) x = Norm(x, norm);
-    const bool full = config_.layer_kinds[layer] == LayerKind::kFull;
-    const double base =
-        full ? config_.rope_base_full : config_.rope_base_sliding;
-    const double factor = full ? config_.rope_factor_full : 1;
-    const size_t half = config_.rope_dim / 2;
+    const size_t half = shape.rope_dim / 2;
     Row out = x;
     for (size_t i = 0; i < half; ++i) {
       const double angle =
-          static_cast<double>(position) / factor *
-          std::pow(base, -static_cast<double>(i) / static_cast<double>(half));
+          static_cast<double>(position) / shape.rope_factor *
+          std::pow(shape.rope_base,
+                   -static_cast<double>(i) / static_cast<double>(half));
       const double c = std::cos(angle), s = std::sin(angle);
       out[i] = x[i] * c - x[i + half] * s;
       out[i + half] = x[i + half] * c + x[i] * s;
@@ -132,8 +130,9 @@ class ReferenceModel {
 
   void Attention(size_t layer, std::vector<Row>& x) const {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
-    const size_t dim = config_.head_dim;
-    const size_t group = config_.num_heads / config_.kv_heads;
+    const LayerConfig& shape = config_.layers[layer];
+    const size_t dim = shape.head_dim;
+    const size_t group = shape.num_heads / shape.kv_heads;
     std::vector<Row> q, k, v;
     for (const Row& row : x) {
       const Row h = Norm(row, prefix + "attn_norm.weight");
@@ -144,20 +143,18 @@ class ReferenceModel {
     std::vector<Row> keys;  // rotated, all heads of a position
     for (size_t p = 0; p < x.size(); ++p) {
       Row all;
-      for (size_t head = 0; head < config_.kv_heads; ++head) {
+      for (size_t head = 0; head < shape.kv_heads; ++head) {
         const Row one =
             Head(k[p], head, layer, p, prefix + "attn_k_norm.weight");
         all.insert(all.end(), one.begin(), one.end());
       }
       keys.push_back(all);
     }
-    const bool full = config_.layer_kinds[layer] == LayerKind::kFull;
+    const bool full = shape.kind == LayerKind::kFull;
     for (size_t p = 0; p < x.size(); ++p) {
-      const size_t begin = full || p + 1 < config_.sliding_window
-                               ? 0
-                               : p + 1 - config_.sliding_window;
-      Row attended(config_.num_heads * dim, 0.0);
-      for (size_t head = 0; head < config_.num_heads; ++head) {
+      const size_t begin = full || p + 1 < shape.window ? 0 : p + 1 - shape.window;
+      Row attended(shape.num_heads * dim, 0.0);
+      for (size_t head = 0; head < shape.num_heads; ++head) {
         const Row query =
             Head(q[p], head, layer, p, prefix + "attn_q_norm.weight");
         const size_t at = head / group * dim;

@@ -15,7 +15,7 @@
 #include "base/tensor_type.h"
 #include "base/thread_pool.h"
 #include "io/tensor_source.h"
-#include "model/family.h"
+#include "model/config/family.h"
 #include "model/forward.h"
 
 // Models that are small enough to run thousands of times: random weights, the
@@ -186,23 +186,24 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   ModelConfig config;
   config.architecture = options.architecture;
   config.hidden_size = options.hidden;
-  config.num_layers = options.num_layers;
-  config.num_heads = options.num_heads;
-  config.kv_heads = options.kv_heads;
-  config.head_dim = 32;
-  config.ffn_dim = options.ffn;
+  config.layers.assign(options.num_layers, {.num_heads = options.num_heads,
+                                            .kv_heads = options.kv_heads,
+                                            .head_dim = 32,
+                                            .ffn_dim = options.ffn});
+  RepeatKinds(options.pattern, config);
+  for (LayerConfig& layer : config.layers) {
+    const bool slides = layer.kind == LayerKind::kSliding;
+    layer.window = slides ? options.window : 0;
+    layer.rope_dim = options.rope_dim;
+    layer.rope_base = slides ? 1e4 : 1e6;
+    layer.rope_factor = slides ? 1 : 2;
+  }
   config.vocab_size = 97;
   config.context_length = 1024;
-  config.sliding_window = options.window;
-  config.layer_kinds = RepeatKinds(options.pattern, options.num_layers);
   config.embedding_scale = DefaultEmbeddingScale(options.hidden);
-  config.rope_dim = options.rope_dim;
   config.query_scale = 0.17;
   config.attn_soft_cap = options.attn_soft_cap;
   config.final_soft_cap = options.final_soft_cap;
-  config.rope_base_full = 1e6;
-  config.rope_base_sliding = 1e4;
-  config.rope_factor_full = 2;
   config.qk_norm = options.qk_norm;
   config.post_norms = options.post_norms;
   config.biases = options.biases;
@@ -224,7 +225,7 @@ class TinyTensorMaker {
     Matrix("token_embd.weight", config_.vocab_size, hidden);
     if (!options_.tied) Matrix("output.weight", config_.vocab_size, hidden);
     Norm("output_norm.weight", hidden);
-    for (size_t i = 0; i < config_.num_layers; ++i) Layer(i);
+    for (size_t i = 0; i < config_.num_layers(); ++i) Layer(i);
     return std::move(source_);
   }
 
@@ -233,29 +234,32 @@ class TinyTensorMaker {
     const size_t hidden = options_.hidden;
     prefix_ = "blk." + std::to_string(layer) + ".";
     Norm("attn_norm.weight", hidden);
-    if (config_.layer_kinds[layer] == LayerKind::kRecurrent) {
+    const LayerConfig& shape = config_.layers[layer];
+    if (shape.kind == LayerKind::kRecurrent) {
       Recurrent();
     } else {
-      Attention();
+      Attention(shape);
     }
     Norm("ffn_norm.weight", hidden);
-    Linear("ffn_gate", options_.ffn, hidden);
-    Linear("ffn_up", options_.ffn, hidden);
-    Linear("ffn_down", hidden, options_.ffn);
+    Linear("ffn_gate", shape.ffn_dim, hidden);
+    Linear("ffn_up", shape.ffn_dim, hidden);
+    Linear("ffn_down", hidden, shape.ffn_dim);
     if (options_.post_norms) {
       Norm("post_attention_norm.weight", hidden);
       Norm("post_ffw_norm.weight", hidden);
     }
   }
-  void Attention() {
-    const size_t q_dim = config_.num_heads * config_.head_dim;
-    const size_t kv_dim = config_.kv_heads * config_.head_dim;
+  void Attention(const LayerConfig& layer) {
+    const size_t q_dim = layer.num_heads * layer.head_dim;
+    const size_t kv_dim = layer.kv_heads * layer.head_dim;
     Matrix("attn_q.weight", q_dim, options_.hidden);
-    Matrix("attn_k.weight", kv_dim, options_.hidden);
-    Matrix("attn_v.weight", kv_dim, options_.hidden);
+    if (!layer.shares_kv) {
+      Matrix("attn_k.weight", kv_dim, options_.hidden);
+      Matrix("attn_v.weight", kv_dim, options_.hidden);
+    }
     if (options_.qk_norm) {
-      Norm("attn_q_norm.weight", config_.head_dim);
-      Norm("attn_k_norm.weight", config_.head_dim);
+      Norm("attn_q_norm.weight", layer.head_dim);
+      if (!layer.shares_kv) Norm("attn_k_norm.weight", layer.head_dim);
     }
     Linear("attn_output", options_.hidden, q_dim);
   }

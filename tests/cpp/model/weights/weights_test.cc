@@ -78,7 +78,7 @@ TEST_P(WeightsOfFamilyTest, TensorsThatTheModelLacksAreNamed) {
   const MemorySource whole = TinyTensors(options_);
   const MemorySource::Tensor some = whole.tensors.at("blk.0.attn_norm.weight");
   const std::string behind =
-      StrCat("blk.", TinyConfig(options_).num_layers, ".attn_norm.weight");
+      StrCat("blk.", TinyConfig(options_).num_layers(), ".attn_norm.weight");
   for (const std::string& name : std::vector<std::string>{
            behind, "blk.0.attn_norm.bias", "blk.1.no_such.weight", "blk."}) {
     MemorySource source = whole;

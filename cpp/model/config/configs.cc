@@ -4,8 +4,8 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "model/config.h"
-#include "model/family.h"
+#include "model/config/config.h"
+#include "model/config/family.h"
 
 namespace gkv {
 namespace {
@@ -27,7 +27,7 @@ constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072;
 constexpr Row kRows[] = {
 #define GKV_MODEL(type, name, family, ...) \
   {ModelType::type, name, family, __VA_ARGS__},
-#include "model/named_models.inc"
+#include "model/config/named_models.inc"
 #undef GKV_MODEL
 };
 
@@ -45,16 +45,19 @@ ModelConfig FromRow(const Row& row) {
   ModelConfig config;
   config.name = row.name;
   config.hidden_size = row.hidden;
-  config.num_layers = row.layers;
-  config.num_heads = row.heads;
-  config.kv_heads = row.kv_heads;
-  config.head_dim = row.head_dim;
-  config.ffn_dim = row.ffn;
+  config.layers.assign(row.layers, {.num_heads = row.heads,
+                                    .kv_heads = row.kv_heads,
+                                    .head_dim = row.head_dim,
+                                    .ffn_dim = row.ffn});
   ApplyFamily(family, config);
   config.context_length = row.context;
-  if (row.window != 0) config.sliding_window = row.window;
   config.query_scale = 1.0 / std::sqrt(row.query_divisor);
-  config.rope_factor_full = row.rope_factor;
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kFull) layer.rope_factor = row.rope_factor;
+    if (layer.kind == LayerKind::kSliding && row.window != 0) {
+      layer.window = row.window;
+    }
+  }
   if (HasRecurrentLayers(family)) {
     // All published sizes: as wide as the residual stream, a block per head.
     config.lru_width = row.hidden;

@@ -1,22 +1,22 @@
 // Configurations of GGUF files: what the metadata states, and for what it
 // omits, what the family's files mean by that.
 
+#include "model/config/config_gguf.h"
+
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <utility>
+#include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
 #include "base/error.h"
-#include "model/config.h"
-#include "model/family.h"
+#include "model/config/family.h"
+#include "model/config/fields.h"
 
 namespace gkv {
 namespace {
-
-// Far above any model that exists, far below where size products overflow.
-constexpr size_t kMaxSize = size_t{1} << 24;
-constexpr size_t kMaxLayers = 4096;
 
 // Reads a family's metadata keys, which all start with the architecture.
 class MetadataReader {
@@ -24,27 +24,39 @@ class MetadataReader {
   MetadataReader(const GgufFile& file, const Family& family)
       : file_(file), prefix_(StrCat(family.architecture, ".")) {}
 
-  size_t Size(const char* key) const {
-    const std::optional<uint64_t> value = file_.GetUint(prefix_ + key);
-    if (!value) {
-      throw CorruptFile(
-          StrCat(file_.path(), ": metadata ", prefix_, key, " is missing"));
+  // Reads a field by its own key: a number, or an array with one for each
+  // layer. A key that is missing leaves what the family says.
+  void Read(const Field& field, ModelConfig& config) const {
+    const std::string key = prefix_ + field.gguf;
+    std::vector<double> values;
+    if (file_.Has(key)) {
+      values = Numbers(key, field);
+    } else if (!IsSet(field, config)) {
+      values = field.Default(config);
+      if (values.empty()) {
+        throw CorruptFile(
+            StrCat(file_.path(), ": metadata ", key, " is missing"));
+      }
+    } else {
+      return;
     }
-    return Checked(key, *value);
+    try {
+      field.Check(config, values, StrCat(file_.path(), ": metadata ", key));
+    } catch (const InvalidArgument& error) {
+      throw CorruptFile(error.what());
+    }
+    field.Set(config, values);
   }
+  bool Has(const char* key) const { return file_.Has(prefix_ + key); }
   size_t Size(const char* key, size_t fallback) const {
-    const std::optional<uint64_t> value = file_.GetUint(prefix_ + key);
-    return value ? Checked(key, *value) : fallback;
+    return static_cast<size_t>(file_.GetUint(prefix_ + key).value_or(fallback));
   }
   double Float(const char* key, double fallback) const {
     return file_.GetFloat(prefix_ + key).value_or(fallback);
   }
   // The values of an array; nullopt for a single value or none.
   std::optional<std::vector<int64_t>> Flags(const char* key) const {
-    const std::optional<GgufValue> value = file_.Get(prefix_ + key);
-    if (!value || !std::holds_alternative<GgufArray>(*value)) {
-      return std::nullopt;
-    }
+    if (!IsArray(prefix_ + key)) return std::nullopt;
     return file_.GetInts(prefix_ + key);
   }
   // Linear scaling of positions; 1 if there is none.
@@ -60,12 +72,26 @@ class MetadataReader {
   }
 
  private:
-  size_t Checked(const char* key, uint64_t value) const {
-    if (value > kMaxSize) {
-      throw CorruptFile(StrCat(file_.path(), ": metadata ", prefix_, key,
-                               " is ", value, ", expected at most ", kMaxSize));
+  static bool IsSet(const Field& field, const ModelConfig& config) {
+    for (const double value : field.Get(config)) {
+      if (value < field.low) return false;
     }
-    return static_cast<size_t>(value);
+    return true;
+  }
+  bool IsArray(const std::string& key) const {
+    const std::optional<GgufValue> value = file_.Get(key);
+    return value && std::holds_alternative<GgufArray>(*value);
+  }
+  std::vector<double> Numbers(const std::string& key,
+                              const Field& field) const {
+    const bool whole = field.type() == Field::Type::kSize;
+    if (!IsArray(key)) {
+      return {whole ? static_cast<double>(*file_.GetUint(key))
+                    : *file_.GetFloat(key)};
+    }
+    if (!whole) return *file_.GetFloats(key);
+    const std::vector<int64_t> sizes = *file_.GetInts(key);
+    return {sizes.begin(), sizes.end()};
   }
 
   const GgufFile& file_;
@@ -74,34 +100,12 @@ class MetadataReader {
 
 size_t VocabSize(const GgufFile& file) {
   for (const GgufFile::TensorInfo& tensor : file.tensors()) {
-    if (tensor.name == "token_embd.weight" && tensor.shape.size() == 2 &&
-        tensor.shape[1] <= kMaxSize) {
+    if (tensor.name == "token_embd.weight" && tensor.shape.size() == 2) {
       return static_cast<size_t>(tensor.shape[1]);
     }
   }
-  throw CorruptFile(StrCat(file.path(),
-                           ": tensor token_embd.weight is missing, not a "
-                           "matrix, or has too many rows"));
-}
-
-void ReadSizes(const GgufFile& file, const MetadataReader& read,
-               ModelConfig& config) {
-  config.hidden_size = read.Size("embedding_length");
-  config.num_layers = read.Size("block_count");
-  config.num_heads = read.Size("attention.head_count");
-  config.kv_heads = read.Size("attention.head_count_kv", config.num_heads);
-  config.head_dim = read.Size("attention.key_length", 256);
-  const size_t value_dim = read.Size("attention.value_length", config.head_dim);
-  if (value_dim != config.head_dim) {
-    throw CorruptFile(StrCat(file.path(), ": value_length is ", value_dim,
-                             ", expected key_length ", config.head_dim));
-  }
-  config.ffn_dim = read.Size("feed_forward_length");
-  if (config.num_layers > kMaxLayers) {
-    throw CorruptFile(StrCat(file.path(), ": block_count is ",
-                             config.num_layers, ", expected at most ",
-                             kMaxLayers));
-  }
+  throw CorruptFile(StrCat(
+      file.path(), ": tensor token_embd.weight is missing or not a matrix"));
 }
 
 // Files do not say how queries are scaled. The sizes of the table do; others
@@ -110,73 +114,71 @@ double QueryScale(const ModelConfig& config) {
   for (const ModelConfig& named : NamedConfigs()) {
     if (named.architecture == config.architecture &&
         named.hidden_size == config.hidden_size &&
-        named.num_layers == config.num_layers &&
-        named.num_heads == config.num_heads &&
-        named.head_dim == config.head_dim) {
+        named.num_layers() == config.num_layers() &&
+        named.layers[0].num_heads == config.layers[0].num_heads &&
+        named.layers[0].head_dim == config.layers[0].head_dim) {
       return named.query_scale;
     }
   }
-  return 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  return 1.0 / std::sqrt(static_cast<double>(config.layers[0].head_dim));
 }
 
-// A flag for each layer: whether it slides.
-std::vector<LayerKind> KindsFromFlags(const GgufFile& file,
-                                      const std::vector<int64_t>& slides,
-                                      size_t num_layers) {
-  if (slides.size() != num_layers) {
-    throw CorruptFile(StrCat(file.path(), ": sliding_window_pattern has ",
-                             slides.size(),
-                             " entries, expected one for each "
-                             "of ",
-                             num_layers, " layers"));
-  }
-  std::vector<LayerKind> kinds;
-  for (const int64_t flag : slides) {
-    kinds.push_back(flag != 0 ? LayerKind::kSliding : LayerKind::kFull);
-  }
-  return kinds;
-}
-
-void ReadLayers(const GgufFile& file, const MetadataReader& read,
-                const Family& family, ModelConfig& config) {
+// Which layers slide: the family's pattern unless the file says otherwise, by
+// a flag for each layer or by the length of a period.
+void ReadKinds(const GgufFile& file, const MetadataReader& read,
+               const Family& family, ModelConfig& config) {
   if (!HasSlidingLayers(family)) return;
-  config.sliding_window =
-      read.Size("attention.sliding_window", family.sliding_window);
-  if (config.sliding_window == 0 && family.sliding_window == 0) {
+  if (read.Size("attention.sliding_window", family.sliding_window) == 0 &&
+      family.sliding_window == 0) {
     // Where sizes have windows of their own, a file without one says that no
     // layer slides.
-    config.layer_kinds.assign(config.num_layers, LayerKind::kFull);
-    config.rope_base_sliding = 0;
+    RepeatKinds(std::array{LayerKind::kFull}, config);
     return;
   }
-  if (const auto slides = read.Flags("attention.sliding_window_pattern")) {
-    config.layer_kinds = KindsFromFlags(file, *slides, config.num_layers);
+  constexpr const char* kPattern = "attention.sliding_window_pattern";
+  if (const auto slides = read.Flags(kPattern)) {
+    if (slides->size() != config.num_layers()) {
+      throw CorruptFile(StrCat(
+          file.path(), ": sliding_window_pattern has ", slides->size(),
+          " entries, expected one for each of ", config.num_layers(),
+          " layers"));
+    }
+    for (size_t i = 0; i < slides->size(); ++i) {
+      config.layers[i].kind =
+          (*slides)[i] != 0 ? LayerKind::kSliding : LayerKind::kFull;
+    }
     return;
   }
-  const size_t period =
-      read.Size("attention.sliding_window_pattern", family.pattern.size());
+  const size_t period = read.Size(kPattern, family.pattern.size());
   if (period == 0) {
     throw CorruptFile(
         StrCat(file.path(), ": sliding_window_pattern is 0, expected >= 1"));
   }
-  config.layer_kinds = PeriodicLayerKinds(config.num_layers, period);
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    config.layers[i].kind =
+        i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
+  }
 }
 
+// What is no plain number of a key.
 void ReadRope(const GgufFile& file, const MetadataReader& read,
               const Family& family, ModelConfig& config) {
-  config.rope_dim = read.Size("rope.dimension_count", config.head_dim);
-  config.rope_base_full = read.Float("rope.freq_base", family.rope_base_full);
-  config.rope_factor_full = read.RopeFactor();
-  if (config.sliding_window == 0) return;
+  const double factor = read.RopeFactor();
   // Where both kinds rotate alike, files state one base for both.
   const bool alike = family.rope_base_full == family.rope_base_sliding;
-  config.rope_base_sliding =
-      read.Float("rope.freq_base_swa",
-                 alike ? config.rope_base_full : family.rope_base_sliding);
-  if (alike && config.rope_factor_full != 1) {
+  const bool slides = config.HasLayers(LayerKind::kSliding);
+  if (alike && slides && factor != 1) {
     throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
-                          ".rope.scaling.factor is ", config.rope_factor_full,
+                          ".rope.scaling.factor is ", factor,
                           ", expected 1 for this architecture"));
+  }
+  const bool one_base = alike && !read.Has("rope.freq_base_swa");
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kFull) {
+      layer.rope_factor = factor;
+    } else if (one_base) {
+      layer.rope_base = read.Float("rope.freq_base", layer.rope_base);
+    }
   }
 }
 
@@ -235,18 +237,25 @@ ModelConfig ConfigFromGguf(const GgufFile& file) {
   const Family& family = FamilyOf(file);
   const MetadataReader read(file, family);
   ModelConfig config;
-  ReadSizes(file, read, config);
+  // What the family's part depends on, then everything.
+  read.Read(FieldNamed("hidden_size"), config);
+  read.Read(FieldNamed("num_layers"), config);
+  for (LayerConfig& layer : config.layers) layer.head_dim = 256;
+  read.Read(FieldNamed("head_dim"), config);
   ApplyFamily(family, config);
+  ReadKinds(file, read, family, config);
+  ApplyFamilyToLayers(family, config);
+  for (const Field& field : Fields()) {
+    if (field.gguf != nullptr) read.Read(field, config);
+  }
   config.vocab_size = VocabSize(file);
-  config.context_length = read.Size("context_length");
-  config.rms_epsilon =
-      static_cast<float>(read.Float("attention.layer_norm_rms_epsilon", 1e-6));
+  const size_t head_dim = config.layers[0].head_dim;
+  const size_t value_dim = read.Size("attention.value_length", head_dim);
+  if (value_dim != head_dim) {
+    throw CorruptFile(StrCat(file.path(), ": value_length is ", value_dim,
+                             ", expected key_length ", head_dim));
+  }
   config.query_scale = QueryScale(config);
-  config.attn_soft_cap = static_cast<float>(
-      read.Float("attn_logit_softcapping", family.attn_soft_cap));
-  config.final_soft_cap = static_cast<float>(
-      read.Float("final_logit_softcapping", family.final_soft_cap));
-  ReadLayers(file, read, family, config);
   ReadRope(file, read, family, config);
   ReadTokenIds(file, family, config);
   try {

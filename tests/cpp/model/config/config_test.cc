@@ -1,40 +1,61 @@
-#include "model/config.h"
+#include "model/config/config.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "io/gguf_builder.h"
+#include "model/config/config_gguf.h"
+#include "model/config/fields.h"
 #include "model/create_kv_cache.h"
 
 namespace gkv {
 namespace {
 
-// Metadata of a file with the shape of `config`.
-GgufBuilder BuilderFor(const ModelConfig& config) {
+// Of layers that read it and do not differ in it.
+double Get(const ModelConfig& config, std::string_view field) {
+  return FieldNamed(field).Get(config)[0];
+}
+void Set(ModelConfig& config, std::string_view field, double value) {
+  FieldNamed(field).Set(config, std::array{value});
+}
+std::vector<LayerKind> KindsOf(const ModelConfig& config) {
+  std::vector<LayerKind> kinds;
+  for (const LayerConfig& layer : config.layers) kinds.push_back(layer.kind);
+  return kinds;
+}
+
+// Metadata of a file with the shape of `config`, whose layers do not differ but
+// in kind.
+GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
   GgufBuilder builder;
   const std::string prefix = config.architecture + ".";
-  const auto size = [&](const char* key, size_t value) {
-    builder.Set(prefix + key, static_cast<uint32_t>(value));
+  const auto size = [&](const char* key, std::string_view field) {
+    if (key == omit) return;
+    builder.Set(prefix + key, static_cast<uint32_t>(Get(config, field)));
   };
   builder.Set("general.architecture", config.architecture)
       .Set(prefix + "attention.layer_norm_rms_epsilon", 1e-6f)
       .Set(prefix + "rope.freq_base",
-           static_cast<float>(config.rope_base_full));
-  size("embedding_length", config.hidden_size);
-  size("block_count", config.num_layers);
-  size("attention.head_count", config.num_heads);
-  size("attention.head_count_kv", config.kv_heads);
-  size("attention.key_length", config.head_dim);
-  size("attention.value_length", config.head_dim);
-  size("feed_forward_length", config.ffn_dim);
-  size("context_length", config.context_length);
-  size("attention.sliding_window", config.sliding_window);
+           static_cast<float>(Get(config, "rope_base_full")));
+  size("embedding_length", "hidden_size");
+  size("block_count", "num_layers");
+  size("attention.head_count", "num_heads");
+  size("attention.head_count_kv", "kv_heads");
+  size("attention.key_length", "head_dim");
+  size("attention.value_length", "head_dim");
+  size("feed_forward_length", "ffn_dim");
+  size("context_length", "context_length");
+  size("attention.sliding_window", "sliding_window");
   return builder;
 }
 
@@ -60,10 +81,10 @@ TEST(ConfigTest, NamedTypesAreSoundAndFoundByName) {
 
 TEST(ConfigTest, PublishedShapeOf270M) {
   const ModelConfig& config = ConfigOf(ModelType::kGemma3_270M);
-  EXPECT_EQ(config.num_layers, 18u);
-  EXPECT_EQ(config.layer_kinds[4], LayerKind::kSliding);
-  EXPECT_EQ(config.layer_kinds[5], LayerKind::kFull);
-  EXPECT_EQ(config.layer_kinds[17], LayerKind::kFull);
+  EXPECT_EQ(config.num_layers(), 18u);
+  EXPECT_EQ(config.layers[4].kind, LayerKind::kSliding);
+  EXPECT_EQ(config.layers[5].kind, LayerKind::kFull);
+  EXPECT_EQ(config.layers[17].kind, LayerKind::kFull);
   EXPECT_EQ(config.query_scale, 1.0 / 16);
   const auto layout = config.MakeKvLayout(KvDtype::kBF16, 64);
   EXPECT_EQ(layout->groups()[0].layers.size(), 15u);
@@ -75,9 +96,9 @@ TEST(ConfigTest, FilesOfNamedShapesCarryTheName) {
   for (const ModelConfig& config : NamedConfigs()) {
     if (config.lru_width != 0) continue;
     GgufBuilder builder = BuilderFor(config);
-    if (config.rope_factor_full != 1) {
+    if (Get(config, "rope_factor_full") != 1) {
       builder.Set("gemma3.rope.scaling.factor",
-                  static_cast<float>(config.rope_factor_full));
+                  static_cast<float>(Get(config, "rope_factor_full")));
     }
     const ModelConfig loaded = Load(builder, config.vocab_size);
     EXPECT_EQ(loaded.name, config.name);
@@ -88,9 +109,9 @@ TEST(ConfigTest, FilesOfNamedShapesCarryTheName) {
 
 TEST(ConfigTest, TheFileWinsOverTheTable) {
   ModelConfig config = ConfigOf(ModelType::kGemma3_270M);
-  config.sliding_window = 256;
+  Set(config, "sliding_window", 256);
   const ModelConfig loaded = Load(BuilderFor(config));
-  EXPECT_EQ(loaded.sliding_window, 256u);
+  EXPECT_EQ(Get(loaded, "sliding_window"), 256);
   EXPECT_TRUE(loaded.name.empty());
   EXPECT_FALSE(loaded.SameShape(ConfigOf(ModelType::kGemma3_270M)));
 }
@@ -122,37 +143,133 @@ TEST(ConfigTest, FilesOfGemma2MayOmitWindowCapsAndBase) {
   const ModelConfig loaded = Load(builder, 256000);
   EXPECT_EQ(loaded.name, "gemma2-9b");
   EXPECT_EQ(loaded.Hash(), table.Hash());
-  EXPECT_EQ(loaded.sliding_window, 4096u);
+  EXPECT_EQ(Get(loaded, "sliding_window"), 4096);
   EXPECT_EQ(loaded.attn_soft_cap, 50);
   EXPECT_EQ(loaded.final_soft_cap, 30);
-  EXPECT_EQ(loaded.layer_kinds[0], LayerKind::kSliding);
-  EXPECT_EQ(loaded.layer_kinds[1], LayerKind::kFull);
+  EXPECT_EQ(loaded.layers[0].kind, LayerKind::kSliding);
+  EXPECT_EQ(loaded.layers[1].kind, LayerKind::kFull);
   EXPECT_EQ(loaded.eos_ids, (std::vector<int32_t>{1, 107}));
 }
 
 TEST(ConfigTest, WhatNoLayerReadsIsNoPartOfTheIdentity) {
   ModelConfig full = ConfigOf(ModelType::kGemma_2B);
-  full.rope_base_sliding = 1e4;
-  full.sliding_window = 512;
+  for (LayerConfig& layer : full.layers) layer.window = 512;
   EXPECT_TRUE(full.SameShape(ConfigOf(ModelType::kGemma_2B)));
   ModelConfig recurrent = ConfigOf(ModelType::kRecurrentGemma_2B);
-  recurrent.rope_base_full = 1e6;
-  recurrent.rope_factor_full = 8;
+  for (LayerConfig& layer : recurrent.layers) {
+    if (layer.kind == LayerKind::kSliding) continue;
+    layer.rope_base = 1e6;
+    layer.rope_factor = 8;
+  }
   EXPECT_TRUE(recurrent.SameShape(ConfigOf(ModelType::kRecurrentGemma_2B)));
-  recurrent.rope_base_sliding = 1e6;
+  Set(recurrent, "rope_base_sliding", 1e6);
   EXPECT_FALSE(recurrent.SameShape(ConfigOf(ModelType::kRecurrentGemma_2B)));
+}
+
+// Fingerprints of files that were written hold these values.
+TEST(ConfigTest, HashesOfNamedTypesStay) {
+  const std::map<std::string, std::string> expected = {
+      {"gemma-2b", "c56b5ba614a697ba63255702f516a3e1"},
+      {"gemma-7b", "1328aaa01d5b56b8bd849b78bd239322"},
+      {"gemma2-2b", "86ae56a91f4e16c57c38872c2cc16a5e"},
+      {"gemma2-9b", "932e58555aac7748e3f13c48bb9f19d5"},
+      {"gemma2-27b", "fe88793c89b077c21675eb1f8b325858"},
+      {"gemma3-270m", "5fe419e105abb40c4db2245daea0c4f7"},
+      {"gemma3-1b", "a5f28f215c78df40fa8ade45cb1524fe"},
+      {"gemma3-4b", "c8aa730c66ecb94c46282045b55b6e42"},
+      {"gemma3-12b", "09cb04904fd59be92a64e869f85aeeec"},
+      {"gemma3-27b", "1ea6aaca3dbc1b554f7b2a6aa0374282"},
+      {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
+      {"recurrentgemma-9b", "91cb6f074886008f2b665b02c9ff7a40"},
+  };
+  for (const ModelConfig& config : NamedConfigs()) {
+    EXPECT_EQ(config.Hash().Hex(), expected.at(config.name)) << config.name;
+  }
+}
+
+// A field that is added to the list and changes nothing of the identity would
+// let caches of other models pass.
+TEST(ConfigTest, EveryFieldIsPartOfTheIdentity) {
+  ModelConfig base = ConfigOf(ModelType::kRecurrentGemma_2B);
+  base.layers[0].kind = LayerKind::kFull;
+  base.layers[0].rope_base = 1e4;
+  for (const Field& field : Fields()) {
+    ModelConfig changed = base;
+    std::vector<double> values = field.Get(changed);
+    values[0] = field.type() == Field::Type::kFlag ? 1 - values[0]
+                                                   : values[0] + 2;
+    field.Set(changed, values);
+    EXPECT_EQ(changed.Hash() == base.Hash(), field.mark == Field::kNever)
+        << field.name;
+  }
+}
+
+TEST(ConfigTest, LayersMayDiffer) {
+  const ModelConfig& base = ConfigOf(ModelType::kGemma3_270M);
+  for (const char* name : {"num_heads", "kv_heads", "head_dim", "ffn_dim",
+                           "sliding_window", "rope_dim", "rope_base_sliding",
+                           "rope_factor_sliding"}) {
+    SCOPED_TRACE(name);
+    const Field& field = FieldNamed(name);
+    ModelConfig config = base;
+    std::vector<double> values(config.num_layers(), field.Get(config)[0]);
+    values[3] *= 2;
+    field.Check(config, values, name);
+    field.Set(config, values);
+    EXPECT_EQ(field.Get(config)[3], values[3]);
+    EXPECT_EQ(field.Get(config).size(), config.num_layers());
+    EXPECT_NE(config.Hash(), base.Hash());
+    ModelConfig other = base;
+    std::swap(values[3], values[4]);
+    field.Set(other, values);
+    EXPECT_NE(other.Hash(), config.Hash());
+  }
+  const Field& heads = FieldNamed("num_heads");
+  ModelConfig config = base;
+  const auto refused = [&](const std::vector<double>& values) -> std::string {
+    try {
+      heads.Check(config, values, "heads");
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(refused({4, 4}),
+            "heads has 2 entries, expected one number or one for each of 18 "
+            "layers");
+  EXPECT_EQ(refused({2.5}), "heads is 2.5, expected 1..4096");
+  std::vector<double> values(18, 4);
+  values[7] = 5000;
+  EXPECT_EQ(refused(values), "heads of layer 7 is 5000, expected 1..4096");
+}
+
+// Arrays with a number for each layer, as files of later families have.
+TEST(ConfigTest, FilesMayStateANumberForEachLayer) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3_270M);
+  std::vector<uint32_t> widths(18, 2048);
+  const auto load = [&] {
+    return Load(BuilderFor(table, "feed_forward_length")
+                    .Set("gemma3.feed_forward_length", widths));
+  };
+  EXPECT_EQ(load().name, "gemma3-270m");
+  widths[5] = 4096;
+  EXPECT_EQ(load().layers[5].ffn_dim, 4096u);
+  EXPECT_EQ(load().layers[6].ffn_dim, 2048u);
+  EXPECT_TRUE(load().name.empty());
+  widths.pop_back();
+  EXPECT_THROW(load(), CorruptFile);
 }
 
 TEST(ConfigTest, AFileOfGemma3WithoutAWindowHasFullLayersOnly) {
   ModelConfig table = ConfigOf(ModelType::kGemma3_270M);
-  table.sliding_window = 0;
+  Set(table, "sliding_window", 0);
   const ModelConfig loaded = Load(BuilderFor(table));
-  EXPECT_EQ(loaded.sliding_window, 0u);
-  EXPECT_EQ(loaded.layer_kinds,
-            std::vector<LayerKind>(table.num_layers, LayerKind::kFull));
+  EXPECT_EQ(Get(loaded, "sliding_window"), 0);
+  EXPECT_EQ(KindsOf(loaded),
+            std::vector<LayerKind>(table.num_layers(), LayerKind::kFull));
   EXPECT_TRUE(loaded.name.empty());
   ModelConfig gemma2 = ConfigOf(ModelType::kGemma2_2B);
-  gemma2.sliding_window = 0;
+  Set(gemma2, "sliding_window", 0);
   EXPECT_THROW(Load(BuilderFor(gemma2)), CorruptFile);
 }
 
@@ -163,7 +280,7 @@ TEST(ConfigTest, ShapesThatShareAnotherTypesShapeHaveTheirOwnName) {
 
 TEST(ConfigTest, RecurrentCachesHoldTheStateOfTheirLayers) {
   const ModelConfig& config = ConfigOf(ModelType::kRecurrentGemma_2B);
-  EXPECT_EQ(config.rope_dim, 128u);
+  EXPECT_EQ(Get(config, "rope_dim"), 128);
   EXPECT_EQ(config.embedding_scale, 50.5f) << "sqrt(2560), rounded to bf16";
   const auto layout = config.MakeKvLayout(KvDtype::kBF16, 64);
   EXPECT_EQ(layout->groups()[1].layers.size(), 8u);
@@ -201,8 +318,8 @@ TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   EXPECT_NE(message(missing).find("gemma3.embedding_length is missing"),
             std::string::npos);
   ModelConfig bad = good;
-  bad.num_heads = 3;
-  bad.kv_heads = 2;
+  Set(bad, "num_heads", 3);
+  Set(bad, "kv_heads", 2);
   EXPECT_NE(message(BuilderFor(bad)).find("multiple of kv_heads"),
             std::string::npos);
   bad = good;
@@ -210,7 +327,7 @@ TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   EXPECT_NE(message(BuilderFor(bad)).find("embedding_length"),
             std::string::npos);
   bad = good;
-  bad.num_layers = 5000;
+  bad.layers.resize(5000, bad.layers[0]);
   EXPECT_NE(message(BuilderFor(bad)).find("block_count"), std::string::npos);
   GgufBuilder eos = BuilderFor(good);
   eos.Set("tokenizer.ggml.eos_token_id", uint32_t{300000});
@@ -232,30 +349,38 @@ TEST(ConfigTest, ValidateNamesTheField) {
   };
   refused("architecture", [](auto& c) { c.architecture = "llama"; });
   refused("hidden_size", [](auto& c) { c.hidden_size = 0; });
-  refused("num_layers", [](auto& c) { c.num_layers = 0; });
-  refused("num_heads", [](auto& c) { c.num_heads = 0; });
-  refused("kv_heads", [](auto& c) { c.kv_heads = 0; });
-  refused("kv_heads", [](auto& c) { c.kv_heads = 3; });
-  refused("head_dim", [](auto& c) { c.head_dim = 100; });
-  refused("head_dim", [](auto& c) { c.head_dim = 1024; });
-  refused("layer_kinds", [](auto& c) { c.layer_kinds.pop_back(); });
-  refused("sliding_window", [](auto& c) { c.sliding_window = 0; });
+  refused("num_layers", [](auto& c) { c.layers.clear(); });
+  refused("num_heads", [](auto& c) { Set(c, "num_heads", 0); });
+  refused("kv_heads", [](auto& c) { Set(c, "kv_heads", 0); });
+  refused("kv_heads", [](auto& c) { Set(c, "kv_heads", 3); });
+  refused("head_dim", [](auto& c) { Set(c, "head_dim", 100); });
+  refused("head_dim", [](auto& c) { Set(c, "head_dim", 1024); });
+  refused("shares_kv", [](auto& c) { c.layers[0].shares_kv = 0; });
+  refused("shares_kv", [](auto& c) { c.layers[7].shares_kv = 5; });
+  refused("shares_kv", [](auto& c) {
+    c.layers[1].shares_kv = 0;
+    c.layers[2].shares_kv = 1;
+  });
+  refused("rope_base_sliding of layer 9", [](auto& c) {
+    c.layers[9].rope_base = std::numeric_limits<double>::quiet_NaN();
+  });
+  refused("sliding_window", [](auto& c) { Set(c, "sliding_window", 0); });
   refused("rms_epsilon", [](auto& c) { c.rms_epsilon = -1; });
   refused("query_scale", [](auto& c) {
     c.query_scale = std::numeric_limits<double>::quiet_NaN();
   });
-  refused("rope_base_full", [](auto& c) { c.rope_base_full = 1; });
-  refused("rope_factor_full", [](auto& c) { c.rope_factor_full = 0.5; });
-  refused("rope_dim", [](auto& c) { c.rope_dim = 257; });
-  refused("rope_dim", [](auto& c) { c.rope_dim = 31; });
+  refused("rope_base_full", [](auto& c) { Set(c, "rope_base_full", 1); });
+  refused("rope_factor_full", [](auto& c) { Set(c, "rope_factor_full", 0.5); });
+  refused("rope_dim", [](auto& c) { Set(c, "rope_dim", 257); });
+  refused("rope_dim", [](auto& c) { Set(c, "rope_dim", 31); });
   refused("embedding_scale", [](auto& c) {
     c.embedding_scale = std::numeric_limits<float>::infinity();
   });
   refused("lru_width", [](auto& c) { c.lru_width = 64; });
   refused("lru_width",
-          [](auto& c) { c.layer_kinds[0] = LayerKind::kRecurrent; });
+          [](auto& c) { c.layers[0].kind = LayerKind::kRecurrent; });
   refused("lru_width", [](auto& c) {
-    c.layer_kinds[0] = LayerKind::kRecurrent;
+    c.layers[0].kind = LayerKind::kRecurrent;
     c.lru_width = 640, c.lru_blocks = 3, c.conv_width = 4;
   });
   refused("eos id", [](auto& c) { c.eos_ids = {-1}; });

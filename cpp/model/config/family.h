@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <vector>
 
-#include "model/config.h"
+#include "model/config/config.h"
 
 namespace gkv {
 
@@ -37,13 +36,15 @@ std::span<const Family> Families();
 // nullptr if there is none.
 const Family* FindFamily(std::string_view architecture);
 
-// The family's part of a configuration. Requires the sizes: hidden_size,
-// num_layers, num_heads and head_dim are set.
+// The family's part of a configuration: also the kinds of its layers, in the
+// family's pattern. Requires: hidden_size, and head_dim of the layers, are set.
 void ApplyFamily(const Family& family, ModelConfig& config);
 
-// `pattern`, repeated until there are `num_layers`.
-std::vector<LayerKind> RepeatKinds(std::span<const LayerKind> pattern,
-                                   size_t num_layers);
+// The part that depends on the kinds of the layers, which are set.
+void ApplyFamilyToLayers(const Family& family, ModelConfig& config);
+
+// Layers are of the kinds of `pattern`, repeated.
+void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config);
 
 }  // namespace gkv
 

@@ -1,4 +1,4 @@
-#include "model/family.h"
+#include "model/config/family.h"
 
 #include <algorithm>
 
@@ -109,19 +109,15 @@ const Family* FindFamily(std::string_view architecture) {
   return nullptr;
 }
 
-std::vector<LayerKind> RepeatKinds(std::span<const LayerKind> pattern,
-                                   size_t num_layers) {
-  std::vector<LayerKind> kinds(num_layers);
-  for (size_t i = 0; i < num_layers; ++i)
-    kinds[i] = pattern[i % pattern.size()];
-  return kinds;
+void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config) {
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    config.layers[i].kind = pattern[i % pattern.size()];
+  }
 }
 
 void ApplyFamily(const Family& family, ModelConfig& config) {
   config.architecture = family.architecture;
   config.vocab_size = family.vocab_size;
-  config.sliding_window = family.sliding_window;
-  config.layer_kinds = RepeatKinds(family.pattern, config.num_layers);
   config.embedding_scale = DefaultEmbeddingScale(config.hidden_size);
   if (family.bf16_embedding_scale) {
     config.embedding_scale =
@@ -129,14 +125,23 @@ void ApplyFamily(const Family& family, ModelConfig& config) {
   }
   config.attn_soft_cap = family.attn_soft_cap;
   config.final_soft_cap = family.final_soft_cap;
-  config.rope_dim = config.head_dim / family.rope_share;
-  config.rope_base_full = family.rope_base_full;
-  config.rope_base_sliding = family.rope_base_sliding;
   config.qk_norm = family.qk_norm;
   config.post_norms = family.post_norms;
   config.biases = family.biases;
   config.eos_ids = {1};
   if (family.end_of_turn != 0) config.eos_ids.push_back(family.end_of_turn);
+  RepeatKinds(family.pattern, config);
+  ApplyFamilyToLayers(family, config);
+}
+
+void ApplyFamilyToLayers(const Family& family, ModelConfig& config) {
+  for (LayerConfig& layer : config.layers) {
+    const bool slides = layer.kind == LayerKind::kSliding;
+    layer.window = slides ? family.sliding_window : 0;
+    layer.rope_dim = layer.head_dim / family.rope_share;
+    layer.rope_base =
+        slides ? family.rope_base_sliding : family.rope_base_full;
+  }
 }
 
 }  // namespace gkv

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_MODEL_CONFIG_H_
-#define GEMMAKV_MODEL_CONFIG_H_
+#ifndef GEMMAKV_MODEL_CONFIG_CONFIG_H_
+#define GEMMAKV_MODEL_CONFIG_CONFIG_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,6 @@
 
 #include "base/hash.h"
 #include "cache/kv_layout.h"
-#include "io/gguf.h"
 
 namespace gkv {
 
@@ -21,36 +20,43 @@ namespace gkv {
 // rows of named_models.inc).
 enum class ModelType {
 #define GKV_MODEL(type, ...) type,
-#include "model/named_models.inc"
+#include "model/config/named_models.inc"
 #undef GKV_MODEL
 };
 
-// Everything that the forward pass needs to know besides the weights. What
-// differs between model families is data here, not branches elsewhere.
-struct ModelConfig {
-  std::string name;          // of the named type; empty for custom shapes
-  std::string architecture;  // "gemma", "gemma2", "gemma3", "recurrentgemma"
-  size_t hidden_size = 0;
-  size_t num_layers = 0;
+// What layers may differ in. A layer's kind decides what of it is read.
+struct LayerConfig {
+  LayerKind kind = LayerKind::kFull;
   size_t num_heads = 0;
   size_t kv_heads = 0;
   size_t head_dim = 0;
   size_t ffn_dim = 0;
+  size_t window = 0;  // sliding layers
+  // Attention layers: an earlier layer of the same kind and shape whose keys
+  // and values this one reads. It has none of its own.
+  std::optional<size_t> shares_kv = std::nullopt;
+  size_t rope_dim = 0;     // leading values of a head that are rotated
+  double rope_base = 0;    // rotary base
+  double rope_factor = 1;  // linear position scaling
+};
+
+// Everything that the forward pass needs to know besides the weights. What
+// differs between model families is data here, not branches elsewhere. Fields
+// are listed once more in fields.cc, which says all else about them.
+struct ModelConfig {
+  std::string name;          // of the named type; empty for custom shapes
+  std::string architecture;  // "gemma", "gemma2", "gemma3", "recurrentgemma"
+  size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
-  size_t sliding_window = 0;           // 0 if no layer slides
-  std::vector<LayerKind> layer_kinds;  // [num_layers]
+  std::vector<LayerConfig> layers;
   float rms_epsilon = 1e-6f;
   float embedding_scale = 0;  // multiplies the rows of the embedding
   double query_scale = 0;     // multiplies the query before the dot product
   float attn_soft_cap = 0;    // 0: none
   float final_soft_cap = 0;   // 0: none
-  size_t rope_dim = 0;        // leading values of a head that are rotated
-  double rope_base_full = 0;  // rotary base of full-attention layers
-  double rope_base_sliding = 0;
-  double rope_factor_full = 1;  // linear position scaling of full layers
-  bool qk_norm = false;         // RMS norm of each query and key head
-  bool post_norms = false;      // RMS norm behind attention and feed-forward
+  bool qk_norm = false;       // RMS norm of each query and key head
+  bool post_norms = false;    // RMS norm behind attention and feed-forward
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.
@@ -60,11 +66,12 @@ struct ModelConfig {
   std::vector<int32_t> eos_ids;
   int32_t bos_id = 2;
 
+  size_t num_layers() const { return layers.size(); }
+  bool HasLayers(LayerKind kind) const;
+
   // Throws InvalidArgument naming the first field that is out of range or
   // contradicts another.
   void Validate() const;
-
-  bool HasLayers(LayerKind kind) const;
   // Shape of this model's caches.
   std::shared_ptr<const KvLayout> MakeKvLayout(KvDtype dtype,
                                                size_t block_tokens) const;
@@ -79,9 +86,6 @@ struct ModelConfig {
 // The factor of a model's embedding rows unless it says otherwise.
 float DefaultEmbeddingScale(size_t hidden_size);
 
-// Layers come in periods of `period`: all but the last of each are sliding.
-std::vector<LayerKind> PeriodicLayerKinds(size_t num_layers, size_t period);
-
 // All named types, in the order of the enumerators.
 std::span<const ModelConfig> NamedConfigs();
 const ModelConfig& ConfigOf(ModelType type);
@@ -91,12 +95,6 @@ ModelType ModelTypeFromName(std::string_view name);
 // Gives `config` the name of the type whose shape it has, if there is one.
 void NameByShape(ModelConfig& config);
 
-// Configuration from a file's metadata; fields that files commonly omit get
-// the family's defaults. Throws CorruptFile for metadata that is missing or
-// contradictory, Mismatch for an architecture, or a variant of it, that is not
-// supported. If the result has the shape of a named type, it carries that name.
-ModelConfig ConfigFromGguf(const GgufFile& file);
-
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_CONFIG_H_
+#endif  // GEMMAKV_MODEL_CONFIG_CONFIG_H_

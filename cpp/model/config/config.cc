@@ -1,0 +1,154 @@
+#include "model/config/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "base/error.h"
+#include "model/config/family.h"
+#include "model/config/fields.h"
+#include "ops/attention.h"
+#include "ops/matmul.h"
+
+namespace gkv {
+namespace {
+
+void CheckArchitecture(std::string_view architecture) {
+  if (FindFamily(architecture) != nullptr) return;
+  std::string known;
+  for (const Family& family : Families()) {
+    known += StrCat(known.empty() ? "'" : ", '", family.architecture, "'");
+  }
+  throw InvalidArgument(StrCat("model config: architecture is '", architecture,
+                               "', expected one of ", known));
+}
+
+// What the ranges of fields alone do not say.
+void CheckLayer(const ModelConfig& config, size_t i) {
+  const LayerConfig& layer = config.layers[i];
+  const auto check = [&](bool good, const char* name, size_t value,
+                         const auto&... expected) {
+    if (good) return;
+    throw InvalidArgument(StrCat("model config: ", name, " is ", value,
+                                 " in layer ", i, ", expected ", expected...));
+  };
+  check(layer.num_heads % layer.kv_heads == 0, "num_heads", layer.num_heads,
+        "a multiple of kv_heads ", layer.kv_heads);
+  check(layer.num_heads / layer.kv_heads <= kMaxTileQueries, "num_heads",
+        layer.num_heads, "at most ", kMaxTileQueries, " for each of kv_heads ",
+        layer.kv_heads);
+  check(layer.head_dim % 32 == 0, "head_dim", layer.head_dim,
+        "a multiple of 32");
+  check(layer.rope_dim % 2 == 0 && layer.rope_dim <= layer.head_dim,
+        "rope_dim", layer.rope_dim, "an even number up to ", layer.head_dim);
+  if (!layer.shares_kv) return;
+  const size_t owner = *layer.shares_kv;
+  const auto shape = [](const LayerConfig& l) {
+    return std::tuple(l.kind, l.window, l.kv_heads, l.head_dim, l.rope_dim,
+                      l.rope_base, l.rope_factor);
+  };
+  check(owner < i && !config.layers[owner].shares_kv &&
+            shape(config.layers[owner]) == shape(layer),
+        "shares_kv", owner, "an earlier layer of the same kind and shape that "
+        "has keys and values of its own");
+}
+
+}  // namespace
+
+float DefaultEmbeddingScale(size_t hidden_size) {
+  return static_cast<float>(std::sqrt(static_cast<double>(hidden_size)));
+}
+
+void ModelConfig::Validate() const {
+  CheckArchitecture(architecture);
+  for (const Field& field : Fields()) {
+    field.Check(*this, field.Get(*this), StrCat("model config: ", field.name));
+  }
+  for (size_t i = 0; i < num_layers(); ++i) CheckLayer(*this, i);
+  // Weights of a block are whole groups of rows.
+  if (HasLayers(LayerKind::kRecurrent) &&
+      lru_width % (lru_blocks * kRowGroup) != 0) {
+    throw InvalidArgument(StrCat("model config: lru_width is ", lru_width,
+                                 ", expected ", lru_blocks,
+                                 " blocks of a multiple of ", kRowGroup));
+  }
+  for (const int32_t id : eos_ids) {
+    if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
+      throw InvalidArgument(StrCat("model config: eos id ", id,
+                                   ", expected 0..", vocab_size - 1));
+    }
+  }
+}
+
+bool ModelConfig::HasLayers(LayerKind kind) const {
+  return std::any_of(layers.begin(), layers.end(),
+                     [&](const LayerConfig& l) { return l.kind == kind; });
+}
+
+std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(
+    KvDtype dtype, size_t block_tokens) const {
+  std::vector<KvLayerSpec> specs;
+  for (const LayerConfig& layer : layers) {
+    KvLayerSpec spec{.kind = layer.kind};
+    if (layer.kind == LayerKind::kRecurrent) {
+      spec.lru_width = lru_width;
+      spec.conv_tail = conv_width - 1;
+    } else {
+      spec.kv_heads = layer.kv_heads;
+      spec.head_dim = layer.head_dim;
+      spec.window = layer.kind == LayerKind::kSliding ? layer.window : 0;
+      spec.shares = layer.shares_kv;
+    }
+    specs.push_back(spec);
+  }
+  return std::make_shared<KvLayout>(std::move(specs), dtype, block_tokens);
+}
+
+// First the fields that every model has: sizes, kinds of layers, then the
+// rest. What is younger, and what layers differ in, counts where it is there,
+// behind its mark or its name: it cannot be taken for anything else.
+Hash128 ModelConfig::Hash() const {
+  Hasher hasher;
+  const auto add_text = [&](std::string_view text) {
+    hasher.Update({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  };
+  add_text(architecture);
+  for (const Field& field : Fields()) {
+    if (field.mark != Field::kAlways || field.type() != Field::Type::kSize) {
+      continue;
+    }
+    hasher.UpdateValue(static_cast<uint64_t>(field.Get(*this)[0]));
+  }
+  for (const LayerConfig& layer : layers) {
+    hasher.UpdateValue(static_cast<uint32_t>(layer.kind));
+  }
+  for (const Field& field : Fields()) {
+    if (field.mark == Field::kAlways && field.type() != Field::Type::kSize) {
+      hasher.UpdateValue(field.Get(*this)[0]);
+    }
+  }
+  uint32_t mark = 0;
+  for (const Field& field : Fields()) {
+    const std::vector<double> values = field.Get(*this);
+    const bool differ = values.size() > 1;
+    if (field.mark == Field::kNever ||
+        (field.mark == Field::kAlways ? !differ
+                                      : values == field.Default(*this))) {
+      continue;
+    }
+    if (differ) add_text(field.name);
+    if (field.mark != mark) hasher.UpdateValue(mark = field.mark);
+    if (field.type() == Field::Type::kFlag) continue;
+    for (const double value : values) hasher.UpdateValue(value);
+  }
+  return hasher.Finish();
+}
+
+bool ModelConfig::SameShape(const ModelConfig& other) const {
+  ModelConfig padded = *this;
+  padded.vocab_size = other.vocab_size;
+  return padded.Hash() == other.Hash() &&
+         context_length == other.context_length;
+}
+
+}  // namespace gkv

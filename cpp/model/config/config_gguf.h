@@ -1,0 +1,17 @@
+#ifndef GEMMAKV_MODEL_CONFIG_CONFIG_GGUF_H_
+#define GEMMAKV_MODEL_CONFIG_CONFIG_GGUF_H_
+
+#include "io/gguf.h"
+#include "model/config/config.h"
+
+namespace gkv {
+
+// Configuration from a file's metadata; fields that files commonly omit get
+// the family's defaults. Throws CorruptFile for metadata that is missing or
+// contradictory, Mismatch for an architecture, or a variant of it, that is not
+// supported. If the result has the shape of a named type, it carries that name.
+ModelConfig ConfigFromGguf(const GgufFile& file);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_CONFIG_CONFIG_GGUF_H_

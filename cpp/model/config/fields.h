@@ -1,0 +1,80 @@
+#ifndef GEMMAKV_MODEL_CONFIG_FIELDS_H_
+#define GEMMAKV_MODEL_CONFIG_FIELDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "model/config/config.h"
+
+// The one list of the fields of a configuration. Validation, the hash, the
+// keywords and properties of Python, and the readers of GGUF metadata and of
+// config.json go through it.
+
+namespace gkv {
+
+// Kinds of layers, as a set.
+enum LayerSet : uint32_t {
+  kFullLayers = 1 << static_cast<uint32_t>(LayerKind::kFull),
+  kSlidingLayers = 1 << static_cast<uint32_t>(LayerKind::kSliding),
+  kRecurrentLayers = 1 << static_cast<uint32_t>(LayerKind::kRecurrent),
+  kAttentionLayers = kFullLayers | kSlidingLayers,
+  kAllLayers = kAttentionLayers | kRecurrentLayers,
+};
+
+// A field as numbers, whatever its type: flags are 0 or 1, no shared layer -1.
+struct Field {
+  using Member =
+      std::variant<size_t ModelConfig::*, float ModelConfig::*,
+                   double ModelConfig::*, bool ModelConfig::*,
+                   size_t LayerConfig::*, double LayerConfig::*,
+                   std::optional<size_t> LayerConfig::*,
+                   size_t (ModelConfig::*)() const>;  // the number of layers
+  enum class Type { kSize, kReal, kFlag };
+  // Of the hash: a mark, or one of these. Marked fields are younger than the
+  // hash; they enter where they are not the default.
+  static constexpr uint32_t kAlways = 0, kNever = ~uint32_t{0};
+
+  const char* name;  // in errors, and in Python
+  Member member;
+  LayerSet layers = kAllLayers;  // that read it; 0 in models without such
+  double low = 0;
+  double high = std::numeric_limits<double>::infinity();
+  // What leaving it out means: a number, or what follows from fields before
+  // it. Neither: it must be stated.
+  std::optional<double> fallback = std::nullopt;
+  std::vector<double> (*derived)(const ModelConfig&) = nullptr;
+  const char* gguf = nullptr;  // metadata key behind the architecture
+  const char* json = nullptr;  // key of config.json, if all families mean it so
+  uint32_t mark = kAlways;
+
+  Type type() const;
+  // Whether a model has layers that read the field.
+  bool IsRead(const ModelConfig& config) const;
+  // One number, or one for each layer if those that read the field differ.
+  std::vector<double> Get(const ModelConfig& config) const;
+  // Of one number or one for each layer. The number of layers and their kinds
+  // are to be set before what layers differ in. Requires: Check passes.
+  void Set(ModelConfig& config, std::span<const double> values) const;
+  // Throws InvalidArgument, calling the field `name`, unless these are whole
+  // numbers if it is a size, in its range, and as many as Set takes.
+  void Check(const ModelConfig& config, std::span<const double> values,
+             const std::string& name) const;
+  // What leaving it out means; empty if it must be stated.
+  std::vector<double> Default(const ModelConfig& config) const;
+};
+
+// In an order in which they can be set.
+std::span<const Field> Fields();
+// Requires: there is one.
+const Field& FieldNamed(std::string_view name);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_CONFIG_FIELDS_H_
