@@ -44,7 +44,8 @@ endif()
 add_library(gkv_options INTERFACE)
 target_compile_features(gkv_options INTERFACE cxx_std_20)
 target_compile_options(gkv_options INTERFACE -ffp-contract=off)
-target_include_directories(gkv_options INTERFACE "${PROJECT_SOURCE_DIR}/cpp")
+target_include_directories(gkv_options INTERFACE
+  "${PROJECT_SOURCE_DIR}/cpp" "${PROJECT_SOURCE_DIR}/include")
 
 # Kept apart from gkv_options, which reaches the code of our users.
 add_library(gkv_warnings INTERFACE)

@@ -2,8 +2,10 @@
 """Checks the include rules between the layers under cpp/.
 
 A layer includes only from itself and from layers below it; every quoted
-include names a file relative to cpp/ (or a Highway header); only the bindings
-know Python. Prints each violation and exits with 1 if there is one.
+include names a file relative to cpp/ or include/ (or a Highway header); only
+the bindings know Python. What is installed, include/gemmakv/, includes only
+itself and the standard library. Prints each violation and exits with 1 if there
+is one.
 
 Usage: check_layers.py [ROOT]
 """
@@ -23,10 +25,12 @@ BELOW = {
     "bindings": {"base", "io", "ops", "cache", "model", "engine"},
 }
 SUFFIXES = {".h", ".cc"}
+PUBLIC = "gemmakv"
 
 _QUOTED = re.compile(
     r'^\s*#\s*(?:include|define\s+HWY_TARGET_INCLUDE)\s+"([^"]+)"'
 )
+_STANDARD = re.compile(r"^\s*#\s*include\s*<[a-z_]+>")
 _PYTHON = re.compile(r"^\s*#\s*include\s*[<\"](pybind11/|Python\.h)")
 
 
@@ -38,6 +42,9 @@ def check_line(line, layer, cpp):
     if not match or match[1].startswith("hwy/"):
         return None
     target = match[1]
+    if target.split("/")[0] == PUBLIC:
+        exists = (cpp.parent / "include" / target).is_file()
+        return None if exists else f'"{target}" is not a file under include/'
     if not (cpp / target).is_file():
         return f'"{target}" is not a file under cpp/'
     target_layer = target.split("/")[0]
@@ -46,8 +53,28 @@ def check_line(line, layer, cpp):
     return None
 
 
+def check_public_line(line, include):
+    """The same for one line of a public header."""
+    if not re.match(r"^\s*#\s*include", line) or _STANDARD.match(line):
+        return None
+    match = _QUOTED.match(line)
+    if match and match[1].startswith(f"{PUBLIC}/"):
+        exists = (include / match[1]).is_file()
+        return None if exists else f'"{match[1]}" is not a file under include/'
+    return "public headers include only each other and the standard library"
+
+
 def violations(root):
     """Yields one line of text per violation in the tree `root`."""
+    include = Path(root) / "include"
+    for path in sorted(path for path in include.rglob("*") if path.is_file()):
+        where = path.relative_to(root)
+        if path.parent != include / PUBLIC:
+            yield f"{where}: only {PUBLIC}/ is public"
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            problem = check_public_line(line, include)
+            if problem:
+                yield f"{where}:{number}: {problem}"
     cpp = Path(root) / "cpp"
     for path in sorted(cpp.rglob("*")):
         if path.suffix not in SUFFIXES:

@@ -1,4 +1,4 @@
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +53,9 @@ std::string OneLine(std::string_view text) {
   }
   return out;
 }
+
+Error::Error(std::string_view message)
+    : std::runtime_error(OneLine(message)) {}
 
 IoError::IoError(std::string path, int error_number)
     : IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,

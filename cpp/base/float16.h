@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/tensor_type.h"
 #include "base/unaligned.h"
+#include "gemmakv/tensor_type.h"
 
 namespace gkv {
 

@@ -2,24 +2,14 @@
 #define GEMMAKV_BASE_HASH_H_
 
 #include <array>
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <type_traits>
 
-namespace gkv {
+#include "gemmakv/hash.h"
 
-// 128-bit content hash: identity of weights, configurations and sealed blocks,
-// and checksum of stored bytes. Not cryptographic.
-struct Hash128 {
-  uint64_t low = 0;
-  uint64_t high = 0;
-  auto operator<=>(const Hash128&) const = default;
-  // 32 lowercase hex digits.
-  std::string Hex() const;
-};
+namespace gkv {
 
 // Streaming: the result depends on the concatenated bytes only, not on how
 // they were cut into Update calls. Same value on every machine (little-endian

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "base/kv_dtype.h"
 #include "cache/kv_cache.h"
+#include "gemmakv/kv_dtype.h"
 
 // What the files of this folder share. Each registers one group of classes;
 // module.cc calls them in order.

@@ -1,4 +1,4 @@
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 #include <cerrno>
 #include <cstring>

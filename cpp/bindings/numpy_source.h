@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
 
 namespace gkv {
 

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "cache/block_table.h"
 #include "cache/recurrent_cache.h"
 #include "cache/snapshot.h"

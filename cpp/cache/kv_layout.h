@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "base/hash.h"
-#include "base/kv_dtype.h"
+#include "gemmakv/hash.h"
+#include "gemmakv/kv_dtype.h"
 
 namespace gkv {
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "base/kv_dtype.h"
 #include "cache/block_pool.h"
+#include "gemmakv/kv_dtype.h"
 
 namespace gkv {
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"

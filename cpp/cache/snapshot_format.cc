@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "base/hash.h"
+#include "gemmakv/hash.h"
 
 namespace gkv {
 

@@ -15,7 +15,7 @@
 #include "engine/options.h"
 #include "engine/request.h"
 #include "engine/vocabulary.h"
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
 #include "model/config/config.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

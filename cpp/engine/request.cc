@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "base/rng.h"
 
 namespace gkv {

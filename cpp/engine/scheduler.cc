@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "base/fp_environment.h"
 
 namespace gkv {

@@ -3,7 +3,7 @@
 #include <bit>
 #include <optional>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "gemmakv/tensor_source.h"
 #include "io/mapped_file.h"
-#include "io/tensor_source.h"
 
 namespace gkv {
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "base/float16.h"
 
 namespace gkv {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "gemmakv/tensor_source.h"
 #include "io/mapped_file.h"
-#include "io/tensor_source.h"
 
 namespace gkv {
 

@@ -1,6 +1,6 @@
 #include "model/create_kv_cache.h"
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 

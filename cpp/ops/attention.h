@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/kv_dtype.h"
+#include "gemmakv/kv_dtype.h"
 #include "ops/kv_strip.h"
 
 // Attention over stored keys and values. Its arithmetic is a function of the

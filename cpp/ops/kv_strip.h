@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/kv_dtype.h"
+#include "gemmakv/kv_dtype.h"
 
 // A strip holds the keys or the values of one kv head of one layer for a whole
 // number of token groups. Groups of kKvGroup tokens keep the layout the same

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/rounding.h"
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 #include "ops/quantize.h"
 
 // Products of activation rows with packed weights. Weights are interleaved in

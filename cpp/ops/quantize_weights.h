@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 
 namespace gkv {
 

@@ -64,6 +64,31 @@ class TreeTest(unittest.TestCase):
         self.write("cpp/base/y.cc", '#include "x.h"\n')
         self.assertEqual(len(self.violations()), 1)
 
+    def test_every_layer_may_include_what_is_public(self):
+        self.write("include/gemmakv/x.h", "#include <vector>\n")
+        for layer in check_layers.BELOW:
+            self.write(f"cpp/{layer}/y.cc", '#include "gemmakv/x.h"\n')
+        self.assertEqual(self.violations(), [])
+        self.write("cpp/base/y.cc", '#include "gemmakv/y.h"\n')
+        self.assertEqual(len(self.violations()), 1)
+
+    def test_public_headers_include_nothing_private(self):
+        self.write("include/gemmakv/x.h", "#include <cstddef>\n")
+        for line in [
+            '#include "base/x.h"',
+            '#include "gemmakv/y.h"',
+            "#include <hwy/highway.h>",
+            "#include <sys/types.h>",
+            '#include "x.h"',
+        ]:
+            with self.subTest(line=line):
+                self.write("include/gemmakv/z.h", f"{line}\n")
+                self.assertEqual(len(self.violations()), 1)
+        self.write("include/gemmakv/z.h", '#include "gemmakv/x.h"\n')
+        self.assertEqual(self.violations(), [])
+        self.write("include/other/z.h", "")
+        self.assertEqual(len(self.violations()), 1)
+
     def test_unknown_layer(self):
         self.write("cpp/util/y.h", "")
         self.assertEqual(len(self.violations()), 1)

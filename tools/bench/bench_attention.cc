@@ -19,8 +19,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/fp_environment.h"
-#include "base/kv_dtype.h"
 #include "base/thread_pool.h"
+#include "gemmakv/kv_dtype.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
 #include "ops/machine_probe.h"

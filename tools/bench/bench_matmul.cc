@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "base/fp_environment.h"
-#include "base/tensor_type.h"
 #include "base/thread_pool.h"
+#include "gemmakv/tensor_type.h"
 #include "ops/machine_probe.h"
 #include "ops/matmul.h"
 #include "ops/quantize.h"

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "ops/recurrent.h"
 
 namespace gkv {

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/hash.h"
-#include "base/tensor_type.h"
+#include "gemmakv/hash.h"
 #include "base/thread_pool.h"
+#include "gemmakv/tensor_type.h"
 #include "io/mapped_file.h"
 #include "io/part_file.h"
 

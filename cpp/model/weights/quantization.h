@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/tensor_type.h"
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
+#include "gemmakv/tensor_type.h"
 #include "model/weights/weights.h"
 
 // What becomes of float matrices that are quantized while they are loaded.

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "ops/recurrent.h"
 
 namespace gkv {

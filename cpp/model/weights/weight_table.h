@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
 #include "model/config/config.h"
 #include "model/weights/weights.h"
 

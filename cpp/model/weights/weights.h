@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "base/hash.h"
+#include "gemmakv/hash.h"
 #include "base/thread_pool.h"
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
 #include "model/config/config.h"
 #include "ops/matmul.h"
 

@@ -1,4 +1,4 @@
-#include "base/hash.h"
+#include "gemmakv/hash.h"
 
 #include <algorithm>
 #include <bit>

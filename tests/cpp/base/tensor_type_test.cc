@@ -1,4 +1,4 @@
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 
 #include <cstdint>
 #include <iterator>

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

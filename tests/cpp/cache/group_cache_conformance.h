@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "cache/group_cache.h"
 #include "ops/kv_strip.h"
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

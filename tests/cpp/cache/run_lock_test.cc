@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "cache/filled_cache.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "model/tiny_model.h"
 
 namespace gkv {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 
 namespace gkv {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "io/gguf_builder.h"
 
 namespace gkv {

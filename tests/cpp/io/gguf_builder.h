@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 #include "io/byte_io.h"
 #include "io/gguf_value_type.h"
 #include "io/temp_file.h"  // IWYU pragma: export

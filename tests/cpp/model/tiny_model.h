@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/tensor_type.h"
 #include "base/thread_pool.h"
-#include "io/tensor_source.h"
+#include "gemmakv/tensor_source.h"
+#include "gemmakv/tensor_type.h"
 #include "model/config/family.h"
 #include "model/forward.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul.h"
 #include "ops/matmul_fixture.h"

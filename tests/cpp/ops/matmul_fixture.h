@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul.h"
 #include "ops/matmul_oracle.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/float16.h"
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 
 // The value of one weight straight from the bytes of a file, element by element
 // as the GGUF specification describes each type. Slow and obvious.

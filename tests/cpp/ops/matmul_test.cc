@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "base/hash.h"
-#include "base/tensor_type.h"
+#include "gemmakv/hash.h"
+#include "gemmakv/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul_fixture.h"
 

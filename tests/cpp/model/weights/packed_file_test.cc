@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "gemmakv/error.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"
 #include "ops/matmul.h"

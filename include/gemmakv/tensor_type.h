@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_BASE_TENSOR_TYPE_H_
-#define GEMMAKV_BASE_TENSOR_TYPE_H_
+#ifndef GEMMAKV_TENSOR_TYPE_H_
+#define GEMMAKV_TENSOR_TYPE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -67,4 +67,4 @@ constexpr size_t RowBytes(TensorType type, size_t cols) {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_BASE_TENSOR_TYPE_H_
+#endif  // GEMMAKV_TENSOR_TYPE_H_

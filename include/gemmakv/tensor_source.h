@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_IO_TENSOR_SOURCE_H_
-#define GEMMAKV_IO_TENSOR_SOURCE_H_
+#ifndef GEMMAKV_TENSOR_SOURCE_H_
+#define GEMMAKV_TENSOR_SOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/tensor_type.h"
+#include "gemmakv/tensor_type.h"
 
 namespace gkv {
 
@@ -46,4 +46,4 @@ class TensorSource {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_IO_TENSOR_SOURCE_H_
+#endif  // GEMMAKV_TENSOR_SOURCE_H_

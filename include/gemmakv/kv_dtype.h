@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_BASE_KV_DTYPE_H_
-#define GEMMAKV_BASE_KV_DTYPE_H_
+#ifndef GEMMAKV_KV_DTYPE_H_
+#define GEMMAKV_KV_DTYPE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -21,4 +21,4 @@ constexpr size_t ElementBytes(KvDtype dtype) {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_BASE_KV_DTYPE_H_
+#endif  // GEMMAKV_KV_DTYPE_H_
