@@ -74,15 +74,21 @@ function(gkv_fetch_archive out)
   set(${out} "${kept}" PARENT_SCOPE)
 endfunction()
 
-# gkv_add_archive(<name> <archive>) unpacks and adds the project, out of the
-# build of "all" and without installing anything of it.
+# gkv_add_archive(<name> <archive> [SOURCES_ONLY]) unpacks and adds the project,
+# out of the build of "all" and without installing anything of it. SOURCES_ONLY
+# runs nothing of the project's own build.
 macro(gkv_add_archive name archive)
-  if("${archive}" STREQUAL "")  # FETCHCONTENT_SOURCE_DIR_<NAME> is set
-    FetchContent_Declare(${name})
-  else()
+  set(_gkv_declaration "")
+  if(NOT "${archive}" STREQUAL "")  # else FETCHCONTENT_SOURCE_DIR_<NAME> is set
     file(SHA256 "${archive}" _gkv_hash)
-    FetchContent_Declare(${name} URL "${archive}" URL_HASH SHA256=${_gkv_hash})
+    set(_gkv_declaration URL "${archive}" URL_HASH SHA256=${_gkv_hash})
   endif()
+  if("${ARGN}" STREQUAL "SOURCES_ONLY")
+    list(APPEND _gkv_declaration SOURCE_SUBDIR not-built)
+  endif()
+  FetchContent_Declare(${name} ${_gkv_declaration})
   FetchContent_MakeAvailable(${name})
-  set_property(DIRECTORY "${${name}_SOURCE_DIR}" PROPERTY EXCLUDE_FROM_ALL ON)
+  if(NOT "${ARGN}" STREQUAL "SOURCES_ONLY")
+    set_property(DIRECTORY "${${name}_SOURCE_DIR}" PROPERTY EXCLUDE_FROM_ALL ON)
+  endif()
 endmacro()

@@ -1,31 +1,65 @@
-# Highway 1.2.0: the target hwy, whose compile definitions choose the SIMD
+# Highway 1.2.0: the target gkv_hwy, whose compile definitions choose the SIMD
 # targets for every translation unit that sees a Highway header.
 #
-# -DFETCHCONTENT_SOURCE_DIR_HIGHWAY=<dir> or -DGEMMAKV_HIGHWAY_ARCHIVE=<file>
-# configure without any network.
+# Its sources are fetched and built in. -DFETCHCONTENT_SOURCE_DIR_HIGHWAY=<dir>
+# or -DGEMMAKV_HIGHWAY_ARCHIVE=<file> configure without any network;
+# -DGEMMAKV_SYSTEM_HIGHWAY=ON takes an installed 1.2.0 instead.
 include(FetchContent)
 include("${CMAKE_CURRENT_LIST_DIR}/fetch_archive.cmake")
 
+option(GEMMAKV_SYSTEM_HIGHWAY
+  "Use an installed Highway 1.2.0 instead of building it in" OFF)
 set(GEMMAKV_HIGHWAY_ARCHIVE "" CACHE FILEPATH
   "Archive of the Highway 1.2.0 sources (default: fetched)")
 set(GEMMAKV_TARGETS "all" CACHE STRING
   "SIMD targets to build: all, or few for a quick build")
 set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS all few)
 
-set(_gkv_archive "")
-if(NOT FETCHCONTENT_SOURCE_DIR_HIGHWAY)
-  gkv_fetch_archive(_gkv_archive NAME highway OPTION GEMMAKV_HIGHWAY_ARCHIVE
-    URL https://github.com/google/highway/archive/refs/tags/1.2.0.tar.gz
-    SHA256 7e0be78b8318e8bdbf6fa545d2ecb4c90f947df03f7aadc42c1967f019e63343
-    DEBIAN trixie highway 1.2.0-2 highway_1.2.0.orig.tar.gz)
-endif()
+# The bits of results are known of one version alone.
+function(_gkv_check_highway option version where)
+  if(NOT version VERSION_EQUAL 1.2.0)
+    message(FATAL_ERROR
+      "${option}: found Highway ${version} in ${where}, expected 1.2.0")
+  endif()
+endfunction()
 
-# contrib alone would take minutes to build; its headers serve without.
-foreach(_gkv_part CONTRIB EXAMPLES INSTALL TESTS)
-  set(HWY_ENABLE_${_gkv_part} OFF CACHE BOOL "" FORCE)
-endforeach()
-set(HWY_FORCE_STATIC_LIBS ON CACHE BOOL "" FORCE)
-gkv_add_archive(highway "${_gkv_archive}")
+if(GEMMAKV_SYSTEM_HIGHWAY)
+  find_package(hwy CONFIG QUIET)
+  if(NOT hwy_FOUND)
+    message(FATAL_ERROR
+      "GEMMAKV_SYSTEM_HIGHWAY: found no installed Highway, expected 1.2.0")
+  endif()
+  _gkv_check_highway(GEMMAKV_SYSTEM_HIGHWAY "${hwy_VERSION}" "${hwy_DIR}")
+  # Seen by the projects that add this one, too.
+  set_property(TARGET hwy::hwy PROPERTY IMPORTED_GLOBAL ON)
+  add_library(gkv_hwy INTERFACE)
+  target_link_libraries(gkv_hwy INTERFACE hwy::hwy)
+else()
+  set(_gkv_archive "")
+  if(NOT FETCHCONTENT_SOURCE_DIR_HIGHWAY)
+    gkv_fetch_archive(_gkv_archive NAME highway OPTION GEMMAKV_HIGHWAY_ARCHIVE
+      URL https://github.com/google/highway/archive/refs/tags/1.2.0.tar.gz
+      SHA256 7e0be78b8318e8bdbf6fa545d2ecb4c90f947df03f7aadc42c1967f019e63343
+      DEBIAN trixie highway 1.2.0-2 highway_1.2.0.orig.tar.gz)
+  endif()
+  gkv_add_archive(highway "${_gkv_archive}" SOURCES_ONLY)
+  # Another project may have declared the name first.
+  file(STRINGS "${highway_SOURCE_DIR}/hwy/base.h" _gkv_version
+    REGEX "^#define HWY_(MAJOR|MINOR|PATCH) ")
+  string(REGEX REPLACE "#define HWY_[A-Z]+ " "" _gkv_version "${_gkv_version}")
+  string(REPLACE ";" "." _gkv_version "${_gkv_version}")
+  _gkv_check_highway(FETCHCONTENT_SOURCE_DIR_HIGHWAY "${_gkv_version}"
+    "${highway_SOURCE_DIR}")
+
+  # All that kernels need besides headers. Our own target, and our own name for
+  # the namespace: a program may have another Highway as well.
+  add_library(gkv_hwy STATIC "${highway_SOURCE_DIR}/hwy/abort.cc"
+    "${highway_SOURCE_DIR}/hwy/targets.cc")
+  target_compile_definitions(gkv_hwy PUBLIC HWY_STATIC_DEFINE hwy=gkv_hwy)
+  target_compile_features(gkv_hwy PUBLIC cxx_std_20)
+  # System headers: our warnings are about our code.
+  target_include_directories(gkv_hwy SYSTEM PUBLIC "${highway_SOURCE_DIR}")
+endif()
 
 # The baseline (SSE2) stays: without it Highway's baseline is scalar, where
 # many operations do not compile. Of the others, those that have no processor
@@ -40,10 +74,5 @@ else()
   message(FATAL_ERROR
     "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected all or few")
 endif()
-target_compile_definitions(hwy PUBLIC
+target_compile_definitions(gkv_hwy INTERFACE
   "HWY_DISABLED_TARGETS=${_gkv_disabled}" HWY_WANT_AVX3_DL=1)
-
-# Our warnings are about our code.
-get_target_property(_gkv_includes hwy INTERFACE_INCLUDE_DIRECTORIES)
-set_property(TARGET hwy PROPERTY
-  INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_gkv_includes}")

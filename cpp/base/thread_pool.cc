@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/fp_environment.h"
 
 namespace gkv {

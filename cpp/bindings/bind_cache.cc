@@ -1,6 +1,6 @@
 #include <pybind11/stl.h>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "cache/snapshot_check.h"
 #include "model/create_kv_cache.h"

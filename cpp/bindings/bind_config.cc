@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "model/config/config_gguf.h"
 #include "model/config/family.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_source.h"
 #include "engine/gemma.h"

@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/heap_trim.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"

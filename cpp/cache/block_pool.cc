@@ -6,7 +6,7 @@
 #include <new>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/heap_trim.h"
 
 namespace gkv {

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/block_table.h"
 #include "cache/recurrent_cache.h"
 #include "cache/snapshot.h"

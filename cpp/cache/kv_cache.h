@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "cache/block_pool.h"
 #include "cache/checkpoints.h"
 #include "cache/group_cache.h"

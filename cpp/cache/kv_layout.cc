@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {

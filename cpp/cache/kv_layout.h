@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "gemmakv/kv_dtype.h"
 
 namespace gkv {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/padded_cache.h"
 #include "ops/attention.h"
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
 

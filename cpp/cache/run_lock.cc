@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

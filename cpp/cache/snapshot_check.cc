@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"

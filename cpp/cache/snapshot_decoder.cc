@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/full_cache.h"
 #include "cache/recurrent_cache.h"
 #include "cache/sliding_cache.h"

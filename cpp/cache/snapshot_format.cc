@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

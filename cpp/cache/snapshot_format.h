@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "cache/kv_layout.h"
 #include "io/byte_io.h"
 #include "ops/kv_strip.h"

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 
 namespace gkv {
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/heap_trim.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

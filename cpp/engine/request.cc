@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/rng.h"
 
 namespace gkv {

@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/fp_environment.h"
 
 namespace gkv {

@@ -3,7 +3,7 @@
 #include <bit>
 #include <optional>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

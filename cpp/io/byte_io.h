@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/unaligned.h"
 
 namespace gkv {

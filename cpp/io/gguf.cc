@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/rounding.h"
 #include "io/byte_io.h"
 #include "io/gguf_value_type.h"

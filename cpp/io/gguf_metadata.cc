@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/unaligned.h"
 #include "io/gguf.h"
 #include "io/gguf_value_type.h"

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/rounding.h"
 #include "io/descriptor.h"
 

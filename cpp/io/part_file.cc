@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

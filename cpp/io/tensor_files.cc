@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/float16.h"
 
 namespace gkv {

@@ -1,6 +1,6 @@
 #include "model/create_kv_cache.h"
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 

@@ -366,7 +366,7 @@ struct QuantizedKernel {
   }
 
   static void MatMul(const MatMulTask& task) {
-    const auto& [weights, input, group_begin, group_end, out, out_stride] =
+    const auto [weights, input, group_begin, group_end, out, out_stride] =
         task;
     const size_t cols = weights.cols;
     const size_t blocks = cols / kQuadBlock;

@@ -155,7 +155,7 @@ struct FloatKernel {
   }
 
   static void MatMul(const MatMulTask& task) {
-    const auto& [weights, input, group_begin, group_end, out, out_stride] =
+    const auto [weights, input, group_begin, group_end, out, out_stride] =
         task;
     const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
     HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];

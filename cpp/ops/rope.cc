@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/double_double.h"
 
 // The angle at position 131071 carries the error of a frequency 131071 times,

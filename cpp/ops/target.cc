@@ -1,6 +1,6 @@
 #include "ops/target.h"
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/target.cc"

@@ -14,7 +14,7 @@
 #include <memory>
 #include <numeric>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "cache/snapshot_exercise.h"
 #include "fuzzer.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_type.h"

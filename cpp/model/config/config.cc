@@ -4,7 +4,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 #include "ops/attention.h"

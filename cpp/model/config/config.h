@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "cache/kv_layout.h"
 
 namespace gkv {

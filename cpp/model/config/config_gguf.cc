@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <iterator>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "model/config/config.h"
 #include "model/config/family.h"
 

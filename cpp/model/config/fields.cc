@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/recurrent.h"
 
 namespace gkv {

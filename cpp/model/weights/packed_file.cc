@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "io/byte_io.h"
 #include "ops/matmul.h"
 

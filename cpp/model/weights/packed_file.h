@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_type.h"
 #include "io/mapped_file.h"

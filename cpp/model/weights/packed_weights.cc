@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/fp_environment.h"
 #include "model/weights/packed_file.h"
 #include "model/weights/quantization.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/float16.h"
 #include "ops/quantize_weights.h"
 

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/float16.h"
 #include "base/fp_environment.h"
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "model/weights/quantization.h"
 #include "model/weights/weight_table.h"
 #include "ops/quantize_weights.h"

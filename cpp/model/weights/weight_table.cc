@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/recurrent.h"
 
 namespace gkv {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_source.h"
 #include "model/config/config.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "engine/gemma.h"
 #include "random_model.h"
 

@@ -1,4 +1,4 @@
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

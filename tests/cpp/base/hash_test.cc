@@ -1,4 +1,4 @@
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 
 #include <algorithm>
 #include <bit>

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 
 #if defined(__SSE2__)

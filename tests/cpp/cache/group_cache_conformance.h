@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/group_cache.h"
 #include "ops/kv_strip.h"
 

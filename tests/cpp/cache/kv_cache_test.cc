@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

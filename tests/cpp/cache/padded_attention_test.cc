@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/float16.h"
 #include "cache/padded_cache.h"
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

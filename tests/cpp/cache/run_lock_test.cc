@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

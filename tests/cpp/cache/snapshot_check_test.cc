@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
-#include "gemmakv/hash.h"
+#include "base/error.h"
+#include "base/hash.h"
 #include "cache/filled_cache.h"
 
 namespace gkv {

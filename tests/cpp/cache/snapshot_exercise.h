@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/kv_cache.h"
 
 // Restores a snapshot of unknown origin and uses what comes of it in every way

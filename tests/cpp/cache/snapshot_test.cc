@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "cache/filled_cache.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "engine/gemma.h"
 #include "engine/scheduler.h"
 #include "model/tiny_model.h"

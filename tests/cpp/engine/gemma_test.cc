@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "model/tiny_model.h"
 
 namespace gkv {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 
 namespace gkv {
 namespace {

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
-#include "gemmakv/hash.h"
+#include "base/error.h"
+#include "base/hash.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
 

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "io/gguf.h"
 
 // Reads a GGUF file of unknown origin as thoroughly as anyone can: what tests

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/gguf.h"
 #include "io/gguf_builder.h"

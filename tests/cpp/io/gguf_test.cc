@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/gguf_builder.h"
 #include "io/gguf_exercise.h"

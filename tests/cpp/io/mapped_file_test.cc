@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/temp_file.h"
 

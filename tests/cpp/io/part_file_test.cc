@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/float16.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"

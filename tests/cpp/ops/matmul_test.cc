@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/hash.h"
+#include "base/hash.h"
 #include "gemmakv/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul_fixture.h"

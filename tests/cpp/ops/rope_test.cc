@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 
 namespace gkv {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "io/gguf_builder.h"
 #include "model/config/config_gguf.h"
 #include "model/config/fields.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"
 #include "ops/matmul.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/flush_to_zero.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"

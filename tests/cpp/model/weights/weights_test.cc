@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "gemmakv/error.h"
+#include "base/error.h"
 #include "base/flush_to_zero.h"
 #include "model/tiny_model.h"
 
