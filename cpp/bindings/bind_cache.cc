@@ -133,6 +133,7 @@ void RegisterCache(py::module_& module) {
       .def_property_readonly("capacity_tokens", &KVCache::capacity_tokens)
       .def_property_readonly("nbytes", &KVCache::nbytes)
       .def_property_readonly("shared_nbytes", &KVCache::shared_nbytes)
+      .def_property_readonly("mapped_nbytes", &KVCache::mapped_nbytes)
       .def_property_readonly(
           "model_type",
           [](const KVCache& cache) -> std::optional<std::string> {

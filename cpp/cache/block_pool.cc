@@ -1,46 +1,19 @@
 #include "cache/block_pool.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
+#include <limits>
 #include <new>
+#include <utility>
 
-#include "base/aligned_buffer.h"
 #include "base/error.h"
-#include "base/heap_trim.h"
 
 namespace gkv {
 namespace {
 
-// Free blocks kept for reuse. A decoding conversation takes and drops a block
-// of each group now and then; more than that is better off with the system.
-constexpr size_t kMaxFreeBytes = size_t{16} << 20;
-
-// The C library keeps freed blocks for itself; after so many bytes it is told
-// to give them to the system. Takes about a millisecond.
-constexpr size_t kTrimBytes = size_t{32} << 20;
-
-#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || \
-    defined(__SANITIZE_THREAD__)
-constexpr bool kStartPoisoned = true;
-#else
-constexpr bool kStartPoisoned = false;
-#endif
-
-size_t Rounded(size_t size_bytes) {
-  return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+// What was freed for one thread may be taken by another; so often in a row only
+// where somebody reports bytes that he did not free.
+constexpr int kMaxReclaims = 16;
 
 }  // namespace
-
-BlockRef::~BlockRef() {
-  if (block_ == nullptr) return;
-  if (block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    // The block's own reference may be the pool's last one.
-    const std::shared_ptr<BlockPool> pool = std::move(block_->pool);
-    pool->Release(block_);
-  }
-}
 
 std::shared_ptr<BlockPool> BlockPool::Create(size_t budget_bytes) {
   return std::shared_ptr<BlockPool>(new BlockPool(budget_bytes));
@@ -52,80 +25,106 @@ const std::shared_ptr<BlockPool>& BlockPool::Default() {
   return *pool;
 }
 
-BlockPool::BlockPool(size_t budget_bytes)
-    : budget_bytes_(budget_bytes), poison_(kStartPoisoned) {}
-
-BlockPool::~BlockPool() { FreeRetained(); }
-
-void BlockPool::FreeRetained() {
-  for (auto& [size, blocks] : free_) {
-    for (uint8_t* data : blocks) std::free(data);
-  }
-  free_.clear();
-  free_bytes_ = 0;
-}
-
 BlockRef BlockPool::Acquire(size_t size_bytes) {
-  std::unique_ptr<Block> block(
-      new Block{nullptr, size_bytes, 1, shared_from_this()});
-  bool poison;
-  {
-    std::unique_lock lock(mutex_);
-    if (fail_after_ > 0 && --fail_after_ == 0) {
-      throw OutOfBlocks("block pool: failure injected by a test");
-    }
-    if (budget_bytes_ != 0 && bytes_in_use_ + size_bytes > budget_bytes_) {
-      throw OutOfBlocks(StrCat(
-          "block pool: ", bytes_in_use_, " bytes are in use and ", size_bytes,
-          " more are needed, expected at most ", budget_bytes_,
-          " in total (drop or reset conversations, or use a larger pool)"));
-    }
-    const auto reusable = free_.find(size_bytes);
-    if (reusable != free_.end() && !reusable->second.empty()) {
-      block->data = reusable->second.back();
-      reusable->second.pop_back();
-      free_bytes_ -= size_bytes;
-    } else {
-      if (budget_bytes_ != 0 &&
-          bytes_in_use_ + free_bytes_ + size_bytes > budget_bytes_) {
-        FreeRetained();
-      }
-      block->data = static_cast<uint8_t*>(
-          std::aligned_alloc(kAlignment, Rounded(size_bytes)));
-      if (block->data == nullptr) {
-        throw OutOfBlocks(StrCat("block pool: the system has no memory for ",
-                                 size_bytes, " bytes more, ", bytes_in_use_,
-                                 " are in use"));
-      }
-    }
-    bytes_in_use_ += size_bytes;
-    ++blocks_in_use_;
-    poison = poison_;
+  if (failures_.Fails()) {
+    throw OutOfBlocks("block pool: failure injected by a test");
   }
-  if (poison) std::memset(block->data, 0xFF, size_bytes);
-  return BlockRef(block.release());
+  size_t missing = 0;
+  Block* block = TryAcquire(size_bytes, missing);
+  if (block == nullptr) block = AcquireReclaimed(size_bytes);
+  block->owner = shared_from_this();
+  poison_.Fill(*block);
+  return BlockRef(block);
 }
 
-void BlockPool::Release(Block* block) {
-  bool trim = false;
-  {
-    std::unique_lock lock(mutex_);
-    if (poison_) std::memset(block->data, 0xFF, block->size_bytes);
-    bytes_in_use_ -= block->size_bytes;
-    --blocks_in_use_;
-    if (free_bytes_ + block->size_bytes <= kMaxFreeBytes) {
-      free_[block->size_bytes].push_back(block->data);
-      free_bytes_ += block->size_bytes;
-      block->data = nullptr;
-    } else {
-      untrimmed_bytes_ += block->size_bytes;
-      trim = untrimmed_bytes_ >= kTrimBytes;
-      if (trim) untrimmed_bytes_ = 0;
+Block* BlockPool::TryAcquire(size_t size_bytes, size_t& missing) {
+  std::unique_lock lock(mutex_);
+  size_t room = std::numeric_limits<size_t>::max();
+  if (budget_bytes_ != 0) {
+    if (bytes_in_use_ + size_bytes > budget_bytes_) {
+      missing = bytes_in_use_ + size_bytes - budget_bytes_;
+      return nullptr;
+    }
+    room = budget_bytes_ - bytes_in_use_ - size_bytes;
+  }
+  Block* const block = heap_.Allocate(size_bytes, room);
+  if (block == nullptr) {
+    missing = size_bytes;
+    return nullptr;
+  }
+  bytes_in_use_ += size_bytes;
+  ++blocks_in_use_;
+  return block;
+}
+
+// One thread at a time asks: a second one would find reclaimers busy with the
+// first, and give up although there is enough for both.
+Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
+  // For more than there can ever be nothing is given up.
+  const bool hopeless = budget_bytes_ != 0 && size_bytes > budget_bytes_;
+  std::unique_lock turn(reclaiming_);
+  for (int reclaims = 0;; ++reclaims) {
+    size_t missing = 0;
+    Block* const block = TryAcquire(size_bytes, missing);
+    if (block != nullptr) return block;
+    if (hopeless || reclaims == kMaxReclaims || Reclaim(missing) == 0) {
+      ThrowOutOfBlocks(size_bytes);
     }
   }
-  std::free(block->data);
-  delete block;
-  if (trim) TrimHeap();
+}
+
+void BlockPool::ThrowOutOfBlocks(size_t size_bytes) const {
+  const size_t in_use = bytes_in_use();
+  if (budget_bytes_ != 0 && in_use + size_bytes > budget_bytes_) {
+    throw OutOfBlocks(StrCat(
+        "block pool: ", in_use, " bytes are in use and ", size_bytes,
+        " more are needed, expected at most ", budget_bytes_,
+        " in total (drop or reset conversations, or use a larger pool)"));
+  }
+  throw OutOfBlocks(StrCat("block pool: the system has no memory for ",
+                           size_bytes, " bytes more, ", in_use,
+                           " are in use"));
+}
+
+size_t BlockPool::Reclaim(size_t bytes) {
+  size_t freed = 0;
+  try {
+    std::vector<std::weak_ptr<Reclaimer>> reclaimers;
+    {
+      std::unique_lock lock(mutex_);
+      reclaimers = reclaimers_;
+    }
+    for (const std::weak_ptr<Reclaimer>& candidate : reclaimers) {
+      if (freed >= bytes) break;
+      const std::shared_ptr<Reclaimer> reclaimer = candidate.lock();
+      if (reclaimer) freed += reclaimer->Reclaim(bytes - freed);
+    }
+  } catch (const std::bad_alloc&) {
+    // There is no memory for giving up memory.
+  }
+  return freed;
+}
+
+void BlockPool::AddReclaimer(std::weak_ptr<Reclaimer> reclaimer) {
+  std::unique_lock lock(mutex_);
+  if (reclaimers_.size() == reclaimers_.capacity()) {
+    std::erase_if(reclaimers_, [](const auto& r) { return r.expired(); });
+    reclaimers_.reserve(2 * reclaimers_.size() + 1);
+  }
+  reclaimers_.push_back(std::move(reclaimer));
+}
+
+void BlockPool::Release(Block* block) noexcept {
+  poison_.Fill(*block);
+  const size_t size_bytes = block->size_bytes;
+  {
+    std::unique_lock lock(mutex_);
+    bytes_in_use_ -= size_bytes;
+    --blocks_in_use_;
+    if (heap_.Keep(block)) return;
+  }
+  BlockHeap::Delete(block);
+  trimmer_.Freed(size_bytes);
 }
 
 size_t BlockPool::bytes_in_use() const {
@@ -136,16 +135,6 @@ size_t BlockPool::bytes_in_use() const {
 size_t BlockPool::blocks_in_use() const {
   std::unique_lock lock(mutex_);
   return blocks_in_use_;
-}
-
-void BlockPool::set_poison(bool poison) {
-  std::unique_lock lock(mutex_);
-  poison_ = poison;
-}
-
-void BlockPool::FailAfter(size_t n) {
-  std::unique_lock lock(mutex_);
-  fail_after_ = n;
 }
 
 }  // namespace gkv

@@ -42,7 +42,7 @@ GroupStep BlockTable::Prepare(size_t begin, size_t end,
   for (size_t block = written / block_tokens; block <= last; ++block) {
     const size_t index = block - step.first_block;
     if (index < blocks_.size()) {
-      if (!blocks_[index].shared()) continue;
+      if (blocks_[index].writable()) continue;
       const size_t first = block * block_tokens;
       const size_t held = write_begin > first ? write_begin - first : 0;
       step.fresh.emplace_back(index, CopyBlock(blocks_[index], held));

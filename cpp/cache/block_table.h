@@ -12,9 +12,9 @@
 namespace gkv {
 
 // The blocks of an attention group that hold a run of positions. Copying
-// shares the blocks. A shared block is copied before it is written, the held
-// part of it only: later positions may be under way in another conversation's
-// step.
+// shares the blocks. One that is shared or read-only is copied before it is
+// written, the held part of it only: later positions may be under way in
+// another conversation's step.
 class BlockTable {
  public:
   BlockTable(size_t group, std::shared_ptr<const KvLayout> layout,

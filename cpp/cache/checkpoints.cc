@@ -1,6 +1,7 @@
 #include "cache/checkpoints.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -8,14 +9,19 @@ namespace gkv {
 
 namespace {
 
-// Of all blocks that they refer to, each counted once.
-size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
+std::vector<const Block*> BlocksOf(std::span<const Checkpoint> checkpoints) {
   std::vector<const Block*> blocks;
   for (const Checkpoint& checkpoint : checkpoints) {
     for (const auto& group : *checkpoint.groups) {
       if (group) group->AddBlocks(blocks);
     }
   }
+  return blocks;
+}
+
+// Of all blocks that they refer to, each counted once.
+size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
+  std::vector<const Block*> blocks = BlocksOf(checkpoints);
   std::sort(blocks.begin(), blocks.end());
   blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
   size_t bytes = 0;
@@ -40,26 +46,67 @@ bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
     list_.insert(at, std::move(checkpoint));
   }
   while (nbytes() > budget_bytes) {
-    list_.erase(list_.begin() + static_cast<ptrdiff_t>(Victim()));
+    const size_t victim = Victim([](const Checkpoint&) { return true; });
+    list_.erase(list_.begin() + static_cast<ptrdiff_t>(victim));
   }
   const Checkpoint* stays = AtOrBefore(position);
   return stays != nullptr && stays->position == position;
 }
 
-size_t CheckpointList::Victim() const {
+std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
+                                               size_t bytes, size_t& freed) {
+  const auto ours_alone = [](const Checkpoint& checkpoint) {
+    return checkpoint.groups.use_count() == 1;
+  };
+  std::map<const Block*, uint32_t> references;
+  for (const Checkpoint& checkpoint : list_) {
+    if (!ours_alone(checkpoint)) continue;
+    for (const Block* block : BlocksOf({&checkpoint, 1})) ++references[block];
+  }
+  std::erase_if(references, [&](const auto& entry) {
+    const auto& [block, count] = entry;
+    return block->owner.get() != owner || block->refs.load() != count;
+  });
+  std::vector<Checkpoint> given_up;
+  given_up.reserve(list_.size());
+  freed = 0;
+  while (freed < bytes && !references.empty()) {
+    const size_t victim = Victim([&](const Checkpoint& checkpoint) {
+      const std::vector<const Block*> blocks = BlocksOf({&checkpoint, 1});
+      return ours_alone(checkpoint) &&
+             std::any_of(blocks.begin(), blocks.end(), [&](const Block* block) {
+               return references.contains(block);
+             });
+    });
+    for (const Block* block : BlocksOf({&list_[victim], 1})) {
+      const auto found = references.find(block);
+      if (found == references.end() || --found->second > 0) continue;
+      freed += block->size_bytes;
+      references.erase(found);
+    }
+    given_up.push_back(std::move(list_[victim]));
+    list_.erase(list_.begin() + static_cast<ptrdiff_t>(victim));
+  }
+  return given_up;
+}
+
+size_t CheckpointList::Victim(
+    const std::function<bool(const Checkpoint&)>& may_go) const {
   const size_t last = list_.size() - 1;
-  size_t victim = 0;
+  size_t victim = list_.size();
   double smallest = 0;
   for (size_t i = 1; i < last; ++i) {
+    if (!may_go(list_[i])) continue;
     const size_t gap = list_[i + 1].position - list_[i - 1].position;
     const size_t age = list_[last].position - list_[i].position;
     const double relative = static_cast<double>(gap) / static_cast<double>(age);
-    if (victim == 0 || relative < smallest) {
+    if (victim == list_.size() || relative < smallest) {
       victim = i;
       smallest = relative;
     }
   }
-  return victim;
+  if (victim < list_.size()) return victim;
+  return may_go(list_[0]) ? 0 : last;
 }
 
 const Checkpoint* CheckpointList::AtOrBefore(size_t position) const {

@@ -2,6 +2,7 @@
 #define GEMMAKV_CACHE_CHECKPOINTS_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,12 @@ class CheckpointList {
   // the new one is not among those that stay; nothing changes if it alone is
   // too large. Its length is at least that of those before it.
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
+  // Takes out those whose loss costs least, in the order of Add, until blocks of
+  // `owner` of at least `bytes` lose their last reference when the result is
+  // destroyed: `freed` is how many. None goes that cannot add to that: what
+  // forks or the conversation itself hold as well stays.
+  std::vector<Checkpoint> GiveUp(const BlockOwner* owner, size_t bytes,
+                                 size_t& freed);
   // The last one with position <= `position`; null if there is none.
   const Checkpoint* AtOrBefore(size_t position) const;
   // The last one of a transcript of `length` tokens; null if there is none.
@@ -44,7 +51,8 @@ class CheckpointList {
   size_t nbytes() const;
 
  private:
-  size_t Victim() const;
+  // Which of those that may go is missed least. Requires: one may.
+  size_t Victim(const std::function<bool(const Checkpoint&)>& may_go) const;
 
   std::vector<Checkpoint> list_;
 };

@@ -58,6 +58,25 @@ KVCache::State::State(const State& other)
       checkpoints(other.checkpoints),
       fingerprint(other.fingerprint) {}
 
+// The pool's way to a conversation for as long as that exists.
+class KVCache::IdleCheckpoints final : public Reclaimer {
+ public:
+  explicit IdleCheckpoints(KVCache* cache) : cache_(cache) {}
+
+  size_t Reclaim(size_t bytes) override {
+    std::unique_lock lock(mutex_);
+    return cache_ == nullptr ? 0 : cache_->ReleaseCheckpoints(bytes);
+  }
+  void Detach() {
+    std::unique_lock lock(mutex_);
+    cache_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;  // whoever holds it waits for nobody
+  KVCache* cache_;
+};
+
 KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
                  std::string model_type)
     : layout_(std::move(layout)),
@@ -70,9 +89,11 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
   if (capacity_tokens_ == 0) {
     throw InvalidArgument("capacity_tokens is 0, expected at least 1");
   }
+  idle_checkpoints_ = std::make_shared<IdleCheckpoints>(this);
+  pool_->AddReclaimer(idle_checkpoints_);
 }
 
-KVCache::~KVCache() = default;
+KVCache::~KVCache() { idle_checkpoints_->Detach(); }
 
 KVCache::State KVCache::EmptyState() const {
   return State(layout_->block_tokens(), MakeGroups(layout_, pool_));
@@ -97,7 +118,7 @@ std::vector<int32_t> KVCache::tokens() const {
 
 // A block is the conversation's own if every reference to it is one of its
 // groups' or of a checkpoint that no fork carries.
-std::pair<size_t, size_t> KVCache::OwnAndSharedBytes() const {
+KVCache::Bytes KVCache::CountBytes() const {
   std::unique_lock lock(state_mutex_);
   std::vector<const Block*> own, shared;
   for (const auto& group : state_.groups) group->AddBlocks(own);
@@ -110,25 +131,29 @@ std::pair<size_t, size_t> KVCache::OwnAndSharedBytes() const {
   std::sort(own.begin(), own.end());
   std::sort(shared.begin(), shared.end());
   shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
-  std::pair<size_t, size_t> bytes{0, 0};
+  Bytes bytes;
   for (const Block* block : shared) {
     if (!std::binary_search(own.begin(), own.end(), block)) {
-      bytes.second += block->size_bytes;
+      (block->mapped ? bytes.mapped : bytes.shared) += block->size_bytes;
     }
   }
   for (auto at = own.begin(); at != own.end();) {
     const auto next = std::upper_bound(at, own.end(), *at);
     const auto references = static_cast<uint32_t>(next - at);
     const bool alone = (*at)->refs.load() == references;
-    (alone ? bytes.first : bytes.second) += (*at)->size_bytes;
+    ((*at)->mapped ? bytes.mapped
+     : alone       ? bytes.own
+                   : bytes.shared) += (*at)->size_bytes;
     at = next;
   }
   return bytes;
 }
 
-size_t KVCache::nbytes() const { return OwnAndSharedBytes().first; }
+size_t KVCache::nbytes() const { return CountBytes().own; }
 
-size_t KVCache::shared_nbytes() const { return OwnAndSharedBytes().second; }
+size_t KVCache::shared_nbytes() const { return CountBytes().shared; }
+
+size_t KVCache::mapped_nbytes() const { return CountBytes().mapped; }
 
 Hash128 KVCache::fingerprint() const {
   std::unique_lock lock(state_mutex_);
@@ -256,6 +281,19 @@ bool KVCache::AddCheckpoint([[maybe_unused]] const RunLock& run_lock,
   std::unique_lock lock(state_mutex_);
   assert(checkpoint.position <= state_.computed);
   return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
+}
+
+// Whoever runs on the conversation may have planned on a checkpoint, and may be
+// this very thread. Whoever takes the run lock after the second look finds the
+// state locked.
+size_t KVCache::ReleaseCheckpoints(size_t bytes) {
+  size_t freed = 0;
+  std::vector<Checkpoint> given_up;  // goes away after the lock
+  if (gate_.held()) return 0;
+  std::unique_lock lock(state_mutex_, std::try_to_lock);
+  if (!lock || gate_.held()) return 0;
+  given_up = state_.checkpoints.GiveUp(pool_.get(), bytes, freed);
+  return freed;
 }
 
 std::vector<size_t> KVCache::CheckpointLengths() const {

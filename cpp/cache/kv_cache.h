@@ -103,6 +103,9 @@ class KVCache {
   // and of those that others refer to as well.
   size_t nbytes() const;
   size_t shared_nbytes() const;
+  // Bytes of mapped files that it refers to; not among the others, which count
+  // the heap's.
+  size_t mapped_nbytes() const;
 
   // Identity of the weights whose keys and values these are; all zero until
   // the first step. Bind throws Mismatch if another identity is bound already.
@@ -127,6 +130,12 @@ class KVCache {
   // blocks that would be released later.
   bool MakeCheckpoint(const RunLock& lock);
   bool MakeCheckpoint() { return MakeCheckpoint(Lock()); }
+  // Gives up checkpoints, those first whose loss costs least, for at least
+  // `bytes` of the pool's blocks to be free where they are so many; the bytes
+  // that are free by it. 0 if something runs on the conversation or changes it
+  // now: never waits. What is lost is time, for replays. The pool asks for it
+  // before it fails.
+  size_t ReleaseCheckpoints(size_t bytes);
   // Transcript lengths at which a checkpoint was made, ascending.
   std::vector<size_t> CheckpointLengths() const;
   // Truncate(0), and unbinds.
@@ -247,6 +256,7 @@ class KVCache {
     Source source = kHeld;
     const Checkpoint* checkpoint = nullptr;
   };
+  class IdleCheckpoints;
   friend class SnapshotEncoder;
   friend class SnapshotDecoder;
 
@@ -255,7 +265,10 @@ class KVCache {
   void Rewind(State& state, size_t length, const Checkpoint* made_here) const;
   State EmptyState() const;
   State CopyState() const;
-  std::pair<size_t, size_t> OwnAndSharedBytes() const;
+  struct Bytes {
+    size_t own = 0, shared = 0, mapped = 0;
+  };
+  Bytes CountBytes() const;
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
@@ -265,6 +278,7 @@ class KVCache {
   RunGate gate_;
   mutable std::mutex state_mutex_;
   State state_;
+  std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
 };
 
 }  // namespace gkv

@@ -49,13 +49,18 @@ class RunGate {
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
+  // Whether a lock is held at this moment.
+  bool held() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return held_;
+  }
   // Whether `lock` is this gate's.
   bool Owns(const RunLock& lock) const { return lock.gate_ == this; }
 
  private:
   friend class RunLock;
 
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool held_ = false;
   bool waits_for_reader_ = false;

@@ -114,6 +114,14 @@ class KVCache:
         return self._core.shared_nbytes
 
     @property
+    def mapped_nbytes(self) -> int:
+        """Bytes of keys and values that lie in mapped files.
+
+        Not among `nbytes` and `shared_nbytes`, which are memory of the heap.
+        """
+        return self._core.mapped_nbytes
+
+    @property
     def model_type(self) -> ModelType | None:
         """The model it was made for; None for a custom configuration."""
         name = self._core.model_type

@@ -68,6 +68,35 @@ def test_restoring_into_a_pool(tiny: Gemma) -> None:
     assert pool.used_bytes == restored.nbytes
 
 
+def test_idle_checkpoints_make_room(tiny: Gemma) -> None:
+    """Conversations at rest lose checkpoints before another one fails."""
+
+    def marked(pool: BlockPool) -> KVCache:
+        cache = create_kv_cache(
+            tiny.config, checkpoint_bytes=1 << 30, pool=pool
+        )
+        for _ in range(4):
+            tiny.logits(cache, TOKENS)
+            assert cache.checkpoint()
+        return cache
+
+    kept = marked(BlockPool())
+    # Not enough for what a request takes beside all checkpoints of two.
+    pool = BlockPool(bytes=2 * kept.nbytes)
+    idle, working = marked(pool), marked(pool)
+    assert len(working.checkpoints) == 4
+    assert set(idle.checkpoints) < set(kept.checkpoints)
+    for cache in (idle, working):
+        for keep in (396, 297, 250, 99):
+            fork = KVCache.from_bytes(cache.to_bytes(checkpoints=True))
+            fork.truncate(keep)
+            expected = tiny.logits(
+                create_kv_cache(tiny.config), (TOKENS * 4)[:keep] + [7, 8, 9]
+            )
+            assert np.array_equal(tiny.logits(fork, [7, 8, 9]), expected)
+    assert idle.mapped_nbytes == 0
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB", 1 << 70])
 def test_bad_budget(value: object) -> None:
     with pytest.raises(ValueError, match="bytes"):

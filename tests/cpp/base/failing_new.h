@@ -2,6 +2,7 @@
 #define GEMMAKV_TESTS_BASE_FAILING_NEW_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 
@@ -10,32 +11,40 @@
 
 namespace gkv {
 
-inline thread_local size_t failing_new_countdown = 0;
-
-// While this is alive, the n-th allocation of this thread (1 = the next) throws
-// std::bad_alloc.
+// While this is alive, `count` allocations of this thread fail, from the n-th on
+// (1 = the next).
 class FailingNew {
  public:
-  explicit FailingNew(size_t n) { failing_new_countdown = n; }
-  ~FailingNew() { failing_new_countdown = 0; }
+  explicit FailingNew(size_t n, size_t count = SIZE_MAX / 2) {
+    at_ = 0;
+    first_ = n;
+    end_ = n + count;
+  }
+  ~FailingNew() { first_ = end_ = 0; }
   FailingNew(const FailingNew&) = delete;
+
+  static bool Fails() {
+    ++at_;
+    return first_ <= at_ && at_ < end_;
+  }
+
+ private:
+  static inline thread_local size_t at_ = 0, first_ = 0, end_ = 0;
 };
 
 }  // namespace gkv
 
-void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  size_t& countdown = gkv::failing_new_countdown;
-  if (countdown > 0 && --countdown == 0) return nullptr;
-  return std::malloc(size);
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return gkv::FailingNew::Fails() ? nullptr : std::malloc(size);
 }
 
-void* operator new(size_t size) {
+[[gnu::noinline]] void* operator new(size_t size) {
   void* const memory = ::operator new(size, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 #endif  // GEMMAKV_TESTS_BASE_FAILING_NEW_H_

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,8 +20,9 @@ size_t ResidentBytes() {
   return resident_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Small pieces with a survivor above them: what the C library keeps by itself.
-TEST(HeapTrim, FreedPiecesLeaveTheResidentMemory) {
+// Small pieces with a survivor above them, which are freed: what the C library
+// keeps by itself. What `trim` does must give most of it back.
+void ExpectGivenBack(const std::function<void(size_t freed)>& trim) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
     !defined(__GLIBC__)
   GTEST_SKIP() << "another allocator, which keeps what is freed";
@@ -34,8 +36,20 @@ TEST(HeapTrim, FreedPiecesLeaveTheResidentMemory) {
   const auto survivor = std::make_unique<char[]>(kPieceBytes);
   pieces.clear();
   const size_t before = ResidentBytes();
-  TrimHeap();
+  trim(kPieces * kPieceBytes);
   EXPECT_LT(ResidentBytes() + kPieces * kPieceBytes / 2, before);
+}
+
+TEST(HeapTrim, FreedPiecesLeaveTheResidentMemory) {
+  ExpectGivenBack([](size_t) { TrimHeap(); });
+}
+
+TEST(HeapTrim, EnoughFreedBytesTrimTheHeap) {
+  ExpectGivenBack([](size_t freed) {
+    HeapTrimmer trimmer;
+    trimmer.Freed(freed);
+    trimmer.Freed(freed);
+  });
 }
 
 }  // namespace

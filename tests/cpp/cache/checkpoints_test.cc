@@ -154,6 +154,77 @@ TEST_F(CheckpointListTest, OneThatIsTooLargeChangesNothing) {
   EXPECT_EQ(Positions(list), std::vector<size_t>{10});
 }
 
+TEST_F(CheckpointListTest, GivesUpThoseThatAreMissedLeast) {
+  const size_t one = recurrent_->checkpoint_bytes();
+  CheckpointList list;
+  for (const size_t position : {10, 20, 30, 35}) {
+    list.Add(Alone(position), SIZE_MAX);
+  }
+  size_t freed = 0;
+  {
+    const auto given_up = list.GiveUp(pool_.get(), one + 1, freed);
+    EXPECT_EQ(given_up.size(), 2u);
+    EXPECT_EQ(pool_->blocks_in_use(), 4u) << "the caller lets go of them";
+  }
+  EXPECT_EQ(freed, 2 * one);
+  EXPECT_EQ(pool_->blocks_in_use(), 2u);
+  EXPECT_EQ(Positions(list), (std::vector<size_t>{10, 35}));
+  list.GiveUp(pool_.get(), 1, freed);
+  EXPECT_EQ(Positions(list), std::vector<size_t>{35});
+  list.GiveUp(pool_.get(), SIZE_MAX, freed);
+  EXPECT_EQ(freed, one);
+  EXPECT_TRUE(list.empty());
+  EXPECT_TRUE(list.GiveUp(pool_.get(), SIZE_MAX, freed).empty());
+  EXPECT_EQ(freed, 0u);
+}
+
+TEST_F(CheckpointListTest, GivesUpNothingInVain) {
+  const size_t one = recurrent_->checkpoint_bytes();
+  CheckpointList list;
+  for (const size_t position : {10, 20, 30}) {
+    list.Add(Alone(position), SIZE_MAX);
+  }
+  size_t freed = 0;
+  const auto other_pool = BlockPool::Create();
+  EXPECT_TRUE(list.GiveUp(other_pool.get(), SIZE_MAX, freed).empty());
+  EXPECT_EQ(freed, 0u);
+  {
+    const CheckpointList fork = list;
+    EXPECT_TRUE(list.GiveUp(pool_.get(), SIZE_MAX, freed).empty());
+    EXPECT_EQ(freed, 0u);
+  }
+  // One whose state is that of the conversation.
+  const auto held = (*list.list()[1].groups)[0]->Share();
+  list.GiveUp(pool_.get(), SIZE_MAX, freed);
+  EXPECT_EQ(freed, 2 * one);
+  EXPECT_EQ(Positions(list), std::vector<size_t>{20});
+}
+
+// Blocks that several checkpoints have in common are free with the last one.
+TEST_F(CheckpointListTest, GivesUpWhatOnlyCheckpointsShare) {
+  GroupSet groups = MakeGroups(sliding_, pool_);
+  GroupCache& group = *groups[0];
+  CheckpointList list;
+  for (size_t at = 0; at < 320; at += 16) {
+    GroupStep step = group.Prepare(at, at + 16);
+    group.Commit(step, at, at + 16);
+    group.Forget(group.RewindFloor());
+    list.Add({at + 16, at + 16,
+              std::make_shared<const GroupSet>(ShareGroups(groups, true))},
+             SIZE_MAX);
+  }
+  while (true) {
+    const size_t before = pool_->bytes_in_use();
+    size_t freed = 0;
+    list.GiveUp(pool_.get(), 1, freed);
+    EXPECT_EQ(pool_->bytes_in_use() + freed, before);
+    if (freed == 0) break;
+  }
+  std::vector<const Block*> blocks;
+  group.AddBlocks(blocks);
+  EXPECT_EQ(pool_->blocks_in_use(), blocks.size());
+}
+
 TEST_F(CheckpointListTest, SharedBlocksCountOnce) {
   GroupSet groups = MakeGroups(sliding_, pool_);
   GroupCache& group = *groups[0];
