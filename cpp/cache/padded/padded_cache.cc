@@ -6,7 +6,7 @@
 //     because blocks_per_row_ * kBlockTokens >= capacity
 // Only Append and Reset change a row.
 
-#include "cache/padded_cache.h"
+#include "cache/padded/padded_cache.h"
 
 #include <algorithm>
 #include <utility>

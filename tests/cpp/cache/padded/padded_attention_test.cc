@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/float16.h"
-#include "cache/padded_cache.h"
+#include "cache/padded/padded_cache.h"
 
 namespace gkv {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache/padded_cache.h"
+#include "cache/padded/padded_cache.h"
 
 #include <gtest/gtest.h>
 

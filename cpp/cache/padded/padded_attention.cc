@@ -8,7 +8,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
-#include "cache/padded_cache.h"
+#include "cache/padded/padded_cache.h"
 #include "ops/attention.h"
 
 namespace gkv {
