@@ -1,7 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "cache/snapshot.h"
 #include "cache/snapshot_check.h"
 #include "model/create_kv_cache.h"
 
@@ -74,6 +77,29 @@ std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
                           ", expected those of this model, ", *expected));
   }
   return cache;
+}
+
+py::bytes ToBytes(const KVCache& cache, bool checkpoints) {
+  const SnapshotWriter writer(cache, checkpoints);
+  auto bytes = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(
+      nullptr, static_cast<py::ssize_t>(writer.size_bytes())));
+  if (!bytes) throw py::error_already_set();
+  char* to = PyBytes_AS_STRING(bytes.ptr());
+  const py::gil_scoped_release release;
+  writer.Write([&](std::span<const uint8_t> piece) {
+    to = std::copy(piece.begin(), piece.end(), to);
+  });
+  return bytes;
+}
+
+void Save(const KVCache& cache, const py::function& write, bool checkpoints) {
+  const py::gil_scoped_release release;
+  cache.Save(
+      [&](std::span<const uint8_t> piece) {
+        const py::gil_scoped_acquire acquire;
+        write(BytesOf(piece));
+      },
+      checkpoints);
 }
 
 const char* NameOf(LayerKind kind) {
@@ -184,17 +210,8 @@ void RegisterCache(py::module_& module) {
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)
       .def_property_readonly("checkpoint_bytes", &KVCache::checkpoint_bytes)
-      .def(
-          "to_bytes",
-          [](const KVCache& cache, bool checkpoints) {
-            std::vector<uint8_t> bytes;
-            {
-              py::gil_scoped_release release;
-              bytes = cache.ToBytes(checkpoints);
-            }
-            return BytesOf(bytes);
-          },
-          py::arg("checkpoints") = false)
+      .def("to_bytes", &ToBytes, py::arg("checkpoints") = false)
+      .def("save", &Save, py::arg("write"), py::arg("checkpoints") = false)
       .def_static("from_bytes", &FromBytes, py::arg("data"),
                   py::arg("fingerprint") = py::none(),
                   py::arg("pool") = py::none())

@@ -85,9 +85,22 @@ void BlockTable::DropBefore(size_t begin) {
   first_block_ += drop;
 }
 
-void BlockTable::Assign(size_t first_block, std::vector<BlockRef> blocks) {
-  first_block_ = first_block;
-  blocks_ = std::move(blocks);
+std::vector<HeldBlock> BlockTable::Export(size_t begin, size_t end) const {
+  const size_t block_tokens = layout_->block_tokens();
+  std::vector<HeldBlock> held;
+  while (begin < end) {
+    const size_t block = begin / block_tokens;
+    const size_t last = std::min(end, (block + 1) * block_tokens);
+    held.push_back({begin, last, blocks_[block - first_block_]});
+    begin = last;
+  }
+  return held;
+}
+
+void BlockTable::Adopt(std::vector<HeldBlock> held) {
+  if (held.empty()) return;
+  first_block_ = held.front().begin / layout_->block_tokens();
+  for (HeldBlock& part : held) blocks_.push_back(std::move(part.block));
 }
 
 }  // namespace gkv

@@ -38,8 +38,10 @@ class BlockTable {
   // Drops blocks that hold only positions >= `end`, or only ones < `begin`.
   void DropFrom(size_t end);
   void DropBefore(size_t begin);
-  // Blocks of a range, when a conversation is restored. Requires: empty().
-  void Assign(size_t first_block, std::vector<BlockRef> blocks);
+  // The blocks of positions [begin, end), and the other way round. Requires:
+  // they are held; empty().
+  std::vector<HeldBlock> Export(size_t begin, size_t end) const;
+  void Adopt(std::vector<HeldBlock> held);
 
  private:
   BlockRef CopyBlock(const BlockRef& from, size_t tokens) const;

@@ -45,9 +45,13 @@ void FullCache::AddBlocks(std::vector<const Block*>& out) const {
   for (const BlockRef& block : table_.blocks()) out.push_back(block.get());
 }
 
-void FullCache::Restore(std::vector<BlockRef> blocks, size_t end) {
-  table_.Assign(0, std::move(blocks));
-  end_ = end;
+std::vector<HeldBlock> FullCache::Export(size_t position) const {
+  return table_.Export(0, std::min(position, end_));
+}
+
+void FullCache::Adopt(std::vector<HeldBlock> held) {
+  if (!held.empty()) end_ = held.back().end;
+  table_.Adopt(std::move(held));
 }
 
 }  // namespace gkv

@@ -26,11 +26,9 @@ class FullCache final : public GroupCache {
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   size_t RewindFloor() const override { return end_; }
   void Forget(size_t floor) override;
+  std::vector<HeldBlock> Export(size_t position) const override;
+  void Adopt(std::vector<HeldBlock> held) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
-  const BlockTable* table() const override { return &table_; }
-
-  // Content from a snapshot: blocks that hold [0, end). Requires: empty.
-  void Restore(std::vector<BlockRef> blocks, size_t end);
 
  private:
   BlockTable table_;  // covers exactly [0, end_)

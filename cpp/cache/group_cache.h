@@ -36,7 +36,14 @@ struct GroupStep {
   std::vector<std::pair<size_t, BlockRef>> kept;
 };
 
-class BlockTable;
+// A block that a group holds, and what of it counts: keys and values of
+// positions [begin, end), all of which lie in it, or, where begin == end, the
+// recurrent state from before position `end`.
+struct HeldBlock {
+  size_t begin = 0;
+  size_t end = 0;
+  BlockRef block;
+};
 
 // What the layers of one group hold of one conversation. The kinds of groups
 // differ in what they forget, and so in where computing can go on after a
@@ -92,10 +99,15 @@ class GroupCache {
   // Gives up what rows from `floor` on do not see.
   virtual void Forget(size_t floor) = 0;
 
+  // What is held and right of positions up to `position`, ascending.
+  virtual std::vector<HeldBlock> Export(size_t position) const = 0;
+  // Takes over what Export of such a group gave. Blocks that must not be
+  // written are copied before a step writes them. Requires: empty; positions of
+  // keys and values without a gap, from 0 on if nothing is ever forgotten.
+  virtual void Adopt(std::vector<HeldBlock> held) = 0;
+
   // Appends every block that the group refers to.
   virtual void AddBlocks(std::vector<const Block*>& out) const = 0;
-  // Where keys and values lie; null for a recurrent group.
-  virtual const BlockTable* table() const { return nullptr; }
 };
 
 // The groups of one conversation, parallel to KvLayout::groups(). In what a

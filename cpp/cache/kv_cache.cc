@@ -14,14 +14,9 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
-#include "cache/block_table.h"
-#include "cache/recurrent_cache.h"
-#include "cache/snapshot.h"
-#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
@@ -47,16 +42,6 @@ std::shared_ptr<const GroupSet> GroupsAt(const GroupSet& groups,
 }
 
 }  // namespace
-
-KVCache::State::State(size_t block_tokens, GroupSet groups_in)
-    : log(block_tokens), groups(std::move(groups_in)) {}
-
-KVCache::State::State(const State& other)
-    : log(other.log),
-      computed(other.computed),
-      groups(ShareGroups(other.groups)),
-      checkpoints(other.checkpoints),
-      fingerprint(other.fingerprint) {}
 
 // The pool's way to a conversation for as long as that exists.
 class KVCache::IdleCheckpoints final : public Reclaimer {
@@ -85,7 +70,7 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
       capacity_tokens_(options.capacity_tokens),
       checkpoint_bytes_(options.checkpoint_bytes.value_or(
           kDefaultCheckpoints * layout_->checkpoint_bytes())),
-      state_(EmptyState()) {
+      state_(layout_, pool_) {
   if (capacity_tokens_ == 0) {
     throw InvalidArgument("capacity_tokens is 0, expected at least 1");
   }
@@ -95,11 +80,7 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
 
 KVCache::~KVCache() { idle_checkpoints_->Detach(); }
 
-KVCache::State KVCache::EmptyState() const {
-  return State(layout_->block_tokens(), MakeGroups(layout_, pool_));
-}
-
-KVCache::State KVCache::CopyState() const {
+KvContent KVCache::Export() const {
   std::unique_lock lock(state_mutex_);
   return state_;
 }
@@ -177,7 +158,7 @@ std::unique_ptr<KVCache> KVCache::Fork() const {
                    .checkpoint_bytes = checkpoint_bytes_,
                    .pool = pool_},
       model_type_);
-  fork->state_ = CopyState();
+  fork->Adopt(fork->Lock(), Export());
   return fork;
 }
 
@@ -188,15 +169,19 @@ void KVCache::Swap([[maybe_unused]] const RunLock& run_lock,
   std::swap(state_, other.state_);
 }
 
-void KVCache::Reset([[maybe_unused]] const RunLock& run_lock) {
+void KVCache::Adopt([[maybe_unused]] const RunLock& run_lock,
+                    KvContent content) noexcept {
   assert(gate_.Owns(run_lock));
-  State empty = EmptyState();
   std::unique_lock lock(state_mutex_);
-  std::swap(state_, empty);
+  std::swap(state_, content);
+}
+
+void KVCache::Reset(const RunLock& run_lock) {
+  Adopt(run_lock, KvContent(layout_, pool_));
 }
 
 // The start that recomputes least. Of equals, what is held comes first.
-KVCache::StartPoint KVCache::Start(const State& state, size_t target) const {
+KVCache::StartPoint KVCache::Start(const KvContent& state, size_t target) const {
   const std::optional<size_t> held = ResumeAt(state.groups, target);
   if (held == target) return {target, target};
   StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};
@@ -208,7 +193,7 @@ KVCache::StartPoint KVCache::Start(const State& state, size_t target) const {
   return best;
 }
 
-KVCache::StartPoint KVCache::NextStart(const State& state,
+KVCache::StartPoint KVCache::NextStart(const KvContent& state,
                                        bool for_logits) const {
   const size_t length = state.log.size();
   if (state.computed < length) return Start(state, state.computed);
@@ -217,7 +202,7 @@ KVCache::StartPoint KVCache::NextStart(const State& state,
 }
 
 // Requires: length < state.computed; the log and the checkpoints are cut.
-void KVCache::Rewind(State& state, size_t length,
+void KVCache::Rewind(KvContent& state, size_t length,
                      const Checkpoint* made_here) const {
   StartPoint start = Start(state, length);
   state.computed = length;
@@ -242,7 +227,7 @@ Truncation KVCache::Truncate([[maybe_unused]] const RunLock& run_lock,
                              size_t length) {
   assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
-  State& state = state_;
+  KvContent& state = state_;
   if (length > state.log.size()) {
     throw InvalidArgument(StrCat("cannot truncate to ", length,
                                  " tokens, expected at most the ",
@@ -263,7 +248,7 @@ Truncation KVCache::Truncate([[maybe_unused]] const RunLock& run_lock,
 bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
   assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
-  State& state = state_;
+  KvContent& state = state_;
   const bool forgets =
       std::any_of(state.groups.begin(), state.groups.end(),
                   [](const auto& group) { return group->forgets(); });
@@ -372,7 +357,7 @@ std::vector<Checkpoint> KVCache::Commit(
     std::span<const size_t> at) {
   assert(gate_.Owns(run_lock));
   std::unique_lock lock(state_mutex_);
-  State& state = state_;
+  KvContent& state = state_;
   assert(step.begin < end && end <= step.end && end <= state.log.size());
   size_t floor = end;
   for (size_t g = 0; g < state.groups.size(); ++g) {
@@ -391,86 +376,6 @@ std::vector<Checkpoint> KVCache::Commit(
   }
   for (const auto& group : state.groups) group->Forget(floor);
   return checkpoints;
-}
-
-std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
-  std::unique_lock lock(state_mutex_);
-  return state_.groups[layout_->group_of(layer)]->Held();
-}
-
-size_t KVCache::LayerBytes(size_t layer) const {
-  const KvLayerSpec& spec = layout_->layers()[layer];
-  if (spec.shares) return 0;
-  std::vector<const Block*> blocks;
-  {
-    std::unique_lock lock(state_mutex_);
-    state_.groups[layout_->group_of(layer)]->AddBlocks(blocks);
-  }
-  const size_t bytes = spec.kind == LayerKind::kRecurrent
-                           ? layout_->state_floats(layer) * sizeof(float)
-                           : 2 * spec.kv_heads * layout_->strip_bytes(layer);
-  return blocks.size() * bytes;
-}
-
-std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
-  const State copy = CopyState();
-  const KvLayerSpec& spec = layout_->layers()[layer];
-  const GroupCache& group = *copy.groups[layout_->group_of(layer)];
-  const auto [begin, end] = group.Held();
-  const BlockTable& table = *group.table();
-  const size_t block_tokens = layout_->block_tokens();
-  std::vector<float> out((end - begin) * spec.kv_heads * spec.head_dim);
-  float* to = out.data();
-  for (size_t position = begin; position < end; ++position) {
-    const size_t index = position / block_tokens - table.first_block();
-    const uint8_t* block = table.blocks()[index].data();
-    for (size_t head = 0; head < spec.kv_heads; ++head) {
-      const auto load = values ? LoadValue : LoadKey;
-      const size_t strip = values ? layout_->value_offset(layer, head)
-                                  : layout_->key_offset(layer, head);
-      load(layout_->dtype(), block + strip, spec.head_dim,
-           position % block_tokens, block_tokens, to);
-      to += spec.head_dim;
-    }
-  }
-  return out;
-}
-
-std::vector<float> KVCache::CopyLayerState(size_t layer) const {
-  const State copy = CopyState();
-  const auto& group = static_cast<const RecurrentCache&>(
-      *copy.groups[layout_->group_of(layer)]);
-  const BlockRef state = group.current().state;
-  std::vector<float> out(layout_->state_floats(layer));
-  if (state) {
-    std::memcpy(out.data(), state.data() + layout_->state_offset(layer),
-                out.size() * sizeof(float));
-  }
-  return out;
-}
-
-std::vector<SealedBlock> KVCache::SealedBlocks() const {
-  const State copy = CopyState();
-  const size_t block_tokens = layout_->block_tokens();
-  std::vector<SealedBlock> sealed(copy.computed / block_tokens);
-  const auto full =
-      std::find_if(copy.groups.begin(), copy.groups.end(),
-                   [](const auto& group) { return !group->forgets(); });
-  for (size_t i = 0; i < sealed.size(); ++i) {
-    sealed[i] = {i * block_tokens, copy.log.SealedPage(i), {}};
-    if (full == copy.groups.end()) continue;
-    sealed[i].keys_values = (*full)->table()->blocks()[i];
-  }
-  return sealed;
-}
-
-std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
-  return SnapshotEncoder::Encode(*Fork(), checkpoints);
-}
-
-std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
-                                            CacheOptions options) {
-  return SnapshotDecoder::Decode(bytes, options);
 }
 
 }  // namespace gkv

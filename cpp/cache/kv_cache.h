@@ -14,11 +14,12 @@
 
 #include "base/hash.h"
 #include "cache/block_pool.h"
-#include "cache/checkpoints.h"
 #include "cache/group_cache.h"
+#include "cache/kv_content.h"
 #include "cache/kv_layout.h"
 #include "cache/run_lock.h"
 #include "cache/token_log.h"
+#include "io/byte_io.h"
 
 namespace gkv {
 
@@ -52,12 +53,15 @@ struct KvStepView {
   GroupSet replacements;
 };
 
-// A full-layer block that no one will write any more, with what identifies it:
-// `hash` is over (parent, tokens), `parent` that of the block before.
+// The blocks of positions that no one will write any more, with what identifies
+// them: `hash` of the page is over (parent, tokens), `parent` that of the block
+// before.
 struct SealedBlock {
   size_t begin = 0;  // position of its first token
   std::shared_ptr<const TokenPage> page;
-  BlockRef keys_values;  // null if the model has no full-attention layer
+  // By group: what counts of a block of keys and values; the recurrent state
+  // behind the last position. Null where that is not held.
+  std::vector<HeldBlock> held;
 };
 
 // One conversation: its transcript, the keys and values of the transcript's
@@ -116,6 +120,12 @@ class KVCache {
   // copies; no key or value is copied. Carries the checkpoints. Allowed during
   // a request.
   std::unique_ptr<KVCache> Fork() const;
+  // The content as a value that shares the blocks, and the other way round:
+  // whatever was held before is given up. A fork adopts what its origin
+  // exported. Requires: content of an equal layout with blocks of equal size,
+  // made for this cache's pool; that it is what the tokens give.
+  KvContent Export() const;
+  void Adopt(const RunLock& lock, KvContent content) noexcept;
   // Keeps the first `length` tokens, and the checkpoints among them. Always
   // exact; says what it costs at the next use: the cheapest of going on from
   // what is held, from the last checkpoint, from a warm-up before
@@ -203,8 +213,10 @@ class KVCache {
 
   // ---- Snapshots ----
 
-  // The whole conversation as bytes; format in docs/snapshot-format.md.
-  // Takes a fork first, so a running request is not held up.
+  // The conversation as bytes, piece by piece or at once; format in
+  // docs/snapshot-format.md. Saves what Export gives, so a running request is
+  // not held up. SnapshotWriter tells the size before.
+  void Save(const ByteSink& sink, bool checkpoints = false) const;
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
   // Throws CorruptFile if the bytes are not a whole, sound snapshot, Mismatch
   // if they are of a format version from the future, OutOfBlocks if the pool
@@ -229,25 +241,12 @@ class KVCache {
   std::vector<float> CopyLayer(size_t layer, bool values) const;
   // Copy of a recurrent layer's state, [1 + conv_tail, lru_width].
   std::vector<float> CopyLayerState(size_t layer) const;
-  // The full blocks of the computed part, in order: what a prefix index or a
-  // lower tier stores. The references keep the blocks as they are. A hit in
-  // sliding or recurrent layers needs a checkpoint as well.
-  std::vector<SealedBlock> SealedBlocks() const;
+  // The full blocks of the computed part that begin at position `from` or
+  // later, in order: what a prefix index or a lower tier stores. The references
+  // keep the blocks as they are.
+  std::vector<SealedBlock> SealedBlocks(size_t from = 0) const;
 
  private:
-  // Copying shares blocks: that is what a fork is.
-  struct State {
-    State(size_t block_tokens, GroupSet groups);
-    State(const State& other);
-    State(State&&) = default;
-    State& operator=(State&&) = default;
-
-    TokenLog log;
-    size_t computed = 0;
-    GroupSet groups;
-    CheckpointList checkpoints;
-    Hash128 fingerprint;
-  };
   // Where the next step begins, and on what.
   struct StartPoint {
     enum Source { kHeld, kCheckpoint, kCold };
@@ -257,14 +256,10 @@ class KVCache {
     const Checkpoint* checkpoint = nullptr;
   };
   class IdleCheckpoints;
-  friend class SnapshotEncoder;
-  friend class SnapshotDecoder;
 
-  StartPoint Start(const State& state, size_t target) const;
-  StartPoint NextStart(const State& state, bool for_logits) const;
-  void Rewind(State& state, size_t length, const Checkpoint* made_here) const;
-  State EmptyState() const;
-  State CopyState() const;
+  StartPoint Start(const KvContent& state, size_t target) const;
+  StartPoint NextStart(const KvContent& state, bool for_logits) const;
+  void Rewind(KvContent& state, size_t length, const Checkpoint* made_here) const;
   struct Bytes {
     size_t own = 0, shared = 0, mapped = 0;
   };
@@ -277,7 +272,7 @@ class KVCache {
   size_t checkpoint_bytes_;
   RunGate gate_;
   mutable std::mutex state_mutex_;
-  State state_;
+  KvContent state_;
   std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
 };
 

@@ -82,7 +82,7 @@ void RecurrentCache::Commit(GroupStep& step, size_t begin, size_t end) {
 }
 
 size_t RecurrentCache::RewindFloor() const {
-  return states_.size() > 1 ? previous().position : Held().second;
+  return states_.size() > 1 ? states_[states_.size() - 2].position : Held().second;
 }
 
 void RecurrentCache::Forget(size_t floor) {
@@ -93,9 +93,19 @@ void RecurrentCache::AddBlocks(std::vector<const Block*>& out) const {
   for (const Snapshot& snapshot : states_) out.push_back(snapshot.state.get());
 }
 
-void RecurrentCache::Restore(Snapshot current, Snapshot previous) {
-  if (previous.state) states_.push_back(std::move(previous));
-  states_.push_back(std::move(current));
+std::vector<HeldBlock> RecurrentCache::Export(size_t position) const {
+  std::vector<HeldBlock> held;
+  for (const Snapshot& snapshot : states_) {
+    if (snapshot.position > position) break;
+    held.push_back({snapshot.position, snapshot.position, snapshot.state});
+  }
+  return held;
+}
+
+void RecurrentCache::Adopt(std::vector<HeldBlock> held) {
+  for (HeldBlock& state : held) {
+    states_.push_back({state.end, std::move(state.block)});
+  }
 }
 
 }  // namespace gkv

@@ -16,12 +16,6 @@ namespace gkv {
 // starts at 0.
 class RecurrentCache final : public GroupCache {
  public:
-  // The state after positions [0, position).
-  struct Snapshot {
-    size_t position = 0;
-    BlockRef state;  // null: none, or the zero state at position 0
-  };
-
   RecurrentCache(std::shared_ptr<const KvLayout> layout,
                  std::shared_ptr<BlockPool> pool);
 
@@ -37,18 +31,16 @@ class RecurrentCache final : public GroupCache {
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   size_t RewindFloor() const override;
   void Forget(size_t floor) override;
+  std::vector<HeldBlock> Export(size_t position) const override;
+  void Adopt(std::vector<HeldBlock> held) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
 
-  // The last state, and the one before it. Null if there is none.
-  Snapshot current() const { return FromEnd(0); }
-  Snapshot previous() const { return FromEnd(1); }
-  // Content from a snapshot. Requires: empty.
-  void Restore(Snapshot current, Snapshot previous);
-
  private:
-  Snapshot FromEnd(size_t i) const {
-    return i < states_.size() ? states_[states_.size() - 1 - i] : Snapshot{};
-  }
+  // The state after positions [0, position).
+  struct Snapshot {
+    size_t position;
+    BlockRef state;
+  };
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;

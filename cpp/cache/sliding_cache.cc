@@ -88,11 +88,17 @@ void SlidingCache::AddBlocks(std::vector<const Block*>& out) const {
   for (const BlockRef& block : table_.blocks()) out.push_back(block.get());
 }
 
-void SlidingCache::Restore(std::vector<BlockRef> blocks, size_t begin,
-                           size_t end) {
-  table_.Assign(begin / table_.layout().block_tokens(), std::move(blocks));
-  begin_ = begin;
-  end_ = end;
+std::vector<HeldBlock> SlidingCache::Export(size_t position) const {
+  const auto [begin, end] = Held();
+  return table_.Export(begin, std::min(position, end));
+}
+
+void SlidingCache::Adopt(std::vector<HeldBlock> held) {
+  if (!held.empty()) {
+    begin_ = held.front().begin;
+    end_ = held.back().end;
+  }
+  table_.Adopt(std::move(held));
 }
 
 }  // namespace gkv

@@ -32,11 +32,9 @@ class SlidingCache final : public GroupCache {
   // can give logits once more.
   size_t RewindFloor() const override { return end_ > 0 ? end_ - 1 : 0; }
   void Forget(size_t floor) override;
+  std::vector<HeldBlock> Export(size_t position) const override;
+  void Adopt(std::vector<HeldBlock> held) override;
   void AddBlocks(std::vector<const Block*>& out) const override;
-  const BlockTable* table() const override { return &table_; }
-
-  // Content from a snapshot: blocks that hold [begin, end). Requires: empty.
-  void Restore(std::vector<BlockRef> blocks, size_t begin, size_t end);
 
  private:
   size_t WindowBegin(size_t position) const;

@@ -1,29 +1,72 @@
 #ifndef GEMMAKV_CACHE_SNAPSHOT_H_
 #define GEMMAKV_CACHE_SNAPSHOT_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "cache/snapshot_format.h"
+#include "io/byte_io.h"
 
 // A conversation as bytes; docs/snapshot-format.md describes every field.
+//
+// What checkpoints and the present hold overlaps, and where it does it is the
+// same: keys, values and states follow from the tokens before them. So a
+// snapshot stores every position once, and a restored cache shares one block
+// between all that hold a part of it.
 
 namespace gkv {
 
-class SnapshotEncoder {
+class SnapshotWriter {
  public:
-  // Requires: no step runs on `cache` (a private fork).
-  static std::vector<uint8_t> Encode(const KVCache& cache, bool checkpoints);
+  // Of what `cache` holds now, by reference.
+  SnapshotWriter(const KVCache& cache, bool checkpoints);
+
+  uint64_t size_bytes() const { return size_bytes_; }
+  // Gives all bytes to `sink` in pieces of about 256 KiB, made one at a time.
+  void Write(const ByteSink& sink) const;
+
+ private:
+  class Sections;
+
+  void AddMark(const GroupSet& groups, size_t position, size_t length);
+  void CompleteHeader();
+  void WriteStrip(size_t layer, size_t head, const SnapshotHeader::Range& range,
+                  bool values, Sections& out) const;
+  void CopyTokens(size_t layer, size_t head, bool values, size_t begin,
+                  size_t end, uint8_t* strip, size_t strip_tokens) const;
+  void WriteStates(Sections& out) const;
+
+  std::shared_ptr<const KvLayout> layout_;
+  KvContent content_;
+  SnapshotHeader header_;
+  uint64_t size_bytes_;
+  // What is stored, by group and index of the block, or position of the state.
+  std::vector<std::map<size_t, std::vector<HeldBlock>>> held_;
 };
 
-class SnapshotDecoder {
- public:
-  // Throws CorruptFile, Mismatch (a later version) or OutOfBlocks.
-  static std::unique_ptr<KVCache> Decode(std::span<const uint8_t> bytes,
-                                         const CacheOptions& options);
-};
+// Throws CorruptFile, Mismatch (a later version) or OutOfBlocks.
+std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
+                                      const CacheOptions& options);
+
+// Calls fn(layer, head, range) for the keys and values in a payload, in order:
+// a strip of keys and one of values of range.tokens() tokens each.
+template <typename Fn>
+void ForStrips(const KvLayout& layout, const SnapshotHeader& header,
+               const Fn& fn) {
+  for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
+    const KvLayerSpec& spec = layout.layers()[layer];
+    if (spec.shares) continue;
+    const KvGroup& group = layout.groups()[layout.group_of(layer)];
+    for (const SnapshotHeader::Range& range : header.ranges(group)) {
+      for (size_t head = 0; head < spec.kv_heads; ++head) fn(layer, head, range);
+    }
+  }
+}
 
 }  // namespace gkv
 

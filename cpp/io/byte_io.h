@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -30,6 +31,9 @@ class ByteWriter {
  private:
   std::vector<uint8_t> bytes_;
 };
+
+// Takes bytes in order, piece by piece; what it throws ends the writing.
+using ByteSink = std::function<void(std::span<const uint8_t>)>;
 
 // Reads little-endian values from bytes of unknown origin. Every read that
 // would pass the end throws CorruptFile with the offset and `what` was wanted.

@@ -197,6 +197,9 @@ class KVCache:
     @property
     def checkpoint_bytes(self) -> int: ...
     def to_bytes(self, checkpoints: bool = False) -> bytes: ...
+    def save(
+        self, write: Callable[[bytes], None], checkpoints: bool = False
+    ) -> None: ...
     @staticmethod
     def from_bytes(
         data: bytes | bytearray | memoryview,

@@ -13,7 +13,7 @@ from gemmakv import _core
 from gemmakv._core import Truncation
 from gemmakv.arguments import integer
 from gemmakv.errors import brief
-from gemmakv.files import PathOrFile, read_all, write_all
+from gemmakv.files import PathOrFile, piecewise_writer, read_all
 from gemmakv.model_type import ModelConfig, ModelType, config_of
 from gemmakv.pool import BlockPool, core_pool
 
@@ -235,12 +235,16 @@ class KVCache:
     def save(
         self, path_or_file: PathOrFile, checkpoints: bool = False
     ) -> None:
-        """Writes `to_bytes()` to a path or to a binary file object.
+        """Writes `to_bytes()` to a path or to a binary file object, piece by
+        piece: it takes no memory for a second copy of the keys and values.
 
         A path is replaced in one step, once everything is on disk: readers
-        see the old file or the new one, also after a crash.
+        see the old file or the new one, also after a crash. What the file
+        raises ends the call, and leaves the conversation as it is.
         """
-        write_all(path_or_file, self.to_bytes(checkpoints))
+        core = self._core
+        with piecewise_writer(path_or_file) as write:
+            core.save(write, bool(checkpoints))
 
     @staticmethod
     def load(

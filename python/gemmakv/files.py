@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Union
 
@@ -15,10 +16,35 @@ PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
 
 def write_all(path_or_file: PathOrFile, data: bytes) -> None:
     """Writes to a binary file object, or replaces a path in one step."""
+    with piecewise_writer(path_or_file) as write:
+        write(data)
+
+
+@contextmanager
+def piecewise_writer(
+    path_or_file: PathOrFile,
+) -> Iterator[Callable[[bytes], None]]:
+    """What writes one piece after the other, all of it, to a binary file
+    object, or to a path, which is replaced when the body ends well.
+    """
     if isinstance(path_or_file, (str, os.PathLike)):
-        write_atomically(path_or_file, data)
+        with atomic_writer(path_or_file) as file:
+            yield functools.partial(_write_whole, file)
     else:
-        path_or_file.write(data)
+        yield functools.partial(_write_whole, path_or_file)
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    """Also where an unbuffered file takes a part at a time."""
+    left = memoryview(data)
+    written = file.write(data)
+    while isinstance(written, int) and written < len(left):
+        if written <= 0:
+            raise OSError(
+                errno.EIO, f"the file took 0 of {len(left)} bytes to write"
+            )
+        left = left[written:]
+        written = file.write(left)
 
 
 def read_all(path_or_file: PathOrFile) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,6 +340,79 @@ def test_save_and_load(tiny: Gemma, cache: KVCache, tmp_path: Path) -> None:
     assert file.getvalue() == (tmp_path / "a.kv").read_bytes()
     file.seek(0)
     assert KVCache.load(file).tokens.tolist() == TOKENS
+
+
+class _Pieces(io.RawIOBase):
+    """Takes at most so many bytes a call, and fails at one of the calls."""
+
+    def __init__(self, most: int = 1 << 62, fail_at: int = 0) -> None:
+        self.most, self.fail_at = most, fail_at
+        self.calls: list[int] = []
+        self.data = bytearray()
+
+    def write(self, data: Any) -> int:
+        self.calls.append(len(data))
+        if len(self.calls) == self.fail_at:
+            raise KeyboardInterrupt
+        taken = bytes(data)[: self.most]
+        self.data += taken
+        return len(taken)
+
+
+def test_save_writes_in_pieces(tiny: Gemma) -> None:
+    cache = create_kv_cache(
+        tiny.config, kv_dtype="f32", checkpoint_bytes=1 << 30
+    )
+    for _ in range(5):
+        tiny.logits(cache, TOKENS)
+        cache.checkpoint()
+    whole = cache.to_bytes(checkpoints=True)
+    file = _Pieces()
+    cache.save(file, checkpoints=True)  # type: ignore[arg-type]
+    assert file.data == whole
+    assert max(file.calls) <= 1 << 18 < len(whole)
+    short = _Pieces(most=50_000)
+    cache.save(short, checkpoints=True)  # type: ignore[arg-type]
+    assert short.data == whole
+    with pytest.raises(OSError, match="took 0 of"):
+        cache.save(_Pieces(most=0))  # type: ignore[arg-type]
+    parts: list[bytes] = []
+
+    class Silent:
+        def write(self, data: bytes) -> None:
+            parts.append(data)
+
+    cache.save(Silent(), checkpoints=True)  # type: ignore[arg-type]
+    assert b"".join(parts) == whole
+
+
+def test_an_interrupted_save_changes_nothing(
+    tiny: Gemma, cache: KVCache, tmp_path: Path, monkeypatch: Any
+) -> None:
+    tiny.logits(cache, TOKENS * 4)
+    whole = cache.to_bytes()
+    for call in (1, 2):
+        file = _Pieces(fail_at=call)
+        with pytest.raises(KeyboardInterrupt):
+            cache.save(file)  # type: ignore[arg-type]
+        assert len(file.calls) == call
+        assert cache.to_bytes() == whole
+    path = tmp_path / "a.kv"
+    path.write_bytes(b"old")
+    real = os.fdopen
+
+    def full(descriptor: int, mode: str) -> Any:
+        real(descriptor, mode).close()
+        return real(os.open("/dev/full", os.O_WRONLY), mode)
+
+    if os.path.exists("/dev/full"):
+        monkeypatch.setattr(os, "fdopen", full)
+        with pytest.raises(OSError, match="No space"):
+            cache.save(path)
+        monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.kv"]
+    tiny.generate(cache, [5], max_tokens=2)
 
 
 def test_failed_save_keeps_the_old_file(

@@ -729,7 +729,7 @@ TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
     cache->CopyTokens(16 * i, tokens);
     EXPECT_EQ(sealed[i].page->tokens, tokens);
     parent = sealed[i].page->hash;
-    EXPECT_EQ(sealed[i].keys_values.size_bytes(),
+    EXPECT_EQ(sealed[i].held[1].block.size_bytes(),
               layout->groups()[1].block_bytes);
   }
   // A conversation with the same beginning has the same identities, whatever

@@ -166,6 +166,56 @@ TEST(SnapshotTest, ASmallerBudgetKeepsTheLastCheckpoints) {
   EXPECT_EQ(few->CheckpointLengths().back(), 37u);
 }
 
+// What is written is the same for ever, for layers of at most one window.
+TEST(SnapshotTest, Version2FilesAreWrittenAsTheyWere) {
+  EXPECT_EQ(FilledHybrid(KvDtype::kF32, 16)->ToBytes(true),
+            Golden("snapshot_v2_f32.kv"));
+  EXPECT_EQ(FilledHybrid(KvDtype::kBF16, 16)->ToBytes(true),
+            Golden("snapshot_v2_bf16.kv"));
+  EXPECT_EQ(FilledHybrid(KvDtype::kInt8, 16)->ToBytes(true),
+            Golden("snapshot_v2_int8.kv"));
+}
+
+// Strips that are longer than a piece.
+TEST(SnapshotTest, PiecesMakeUpTheWhole) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
+    const auto layout = std::make_shared<KvLayout>(
+        std::vector<KvLayerSpec>{{LayerKind::kSliding, 1, 32, 20},
+                                 {LayerKind::kFull, 2, 512, 0}},
+        dtype, 64);
+    KVCache cache(layout, {.capacity_tokens = 2000}, "");
+    cache.Append(cache.Lock(), std::vector<int32_t>(1100, 3));
+    Fill(cache, 1099);
+    const std::vector<uint8_t> whole = cache.ToBytes();
+    EXPECT_EQ(SnapshotWriter(cache, false).size_bytes(), whole.size());
+    std::vector<uint8_t> bytes;
+    size_t pieces = 0;
+    cache.Save([&](std::span<const uint8_t> piece) {
+      EXPECT_LE(piece.size(), size_t{256} << 10);
+      bytes.insert(bytes.end(), piece.begin(), piece.end());
+      ++pieces;
+    });
+    EXPECT_EQ(bytes, whole);
+    EXPECT_GT(pieces, whole.size() >> 18);
+    EXPECT_LT(pieces, (whole.size() >> 17) + 4);
+    const auto restored = KVCache::FromBytes(whole, {.block_tokens = 16});
+    ExpectSame(cache, *restored);
+    EXPECT_EQ(restored->ToBytes(), whole);
+  }
+}
+
+TEST(SnapshotTest, ASinkThatThrowsEndsTheWriting) {
+  const auto cache = FilledHybrid(KvDtype::kBF16, 16);
+  const std::vector<uint8_t> whole = cache->ToBytes(true);
+  int calls = 0;
+  const auto fail = [&](std::span<const uint8_t>) {
+    if (++calls == 2) throw IoError("no space left", 28, "x");
+  };
+  EXPECT_THROW(cache->Save(fail, true), IoError);
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(cache->ToBytes(true), whole);
+}
+
 TEST(SnapshotTest, EmptyAndLostStatesRestore) {
   const KVCache empty(FilledLayout(KvDtype::kBF16, 16), {.capacity_tokens = 3},
                       "");

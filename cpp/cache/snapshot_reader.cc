@@ -4,12 +4,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cache/full_cache.h"
-#include "cache/recurrent_cache.h"
-#include "cache/sliding_cache.h"
 #include "cache/snapshot.h"
-#include "cache/snapshot_payload.h"
-#include "io/byte_io.h"
+#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
@@ -56,75 +52,78 @@ class Storage {
         }
       }
     }
-    const uint8_t* states =
-        ForGroups(*layout_, header, payload,
-                  [&](const PlaceOf<const uint8_t>& place) { Copy(place); });
+    ForStrips(*layout_, header,
+              [&](size_t layer, size_t head, const Range& range) {
+                const size_t bytes =
+                    KvStripBytes(layout_->dtype(), range.tokens(),
+                                 layout_->layers()[layer].head_dim);
+                CopyStrips(layer, head, range, payload, payload + bytes);
+                payload += 2 * bytes;
+              });
     for (size_t i = 0; i < header.states.size(); ++i) {
       states_.push_back(pool->Acquire(layout_->state_bytes()));
+      for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
+        if (layout_->layers()[layer].kind != LayerKind::kRecurrent) continue;
+        const size_t bytes = layout_->state_floats(layer) * sizeof(float);
+        std::memcpy(states_[i].data() + layout_->state_offset(layer), payload,
+                    bytes);
+        payload += bytes;
+      }
     }
-    ForStates(*layout_, header, states,
-              [&](size_t i, size_t layer, const uint8_t* state) {
-                std::memcpy(states_[i].data() + layout_->state_offset(layer),
-                            state,
-                            layout_->state_floats(layer) * sizeof(float));
-              });
   }
 
   // Puts what a mark refers to, and the full layers' part, into empty groups.
   void Restore(const Mark& mark, GroupSet& groups) const {
     for (size_t g = 0; g < groups.size(); ++g) {
-      if (!groups[g]) continue;
-      const KvGroup& group = layout_->groups()[g];
-      if (group.kind == LayerKind::kFull && header_.computed > 0) {
-        static_cast<FullCache&>(*groups[g])
-            .Restore(Blocks(g, 0, header_.computed), header_.computed);
-      } else if (group.kind == LayerKind::kSliding) {
-        const uint64_t begin = mark.sliding_begin.at(group.window);
-        if (begin == mark.position) continue;
-        static_cast<SlidingCache&>(*groups[g])
-            .Restore(Blocks(g, begin, mark.position), begin, mark.position);
-      } else if (group.kind == LayerKind::kRecurrent && mark.position > 0) {
-        static_cast<RecurrentCache&>(*groups[g])
-            .Restore(State(mark.position), mark.previous < mark.position
-                                               ? State(mark.previous)
-                                               : RecurrentCache::Snapshot{});
-      }
+      if (groups[g]) groups[g]->Adopt(Held(g, mark));
     }
   }
 
  private:
-  // Blocks of positions [begin, end).
-  std::vector<BlockRef> Blocks(size_t group, size_t begin, size_t end) const {
-    const size_t block_tokens = layout_->block_tokens();
-    const auto first = blocks_[group].begin();
-    return {first + static_cast<ptrdiff_t>(begin / block_tokens),
-            first + static_cast<ptrdiff_t>((end - 1) / block_tokens + 1)};
+  std::vector<HeldBlock> Held(size_t g, const Mark& mark) const {
+    const KvGroup& group = layout_->groups()[g];
+    std::vector<HeldBlock> held;
+    if (group.kind == LayerKind::kRecurrent) {
+      for (size_t i = 0; i < states_.size(); ++i) {
+        const uint64_t at = header_.states[i];
+        if (at != mark.position && at != mark.previous) continue;
+        held.push_back({at, at, states_[i]});
+      }
+      return held;
+    }
+    const bool slides = group.kind == LayerKind::kSliding;
+    const uint64_t end = slides ? mark.position : header_.computed;
+    uint64_t begin = slides ? mark.sliding_begin.at(group.window) : 0;
+    while (begin < end) {
+      const size_t block = begin / layout_->block_tokens();
+      const uint64_t last =
+          std::min<uint64_t>(end, (block + 1) * layout_->block_tokens());
+      held.push_back({begin, last, blocks_[g][block]});
+      begin = last;
+    }
+    return held;
   }
 
-  void Copy(const PlaceOf<const uint8_t>& place) const {
-    const size_t group = layout_->group_of(place.layer);
+  void CopyStrips(size_t layer, size_t head, const Range& range,
+                  const uint8_t* keys, const uint8_t* values) const {
     const size_t block_tokens = layout_->block_tokens();
-    uint8_t* block = blocks_[group][place.begin / block_tokens].data();
     GroupCopy copy;
     copy.dtype = layout_->dtype();
-    copy.head_dim = layout_->layers()[place.layer].head_dim;
-    copy.first = place.begin % kKvGroup;
-    copy.last = copy.first + (place.end - place.begin);
-    copy.from_tokens = place.strip_tokens;
-    copy.from_group = place.strip_group;
+    copy.head_dim = layout_->layers()[layer].head_dim;
+    copy.from_tokens = range.tokens();
     copy.to_tokens = block_tokens;
-    copy.to_group = place.begin % block_tokens / kKvGroup;
-    CopyKeyGroup(copy, place.keys,
-                 block + layout_->key_offset(place.layer, place.head));
-    CopyValueGroup(copy, place.values,
-                   block + layout_->value_offset(place.layer, place.head));
-  }
-
-  RecurrentCache::Snapshot State(uint64_t position) const {
-    const auto at = std::lower_bound(header_.states.begin(),
-                                     header_.states.end(), position);
-    return {position,
-            states_[static_cast<size_t>(at - header_.states.begin())]};
+    for (size_t p = range.aligned_begin(); p < range.end; p += kKvGroup) {
+      const BlockRef& block =
+          blocks_[layout_->group_of(layer)][p / block_tokens];
+      copy.first = std::max<size_t>(p, range.begin) - p;
+      copy.last = std::min<size_t>(p + kKvGroup, range.end) - p;
+      copy.from_group = (p - range.aligned_begin()) / kKvGroup;
+      copy.to_group = p % block_tokens / kKvGroup;
+      CopyKeyGroup(copy, keys,
+                   block.data() + layout_->key_offset(layer, head));
+      CopyValueGroup(copy, values,
+                     block.data() + layout_->value_offset(layer, head));
+    }
   }
 
   std::shared_ptr<const KvLayout> layout_;
@@ -136,8 +135,8 @@ class Storage {
 
 }  // namespace
 
-std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
-                                                 const CacheOptions& options) {
+std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
+                                      const CacheOptions& options) {
   ByteReader reader(bytes);
   const SnapshotHeader header = DecodeSnapshotHeader(bytes, reader);
   std::shared_ptr<const KvLayout> layout;
@@ -164,16 +163,17 @@ std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
                              full.capacity_tokens));
   }
   if (!full.checkpoint_bytes) full.checkpoint_bytes = header.checkpoint_bytes;
+  if (!full.pool) full.pool = BlockPool::Default();
   auto cache = std::make_unique<KVCache>(layout, full, header.model_type);
-  const Storage storage(layout, cache->pool_, header, payload.data());
-  KVCache::State& state = cache->state_;
-  state.log.Append(tokens);
-  state.computed = header.computed;
-  state.fingerprint = header.fingerprint;
-  storage.Restore(header.marks[0], state.groups);
+  const Storage storage(layout, full.pool, header, payload.data());
+  KvContent content(layout, full.pool);
+  content.log.Append(tokens);
+  content.computed = header.computed;
+  content.fingerprint = header.fingerprint;
+  storage.Restore(header.marks[0], content.groups);
   for (size_t i = 1; i < header.marks.size(); ++i) {
     const Mark& mark = header.marks[i];
-    GroupSet groups = MakeGroups(layout, cache->pool_);
+    GroupSet groups = MakeGroups(layout, full.pool);
     for (auto& group : groups) {
       if (!group->forgets()) group.reset();
     }
@@ -182,10 +182,12 @@ std::unique_ptr<KVCache> SnapshotDecoder::Decode(std::span<const uint8_t> bytes,
       ThrowCorruptSnapshot(StrCat("the checkpoint at position ", mark.position,
                                   " lacks a part of its window"));
     }
-    state.checkpoints.Add({mark.position, mark.length,
-                           std::make_shared<const GroupSet>(std::move(groups))},
-                          cache->checkpoint_bytes());
+    content.checkpoints.Add(
+        {mark.position, mark.length,
+         std::make_shared<const GroupSet>(std::move(groups))},
+        cache->checkpoint_bytes());
   }
+  cache->Adopt(cache->Lock(), std::move(content));
   return cache;
 }
 

@@ -1,0 +1,114 @@
+// What KVCache tells of its content: layers, sealed blocks, snapshots.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "cache/kv_cache.h"
+#include "cache/snapshot.h"
+#include "ops/kv_strip.h"
+
+namespace gkv {
+namespace {
+
+constexpr size_t kAll = std::numeric_limits<size_t>::max();
+
+}  // namespace
+
+std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
+  std::unique_lock lock(state_mutex_);
+  return state_.groups[layout_->group_of(layer)]->Held();
+}
+
+size_t KVCache::LayerBytes(size_t layer) const {
+  const KvLayerSpec& spec = layout_->layers()[layer];
+  if (spec.shares) return 0;
+  std::vector<const Block*> blocks;
+  {
+    std::unique_lock lock(state_mutex_);
+    state_.groups[layout_->group_of(layer)]->AddBlocks(blocks);
+  }
+  const size_t bytes = spec.kind == LayerKind::kRecurrent
+                           ? layout_->state_floats(layer) * sizeof(float)
+                           : 2 * spec.kv_heads * layout_->strip_bytes(layer);
+  return blocks.size() * bytes;
+}
+
+std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
+  const KvContent copy = Export();
+  const KvLayerSpec& spec = layout_->layers()[layer];
+  const size_t block_tokens = layout_->block_tokens();
+  const auto load = values ? LoadValue : LoadKey;
+  std::vector<float> out;
+  for (const HeldBlock& held :
+       copy.groups[layout_->group_of(layer)]->Export(kAll)) {
+    for (size_t position = held.begin; position < held.end; ++position) {
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        const size_t strip = values ? layout_->value_offset(layer, head)
+                                    : layout_->key_offset(layer, head);
+        out.resize(out.size() + spec.head_dim);
+        load(layout_->dtype(), held.block.data() + strip, spec.head_dim,
+             position % block_tokens, block_tokens,
+             out.data() + out.size() - spec.head_dim);
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<float> KVCache::CopyLayerState(size_t layer) const {
+  const KvContent copy = Export();
+  const std::vector<HeldBlock> held =
+      copy.groups[layout_->group_of(layer)]->Export(kAll);
+  std::vector<float> out(layout_->state_floats(layer));
+  if (!held.empty()) {
+    std::memcpy(out.data(),
+                held.back().block.data() + layout_->state_offset(layer),
+                out.size() * sizeof(float));
+  }
+  return out;
+}
+
+std::vector<SealedBlock> KVCache::SealedBlocks(size_t from) const {
+  const KvContent copy = Export();
+  const size_t block_tokens = layout_->block_tokens();
+  const size_t first = (from + block_tokens - 1) / block_tokens;
+  std::vector<SealedBlock> sealed;
+  for (size_t i = first; i < copy.computed / block_tokens; ++i) {
+    sealed.push_back({i * block_tokens, copy.log.SealedPage(i),
+                      std::vector<HeldBlock>(copy.groups.size())});
+  }
+  for (size_t g = 0; g < copy.groups.size(); ++g) {
+    for (HeldBlock& held : copy.groups[g]->Export(copy.computed)) {
+      const bool state = held.begin == held.end;
+      const size_t block = (held.end - 1) / block_tokens;
+      if (block < first || block - first >= sealed.size() ||
+          (state && held.end % block_tokens != 0)) {
+        continue;
+      }
+      sealed[block - first].held[g] = std::move(held);
+    }
+  }
+  return sealed;
+}
+
+void KVCache::Save(const ByteSink& sink, bool checkpoints) const {
+  SnapshotWriter(*this, checkpoints).Write(sink);
+}
+
+std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
+  const SnapshotWriter writer(*this, checkpoints);
+  std::vector<uint8_t> bytes;
+  bytes.reserve(writer.size_bytes());
+  writer.Write([&](std::span<const uint8_t> piece) {
+    bytes.insert(bytes.end(), piece.begin(), piece.end());
+  });
+  return bytes;
+}
+
+std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
+                                            CacheOptions options) {
+  return ReadSnapshot(bytes, options);
+}
+
+}  // namespace gkv
