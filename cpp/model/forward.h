@@ -11,8 +11,6 @@
 
 namespace gkv {
 
-class OutputHead;
-
 // What stays the same for every step of a model. Immutable, shared by threads.
 struct Model {
   ModelConfig config;
@@ -35,13 +33,9 @@ class ForwardPass {
   void Step(std::span<const SequenceSlice> slices);
 
  private:
-  struct Buffers;
-  class Run;
+  class Parts;
 
-  const Model& model_;
-  ThreadPool& pool_;
-  std::unique_ptr<Buffers> buffers_;
-  std::unique_ptr<OutputHead> head_;
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace gkv

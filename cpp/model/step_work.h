@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
+#include <span>
 
 #include "base/thread_pool.h"
 #include "model/activations.h"
+#include "model/step.h"
 #include "model/weights/weights.h"
+#include "ops/elementwise.h"
 
 namespace gkv {
 
@@ -18,18 +22,30 @@ struct MatMulJob {
   float* out;  // [input->rows, weights->rows]
 };
 
-// How the work of a step is spread over threads: rows and weights are cut into
-// independent tasks, and no result depends on the cut.
+// A position of a step.
+struct StepRow {
+  size_t slice;
+  size_t position;
+  int32_t token;
+};
+
+// A step that is being computed, and how its work is spread over threads: rows
+// and weights are cut into independent tasks, and no result depends on the cut.
 class StepWork {
  public:
-  // Not owned; must outlive this.
-  explicit StepWork(ThreadPool& pool) : pool_(pool) {}
+  // Not owned; all must outlive this. Rows come in the order of the slices.
+  StepWork(std::span<const SequenceSlice> slices, std::span<const StepRow> rows,
+           ThreadPool& pool)
+      : slices_(slices), rows_(rows), pool_(pool) {}
 
+  std::span<const SequenceSlice> slices() const { return slices_; }
+  std::span<const StepRow> rows() const { return rows_; }
   ThreadPool& pool() const { return pool_; }
 
   // fn(row) for every row, in parallel when there are enough of them.
   template <typename Fn>
-  void ForRows(size_t rows, const Fn& fn) const {
+  void ForRows(const Fn& fn) const {
+    const size_t rows = rows_.size();
     if (rows <= kSerialRows) {
       for (size_t row = 0; row < rows; ++row) fn(row);
       return;
@@ -49,8 +65,15 @@ class StepWork {
   static constexpr size_t kSerialRows = 4;
   static constexpr size_t kRowsPerTask = 8;
 
+  const std::span<const SequenceSlice> slices_;
+  const std::span<const StepRow> rows_;
   ThreadPool& pool_;
 };
+
+// Models without biases have empty ones.
+inline void AddBias(const FloatVector& bias, float* row) {
+  if (bias.size() != 0) Add(bias.data(), bias.size(), row);
+}
 
 }  // namespace gkv
 

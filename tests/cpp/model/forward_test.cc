@@ -184,6 +184,25 @@ TEST(ForwardTest, EveryFamilyMatchesReference) {
   }
 }
 
+// Heads, rotations, windows and widths by layer, and layers that read the keys
+// and values of others.
+TEST(ForwardTest, LayersThatDifferMatchReference) {
+  size_t shared = 0, windows = 0;
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const TinyOptions options = LayersDiffer({}, seed);
+    const ModelConfig config = TinyConfig(options);
+    config.Validate();
+    for (const LayerConfig& layer : config.layers) {
+      shared += layer.shares_kv.has_value();
+      windows += layer.window == 10;
+    }
+    ExpectMatchesReference(options);
+  }
+  EXPECT_GE(shared, 12u);
+  EXPECT_GE(windows, 12u);
+}
+
 // Shapes that no published model has.
 TEST(ForwardTest, RecurrentLayersOfAnyShapeMatchReference) {
   for (const size_t conv_width : {1, 2, 9}) {
@@ -305,6 +324,7 @@ TEST(ForwardTest, PositionsBeyondTheContextOfTheFile) {
 
 // What no cut of the work may change, for a family and a type of stored keys
 // and values.
+constexpr char kLayersDiffer[] = "layers_differ";
 struct BitsCase {
   std::string family;
   KvDtype dtype;
@@ -320,8 +340,13 @@ class ForwardBitsTest : public ::testing::TestWithParam<BitsCase> {
     return gkv::NewCache(*model_, tokens, GetParam().dtype, block_tokens);
   }
 
-  std::shared_ptr<const Model> model_ =
-      TinyModel(MixedTypes(TinyFamily(GetParam().family)));
+  static TinyOptions Options() {
+    return GetParam().family == kLayersDiffer
+               ? LayersDiffer(MixedTypes())
+               : MixedTypes(TinyFamily(GetParam().family));
+  }
+
+  std::shared_ptr<const Model> model_ = TinyModel(Options());
   std::vector<int32_t> tokens_ = RandomTokens(150, 3);
   Logits expected_;
 };
@@ -503,6 +528,7 @@ std::vector<BitsCase> BitsCases() {
   for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kInt8}) {
     cases.push_back({"gemma3", dtype});
   }
+  cases.push_back({kLayersDiffer, KvDtype::kBF16});
   return cases;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -133,23 +134,23 @@ class ReferenceModel {
     const LayerConfig& shape = config_.layers[layer];
     const size_t dim = shape.head_dim;
     const size_t group = shape.num_heads / shape.kv_heads;
-    std::vector<Row> q, k, v;
-    for (const Row& row : x) {
-      const Row h = Norm(row, prefix + "attn_norm.weight");
-      q.push_back(Multiply(prefix + "attn_q.weight", h));
-      k.push_back(Multiply(prefix + "attn_k.weight", h));
-      v.push_back(Multiply(prefix + "attn_v.weight", h));
-    }
-    std::vector<Row> keys;  // rotated, all heads of a position
+    std::vector<Row> q;
+    KeysValues own;
     for (size_t p = 0; p < x.size(); ++p) {
+      const Row h = Norm(x[p], prefix + "attn_norm.weight");
+      q.push_back(Multiply(prefix + "attn_q.weight", h));
+      if (shape.shares_kv) continue;
+      const Row k = Multiply(prefix + "attn_k.weight", h);
       Row all;
       for (size_t head = 0; head < shape.kv_heads; ++head) {
-        const Row one =
-            Head(k[p], head, layer, p, prefix + "attn_k_norm.weight");
+        const Row one = Head(k, head, layer, p, prefix + "attn_k_norm.weight");
         all.insert(all.end(), one.begin(), one.end());
       }
-      keys.push_back(all);
+      own.keys.push_back(all);
+      own.values.push_back(Multiply(prefix + "attn_v.weight", h));
     }
+    if (!shape.shares_kv) stored_[layer] = own;
+    const auto& [keys, v] = stored_.at(shape.shares_kv.value_or(layer));
     const bool full = shape.kind == LayerKind::kFull;
     for (size_t p = 0; p < x.size(); ++p) {
       const size_t begin = full || p + 1 < shape.window ? 0 : p + 1 - shape.window;
@@ -261,8 +262,14 @@ class ReferenceModel {
     }
   }
 
+  struct KeysValues {
+    std::vector<Row> keys;  // rotated, all heads of a position
+    std::vector<Row> values;
+  };
+
   const ModelConfig& config_;
   const MemorySource& source_;
+  mutable std::map<size_t, KeysValues> stored_;  // of the layers that own some
 };
 
 }  // namespace gkv

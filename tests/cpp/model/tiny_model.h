@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -136,6 +137,8 @@ struct TinyOptions {
   size_t lru_blocks = 0;
   size_t conv_width = 0;
   uint32_t seed = 1;
+  // What else the configuration differs in.
+  std::function<void(ModelConfig&)> change = {};
 };
 
 // What sets a family apart, from the library's own table. Soft caps are lower
@@ -211,7 +214,39 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.lru_blocks = options.lru_blocks;
   config.conv_width = options.conv_width;
   config.eos_ids = {1};
+  if (options.change) options.change(config);
   return config;
+}
+
+// Layers that differ in all that they may differ in, at random: heads and
+// rotations by kind, two windows, feed-forward widths, and some that read the
+// keys and values of an earlier one. Each kind of pair is there.
+inline TinyOptions LayersDiffer(TinyOptions options, uint32_t seed = 1) {
+  options.num_layers = 12;
+  options.change = [seed](ModelConfig& config) {
+    std::mt19937 rng(seed);
+    for (size_t i = 0; i < config.num_layers(); ++i) {
+      LayerConfig& layer = config.layers[i];
+      layer.ffn_dim *= 1 + rng() % 2;
+      if (layer.kind == LayerKind::kFull) {
+        layer.head_dim = 64;
+        layer.num_heads /= 2;
+        layer.kv_heads = 1;
+        layer.rope_dim = 48;
+      } else if (rng() % 2 == 0) {
+        layer.window = 10;
+        layer.rope_base = 300;
+      }
+      for (size_t owner = 0; owner < i && rng() % 3 != 0; ++owner) {
+        const LayerConfig& other = config.layers[owner];
+        if (!other.shares_kv && other.kind == layer.kind &&
+            other.window == layer.window) {
+          layer.shares_kv = owner;
+        }
+      }
+    }
+  };
+  return options;
 }
 
 // Makes the tensors of a tiny model, in the order in which they are asked for.

@@ -1,4 +1,4 @@
-#include "model/recurrent_block.h"
+#include "model/layers/recurrent.h"
 
 #include <algorithm>
 
@@ -7,24 +7,15 @@
 
 namespace gkv {
 
-void RecurrentBlock::Resize(const ModelConfig& config, size_t rows) {
-  rows_ = rows;
-  for (AlignedBuffer<float>* buffer :
-       {&x_, &y_, &convolved_, &input_gate_, &a_gate_}) {
-    buffer->EnsureSize(rows * config.lru_width);
-  }
-  output_.Resize(rows, config.lru_width);
-}
-
 // One diagonal block: channels [first, first + channels) of every row.
-class RecurrentBlock::Block {
+class Recurrent::Block {
  public:
-  Block(RecurrentBlock& owner, const ModelConfig& config,
-        const RecurrentWeights& weights, size_t layer, size_t block)
+  Block(Recurrent& owner, const RecurrentWeights& weights, size_t layer,
+        size_t block)
       : o_(owner),
-        width_(config.lru_width),
-        conv_width_(config.conv_width),
-        channels_(config.lru_width / config.lru_blocks),
+        width_(owner.config_.lru_width),
+        conv_width_(owner.config_.conv_width),
+        channels_(width_ / owner.config_.lru_blocks),
         first_(block * channels_),
         layer_(layer),
         weights_(weights) {}
@@ -52,7 +43,7 @@ class RecurrentBlock::Block {
               At(o_.x_, part.row));
       if (part.copy != nullptr) CopyState(part, 0);
     });
-    for (size_t row = 0; row < o_.rows_; ++row) {
+    for (size_t row = 0; row < o_.output_.rows; ++row) {
       GeluMul(At(o_.y_, row), At(o_.x_, row), channels_,
               o_.output_.row(row) + first_);
     }
@@ -100,19 +91,19 @@ class RecurrentBlock::Block {
   }
   void AddBiases() const {
     if (weights_.x_bias.size() == 0) return;
-    for (size_t row = 0; row < o_.rows_; ++row) {
+    for (size_t row = 0; row < o_.output_.rows; ++row) {
       Add(weights_.x_bias.data() + first_, channels_, At(o_.x_, row));
       Add(weights_.y_bias.data() + first_, channels_, At(o_.y_, row));
     }
   }
   // Row r of the block's part of a gate reads the block's channels.
   void Gate(const PackedMatrix& matrix, AlignedBuffer<float>& out) const {
-    const MatMulInput input{At(o_.convolved_, 0), width_, {}, o_.rows_};
+    const MatMulInput input{At(o_.convolved_, 0), width_, {}, o_.output_.rows};
     MatMul(matrix.view(), input, first_ / kRowGroup,
            (first_ + channels_) / kRowGroup, out.data(), width_);
   }
 
-  RecurrentBlock& o_;
+  Recurrent& o_;
   const size_t width_;
   const size_t conv_width_;
   const size_t channels_;
@@ -121,13 +112,20 @@ class RecurrentBlock::Block {
   const RecurrentWeights& weights_;
 };
 
-void RecurrentBlock::Mix(const ModelConfig& config,
-                         const RecurrentWeights& weights, size_t layer,
-                         std::span<const SequenceSlice> slices,
-                         ThreadPool& pool) {
-  pool.Run(config.lru_blocks, [&](size_t block, size_t) {
-    Block(*this, config, weights, layer, block).Run(slices);
+Activations& Recurrent::Mix(const RecurrentWeights& weights, size_t layer,
+                            Activations& input, const StepWork& work) {
+  const size_t rows = work.rows().size();
+  for (AlignedBuffer<float>* buffer :
+       {&x_, &y_, &convolved_, &input_gate_, &a_gate_}) {
+    buffer->EnsureSize(rows * config_.lru_width);
+  }
+  output_.Resize(rows, config_.lru_width);
+  work.MatMuls({{&weights.x, &input, x_.data()},
+                {&weights.y, &input, y_.data()}});
+  work.pool().Run(config_.lru_blocks, [&](size_t block, size_t) {
+    Block(*this, weights, layer, block).Run(work.slices());
   });
+  return output_;
 }
 
 }  // namespace gkv

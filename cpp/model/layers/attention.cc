@@ -1,0 +1,125 @@
+#include "model/layers/attention.h"
+
+#include <algorithm>
+
+#include "ops/elementwise.h"
+#include "ops/kv_strip.h"
+
+namespace gkv {
+
+Attention::Attention(const ModelConfig& config)
+    : config_(config), plan_(config) {
+  for (const LayerConfig& layer : config.layers) {
+    rope_of_.push_back(
+        layer.kind == LayerKind::kRecurrent ? 0 : RopeOf(layer));
+  }
+}
+
+size_t Attention::RopeOf(const LayerConfig& layer) {
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    const Rope& rope = ropes_[i];
+    if (rope.base == layer.rope_base && rope.factor == layer.rope_factor &&
+        rope.dim == layer.rope_dim) {
+      return i;
+    }
+  }
+  ropes_.push_back(
+      {layer.rope_base, layer.rope_factor, layer.rope_dim,
+       RopeTable(layer.rope_base, layer.rope_factor, layer.rope_dim),
+       {}, {}});
+  return ropes_.size() - 1;
+}
+
+void Attention::Begin(const StepWork& work) {
+  size_t positions = 0;
+  for (const SequenceSlice& slice : work.slices()) {
+    positions = std::max(positions, slice.view->end);
+  }
+  for (Rope& rope : ropes_) {
+    rope.table.Reserve(positions);
+    rope.cos.EnsureSize(work.rows().size() * rope.dim / 2);
+    rope.sin.EnsureSize(work.rows().size() * rope.dim / 2);
+  }
+  plan_.Cut(work.slices(), work.pool().num_threads());
+}
+
+void Attention::Rotations(const StepWork& work, size_t row) {
+  for (Rope& rope : ropes_) {
+    const size_t at = row * rope.dim / 2;
+    rope.table.CosSin(work.rows()[row].position, rope.cos.data() + at,
+                      rope.sin.data() + at);
+  }
+}
+
+Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
+                            Activations& input, const StepWork& work) {
+  const LayerConfig& shape = config_.layers[layer];
+  const size_t rows = work.rows().size();
+  const size_t q_dim = shape.num_heads * shape.head_dim;
+  const size_t kv_dim = shape.kv_heads * shape.head_dim;
+  q_.EnsureSize(rows * q_dim);
+  attended_.Resize(rows, q_dim);
+  if (shape.shares_kv) {
+    work.MatMuls({{&weights.q, &input, q_.data()}});
+  } else {
+    k_.EnsureSize(rows * kv_dim);
+    v_.EnsureSize(rows * kv_dim);
+    work.MatMuls({{&weights.q, &input, q_.data()},
+                  {&weights.k, &input, k_.data()},
+                  {&weights.v, &input, v_.data()}});
+  }
+  // All keys and values of the step are stored before any row attends.
+  work.ForRows([&](size_t row) {
+    float* const q = q_.data() + row * q_dim;
+    FinishHeads(layer, weights.q_norm, row, shape.num_heads, q);
+    Scale(static_cast<float>(config_.query_scale), q_dim, q);
+    const StepRow& info = work.rows()[row];
+    const SequenceSlice& slice = work.slices()[info.slice];
+    if (shape.shares_kv ||
+        info.position <
+            slice.view->groups[slice.layout->group_of(layer)].write_begin) {
+      return;
+    }
+    float* const k = k_.data() + row * kv_dim;
+    FinishHeads(layer, weights.k_norm, row, shape.kv_heads, k);
+    Store(layer, info, slice, k, v_.data() + row * kv_dim);
+  });
+  plan_.Attend(work.slices(), layer, q_.data(), attended_.floats.data(),
+               work.pool());
+  return attended_;
+}
+
+// Norms and rotates heads of a row.
+void Attention::FinishHeads(size_t layer, const FloatVector& norm, size_t row,
+                            size_t heads, float* x) const {
+  const size_t head_dim = config_.layers[layer].head_dim;
+  const Rope& rope = ropes_[rope_of_[layer]];
+  const size_t at = row * rope.dim / 2;
+  for (const float* end = x + heads * head_dim; x < end; x += head_dim) {
+    if (config_.qk_norm) {
+      RmsNorm(x, norm.data(), config_.rms_epsilon, head_dim, x);
+    }
+    Rotate(rope.cos.data() + at, rope.sin.data() + at, rope.dim, x);
+  }
+}
+
+void Attention::Store(size_t layer, const StepRow& row,
+                      const SequenceSlice& slice, const float* k,
+                      const float* v) const {
+  const LayerConfig& shape = config_.layers[layer];
+  const KvLayout& layout = *slice.layout;
+  const KvStepView::Group& table = slice.view->groups[layout.group_of(layer)];
+  const size_t block_tokens = layout.block_tokens();
+  const size_t index = row.position % block_tokens;
+  uint8_t* const block =
+      table.blocks[row.position / block_tokens - table.first_block];
+  for (size_t head = 0; head < shape.kv_heads; ++head) {
+    const size_t at = head * shape.head_dim;
+    StoreKey(layout.dtype(), k + at, shape.head_dim, index, block_tokens,
+             block + layout.key_offset(layer, head));
+    StoreValue(layout.dtype(), v + at, shape.head_dim, index, block_tokens,
+               block + layout.value_offset(layer, head));
+  }
+}
+
+}  // namespace gkv

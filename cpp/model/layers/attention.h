@@ -1,0 +1,62 @@
+#ifndef GEMMAKV_MODEL_LAYERS_ATTENTION_H_
+#define GEMMAKV_MODEL_LAYERS_ATTENTION_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "model/activations.h"
+#include "model/config/config.h"
+#include "model/layers/attention_plan.h"
+#include "model/step_work.h"
+#include "model/weights/weights.h"
+#include "ops/rope.h"
+
+namespace gkv {
+
+// The temporal mixing of attention layers, full and sliding: queries, keys and
+// values, their norms and rotations, storing, and attention over what is
+// stored. A layer that shares the keys and values of another stores nothing.
+// Owns the activations, and the tables of rotations, which grow to the
+// positions that are used.
+class Attention {
+ public:
+  // Not owned; must outlive this.
+  explicit Attention(const ModelConfig& config);
+
+  // Before the layers of a step: Begin, then Rotations for each of its rows,
+  // which may run beside one another.
+  void Begin(const StepWork& work);
+  void Rotations(const StepWork& work, size_t row);
+
+  // Of the step's rows in `input`: gives [rows, num_heads * head_dim], floats
+  // only. Keys and values go into the blocks of the slices' views.
+  Activations& Mix(const LayerWeights& weights, size_t layer,
+                   Activations& input, const StepWork& work);
+
+ private:
+  // Rotations of the step's positions, for layers that rotate alike.
+  struct Rope {
+    double base, factor;
+    size_t dim;
+    RopeTable table;
+    AlignedBuffer<float> cos, sin;  // [rows, dim / 2]
+  };
+
+  size_t RopeOf(const LayerConfig& layer);
+  void FinishHeads(size_t layer, const FloatVector& norm, size_t row,
+                   size_t heads, float* x) const;
+  void Store(size_t layer, const StepRow& row, const SequenceSlice& slice,
+             const float* k, const float* v) const;
+
+  const ModelConfig& config_;
+  AttentionPlan plan_;
+  std::vector<Rope> ropes_;
+  std::vector<size_t> rope_of_;     // [layers]; unused in recurrent layers
+  AlignedBuffer<float> q_, k_, v_;  // [rows, heads * head_dim]
+  Activations attended_;            // [rows, num_heads * head_dim]
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_LAYERS_ATTENTION_H_

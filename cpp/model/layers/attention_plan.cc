@@ -1,0 +1,194 @@
+#include "model/layers/attention_plan.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "ops/attention.h"
+
+namespace gkv {
+namespace {
+
+// Tiles per thread from which splitting tiles into spans gains nothing.
+constexpr size_t kTilesPerThread = 4;
+
+// What the cut of a layer's attention depends on.
+auto CutKey(const LayerConfig& layer) {
+  return std::tuple(layer.kind, layer.window, layer.num_heads, layer.kv_heads,
+                    layer.head_dim);
+}
+
+const KvStepView::Group& TableOf(const SequenceSlice& slice, size_t layer) {
+  return slice.view->groups[slice.layout->group_of(layer)];
+}
+
+// First position that the row at `position` sees.
+size_t VisibleBegin(const LayerConfig& layer, size_t readable_begin,
+                    size_t position) {
+  if (layer.kind != LayerKind::kSliding || position + 1 <= layer.window) {
+    return readable_begin;
+  }
+  return std::max(readable_begin, position + 1 - layer.window);
+}
+
+}  // namespace
+
+// The ops-level description of a tile in one layer.
+class AttentionPlan::TileView {
+ public:
+  TileView(const ModelConfig& config, const SequenceSlice& slice,
+           const Tile& tile, size_t layer, const float* q, float* out) {
+    const LayerConfig& shape = config.layers[layer];
+    const KvLayout& layout = *slice.layout;
+    const KvStepView::Group& table = TableOf(slice, layer);
+    kv_ = {table.blocks.data(),
+           table.first_block,
+           layout.block_tokens(),
+           layout.key_offset(layer, tile.kv_head),
+           layout.value_offset(layer, tile.kv_head),
+           layout.dtype()};
+    const size_t heads = shape.num_heads / shape.kv_heads;
+    const size_t row_floats = shape.num_heads * shape.head_dim;
+    for (size_t r = 0; r < tile.num_rows; ++r) {
+      const size_t position = tile.position + r;
+      const size_t begin = VisibleBegin(shape, table.readable_begin, position);
+      for (size_t h = 0; h < heads; ++h) {
+        const size_t i = r * heads + h;
+        const size_t at = (tile.first_row + r) * row_floats +
+                          (tile.kv_head * heads + h) * shape.head_dim;
+        q_[i] = q + at;
+        out_[i] = out + at;
+        begin_[i] = begin;
+        end_[i] = position + 1;
+      }
+    }
+    tile_ = {q_,
+             begin_,
+             end_,
+             tile.num_rows * heads,
+             shape.head_dim,
+             config.attn_soft_cap};
+  }
+  TileView(const TileView&) = delete;
+
+  const KvHeadView& kv() const { return kv_; }
+  const QueryTile& tile() const { return tile_; }
+  float* const* out() const { return out_; }
+
+ private:
+  const float* q_[kMaxTileQueries];
+  float* out_[kMaxTileQueries];
+  size_t begin_[kMaxTileQueries];
+  size_t end_[kMaxTileQueries];
+  KvHeadView kv_;
+  QueryTile tile_;
+};
+
+AttentionPlan::AttentionPlan(const ModelConfig& config) : config_(config) {
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    const LayerConfig& layer = config.layers[i];
+    const auto alike =
+        std::find_if(tasks_.begin(), tasks_.end(), [&](const Tasks& tasks) {
+          return CutKey(config.layers[tasks.layer]) == CutKey(layer);
+        });
+    tasks_of_.push_back(static_cast<size_t>(alike - tasks_.begin()));
+    if (alike == tasks_.end() && layer.kind != LayerKind::kRecurrent) {
+      tasks_.push_back({.layer = i});
+    }
+  }
+}
+
+void AttentionPlan::Cut(std::span<const SequenceSlice> slices,
+                        size_t num_threads) {
+  size_t floats = 0;
+  for (Tasks& tasks : tasks_) {
+    CutIntoTiles(slices, tasks);
+    tasks.spans.clear();
+    if (num_threads == 1 ||
+        tasks.tiles.size() >= kTilesPerThread * num_threads) {
+      continue;
+    }
+    CutIntoSpans(slices, tasks);
+    floats = std::max(
+        floats, tasks.spans.size() * kMaxTileQueries *
+                    PartialFloats(config_.layers[tasks.layer].head_dim));
+  }
+  partials_.EnsureSize(floats);
+}
+
+void AttentionPlan::CutIntoTiles(std::span<const SequenceSlice> slices,
+                                 Tasks& tasks) const {
+  const LayerConfig& layer = config_.layers[tasks.layer];
+  const size_t heads = layer.num_heads / layer.kv_heads;
+  const size_t rows_per_tile = std::max<size_t>(1, kMaxTileQueries / heads);
+  tasks.tiles.clear();
+  size_t first_row = 0;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const size_t count = slices[s].tokens.size();
+    for (size_t r = 0; r < count; r += rows_per_tile) {
+      for (size_t head = 0; head < layer.kv_heads; ++head) {
+        tasks.tiles.push_back({s, first_row + r, slices[s].view->begin + r,
+                               std::min(rows_per_tile, count - r), head});
+      }
+    }
+    first_row += count;
+  }
+}
+
+void AttentionPlan::CutIntoSpans(std::span<const SequenceSlice> slices,
+                                 Tasks& tasks) const {
+  for (size_t t = 0; t < tasks.tiles.size(); ++t) {
+    const Tile& tile = tasks.tiles[t];
+    const size_t begin = VisibleBegin(
+        config_.layers[tasks.layer],
+        TableOf(slices[tile.slice], tasks.layer).readable_begin, tile.position);
+    const size_t last = (tile.position + tile.num_rows - 1) / kAttentionSpan;
+    for (size_t span = begin / kAttentionSpan; span <= last; ++span) {
+      tasks.spans.push_back({t, span});
+    }
+  }
+}
+
+void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
+                           const float* q, float* out, ThreadPool& pool) {
+  const std::vector<Tile>& tiles = tasks_[tasks_of_[layer]].tiles;
+  const std::vector<Span>& spans = tasks_[tasks_of_[layer]].spans;
+  const auto view = [&](const Tile& tile) {
+    return TileView(config_, slices[tile.slice], tile, layer, q, out);
+  };
+  if (spans.empty()) {
+    pool.Run(tiles.size(), [&](size_t task, size_t) {
+      const TileView tile = view(tiles[task]);
+      AttentionTile(tile.kv(), tile.tile(), tile.out());
+    });
+    return;
+  }
+  const size_t head_dim = config_.layers[layer].head_dim;
+  const size_t partial_floats = PartialFloats(head_dim);
+  const auto partial = [&](size_t span) {
+    return partials_.data() + span * kMaxTileQueries * partial_floats;
+  };
+  pool.Run(spans.size(), [&](size_t span, size_t) {
+    const TileView tile = view(tiles[spans[span].tile]);
+    AttentionSpanPartial(tile.kv(), tile.tile(), spans[span].index,
+                         partial(span));
+  });
+  // Spans of a tile join in ascending order, into the first one's partial.
+  for (size_t first = 0; first < spans.size();) {
+    const TileView tile = view(tiles[spans[first].tile]);
+    float* state = partial(first);
+    size_t next = first + 1;
+    for (; next < spans.size() && spans[next].tile == spans[first].tile;
+         ++next) {
+      for (size_t i = 0; i < tile.tile().num_queries; ++i) {
+        AttentionMerge(partial(next) + i * partial_floats, head_dim,
+                       state + i * partial_floats);
+      }
+    }
+    for (size_t i = 0; i < tile.tile().num_queries; ++i) {
+      AttentionFinish(state + i * partial_floats, head_dim, tile.out()[i]);
+    }
+    first = next;
+  }
+}
+
+}  // namespace gkv

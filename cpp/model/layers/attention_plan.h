@@ -1,0 +1,63 @@
+#ifndef GEMMAKV_MODEL_LAYERS_ATTENTION_PLAN_H_
+#define GEMMAKV_MODEL_LAYERS_ATTENTION_PLAN_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+#include "model/config/config.h"
+#include "model/step.h"
+
+namespace gkv {
+
+// How the attention of one step is cut into tasks: tiles of a few consecutive
+// rows of one conversation with the query heads of one kv head, and, where
+// there are too few tiles to keep every thread busy (decoding with a long
+// context), spans of positions within a tile. The cut never changes a bit of
+// the result.
+class AttentionPlan {
+ public:
+  // Not owned; must outlive this.
+  explicit AttentionPlan(const ModelConfig& config);
+
+  // Before the layers of a step of these slices.
+  void Cut(std::span<const SequenceSlice> slices, size_t num_threads);
+
+  // out [rows, num_heads * head_dim] = attention of queries q (same shape,
+  // scaled and rotated) over the stored keys and values that `layer` reads.
+  void Attend(std::span<const SequenceSlice> slices, size_t layer,
+              const float* q, float* out, ThreadPool& pool);
+
+ private:
+  struct Tile {
+    size_t slice;
+    size_t first_row;  // of the step
+    size_t position;   // of that row
+    size_t num_rows;
+    size_t kv_head;
+  };
+  struct Span {
+    size_t tile;
+    size_t index;  // of positions, see kAttentionSpan
+  };
+  struct Tasks {  // of layers that are alike
+    size_t layer;  // the first of them
+    std::vector<Tile> tiles;
+    std::vector<Span> spans;  // by tile, ascending; none: tiles are not split
+  };
+  class TileView;
+
+  void CutIntoTiles(std::span<const SequenceSlice> slices, Tasks& tasks) const;
+  void CutIntoSpans(std::span<const SequenceSlice> slices, Tasks& tasks) const;
+
+  const ModelConfig& config_;
+  std::vector<Tasks> tasks_;
+  std::vector<size_t> tasks_of_;   // [layers]; unused where layers are recurrent
+  AlignedBuffer<float> partials_;  // [spans, kMaxTileQueries, partial floats]
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_LAYERS_ATTENTION_PLAN_H_

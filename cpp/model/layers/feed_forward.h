@@ -1,0 +1,26 @@
+#ifndef GEMMAKV_MODEL_LAYERS_FEED_FORWARD_H_
+#define GEMMAKV_MODEL_LAYERS_FEED_FORWARD_H_
+
+#include "base/aligned_buffer.h"
+#include "model/activations.h"
+#include "model/step_work.h"
+#include "model/weights/weights.h"
+
+namespace gkv {
+
+// The gated feed-forward of every layer. Owns the activations.
+class FeedForward {
+ public:
+  // out [rows, hidden_size], without the bias of the last product. Widths are
+  // those of the weights.
+  void Compute(const LayerWeights& weights, Activations& input, float* out,
+               const StepWork& work);
+
+ private:
+  AlignedBuffer<float> gate_, up_;  // [rows, ffn_dim]
+  Activations activated_;           // [rows, ffn_dim]
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_LAYERS_FEED_FORWARD_H_
