@@ -55,14 +55,8 @@ std::vector<std::string> KindsOf(const ModelConfig& config) {
 }
 
 py::object ToPython(const Field& field, double number) {
-  switch (field.type()) {
-    case Field::Type::kFlag:
-      return py::bool_(number != 0);
-    case Field::Type::kReal:
-      return py::float_(number);
-    case Field::Type::kSize:
-      break;
-  }
+  if (field.at.type == Field::Type::kFlag) return py::bool_(number != 0);
+  if (field.at.type == Field::Type::kReal) return py::float_(number);
   if (number < 0) return py::none();
   return py::int_(static_cast<size_t>(number));
 }
@@ -77,74 +71,56 @@ py::object ToPython(const Field& field, const ModelConfig& config) {
 }
 
 double FromPython(const Field& field, py::handle value) {
+  const bool whole = field.at.type == Field::Type::kSize;
   try {
-    switch (field.type()) {
-      case Field::Type::kFlag:
-        return value.cast<bool>();
-      case Field::Type::kReal:
-        return value.cast<double>();
-      case Field::Type::kSize:
-        return value.is_none() ? -1 : static_cast<double>(value.cast<int64_t>());
-    }
+    if (whole && value.is_none()) return -1;
+    return whole ? static_cast<double>(value.cast<int64_t>())
+                 : value.cast<double>();
   } catch (const py::cast_error&) {
-  }
-  constexpr const char* kExpected[] = {"a whole number", "a number",
-                                       "True or False"};
-  throw py::type_error(
-      StrCat(field.name, ": expected ",
-             kExpected[static_cast<size_t>(field.type())], ", found ",
-             py::repr(value).cast<std::string>()));
-}
-
-// Takes `name` out of the keywords.
-template <typename T>
-T Take(py::kwargs& kwargs, const char* name, std::optional<T> fallback) {
-  if (!kwargs.contains(name)) {
-    if (fallback) return *fallback;
-    throw py::type_error(
-        StrCat("ModelConfig: missing keyword argument '", name, "'"));
-  }
-  try {
-    return kwargs.attr("pop")(name).cast<T>();
-  } catch (const py::cast_error&) {
-    throw py::type_error(StrCat(name, ": found a value of another type"));
+    throw py::type_error(StrCat(field.name, ": expected a ",
+                                whole ? "whole " : "", "number, found ",
+                                py::repr(value).cast<std::string>()));
   }
 }
 
+// Takes the field out of the keywords.
 void SetField(const Field& field, py::kwargs& kwargs, ModelConfig& config) {
   std::vector<double> numbers = field.Default(config);
-  const auto given =
-      Take<py::object>(kwargs, field.name,
-                       numbers.empty() ? std::optional<py::object>()
-                                       : std::optional<py::object>(py::none()));
-  if (py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given)) {
+  py::object given = kwargs.attr("pop")(field.name, py::none());
+  if (numbers.empty() && given.is_none()) {
+    throw py::type_error(
+        StrCat("ModelConfig: missing keyword argument '", field.name, "'"));
+  }
+  if (!given.is_none()) {
+    const bool one = !py::isinstance<py::list>(given) &&
+                     !py::isinstance<py::tuple>(given);
     numbers.clear();
-    for (const py::handle value : given) {
+    for (const py::handle value : one ? py::make_tuple(given) : given) {
       numbers.push_back(FromPython(field, value));
     }
-  } else if (numbers.empty() || !given.is_none()) {
-    numbers = {FromPython(field, given)};
   }
   field.Check(config, numbers, StrCat("model config: ", field.name));
   field.Set(config, numbers);
 }
 
-ModelConfig MakeConfig(py::kwargs kwargs) {
+ModelConfig MakeConfig(std::string name, std::string architecture,
+                       const std::vector<std::string>& layer_kinds,
+                       std::vector<int32_t> eos_ids, int32_t bos_id,
+                       py::kwargs kwargs) {
   ModelConfig config;
-  config.name = Take<std::string>(kwargs, "name", "");
-  config.architecture =
-      Take<std::string>(kwargs, "architecture", std::nullopt);
-  config.eos_ids = Take<std::vector<int32_t>>(kwargs, "eos_ids", {{1}});
-  config.bos_id = Take<int32_t>(kwargs, "bos_id", 2);
-  const auto kinds =
-      Take<std::vector<std::string>>(kwargs, "layer_kinds", std::nullopt);
+  config.name = std::move(name);
+  config.architecture = std::move(architecture);
+  config.eos_ids = std::move(eos_ids);
+  config.bos_id = bos_id;
   for (const Field& field : Fields()) {
     SetField(field, kwargs, config);
-    if (field.name == std::string_view("num_layers")) SetKinds(kinds, config);
+    if (field.name == std::string_view("num_layers")) {
+      SetKinds(layer_kinds, config);
+    }
   }
-  for (const auto& [name, value] : kwargs) {
+  for (const auto& [key, value] : kwargs) {
     throw py::type_error(StrCat("ModelConfig: unexpected keyword argument '",
-                                py::str(name).cast<std::string>(), "'"));
+                                py::str(key).cast<std::string>(), "'"));
   }
   config.Validate();
   if (!config.name.empty() &&
@@ -172,16 +148,17 @@ py::dict Arguments(const ModelConfig& config) {
 // The keywords, as Python writes them.
 std::string Signature() {
   std::string text =
-      "__init__(self, *, name='', architecture, layer_kinds";
+      "__init__(self, *, name='', architecture, layer_kinds, eos_ids=[1], "
+      "bos_id=2";
   for (const Field& field : Fields()) {
     text += StrCat(", ", field.name);
-    if (field.fallback) {
-      text += "=" + py::repr(ToPython(field, *field.fallback)).cast<std::string>();
-    } else if (field.derived != nullptr) {
-      text += "=None";
-    }
+    if (field.Default(ModelConfig()).empty()) continue;
+    text += StrCat("=", py::repr(field.fallback
+                                     ? ToPython(field, *field.fallback)
+                                     : py::none())
+                            .cast<std::string>());
   }
-  return text + ", eos_ids=[1], bos_id=2)";
+  return text + ")";
 }
 
 }  // namespace
@@ -195,7 +172,10 @@ void RegisterConfig(py::module_& module) {
       "head_dim, ffn_dim, window, rotary\nembeddings, shared keys and values) "
       "is given as a number, or as a list with\nan entry for each layer; the "
       "properties are lists where layers differ.");
-  model_config.def(py::init(&MakeConfig), Signature().c_str());
+  model_config.def(py::init(&MakeConfig), py::kw_only(), py::arg("name") = "",
+                   py::arg("architecture"), py::arg("layer_kinds"),
+                   py::arg("eos_ids") = std::vector<int32_t>{1},
+                   py::arg("bos_id") = 2, Signature().c_str());
   for (const Field& field : Fields()) {
     model_config.def_property_readonly(
         field.name,
@@ -261,7 +241,7 @@ void RegisterConfig(py::module_& module) {
             for (const Field& field : Fields()) {
               if (field.json == nullptr) continue;
               keys.emplace_back(field.name, field.json,
-                                field.type() == Field::Type::kSize);
+                                field.at.type == Field::Type::kSize);
             }
             return keys;
           },

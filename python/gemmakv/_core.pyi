@@ -35,6 +35,8 @@ class ModelConfig:
         name: str = "",
         architecture: str,
         layer_kinds: Sequence[str],
+        eos_ids: Sequence[int] = ...,
+        bos_id: int = 2,
         hidden_size: int,
         num_layers: int,
         num_heads: int | Sequence[int],
@@ -61,8 +63,6 @@ class ModelConfig:
         conv_width: int = 0,
         shares_kv: Sequence[int | None] | None = None,
         rope_factor_sliding: float | Sequence[float] = 1.0,
-        eos_ids: Sequence[int] = ...,
-        bos_id: int = 2,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...

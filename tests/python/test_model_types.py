@@ -117,7 +117,6 @@ def test_layers_may_differ() -> None:
     ({"query_scale": []}, ValueError, "query_scale has 0 entries"),
     ({"query_scale": [1.0] * 18}, ValueError, "query_scale has 18 entries"),
     ({"shares_kv": 0}, ValueError, "shares_kv is 0 in layer 0"),
-    ({"eos_ids": "x"}, TypeError, "eos_ids"),
     ({"window": 3}, TypeError, "unexpected keyword argument 'window'"),
 ])
 def test_wrong_fields_are_named(

@@ -114,7 +114,7 @@ Hash128 ModelConfig::Hash() const {
   };
   add_text(architecture);
   for (const Field& field : Fields()) {
-    if (field.mark != Field::kAlways || field.type() != Field::Type::kSize) {
+    if (field.mark != Field::kAlways || field.at.type != Field::Type::kSize) {
       continue;
     }
     hasher.UpdateValue(static_cast<uint64_t>(field.Get(*this)[0]));
@@ -123,7 +123,7 @@ Hash128 ModelConfig::Hash() const {
     hasher.UpdateValue(static_cast<uint32_t>(layer.kind));
   }
   for (const Field& field : Fields()) {
-    if (field.mark == Field::kAlways && field.type() != Field::Type::kSize) {
+    if (field.mark == Field::kAlways && field.at.type != Field::Type::kSize) {
       hasher.UpdateValue(field.Get(*this)[0]);
     }
   }
@@ -138,7 +138,7 @@ Hash128 ModelConfig::Hash() const {
     }
     if (differ) add_text(field.name);
     if (field.mark != mark) hasher.UpdateValue(mark = field.mark);
-    if (field.type() == Field::Type::kFlag) continue;
+    if (field.at.type == Field::Type::kFlag) continue;
     for (const double value : values) hasher.UpdateValue(value);
   }
   return hasher.Finish();

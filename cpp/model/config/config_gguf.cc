@@ -84,7 +84,7 @@ class MetadataReader {
   }
   std::vector<double> Numbers(const std::string& key,
                               const Field& field) const {
-    const bool whole = field.type() == Field::Type::kSize;
+    const bool whole = field.at.type == Field::Type::kSize;
     if (!IsArray(key)) {
       return {whole ? static_cast<double>(*file_.GetUint(key))
                     : *file_.GetFloat(key)};

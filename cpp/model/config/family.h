@@ -13,20 +13,20 @@ namespace gkv {
 // What the sizes of one family have in common, and what its files often omit.
 struct Family {
   std::string_view architecture;
-  size_t vocab_size;
   // Kinds of layers, repeated until there are enough.
   std::span<const LayerKind> pattern;
-  size_t sliding_window;  // 0: no layer slides, or sizes differ
-  bool qk_norm;
-  bool post_norms;
-  bool biases;
-  float attn_soft_cap;
-  float final_soft_cap;
-  double rope_base_full;
-  double rope_base_sliding;  // 0: no layer slides
-  size_t rope_share;         // head_dim / rope_dim
-  bool bf16_embedding_scale;
-  int32_t end_of_turn;  // token that ends a reply; 0: the family has none
+  size_t vocab_size = 256000;
+  size_t sliding_window = 0;  // 0: no layer slides, or sizes differ
+  bool qk_norm = false;
+  bool post_norms = false;
+  bool biases = false;
+  float attn_soft_cap = 0;
+  float final_soft_cap = 0;
+  double rope_base_full = 0;     // 0: no layer is full
+  double rope_base_sliding = 0;  // 0: no layer slides
+  size_t rope_share = 1;         // head_dim / rope_dim
+  bool bf16_embedding_scale = false;
+  int32_t end_of_turn = 0;  // token that ends a reply; 0: the family has none
 };
 
 bool HasSlidingLayers(const Family& family);

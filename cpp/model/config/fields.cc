@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "ops/recurrent.h"
@@ -24,93 +25,6 @@ std::vector<double> RootOfWidth(const M& config) {
   return {DefaultEmbeddingScale(config.hidden_size)};
 }
 
-// In the order of the hash.
-constexpr Field kFields[] = {
-    {.name = "hidden_size", .member = &M::hidden_size,
-     .low = 1, .high = kMaxSize,
-     .gguf = "embedding_length", .json = "hidden_size"},
-    {.name = "num_layers", .member = &M::num_layers,
-     .low = 1, .high = kMaxLayers,
-     .gguf = "block_count", .json = "num_hidden_layers"},
-    {.name = "num_heads", .member = &L::num_heads,
-     .low = 1, .high = 4096,
-     .gguf = "attention.head_count", .json = "num_attention_heads"},
-    {.name = "kv_heads", .member = &L::kv_heads,
-     .low = 1, .high = 4096, .derived = AllHeads,
-     .gguf = "attention.head_count_kv", .json = "num_key_value_heads"},
-    {.name = "head_dim", .member = &L::head_dim,
-     .low = 32, .high = 512,
-     .gguf = "attention.key_length", .json = "head_dim"},
-    {.name = "ffn_dim", .member = &L::ffn_dim,
-     .low = 1, .high = kMaxSize,
-     .gguf = "feed_forward_length", .json = "intermediate_size"},
-    {.name = "vocab_size", .member = &M::vocab_size,
-     .low = 1, .high = kMaxSize, .json = "vocab_size"},
-    {.name = "context_length", .member = &M::context_length,
-     .low = 1, .high = kMaxSize,
-     .gguf = "context_length", .json = "max_position_embeddings",
-     .mark = Field::kNever},
-    {.name = "sliding_window", .member = &L::window,
-     .layers = kSlidingLayers, .low = 1, .high = kMaxSize, .fallback = 0,
-     .gguf = "attention.sliding_window"},
-    {.name = "rms_epsilon", .member = &M::rms_epsilon, .fallback = 1e-6,
-     .gguf = "attention.layer_norm_rms_epsilon", .json = "rms_norm_eps"},
-    {.name = "query_scale", .member = &M::query_scale},
-    {.name = "attn_soft_cap", .member = &M::attn_soft_cap, .fallback = 0,
-     .gguf = "attn_logit_softcapping"},
-    {.name = "final_soft_cap", .member = &M::final_soft_cap, .fallback = 0,
-     .gguf = "final_logit_softcapping"},
-    {.name = "rope_base_full", .member = &L::rope_base,
-     .layers = kFullLayers, .low = 1.001, .fallback = 1e4,
-     .gguf = "rope.freq_base"},
-    {.name = "rope_base_sliding", .member = &L::rope_base,
-     .layers = kSlidingLayers, .low = 1.001, .fallback = 1e4,
-     .gguf = "rope.freq_base_swa"},
-    {.name = "rope_factor_full", .member = &L::rope_factor,
-     .layers = kFullLayers, .low = 1, .fallback = 1},
-    {.name = "qk_norm", .member = &M::qk_norm, .high = 1},
-    {.name = "post_norms", .member = &M::post_norms, .high = 1},
-    {.name = "embedding_scale", .member = &M::embedding_scale,
-     .derived = RootOfWidth, .mark = 1},
-    {.name = "rope_dim", .member = &L::rope_dim,
-     .low = 2, .high = 512, .derived = WholeHead,
-     .gguf = "rope.dimension_count", .mark = 2},
-    {.name = "biases", .member = &M::biases, .high = 1, .fallback = 0,
-     .mark = 3},
-    {.name = "lru_width", .member = &M::lru_width,
-     .layers = kRecurrentLayers, .low = 1, .high = kMaxSize, .fallback = 0,
-     .json = "lru_width", .mark = 4},
-    {.name = "lru_blocks", .member = &M::lru_blocks,
-     .layers = kRecurrentLayers, .low = 1, .high = kMaxSize, .fallback = 0,
-     .mark = 4},
-    {.name = "conv_width", .member = &M::conv_width,
-     .layers = kRecurrentLayers, .low = 1, .high = kMaxConvWidth,
-     .fallback = 0, .json = "conv1d_width", .mark = 4},
-    {.name = "shares_kv", .member = &L::shares_kv,
-     .layers = kAttentionLayers, .low = -1, .high = kMaxLayers,
-     .fallback = -1, .mark = 5},
-    {.name = "rope_factor_sliding", .member = &L::rope_factor,
-     .layers = kSlidingLayers, .low = 1, .fallback = 1, .mark = 6},
-};
-
-std::vector<double> AllHeads(const M& config) {
-  return FieldNamed("num_heads").Get(config);
-}
-std::vector<double> WholeHead(const M& config) {
-  return FieldNamed("head_dim").Get(config);
-}
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;
-
-bool Reads(LayerKind kind, LayerSet layers) {
-  return (layers >> static_cast<uint32_t>(kind) & 1) != 0;
-}
-
 template <typename T>
 double Number(const T& value) {
   return static_cast<double>(value);
@@ -128,6 +42,113 @@ void Assign(double value, std::optional<size_t>& member) {
   if (value >= 0) member = static_cast<size_t>(value);
 }
 
+template <auto kMember, typename T, typename Owner>
+constexpr Field::Access AccessTo(T Owner::*) {
+  constexpr bool kByLayer = std::is_same_v<Owner, L>;
+  return {std::is_same_v<T, bool>           ? Field::Type::kFlag
+          : std::is_floating_point_v<T> ? Field::Type::kReal
+                                        : Field::Type::kSize,
+          kByLayer,
+          [](const M& config, size_t layer) {
+            if constexpr (kByLayer) {
+              return Number(config.layers[layer].*kMember);
+            } else {
+              return Number(config.*kMember);
+            }
+          },
+          [](M& config, size_t layer, double value) {
+            if constexpr (kByLayer) {
+              Assign(value, config.layers[layer].*kMember);
+            } else {
+              Assign(value, config.*kMember);
+            }
+          }};
+}
+template <auto kMember>
+constexpr Field::Access kAt = AccessTo<kMember>(kMember);
+constexpr Field::Access kNumLayers = {
+    Field::Type::kSize, false,
+    [](const M& config, size_t) { return Number(config.num_layers()); },
+    [](M& config, size_t, double value) {
+      config.layers.resize(static_cast<size_t>(value));
+    }};
+
+// In the order of the hash.
+constexpr Field kFields[] = {
+    {.name = "hidden_size", .at = kAt<&M::hidden_size>,
+     .low = 1, .high = kMaxSize,
+     .gguf = "embedding_length", .json = "hidden_size"},
+    {.name = "num_layers", .at = kNumLayers,
+     .low = 1, .high = kMaxLayers,
+     .gguf = "block_count", .json = "num_hidden_layers"},
+    {.name = "num_heads", .at = kAt<&L::num_heads>,
+     .low = 1, .high = 4096,
+     .gguf = "attention.head_count", .json = "num_attention_heads"},
+    {.name = "kv_heads", .at = kAt<&L::kv_heads>,
+     .low = 1, .high = 4096, .derived = AllHeads,
+     .gguf = "attention.head_count_kv", .json = "num_key_value_heads"},
+    {.name = "head_dim", .at = kAt<&L::head_dim>,
+     .low = 32, .high = 512,
+     .gguf = "attention.key_length", .json = "head_dim"},
+    {.name = "ffn_dim", .at = kAt<&L::ffn_dim>,
+     .low = 1, .high = kMaxSize,
+     .gguf = "feed_forward_length", .json = "intermediate_size"},
+    {.name = "vocab_size", .at = kAt<&M::vocab_size>,
+     .low = 1, .high = kMaxSize, .json = "vocab_size"},
+    {.name = "context_length", .at = kAt<&M::context_length>,
+     .low = 1, .high = kMaxSize,
+     .gguf = "context_length", .json = "max_position_embeddings",
+     .mark = Field::kNever},
+    {.name = "sliding_window", .at = kAt<&L::window>,
+     .layers = kSlidingLayers, .low = 1, .high = kMaxSize, .fallback = 0,
+     .gguf = "attention.sliding_window"},
+    {.name = "rms_epsilon", .at = kAt<&M::rms_epsilon>, .fallback = 1e-6,
+     .gguf = "attention.layer_norm_rms_epsilon", .json = "rms_norm_eps"},
+    {.name = "query_scale", .at = kAt<&M::query_scale>},
+    {.name = "attn_soft_cap", .at = kAt<&M::attn_soft_cap>, .fallback = 0,
+     .gguf = "attn_logit_softcapping"},
+    {.name = "final_soft_cap", .at = kAt<&M::final_soft_cap>, .fallback = 0,
+     .gguf = "final_logit_softcapping"},
+    {.name = "rope_base_full", .at = kAt<&L::rope_base>,
+     .layers = kFullLayers, .low = 1.001, .fallback = 1e4,
+     .gguf = "rope.freq_base"},
+    {.name = "rope_base_sliding", .at = kAt<&L::rope_base>,
+     .layers = kSlidingLayers, .low = 1.001, .fallback = 1e4,
+     .gguf = "rope.freq_base_swa"},
+    {.name = "rope_factor_full", .at = kAt<&L::rope_factor>,
+     .layers = kFullLayers, .low = 1, .fallback = 1},
+    {.name = "qk_norm", .at = kAt<&M::qk_norm>, .high = 1},
+    {.name = "post_norms", .at = kAt<&M::post_norms>, .high = 1},
+    {.name = "embedding_scale", .at = kAt<&M::embedding_scale>,
+     .derived = RootOfWidth, .mark = 1},
+    {.name = "rope_dim", .at = kAt<&L::rope_dim>,
+     .low = 2, .high = 512, .derived = WholeHead,
+     .gguf = "rope.dimension_count", .mark = 2},
+    {.name = "biases", .at = kAt<&M::biases>, .high = 1, .fallback = 0,
+     .mark = 3},
+    {.name = "lru_width", .at = kAt<&M::lru_width>,
+     .layers = kRecurrentLayers, .low = 1, .high = kMaxSize, .fallback = 0,
+     .json = "lru_width", .mark = 4},
+    {.name = "lru_blocks", .at = kAt<&M::lru_blocks>,
+     .layers = kRecurrentLayers, .low = 1, .high = kMaxSize, .fallback = 0,
+     .mark = 4},
+    {.name = "conv_width", .at = kAt<&M::conv_width>,
+     .layers = kRecurrentLayers, .low = 1, .high = kMaxConvWidth,
+     .fallback = 0, .json = "conv1d_width", .mark = 4},
+    {.name = "shares_kv", .at = kAt<&L::shares_kv>,
+     .layers = kAttentionLayers, .low = -1, .high = kMaxLayers,
+     .fallback = -1, .mark = 5},
+    {.name = "rope_factor_sliding", .at = kAt<&L::rope_factor>,
+     .layers = kSlidingLayers, .low = 1, .fallback = 1, .mark = 6},
+};
+
+std::vector<double> AllHeads(const M& config) {
+  return FieldNamed("num_heads").Get(config);
+}
+std::vector<double> WholeHead(const M& config) {
+  return FieldNamed("head_dim").Get(config);
+}
+
 }  // namespace
 
 std::span<const Field> Fields() { return kFields; }
@@ -137,100 +158,61 @@ const Field& FieldNamed(std::string_view name) {
                        [&](const Field& field) { return field.name == name; });
 }
 
-Field::Type Field::type() const {
-  return std::visit(
-      Overloaded{
-          [](bool M::*) { return Type::kFlag; },
-          [](float M::*) { return Type::kReal; },
-          [](double M::*) { return Type::kReal; },
-          [](double L::*) { return Type::kReal; },
-          [](const auto&) { return Type::kSize; },
-      },
-      member);
-}
-
-bool Field::IsRead(const M& config) const {
-  return layers == kAllLayers ||
-         std::any_of(config.layers.begin(), config.layers.end(),
-                     [&](const L& layer) { return Reads(layer.kind, layers); });
+bool Field::IsReadIn(const LayerConfig& layer) const {
+  return (layers >> static_cast<uint32_t>(layer.kind) & 1) != 0;
 }
 
 std::vector<double> Field::Get(const M& config) const {
-  const auto by_layer = [&]<typename T>(T L::*of) -> std::vector<double> {
-    // Of layers that do not read it: what a layer is made with.
-    const double none = Number(L{}.*of);
-    std::vector<double> all, read;
-    for (const L& layer : config.layers) {
-      const bool reads = Reads(layer.kind, layers);
-      all.push_back(reads ? Number(layer.*of) : none);
-      if (reads) read.push_back(all.back());
-    }
-    if (read.empty()) return {none};
-    const bool differ = std::any_of(read.begin(), read.end(),
-                                    [&](double v) { return v != read[0]; });
-    return differ ? all : std::vector<double>{read[0]};
-  };
-  return std::visit(
-      Overloaded{
-          by_layer,
-          [&](size_t (M::*of)() const) {
-            return std::vector<double>{Number((config.*of)())};
-          },
-          [&]<typename T>(T M::*of) {
-            return std::vector<double>{Number(config.*of)};
-          },
-      },
-      member);
+  if (!at.by_layer) return {at.get(config, 0)};
+  // Of layers that do not read it: what a layer is made with.
+  static const M kMade{.layers = {L{}}};
+  std::vector<double> all(config.num_layers(), at.get(kMade, 0)), read;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!IsReadIn(config.layers[i])) continue;
+    read.push_back(all[i] = at.get(config, i));
+  }
+  if (read.empty()) return {at.get(kMade, 0)};
+  const bool differ = std::any_of(read.begin(), read.end(),
+                                  [&](double value) { return value != read[0]; });
+  return differ ? all : std::vector<double>{read[0]};
 }
 
 void Field::Set(M& config, std::span<const double> values) const {
-  std::visit(
-      Overloaded{
-          [&]<typename T>(T L::*of) {
-            for (size_t i = 0; i < config.layers.size(); ++i) {
-              L& layer = config.layers[i];
-              if (!Reads(layer.kind, layers)) continue;
-              Assign(values[values.size() == 1 ? 0 : i], layer.*of);
-            }
-          },
-          [&](size_t (M::*)() const) {
-            config.layers.resize(static_cast<size_t>(values[0]));
-          },
-          [&]<typename T>(T M::*of) { Assign(values[0], config.*of); },
-      },
-      member);
+  if (!at.by_layer) return at.set(config, 0, values[0]);
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    if (!IsReadIn(config.layers[i])) continue;
+    at.set(config, i, values[values.size() == 1 ? 0 : i]);
+  }
 }
 
 void Field::Check(const M& config, std::span<const double> values,
                   const std::string& name) const {
-  const bool by_layer = std::visit(
-      Overloaded{[]<typename T>(T L::*) { return true; },
-                 [](const auto&) { return false; }},
-      member);
-  if (values.size() != 1 && !(by_layer && values.size() == config.num_layers())) {
-    throw InvalidArgument(StrCat(
-        name, " has ", values.size(), " entries, expected one number",
-        by_layer ? StrCat(" or one for each of ", config.num_layers(), " layers")
-                 : ""));
+  const bool one = values.size() == 1;
+  if (!one && !(at.by_layer && values.size() == config.num_layers())) {
+    throw InvalidArgument(
+        StrCat(name, " has ", values.size(), " entries, expected one number",
+               at.by_layer
+                   ? StrCat(" or one for each of ", config.num_layers(), " layers")
+                   : ""));
   }
-  const bool read = IsRead(config);
+  const bool read =
+      layers == kAllLayers ||
+      std::any_of(config.layers.begin(), config.layers.end(),
+                  [&](const L& layer) { return IsReadIn(layer); });
   for (size_t i = 0; i < values.size(); ++i) {
-    if (by_layer && !(values.size() == 1 ? read
-                                         : Reads(config.layers[i].kind, layers))) {
-      continue;
-    }
+    if (at.by_layer && !(one ? read : IsReadIn(config.layers[i]))) continue;
     const double value = values[i];
     const double least = read ? low : 0, most = read ? high : 0;
     if (value >= least && value <= most && std::isfinite(value) &&
-        (type() == Type::kReal || value == std::floor(value))) {
+        (at.type == Type::kReal || value == std::floor(value))) {
       continue;
     }
     std::ostringstream text;
     text.precision(15);
     text << name;
-    if (values.size() > 1) text << " of layer " << i;
+    if (!one) text << " of layer " << i;
     text << " is " << value << ", expected ";
-    if (type() == Type::kReal) {
+    if (at.type == Type::kReal) {
       text << "a finite number >= " << least;
     } else {
       text << least << ".." << most;

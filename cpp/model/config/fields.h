@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "model/config/config.h"
@@ -30,19 +29,19 @@ enum LayerSet : uint32_t {
 
 // A field as numbers, whatever its type: flags are 0 or 1, no shared layer -1.
 struct Field {
-  using Member =
-      std::variant<size_t ModelConfig::*, float ModelConfig::*,
-                   double ModelConfig::*, bool ModelConfig::*,
-                   size_t LayerConfig::*, double LayerConfig::*,
-                   std::optional<size_t> LayerConfig::*,
-                   size_t (ModelConfig::*)() const>;  // the number of layers
   enum class Type { kSize, kReal, kFlag };
+  struct Access {
+    Type type;
+    bool by_layer;  // a member of LayerConfig
+    double (*get)(const ModelConfig& config, size_t layer);
+    void (*set)(ModelConfig& config, size_t layer, double value);
+  };
   // Of the hash: a mark, or one of these. Marked fields are younger than the
   // hash; they enter where they are not the default.
   static constexpr uint32_t kAlways = 0, kNever = ~uint32_t{0};
 
   const char* name;  // in errors, and in Python
-  Member member;
+  Access at;
   LayerSet layers = kAllLayers;  // that read it; 0 in models without such
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
@@ -54,9 +53,7 @@ struct Field {
   const char* json = nullptr;  // key of config.json, if all families mean it so
   uint32_t mark = kAlways;
 
-  Type type() const;
-  // Whether a model has layers that read the field.
-  bool IsRead(const ModelConfig& config) const;
+  bool IsReadIn(const LayerConfig& layer) const;
   // One number, or one for each layer if those that read the field differ.
   std::vector<double> Get(const ModelConfig& config) const;
   // Of one number or one for each layer. The number of layers and their kinds

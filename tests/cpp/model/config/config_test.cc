@@ -196,7 +196,7 @@ TEST(ConfigTest, EveryFieldIsPartOfTheIdentity) {
   for (const Field& field : Fields()) {
     ModelConfig changed = base;
     std::vector<double> values = field.Get(changed);
-    values[0] = field.type() == Field::Type::kFlag ? 1 - values[0]
+    values[0] = field.at.type == Field::Type::kFlag ? 1 - values[0]
                                                    : values[0] + 2;
     field.Set(changed, values);
     EXPECT_EQ(changed.Hash() == base.Hash(), field.mark == Field::kNever)
