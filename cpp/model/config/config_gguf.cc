@@ -28,17 +28,15 @@ class MetadataReader {
   // layer. A key that is missing leaves what the family says.
   void Read(const Field& field, ModelConfig& config) const {
     const std::string key = prefix_ + field.gguf;
-    std::vector<double> values;
+    std::vector<double> values = field.Get(config);
     if (file_.Has(key)) {
       values = Numbers(key, field);
-    } else if (!IsSet(field, config)) {
+    } else if (*std::min_element(values.begin(), values.end()) < field.low) {
       values = field.Default(config);
-      if (values.empty()) {
-        throw CorruptFile(
-            StrCat(file_.path(), ": metadata ", key, " is missing"));
-      }
-    } else {
-      return;
+    }
+    if (values.empty()) {
+      throw CorruptFile(
+          StrCat(file_.path(), ": metadata ", key, " is missing"));
     }
     try {
       field.Check(config, values, StrCat(file_.path(), ": metadata ", key));
@@ -59,25 +57,11 @@ class MetadataReader {
     if (!IsArray(prefix_ + key)) return std::nullopt;
     return file_.GetInts(prefix_ + key);
   }
-  // Linear scaling of positions; 1 if there is none.
-  double RopeFactor() const {
-    const std::string type_key = prefix_ + "rope.scaling.type";
-    const std::string_view type = file_.GetString(type_key).value_or("linear");
-    if (type == "none") return 1;
-    if (type != "linear") {
-      throw Mismatch(StrCat(file_.path(), ": metadata ", type_key, " is '",
-                            type, "', expected 'linear' or 'none'"));
-    }
-    return Float("rope.scaling.factor", 1);
+  std::string_view Text(const char* key, std::string_view fallback) const {
+    return file_.GetString(prefix_ + key).value_or(fallback);
   }
 
  private:
-  static bool IsSet(const Field& field, const ModelConfig& config) {
-    for (const double value : field.Get(config)) {
-      if (value < field.low) return false;
-    }
-    return true;
-  }
   bool IsArray(const std::string& key) const {
     const std::optional<GgufValue> value = file_.Get(key);
     return value && std::holds_alternative<GgufArray>(*value);
@@ -163,7 +147,14 @@ void ReadKinds(const GgufFile& file, const MetadataReader& read,
 // What is no plain number of a key.
 void ReadRope(const GgufFile& file, const MetadataReader& read,
               const Family& family, ModelConfig& config) {
-  const double factor = read.RopeFactor();
+  const std::string_view type = read.Text("rope.scaling.type", "linear");
+  if (type != "linear" && type != "none") {
+    throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
+                          ".rope.scaling.type is '", type,
+                          "', expected 'linear' or 'none'"));
+  }
+  const double factor =
+      type == "none" ? 1 : read.Float("rope.scaling.factor", 1);
   // Where both kinds rotate alike, files state one base for both.
   const bool alike = family.rope_base_full == family.rope_base_sliding;
   const bool slides = config.HasLayers(LayerKind::kSliding);
