@@ -68,7 +68,7 @@ struct ThreadPool::Shared {
   std::atomic<const void*> fn{nullptr};
   std::atomic<ErasedFn> call{nullptr};
   std::atomic<bool> stopping{false};
-  std::atomic<size_t> joins{0};
+  std::atomic<size_t> parallel_loops{0};
   std::mutex mutex;  // for parking only
   std::condition_variable wake_workers;
   std::condition_variable wake_caller;
@@ -164,7 +164,7 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     for (size_t task = 0; task < num_tasks; ++task) call(fn, task, 0);
     return;
   }
-  s.joins.store(s.joins.load(std::memory_order_relaxed) + 1,
+  s.parallel_loops.store(s.parallel_loops.load(std::memory_order_relaxed) + 1,
                 std::memory_order_relaxed);
   // First the old epoch is closed: a late worker of the last loop, which may
   // read the new number of tasks, finds no task below it and its
@@ -190,8 +190,8 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
   }
 }
 
-size_t ThreadPool::joins() const {
-  return shared_->joins.load(std::memory_order_relaxed);
+size_t ThreadPool::parallel_loops() const {
+  return shared_->parallel_loops.load(std::memory_order_relaxed);
 }
 
 size_t ThreadPool::AvailableProcessors() {

@@ -42,7 +42,7 @@ class ThreadPool {
 
   // Loops so far that several threads took part in. Each costs the time of
   // waking and joining them. Any thread may ask.
-  size_t joins() const;
+  size_t parallel_loops() const;
 
   // Processors that this process may use (affinity mask), at least 1.
   static size_t AvailableProcessors();

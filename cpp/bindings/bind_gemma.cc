@@ -28,6 +28,8 @@ const char* NameOf(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
       return "stop";
+    case FinishReason::kDeadline:
+      return "deadline";
     case FinishReason::kCancelled:
       return "cancelled";
     case FinishReason::kLength:
@@ -47,31 +49,18 @@ std::optional<TensorType> TargetOf(const std::string& quantize) {
   return QuantizeTargetFromName(quantize);
 }
 
-// Waits for requests with the interpreter's lock released. If one fails or
-// Ctrl-C comes, all are undone: their caches are as before the call.
-void WaitAll(std::span<const std::shared_ptr<Request>> requests,
-             std::span<const std::shared_ptr<KVCache>> caches) {
-  const auto undo = [](Request& request, KVCache& cache) {
-    const bool running = request.Stop(Request::Interrupt::kAbort);
-    while (!request.WaitDone(kSignalInterval)) {
-    }
-    if (running) return;
-    // It had ended: a failed one has restored its cache, a complete one's
-    // tokens are taken off again.
-    const RunLock lock = cache.Lock();
-    if (cache.length() > request.start_length()) {
-      cache.Truncate(lock, request.start_length());
-    }
-  };
+// Waits for requests with the interpreter's lock released, calling `poll` now
+// and then. If that throws or one of them fails, all are undone: their caches
+// are as before the call.
+void WaitAll(std::span<const std::shared_ptr<TokenStream>> streams,
+             const std::function<void()>& poll) {
   try {
-    for (const auto& request : requests) {
-      while (!request->WaitDone(kSignalInterval)) CheckSignals();
-      (void)request->Result();
+    for (const auto& stream : streams) {
+      while (!stream->WaitDone(kSignalInterval)) poll();
+      (void)stream->Result();
     }
   } catch (...) {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      undo(*requests[i], *caches[i]);
-    }
+    for (const auto& stream : streams) stream->Abort();
     throw;
   }
 }
@@ -79,7 +68,8 @@ void WaitAll(std::span<const std::shared_ptr<Request>> requests,
 std::vector<GenerateResult> Generate(
     Gemma& gemma, const std::vector<std::shared_ptr<KVCache>>& caches,
     const std::vector<TokenArray>& prompts,
-    const std::vector<GenerateOptions>& options) {
+    const std::vector<GenerateOptions>& options,
+    const std::optional<std::function<void()>>& progress) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -87,14 +77,18 @@ std::vector<GenerateResult> Generate(
   }
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
-    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i], false});
+    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i]});
   }
   py::gil_scoped_release release;
-  const std::vector<std::shared_ptr<Request>> requests =
-      gemma.Start(jobs, &CheckSignals);
-  WaitAll(requests, caches);
+  const auto streams = gemma.Start(jobs, &CheckSignals);
+  WaitAll(streams, [&] {
+    CheckSignals();
+    if (!progress) return;
+    py::gil_scoped_acquire acquire;
+    (*progress)();
+  });
   std::vector<GenerateResult> results;
-  for (const auto& request : requests) results.push_back(request->Result());
+  for (const auto& stream : streams) results.push_back(stream->Result());
   return results;
 }
 
@@ -108,9 +102,9 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
   float* out = logits.mutable_data();
   {
     py::gil_scoped_release release;
-    const std::shared_ptr<Request> request = gemma.StartLogits(
+    const std::shared_ptr<TokenStream> stream = gemma.StartLogits(
         cache, SpanOf(tokens), all_positions, out, &CheckSignals);
-    WaitAll({&request, 1}, {&cache, 1});
+    WaitAll({&stream, 1}, &CheckSignals);
   }
   return logits;
 }
@@ -118,8 +112,8 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
 // A running generation. Letting go of it cancels.
 class StreamHandle {
  public:
-  explicit StreamHandle(std::shared_ptr<Request> request)
-      : request_(std::move(request)) {}
+  explicit StreamHandle(std::shared_ptr<TokenStream> stream)
+      : stream_(std::move(stream)) {}
   ~StreamHandle() { Cancel(); }
   StreamHandle(StreamHandle&&) = default;
 
@@ -128,25 +122,25 @@ class StreamHandle {
     const auto deadline = std::chrono::steady_clock::now() +
                           std::chrono::duration<double>(timeout_s);
     while (true) {
-      if (auto event = request_->NextEvent(kSignalInterval)) return event;
+      if (auto event = stream_->NextEvent(kSignalInterval)) return event;
       CheckSignals();
-      if (request_->Drained()) {
-        (void)request_->Result();  // throws if the request failed
+      if (stream_->Drained()) {
+        (void)stream_->Result();  // throws if the request failed
         return std::nullopt;
       }
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     }
   }
   void Cancel() {
-    if (request_) request_->Stop(Request::Interrupt::kCancel);
+    if (stream_) stream_->Stop(TokenStream::Interrupt::kCancel);
   }
   GenerateResult Result() {
-    while (!request_->WaitDone(kSignalInterval)) CheckSignals();
-    return request_->Result();
+    while (!stream_->WaitDone(kSignalInterval)) CheckSignals();
+    return stream_->Result();
   }
 
  private:
-  std::shared_ptr<Request> request_;
+  std::shared_ptr<TokenStream> stream_;
 };
 
 void RegisterOptions(py::module_& module) {
@@ -360,7 +354,7 @@ void RegisterGemma(py::module_& module) {
           },
           "(name, type, rows, columns, bytes) of each, as they are kept.")
       .def_property_readonly("steps", &Gemma::steps)
-      .def_property_readonly("joins", &Gemma::joins)
+      .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {
@@ -370,13 +364,16 @@ void RegisterGemma(py::module_& module) {
           },
           py::arg("token_bytes"))
       .def("generate", &Generate, py::arg("caches"), py::arg("prompts"),
-           py::arg("options"))
+           py::arg("options"), py::arg("progress") = py::none(),
+           "`progress()` is called now and then; what it raises ends the call.")
       .def(
           "stream",
           [](Gemma& gemma, std::shared_ptr<KVCache> cache,
              const TokenArray& prompt_ids, const GenerateOptions& options) {
-            const Gemma::Job job{std::move(cache), SpanOf(prompt_ids), options,
-                                 true};
+            const Gemma::Job job{.cache = std::move(cache),
+                                 .prompt = SpanOf(prompt_ids),
+                                 .options = options,
+                                 .streamed = true};
             py::gil_scoped_release release;
             return StreamHandle(gemma.Start({&job, 1}, &CheckSignals)[0]);
           },

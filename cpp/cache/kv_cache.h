@@ -99,6 +99,7 @@ class KVCache {
   // Name of the model that the cache was made for; empty for custom models.
   const std::string& model_type() const { return model_type_; }
   size_t capacity_tokens() const { return capacity_tokens_; }
+  const BlockPool& pool() const { return *pool_; }
   size_t checkpoint_bytes() const { return checkpoint_bytes_; }
 
   size_t length() const;

@@ -44,14 +44,14 @@ RunLock RunGate::Lock(const std::function<void()>& poll) {
     lock.lock();
   }
   held_ = true;
-  return RunLock(this);
+  return RunLock(this, ++serial_);
 }
 
 RunLock RunGate::TryLock() noexcept {
   const std::lock_guard lock(mutex_);
   if (held_) return RunLock();
   held_ = true;
-  return RunLock(this);
+  return RunLock(this, ++serial_);
 }
 
 }  // namespace gkv

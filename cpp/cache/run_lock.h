@@ -2,6 +2,7 @@
 #define GEMMAKV_CACHE_RUN_LOCK_H_
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <utility>
@@ -17,24 +18,29 @@ class RunLock {
  public:
   RunLock() = default;
   RunLock(RunLock&& other) noexcept
-      : gate_(std::exchange(other.gate_, nullptr)) {}
+      : gate_(std::exchange(other.gate_, nullptr)), serial_(other.serial_) {}
   RunLock& operator=(RunLock&& other) noexcept {
     std::swap(gate_, other.gate_);
+    std::swap(serial_, other.serial_);
     other.Release();
     return *this;
   }
   ~RunLock() { Release(); }
 
   explicit operator bool() const { return gate_ != nullptr; }
+  // The locks of a cache are numbered: of two with consecutive numbers, nobody
+  // held one in between. Stays when the lock is released.
+  uint64_t serial() const { return serial_; }
   void Release() noexcept;
   // Says whether the holder can go on only when somebody reads what it made.
   void set_waits_for_reader(bool waits) const noexcept;
 
  private:
   friend class RunGate;
-  explicit RunLock(RunGate* gate) : gate_(gate) {}
+  RunLock(RunGate* gate, uint64_t serial) : gate_(gate), serial_(serial) {}
 
   RunGate* gate_ = nullptr;
+  uint64_t serial_ = 0;
 };
 
 // Hands out one RunLock at a time. Thread-safe.
@@ -63,6 +69,7 @@ class RunGate {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool held_ = false;
+  uint64_t serial_ = 0;
   bool waits_for_reader_ = false;
 };
 

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <list>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "base/heap_trim.h"
+#include "base/rng.h"
+#include "engine/row_consumer.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"
 #include "model/config/config_gguf.h"
@@ -64,10 +66,12 @@ void CheckBinding(const KVCache& cache, const Hash128& identity) {
 }  // namespace
 
 Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
-             PackedReport packed_report)
+             PackedReport packed_report,
+             const SchedulerOptions& scheduler_options)
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
       num_threads_(num_threads),
-      packed_report_(std::move(packed_report)) {}
+      packed_report_(std::move(packed_report)),
+      scheduler_options_(scheduler_options) {}
 
 Gemma::~Gemma() {
   // After fork() the scheduler's thread exists in the parent only.
@@ -90,6 +94,7 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
                                           TensorSource& source,
                                           const LoadOptions& options) {
   config.Validate();
+  options.scheduler.Validate();
   const size_t threads = ResolveThreads(options.threads);
   ThreadPool pool(threads);
   PackedReport report;
@@ -102,7 +107,8 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
                 {.folder = options.packed_folder, .quantize = options.quantize},
                 report);
   return std::shared_ptr<Gemma>(
-      new Gemma(config, std::move(weights), threads, std::move(report)));
+      new Gemma(config, std::move(weights), threads, std::move(report),
+                options.scheduler));
 }
 
 Hash128 Gemma::fingerprint() const {
@@ -128,9 +134,14 @@ size_t Gemma::steps() const {
   return scheduler_ ? scheduler_->steps() : 0;
 }
 
-size_t Gemma::joins() const {
+size_t Gemma::parallel_loops() const {
   std::unique_lock lock(mutex_);
-  return scheduler_ ? scheduler_->joins() : 0;
+  return scheduler_ ? scheduler_->parallel_loops() : 0;
+}
+
+size_t Gemma::preemptions() const {
+  std::unique_lock lock(mutex_);
+  return scheduler_ ? scheduler_->preemptions() : 0;
 }
 
 Scheduler& Gemma::scheduler() {
@@ -140,7 +151,8 @@ Scheduler& Gemma::scheduler() {
     (void)scheduler_.release();
   }
   if (!scheduler_) {
-    scheduler_ = std::make_unique<Scheduler>(model_, num_threads_);
+    scheduler_ = std::make_unique<Scheduler>(model_, num_threads_,
+                                             scheduler_options_);
     scheduler_pid_ = getpid();
   }
   return *scheduler_;
@@ -178,7 +190,7 @@ void Gemma::CheckCache(const KVCache& cache) const {
   }
 }
 
-std::vector<std::shared_ptr<Request>> Gemma::Start(
+std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
     std::span<const Job> jobs, const std::function<void()>& poll) {
   CheckDistinct(jobs);
   std::shared_ptr<const TokenText> text;
@@ -201,21 +213,41 @@ std::vector<std::shared_ptr<Request>> Gemma::Start(
     CheckTokens(*job.cache, job.prompt);
     CheckBinding(*job.cache, identity);
   }
-  std::vector<std::shared_ptr<Request>> requests;
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  std::list<Sequence> sequences;
+  const auto batch = std::make_shared<Batch>();
   for (size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
-    requests.push_back(std::make_shared<Request>(
-        job.cache, std::move(locks[i]), job.prompt, job.options,
-        job.options.stop_ids.value_or(config().eos_ids), text, job.streamed));
+    const uint64_t seed =
+        job.options.seed ? *job.options.seed : RandomSeed();
+    streams.push_back(std::make_shared<TokenStream>(
+        job.cache, std::move(locks[i]), job.prompt,
+        TokenStream::Options{job.streamed, job.options.logprobs, seed, text}));
+    Sequence::Parts parts{.stream = streams.back()};
+    parts.stop_ids = job.options.stop_ids.value_or(config().eos_ids);
+    parts.deadline = job.deadline;
+    parts.drafter = job.drafter;
+    if (job.constraint) parts.constraint = job.constraint->Clone();
+    if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
+    if (job.options.max_tokens > 0 &&
+        job.cache->length() < job.cache->capacity_tokens()) {
+      std::vector<int32_t> transcript;
+      if (job.options.repetition_penalty != 1) transcript = job.cache->tokens();
+      parts.consumer = std::make_unique<TokenSampler>(
+          job.options, seed, transcript, job.constraint != nullptr,
+          parts.stop_ids, text);
+    }
+    sequences.emplace_back(std::move(parts));
   }
   for (const Job& job : jobs) job.cache->Bind(identity);
-  scheduler().Submit(requests);
-  return requests;
+  scheduler().Submit(std::move(sequences));
+  return streams;
 }
 
-std::shared_ptr<Request> Gemma::StartLogits(
+std::shared_ptr<TokenStream> Gemma::StartRows(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
-    bool all_positions, float* logits, const std::function<void()>& poll) {
+    RowOutput::Kind kind, bool all_positions, float* rows,
+    const std::function<void()>& poll) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
@@ -224,11 +256,17 @@ std::shared_ptr<Request> Gemma::StartLogits(
   CheckTokens(*cache, tokens);
   const Hash128 identity = fingerprint();
   CheckBinding(*cache, identity);
-  const auto request = std::make_shared<Request>(
-      cache, std::move(lock), tokens, all_positions, logits);
+  const auto stream = std::make_shared<TokenStream>(
+      cache, std::move(lock), tokens, TokenStream::Options{});
+  const size_t count = all_positions ? tokens.size() : 1;
+  std::list<Sequence> sequences;
+  sequences.emplace_back(Sequence::Parts{
+      .stream = stream,
+      .consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows}),
+      .output_rows = count});
   cache->Bind(identity);
-  scheduler().Submit({&request, 1});
-  return request;
+  scheduler().Submit(std::move(sequences));
+  return stream;
 }
 
 GenerateResult Gemma::Generate(
@@ -236,26 +274,22 @@ GenerateResult Gemma::Generate(
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
   const Job job{cache, prompt, options, on_token != nullptr};
-  const std::shared_ptr<Request> request = Start({&job, 1})[0];
-  constexpr std::chrono::hours kLong{1};
+  const std::shared_ptr<TokenStream> stream = Start({&job, 1})[0];
   try {
     bool reads = on_token != nullptr;
-    while (reads && !request->Drained()) {
-      const std::optional<TokenEvent> event = request->NextEvent(kLong);
+    while (reads && !stream->Drained()) {
+      const std::optional<TokenEvent> event = stream->NextEvent();
       if (event && !on_token(*event)) {
-        request->Stop(Request::Interrupt::kCancel);
+        stream->Stop(TokenStream::Interrupt::kCancel);
         reads = false;
       }
     }
   } catch (...) {
-    request->Stop(Request::Interrupt::kAbort);
-    while (!request->WaitDone(kLong)) {
-    }
+    stream->Abort();
     throw;
   }
-  while (!request->WaitDone(kLong)) {
-  }
-  return request->Result();
+  stream->WaitDone();
+  return stream->Result();
 }
 
 }  // namespace gkv

@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_ENGINE_GEMMA_H_
 #define GEMMAKV_ENGINE_GEMMA_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,8 +13,11 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "engine/constraint.h"
+#include "engine/drafter.h"
 #include "engine/options.h"
-#include "engine/request.h"
+#include "engine/scheduler_options.h"
+#include "engine/token_stream.h"
 #include "engine/vocabulary.h"
 #include "gemmakv/tensor_source.h"
 #include "model/config/config.h"
@@ -35,6 +39,7 @@ struct LoadOptions {
   // Folder for files of packed weights, see LoadPackedWeights; empty: weights
   // are packed into this process's memory.
   std::string packed_folder;
+  SchedulerOptions scheduler;
 };
 
 // A model: immutable weights, and a scheduler that runs any number of
@@ -67,24 +72,39 @@ class Gemma {
   bool has_token_text() const;
 
   // Submits requests, merged into the same steps. The same order comes back.
-  // Waits while another request uses one of the caches, calling `poll` now and
-  // then, which may throw to give up. Errors, all before any work and with
-  // every cache unchanged: InvalidArgument (option, token id out of range,
-  // nothing to compute, one cache twice), Mismatch (a cache of another model),
-  // OutOfBlocks (a prompt that does not fit).
+  // Those that are not streamed succeed together, or one fails or is aborted
+  // and all leave their caches as they were. Waits while another request uses
+  // one of the caches, calling `poll` now and then, which may throw to give up.
+  // Errors, all before any work and with every cache unchanged: InvalidArgument
+  // (option, token id out of range, nothing to compute, one cache twice),
+  // Mismatch (a cache of another model), OutOfBlocks (a prompt that does not
+  // fit), Busy (a cache whose stream waits for its reader), QueueFull.
   struct Job {
     std::shared_ptr<KVCache> cache;
     std::span<const int32_t> prompt;  // may be empty if the cache is not
-    GenerateOptions options;
-    bool streamed = false;  // tokens are read one by one, see Request
+    GenerateOptions options = {};
+    bool streamed = false;  // tokens are read one by one, see TokenStream
+    // When it ends at the latest, with what it has then.
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};
+    // What tokens may come; cloned for each request.
+    std::shared_ptr<const Constraint> constraint = nullptr;
+    std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
   };
-  std::vector<std::shared_ptr<Request>> Start(
+  std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
-  // logits [all_positions ? tokens.size() : 1, vocab_size].
-  std::shared_ptr<Request> StartLogits(const std::shared_ptr<KVCache>& cache,
-                                       std::span<const int32_t> tokens,
-                                       bool all_positions, float* logits,
-                                       const std::function<void()>& poll = {});
+  // Has [all_positions ? tokens.size() : 1, row size] written to `rows`: logits
+  // or hidden states.
+  std::shared_ptr<TokenStream> StartRows(
+      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
+      RowOutput::Kind kind, bool all_positions, float* rows,
+      const std::function<void()>& poll = {});
+  std::shared_ptr<TokenStream> StartLogits(
+      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
+      bool all_positions, float* logits,
+      const std::function<void()>& poll = {}) {
+    return StartRows(cache, tokens, RowOutput::kLogits, all_positions, logits,
+                     poll);
+  }
 
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.
@@ -93,13 +113,15 @@ class Gemma {
       const GenerateOptions& options = {},
       const std::function<bool(const TokenEvent&)>& on_token = {});
 
-  // Steps of the model, and parallel loops that they took, so far.
+  // Steps of the model, parallel loops that they took, and requests that gave
+  // way to others for want of memory, so far.
   size_t steps() const;
-  size_t joins() const;
+  size_t parallel_loops() const;
+  size_t preemptions() const;
 
  private:
   Gemma(ModelConfig config, Weights weights, size_t num_threads,
-        PackedReport packed_report);
+        PackedReport packed_report, const SchedulerOptions& scheduler_options);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
   Scheduler& scheduler();
@@ -107,6 +129,7 @@ class Gemma {
   std::shared_ptr<const Model> model_;
   size_t num_threads_;
   PackedReport packed_report_;
+  SchedulerOptions scheduler_options_;
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const TokenText> token_text_;
   std::unique_ptr<Scheduler> scheduler_;

@@ -15,7 +15,7 @@ void Check(bool ok, const char* name, double value, const char* expected) {
 
 }  // namespace
 
-bool GenerateOptions::TakesLargest() const {
+bool GenerateOptions::IsGreedy() const {
   return temperature <= 0 && !logprobs && logit_bias.empty() &&
          repetition_penalty == 1 && presence_penalty == 0 &&
          frequency_penalty == 0;

@@ -34,7 +34,7 @@ struct GenerateOptions {
 
   // Whether every token is the one with the largest logit as the model gives
   // it, and nothing else is asked about the logits.
-  bool TakesLargest() const;
+  bool IsGreedy() const;
   // Throws InvalidArgument naming the option, what it is and what it may be.
   void Validate(size_t vocab_size) const;
 };

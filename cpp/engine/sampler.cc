@@ -63,6 +63,14 @@ float FloorOfTail(std::span<const float> logits, const Softmax& softmax,
   return softmax.max - width * static_cast<float>(end);
 }
 
+void Mask(std::span<float> logits, std::span<const uint32_t> allowed) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if ((allowed[i / 32] >> (i % 32) & 1) == 0) {
+      logits[i] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 }  // namespace
 
 Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
@@ -74,7 +82,8 @@ Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
 }
 
 SampledToken Sampler::Next(std::span<float> logits, size_t position,
-                           ThreadPool* pool) {
+                           ThreadPool* pool,
+                           std::span<const uint32_t> allowed) {
   SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
   const bool adjusts = !options_.logit_bias.empty() || !generated_.empty() ||
                        !transcript_.empty();
@@ -94,6 +103,7 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
     }
   }
   if (adjusts) Adjust(logits);
+  if (!allowed.empty()) Mask(logits, allowed);
   token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
                                        : Draw(logits, position, pool);
   if (token.id < 0) return token;

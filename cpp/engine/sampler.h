@@ -27,10 +27,11 @@ class Sampler {
           std::span<const int32_t> transcript);
 
   // Draws the token for `position` from one row of logits and remembers it.
-  // May change the row. `pool` as in parallel_logits.h. Throws std::bad_alloc
-  // only.
+  // May change the row. `pool` as in parallel_logits.h; with `allowed`, only
+  // the tokens with a bit in it, see Constraint. Throws std::bad_alloc only.
   SampledToken Next(std::span<float> logits, size_t position,
-                    ThreadPool* pool = nullptr);
+                    ThreadPool* pool = nullptr,
+                    std::span<const uint32_t> allowed = {});
 
   uint64_t seed() const { return seed_; }
 

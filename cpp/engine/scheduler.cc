@@ -1,59 +1,41 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
-#include <exception>
+#include <functional>
+#include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
 #include "base/fp_environment.h"
 
 namespace gkv {
+namespace {
 
-std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
-                                   size_t rotation) {
-  std::vector<PlannedSlice> plan;
-  if (requests.empty()) return plan;
-  size_t rows_left = kMaxStepRows;
-  size_t logits_left = kMaxLogitsRows;
-  std::vector<size_t> prefilling;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const size_t at = (i + rotation) % requests.size();
-    const PlanInput& request = requests[at];
-    if (!request.decoding) {
-      prefilling.push_back(at);
-    } else if (request.next < request.target && rows_left > 0 &&
-               logits_left > 0) {
-      plan.push_back({at, request.next, request.target});
-      --rows_left;
-      --logits_left;
-    }
-  }
-  if (!plan.empty()) {
-    rows_left = std::min(rows_left, kPrefillRowsWhileDecoding);
-  }
-  // Shortest first: what a short prompt leaves of its share goes to the rest.
-  std::stable_sort(prefilling.begin(), prefilling.end(),
-                   [&](size_t a, size_t b) {
-                     return requests[a].target - requests[a].next <
-                            requests[b].target - requests[b].next;
-                   });
-  for (size_t i = 0; i < prefilling.size(); ++i) {
-    const PlanInput& request = requests[prefilling[i]];
-    const size_t waiting = prefilling.size() - i;
-    const size_t share = (rows_left + waiting - 1) / waiting;
-    const size_t end =
-        std::min({request.target, request.next + share,
-                  std::max(request.next, request.logits_begin) + logits_left});
-    if (end == request.next) continue;
-    plan.push_back({prefilling[i], request.next, end});
-    rows_left -= end - request.next;
-    logits_left -= LogitsRows(request.logits_begin, request.next, end);
-  }
-  return plan;
+using State = Sequence::State;
+
+// Competes for the blocks of its pool, now or when others let it.
+bool Active(const Sequence& sequence) {
+  const State state = sequence.state();
+  return (state == State::kPrefilling || state == State::kDecoding ||
+          state == State::kPreempted) &&
+         !sequence.stream().waits_for_reader();
 }
 
-Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads)
-    : model_(std::move(model)), num_threads_(num_threads) {
+bool SamePool(const Sequence& a, const Sequence& b) {
+  return &a.cache().pool() == &b.cache().pool();
+}
+
+bool Undecided(const Sequence& sequence) {
+  return sequence.state() != State::kSettled &&
+         sequence.state() != State::kEnded;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
+                     const SchedulerOptions& options)
+    : model_(std::move(model)), num_threads_(num_threads), options_(options) {
   pool_ = std::make_unique<ThreadPool>(num_threads);
   forward_ = std::make_unique<ForwardPass>(*model_, *pool_);
   thread_ = std::thread([this] { Loop(); });
@@ -61,151 +43,289 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads)
 
 Scheduler::~Scheduler() {
   {
-    std::unique_lock lock(wake_up_->mutex);
+    const std::lock_guard lock(wake_up_->mutex);
     stopping_ = true;
   }
   wake_up_->changed.notify_all();
   thread_.join();
 }
 
-void Scheduler::Submit(std::span<const std::shared_ptr<Request>> requests) {
-  for (const auto& request : requests) request->set_wake_up(wake_up_);
+void Scheduler::Submit(std::list<Sequence>&& sequences) {
+  for (const Sequence& sequence : sequences) {
+    sequence.stream().set_wake_up(wake_up_);
+  }
   {
-    std::unique_lock lock(wake_up_->mutex);
-    incoming_.insert(incoming_.end(), requests.begin(), requests.end());
+    const std::lock_guard lock(wake_up_->mutex);
+    const size_t limit = options_.max_running + options_.max_queued;
+    if (unfinished_ + sequences.size() > limit) {
+      throw QueueFull(StrCat("the model: ", unfinished_, " requests run or ",
+                             "wait and ", sequences.size(),
+                             " more are asked for, expected at most ", limit,
+                             " in total; try again later"));
+    }
+    unfinished_ += sequences.size();
+    incoming_.splice(incoming_.end(), sequences);
   }
   wake_up_->changed.notify_all();
 }
 
-bool Scheduler::HasWork() const {
-  return stopping_ || !incoming_.empty() ||
-         std::any_of(active_.begin(), active_.end(),
-                     [](const auto& request) { return !request->paused(); });
-}
-
 void Scheduler::Loop() {
   const ScopedFpEnvironment fp_environment;
-  while (true) {
-    bool stopping;
-    {
-      std::unique_lock lock(wake_up_->mutex);
-      wake_up_->changed.wait(lock, [&] { return HasWork(); });
-      for (std::shared_ptr<Request>& request : incoming_) {
-        active_.push_back(std::move(request));
-      }
-      incoming_.clear();
-      stopping = stopping_;
-    }
-    if (stopping) {
-      for (const auto& request : active_) {
-        request->Stop(Request::Interrupt::kCancel);
+  while (WaitForWork()) {
+    Interrupt();
+    DropEnded();
+    try {
+      StartSequences();
+      RunStep();
+    } catch (...) {
+      slices_.clear();
+      const auto youngest =
+          std::find_if(sequences_.rbegin(), sequences_.rend(), Undecided);
+      if (youngest != sequences_.rend()) {
+        youngest->Fail(std::current_exception());
       }
     }
     DropEnded();
-    RunStep();
-    DropEnded();
+  }
+}
+
+// False when all is over.
+bool Scheduler::WaitForWork() {
+  std::optional<Sequence::Clock::time_point> deadline;
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.deadline() || !Undecided(sequence)) continue;
+    deadline = std::min(deadline.value_or(*sequence.deadline()),
+                        *sequence.deadline());
+  }
+  bool stopping;
+  {
     std::unique_lock lock(wake_up_->mutex);
-    if (stopping_ && incoming_.empty() && active_.empty()) return;
+    const auto ready = [&] { return HasWork(); };
+    if (deadline) {
+      wake_up_->changed.wait_until(lock, *deadline, ready);
+    } else {
+      wake_up_->changed.wait(lock, ready);
+    }
+    sequences_.splice(sequences_.end(), incoming_);
+    stopping = stopping_;
+  }
+  if (!stopping) return true;
+  for (const Sequence& sequence : sequences_) {
+    sequence.stream().Stop(TokenStream::Interrupt::kCancel);
+  }
+  return !sequences_.empty();
+}
+
+// Requires: the wake-up's mutex is held.
+bool Scheduler::HasWork() const {
+  return stopping_ || !incoming_.empty() ||
+         std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& s) {
+           const TokenStream::Interrupt how = s.stream().interrupt();
+           return how == TokenStream::Interrupt::kAbort ||
+                  (how == TokenStream::Interrupt::kCancel && Undecided(s)) ||
+                  s.runnable() || CanStart(s);
+         });
+}
+
+// Whether one that waits for its turn, or gave way, is to run now.
+bool Scheduler::CanStart(const Sequence& sequence) const {
+  if (sequence.state() == State::kWaiting) {
+    size_t running = 0;
+    for (const Sequence& other : sequences_) {
+      if (&other == &sequence) break;
+      if (other.state() == State::kWaiting) return false;  // it came first
+    }
+    for (const Sequence& other : sequences_) running += Active(other);
+    return running < options_.max_running;
+  }
+  if (sequence.state() != State::kPreempted || !Active(sequence)) return false;
+  bool is_oldest = true;
+  for (const Sequence& other : sequences_) {
+    if (&other == &sequence) break;
+    if (Active(other) && SamePool(other, sequence)) is_oldest = false;
+  }
+  if (is_oldest) return true;
+  // One after the other: the next when this one has got back to where it was.
+  return ended_since_preempting_ &&
+         std::none_of(sequences_.begin(), sequences_.end(),
+                      [](const Sequence& other) {
+                        return other.catching_up() && Active(other);
+                      });
+}
+
+void Scheduler::StartSequences() {
+  for (Sequence& sequence : sequences_) {
+    if (CanStart(sequence)) sequence.Start();
   }
 }
 
-// Ends interrupted requests and forgets all that have ended.
-void Scheduler::DropEnded() {
-  for (const auto& request : active_) {
-    if (!request->done() && request->interrupt() != Request::Interrupt::kNone) {
-      request->Finish(FinishReason::kCancelled);
+// Ends what was stopped, or has run out of time.
+void Scheduler::Interrupt() {
+  const Sequence::Clock::time_point now = Sequence::Clock::now();
+  for (Sequence& sequence : sequences_) {
+    const TokenStream::Interrupt how = sequence.stream().interrupt();
+    if (how == TokenStream::Interrupt::kAbort) {
+      sequence.Fail(nullptr);
+    } else if (how == TokenStream::Interrupt::kCancel) {
+      sequence.Settle(FinishReason::kCancelled);
+    } else if (sequence.deadline() && now >= *sequence.deadline()) {
+      sequence.Settle(FinishReason::kDeadline);
     }
   }
-  std::erase_if(active_, [](const auto& request) { return request->done(); });
 }
 
-std::vector<PlannedSlice> Scheduler::Plan() {
-  std::vector<PlanInput> inputs;
-  for (const auto& request : active_) {
-    // A paused one takes part with nothing to do.
-    const size_t target =
-        request->paused() ? request->next() : request->target();
-    inputs.push_back({request->next(), target, request->logits_begin(),
-                      request->decoding()});
-  }
-  return PlanStep(inputs, rotation_++);
+void Scheduler::DropEnded() {
+  for (Sequence& sequence : sequences_) sequence.EndWithBatch();
+  const size_t ended = std::erase_if(sequences_, [](const Sequence& sequence) {
+    return sequence.state() == State::kEnded;
+  });
+  if (ended == 0) return;
+  ended_since_preempting_ = true;
+  const std::lock_guard lock(wake_up_->mutex);
+  unfinished_ -= ended;
 }
 
 void Scheduler::RunStep() {
-  const std::vector<PlannedSlice> plan = Plan();
-  // A request whose blocks cannot be had fails alone, before anything runs.
-  std::vector<KvStepView> views;
-  std::vector<PlannedSlice> prepared;
-  std::vector<std::vector<int32_t>> tokens;
-  for (const PlannedSlice& slice : plan) {
-    Request& request = *active_[slice.request];
-    try {
-      std::vector<int32_t> ids(slice.end - slice.begin);
-      request.cache().CopyTokens(slice.begin, ids);
-      views.push_back(request.cache().Prepare(request.lock(), slice.begin, slice.end));
-      tokens.push_back(std::move(ids));
-      prepared.push_back(slice);
-    } catch (...) {
-      request.Fail(std::current_exception());
-    }
-  }
-  if (prepared.empty()) return;
-
-  try {
-    std::vector<SequenceSlice> slices;
-    size_t logits_rows = 0;
-    for (size_t i = 0; i < prepared.size(); ++i) {
-      const Request& request = *active_[prepared[i].request];
-      const size_t rows = LogitsRows(request.logits_begin(), prepared[i].begin,
-                                     prepared[i].end);
-      const auto kind =
-          request.argmax_only() ? RowOutput::kLargest : RowOutput::kLogits;
-      slices.push_back({tokens[i], &views[i], &request.cache().layout(),
-                        {.kind = kind, .rows = rows}});
-      logits_rows += rows;
-    }
-    logits_.EnsureSize(logits_rows * model_->config.vocab_size);
-    float* logits = logits_.data();
-    for (SequenceSlice& slice : slices) {
-      slice.output.data = logits;
-      logits += slice.output.rows * model_->config.vocab_size;
-    }
-    forward_->Step(slices);
-    ++steps_;
-  } catch (...) {
-    for (const PlannedSlice& slice : prepared) {
-      active_[slice.request]->Fail(std::current_exception());
-    }
-    return;
-  }
-  Deliver(prepared, views);
+  PrepareStep();
+  if (slices_.empty()) return;
+  RunModel();
+  Deliver();
 }
 
-void Scheduler::Deliver(std::span<const PlannedSlice> plan,
-                        std::span<KvStepView> views) {
-  const size_t vocab_size = model_->config.vocab_size;
-  std::vector<size_t> first_row(plan.size());
-  size_t rows = 0;
-  for (size_t i = 0; i < plan.size(); ++i) {
-    first_row[i] = rows;
-    rows += LogitsRows(active_[plan[i].request]->logits_begin(), plan[i].begin,
-                       plan[i].end);
-  }
-  // A loop of one task runs here, and leaves the pool to the task.
-  ThreadPool* const free_pool = plan.size() == 1 ? pool_.get() : nullptr;
-  pool_->Run(plan.size(), [&](size_t i, size_t) {
-    Request& request = *active_[plan[i].request];
+// Plans the rows and prepares their slices, those of the oldest first.
+void Scheduler::PrepareStep() {
+  std::vector<Sequence*> sequences;
+  std::vector<PlanInput> inputs;
+  sequences.reserve(sequences_.size());
+  inputs.reserve(sequences_.size());
+  for (Sequence& sequence : sequences_) {
+    if (!sequence.runnable()) continue;
     try {
-      request.cache().Commit(request.lock(), views[i]);
-      const size_t end = i + 1 < plan.size() ? first_row[i + 1] : rows;
-      request.Advance(plan[i].end,
-                      {logits_.data() + first_row[i] * vocab_size,
-                       (end - first_row[i]) * vocab_size},
-                      free_pool);
+      inputs.push_back(sequence.ToPlan(options_.max_guesses));
+      sequences.push_back(&sequence);
     } catch (...) {
-      request.Fail(std::current_exception());
+      sequence.Fail(std::current_exception());
     }
+  }
+  const std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
+  slices_.reserve(plan.size());
+  for (const PlannedSlice& slice : plan) {
+    Sequence& sequence = *sequences[slice.sequence];
+    // It may have given way to an older one meanwhile.
+    while (sequence.runnable() && !PrepareSlice(sequence, slice)) {
+    }
+  }
+}
+
+// False if it is to be tried again, now that there is more room.
+bool Scheduler::PrepareSlice(Sequence& sequence, const PlannedSlice& plan) {
+  const ModelConfig& config = model_->config;
+  try {
+    slices_.push_back(
+        sequence.Prepare(plan, config.vocab_size, config.hidden_size));
+    sequence.set_served(steps_ + 1);
+    return true;
+  } catch (const OutOfBlocks&) {
+    if (MakeRoom(sequence)) return false;
+    for (const Sequence& other : sequences_) {
+      if (&other == &sequence) break;
+      if (Active(other) && SamePool(other, sequence)) {
+        Preempt(sequence);
+        return true;
+      }
+    }
+    sequence.Fail(std::current_exception());
+  } catch (...) {
+    sequence.Fail(std::current_exception());
+  }
+  return true;
+}
+
+// Has another one give its blocks back: one that waits for its reader, else one
+// that is younger; of these, the youngest.
+bool Scheduler::MakeRoom(const Sequence& sequence) {
+  Sequence* victim = nullptr;
+  bool younger = true;
+  for (auto other = sequences_.rbegin(); other != sequences_.rend(); ++other) {
+    if (&*other == &sequence) {
+      younger = false;
+      continue;
+    }
+    if (!Undecided(*other) || !other->holds_computed() ||
+        !SamePool(*other, sequence)) {
+      continue;
+    }
+    if (other->stream().waits_for_reader()) {
+      victim = &*other;
+      break;
+    }
+    if (younger && victim == nullptr && Active(*other)) victim = &*other;
+  }
+  if (victim == nullptr) return false;
+  Preempt(*victim);
+  return true;
+}
+
+void Scheduler::Preempt(Sequence& sequence) {
+  sequence.Preempt();
+  ended_since_preempting_ = false;
+  ++preemptions_;
+}
+
+// Runs the step. Masks are made meanwhile.
+void Scheduler::RunModel() {
+  std::vector<SequenceSlice> inputs;
+  inputs.reserve(slices_.size());
+  size_t floats = 0;
+  bool masks = false;
+  for (StepSlice& slice : slices_) {
+    inputs.push_back({slice.ids, &slice.view, &slice.sequence->cache().layout(),
+                      slice.output});
+    if (slice.output.data == nullptr) {
+      floats += slice.output.rows * slice.row_size;
+    }
+    masks = masks || !slice.masks.empty();
+  }
+  rows_.EnsureSize(floats);
+  float* row = rows_.data();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (slices_[i].output.data != nullptr) continue;
+    inputs[i].output.data = slices_[i].output.data = row;
+    row += slices_[i].output.rows * slices_[i].row_size;
+  }
+  if (!masks) {
+    forward_->Step(inputs);
+  } else {
+    const std::function<void()> compute = [this] {
+      for (StepSlice& slice : slices_) {
+        if (!slice.masks.empty()) slice.sequence->ComputeMasks(slice);
+      }
+    };
+    try {
+      mask_thread_.Begin(compute);
+    } catch (const std::system_error&) {
+      compute();  // no thread is to be had
+    }
+    std::exception_ptr error;
+    try {
+      forward_->Step(inputs);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    mask_thread_.Wait();
+    if (error) std::rethrow_exception(error);
+  }
+  ++steps_;
+}
+
+void Scheduler::Deliver() {
+  // A loop of one task runs here, and leaves the pool to the task.
+  ThreadPool* const free_pool = slices_.size() == 1 ? pool_.get() : nullptr;
+  pool_->Run(slices_.size(), [&](size_t i, size_t) {
+    slices_[i].sequence->TakeRows(slices_[i], free_pool);
   });
+  for (const StepSlice& slice : slices_) slice.sequence->Conclude();
+  slices_.clear();
 }
 
 }  // namespace gkv

@@ -1,99 +1,93 @@
 #ifndef GEMMAKV_ENGINE_SCHEDULER_H_
 #define GEMMAKV_ENGINE_SCHEDULER_H_
 
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <thread>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "engine/request.h"
+#include "engine/scheduler_options.h"
+#include "engine/sequence.h"
+#include "engine/side_thread.h"
 #include "model/forward.h"
 
 namespace gkv {
 
-// Rows that one step takes at most.
-inline constexpr size_t kMaxStepRows = 128;
-// Prefill rows that join a step that also decodes: bounds how long a running
-// conversation waits for its next token while others read long prompts.
-inline constexpr size_t kPrefillRowsWhileDecoding = 64;
-// Rows of logits that one step computes at most: bounds the extra memory.
-inline constexpr size_t kMaxLogitsRows = 32;
-
-// Rows [begin, end) of one request in the next step.
-struct PlannedSlice {
-  size_t request;  // index into the planned requests
-  size_t begin;
-  size_t end;
-};
-
-// What PlanStep needs to know of a request.
-struct PlanInput {
-  size_t next;
-  size_t target;
-  size_t logits_begin;  // rows from here on want logits
-  bool decoding;
-};
-
-// How many rows of [begin, end) want logits.
-constexpr size_t LogitsRows(size_t logits_begin, size_t begin, size_t end) {
-  const size_t first = logits_begin > begin ? logits_begin : begin;
-  return end > first ? end - first : 0;
-}
-
-// Chooses the rows of the next step. Every decoding request gets its row (the
-// rotation decides who waits if there are more than kMaxStepRows); what is left
-// of the row budget is shared evenly among the prefilling ones, so that a short
-// prompt never waits for the whole of a long one. Pure.
-std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
-                                   size_t rotation);
-
-// One thread that drives all requests of a model: merges whatever waits into
-// steps, runs them, hands out tokens. Requests join and leave between steps.
+// One thread that drives all sequences of a model: merges whatever waits into
+// steps, runs them, hands out tokens. Sequences join and leave between steps.
+//
+// Where a pool is full, sequences give way to older ones: streams that wait for
+// their readers first, then the youngest. They give back the blocks that they
+// filled, and compute the same again when another one has ended or nothing
+// older runs. The oldest always advances; it fails if the pool has no room for
+// it alone.
+//
+// No lack of memory ends more than a request: what ends a sequence allocates
+// nothing, and where a step cannot be planned or run for want of memory, the
+// youngest sequence fails with that and the others go on.
 class Scheduler {
  public:
-  Scheduler(std::shared_ptr<const Model> model, size_t num_threads);
+  Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
+            const SchedulerOptions& options);
   // Cancels what is running and waits for the thread.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
 
-  // Starts driving the requests, all of them from the same step on.
-  // Thread-safe.
-  void Submit(std::span<const std::shared_ptr<Request>> requests);
+  // Starts driving the sequences, all of them from the same step on. Throws
+  // QueueFull, taking none, if there are too many. Thread-safe.
+  void Submit(std::list<Sequence>&& sequences);
 
   size_t num_threads() const { return num_threads_; }
   // Steps run so far: tests see merging by it.
   size_t steps() const { return steps_.load(); }
-  // Parallel loops that these steps took.
-  size_t joins() const { return pool_->joins(); }
+  // Sequences that gave way so far.
+  size_t preemptions() const { return preemptions_.load(); }
+  // Parallel loops that the steps took.
+  size_t parallel_loops() const { return pool_->parallel_loops(); }
 
  private:
   void Loop();
-  void DropEnded();
+  bool WaitForWork();
   bool HasWork() const;
+  bool CanStart(const Sequence& sequence) const;
+  void Interrupt();
+  void StartSequences();
+  void DropEnded();
   void RunStep();
-  std::vector<PlannedSlice> Plan();
-  void Deliver(std::span<const PlannedSlice> plan, std::span<KvStepView> views);
+  void PrepareStep();
+  bool PrepareSlice(Sequence& sequence, const PlannedSlice& plan);
+  bool MakeRoom(const Sequence& sequence);
+  void Preempt(Sequence& sequence);
+  void RunModel();
+  void Deliver();
 
   const std::shared_ptr<const Model> model_;
   const size_t num_threads_;
+  const SchedulerOptions options_;
   std::atomic<size_t> steps_{0};
+  std::atomic<size_t> preemptions_{0};
 
   // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
-  std::vector<std::shared_ptr<Request>> incoming_;
+  std::list<Sequence> incoming_;
+  size_t unfinished_ = 0;  // sequences that were taken on
   bool stopping_ = false;
 
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ForwardPass> forward_;
-  std::vector<std::shared_ptr<Request>> active_;
-  AlignedBuffer<float> logits_;
-  size_t rotation_ = 0;
+  std::list<Sequence> sequences_;  // the oldest first
+  bool ended_since_preempting_ = false;
+  std::vector<StepSlice> slices_;  // of the step
+  AlignedBuffer<float> rows_;
+  SideThread mask_thread_;
 
   std::thread thread_;
 };

@@ -56,6 +56,11 @@ class Busy : public Error {
   using Error::Error;
 };
 
+// More is asked for at once than somebody has allowed for.
+class QueueFull : public Error {
+  using Error::Error;
+};
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_ERROR_H_

@@ -75,7 +75,7 @@ class Report:
     limits: Limits
     weight_bytes: int
     packed_weights: str
-    joins_per_token: float
+    parallel_loops_per_token: float
     rows: list[Row]
 
 
@@ -139,7 +139,7 @@ class Bench:
         self.threads = self.gemma.threads
         self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
-        self.joins_per_token = 0.0
+        self.parallel_loops_per_token = 0.0
         self._limits: list[Limits] = []
 
     def limits(self) -> Limits:
@@ -177,12 +177,12 @@ class Bench:
         # No token ends a text here.
         options = [core_options({"max_tokens": tokens}, [])] * batch
         best = self.work.seconds(self.limits(), batch, batch)
-        joins, steps = engine.joins, engine.steps
+        loops, steps = engine.parallel_loops, engine.steps
         begin = time.perf_counter()
         engine.generate(cores, prompts, options)
         seconds = time.perf_counter() - begin
         if batch == 1:
-            self.joins_per_token = (engine.joins - joins) / (
+            self.parallel_loops_per_token = (engine.parallel_loops - loops) / (
                 engine.steps - steps
             )
         return batch * tokens / seconds, batch / best
@@ -295,7 +295,7 @@ def run(
         limits=bench.median_limits(),
         weight_bytes=bench.work.read_bytes,
         packed_weights=bench.gemma.packed_weights.state,
-        joins_per_token=bench.joins_per_token,
+        parallel_loops_per_token=bench.parallel_loops_per_token,
         rows=[_row(name, pairs) for name, pairs in results.items()],
     )
 

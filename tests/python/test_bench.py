@@ -45,15 +45,15 @@ def test_every_row_is_there(report: bench.Report) -> None:
     assert report.packed_weights == "off"
 
 
-def test_joins_are_counted(
+def test_parallel_loops_are_counted(
     report: bench.Report, tiny_path: Path
 ) -> None:
     # Some for each of the layers, and the same for each token.
-    assert report.joins_per_token >= tiny_gguf.LAYERS
+    assert report.parallel_loops_per_token >= tiny_gguf.LAYERS
     alone = gemmakv.Gemma.load(tiny_path, threads=1)
     cache = gemmakv.create_kv_cache(alone.config)
     alone.generate(cache, [2], max_tokens=3)
-    assert alone._engine.joins == 0
+    assert alone._engine.parallel_loops == 0
     assert alone._engine.steps > 0
 
 
@@ -120,7 +120,7 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
         field.name for field in dataclasses.fields(bench.Report)
     }
     table = cli(*run, "--no-packed-cache").stdout.decode()
-    for name in [*NAMES, "joins of threads", "limits: read"]:
+    for name in [*NAMES, "parallel loops", "limits: read"]:
         assert name in table
     failed = cli("bench", "--model", tiny_path, "--rounds", 0)
     assert failed.returncode == 1

@@ -191,8 +191,8 @@ TEST(ThreadPoolTest, CountsLoopsThatThreadsShare) {
   for (ThreadPool* pool : {&alone, &two}) {
     for (const size_t tasks : {0, 1, 2, 100}) pool->Run(tasks, nothing);
   }
-  EXPECT_EQ(alone.joins(), 0u);
-  EXPECT_EQ(two.joins(), 2u);
+  EXPECT_EQ(alone.parallel_loops(), 0u);
+  EXPECT_EQ(two.parallel_loops(), 2u);
 }
 
 TEST(ThreadPoolTest, BadNumbersOfThreads) {

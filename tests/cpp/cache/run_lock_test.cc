@@ -43,6 +43,7 @@ TEST(RunLockTest, MovesAndIsReleasedOnce) {
   std::thread([&] { b.Release(); }).join();
   b = gate.TryLock();
   EXPECT_TRUE(b);
+  EXPECT_EQ(b.serial(), 2u) << "failed attempts are not numbered";
   b = RunLock();
   EXPECT_TRUE(gate.TryLock());
   EXPECT_FALSE(gate.Owns(b));

@@ -303,7 +303,7 @@ TEST_F(GemmaTest, AbortRestoresTheCache) {
   const Tokens prompt = RandomTokens(400, 10);
   const Gemma::Job job{cache, prompt, NoStop(500), false};
   const auto request = gemma_->Start({&job, 1})[0];
-  ASSERT_TRUE(request->Stop(Request::Interrupt::kAbort));
+  ASSERT_TRUE(request->Stop(TokenStream::Interrupt::kAbort));
   while (!request->WaitDone(std::chrono::seconds(1))) {
   }
   EXPECT_EQ(cache->tokens(), before);

@@ -2,103 +2,843 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
+
+#include "base/error.h"
+#include "engine/gemma.h"
+#include "model/tiny_model.h"
 
 namespace gkv {
 namespace {
 
-PlanInput Decoding(size_t next) { return {next, next + 1, next, true}; }
-PlanInput Prefilling(size_t next, size_t target) {
-  return {next, target, target - 1, false};
-}
-PlanInput AllLogits(size_t next, size_t target) {
-  return {next, target, next, false};
-}
+using Tokens = std::vector<int32_t>;
+using Streams = std::vector<std::shared_ptr<TokenStream>>;
+using Clock = std::chrono::steady_clock;
+constexpr size_t kVocab = 97;
 
-size_t Rows(const std::vector<PlannedSlice>& plan) {
-  size_t rows = 0;
-  for (const PlannedSlice& slice : plan) rows += slice.end - slice.begin;
-  return rows;
-}
-
-std::map<size_t, size_t> RowsByRequest(const std::vector<PlannedSlice>& plan) {
-  std::map<size_t, size_t> rows;
-  for (const PlannedSlice& slice : plan) {
-    rows[slice.request] += slice.end - slice.begin;
+class SchedulerTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void Load(const SchedulerOptions& scheduler = {},
+            const std::string& family = "gemma3") {
+    const TinyOptions tiny = MixedTypes(TinyFamily(family));
+    MemorySource source = TinyTensors(tiny);
+    LoadOptions options;
+    options.threads = 2;
+    options.scheduler = scheduler;
+    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    std::vector<std::string> texts;
+    for (size_t i = 0; i < kVocab; ++i) {
+      texts.push_back("<" + std::to_string(i) + ">");
+    }
+    gemma_->set_token_text(std::make_shared<TokenText>(
+        std::vector<std::string_view>(texts.begin(), texts.end())));
   }
-  return rows;
+
+  std::shared_ptr<KVCache> NewCache(size_t capacity = 0,
+                                    std::shared_ptr<BlockPool> pool = nullptr) {
+    return CreateKVCache(gemma_->config(), {.capacity_tokens = capacity,
+                                            .block_tokens = 16,
+                                            .pool = pool ? pool : pool_});
+  }
+
+  static GenerateOptions NoStop(size_t max_tokens) {
+    GenerateOptions options;
+    options.max_tokens = max_tokens;
+    options.stop_ids.emplace();
+    return options;
+  }
+  static GenerateOptions Sampled(size_t max_tokens, uint64_t seed) {
+    GenerateOptions options = NoStop(max_tokens);
+    options.temperature = 1.2f;
+    options.logprobs = true;
+    options.seed = seed;
+    return options;
+  }
+
+  // Of the blocks of `tokens` tokens: more than a prefill of them takes.
+  size_t BytesOf(size_t tokens) {
+    size_t bytes = 0;
+    for (const KvGroup& group : NewCache()->layout().groups()) {
+      bytes += group.block_bytes * (tokens / 16 + 2);
+    }
+    return bytes;
+  }
+
+  static void Wait(const Streams& streams) {
+    for (const auto& stream : streams) stream->WaitDone();
+  }
+
+  std::shared_ptr<BlockPool> pool_ = [] {
+    auto pool = BlockPool::Create();
+    pool->set_poison(true);
+    return pool;
+  }();
+  std::shared_ptr<Gemma> gemma_;
+};
+
+// Forty-eight that decode take all rows of logits there are.
+TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
+  Load();
+  std::vector<Tokens> prompts;
+  std::vector<Gemma::Job> jobs;
+  for (uint32_t i = 0; i < 48; ++i) prompts.push_back(RandomTokens(3, i));
+  for (const Tokens& prompt : prompts) {
+    jobs.push_back({NewCache(), prompt, NoStop(900)});
+  }
+  const Streams running = gemma_->Start(jobs);
+  while (gemma_->steps() < 10) std::this_thread::yield();
+  const size_t before = gemma_->steps();
+  const Tokens prompt = RandomTokens(100, 99);
+  const auto cache = NewCache();
+  EXPECT_EQ(gemma_->Generate(cache, prompt, NoStop(1)).token_ids.size(), 1u);
+  EXPECT_LE(gemma_->steps() - before, 10u);
+  for (const auto& stream : running) {
+    EXPECT_FALSE(stream->done());
+    stream->Stop(TokenStream::Interrupt::kCancel);
+  }
+  Wait(running);
 }
 
-TEST(PlanStepTest, NothingToDo) {
-  EXPECT_TRUE(PlanStep({}, 0).empty());
-  // Paused requests stand at their target.
-  const std::vector<PlanInput> paused = {{5, 5, 5, true}, {7, 7, 6, false}};
-  EXPECT_TRUE(PlanStep(paused, 1).empty());
+TEST_F(SchedulerTest, TheQueueIsBounded) {
+  SchedulerOptions options;
+  options.max_running = 2;
+  options.max_queued = 1;
+  Load(options);
+  const Tokens prompt = RandomTokens(5, 1);
+  std::vector<std::shared_ptr<KVCache>> caches;
+  Streams running;
+  for (int i = 0; i < 3; ++i) {
+    caches.push_back(NewCache());
+    const Gemma::Job job{caches.back(), prompt, NoStop(900)};
+    running.push_back(gemma_->Start({&job, 1})[0]);
+  }
+  const auto refused = NewCache();
+  EXPECT_THROW(gemma_->Generate(refused, prompt, NoStop(1)), QueueFull);
+  EXPECT_EQ(refused->length(), 0u);
+  EXPECT_TRUE(refused->TryLock());
+  // The third waits until one of the others has ended.
+  EXPECT_EQ(running[2]->Result().token_ids.size(), 0u);
+  running[0]->Stop(TokenStream::Interrupt::kCancel);
+  while (caches[2]->length() < 8) std::this_thread::yield();
+  EXPECT_FALSE(running[1]->done());
+  EXPECT_NO_THROW(gemma_->Start(
+      std::vector<Gemma::Job>{{refused, prompt, NoStop(1)}}));
+  running[1]->Stop(TokenStream::Interrupt::kCancel);
+  running[2]->Stop(TokenStream::Interrupt::kCancel);
+  Wait(running);
 }
 
-TEST(PlanStepTest, OnePromptGetsTheWholeBudget) {
-  const std::vector<PlanInput> inputs = {Prefilling(10, 2000)};
-  const auto plan = PlanStep(inputs, 0);
-  ASSERT_EQ(plan.size(), 1u);
-  EXPECT_EQ(plan[0].begin, 10u);
-  EXPECT_EQ(plan[0].end, 10 + kMaxStepRows);
+// One that waits for its reader takes nobody's place.
+TEST_F(SchedulerTest, HalfReadStreamsTakeNoPlace) {
+  SchedulerOptions options;
+  options.max_running = 1;
+  Load(options);
+  const Tokens prompt = RandomTokens(5, 1);
+  const auto cache = NewCache();
+  const Gemma::Job job{cache, prompt, NoStop(50), true};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  EXPECT_EQ(gemma_->Generate(NewCache(), prompt, NoStop(20)).token_ids.size(),
+            20u);
+  size_t count = 0;
+  while (stream->NextEvent()) ++count;
+  EXPECT_EQ(count, 50u);
 }
 
-TEST(PlanStepTest, DecodingComesFirstAndBoundsPrefill) {
-  const std::vector<PlanInput> inputs = {Prefilling(0, 5000), Decoding(9),
-                                         Decoding(100)};
-  const auto rows = RowsByRequest(PlanStep(inputs, 0));
-  EXPECT_EQ(rows.at(1), 1u);
-  EXPECT_EQ(rows.at(2), 1u);
-  EXPECT_EQ(rows.at(0), kPrefillRowsWhileDecoding);
+TEST_F(SchedulerTest, DeadlinesEndWhatRunsAndWhatWaits) {
+  SchedulerOptions options;
+  options.max_running = 1;
+  Load(options);
+  const Tokens prompt = RandomTokens(30, 1);
+  const Tokens whole =
+      gemma_->Generate(NewCache(), prompt, NoStop(900)).token_ids;
+  const auto soon = Clock::now() + std::chrono::milliseconds(30);
+  const auto running = NewCache(), waiting = NewCache();
+  const Gemma::Job jobs[] = {
+      {.cache = running, .prompt = prompt, .options = NoStop(900)},
+      {.cache = waiting, .prompt = prompt, .options = NoStop(5)}};
+  Gemma::Job first = jobs[0], second = jobs[1];
+  first.deadline = Clock::now() + std::chrono::milliseconds(60);
+  second.deadline = soon;
+  const auto a = gemma_->Start({&first, 1})[0];
+  const auto b = gemma_->Start({&second, 1})[0];
+  b->WaitDone();
+  EXPECT_EQ(b->Result().finish_reason, FinishReason::kDeadline);
+  EXPECT_TRUE(b->Result().token_ids.empty());
+  EXPECT_EQ(waiting->tokens(), prompt);
+  a->WaitDone();
+  if (a->Result().finish_reason == FinishReason::kDeadline) {
+    const Tokens& found = a->Result().token_ids;
+    EXPECT_TRUE(std::equal(found.begin(), found.end(), whole.begin()));
+    EXPECT_EQ(running->length(), prompt.size() + found.size());
+  }
+  // A stream that nobody reads, too: what it made can still be read.
+  Gemma::Job third{waiting, {}, NoStop(900), true};
+  third.deadline = Clock::now() + std::chrono::milliseconds(50);
+  const auto c = gemma_->Start({&third, 1})[0];
+  c->WaitDone();
+  Tokens read;
+  FinishReason last = FinishReason::kNone;
+  while (const auto event = c->NextEvent()) {
+    if (event->token_id >= 0) read.push_back(event->token_id);
+    last = event->finish_reason;
+  }
+  EXPECT_EQ(last, FinishReason::kDeadline);
+  EXPECT_EQ(read, Tokens(whole.begin(), whole.begin() + 2));
+  EXPECT_EQ(waiting->length(), prompt.size() + 2);
 }
 
-TEST(PlanStepTest, AShortPromptDoesNotWaitForALongOne) {
-  const std::vector<PlanInput> inputs = {Prefilling(0, 30000),
-                                         Prefilling(0, 20)};
-  const auto plan = PlanStep(inputs, 0);
-  const auto rows = RowsByRequest(plan);
-  EXPECT_EQ(rows.at(1), 20u);
-  EXPECT_EQ(rows.at(0), kMaxStepRows - 20);
-  EXPECT_EQ(Rows(plan), kMaxStepRows);
+// ---- Batches ----
+
+TEST_F(SchedulerTest, ABatchSucceedsOrFailsAsOne) {
+  Load();
+  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<Tokens> before;
+  std::vector<Gemma::Job> jobs;
+  const Tokens prompt = RandomTokens(20, 3);
+  for (uint32_t i = 0; i < 4; ++i) {
+    caches.push_back(NewCache());
+    gemma_->Generate(caches[i], RandomTokens(10 + i, i), NoStop(2));
+    before.push_back(caches[i]->tokens());
+    jobs.push_back({caches[i], prompt, NoStop(1 + 30 * i)});
+  }
+  // The last one fails when the first has been done for long.
+  std::atomic<int> calls{0};
+  struct FailsLater : Constraint {
+    explicit FailsLater(std::atomic<int>& n) : calls(n) {}
+    bool ComputeMask(std::span<uint32_t> mask) override {
+      if (++calls == 50) throw InvalidArgument("mine");
+      std::fill(mask.begin(), mask.end(), ~uint32_t{0});
+      return false;
+    }
+    void Accept(int32_t) override {}
+    void Rollback(size_t) override {}
+    std::unique_ptr<Constraint> Clone() const override {
+      return std::make_unique<FailsLater>(calls);
+    }
+    std::atomic<int>& calls;
+  };
+  jobs[3].constraint = std::make_shared<FailsLater>(calls);
+  const Streams streams = gemma_->Start(jobs);
+  while (calls < 20) std::this_thread::yield();
+  EXPECT_FALSE(streams[0]->done()) << "decided before the others";
+  EXPECT_FALSE(caches[0]->TryLock());
+  Wait(streams);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_THROW(streams[i]->Result(), InvalidArgument);
+    EXPECT_EQ(caches[i]->tokens(), before[i]);
+    EXPECT_TRUE(caches[i]->TryLock());
+  }
+  // Aborting one aborts all.
+  jobs.pop_back();
+  const Streams again = gemma_->Start(jobs);
+  again[2]->Abort();
+  Wait(again);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(caches[i]->tokens(), before[i]);
 }
 
-TEST(PlanStepTest, LongPromptsShareEvenly) {
-  const std::vector<PlanInput> inputs(4, Prefilling(0, 30000));
-  for (const auto& [request, rows] : RowsByRequest(PlanStep(inputs, 3))) {
-    EXPECT_EQ(rows, kMaxStepRows / 4) << request;
+// An abort that comes when all is done: whoever used the conversation
+// meanwhile keeps it.
+TEST_F(SchedulerTest, ALateAbortTakesNothingFromOthers) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 3);
+  for (const bool used : {false, true}) {
+    const auto cache = NewCache();
+    const Gemma::Job job{cache, prompt, NoStop(5)};
+    const auto stream = gemma_->Start({&job, 1})[0];
+    stream->WaitDone();
+    if (used) {
+      cache->Truncate(22);
+      gemma_->Generate(cache, {}, NoStop(3));  // as long as before
+    }
+    stream->Abort();
+    EXPECT_EQ(cache->length(), used ? 25u : 0u);
   }
 }
 
-TEST(PlanStepTest, RowsOfLogitsAreBounded) {
-  const std::vector<PlanInput> inputs = {AllLogits(0, 1000),
-                                         AllLogits(0, 1000)};
-  EXPECT_EQ(Rows(PlanStep(inputs, 0)), kMaxLogitsRows);
-  // Positions before the first wanted row do not count.
-  const std::vector<PlanInput> late = {{0, 1000, 50, false}};
-  EXPECT_EQ(Rows(PlanStep(late, 0)), 50 + kMaxLogitsRows);
+// ---- Streams that fail or are cancelled ----
+
+TEST_F(SchedulerTest, AFailingStreamKeepsWhatItDelivered) {
+  Load();
+  const Tokens prompt = RandomTokens(30, 5);
+  const Tokens whole =
+      gemma_->Generate(NewCache(), prompt, NoStop(60)).token_ids;
+  for (const size_t delivered : {0, 1, 4, 20}) {
+    const auto pool = BlockPool::Create();
+    const auto cache = NewCache(0, pool);
+    const Gemma::Job job{cache, prompt, NoStop(60), true};
+    const auto stream = gemma_->Start({&job, 1})[0];
+    Tokens read;
+    while (read.size() < delivered) {
+      read.push_back(stream->NextEvent()->token_id);
+    }
+    while (!stream->waits_for_reader()) std::this_thread::yield();
+    pool->FailAfter(1);
+    while (const auto event = stream->NextEvent()) {
+      read.push_back(event->token_id);
+    }
+    EXPECT_TRUE(stream->Drained());
+    try {
+      stream->Result();
+      FAIL();
+    } catch (const OutOfBlocks& error) {
+      const std::string keeps = "; the conversation keeps the " +
+                                std::to_string(read.size()) +
+                                " tokens that were delivered";
+      EXPECT_EQ(std::string(error.what()).ends_with(keeps), !read.empty())
+          << error.what();
+    }
+    Tokens expected = prompt;
+    expected.insert(expected.end(), read.begin(), read.end());
+    EXPECT_EQ(cache->tokens(), read.empty() ? Tokens() : expected);
+    if (read.empty()) continue;
+    const Tokens rest =
+        gemma_->Generate(cache, {}, NoStop(60 - read.size())).token_ids;
+    read.insert(read.end(), rest.begin(), rest.end());
+    EXPECT_EQ(read, whole);
+  }
 }
 
-TEST(PlanStepTest, RotationReachesEveryDecodingRequest) {
-  const size_t count = kMaxLogitsRows + 10;
-  const std::vector<PlanInput> inputs(count, Decoding(3));
-  std::map<size_t, size_t> served;
-  for (size_t step = 0; step < count; ++step) {
-    for (const auto& [request, rows] : RowsByRequest(PlanStep(inputs, step))) {
-      served[request] += rows;
+TEST_F(SchedulerTest, ReadersAreToldWithoutPolling) {
+  Load();
+  const auto cache = NewCache();
+  const Tokens prompt = RandomTokens(30, 5);
+  const Gemma::Job job{cache, prompt, NoStop(20), true};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool news = true;  // what came before the callback was set
+  stream->set_on_change([&] {
+    const std::lock_guard lock(mutex);
+    news = true;
+    changed.notify_one();
+  });
+  size_t count = 0;
+  while (!stream->Drained()) {
+    {
+      std::unique_lock lock(mutex);
+      ASSERT_TRUE(
+          changed.wait_for(lock, std::chrono::seconds(60), [&] { return news; }));
+      news = false;
+    }
+    while (stream->NextEvent(std::chrono::milliseconds(0))) ++count;
+  }
+  EXPECT_EQ(count, 20u);
+  stream->set_on_change({});
+}
+
+// ---- Preemption ----
+
+class PreemptionTest : public SchedulerTest {};
+
+TEST_P(PreemptionTest, ASmallPoolGivesTheBitsOfALargeOne) {
+  Load({}, GetParam());
+  constexpr uint32_t kConversations = 10;
+  const auto prompt = [](uint32_t i) { return RandomTokens(40 + 7 * i, i); };
+  std::vector<GenerateResult> expected;
+  std::vector<std::vector<float>> logits;
+  size_t largest = 0;
+  // Conversations that end with their requests.
+  const auto run = [&](uint32_t i, const std::shared_ptr<BlockPool>& pool) {
+    const Tokens tokens = prompt(i);
+    Gemma::Job job{NewCache(0, pool), tokens, Sampled(60, i)};
+    const auto stream = gemma_->Start({&job, 1})[0];
+    job.cache.reset();
+    stream->WaitDone();
+    return stream->Result();
+  };
+  const auto all = [&](uint32_t i, const std::shared_ptr<BlockPool>& pool) {
+    auto cache = NewCache(0, pool);
+    const Tokens tokens = prompt(i);
+    std::vector<float> rows(tokens.size() * kVocab);
+    const auto stream = gemma_->StartLogits(cache, tokens, true, rows.data());
+    cache.reset();
+    stream->WaitDone();
+    stream->Result();
+    return rows;
+  };
+  for (uint32_t i = 0; i < kConversations; ++i) {
+    const auto cache = NewCache();
+    expected.push_back(gemma_->Generate(cache, prompt(i), Sampled(60, i)));
+    largest = std::max(largest, cache->nbytes());
+    logits.push_back(all(i, pool_));
+  }
+  const auto small =
+      BlockPool::Create(std::max(5 * largest / 2, BytesOf(170)));
+  small->set_poison(true);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < kConversations; ++i) {
+    threads.emplace_back([&, i] {
+      if (i % 5 == 4) {
+        EXPECT_EQ(all(i, small), logits[i]) << i;
+        return;
+      }
+      const GenerateResult found = run(i, small);
+      EXPECT_EQ(found.token_ids, expected[i].token_ids) << i;
+      EXPECT_EQ(found.logprobs, expected[i].logprobs) << i;
+      EXPECT_EQ(found.text, expected[i].text) << i;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(gemma_->preemptions(), 0u);
+  EXPECT_EQ(small->bytes_in_use(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PreemptionTest,
+                         ::testing::ValuesIn(TinyFamilies()),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(SchedulerTest, WhatIsTooLargeForThePoolAloneFails) {
+  Load();
+  const Tokens prompt = RandomTokens(300, 1);
+  const auto pool = BlockPool::Create(BytesOf(100));
+  const auto large = NewCache(0, pool);
+  const auto beside = NewCache(0, pool);
+  const Tokens shorter = RandomTokens(20, 2);
+  const Gemma::Job job{beside, shorter, NoStop(50)};
+  const auto other = gemma_->Start({&job, 1})[0];
+  EXPECT_THROW(gemma_->Generate(large, prompt, NoStop(1)), OutOfBlocks);
+  EXPECT_EQ(large->length(), 0u);
+  EXPECT_EQ(large->nbytes(), 0u);
+  other->WaitDone();
+  EXPECT_EQ(other->Result().token_ids,
+            gemma_->Generate(NewCache(), shorter, NoStop(50)).token_ids);
+}
+
+// Streams give way too, keep what was delivered, and may be cancelled
+// meanwhile. One whose reader is away gives way to everybody.
+TEST_F(SchedulerTest, StreamsGiveWay) {
+  Load();
+  const Tokens prompt = RandomTokens(100, 1);
+  const Tokens whole =
+      gemma_->Generate(NewCache(), prompt, NoStop(40)).token_ids;
+  const auto pool = BlockPool::Create(BytesOf(prompt.size() + 40));
+  for (const bool cancel : {false, true}) {
+    const auto cache = NewCache(0, pool);
+    const Gemma::Job job{cache, prompt, NoStop(40), true};
+    const auto stream = gemma_->Start({&job, 1})[0];
+    Tokens read = {stream->NextEvent()->token_id};
+    while (!stream->waits_for_reader()) std::this_thread::yield();
+    const size_t before = gemma_->preemptions();
+    const auto other = NewCache(0, pool);
+    EXPECT_EQ(gemma_->Generate(other, prompt, NoStop(40)).token_ids, whole);
+    EXPECT_GT(gemma_->preemptions(), before);
+    other->Reset();
+    if (cancel) {
+      stream->Stop(TokenStream::Interrupt::kCancel);
+      stream->WaitDone();
+      EXPECT_EQ(cache->length(), prompt.size() + 1);
+    } else {
+      while (const auto event = stream->NextEvent()) {
+        read.push_back(event->token_id);
+      }
+      EXPECT_EQ(read, whole);
     }
   }
-  ASSERT_EQ(served.size(), count);
-  for (const auto& [request, rows] : served) {
-    EXPECT_EQ(rows, kMaxLogitsRows) << request;
+}
+
+TEST_F(SchedulerTest, ABatchThatDoesNotFitIsUndone) {
+  Load();
+  const Tokens prompt = RandomTokens(100, 1);
+  const auto probe = NewCache();
+  gemma_->Generate(probe, prompt, NoStop(10));
+  const auto pool = BlockPool::Create(
+      std::max(probe->nbytes() * 5 / 2, BytesOf(prompt.size() + 10)));
+  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<Gemma::Job> jobs;
+  for (int i = 0; i < 4; ++i) {
+    caches.push_back(NewCache(0, pool));
+    jobs.push_back({caches.back(), prompt, NoStop(10)});
+  }
+  const Streams streams = gemma_->Start(jobs);
+  Wait(streams);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_THROW(streams[i]->Result(), OutOfBlocks);
+    EXPECT_EQ(caches[i]->length(), 0u);
+  }
+  EXPECT_EQ(pool->bytes_in_use(), 0u);
+}
+
+// Pools are apart: who fills one takes nothing from those of another.
+TEST_F(SchedulerTest, OtherPoolsAreLeftAlone) {
+  Load();
+  const auto probe = NewCache();
+  const Tokens prompt = RandomTokens(100, 1);
+  gemma_->Generate(probe, prompt, NoStop(10));
+  const auto elsewhere = NewCache();
+  const Gemma::Job job{elsewhere, prompt, NoStop(900)};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  while (gemma_->steps() < 20) std::this_thread::yield();
+  const auto small = BlockPool::Create(probe->nbytes() / 2);
+  const auto cache = NewCache(0, small);
+  EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(1)), OutOfBlocks);
+  EXPECT_EQ(gemma_->preemptions(), 0u);
+  stream->Abort();
+}
+
+// ---- Drafters ----
+
+// Proposes what is known to come, right as often as it is told to.
+class KnownTokens : public Drafter {
+ public:
+  KnownTokens(Tokens whole, std::function<bool(size_t)> right)
+      : whole_(std::move(whole)), right_(std::move(right)) {}
+
+  size_t Propose(std::span<const int32_t> added,
+                 std::span<int32_t> guesses) override {
+    for (const int32_t token : added) EXPECT_EQ(token, whole_[seen_++]);
+    size_t count = 0;
+    for (; count < guesses.size() && seen_ + count < whole_.size(); ++count) {
+      const int32_t token = whole_[seen_ + count];
+      guesses[count] =
+          right_(seen_ + count) ? token : (token + 1) % static_cast<int>(kVocab);
+    }
+    return count;
+  }
+
+ private:
+  const Tokens whole_;
+  const std::function<bool(size_t)> right_;
+  size_t seen_ = 0;
+};
+
+class DrafterTest : public SchedulerTest {};
+
+TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
+  Load({}, GetParam());
+  const Tokens prompt = RandomTokens(45, 7);
+  std::vector<GenerateOptions> cases = {NoStop(40), Sampled(40, 3), NoStop(40)};
+  cases[1].repetition_penalty = 1.3f;
+  cases.push_back(Sampled(40, 4));
+  cases.push_back(NoStop(40));  // to the end of the capacity
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const size_t capacity = i == 4 ? prompt.size() + 30 : 0;
+    const auto plain = NewCache(capacity);
+    GenerateOptions& options = cases[i];
+    const Tokens unstopped =
+        gemma_->Generate(NewCache(), prompt, options).token_ids;
+    if (i == 2) options.stop_ids = {unstopped[20]};
+    if (i == 3) options.stop = {"<" + std::to_string(unstopped[13]) + "><" +
+                                std::to_string(unstopped[14]) + ">"};
+    const GenerateResult expected = gemma_->Generate(plain, prompt, options);
+    Tokens whole = prompt;
+    whole.insert(whole.end(), unstopped.begin(), unstopped.end());
+    const std::vector<std::function<bool(size_t)>> rights = {
+        [](size_t) { return true; }, [](size_t) { return false; },
+        [](size_t at) { return at % 5 != 0; },
+        [](size_t at) { return at % 3 != 2; }};
+    for (size_t r = 0; r < rights.size(); ++r) {
+      const auto cache = NewCache(capacity);
+      Gemma::Job job{cache, prompt, options};
+      job.drafter = std::make_shared<KnownTokens>(whole, rights[r]);
+      const size_t before = gemma_->steps();
+      const auto stream = gemma_->Start({&job, 1})[0];
+      stream->WaitDone();
+      const GenerateResult& found = stream->Result();
+      EXPECT_EQ(found.token_ids, expected.token_ids) << i << " " << r;
+      EXPECT_EQ(found.logprobs, expected.logprobs) << i << " " << r;
+      EXPECT_EQ(found.text, expected.text) << i << " " << r;
+      EXPECT_EQ(found.finish_reason, expected.finish_reason);
+      if (r == 0) {
+        EXPECT_LE(gemma_->steps() - before, 2 + found.token_ids.size() / 8 + 1);
+      }
+      // The caches are the same to the bit, and so is what follows.
+      EXPECT_EQ(cache->tokens(), plain->tokens());
+      if (cache->length() == cache->capacity_tokens()) continue;
+      const std::shared_ptr<KVCache> a = plain->Fork(), b = cache->Fork();
+      EXPECT_EQ(gemma_->Generate(a, {}, Sampled(5, 9)).logprobs,
+                gemma_->Generate(b, {}, Sampled(5, 9)).logprobs);
+      for (size_t layer = 0; layer < a->layout().layers().size(); ++layer) {
+        if (a->layout().layers()[layer].kind == LayerKind::kRecurrent) {
+          EXPECT_EQ(a->CopyLayerState(layer), b->CopyLayerState(layer));
+        } else {
+          const auto [from_a, to] = a->HeldRange(layer);
+          const size_t from = std::max(from_a, b->HeldRange(layer).first);
+          const auto tail = [&](const KVCache& c, bool values) {
+            const KvLayerSpec& spec = c.layout().layers()[layer];
+            std::vector<float> copy = c.CopyLayer(layer, values);
+            copy.erase(copy.begin(),
+                       copy.begin() + static_cast<ptrdiff_t>(
+                                          (from - c.HeldRange(layer).first) *
+                                          spec.kv_heads * spec.head_dim));
+            return copy;
+          };
+          EXPECT_EQ(tail(*a, false), tail(*b, false)) << layer;
+          EXPECT_EQ(tail(*a, true), tail(*b, true)) << layer;
+        }
+      }
+    }
   }
 }
 
-TEST(PlanStepTest, LogitsRowsCountsTheWantedTail) {
-  EXPECT_EQ(LogitsRows(10, 0, 10), 0u);
-  EXPECT_EQ(LogitsRows(10, 0, 11), 1u);
-  EXPECT_EQ(LogitsRows(10, 12, 20), 8u);
+TEST_P(DrafterTest, CancelledInTheMiddle) {
+  Load({}, GetParam());
+  const Tokens prompt = RandomTokens(45, 7);
+  const Tokens tokens =
+      gemma_->Generate(NewCache(), prompt, NoStop(40)).token_ids;
+  Tokens whole = prompt;
+  whole.insert(whole.end(), tokens.begin(), tokens.end());
+  for (const size_t keep : {1, 2, 5, 11, 30}) {
+    const auto cache = NewCache();
+    Gemma::Job job{cache, prompt, NoStop(40), true};
+    job.drafter = std::make_shared<KnownTokens>(
+        whole, [](size_t at) { return at % 7 != 0; });
+    const auto stream = gemma_->Start({&job, 1})[0];
+    Tokens read;
+    while (read.size() < keep) read.push_back(stream->NextEvent()->token_id);
+    stream->Stop(TokenStream::Interrupt::kCancel);
+    stream->WaitDone();
+    Tokens expected = prompt;
+    expected.insert(expected.end(), read.begin(), read.end());
+    EXPECT_EQ(cache->tokens(), expected);
+    const Tokens rest =
+        gemma_->Generate(cache, {}, NoStop(40 - keep)).token_ids;
+    read.insert(read.end(), rest.begin(), rest.end());
+    EXPECT_EQ(read, tokens);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, DrafterTest,
+                         ::testing::ValuesIn(TinyFamilies()),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
+  Load();
+  struct Bad : Drafter {
+    explicit Bad(bool throws) : throws(throws) {}
+    size_t Propose(std::span<const int32_t>,
+                   std::span<int32_t> guesses) override {
+      if (throws) throw std::runtime_error("mine");
+      guesses[0] = static_cast<int32_t>(kVocab);
+      return 1;
+    }
+    const bool throws;
+  };
+  const Tokens prompt = RandomTokens(45, 7);
+  for (const bool throws : {false, true}) {
+    const auto cache = NewCache();
+    const auto beside = NewCache();
+    Gemma::Job job{cache, prompt, NoStop(40)};
+    job.drafter = std::make_shared<Bad>(throws);
+    const Gemma::Job good{beside, prompt, NoStop(40)};
+    const auto a = gemma_->Start({&job, 1})[0];
+    const auto b = gemma_->Start({&good, 1})[0];
+    a->WaitDone();
+    if (throws) {
+      EXPECT_THROW(a->Result(), std::runtime_error);
+    } else {
+      EXPECT_THROW(a->Result(), InvalidArgument);
+    }
+    EXPECT_EQ(cache->length(), 0u);
+    b->WaitDone();
+    EXPECT_EQ(b->Result().token_ids.size(), 40u);
+  }
+}
+
+// ---- Constraints ----
+
+// Allows what may follow each state; state i + 1 follows any token of state i.
+class Steps : public Constraint {
+ public:
+  Steps(std::vector<std::set<int32_t>> allowed, bool may_end_early)
+      : allowed_(std::move(allowed)), early_(may_end_early) {}
+
+  bool ComputeMask(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), 0u);
+    if (at_ == allowed_.size()) return true;
+    for (const int32_t id : allowed_[at_]) {
+      mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+    }
+    return early_;
+  }
+  void Accept(int32_t token) override {
+    EXPECT_TRUE(allowed_[at_].contains(token));
+    ++at_;
+  }
+  void Rollback(size_t count) override { at_ -= count; }
+  std::unique_ptr<Constraint> Clone() const override {
+    return std::make_unique<Steps>(*this);
+  }
+
+ private:
+  std::vector<std::set<int32_t>> allowed_;
+  bool early_;
+  size_t at_ = 0;
+};
+
+TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 7);
+  std::vector<std::set<int32_t>> digits;
+  std::mt19937 rng(5);
+  for (int i = 0; i < 12; ++i) {
+    std::set<int32_t> ids;
+    while (ids.size() < 1 + static_cast<size_t>(i % 4)) {
+      ids.insert(static_cast<int32_t>(10 + rng() % 60));
+    }
+    digits.push_back(ids);
+  }
+  const auto constraint = std::make_shared<Steps>(digits, false);
+  for (const GenerateOptions& options : {NoStop(100), Sampled(100, 8)}) {
+    const auto run = [&](std::shared_ptr<Drafter> drafter) {
+      const auto cache = NewCache();
+      Gemma::Job job{cache, prompt, options};
+      job.constraint = constraint;
+      job.drafter = std::move(drafter);
+      const auto stream = gemma_->Start({&job, 1})[0];
+      stream->WaitDone();
+      const GenerateResult result = stream->Result();
+      // Its end is a stop, with nothing said for it.
+      EXPECT_EQ(result.finish_reason, FinishReason::kStop);
+      EXPECT_EQ(cache->length(), prompt.size() + digits.size());
+      return result;
+    };
+    const GenerateResult plain = run(nullptr);
+    ASSERT_EQ(plain.token_ids.size(), digits.size());
+    // The likeliest of what is allowed, if that is what is asked for.
+    const auto check = NewCache();
+    Tokens next = prompt;
+    for (size_t i = 0; i < digits.size(); ++i) {
+      const int32_t token = plain.token_ids[i];
+      EXPECT_TRUE(digits[i].contains(token)) << i;
+      std::vector<float> logits(kVocab);
+      const auto stream =
+          gemma_->StartLogits(check, next, false, logits.data());
+      stream->WaitDone();
+      next = {token};
+      if (options.temperature > 0) continue;
+      for (const int32_t other : digits[i]) {
+        EXPECT_GE(logits[static_cast<size_t>(token)],
+                  logits[static_cast<size_t>(other)]);
+      }
+    }
+    // Guesses are constrained, and taken back with what they led to.
+    Tokens whole = prompt;
+    whole.insert(whole.end(), plain.token_ids.begin(), plain.token_ids.end());
+    for (const size_t wrong : {1, 3, 4, 100}) {
+      const GenerateResult found = run(std::make_shared<KnownTokens>(
+          whole, [&](size_t at) { return at % wrong != 0; }));
+      EXPECT_EQ(found.token_ids, plain.token_ids);
+      EXPECT_EQ(found.logprobs, plain.logprobs);
+      EXPECT_EQ(found.text, plain.text);
+    }
+  }
+}
+
+TEST_F(SchedulerTest, AConstraintSaysWhereAStopIdMayCome) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 7);
+  const int32_t stop = 90;
+  GenerateOptions options = NoStop(100);
+  options.stop_ids = {stop};
+  options.logit_bias = {{stop, 1e6f}};  // wants to stop at once
+  const std::vector<std::set<int32_t>> three(3, std::set<int32_t>{5, 6, 7});
+  for (const bool early : {false, true}) {
+    const auto cache = NewCache();
+    Gemma::Job job{cache, prompt, options};
+    job.constraint = std::make_shared<Steps>(three, early);
+    const auto stream = gemma_->Start({&job, 1})[0];
+    stream->WaitDone();
+    const Tokens& found = stream->Result().token_ids;
+    EXPECT_EQ(stream->Result().finish_reason, FinishReason::kStop);
+    EXPECT_EQ(found.size(), early ? 1u : 3u);
+    EXPECT_EQ(found.back() == stop, early);
+  }
+}
+
+TEST_F(SchedulerTest, SamplesWithConstraintsAreAlone) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 7);
+  const std::vector<std::set<int32_t>> steps(20, {5, 6, 7, 8, 9});
+  const auto constraint = std::make_shared<Steps>(steps, false);
+  std::vector<Gemma::Job> jobs;
+  std::vector<Tokens> expected;
+  for (uint32_t i = 0; i < 4; ++i) {
+    jobs.push_back({NewCache(), prompt, Sampled(30, i)});
+    jobs.back().constraint = constraint;
+    Gemma::Job alone = jobs.back();
+    alone.cache = NewCache();
+    const auto stream = gemma_->Start({&alone, 1})[0];
+    stream->WaitDone();
+    expected.push_back(stream->Result().token_ids);
+  }
+  EXPECT_NE(expected[0], expected[1]);
+  const Streams streams = gemma_->Start(jobs);
+  Wait(streams);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(streams[i]->Result().token_ids, expected[i]);
+  }
+}
+
+TEST_F(SchedulerTest, AConstraintThatThrowsFailsAlone) {
+  Load();
+  struct Bad : Constraint {
+    bool ComputeMask(std::span<uint32_t>) override {
+      throw std::runtime_error("mine");
+    }
+    void Accept(int32_t) override {}
+    void Rollback(size_t) override {}
+    std::unique_ptr<Constraint> Clone() const override {
+      return std::make_unique<Bad>();
+    }
+  };
+  const Tokens prompt = RandomTokens(20, 7);
+  const auto cache = NewCache(), beside = NewCache();
+  Gemma::Job bad{cache, prompt, NoStop(40)};
+  bad.constraint = std::make_shared<Bad>();
+  const Gemma::Job good{beside, prompt, NoStop(40)};
+  const auto a = gemma_->Start({&bad, 1})[0];
+  const auto b = gemma_->Start({&good, 1})[0];
+  a->WaitDone();
+  EXPECT_THROW(a->Result(), std::runtime_error);
+  EXPECT_EQ(cache->length(), 0u);
+  b->WaitDone();
+  EXPECT_EQ(b->Result().token_ids.size(), 40u);
+  // Nothing allowed, and no end either.
+  Gemma::Job stuck{cache, prompt, NoStop(40)};
+  stuck.constraint = std::make_shared<Steps>(
+      std::vector<std::set<int32_t>>{{1}, {}}, false);
+  const auto c = gemma_->Start({&stuck, 1})[0];
+  c->WaitDone();
+  EXPECT_THROW(c->Result(), InvalidArgument);
+  EXPECT_EQ(cache->length(), 0u);
+}
+
+// ---- Rows that are no logits ----
+
+TEST_F(SchedulerTest, HiddenStatesAreTheSameInAnyStep) {
+  Load();
+  const size_t width = gemma_->config().hidden_size;
+  const Tokens tokens = RandomTokens(150, 7);
+  std::vector<float> all(tokens.size() * width), last(width);
+  const auto rows = [&](const std::shared_ptr<KVCache>& cache,
+                        std::span<const int32_t> ids, bool all_positions,
+                        float* out) {
+    const auto stream = gemma_->StartRows(cache, ids, RowOutput::kHidden,
+                                          all_positions, out);
+    stream->WaitDone();
+    stream->Result();
+  };
+  rows(NewCache(), tokens, true, all.data());
+  const auto cache = NewCache();
+  for (size_t i = 0; i < tokens.size(); i += 50) {
+    rows(cache, std::span(tokens).subspan(i, 50), false, last.data());
+    EXPECT_TRUE(std::equal(last.begin(), last.end(),
+                           all.begin() + static_cast<ptrdiff_t>(
+                                             (i + 49) * width)));
+  }
 }
 
 }  // namespace

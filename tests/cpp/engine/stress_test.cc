@@ -28,7 +28,7 @@ constexpr size_t kVocab = 97;
 constexpr size_t kCapacity = 260;
 constexpr size_t kMaxConversations = 5;
 
-void Wait(Request& request) {
+void Wait(TokenStream& request) {
   while (!request.WaitDone(std::chrono::seconds(1))) {
   }
 }
@@ -133,10 +133,10 @@ class Caller {
         GenerateAndStop(cache);
         break;
       case 5:
-        Interrupt(cache, Request::Interrupt::kCancel);
+        Interrupt(cache, TokenStream::Interrupt::kCancel);
         break;
       case 6:
-        Interrupt(cache, Request::Interrupt::kAbort);
+        Interrupt(cache, TokenStream::Interrupt::kAbort);
         break;
       case 7:
         if (conversations_.size() < kMaxConversations) Add(cache->Fork());
@@ -183,7 +183,7 @@ class Caller {
 
   // Interrupted from outside, sooner or later: what is there then is the
   // beginning of what would have come, and it is taken back again.
-  void Interrupt(const CachePtr& cache, Request::Interrupt how) {
+  void Interrupt(const CachePtr& cache, TokenStream::Interrupt how) {
     const Tokens before = cache->tokens();
     const Tokens prompt = Prompt(60);
     GenerateOptions options = Options();
@@ -195,10 +195,14 @@ class Caller {
     const Gemma::Job job{cache, prompt, options, false};
     const auto request = gemma_.Start({&job, 1})[0];
     std::this_thread::sleep_for(std::chrono::microseconds(Below(2000)));
-    const bool stopped = request->Stop(how);
+    if (how == TokenStream::Interrupt::kAbort) {
+      request->Abort();
+    } else {
+      request->Stop(how);
+    }
     Wait(*request);
     const Tokens now = cache->tokens();
-    if (stopped && how == Request::Interrupt::kAbort) {
+    if (how == TokenStream::Interrupt::kAbort) {
       EXPECT_EQ(now, before);
     } else {
       EXPECT_GE(now.size(), before.size() + prompt.size());

@@ -1,0 +1,45 @@
+#include "engine/cache_transaction.h"
+
+#include <utility>
+#include <vector>
+
+namespace gkv {
+
+CacheTransaction::CacheTransaction(std::shared_ptr<KVCache> cache,
+                                   RunLock&& lock,
+                                   std::span<const int32_t> prompt)
+    : backup_(cache->Fork()), start_length_(cache->length()) {
+  cache->Append(lock, prompt);
+  prompt_end_ = start_length_ + prompt.size();
+  ended_cache_ = cache;
+  cache_ = std::move(cache);
+  lock_ = std::move(lock);
+}
+
+void CacheTransaction::GiveBlocksBack() {
+  std::vector<int32_t> added(cache_->length() - start_length_);
+  cache_->CopyTokens(start_length_, added);
+  const std::unique_ptr<KVCache> again = backup_->Fork();
+  again->Append(again->Lock(), added);
+  again->Bind(cache_->fingerprint());
+  cache_->Swap(lock_, *again);
+}
+
+bool CacheTransaction::TruncateLate(size_t length) {
+  const std::shared_ptr<KVCache> cache = ended_cache_.lock();
+  if (cache == nullptr) return true;  // nobody can
+  const RunLock lock = cache->TryLock();
+  if (!lock || lock.serial() != lock_.serial() + 1) return false;
+  cache->Truncate(lock, length);
+  return true;
+}
+
+void CacheTransaction::Close(bool undo) noexcept {
+  if (!open()) return;
+  if (undo) cache_->Swap(lock_, *backup_);
+  backup_.reset();
+  lock_.Release();
+  cache_.reset();
+}
+
+}  // namespace gkv

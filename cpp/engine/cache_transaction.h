@@ -1,0 +1,59 @@
+#ifndef GEMMAKV_ENGINE_CACHE_TRANSACTION_H_
+#define GEMMAKV_ENGINE_CACHE_TRANSACTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cache/kv_cache.h"
+
+namespace gkv {
+
+// What one request does to a conversation, from its beginning to its end: holds
+// the run lock, and a fork to go back to. Not thread-safe.
+class CacheTransaction {
+ public:
+  // Appends `prompt`. Throws OutOfBlocks, changing nothing, if it does not fit.
+  // `lock` is the cache's and is taken over unless this throws.
+  CacheTransaction(std::shared_ptr<KVCache> cache, RunLock&& lock,
+                   std::span<const int32_t> prompt);
+  // One that is still open is undone.
+  ~CacheTransaction() { Undo(); }
+  CacheTransaction(const CacheTransaction&) = delete;
+
+  // Requires of what follows, up to the ends: open.
+  bool open() const { return cache_ != nullptr; }
+  KVCache& cache() const { return *cache_; }
+  const RunLock& lock() const { return lock_; }
+  // Gives back the blocks that were filled since the beginning. The transcript
+  // stays, what was computed of it is pending again. Throws std::bad_alloc,
+  // changing nothing.
+  void GiveBlocksBack();
+
+  // Transcript lengths: before the prompt, and with it.
+  size_t start_length() const { return start_length_; }
+  size_t prompt_end() const { return prompt_end_; }
+
+  // Ends, from any thread. Whoever made the request decides how long the
+  // conversation lives: it is let go of.
+  void Keep() noexcept { Close(false); }
+  void Undo() noexcept { Close(true); }
+  // Cuts a conversation that was kept down to `length` tokens, if nobody has
+  // used it since; false if somebody has. Throws std::bad_alloc.
+  bool TruncateLate(size_t length);
+
+ private:
+  void Close(bool undo) noexcept;
+
+  std::shared_ptr<KVCache> cache_;
+  std::weak_ptr<KVCache> ended_cache_;
+  std::unique_ptr<KVCache> backup_;
+  RunLock lock_;  // destroyed before what it locks
+  size_t start_length_ = 0;
+  size_t prompt_end_ = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_CACHE_TRANSACTION_H_

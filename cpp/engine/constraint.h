@@ -1,0 +1,33 @@
+#ifndef GEMMAKV_ENGINE_CONSTRAINT_H_
+#define GEMMAKV_ENGINE_CONSTRAINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace gkv {
+
+// Which tokens may come next, given those that came before: a grammar, a
+// schema. Each sequence has a clone of its own. Calls come from the scheduler's
+// threads, one at a time; what a call throws fails its request alone.
+class Constraint {
+ public:
+  virtual ~Constraint() = default;
+
+  // Sets bit (id % 32) of mask[id / 32] for every token that may come next and
+  // clears the others; stop ids are not its business. Returns whether the text
+  // may end here: then a stop id may come too, and if nothing else may, the
+  // request ends. Called while a step of the model runs.
+  virtual bool ComputeMask(std::span<uint32_t> mask) = 0;
+  // `token` comes next. Requires: the last mask has it.
+  virtual void Accept(int32_t token) = 0;
+  // Takes back the last `count` accepted tokens. Requires: there are so many.
+  virtual void Rollback(size_t count) = 0;
+  // An independent constraint in the same state.
+  virtual std::unique_ptr<Constraint> Clone() const = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_CONSTRAINT_H_

@@ -1,0 +1,82 @@
+#ifndef GEMMAKV_ENGINE_ROW_CONSUMER_H_
+#define GEMMAKV_ENGINE_ROW_CONSUMER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/options.h"
+#include "engine/sampler.h"
+#include "engine/stop_matcher.h"
+#include "engine/token_stream.h"
+#include "engine/vocabulary.h"
+#include "model/step.h"
+
+namespace gkv {
+
+// One row of what the model makes of a position.
+struct OutputRow {
+  std::span<float> values;
+  size_t position;          // of the token that follows
+  bool last_token = false;  // no other fits behind it
+  // Tokens that may come, see Constraint::ComputeMask; empty: all.
+  std::span<const uint32_t> allowed = {};
+  ThreadPool* pool = nullptr;  // as in parallel_logits.h
+};
+
+// What becomes of the rows of one sequence.
+class RowConsumer {
+ public:
+  virtual ~RowConsumer() = default;
+
+  // What the next rows are to be, and where: a null `data` leaves that to the
+  // scheduler.
+  virtual RowOutput output() const = 0;
+  // Takes the next row, may change it. The token that follows, if one is to be
+  // appended to the transcript; a finish_reason if this was the last row.
+  virtual TokenEvent Take(const OutputRow& row) = 0;
+};
+
+// Samples tokens.
+class TokenSampler : public RowConsumer {
+ public:
+  // `transcript` as for Sampler; `whole_rows` if other tokens than the largest
+  // may be asked for. Requires: valid options, max_tokens > 0.
+  TokenSampler(const GenerateOptions& options, uint64_t seed,
+               std::span<const int32_t> transcript, bool whole_rows,
+               std::vector<int32_t> stop_ids,
+               std::shared_ptr<const TokenText> token_text);
+
+  RowOutput output() const override {
+    return {.kind = greedy_ ? RowOutput::kLargest : RowOutput::kLogits};
+  }
+  TokenEvent Take(const OutputRow& row) override;
+
+ private:
+  const bool greedy_;
+  size_t tokens_left_;
+  Sampler sampler_;
+  StopMatcher matcher_;
+  const std::vector<int32_t> stop_ids_;
+  const std::shared_ptr<const TokenText> token_text_;
+};
+
+// Has rows written to where somebody wants them: logits, hidden states.
+class RowWriter : public RowConsumer {
+ public:
+  // Requires: `output` has room for its rows, of which there is one at least.
+  explicit RowWriter(const RowOutput& output) : output_(output) {}
+
+  RowOutput output() const override { return output_; }
+  TokenEvent Take(const OutputRow& row) override;
+
+ private:
+  RowOutput output_;  // what is still to come
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_ROW_CONSUMER_H_

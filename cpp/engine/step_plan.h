@@ -1,0 +1,60 @@
+#ifndef GEMMAKV_ENGINE_STEP_PLAN_H_
+#define GEMMAKV_ENGINE_STEP_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/scheduler_options.h"
+
+namespace gkv {
+
+// Positions [begin, end) that one step has to take whole.
+using UncutSpan = std::pair<size_t, size_t>;
+
+// What PlanStep needs to know of a sequence: positions [next, target) are to
+// be computed, none if it cannot run.
+struct PlanInput {
+  size_t next = 0;
+  size_t target = 0;
+  size_t logits_begin = 0;  // rows from here on want logits
+  bool decoding = false;    // [next, target) goes into one step
+  // Number of the step that served it last, or at which it came.
+  uint64_t served = 0;
+  std::span<const UncutSpan> uncut = {};  // ascending, disjoint
+};
+
+// Rows [begin, end) of one sequence in the next step.
+struct PlannedSlice {
+  size_t sequence;  // index into the inputs
+  size_t begin;
+  size_t end;
+};
+
+// How many rows of [begin, end) want logits.
+constexpr size_t LogitsRows(size_t logits_begin, size_t begin, size_t end) {
+  const size_t first = logits_begin > begin ? logits_begin : begin;
+  return end > first ? end - first : 0;
+}
+
+// Chooses the rows of the next step. Pure.
+//
+// Decoding sequences come first, each with all its rows, those that have waited
+// longest before the others. While prompts wait too, a quarter of the rows, and
+// of the rows of logits as far as they can use them, is theirs. Half of what
+// prompts get goes to those that have waited longest; the rest is shared
+// evenly, and what a short prompt leaves of its share goes to the others, so
+// that a short prompt never waits for the whole of a long one.
+//
+// Nobody starves, whatever the others do: of n sequences of one kind (decoding,
+// prefilling) that can run, each is served at least once in any n consecutive
+// steps, if no one needs more than three quarters of `logits_rows` to decode.
+// Those that come later do not count, as they stand behind.
+std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> sequences,
+                                   const SchedulerOptions& options);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_STEP_PLAN_H_

@@ -1,0 +1,276 @@
+#include "engine/token_stream.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+// Events that may wait for the reader: enough to keep steps going while one is
+// being read.
+constexpr size_t kMaxUnread = 2;
+
+double Seconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// Throws the same kind of error with `suffix` behind its message.
+[[noreturn]] void RethrowWith(const std::exception_ptr& error,
+                              const std::string& suffix) {
+  const auto with = [&](const Error& e) { return e.what() + suffix; };
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfBlocks& e) {
+    throw OutOfBlocks(with(e));
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(with(e));
+  } catch (const Error& e) {
+    throw Error(with(e));
+  }
+}
+
+}  // namespace
+
+TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
+                         std::span<const int32_t> prompt, Options options)
+    : options_(std::move(options)),
+      transaction_(std::move(cache), std::move(lock), prompt) {
+  result_.seed = options_.seed;
+  result_.prompt_tokens = prompt.size();
+}
+
+bool TokenStream::Stop(Interrupt how) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) {
+      StopLate(how);
+      return false;
+    }
+    if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
+  }
+  Wake();
+  return true;
+}
+
+void TokenStream::Abort() {
+  if (Stop(Interrupt::kAbort)) {
+    WaitDone();
+    Stop(Interrupt::kAbort);  // it may have been decided before
+  }
+}
+
+// Requires: mutex_ is held, and the end has come.
+void TokenStream::StopLate(Interrupt how) {
+  if (error_) return;
+  if (how == Interrupt::kAbort) {
+    if (!transaction_.TruncateLate(transaction_.start_length())) return;
+    events_.clear();
+    result_.finish_reason = FinishReason::kCancelled;
+  } else if (options_.streamed && Unread() > 0 &&
+             transaction_.TruncateLate(transaction_.prompt_end() +
+                                       delivered_)) {
+    KeepTokens(delivered_);
+    result_.finish_reason = FinishReason::kCancelled;
+  }
+}
+
+std::optional<TokenEvent> TokenStream::NextEvent(
+    std::chrono::milliseconds timeout) {
+  TokenEvent event;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, timeout, [&] { return done_ || !events_.empty(); });
+    if (!events_.empty()) {
+      event = std::move(events_.front());
+      events_.pop_front();
+    } else if (std::exchange(end_unread_, false)) {
+      event = {-1, std::numeric_limits<float>::quiet_NaN(),
+               std::move(end_text_), result_.finish_reason};
+    } else {
+      return std::nullopt;
+    }
+    delivered_ += event.token_id >= 0;
+    delivered_bytes_ += event.text.size();
+    if (done_) return event;
+    transaction_.lock().set_waits_for_reader(false);
+  }
+  Wake();
+  return event;
+}
+
+bool TokenStream::Drained() const {
+  const std::lock_guard lock(mutex_);
+  return done_ && events_.empty() && !end_unread_;
+}
+
+bool TokenStream::WaitDone(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return done_; });
+}
+
+bool TokenStream::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+const GenerateResult& TokenStream::Result() const {
+  const std::lock_guard lock(mutex_);
+  if (error_ && kept_delivered_) {
+    RethrowWith(error_, StrCat("; the conversation keeps the ", delivered_,
+                               " tokens that were delivered"));
+  }
+  if (error_) std::rethrow_exception(error_);
+  return result_;
+}
+
+void TokenStream::set_on_change(std::function<void()> on_change) {
+  auto shared =
+      std::make_shared<const std::function<void()>>(std::move(on_change));
+  const std::lock_guard lock(mutex_);
+  on_change_ = std::move(shared);
+}
+
+void TokenStream::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
+  const std::lock_guard lock(mutex_);
+  wake_up_ = std::move(wake_up);
+}
+
+void TokenStream::set_cached_tokens(size_t count) {
+  const std::lock_guard lock(mutex_);
+  result_.cached_tokens = count;
+}
+
+bool TokenStream::waits_for_reader() const {
+  const std::lock_guard lock(mutex_);
+  return events_.size() >= kMaxUnread && interrupt_ == Interrupt::kNone &&
+         !done_;
+}
+
+void TokenStream::Wake() {
+  std::shared_ptr<WakeUp> wake_up;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) return;
+    wake_up = wake_up_;
+  }
+  if (wake_up == nullptr) return;
+  // Taking the lock orders this behind a check that is under way.
+  { const std::lock_guard lock(wake_up->mutex); }
+  wake_up->changed.notify_all();
+}
+
+void TokenStream::Changed(std::unique_lock<std::mutex> lock) {
+  const auto on_change = on_change_;
+  lock.unlock();
+  changed_.notify_all();
+  if (on_change != nullptr && *on_change) (*on_change)();
+}
+
+void TokenStream::MarkDecoding() {
+  const std::lock_guard lock(mutex_);
+  if (!first_logits_) first_logits_ = Clock::now();
+}
+
+void TokenStream::Push(TokenEvent event) {
+  std::unique_lock lock(mutex_);
+  result_.token_ids.push_back(event.token_id);
+  if (options_.logprobs) result_.logprobs.push_back(event.logprob);
+  result_.text += event.text;
+  if (event.finish_reason != FinishReason::kNone) {
+    result_.finish_reason = event.finish_reason;
+  }
+  if (!options_.streamed) return;
+  events_.push_back(std::move(event));
+  transaction_.lock().set_waits_for_reader(events_.size() >= kMaxUnread);
+  Changed(std::move(lock));
+}
+
+// Tokens. Requires: mutex_ is held.
+size_t TokenStream::Unread() const { return events_.size(); }
+
+// The result and the events of the first `count` tokens, which no token ended:
+// text that was held back for a stop string belongs to them. Requires: mutex_
+// is held; all of them were delivered, or none is taken off.
+void TokenStream::KeepTokens(size_t count) {
+  std::string text;
+  if (options_.token_text) {
+    for (size_t i = 0; i < count; ++i) {
+      text += (*options_.token_text)[result_.token_ids[i]];
+    }
+  }
+  size_t given = delivered_bytes_;
+  if (count < result_.token_ids.size()) {
+    events_.clear();
+  } else {
+    for (const TokenEvent& event : events_) given += event.text.size();
+  }
+  if (text.size() > given) end_text_ = text.substr(given);
+  result_.text = std::move(text);
+  result_.token_ids.resize(count);
+  if (options_.logprobs) result_.logprobs.resize(count);
+  end_unread_ = options_.streamed;
+}
+
+// An end that is no failure. Requires: mutex_ is held.
+void TokenStream::Settle(FinishReason reason) {
+  // A cancel between the last token and here counts: its reader has not seen
+  // that token.
+  if (options_.streamed && interrupt_ == Interrupt::kCancel && Unread() > 0) {
+    reason = FinishReason::kCancelled;
+  }
+  const bool told = result_.finish_reason != FinishReason::kNone;
+  if (reason == FinishReason::kCancelled && options_.streamed) {
+    transaction_.cache().Truncate(transaction_.lock(),
+                                  transaction_.prompt_end() + delivered_);
+    KeepTokens(delivered_);
+  } else if (!told) {
+    KeepTokens(result_.token_ids.size());
+  }
+  result_.finish_reason = reason;
+}
+
+void TokenStream::End(FinishReason reason, std::exception_ptr error,
+                      bool decided) noexcept {
+  std::unique_lock lock(mutex_);
+  if (done_) return;
+  const Clock::time_point now = Clock::now();
+  if (!first_logits_) first_logits_ = now;
+  result_.prefill_s = Seconds(*first_logits_ - submitted_);
+  result_.decode_s = Seconds(now - *first_logits_);
+  if (!decided && interrupt_ == Interrupt::kAbort) {
+    reason = FinishReason::kNone;
+    error = nullptr;
+  }
+  bool keep = false;
+  if (!error && reason != FinishReason::kNone) {
+    try {
+      Settle(reason);
+      keep = true;
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (error && options_.streamed && delivered_ > 0) {
+    try {
+      transaction_.cache().Truncate(transaction_.lock(),
+                                    transaction_.prompt_end() + delivered_);
+      keep = kept_delivered_ = true;
+    } catch (...) {
+      // Everything goes: the error says nothing of tokens that are kept.
+    }
+  }
+  if (error || !keep) {
+    events_.clear();
+    end_unread_ = options_.streamed && !error;
+    result_.finish_reason = FinishReason::kCancelled;
+  }
+  keep ? transaction_.Keep() : transaction_.Undo();
+  error_ = std::move(error);
+  done_ = true;
+  Changed(std::move(lock));
+}
+
+}  // namespace gkv

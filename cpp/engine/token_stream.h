@@ -1,0 +1,165 @@
+#ifndef GEMMAKV_ENGINE_TOKEN_STREAM_H_
+#define GEMMAKV_ENGINE_TOKEN_STREAM_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/cache_transaction.h"
+#include "engine/vocabulary.h"
+
+namespace gkv {
+
+enum class FinishReason { kNone, kStop, kLength, kDeadline, kCancelled };
+
+// One sampled token. `text` holds the bytes that became final with it: it may
+// be empty (part of a possible stop string is held back) and may end inside a
+// UTF-8 sequence. The last event of a request that did not fail has a
+// finish_reason; it has token_id -1 if no token came with the end.
+struct TokenEvent {
+  int32_t token_id = -1;
+  float logprob = 0;  // NaN unless asked for
+  std::string text = {};
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+struct GenerateResult {
+  std::vector<int32_t> token_ids;  // all sampled, the stopping one last
+  std::string text;                // without eos and stop string
+  std::vector<float> logprobs;     // empty unless asked for
+  uint64_t seed = 0;
+  FinishReason finish_reason = FinishReason::kNone;
+  size_t prompt_tokens = 0;  // of this request's prompt
+  size_t cached_tokens = 0;  // transcript tokens that needed no computing
+  double prefill_s = 0;      // from submission to the first logits
+  double decode_s = 0;
+};
+
+// What a sleeping scheduler waits on. Shared with the streams, which may
+// outlive it.
+struct WakeUp {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
+// What comes of one request: its tokens one by one, its end, its result, and
+// what of it stays in the conversation. Filled by the scheduler, read by
+// whoever made the request. Thread-safe.
+//
+// A request that is not streamed either succeeds or leaves its cache as it was.
+// Of a streamed one a token counts as read when it is delivered: when cancelled
+// or failing, the transcript keeps what was delivered, and no more. One that
+// fails with nothing delivered leaves its cache as it was.
+class TokenStream {
+ public:
+  // How a request may end early.
+  enum class Interrupt {
+    kNone,
+    kCancel,  // keep what was delivered, or everything if not streamed
+    kAbort,   // as if the request had never been made
+  };
+  struct Options {
+    bool streamed = false;  // tokens are handed out as events
+    bool logprobs = false;
+    uint64_t seed = 0;
+    std::shared_ptr<const TokenText> token_text = nullptr;  // null: no text
+  };
+
+  // Takes `lock` over unless it throws; see CacheTransaction.
+  TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
+              std::span<const int32_t> prompt, Options options);
+  TokenStream(const TokenStream&) = delete;
+
+  // ---- The reader's side ----
+
+  // Years: as good as for ever, and small enough to be added to a time.
+  static constexpr std::chrono::hours kLong{100'000};
+
+  // Asks for an early end. False if the request had ended already. Then too, a
+  // streamed one that is cancelled takes back the tokens that no one read, and
+  // one that is aborted takes back everything, unless somebody has used the
+  // conversation since.
+  bool Stop(Interrupt how);
+  // Has it aborted, whenever it ends, and waits for that.
+  void Abort();
+  // Waits until an event is there, the request has ended, or the time is over.
+  // nullopt in the last two cases.
+  std::optional<TokenEvent> NextEvent(
+      std::chrono::milliseconds timeout = kLong);
+  // True once the request has ended and every event was taken.
+  bool Drained() const;
+  // Waits; true once the request has ended.
+  bool WaitDone(std::chrono::milliseconds timeout = kLong) const;
+  bool done() const;
+  // Requires: ended. Rethrows the failure of a failed request.
+  const GenerateResult& Result() const;
+  // `on_change` is called, on any thread, when an event has come or the request
+  // has ended. It must not throw and should not take long.
+  void set_on_change(std::function<void()> on_change);
+
+  // ---- The scheduler's side ----
+
+  // Requires: not ended, for the cache.
+  CacheTransaction& transaction() { return transaction_; }
+  Interrupt interrupt() const { return interrupt_.load(); }
+  // Its reader is behind: no more is to be made for it now.
+  bool waits_for_reader() const;
+  // Who is to be woken when that or interrupt() changes.
+  void set_wake_up(std::shared_ptr<WakeUp> wake_up);
+  void set_cached_tokens(size_t count);
+  // The first logits are there.
+  void MarkDecoding();
+  // Takes a token that was appended to the transcript. Throws std::bad_alloc.
+  void Push(TokenEvent event);
+  // Ends the request, once: with a reason, or with the failure `error`, or,
+  // with neither, as if it had never been made. An interrupt that nobody has
+  // looked at counts, unless the end is `decided`. Never fails: where memory
+  // does not suffice to keep what was delivered, everything is undone.
+  void End(FinishReason reason, std::exception_ptr error,
+           bool decided = false) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  size_t Unread() const;
+  void Settle(FinishReason reason);
+  void KeepTokens(size_t count);
+  void StopLate(Interrupt how);
+  void Changed(std::unique_lock<std::mutex> lock);
+  void Wake();
+
+  const Options options_;
+  std::atomic<Interrupt> interrupt_{Interrupt::kNone};
+
+  mutable std::mutex mutex_;  // guards what follows, but for the transaction
+  mutable std::condition_variable changed_;
+  std::shared_ptr<const std::function<void()>> on_change_;
+  std::shared_ptr<WakeUp> wake_up_;
+  std::deque<TokenEvent> events_;
+  bool end_unread_ = false;  // an end without a token is to be told
+  std::string end_text_;     // of that event
+  size_t delivered_ = 0;     // tokens
+  size_t delivered_bytes_ = 0;
+  GenerateResult result_;
+  std::exception_ptr error_;
+  bool kept_delivered_ = false;  // by a request that failed
+  bool done_ = false;
+  Clock::time_point submitted_ = Clock::now();
+  std::optional<Clock::time_point> first_logits_;
+
+  CacheTransaction transaction_;  // the scheduler's, until the end
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_TOKEN_STREAM_H_

@@ -1,0 +1,170 @@
+// The n-th allocation of the process fails, for every n of what two
+// conversations do in the same steps: no lack of memory ends the process, takes
+// from a conversation, keeps a lock, or is anybody's but the request's that it
+// ends.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "engine/gemma.h"
+#include "model/tiny_model.h"
+
+namespace {
+
+std::atomic<long> allocations_left{-1};  // negative: all succeed
+
+void* Allocate(std::size_t size, std::size_t alignment) {
+  if (allocations_left.load(std::memory_order_relaxed) >= 0 &&
+      allocations_left.fetch_sub(1) == 0) {
+    return nullptr;
+  }
+  if (alignment <= alignof(std::max_align_t)) return std::malloc(size);
+  return std::aligned_alloc(alignment,
+                            (size + alignment - 1) / alignment * alignment);
+}
+
+void* AllocateOrThrow(std::size_t size, std::size_t alignment) {
+  void* const memory = Allocate(size == 0 ? 1 : size, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return AllocateOrThrow(size, 1); }
+void* operator new[](std::size_t size) { return AllocateOrThrow(size, 1); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return AllocateOrThrow(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return AllocateOrThrow(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p, std::size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
+
+namespace gkv {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+class AllocationFailureTest : public ::testing::Test {
+ protected:
+  AllocationFailureTest() {
+    const TinyOptions tiny = MixedTypes();
+    MemorySource source = TinyTensors(tiny);
+    LoadOptions options;
+    options.threads = 2;
+    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+  }
+
+  std::shared_ptr<KVCache> NewCache() {
+    return CreateKVCache(gemma_->config(), {.block_tokens = 16, .pool = pool_});
+  }
+
+  static GenerateOptions Options(uint64_t seed) {
+    GenerateOptions options;
+    options.max_tokens = 6;
+    options.temperature = 0.9f;
+    options.top_p = 0.9f;
+    options.seed = seed;
+    options.logprobs = true;
+    options.stop_ids.emplace();
+    return options;
+  }
+
+  const std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
+  std::shared_ptr<Gemma> gemma_;
+};
+
+// One that is streamed and one that is not, which the other may not disturb.
+TEST_F(AllocationFailureTest, EndsARequestAtMost) {
+  const Tokens prompts[] = {RandomTokens(40, 1), RandomTokens(25, 2)};
+  Tokens expected[2];
+  std::shared_ptr<KVCache> begun[2];
+  for (size_t i = 0; i < 2; ++i) {
+    expected[i] =
+        gemma_->Generate(NewCache(), prompts[i], Options(i)).token_ids;
+    begun[i] = NewCache();
+    gemma_->Generate(begun[i], RandomTokens(20, 9), Options(7));
+  }
+  size_t failed = 0, whole = 0;
+  for (long n = 0;; ++n) {
+    std::shared_ptr<KVCache> caches[] = {NewCache(), NewCache()};
+    std::shared_ptr<TokenStream> streams[2];
+    Tokens read;
+    read.reserve(100);
+    bool refused = false;
+    {
+      const Gemma::Job jobs[] = {{caches[0], prompts[0], Options(0), true},
+                                 {caches[1], prompts[1], Options(1)}};
+      allocations_left = n;
+      try {
+        const auto started = gemma_->Start(jobs);
+        for (size_t i = 0; i < 2; ++i) streams[i] = started[i];
+        while (const auto event = streams[0]->NextEvent()) {
+          if (event->token_id >= 0) read.push_back(event->token_id);
+        }
+        streams[1]->WaitDone();
+      } catch (const std::bad_alloc&) {
+        refused = true;
+      }
+    }
+    const bool unspent = allocations_left.exchange(-1) >= 0;
+    if (refused) {
+      for (const auto& cache : caches) {
+        ASSERT_EQ(cache->length(), 0u) << n;
+        ASSERT_TRUE(cache->TryLock()) << n;
+      }
+      continue;
+    }
+    size_t failures = 0;
+    for (size_t i = 0; i < 2; ++i) {
+      Tokens kept = prompts[i];
+      try {
+        const Tokens& found = streams[i]->Result().token_ids;
+        ASSERT_EQ(found, expected[i]) << n;
+        kept.insert(kept.end(), found.begin(), found.end());
+      } catch (const std::exception&) {
+        ++failures;
+        if (i == 1 || read.empty()) {
+          kept.clear();
+        } else if (caches[0]->length() == 0) {
+          kept.clear();  // no memory to keep what was delivered
+        } else {
+          kept.insert(kept.end(), read.begin(), read.end());
+        }
+      }
+      ASSERT_EQ(caches[i]->tokens(), kept) << n << " " << i;
+      ASSERT_TRUE(caches[i]->TryLock()) << n;
+    }
+    ASSERT_LE(failures, 1u) << n;
+    ++(failures > 0 ? failed : whole);
+    if (unspent) break;
+  }
+  EXPECT_GT(failed, 20u);
+  EXPECT_GT(whole, 0u);
+  // Blocks and requests are all gone.
+  std::shared_ptr<KVCache> last = NewCache();
+  EXPECT_EQ(gemma_->Generate(last, prompts[0], Options(0)).token_ids,
+            expected[0]);
+  last.reset();
+  EXPECT_EQ(pool_->bytes_in_use(), begun[0]->nbytes() + begun[1]->nbytes());
+}
+
+}  // namespace
+}  // namespace gkv

@@ -1,0 +1,290 @@
+// Sequences without a model and without threads: rows are made up, and whoever
+// takes them says what is wanted.
+
+#include "engine/sequence.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cache/filled_cache.h"
+
+namespace gkv {
+namespace {
+
+using State = Sequence::State;
+using Tokens = std::vector<int32_t>;
+
+constexpr size_t kVocab = 40;
+
+// Says a given text, whatever the rows are.
+class Script : public RowConsumer {
+ public:
+  explicit Script(Tokens tokens) : tokens_(std::move(tokens)) {}
+
+  RowOutput output() const override { return {}; }
+  TokenEvent Take(const OutputRow& row) override {
+    EXPECT_EQ(row.values.size(), kVocab);
+    if (said_ == tokens_.size()) throw InvalidArgument("nothing more to say");
+    TokenEvent event{tokens_[said_++]};
+    if (said_ == tokens_.size() || row.last_token) {
+      event.finish_reason = FinishReason::kLength;
+    }
+    return event;
+  }
+
+ private:
+  const Tokens tokens_;
+  size_t said_ = 0;
+};
+
+class Guesses : public Drafter {
+ public:
+  explicit Guesses(Tokens tokens) : tokens_(std::move(tokens)) {}
+  size_t Propose(std::span<const int32_t> added,
+                 std::span<int32_t> guesses) override {
+    seen.insert(seen.end(), added.begin(), added.end());
+    const size_t count = std::min(guesses.size(), tokens_.size());
+    std::copy_n(tokens_.begin(), count, guesses.begin());
+    return count;
+  }
+  Tokens seen;
+
+ private:
+  const Tokens tokens_;
+};
+
+class SequenceTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<TokenStream> NewStream(size_t prompt, bool streamed = false) {
+    Tokens tokens(prompt);
+    std::iota(tokens.begin(), tokens.end(), 1);
+    return std::make_shared<TokenStream>(
+        cache_, cache_->Lock(), tokens, TokenStream::Options{streamed});
+  }
+
+  Sequence& Make(Sequence::Parts parts) {
+    sequence_ = std::make_unique<Sequence>(std::move(parts));
+    return *sequence_;
+  }
+
+  // One step over as much as is there, at most `rows` rows.
+  void Step(Sequence& s, size_t rows = 100) {
+    const PlanInput input = s.ToPlan(7);
+    const size_t end = std::min(input.target, input.next + rows);
+    StepSlice slice = s.Prepare({0, input.next, end}, kVocab, 8);
+    values_.assign(slice.output.rows * kVocab, 0);
+    slice.output.data = values_.data();
+    if (s.has_constraint()) s.ComputeMasks(slice);
+    s.TakeRows(slice, nullptr);
+    s.Conclude();
+  }
+
+  std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
+  std::shared_ptr<KVCache> cache_ = std::make_shared<KVCache>(
+      FilledLayout(KvDtype::kBF16, 16),
+      CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
+  std::unique_ptr<Sequence> sequence_;
+  std::vector<float> values_;
+};
+
+TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
+  const auto stream = NewStream(20);
+  Sequence& s = Make({.stream = stream,
+                      .consumer = std::make_unique<Script>(Tokens{7, 8, 9})});
+  EXPECT_EQ(s.state(), State::kWaiting);
+  EXPECT_FALSE(s.runnable());
+  s.Start();
+  EXPECT_EQ(s.state(), State::kPrefilling);
+  EXPECT_TRUE(s.runnable());
+  PlanInput input = s.ToPlan(7);
+  EXPECT_EQ(input.next, 0u);
+  EXPECT_EQ(input.target, 20u);
+  EXPECT_EQ(input.logits_begin, 19u);
+  EXPECT_FALSE(input.decoding);
+  Step(s, 12);
+  EXPECT_EQ(s.state(), State::kPrefilling);
+  EXPECT_EQ(s.ToPlan(7).next, 12u);
+  Step(s);
+  EXPECT_EQ(s.state(), State::kDecoding);
+  input = s.ToPlan(7);
+  EXPECT_EQ(input.next, 20u);
+  EXPECT_EQ(input.target, 21u);
+  EXPECT_TRUE(input.decoding);
+  EXPECT_FALSE(cache_->TryLock());
+  Step(s);
+  Step(s);
+  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
+  EXPECT_EQ(stream->Result().finish_reason, FinishReason::kLength);
+  EXPECT_EQ(cache_->length(), 23u);
+  EXPECT_TRUE(cache_->TryLock());
+}
+
+TEST_F(SequenceTest, APromptAlone) {
+  const auto stream = NewStream(20);
+  Sequence& s = Make({.stream = stream});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_EQ(cache_->length(), 20u);
+  EXPECT_EQ(cache_->next_position(), 20u);
+}
+
+TEST_F(SequenceTest, WaitsForItsReader) {
+  const auto stream = NewStream(20, true);
+  Sequence& s =
+      Make({.stream = stream,
+            .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
+  s.Start();
+  Step(s);
+  EXPECT_TRUE(s.runnable());
+  Step(s);
+  EXPECT_FALSE(s.runnable());
+  EXPECT_EQ(s.state(), State::kDecoding);
+  EXPECT_EQ(stream->NextEvent()->token_id, 7);
+  EXPECT_TRUE(s.runnable());
+  Step(s);
+  // What was not delivered goes.
+  EXPECT_TRUE(stream->Stop(TokenStream::Interrupt::kCancel));
+  s.Settle(FinishReason::kCancelled);
+  EXPECT_EQ(cache_->length(), 21u);
+  EXPECT_EQ(stream->NextEvent()->finish_reason, FinishReason::kCancelled);
+  EXPECT_TRUE(stream->Drained());
+  EXPECT_EQ(stream->Result().token_ids, Tokens{7});
+}
+
+TEST_F(SequenceTest, GivesItsBlocksBackAndComesBack) {
+  const auto stream = NewStream(20);
+  Sequence& s = Make({.stream = stream,
+                      .consumer = std::make_unique<Script>(Tokens{7, 8, 9})});
+  s.Start();
+  Step(s);
+  Step(s);
+  EXPECT_TRUE(s.holds_computed());
+  EXPECT_GT(pool_->bytes_in_use(), 0u);
+  s.Preempt();
+  EXPECT_EQ(s.state(), State::kPreempted);
+  EXPECT_FALSE(s.runnable());
+  EXPECT_FALSE(s.holds_computed());
+  EXPECT_EQ(pool_->bytes_in_use(), 0u);
+  EXPECT_EQ(cache_->length(), 22u);
+  s.Start();
+  EXPECT_TRUE(s.catching_up());
+  const PlanInput input = s.ToPlan(7);
+  EXPECT_EQ(input.next, 0u);
+  EXPECT_EQ(input.target, 22u);
+  EXPECT_EQ(input.logits_begin, 21u) << "no row is taken twice";
+  Step(s, 21);
+  EXPECT_TRUE(s.catching_up());
+  Step(s);
+  EXPECT_FALSE(s.catching_up());
+  EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
+}
+
+TEST_F(SequenceTest, RowsThatWereWrittenAreNotWrittenAgain) {
+  const auto stream = NewStream(20);
+  std::vector<float> out(20 * kVocab);
+  const RowOutput output{RowOutput::kLogits, 20, out.data()};
+  Sequence& s = Make({.stream = stream,
+                      .consumer = std::make_unique<RowWriter>(output),
+                      .output_rows = 20});
+  s.Start();
+  Step(s, 12);
+  s.Preempt();
+  s.Start();
+  const PlanInput input = s.ToPlan(7);
+  EXPECT_EQ(input.next, 0u);
+  EXPECT_EQ(input.logits_begin, 12u);
+  const StepSlice slice = s.Prepare({0, 0, 20}, kVocab, 8);
+  EXPECT_EQ(slice.output.rows, 8u);
+  EXPECT_EQ(slice.output.data, out.data() + 12 * kVocab);
+}
+
+TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
+  const auto stream = NewStream(20);
+  const auto drafter = std::make_shared<Guesses>(Tokens{8, 9, 11, 12});
+  Sequence& s = Make(
+      {.stream = stream,
+       .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11, 12, 13}),
+       .drafter = drafter});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(s.ToPlan(7).target, 25u);
+  Step(s);  // 8 and 9 were right, so 10 is known as well
+  EXPECT_EQ(cache_->length(), 24u);
+  EXPECT_EQ(s.ToPlan(2).next, 23u);
+  EXPECT_EQ(s.ToPlan(7).target, 26u) << "guesses are made once";
+  EXPECT_EQ(drafter->seen, cache_->tokens());
+}
+
+TEST_F(SequenceTest, GuessesStayWithinTheCapacity) {
+  const auto stream = NewStream(97);
+  Sequence& s =
+      Make({.stream = stream,
+            .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11}),
+            .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(s.ToPlan(7).target, 99u);
+  Step(s);
+  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_EQ(cache_->length(), 100u);
+  EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
+}
+
+TEST_F(SequenceTest, AFailureOfItsConsumerRestores) {
+  const auto stream = NewStream(20);
+  Sequence& s = Make(
+      {.stream = stream, .consumer = std::make_unique<Script>(Tokens{})});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_THROW(stream->Result(), InvalidArgument);
+  EXPECT_EQ(cache_->length(), 0u);
+  EXPECT_EQ(pool_->bytes_in_use(), 0u);
+}
+
+TEST_F(SequenceTest, ABatchWaitsForItsLast) {
+  const auto batch = std::make_shared<Batch>();
+  const auto first = NewStream(20);
+  const auto one = cache_;
+  cache_ = std::make_shared<KVCache>(
+      FilledLayout(KvDtype::kBF16, 16),
+      CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
+  const auto second = NewStream(10);
+  Sequence a({.stream = first, .batch = batch});
+  Sequence b({.stream = second, .batch = batch});
+  a.Start();
+  b.Start();
+  Step(a);
+  a.EndWithBatch();
+  EXPECT_EQ(a.state(), State::kSettled);
+  EXPECT_FALSE(first->done());
+  b.Fail(std::make_exception_ptr(InvalidArgument("mine")));
+  a.EndWithBatch();
+  EXPECT_EQ(a.state(), State::kEnded);
+  EXPECT_THROW(first->Result(), InvalidArgument);
+  EXPECT_EQ(one->length(), 0u);
+}
+
+// One that was never driven leaves no trace.
+TEST_F(SequenceTest, LettingGoUndoes) {
+  {
+    const auto stream = NewStream(20);
+    Make({.stream = stream});
+    sequence_.reset();
+    EXPECT_EQ(cache_->length(), 20u);
+  }
+  EXPECT_EQ(cache_->length(), 0u);
+  EXPECT_TRUE(cache_->TryLock());
+}
+
+}  // namespace
+}  // namespace gkv
