@@ -50,15 +50,16 @@ std::optional<TensorType> TargetOf(const std::string& quantize) {
 }
 
 // Waits for requests with the interpreter's lock released, calling `poll` now
-// and then. If that throws or one of them fails, all are undone: their caches
-// are as before the call.
+// and then, and in the end, with true, when all have succeeded. If that throws
+// or one of them fails, all are undone: their caches are as before the call.
 void WaitAll(std::span<const std::shared_ptr<TokenStream>> streams,
-             const std::function<void()>& poll) {
+             const std::function<void(bool)>& poll) {
   try {
     for (const auto& stream : streams) {
-      while (!stream->WaitDone(kSignalInterval)) poll();
+      while (!stream->WaitDone(kSignalInterval)) poll(false);
       (void)stream->Result();
     }
+    poll(true);
   } catch (...) {
     for (const auto& stream : streams) stream->Abort();
     throw;
@@ -69,7 +70,7 @@ std::vector<GenerateResult> Generate(
     Gemma& gemma, const std::vector<std::shared_ptr<KVCache>>& caches,
     const std::vector<TokenArray>& prompts,
     const std::vector<GenerateOptions>& options,
-    const std::optional<std::function<void()>>& progress) {
+    const std::optional<std::function<void(bool)>>& progress) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -81,11 +82,11 @@ std::vector<GenerateResult> Generate(
   }
   py::gil_scoped_release release;
   const auto streams = gemma.Start(jobs, &CheckSignals);
-  WaitAll(streams, [&] {
+  WaitAll(streams, [&](bool ended) {
     CheckSignals();
     if (!progress) return;
     py::gil_scoped_acquire acquire;
-    (*progress)();
+    (*progress)(ended);
   });
   std::vector<GenerateResult> results;
   for (const auto& stream : streams) results.push_back(stream->Result());
@@ -104,7 +105,7 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
     py::gil_scoped_release release;
     const std::shared_ptr<TokenStream> stream = gemma.StartLogits(
         cache, SpanOf(tokens), all_positions, out, &CheckSignals);
-    WaitAll({&stream, 1}, &CheckSignals);
+    WaitAll({&stream, 1}, [](bool) { CheckSignals(); });
   }
   return logits;
 }
@@ -133,6 +134,11 @@ class StreamHandle {
   }
   void Cancel() {
     if (stream_) stream_->Stop(TokenStream::Interrupt::kCancel);
+  }
+  // Whether nothing more comes before somebody reads.
+  bool WaitsForReader() const {
+    return stream_->waits_for_reader() ||
+           (stream_->done() && !stream_->Drained());
   }
   GenerateResult Result() {
     while (!stream_->WaitDone(kSignalInterval)) CheckSignals();
@@ -227,6 +233,7 @@ void RegisterResults(py::module_& module) {
       .def("next", &StreamHandle::Next, py::arg("timeout_s"),
            py::call_guard<py::gil_scoped_release>())
       .def("cancel", &StreamHandle::Cancel)
+      .def_property_readonly("waits_for_reader", &StreamHandle::WaitsForReader)
       .def("result", &StreamHandle::Result,
            py::call_guard<py::gil_scoped_release>());
 }
@@ -365,7 +372,8 @@ void RegisterGemma(py::module_& module) {
           py::arg("token_bytes"))
       .def("generate", &Generate, py::arg("caches"), py::arg("prompts"),
            py::arg("options"), py::arg("progress") = py::none(),
-           "`progress()` is called now and then; what it raises ends the call.")
+           "`progress(ended)` is called now and then; what it raises undoes "
+           "the call.")
       .def(
           "stream",
           [](Gemma& gemma, std::shared_ptr<KVCache> cache,

@@ -314,6 +314,8 @@ class Event:
 class StreamHandle:
     def next(self, timeout_s: float) -> Event | None: ...
     def cancel(self) -> None: ...
+    @property
+    def waits_for_reader(self) -> bool: ...
     def result(self) -> Result: ...
 
 @final
@@ -363,7 +365,7 @@ class Engine:
         caches: list[KVCache],
         prompts: Sequence[Sequence[int] | npt.NDArray[np.int32]],
         options: list[GenerateOptions],
-        progress: Callable[[], object] | None = None,
+        progress: Callable[[bool], object] | None = None,
     ) -> list[Result]: ...
     def stream(
         self,

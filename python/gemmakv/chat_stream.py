@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gemmakv.errors import GemmaKVError
 from gemmakv.generation import Generation, Piece
 from gemmakv.stream import Stream
 
@@ -26,8 +25,9 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
     text that follows it. The session is busy until the stream has ended, is
     cancelled or let go of. To be read by one thread or task at a time.
 
-    An exception of the generation or of its `progress` leaves the session as
-    it was before the turn.
+    An exception of the generation or of its `progress` ends the reply: what
+    was delivered of it stays in the session, marked `incomplete`. If that is
+    nothing, the session is as it was before the turn.
     """
 
     def __init__(self, session: Session, inner: Stream, turn: Turn) -> None:
@@ -35,19 +35,19 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._inner = inner
         self._turn = turn
         self._trim = _Trimmer()
+        self._text = ""  # of all pieces of `inner`
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # held while reading `inner`
         self._working = False  # the lock's holder is at it
-        self._by_task = False  # read by `async for`
 
     def __iter__(self) -> ChatStream:
         return self
 
     def __next__(self) -> Piece:
-        self._read_by(task=False)
+        self._note_reader()
         try:
             while True:
                 piece = self._read()
@@ -66,7 +66,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         # Here, as it takes 7 MB that most programs do not need.
         import asyncio
 
-        self._read_by(task=True)
+        self._note_reader()
         try:
             while True:
                 piece = await asyncio.to_thread(self._read)
@@ -124,23 +124,14 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
                 finally:
                     self._working = False
 
-    def _read_by(self, task: bool) -> None:
-        """Notes who reads: that thread must not wait for the session."""
+    def _note_reader(self) -> None:
+        """That thread must not wait for the session."""
         if not self._ended:
-            self._by_task = task
             self._session._holder = threading.get_ident()
 
-    def _make_way(self) -> None:
-        """A call of the reading thread needs the session: ends the reply.
-
-        Raises GemmaKVError if it is still wanted.
-        """
-        if self._working or (self._by_task and not self._inner._cancelled):
-            raise GemmaKVError(
-                "session: its reply is still being streamed in this thread; "
-                "read it to its end or cancel() it first"
-            )
-        self.cancel()
+    def _waits_for_reader(self) -> bool:
+        """Whether the reply comes to no end before somebody reads."""
+        return not self._ended and self._inner._handle.waits_for_reader
 
     def _read(self) -> Piece | None:
         """The next piece, or None if there is none within a moment."""
@@ -170,10 +161,15 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             self._fail(error)
             raise
         if piece is not None:
-            piece = self._trim(piece)
+            piece = self._take(piece)
         if self._inner._finished:
             self._settle()
         return piece
+
+    def _take(self, piece: Piece) -> Piece | None:
+        """Notes a piece of `inner`; what is to be shown of it."""
+        self._text += piece.text
+        return self._trim(piece)
 
     def _settle(self) -> None:
         """Ends the turn. Requires: the lock, and that `inner` has ended or is
@@ -183,10 +179,10 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             return
         self._inner._callback = None
         try:
-            while not self._inner._finished:
+            while self._inner._ready or not self._inner._finished:
                 piece = self._inner._poll()
                 if piece is not None:
-                    piece = self._trim(piece)
+                    piece = self._take(piece)
                 if piece is not None:
                     self._ready.append(piece)
             self._generation = self._session._finish(
@@ -198,16 +194,33 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._end()
 
     def _fail(self, error: BaseException) -> None:
-        """Leaves the session as it was before the turn."""
+        """Keeps what was delivered; with nothing, all is as before the turn."""
         self._failure = error
+        self._inner._callback = None
         self._inner.cancel()
         try:
-            self._inner._handle.result()  # waits: the cache is in use
-        except Exception:
-            pass  # the failure itself, again
+            self._drain()
+            kept = self._inner._count > 0
+            if kept:
+                self._session._talk.finish(self._turn, self._text, True)
+        except BaseException:
+            kept = False  # the error that counts is the first
         finally:
-            self._session._talk.take_back(self._turn)
+            if not kept:
+                self._session._talk.take_back(self._turn)
             self._end()
+
+    def _drain(self) -> None:
+        """Reads what `inner` still has; waits until its cache is free."""
+        inner = self._inner
+        while inner._ready or not inner._finished:
+            try:
+                piece = inner._poll()
+            except Exception:
+                continue  # the failure itself, again
+            piece = None if piece is None else self._take(piece)
+            if piece is not None:
+                self._ready.append(piece)
 
     def _end(self) -> None:
         self._ended = True

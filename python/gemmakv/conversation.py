@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gemmakv.cache import KVCache
 from gemmakv.errors import CacheFullError, brief
-from gemmakv.generation import Generation
 from gemmakv.templates import Message, Template, check_turns
 from gemmakv.transcript import Encoder, Ids, common_exact, common_text
 
@@ -139,10 +138,10 @@ class Conversation:
         self.cache.truncate(held)
         return Turn(messages, wanted[said:], 0 if dropped else held, backup)
 
-    def finish(self, turn: Turn, generation: Generation) -> Generation:
-        """Takes the reply into the conversation; its text is trimmed."""
-        text = generation.text.strip()
-        messages = [*turn.messages, Message("model", text)]
+    def finish(self, turn: Turn, text: str, incomplete: bool = False) -> str:
+        """Takes the reply into the conversation; returns its text, trimmed."""
+        text = text.strip()
+        messages = [*turn.messages, Message("model", text, incomplete)]
         self._keep_common(messages)
         # Where an undo, or the next reply's stop string that is taken off,
         # may lead back to.
@@ -152,7 +151,7 @@ class Conversation:
         ends = self._ends[len(self._ends) - count :]
         self._forget_ends(ends, turn.kept)
         self._ends = [*ends, len(self.cache)]
-        return dataclasses.replace(generation, text=text)
+        return text
 
     def take_back(self, turn: Turn) -> None:
         """Leaves all as it was before `begin`."""

@@ -416,8 +416,9 @@ class Gemma:
         )
         eos_ids = [*self._config.eos_ids, *end_ids]
         core_rows = [core_options(row, eos_ids) for row in rows]
-        with watch_caches(cores, total, callback):
-            results = self._engine.generate(cores, tokens, core_rows)
+        results = self._engine.generate(
+            cores, tokens, core_rows, watch_caches(cores, total, callback)
+        )
         return [generation_of(result) for result in results]
 
     def _generate_samples(
@@ -443,12 +444,15 @@ class Gemma:
             cores = [fork._core for fork in forks]
             nothing = np.empty(0, np.int32)
             total = count * row.get("max_tokens", DEFAULT_MAX_TOKENS)
-            with watch_caches(cores, total, callback):
-                results = self._engine.generate(
-                    cores, [nothing] * count, core_rows
-                )
+            results = self._engine.generate(
+                cores,
+                [nothing] * count,
+                core_rows,
+                watch_caches(cores, total, callback),
+            )
         except BaseException:
-            cache.truncate(length)
+            if len(cache) == length + len(tokens):  # nobody's but ours
+                cache.truncate(length)
             raise
         return [
             generation_of(result, fork, len(tokens))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Union
 
 from gemmakv import _core
@@ -13,8 +11,6 @@ from gemmakv.errors import brief
 
 Progress = Union[Callable[[int, int], object], bool, None]
 Callback = Callable[[int, int], object]
-
-_POLL_S = 0.05
 
 
 def as_callback(progress: Progress, label: str) -> Callback | None:
@@ -53,46 +49,26 @@ class _StderrLine:
         sys.stderr.flush()
 
 
-@contextmanager
 def watch_caches(
     caches: Sequence[_core.KVCache], total: int, callback: Callback | None
-) -> Iterator[None]:
-    """Reports the tokens that `caches` gain while the body runs.
-
-    The callback runs on a thread of its own; what it raises is raised when
-    the body has ended. The last report, (total, total), says that the call is
-    over, be it before `total` tokens.
+) -> Callable[[bool], None] | None:
+    """A function to be called now and then that reports the tokens that
+    `caches` have gained since; called with True, that the call is over, be it
+    before `total` tokens. None if there is nobody to tell.
     """
     if callback is None:
-        yield
-        return
+        return None
     start = [len(cache) for cache in caches]
-    stop = threading.Event()
-    failures: list[BaseException] = []
+    reported = -1
 
-    def poll() -> None:
-        reported = -1
-        while not stop.is_set():
-            gained = sum(
-                len(cache) - before for cache, before in zip(caches, start)
-            )
-            done = max(0, min(gained, total - 1))
-            if done != reported:
-                reported = done
-                try:
-                    callback(done, total)
-                except BaseException as error:
-                    failures.append(error)
-                    return
-            stop.wait(_POLL_S)
+    def report(ended: bool) -> None:
+        nonlocal reported
+        gained = sum(
+            len(cache) - before for cache, before in zip(caches, start)
+        )
+        done = total if ended else max(0, min(gained, total - 1))
+        if done != reported:
+            reported = done
+            callback(done, total)
 
-    poller = threading.Thread(target=poll, name="gemmakv-progress", daemon=True)
-    poller.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        poller.join()
-    if failures:
-        raise failures[0]
-    callback(total, total)
+    return report

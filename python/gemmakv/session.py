@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from gemmakv import session_file
 from gemmakv.cache import KVCache, create_kv_cache
 from gemmakv.chat_stream import ChatStream
 from gemmakv.conversation import Conversation, Turn
-from gemmakv.errors import brief
+from gemmakv.errors import GemmaKVError, brief
 from gemmakv.files import PathOrFile, read_all, write_all
 from gemmakv.gemma import Gemma
 from gemmakv.generation import Generation
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["Message", "Session", "SessionStats"]
+
+# A reader that is at it may take what there is in this time.
+_GRACE_S = 0.1
 
 OVERFLOWS = ("error", "drop_oldest_turns")
 
@@ -60,10 +65,11 @@ class Session:
     (after a change of `system`, or when turns are dropped) has the tokens
     that a new session with the same messages has, and so the same results.
 
-    Calls of one session wait for each other, from any thread; sessions of one
-    Gemma run at the same time. `messages`, `turns`, `stats` and `system` never
-    wait and tell of the last turn that ended. A call that raises leaves the
-    session as it was.
+    Calls of one session wait for each other, from any thread, but never for a
+    reader: one that meets a half-read stream raises GemmaKVError. Sessions of
+    one Gemma run at the same time. `messages`, `turns`, `stats` and `system`
+    never wait and tell of the last turn that ended. A call that raises leaves
+    the session as it was.
     """
 
     _stream: weakref.ref[ChatStream] | None
@@ -232,10 +238,10 @@ class Session:
         """`send` piece by piece: an iterator and async iterator.
 
         Bad arguments raise here. Until the stream has ended, the session is
-        busy: calls of other threads wait, and one of the thread that reads it
-        cancels it first (from another task of that thread it is a
-        GemmaKVError). A reply that is cancelled, also by Ctrl-C, stays in the
-        conversation as far as it came.
+        busy: other calls wait while it runs, and raise GemmaKVError if it
+        waits for its reader, or from the thread that reads it. A reply that is
+        cancelled, also by Ctrl-C, stays in the conversation as far as it came;
+        so does one that fails, marked `incomplete`.
         """
         self._acquire()
         try:
@@ -359,9 +365,9 @@ class Session:
         )
 
     def _finish(self, turn: Turn, generation: Generation) -> Generation:
-        generation = self._talk.finish(turn, generation)
+        text = self._talk.finish(turn, generation.text)
         self._saved_prefill_tokens += generation.usage.cached_tokens
-        return generation
+        return dataclasses.replace(generation, text=text)
 
     def _merged(self, options: Any) -> dict[str, Any]:
         """Options of one turn."""
@@ -401,12 +407,27 @@ class Session:
     def _acquire(self) -> None:
         me = threading.get_ident()
         with self._changed:
+            waiting_since = math.inf
             while self._busy:
                 stream = None if self._stream is None else self._stream()
-                if stream is not None and self._holder == me:
-                    stream._make_way()
+                if stream is None and self._holder == me:
+                    raise GemmaKVError(
+                        "session: a call of this thread is under way; expected "
+                        "`progress` and signal handlers to leave it alone"
+                    )
+                now = time.monotonic()
+                if stream is None or not stream._waits_for_reader():
+                    waiting_since = math.inf
                 else:
-                    self._changed.wait()
+                    waiting_since = min(waiting_since, now)
+                if stream is not None and (
+                    self._holder == me or now - waiting_since >= _GRACE_S
+                ):
+                    raise GemmaKVError(
+                        "session: its reply is still being streamed; read it "
+                        "to its end or cancel() it first"
+                    )
+                self._changed.wait(None if stream is None else _GRACE_S / 4)
             _ = self.cache._core  # raises if closed
             self._busy = True
             self._holder = me

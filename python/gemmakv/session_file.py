@@ -40,6 +40,11 @@ def pack(session: Session) -> bytes:
                 [message.role, message.content]
                 for message in session._talk.messages
             ],
+            "incomplete": [
+                i
+                for i, message in enumerate(session._talk.messages)
+                if message.incomplete
+            ],
             "overflow": session.overflow,
             "options": options,
             "capacity_tokens": cache.capacity_tokens,
@@ -70,12 +75,16 @@ def unpack(
             f"{brief(name)}; give it: Session.load(gemma, path, template=...)"
         )
     system, messages = fields["system"], fields["messages"]
+    incomplete = set(fields.get("incomplete", ()))
     session = cls(
         gemma,
         system,
         fields["overflow"],
         template=name if template is None else template,
-        messages=[Message(role, content) for role, content in messages],
+        messages=[
+            Message(role, content, i in incomplete)
+            for i, (role, content) in enumerate(messages)
+        ],
         # With `rebuild` the model may be one of a shorter context.
         capacity_tokens=min(
             fields["capacity_tokens"], gemma.config.context_length
@@ -155,6 +164,11 @@ def _checked(fields: Any) -> dict[str, Any]:
         role, content = message
         if not isinstance(role, str) or not isinstance(content, str):
             raise TypeError(f"a message is {brief(message)}")
+    incomplete = fields.get("incomplete", [])
+    if not isinstance(incomplete, list) or not all(
+        type(i) is int and 0 <= i < len(fields["messages"]) for i in incomplete
+    ):
+        raise TypeError(f"incomplete is {brief(incomplete)}")
     bias = fields["options"].get("logit_bias")
     if bias:
         fields["options"]["logit_bias"] = {

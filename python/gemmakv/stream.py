@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,12 @@ _POLL_S = 0.1
 
 class Stream(Iterator[Piece], AsyncIterator[Piece]):
     """Pieces of a running generation: `for piece in stream`, or `async for`.
+
+    The conversation keeps what was returned: when the stream is cancelled,
+    when `progress` raises, which ends it at once, and when it fails; the error
+    says how much that is. One that fails before its first piece leaves the
+    conversation as it was. While a stream waits for its reader, calls with the
+    same cache raise GemmaKVError.
 
     The generation runs by itself; leaving the loop early needs `cancel()`, or
     a `with` block, or letting go of the stream. To be used by one thread or
@@ -43,6 +50,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         self._callback = callback
         self._count = 0
         self._finished = False
+        self._ready: deque[Piece] = deque()  # read, but not given out
         self._cancelled = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._generation: Generation | None = None
@@ -51,7 +59,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         return self
 
     def __next__(self) -> Piece:
-        while not self._finished:
+        while self._ready or not self._finished:
             piece = self._poll()
             if piece is not None:
                 return piece
@@ -65,7 +73,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         import asyncio
 
         try:
-            while not self._finished:
+            while self._ready or not self._finished:
                 piece = await asyncio.to_thread(self._poll)
                 if piece is not None:
                     return piece
@@ -109,6 +117,8 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
 
     def _poll(self) -> Piece | None:
         """The next piece, or None if there is none within a moment."""
+        if self._ready:
+            return self._ready.popleft()
         try:
             if self._cancelled:
                 # What is unread is taken back when the generation ends, so
@@ -129,14 +139,22 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         text = self._decoder.decode(event.bytes, event.finished)
         if event.token_id >= 0:
             self._count += 1
+        if event.token_id >= 0 or text:
+            self._ready.append(
+                Piece(
+                    text=text,
+                    token_id=event.token_id,
+                    logprob=event.logprob,
+                    finish_reason=event.finish_reason,
+                )
+            )
         if self._callback is not None:
             total = self._count if event.finished else self._max_tokens
-            self._callback(self._count, total)
-        if event.token_id < 0 and not text:
-            return None
-        return Piece(
-            text=text,
-            token_id=event.token_id,
-            logprob=event.logprob,
-            finish_reason=event.finish_reason if event.finished else None,
-        )
+            try:
+                self._callback(self._count, total)
+            except BaseException:
+                # What was read so far comes with the next calls.
+                self._callback = None
+                self.cancel()
+                raise
+        return self._ready.popleft() if self._ready else None

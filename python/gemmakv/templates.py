@@ -21,10 +21,14 @@ ROLES = ("system", "user", "model")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What one side said. `role` is "system", "user" or "model"."""
+    """What one side said. `role` is "system", "user" or "model".
+
+    `incomplete` marks a reply that an error cut short.
+    """
 
     role: str
     content: str
+    incomplete: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,6 +207,36 @@ def test_progress_errors_are_raised(tiny: Gemma, cache: KVCache) -> None:
         tiny.generate(cache, PROMPT, max_tokens=3, progress=fail)
 
 
+def test_progress_that_raises_ends_the_call_at_once(
+    endless: Gemma,
+) -> None:
+    caches = [create_kv_cache(endless.config) for _ in range(2)]
+    for cache in caches:
+        endless.generate(cache, "the", max_tokens=2)
+    before = [cache.tokens.tolist() for cache in caches]
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("from the callback")
+
+    def fail_at_the_end(done: int, total: int) -> None:
+        if done == total:
+            raise RuntimeError("from the callback")
+
+    for report, count in ((fail, 100_000), (fail_at_the_end, 3)):
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="from the callback"):
+            endless.generate_batch(
+                caches, ["the", "a"], max_tokens=count, progress=report
+            )
+        assert time.monotonic() - start < 20
+        assert [cache.tokens.tolist() for cache in caches] == before
+    with pytest.raises(RuntimeError, match="from the callback"):
+        endless.generate(
+            caches[0], "the", n=2, max_tokens=100_000, progress=fail
+        )
+    assert caches[0].tokens.tolist() == before[0]
+
+
 def test_n_continues_on_forks(tiny: Gemma, cache: KVCache) -> None:
     alone = caches_of(tiny, 3)
     samples = tiny.generate(

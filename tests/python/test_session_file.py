@@ -16,6 +16,7 @@ import tiny_gguf
 from gemmakv import (
     CorruptFile,
     Gemma,
+    GemmaKVError,
     Message,
     MismatchError,
     Segment,
@@ -112,9 +113,12 @@ def test_an_empty_session(tiny: Gemma) -> None:
     assert_goes_on_alike(again, session)
 
 
-def test_a_running_reply_is_ended_first(session: Session) -> None:
+def test_a_running_reply_is_not_saved(session: Session) -> None:
     stream = session.stream("three", max_tokens=200, **NO_END)
     next(stream)
+    with pytest.raises(GemmaKVError, match=r"cancel\(\)"):
+        session.to_bytes()
+    stream.cancel()
     again = Session.from_bytes(session.gemma, session.to_bytes())
     assert again.turns == 3 and stream.result.finish_reason == "cancelled"
     assert again.messages == session.messages

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,31 +124,47 @@ def test_with_block_and_letting_go_cancel(session: Session) -> None:
     session.send("four", max_tokens=1)
 
 
-def test_the_next_call_of_the_reader_ends_the_reply(session: Session) -> None:
+def test_nobody_waits_for_the_reader(session: Session) -> None:
     stream = session.stream("two", **LONG)
     shown = [next(stream).text for _ in range(3)]
-    reply = session.send("three", max_tokens=1)
-    assert session.turns == 3 and reply.finish_reason == "length"
+    calls: list[Callable[[], object]] = [
+        lambda: session.send("three", max_tokens=1),
+        lambda: session.stream("three"),
+        session.fork,
+        session.undo,
+        session.to_bytes,
+        lambda: session.cache.truncate(1),
+    ]
+    errors: list[BaseException] = []
+
+    def try_all() -> None:
+        for call in calls:
+            with pytest.raises(GemmaKVError, match=r"cancel\(\)") as caught:
+                call()
+            errors.append(caught.value)
+
+    try_all()
+    thread = threading.Thread(target=try_all)
+    thread.start()
+    thread.join(60)
+    assert len(errors) == 2 * len(calls)
+    shown.append(next(stream).text)  # the reply is none the worse
+    stream.cancel()
+    assert session.send("three", max_tokens=1).finish_reason == "length"
     shown += [piece.text for piece in stream]
     assert session.messages[3] == Message("model", "".join(shown))
-    assert stream.result.finish_reason == "cancelled"
-    second = session.stream("four", **LONG)
-    fork = session.fork()  # so does any call
-    assert fork.turns == 4 == session.turns
-    assert second.result.finish_reason == "cancelled"
+    assert_sound(session)
 
 
-def test_other_threads_wait_for_a_stream(session: Session) -> None:
-    stream = session.stream("two", max_tokens=30, **NO_END)
-    next(stream)
+def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
+    stream = session.stream("two", max_tokens=150, **NO_END)
     replies: list[str] = []
+    next(stream)
     thread = threading.Thread(
         target=lambda: replies.append(session.send("three", max_tokens=2).text)
     )
     thread.start()
-    thread.join(0.2)
-    assert thread.is_alive() and session.turns == 1
-    assert len(list(stream)) >= 29
+    assert len(list(stream)) >= 100
     thread.join(60)
     assert len(replies) == 1 and session.turns == 3
     assert session.messages[4].content == "three"
@@ -237,9 +253,7 @@ def test_ctrl_c_in_a_stream_keeps_what_came(session: Session) -> None:
         while True:
             shown.append(next(stream).text)
             time.sleep(0.01)
-    # It may have hit the sleep: the stream then still runs, and the next call
-    # ends it.
-    session.fork()
+    stream.cancel()  # it may have hit the sleep
     assert session.turns == 2
     assert session.messages[-1].content.startswith("".join(shown))
     assert_sound(session)
@@ -261,25 +275,73 @@ def test_cancel_in_a_signal_handler(session: Session) -> None:
     settled(session, stream, shown)
 
 
-def test_a_failing_callback_changes_nothing(session: Session) -> None:
+def test_a_failing_callback_ends_the_call(session: Session) -> None:
     before = state(session)
+    calls: list[int] = []
 
     def fail(done: int, total: int) -> None:
+        calls.append(done)
         if done >= 2:
             raise RuntimeError("from the callback")
 
     with pytest.raises(RuntimeError, match="from the callback"):
-        session.send("two", progress=fail, max_tokens=20, **NO_END)
+        session.send("two", progress=fail, max_tokens=300, **NO_END)
     assert state(session) == before
-    stream = session.stream("two", progress=fail, max_tokens=20, **NO_END)
+    calls.clear()
+    # A stream keeps what it delivered, and says that it is not all.
+    stream = session.stream("two", progress=fail, max_tokens=300, **NO_END)
+    shown = [next(stream).text]
     with pytest.raises(RuntimeError, match="from the callback"):
-        list(stream)
-    assert state(session) == before
-    assert list(stream) == []
+        next(stream)
+    assert calls == [1, 2]
+    shown += [piece.text for piece in stream]
     with pytest.raises(RuntimeError, match="from the callback"):
         _ = stream.result
-    session.send("three", max_tokens=1)
+    reply = session.messages[-1]
+    assert reply == Message("model", "".join(shown).strip(), incomplete=True)
+    assert session.turns == 2
+    again = Session.from_bytes(session.gemma, session.to_bytes())
+    assert again.messages == session.messages
+    assert again.send("three", max_tokens=3) is not None
+    session.send("three", max_tokens=3)
+    assert again.messages == session.messages
     assert_sound(session)
+
+
+class Broken:
+    """A handle whose generation fails now."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def next(self, timeout_s: float = 0) -> None:
+        self.cancel()
+        self._handle.result()
+        raise RuntimeError("from below")
+
+    result = next
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
+def test_a_failing_stream_keeps_the_turn(tiny: Gemma) -> None:
+    for delivered in (0, 3):
+        session = Session(tiny, capacity_tokens=512)
+        session.send("one", max_tokens=2)
+        before = state(session)
+        stream = session.stream("two", max_tokens=delivered + 1, **NO_END)
+        shown = [next(stream).text for _ in range(delivered)]
+        stream._inner._handle = Broken(stream._inner._handle)
+        with pytest.raises(RuntimeError, match="from below"):
+            next(stream)
+        if delivered == 0:
+            assert state(session) == before
+        else:
+            reply = Message("model", "".join(shown).strip(), True)
+            assert session.messages[-1] == reply
+            assert_sound(session)
+        session.send("three", max_tokens=2)
 
 
 def test_a_callback_may_cancel_and_not_send(session: Session) -> None:

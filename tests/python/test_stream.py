@@ -9,8 +9,10 @@ import time
 import numpy as np
 import pytest
 
+import gemmakv
 import tiny_gguf
 from gemmakv import (
+    CacheFullError,
     Gemma,
     GemmaKVError,
     KVCache,
@@ -205,6 +207,49 @@ def test_errors_come_before_the_first_piece(
 ) -> None:
     with pytest.raises(ValueError, match="temperature"):
         tiny.stream(cache, "the", temperature=-1)
+    assert len(cache) == 0
+
+
+def test_progress_that_raises_loses_no_piece(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    def fail(done: int, total: int) -> None:
+        if done == 3:
+            raise RuntimeError("from the callback")
+
+    stream = tiny.stream(
+        cache, [BOS, 20], max_tokens=400, logit_bias=NO_END, progress=fail
+    )
+    read = [next(stream).token_id for _ in range(2)]
+    with pytest.raises(RuntimeError, match="from the callback"):
+        next(stream)
+    read += [piece.token_id for piece in stream]
+    assert len(read) == 3
+    assert cache.tokens.tolist() == [BOS, 20, *read]
+
+
+def test_a_failing_stream_says_what_is_kept(tiny: Gemma) -> None:
+    prompt = [BOS, *range(20, 70)]
+    probe = create_kv_cache(tiny.config)
+    tiny.generate(probe, prompt, max_tokens=0)
+    room = gemmakv.BlockPool(bytes=probe.nbytes)  # until the block is full
+    cache = create_kv_cache(tiny.config, pool=room)
+    stream = tiny.stream(cache, prompt, max_tokens=60, logit_bias=NO_END)
+    read: list[int] = []
+    with pytest.raises(CacheFullError, match="keeps the") as caught:
+        for piece in stream:
+            read.append(piece.token_id)
+    assert str(caught.value).endswith(
+        f"; the conversation keeps the {len(read)} tokens that were delivered"
+    )
+    assert len(read) > 8
+    assert cache.tokens.tolist() == prompt + read
+    g = tiny.generate(probe, "", max_tokens=60, logit_bias=NO_END)
+    assert g.token_ids[: len(read)] == read
+    # The same call, not streamed, leaves nothing behind.
+    cache.reset()
+    with pytest.raises(CacheFullError):
+        tiny.generate(cache, prompt, max_tokens=60, logit_bias=NO_END)
     assert len(cache) == 0
 
 

@@ -87,7 +87,8 @@ def _render(report: measure.Report) -> str:
     page.print(table)
     page.print()
     page.print(
-        f"{report.parallel_loops_per_token:.0f} parallel loops for a decoded token"
+        f"{report.parallel_loops_per_token:.0f} parallel loops for a decoded "
+        "token"
     )
     lines = out.getvalue().splitlines()
     return "".join(line.rstrip() + "\n" for line in lines)

@@ -329,8 +329,8 @@ TEST_F(SchedulerTest, ReadersAreToldWithoutPolling) {
   while (!stream->Drained()) {
     {
       std::unique_lock lock(mutex);
-      ASSERT_TRUE(
-          changed.wait_for(lock, std::chrono::seconds(60), [&] { return news; }));
+      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(60),
+                                   [&] { return news; }));
       news = false;
     }
     while (stream->NextEvent(std::chrono::milliseconds(0))) ++count;
@@ -501,9 +501,10 @@ class KnownTokens : public Drafter {
     for (const int32_t token : added) EXPECT_EQ(token, whole_[seen_++]);
     size_t count = 0;
     for (; count < guesses.size() && seen_ + count < whole_.size(); ++count) {
-      const int32_t token = whole_[seen_ + count];
-      guesses[count] =
-          right_(seen_ + count) ? token : (token + 1) % static_cast<int>(kVocab);
+      guesses[count] = whole_[seen_ + count];
+      if (!right_(seen_ + count)) {
+        guesses[count] = (guesses[count] + 1) % static_cast<int32_t>(kVocab);
+      }
     }
     return count;
   }

@@ -163,8 +163,9 @@ class Crowd {
     }
     EXPECT_LE(rows, options_.step_rows);
     EXPECT_LE(logits, options_.logits_rows);
-    std::erase_if(waits_,
-                  [](const Waiting& w) { return w.input.next == w.input.target; });
+    std::erase_if(waits_, [](const Waiting& w) {
+      return w.input.next == w.input.target;
+    });
   }
 
   size_t size() const { return waits_.size(); }
