@@ -15,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
+#include "model/weights/packed_file.h"
 #include "model/weights/quantization.h"
 #include "ops/machine_probe.h"
 #include "ops/matmul.h"
@@ -95,6 +96,16 @@ py::array_t<float> ReadTensor(GgufFile& file, const std::string& name) {
   return result;
 }
 
+void CheckPackedFile(const std::string& path) {
+  const std::optional<Hash128> fingerprint =
+      FingerprintOf(std::string_view(path).substr(path.rfind('/') + 1));
+  if (!fingerprint) {
+    throw CorruptFile(path + ": expected a packed file of this version");
+  }
+  ThreadPool pool(ThreadPool::AvailableProcessors());
+  PackedFile(path, *fingerprint).CheckAll(pool);
+}
+
 int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
@@ -169,6 +180,8 @@ void RegisterInfo(py::module_& module) {
       .def("read_bytes_per_s", &MachineProbe::ReadBytesPerSecond, no_lock)
       .def("int8_ops_per_s", &MachineProbe::Int8OpsPerSecond, no_lock)
       .def("float_ops_per_s", &MachineProbe::FloatOpsPerSecond, no_lock);
+  module.def("check_packed_file", &CheckPackedFile, py::arg("path"), no_lock,
+             "Raises CorruptFile unless every byte is what was packed.");
   module.def("cpu_info", &CpuInfo);
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");

@@ -68,6 +68,10 @@ class GgufFile : public TensorSource {
   // than two dimensions.
   std::optional<TensorView> Find(std::string_view name) override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
+  std::optional<Hash128> Identity() const override {
+    return file_ ? std::optional(file_->identity()) : std::nullopt;
+  }
+  bool Settle() const override { return file_ && file_->Settle(); }
 
   // For `gemmakv info`: every tensor as the file states it, supported or not.
   struct TensorInfo {

@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <utility>
 
 #include "base/error.h"
@@ -14,6 +16,38 @@
 #include "io/descriptor.h"
 
 namespace gkv {
+namespace {
+
+// Two writes within a tick of the file system's clock have the same time.
+constexpr int64_t kTickNs = 2'000'000'000;
+
+int64_t Nanoseconds(const struct timespec& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+Hash128 IdentityOf(const struct stat& info) {
+  Hasher hasher;
+  for (const int64_t value :
+       {static_cast<int64_t>(info.st_dev), static_cast<int64_t>(info.st_ino),
+        int64_t{info.st_size}, Nanoseconds(info.st_mtim),
+        Nanoseconds(info.st_ctim)}) {
+    hasher.UpdateValue(value);
+  }
+  return hasher.Finish();
+}
+
+// Whether the first write through a mapping to a page that the disk has sets
+// the file's times, and they come from this machine's clock: ext2 to ext4, XFS,
+// Btrfs, F2FS.
+bool NotesEveryWrite(int file) {
+  struct statfs info;
+  if (fstatfs(file, &info) != 0) return false;
+  const auto type = static_cast<uint32_t>(info.f_type);
+  return type == 0xEF53 || type == 0x58465342 || type == 0x9123683E ||
+         type == 0xF2F52010;
+}
+
+}  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   // Without O_NONBLOCK, opening a named pipe would wait for its writer.
@@ -29,6 +63,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   }
   size_ = static_cast<size_t>(info.st_size);
   owner_ = info.st_uid;
+  identity_ = IdentityOf(info);
   void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) throw IoError(path, errno);
   data_ = static_cast<const uint8_t*>(data);
@@ -42,14 +77,50 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      owner_(other.owner_) {}
+      owner_(other.owner_),
+      identity_(other.identity_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(owner_, other.owner_);
+  std::swap(identity_, other.identity_);
   return *this;
+}
+
+bool MappedFile::IsInPlace() const {
+  struct stat info;
+  return stat(path_.c_str(), &info) == 0 && IdentityOf(info) == identity_;
+}
+
+bool MappedFile::Settle() const {
+  const Descriptor file(
+      open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct timespec now;
+  struct stat info;
+  const auto is_same = [&] {
+    return fstat(file.get(), &info) == 0 && IdentityOf(info) == identity_;
+  };
+  if (!file.is_open() || clock_gettime(CLOCK_REALTIME, &now) != 0 ||
+      !is_same() || !NotesEveryWrite(file.get()) ||
+      std::max(Nanoseconds(info.st_mtim), Nanoseconds(info.st_ctim)) >=
+          Nanoseconds(now) - kTickNs) {
+    return false;
+  }
+  // A page that a program has mapped and written to may be written to again
+  // without a trace, until the disk has it. Behind fsync() the first write to
+  // each page sets the times, and by now that would be another identity.
+  return fsync(file.get()) == 0 && is_same();
+}
+
+bool MappedFile::Populate(size_t offset, size_t size) const {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = offset / page * page;
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, since Linux 5.14
+  return madvise(const_cast<uint8_t*>(data_) + begin, offset + size - begin,
+                 kPopulateRead) == 0 ||
+         (errno != EFAULT && errno != EHWPOISON);
 }
 
 void MappedFile::DropPages(size_t offset, size_t size) const {

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "base/hash.h"
+
 namespace gkv {
 
 // Read-only mapping of a regular file; all processes that map it share its
@@ -25,6 +27,21 @@ class MappedFile {
   // User id of the file's owner when it was opened.
   uint32_t owner() const { return owner_; }
 
+  // Of device, inode, size and times when the file was opened: another one
+  // later says that it is another file, or that it was written to.
+  const Hash128& identity() const { return identity_; }
+  // Whether this file, as it was opened, has its path still.
+  bool IsInPlace() const;
+  // Whether no byte can change from now on without another identity. False
+  // where that cannot be known: the file was written to a moment ago, or lies
+  // in a file system that does not note writes through mappings, or whose
+  // times come from another machine. Waits until the disk has the content.
+  bool Settle() const;
+
+  // Reads [offset, offset + size) into memory, faster than touching its pages
+  // one by one does. False if it cannot be read: the file has been truncated,
+  // or the disk fails.
+  bool Populate(size_t offset, size_t size) const;
   // Gives whole pages inside [offset, offset + size) back to the operating
   // system: they leave this process's resident memory and are read again from
   // the file if touched later.
@@ -35,6 +52,7 @@ class MappedFile {
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
   uint32_t owner_ = 0;
+  Hash128 identity_;
 };
 
 }  // namespace gkv

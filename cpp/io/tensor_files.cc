@@ -1,5 +1,6 @@
 #include "io/tensor_files.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -135,6 +136,32 @@ void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
   } else if (end == view.size_bytes()) {
     converted_.erase(view.name);
   }
+}
+
+// Which bytes are which tensor is up to the caller.
+std::optional<Hash128> TensorFiles::Identity() const {
+  Hasher hasher;
+  for (const MappedFile& file : files_) {
+    hasher.UpdateValue(file.identity().low);
+    hasher.UpdateValue(file.identity().high);
+  }
+  for (const TensorPlace& place : places_) {
+    for (const uint64_t value :
+         {uint64_t{place.name.size()}, uint64_t{place.file}, place.offset,
+          static_cast<uint64_t>(place.type), uint64_t{place.rows},
+          uint64_t{place.cols}, static_cast<uint64_t>(place.form),
+          uint64_t{place.blocks}}) {
+      hasher.UpdateValue(value);
+    }
+    hasher.Update({reinterpret_cast<const uint8_t*>(place.name.data()),
+                   place.name.size()});
+  }
+  return hasher.Finish();
+}
+
+bool TensorFiles::Settle() const {
+  return std::all_of(files_.begin(), files_.end(),
+                     [](const MappedFile& file) { return file.Settle(); });
 }
 
 }  // namespace gkv

@@ -54,6 +54,8 @@ class TensorFiles : public TensorSource {
   std::vector<std::string> Names() const override;  // as in `places`
   std::optional<TensorView> Find(std::string_view name) override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
+  std::optional<Hash128> Identity() const override;
+  bool Settle() const override;
 
  private:
   void Check(const TensorPlace& place) const;

@@ -57,6 +57,7 @@ class ForwardPass::Parts {
     projected_.EnsureSize(rows_.size() * hidden());
     input_.Resize(rows_.size(), hidden());
     attention_.Begin(work);
+    weights_.embedding.RequireSound(work.pool());
     const PackedView embedding = weights_.embedding.view();
     work.ForRows([&](size_t row) {
       UnpackRow(embedding, static_cast<size_t>(rows_[row].token), x(row));

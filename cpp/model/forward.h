@@ -28,8 +28,10 @@ class ForwardPass {
   ~ForwardPass();
 
   // Computes keys, values and the outputs of the slices. Stores into the views'
-  // blocks and the outputs only; the caller commits. Throws std::bad_alloc,
-  // nothing else. Requires: token ids in [0, vocab_size); distinct caches.
+  // blocks and the outputs only; the caller commits. Throws std::bad_alloc, and
+  // CorruptFile for weights of a packed file that are damaged: each is checked
+  // before its first use.
+  // Requires: token ids in [0, vocab_size); distinct caches.
   void Step(std::span<const SequenceSlice> slices);
 
  private:

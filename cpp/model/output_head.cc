@@ -56,6 +56,7 @@ OutputHead::OutputHead(const ModelConfig& config, const Weights& weights,
 
 void OutputHead::Compute(std::span<const Row> rows) {
   if (rows.empty()) return;
+  matrix_.RequireSound(pool_);
   Prepare(rows);
   const auto screened = static_cast<size_t>(std::count_if(
       rows_.begin(), rows_.end(), [](const Row& r) { return r.argmax_only; }));

@@ -35,7 +35,8 @@ class OutputHead {
              ThreadPool& pool);
 
   // Not thread-safe. The bits of a row depend on its x and argmax_only alone.
-  // Throws std::bad_alloc, nothing else.
+  // Throws std::bad_alloc and what
+  // PackedMatrix::RequireSound throws.
   void Compute(std::span<const Row> rows);
 
  private:

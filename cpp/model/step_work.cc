@@ -14,6 +14,7 @@ constexpr size_t kMaxPortionsPerThread = 16;
 void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
   size_t total_groups = 0;
   for (const MatMulJob& job : jobs) {
+    job.weights->RequireSound(pool_);
     total_groups += NumGroups(job.weights->rows);
   }
   const size_t threads = pool_.num_threads();

@@ -57,7 +57,7 @@ class StepWork {
     });
   }
 
-  // Several products as one parallel loop.
+  // Several products as one parallel loop. Throws what RequireSound throws.
   void MatMuls(std::initializer_list<MatMulJob> jobs) const;
 
  private:

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gemmakv/hash.h"
 #include "gemmakv/tensor_type.h"
 
 namespace gkv {
@@ -38,6 +39,12 @@ class TensorSource {
   // nullopt if there is no such tensor. Throws CorruptFile or InvalidArgument
   // if there is one that cannot be represented.
   virtual std::optional<TensorView> Find(std::string_view name) = 0;
+  // Names the bytes of all tensors without reading them: whoever settled the
+  // source and read it knows what a source of the same identity holds.
+  // nullopt: nothing but reading tells.
+  virtual std::optional<Hash128> Identity() const { return std::nullopt; }
+  // Whether no byte can change from now on without another identity.
+  virtual bool Settle() const { return false; }
   // Hint: bytes [begin, end) of the tensor will not be read again.
   virtual void Release(const TensorView& view, size_t begin, size_t end) {
     (void)view, (void)begin, (void)end;

@@ -17,6 +17,7 @@ StrPath = Union[str, "os.PathLike[str]"]
 MIN_MODEL_BYTES = 16 << 20
 
 _VARIABLE = "GEMMAKV_PACKED_CACHE"
+_RECORD = re.compile(r"[0-9a-f]{32}\.gkvsource")
 _NAME = re.compile(r"([0-9a-f]{32})\.v(\d+)-(\d+)\.gkvpack(\.part)?")
 
 
@@ -123,3 +124,18 @@ def files(folder: StrPath) -> list[PackedFile]:
             )
         )
     return sorted(found, key=lambda file: (-file.nbytes, file.path.name))
+
+
+def clear(folder: StrPath) -> list[PackedFile]:
+    """Deletes the packed files in a folder, and returns them.
+
+    Safe at any time: they are made again as needed.
+    """
+    found = files(folder)
+    for file in found:
+        file.path.unlink(missing_ok=True)
+    # Links from model files to their packed files.
+    if os.path.isdir(folder):
+        for name in filter(_RECORD.fullmatch, os.listdir(folder)):
+            Path(folder, name).unlink(missing_ok=True)
+    return found

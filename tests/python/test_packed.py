@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,11 @@ def test_other_weights_behind_the_same_path_size_and_times(
     assert _logits(changed).tobytes() == _logits(plain).tobytes()
 
 
+def _write_damaged(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty", "text"])
 def test_damaged_file_is_made_again(
     tiny_path: Path, tmp_path: Path, damage: str
@@ -86,22 +94,81 @@ def test_damaged_file_is_made_again(
     path = Path(first.packed_weights.path)
     sound = path.read_bytes()
     flipped = bytearray(sound)
-    flipped[len(sound) * 2 // 3] ^= 0x10
-    path.unlink()
-    path.write_bytes(
+    flipped[300] ^= 0x10  # within the header
+    _write_damaged(
+        path,
         {
             "flip": bytes(flipped),
             "cut": sound[:-1],
             "grow": sound + b"\0",
             "empty": b"",
             "text": b"removed",
-        }[damage]
+        }[damage],
     )
     again = _load(tiny_path, tmp_path)
     assert again.packed_weights.state == "written"
     assert str(path) in (again.packed_weights.reason or "")
     assert path.read_bytes() == sound
     assert _logits(again).tobytes() == _logits(first).tobytes()
+
+
+def test_damaged_matrix_gives_no_token(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    first = _load(tiny_path, tmp_path)
+    path = Path(first.packed_weights.path or "")
+    sound = path.read_bytes()
+    flipped = bytearray(sound)
+    flipped[len(sound) * 2 // 3] ^= 0x10
+    _write_damaged(path, bytes(flipped))
+    damaged = _load(tiny_path, tmp_path)
+    assert damaged.fingerprint == first.fingerprint
+    cache = gemmakv.create_kv_cache(damaged.config)
+    expected = f"{re.escape(str(path))}: tensor .* does not match its sum"
+    with pytest.raises(gemmakv.CorruptFile, match=expected):
+        damaged.logits(cache, TOKENS)
+    assert len(cache) == 0
+    assert not path.exists()
+    seen: list[int] = []
+    with pytest.raises(gemmakv.CorruptFile, match="load the model again"):
+        for piece in damaged.stream(cache, TOKENS, max_tokens=4):
+            seen.append(piece.token_id)
+    with pytest.raises(gemmakv.CorruptFile, match="load the model again"):
+        damaged.generate(cache, TOKENS, max_tokens=4)
+    assert not seen
+    again = _load(tiny_path, tmp_path)
+    assert again.packed_weights.state == "written"
+    assert path.read_bytes() == sound
+    assert _logits(again).tobytes() == _logits(first).tobytes()
+
+
+def test_source_changed_in_place_is_noticed(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    data = bytearray(tiny_path.read_bytes())
+    path.write_bytes(data)
+    time.sleep(2.2)  # until then times say little, and nothing is noted
+    first = _load(path, tmp_path / "packed")
+    assert _load(path, tmp_path / "packed").packed_weights.state == "reused"
+    before = path.stat()
+    data[-200] ^= 1
+    with open(path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        mapped[:] = bytes(data)
+        mapped.close()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = _load(path, tmp_path / "packed")
+    assert changed.packed_weights.state == "written"
+    assert changed.fingerprint != first.fingerprint
+    # Another file of that name.
+    other = tmp_path / "other.gguf"
+    data[-300] ^= 1
+    other.write_bytes(data)
+    os.replace(other, path)
+    replaced = _load(path, tmp_path / "packed")
+    assert replaced.packed_weights.state == "written"
+    assert replaced.fingerprint != changed.fingerprint
 
 
 def test_removed_while_in_use(tiny_path: Path, tmp_path: Path) -> None:
@@ -300,8 +367,26 @@ def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     off = cli("packed", GEMMAKV_PACKED_CACHE="off")
     assert off.returncode == 1
     assert b"--folder" in off.stderr
+    (tmp_path / ("0" * 32 + ".gkvsource")).symlink_to(path)
     assert cli("packed", "--folder", tmp_path, "--clear").returncode == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_verify_flag(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
+    path = Path(_load(tiny_path, tmp_path).packed_weights.path or "")
+    sound = cli("packed", "--folder", tmp_path, "--verify")
+    assert sound.returncode == 0
+    assert b"damaged" not in sound.stdout
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    _write_damaged(path, bytes(content))
+    assert cli("packed", "--folder", tmp_path).returncode == 0
+    damaged = cli("packed", "--folder", tmp_path, "--verify")
+    assert damaged.returncode == 1
+    assert f"{path}  damaged" in damaged.stdout.decode()
+    as_json = cli("packed", "--folder", tmp_path, "--verify", "--json")
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout)["damaged"] == [str(path)]
 
 
 def test_no_packed_cache_flag(

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "base/error.h"
@@ -19,8 +21,6 @@ constexpr uint64_t kTensorAlignment = 64;
 // What a header may be at most: thousands of tensors.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 24;
 constexpr uint32_t kMaxNameBytes = 256;
-// Pieces checked between two calls of the progress function.
-constexpr size_t kPiecesPerReport = 64;
 
 uint64_t AlignUp(uint64_t value) {
   return (value + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
@@ -118,6 +118,10 @@ bool IsSound(const PackedTensor& tensor, uint64_t header_bytes,
          tensor.offset <= file_bytes - tensor.size_bytes();
 }
 
+std::string DamageOf(const PackedTensor& tensor) {
+  return StrCat("tensor ", tensor.name, " does not match its sum");
+}
+
 }  // namespace
 
 uint64_t PackedTensor::size_bytes() const {
@@ -128,6 +132,16 @@ uint64_t PackedTensor::size_bytes() const {
 std::string PackedFileName(const Hash128& fingerprint) {
   return StrCat(fingerprint.Hex(), ".v", kPackedFileVersion, "-",
                 kPackedLayoutVersion, ".gkvpack");
+}
+
+std::optional<Hash128> FingerprintOf(std::string_view file_name) {
+  if (file_name.size() < 32) return std::nullopt;
+  Hash128 hash;
+  const char* const hex = file_name.data();
+  std::from_chars(hex, hex + 16, hash.high, 16);
+  std::from_chars(hex + 16, hex + 32, hash.low, 16);
+  return PackedFileName(hash) == file_name ? std::optional(hash)
+                                           : std::nullopt;
 }
 
 PackedFileWriter::PackedFileWriter(PartFile& file, const Hash128& fingerprint,
@@ -174,8 +188,7 @@ void PackedFileWriter::Finish() {
   ThrowIfFailed();
 }
 
-PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint,
-                       ThreadPool& pool, const Progress& progress)
+PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint)
     : file_(path) {
   CheckOwner();
   try {
@@ -183,7 +196,6 @@ PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint,
   } catch (const CorruptFile& error) {
     Damaged(error.what());
   }
-  CheckSums(pool, progress);
 }
 
 void PackedFile::Damaged(const std::string& what) const {
@@ -239,36 +251,50 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
                                ": shape and place do not fit the file"));
     }
     const std::string name = tensor.name;
-    if (!tensors_.emplace(name, std::move(tensor)).second) {
+    if (!tensors_.try_emplace(name, std::move(tensor)).second) {
       throw CorruptFile(StrCat("tensor ", name, " is there twice"));
     }
   }
 }
 
-void PackedFile::CheckSums(ThreadPool& pool, const Progress& progress) const {
+bool PackedFile::Check(const Tensor& tensor, ThreadPool& pool) const {
+  std::vector<Hash128> hashes(tensor.num_pieces());
+  pool.Run(hashes.size(), [&](size_t piece, size_t) {
+    const uint64_t begin = piece * tensor.piece_bytes;
+    const uint64_t size =
+        std::min(tensor.piece_bytes, tensor.size_bytes() - begin);
+    // Touching what cannot be read would end the process.
+    if (!file_.Populate(tensor.offset + begin, size)) return;
+    hashes[piece] = HashBytes({data(tensor) + begin, size});
+  });
+  if (HashOfHashes(hashes) != tensor.sum) return false;
+  tensor.is_sound.store(true, std::memory_order_release);
+  return true;
+}
+
+void PackedFile::CheckAll(ThreadPool& pool, const Progress& progress) const {
   size_t done = 0;
-  std::vector<Hash128> hashes;
   for (const auto& [name, tensor] : tensors_) {
-    const uint8_t* const start = data(tensor);
-    const uint64_t size = tensor.size_bytes(), piece = tensor.piece_bytes;
-    hashes.resize(tensor.num_pieces());
-    for (size_t first = 0; first < hashes.size(); first += kPiecesPerReport) {
-      const size_t count = std::min(kPiecesPerReport, hashes.size() - first);
-      pool.Run(count, [&, start](size_t task, size_t) {
-        const uint64_t begin = (first + task) * piece;
-        hashes[first + task] =
-            HashBytes({start + begin, std::min(piece, size - begin)});
-      });
-      done += std::min(size - first * piece, count * piece);
-      if (progress) progress(done, size_bytes());
-    }
-    if (HashOfHashes(hashes) != tensor.sum) {
-      Damaged(StrCat("tensor ", name, " does not match its sum"));
-    }
+    if (!Check(tensor, pool)) Damaged(DamageOf(tensor));
+    done += tensor.size_bytes();
+    if (progress) progress(done, size_bytes());
   }
 }
 
-const PackedTensor* PackedFile::Find(std::string_view name) const {
+void PackedFile::DeleteDamaged(const Tensor& tensor) const {
+  const bool gone = !file_.IsInPlace() || unlink(path().c_str()) == 0;
+  Damaged(StrCat(DamageOf(tensor),
+                 gone ? "; the file was deleted, load the model again"
+                      : "; delete the file and load the model again"));
+}
+
+bool PackedFile::CanDelete() const {
+  const std::string folder =
+      std::filesystem::path(path()).parent_path().string();
+  return file_.owner() == geteuid() && access(folder.c_str(), W_OK) == 0;
+}
+
+const PackedFile::Tensor* PackedFile::Find(std::string_view name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;
 }

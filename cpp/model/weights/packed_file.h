@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/hash.h"
@@ -46,6 +48,8 @@ struct PackedTensor {
 
 // File name of the weights with this fingerprint, of this build's versions.
 std::string PackedFileName(const Hash128& fingerprint);
+// The fingerprint that such a name is of; nullopt for any other.
+std::optional<Hash128> FingerprintOf(std::string_view file_name);
 
 // Fills a part file.
 class PackedFileWriter {
@@ -79,34 +83,50 @@ class PackedFileWriter {
   std::atomic<int> error_{0};
 };
 
-// A packed file, open and checked to the last byte.
+// A packed file, open. Its header is checked; its tensors are when Check is
+// called. Thread-safe.
 class PackedFile {
  public:
   using Progress = std::function<void(size_t done, size_t total)>;
 
+  struct Tensor : PackedTensor {
+    explicit Tensor(PackedTensor tensor) : PackedTensor(std::move(tensor)) {}
+    mutable std::atomic<bool> is_sound{false};  // once Check has said so
+  };
+
   // Throws IoError (no such file, ...) and CorruptFile: not a packed file of
-  // these versions and this fingerprint, damaged, or owned by another user.
-  // `progress` counts bytes.
-  PackedFile(const std::string& path, const Hash128& fingerprint,
-             ThreadPool& pool, const Progress& progress = {});
+  // these versions and this fingerprint, of another length than it states, or
+  // owned by another user.
+  PackedFile(const std::string& path, const Hash128& fingerprint);
 
   const std::string& path() const { return file_.path(); }
   size_t size_bytes() const { return file_.bytes().size(); }
   // nullptr if there is no such tensor.
-  const PackedTensor* Find(std::string_view name) const;
+  const Tensor* Find(std::string_view name) const;
   // 64-byte aligned; valid as long as this lives.
   const uint8_t* data(const PackedTensor& tensor) const {
     return file_.bytes().data() + tensor.offset;
   }
 
+  // Compares a tensor with its sum, in parallel: whether it is as it was
+  // written.
+  bool Check(const Tensor& tensor, ThreadPool& pool) const;
+  // Checks every tensor. Throws CorruptFile naming one that is damaged.
+  // `progress` counts bytes, and may throw.
+  void CheckAll(ThreadPool& pool, const Progress& progress = {}) const;
+  // For one that is found damaged when it is there already: whoever loads the
+  // model again shall not find it. Throws CorruptFile that says so.
+  [[noreturn]] void DeleteDamaged(const Tensor& tensor) const;
+  // Whether DeleteDamaged may count on being able to.
+  bool CanDelete() const;
+
  private:
   void ReadHeader(const Hash128& fingerprint);
   void CheckOwner() const;
-  void CheckSums(ThreadPool& pool, const Progress& progress) const;
   [[noreturn]] void Damaged(const std::string& what) const;
 
   MappedFile file_;
-  std::map<std::string, PackedTensor, std::less<>> tensors_;
+  std::map<std::string, Tensor, std::less<>> tensors_;
 };
 
 }  // namespace gkv

@@ -1,5 +1,8 @@
 #include "model/weights/packed_weights.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,12 +20,63 @@
 namespace gkv {
 namespace {
 
-// Weights as views into a packed file; vectors, which are small, are copied.
-Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file) {
+// A link from the identity of a source to the packed file of its weights.
+class SourceRecord {
+ public:
+  SourceRecord(const PackedOptions& options, const ModelConfig& config,
+               const TensorSource& source) {
+    const std::optional<Hash128> identity = source.Identity();
+    if (!identity) return;
+    Hasher hasher;
+    hasher.UpdateValue(kVersion);
+    hasher.UpdateValue(static_cast<uint32_t>(kSlabRows));
+    hasher.UpdateValue(options.quantize
+                           ? static_cast<int64_t>(*options.quantize)
+                           : int64_t{-1});
+    for (const Hash128& hash : {*identity, config.Hash()}) {
+      hasher.UpdateValue(hash.low);
+      hasher.UpdateValue(hash.high);
+    }
+    path_ = StrCat(options.folder, "/", hasher.Finish().Hex(), ".gkvsource");
+  }
+
+  // Fingerprint of the weights; nullopt if nobody noted it.
+  std::optional<Hash128> Read() const {
+    struct stat info;
+    char target[256];
+    const ssize_t size = readlink(path_.c_str(), target, sizeof(target));
+    if (size < 0 || lstat(path_.c_str(), &info) != 0 ||
+        (info.st_uid != geteuid() && info.st_uid != 0)) {
+      return std::nullopt;
+    }
+    return FingerprintOf({target, static_cast<size_t>(size)});
+  }
+
+  // Requires: the source was settled before it was read.
+  void Write(const Hash128& fingerprint) const {
+    const std::string target = PackedFileName(fingerprint);
+    // What cannot be noted is hashed again.
+    if (symlink(target.c_str(), path_.c_str()) != 0 && errno == EEXIST &&
+        unlink(path_.c_str()) == 0) {
+      (void)!symlink(target.c_str(), path_.c_str());
+    }
+  }
+
+ private:
+  // Of the fingerprint's definition: the order of the table of weights, and
+  // what readers make of a file.
+  static constexpr uint32_t kVersion = 1;
+  std::string path_;  // empty: the source has no identity
+};
+
+// Weights as views into a packed file, which are checked at their first use;
+// vectors, which are small, are checked and copied, and gates checked.
+Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file,
+                       ThreadPool& pool) {
   const ScopedFpEnvironment fp_environment;
   Weights weights;
   for (const WeightEntry& entry : ListWeights(config, weights)) {
-    const PackedTensor* const tensor = file.Find(entry.name);
+    const PackedFile::Tensor* const tensor = file.Find(entry.name);
     PackedMatrix* const matrix = entry.matrix();
     const bool is_vector = matrix == nullptr;
     if (tensor == nullptr && entry.role == WeightRole::kHead) continue;
@@ -35,6 +89,10 @@ Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file) {
                                "[",
                                entry.rows, ", ", entry.cols, "]"));
     }
+    if (MustBeFloat(entry.role) && !file.Check(*tensor, pool)) {
+      throw CorruptFile(StrCat(file.path(), ": tensor ", entry.name,
+                               " does not match its sum"));
+    }
     if (is_vector) {
       FloatVector values(entry.rows * entry.cols);
       std::memcpy(values.data(), file.data(*tensor), tensor->size_bytes());
@@ -45,6 +103,8 @@ Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file) {
     matrix->rows = entry.rows;
     matrix->cols = entry.cols;
     matrix->data = file.data(*tensor);
+    matrix->file = &file;
+    matrix->tensor = tensor;
     weights.matrices.push_back(
         {entry.name, tensor->type, entry.rows, entry.cols});
   }
@@ -56,11 +116,13 @@ class PackedLoad {
  public:
   PackedLoad(const ModelConfig& config, TensorSource& source, ThreadPool& pool,
              const LoadProgress& progress, const PackedOptions& options)
-      : config_(config), source_(source), pool_(pool), options_(options) {
-    const std::vector<std::string> names = TensorNames(config, source);
-    if (options.quantize) RequireFloatMatrix(source, names);
+      : config_(config),
+        source_(source),
+        pool_(pool),
+        options_(options),
+        names_(TensorNames(config, source)) {
+    if (options.quantize) RequireFloatMatrix(source, names_);
     if (!progress) return;
-    source_bytes_ = SourceBytes(source, names);
     // A second attempt at something is not a step back.
     progress_ = [this, &progress](size_t done, size_t total) {
       done_ = std::max(done_, done);
@@ -70,14 +132,27 @@ class PackedLoad {
   PackedLoad(const PackedLoad&) = delete;
 
   Weights Run(PackedReport& report) {
-    const SourceContents survey = Read({.into = ReadOptions::Into::kNothing});
-    fingerprint_ = survey.weights.fingerprint;
-    path_ = options_.folder + "/" + PackedFileName(fingerprint_);
-    std::optional<Weights> weights = Open(report);
+    const SourceRecord record(options_, config_, source_);
+    std::optional<Weights> weights;
+    if (const std::optional<Hash128> noted = record.Read()) {
+      SetFingerprint(*noted);
+      weights = Open(report, false);
+    }
     if (weights) {
       report.state = PackedReport::State::kReused;
     } else {
-      weights = Write(survey.tensors, report);
+      const bool settled = source_.Settle();
+      if (progress_) source_bytes_ = SourceBytes(source_, names_);
+      const SourceContents survey =
+          Read({.into = ReadOptions::Into::kNothing});
+      SetFingerprint(survey.weights.fingerprint);
+      weights = Open(report, false);
+      if (weights) {
+        report.state = PackedReport::State::kReused;
+      } else {
+        weights = Write(survey.tensors, report);
+      }
+      if (weights && settled) record.Write(fingerprint_);
     }
     if (weights) {
       report.path = path_;
@@ -99,21 +174,29 @@ class PackedLoad {
     return ReadSource(config_, source_, pool_, options);
   }
 
+  void SetFingerprint(const Hash128& fingerprint) {
+    fingerprint_ = fingerprint;
+    path_ = options_.folder + "/" + PackedFileName(fingerprint_);
+  }
+
   // nullopt if there is no sound file; the report says why unless there is
-  // none at all.
-  std::optional<Weights> Open(PackedReport& report) {
+  // none at all. With `whole`, matrices are checked before their first use.
+  std::optional<Weights> Open(PackedReport& report, bool whole) {
     try {
-      const PackedFile::Progress second_half = [&](size_t done, size_t) {
-        progress_(std::min(source_bytes_ + done, 2 * source_bytes_),
-                  2 * source_bytes_);
-      };
-      const auto file = std::make_shared<PackedFile>(
-          path_, fingerprint_, pool_,
-          progress_ ? second_half : PackedFile::Progress());
-      Weights weights = ReadPackedFile(config_, *file);
+      const auto file = std::make_shared<PackedFile>(path_, fingerprint_);
+      if (whole || !file->CanDelete()) {
+        file->CheckAll(pool_, [&](size_t done, size_t) {
+          if (!progress_ || source_bytes_ == 0) return;
+          progress_(std::min(source_bytes_ + done, 2 * source_bytes_),
+                    2 * source_bytes_);
+        });
+      }
+      Weights weights = ReadPackedFile(config_, *file, pool_);
       weights.file = file;
       weights.fingerprint = fingerprint_;
-      if (progress_) progress_(2 * source_bytes_, 2 * source_bytes_);
+      const size_t total =
+          source_bytes_ == 0 ? file->size_bytes() : 2 * source_bytes_;
+      if (progress_) progress_(total, total);
       return weights;
     } catch (const IoError& error) {
       if (error.error_number() != ENOENT) report.reason = error.what();
@@ -136,7 +219,7 @@ class PackedLoad {
         return std::nullopt;
       }
       // Another process may have written it meanwhile.
-      if (std::optional<Weights> weights = Open(report)) {
+      if (std::optional<Weights> weights = Open(report, false)) {
         report.state = PackedReport::State::kReused;
         return weights;
       }
@@ -151,7 +234,7 @@ class PackedLoad {
       }
       writer.Finish();
       part->Publish();
-      std::optional<Weights> weights = Open(report);
+      std::optional<Weights> weights = Open(report, true);
       if (weights) {
         report.state = PackedReport::State::kWritten;
         report.reason = replaced;
@@ -167,6 +250,7 @@ class PackedLoad {
   TensorSource& source_;
   ThreadPool& pool_;
   const PackedOptions& options_;
+  const std::vector<std::string> names_;
   LoadProgress progress_;
   size_t source_bytes_ = 0;
   size_t done_ = 0;

@@ -34,10 +34,13 @@ struct PackedOptions {
 };
 
 // LoadWeights by way of a packed file in a folder, which is made if need be.
-// The weights are read and hashed first; their fingerprint finds the file, so
-// a file of other weights is never used, whatever paths and times say; with
-// `quantize`, nothing is quantized before a file is missed. A file
-// is checked to the last byte before it is used, and replaced if it is wrong.
+// The fingerprint of the weights finds the file, so that a file of other
+// weights is never used: the source is read and hashed, unless that was done
+// before and its identity (TensorSource::Identity) is noted beside the packed
+// file. With `quantize`, nothing is quantized before a file is missed.
+// A file whose header, vectors or gates are wrong is replaced. Its matrices are
+// checked when they are first used, see PackedMatrix::is_checked; here if the
+// file was just written, or could not be deleted for being damaged.
 // Whatever makes the packed file impossible (no permission, full disk, another
 // process that does not finish it) is told by `report` alone: the weights are
 // then packed into memory.

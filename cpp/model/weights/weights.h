@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_source.h"
 #include "model/config/config.h"
+#include "model/weights/packed_file.h"
 #include "ops/matmul.h"
 
 namespace gkv {
@@ -23,13 +24,24 @@ struct PackedMatrix {
   TensorType type = TensorType::kF32;
   size_t rows = 0;
   size_t cols = 0;
-  const uint8_t* data = nullptr;  // in `owned`, or in the file of Weights
+  const uint8_t* data = nullptr;  // in `owned`, or in `file`
   AlignedBuffer<uint8_t> owned;
+  // Where it lies in the packed file of Weights, or null.
+  const PackedFile* file = nullptr;
+  const PackedFile::Tensor* tensor = nullptr;
 
   PackedView view() const { return {type, rows, cols, data}; }
-};
 
-class PackedFile;
+  // Before its bytes are used: compares those of a packed file with their sum,
+  // the first time. Throws CorruptFile if they are damaged.
+  void RequireSound(ThreadPool& pool) const {
+    if (tensor == nullptr ||
+        tensor->is_sound.load(std::memory_order_acquire)) {
+      return;
+    }
+    if (!file->Check(*tensor, pool)) file->DeleteDamaged(*tensor);
+  }
+};
 
 // What a tensor is for, and so how it is kept.
 enum class WeightRole {

@@ -1,14 +1,21 @@
 #include "io/mapped_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -160,6 +167,77 @@ TEST(MappedFileTest, DroppingOutsideTheFileIsHarmless) {
   file.DropPages(kMax - 4095, 4096);
   file.DropPages(60000, 10);
   EXPECT_EQ(Content(file), bytes);
+}
+
+TEST(MappedFileTest, AnotherContentIsAnotherIdentity) {
+  const TempFile on_disk(Pattern(5000));
+  const MappedFile file(on_disk.path());
+  EXPECT_EQ(MappedFile(on_disk.path()).identity(), file.identity());
+  EXPECT_TRUE(file.IsInPlace());
+  EXPECT_NE(MappedFile(TempFile(Pattern(5000)).path()).identity(),
+            file.identity());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  // The same bytes, and the time put back.
+  struct stat before;
+  ASSERT_EQ(stat(on_disk.path().c_str(), &before), 0);
+  const int fd = open(on_disk.path().c_str(), O_WRONLY);
+  ASSERT_EQ(pwrite(fd, "x", 1, 100), 1);
+  const struct timespec times[2] = {before.st_atim, before.st_mtim};
+  ASSERT_EQ(futimens(fd, times), 0);
+  close(fd);
+  EXPECT_NE(MappedFile(on_disk.path()).identity(), file.identity());
+  EXPECT_FALSE(file.IsInPlace());
+  EXPECT_FALSE(file.Settle());
+}
+
+TEST(MappedFileTest, SettlesWhenItsTimesAreOld) {
+  const TempFile on_disk(Pattern(5000));
+  const MappedFile file(on_disk.path());
+  EXPECT_FALSE(file.Settle()) << "another write may have the same time";
+  std::this_thread::sleep_for(std::chrono::milliseconds(2200));
+  struct statfs info;
+  ASSERT_EQ(statfs(on_disk.path().c_str(), &info), 0);
+  constexpr int64_t kExt = 0xEF53, kTmpfs = 0x01021994, kNfs = 0x6969;
+  if (info.f_type == kExt) {
+    EXPECT_TRUE(file.Settle());
+    // A page that was mapped and written to is no longer written to unseen.
+    const int fd = open(on_disk.path().c_str(), O_RDWR);
+    void* const data = mmap(nullptr, 4096, PROT_WRITE, MAP_SHARED, fd, 0);
+    ASSERT_NE(data, MAP_FAILED);
+    std::memset(data, 1, 1);
+    EXPECT_FALSE(file.Settle());
+    EXPECT_FALSE(file.IsInPlace());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2200));
+    const MappedFile later(on_disk.path());
+    EXPECT_TRUE(later.Settle());
+    std::memset(data, 2, 1);
+    EXPECT_FALSE(later.IsInPlace());
+    munmap(data, 4096);
+    close(fd);
+  }
+  if (info.f_type == kTmpfs || info.f_type == kNfs) {
+    EXPECT_FALSE(file.Settle());
+  }
+  const std::filesystem::path memory = "/dev/shm";
+  if (!std::filesystem::is_directory(memory)) return;
+  const std::string path = memory / ("gemmakv." + std::to_string(getpid()));
+  std::ofstream(path) << "x";
+  const MappedFile on_tmpfs(path);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2200));
+  EXPECT_FALSE(on_tmpfs.Settle()) << "writes through mappings leave no trace";
+  std::filesystem::remove(path);
+}
+
+TEST(MappedFileTest, PopulateTellsWhatCannotBeRead) {
+  const TempFile on_disk(Pattern(20000));
+  const MappedFile file(on_disk.path());
+  EXPECT_TRUE(file.Populate(0, 20000));
+  EXPECT_TRUE(file.Populate(4095, 2));
+  EXPECT_TRUE(file.Populate(19999, 1));
+  std::filesystem::resize_file(on_disk.path(), 5000);
+  EXPECT_TRUE(file.Populate(0, 5000));
+  EXPECT_FALSE(file.Populate(0, 20000));
+  EXPECT_FALSE(file.Populate(9000, 1));
 }
 
 }  // namespace

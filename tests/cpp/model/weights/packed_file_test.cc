@@ -1,5 +1,6 @@
 #include "model/weights/packed_file.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -73,10 +74,12 @@ void Write(const std::string& path) {
 PackedFile Open(const std::string& path,
                 const Hash128& fingerprint = kFingerprint) {
   ThreadPool pool(1);
-  return PackedFile(path, fingerprint, pool);
+  PackedFile file(path, fingerprint);
+  file.CheckAll(pool);
+  return file;
 }
 
-// What opening a file of these bytes says; empty if it opens.
+// What opening and checking a file of these bytes says; empty if it opens.
 std::string ErrorOf(const TempFolder& folder, const std::string& bytes) {
   WriteWhole(folder / "changed", bytes);
   try {
@@ -117,12 +120,12 @@ TEST(PackedFileTest, ProgressReachesAllTensors) {
   Write(folder / "file");
   ThreadPool pool(2);
   size_t last = 0, sum = 0;
-  const PackedFile file(folder / "file", kFingerprint, pool,
-                        [&](size_t done, size_t total) {
-                          EXPECT_GT(done, last);
-                          EXPECT_LE(done, total);
-                          last = done;
-                        });
+  PackedFile(folder / "file", kFingerprint)
+      .CheckAll(pool, [&](size_t done, size_t total) {
+        EXPECT_GT(done, last);
+        EXPECT_LE(done, total);
+        last = done;
+      });
   for (const auto& bytes : Contents()) sum += bytes.size();
   EXPECT_EQ(last, sum);
 }
@@ -164,6 +167,59 @@ TEST(PackedFileTest, EveryChangedByteIsNoticed) {
     changed[i] = static_cast<char>(changed[i] ^ (1 << i % 8));
     ASSERT_EQ(ErrorOf(folder, changed).empty(), !counts[i]) << "byte " << i;
   }
+}
+
+TEST(PackedFileTest, EachTensorIsCheckedByItself) {
+  TempFolder folder;
+  ThreadPool pool(2);
+  for (const PackedTensor& damaged : Tensors()) {
+    Write(folder / "file");
+    std::string bytes = ReadWhole(folder / "file");
+    const PackedFile sound(folder / "file", kFingerprint);
+    bytes[sound.Find(damaged.name)->offset] ^= 1;
+    WriteWhole(folder / "file", bytes);
+    const PackedFile file(folder / "file", kFingerprint);
+    for (const PackedTensor& tensor : Tensors()) {
+      const PackedFile::Tensor& found = *file.Find(tensor.name);
+      EXPECT_FALSE(found.is_sound);
+      EXPECT_EQ(file.Check(found, pool), tensor.name != damaged.name);
+      EXPECT_EQ(found.is_sound, tensor.name != damaged.name);
+    }
+  }
+}
+
+// A file that another process has put in its place meanwhile stays.
+TEST(PackedFileTest, OnlyTheDamagedFileIsDeleted) {
+  TempFolder folder;
+  Write(folder / "file");
+  const PackedFile file(folder / "file", kFingerprint);
+  const PackedFile::Tensor& tensor = *file.Find("matrix");
+  const std::string message =
+      (folder / "file") +
+      ": tensor matrix does not match its sum; the file was deleted, load the "
+      "model again";
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(std::filesystem::exists(folder / "file"), i != 1);
+    if (i == 2) WriteWhole(folder / "file", "another");
+    try {
+      file.DeleteDamaged(tensor);
+    } catch (const CorruptFile& error) {
+      EXPECT_EQ(error.what(), message);
+    }
+    if (i == 1) WriteWhole(folder / "file", "another");
+  }
+  EXPECT_EQ(ReadWhole(folder / "file"), "another");
+}
+
+// Instead of the signal that touching its bytes would be.
+TEST(PackedFileTest, AFileThatIsTruncatedWhileItIsOpenIsDamaged) {
+  TempFolder folder;
+  ThreadPool pool(1);
+  Write(folder / "file");
+  const PackedFile file(folder / "file", kFingerprint);
+  chmod((folder / "file").c_str(), 0600);
+  std::filesystem::resize_file(folder / "file", 0);
+  EXPECT_FALSE(file.Check(*file.Find("matrix"), pool));
 }
 
 TEST(PackedFileTest, EveryOtherLengthIsNoticed) {

@@ -18,8 +18,10 @@
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"
-#include "model/weights/packed_file.h"
+#include "model/create_kv_cache.h"
 #include "model/tiny_model.h"
+#include "model/weights/packed_file.h"
+#include "model/weights/source_reader.h"
 
 namespace gkv {
 namespace {
@@ -97,6 +99,44 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
     ASSERT_EQ(x.recurrent == nullptr, y.recurrent == nullptr);
     if (x.recurrent) ExpectSameRecurrent(*x.recurrent, *y.recurrent);
   }
+}
+
+// Root may write anywhere: runs `check` as another user, in a process of its
+// own.
+void AsAnotherUser(const std::function<void()>& check) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
+    check();
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+// Runs a step: what it throws, or "".
+std::string ErrorOfStep(const TinyOptions& options, Weights& weights) {
+  Model model{TinyConfig(options), std::move(weights)};
+  ThreadPool pool(2);
+  const std::shared_ptr<KVCache> cache = CreateKVCache(model.config, {});
+  const std::vector<int32_t> tokens = {2, 30, 41};
+  std::vector<float> logits(model.config.vocab_size);
+  std::string message;
+  {
+    const RunLock lock = cache->Lock();
+    cache->Append(lock, tokens);
+    const KvStepView view = cache->Prepare(lock, 0, tokens.size());
+    const SequenceSlice slice{
+        tokens, &view, &cache->layout(), {RowOutput::kLogits, 1, logits.data()}};
+    try {
+      ForwardPass(model, pool).Step({&slice, 1});
+    } catch (const CorruptFile& error) {
+      message = error.what();
+    }
+  }
+  weights = std::move(model.weights);
+  return message;
 }
 
 // A model, what it is without a packed file, and a folder.
@@ -192,7 +232,8 @@ TEST_F(PackedWeightsTest, AWrongFileIsReplaced) {
   LoadAndCompare();
   const std::string sound = ReadWhole(path_);
   std::string flipped = sound, version = sound;
-  flipped[sound.size() / 2] ^= 1;
+  const PackedFile file(path_, plain_.fingerprint);
+  flipped[file.Find("output_norm.weight")->offset] ^= 1;
   ++version[12];
   const std::vector<std::string> wrong = {
       flipped,    version, "", "garbage", sound.substr(0, sound.size() / 2),
@@ -205,6 +246,181 @@ TEST_F(PackedWeightsTest, AWrongFileIsReplaced) {
     EXPECT_EQ(ReadWhole(path_), sound);
     EXPECT_EQ(LoadAndCompare().state, State::kReused);
   }
+}
+
+// Each tensor, in each of its pieces: either the load replaces the file, or the
+// first step with the tensor fails, and the next load replaces the file.
+void ExpectDamageIsNoticed(const TinyOptions& options) {
+  TempFolder folder;
+  const PackedOptions packed{folder.path()};
+  MemorySource source = TinyTensors(options);
+  const Loaded first = Load(source, options, packed);
+  const std::string path = first.report.path;
+  const std::string sound = ReadWhole(path);
+  size_t late = 0;
+  for (const auto& [name, stored] : source.tensors) {
+    const PackedFile::Tensor& tensor = *first.weights.file->Find(name);
+    for (size_t piece = 0; piece < tensor.num_pieces(); ++piece) {
+      const size_t end = std::min(tensor.size_bytes(),
+                                  (piece + 1) * tensor.piece_bytes);
+      std::string damaged = sound;
+      damaged[tensor.offset + end - 1] ^= 0x10;
+      WriteWhole(path, damaged);
+      Loaded loaded = Load(source, options, packed);
+      const bool is_late = loaded.report.state == State::kReused;
+      const bool is_gate = name.find("rec_a_gate") != std::string::npos ||
+                           name.find("rec_input_gate") != std::string::npos;
+      EXPECT_EQ(is_late, !tensor.is_vector && !is_gate) << name;
+      if (is_late) {
+        ++late;
+        const std::string message = ErrorOfStep(options, loaded.weights);
+        EXPECT_EQ(message, StrCat(path, ": tensor ", name,
+                                  " does not match its sum; the file was "
+                                  "deleted, load the model again"));
+        EXPECT_EQ(ErrorOfStep(options, loaded.weights), message);
+        EXPECT_EQ(Load(source, options, packed).report.state, State::kWritten);
+      }
+      EXPECT_EQ(ReadWhole(path), sound);
+    }
+  }
+  EXPECT_GT(late, 20u) << "damaged pieces that a step found";
+  Loaded loaded = Load(source, options, packed);
+  EXPECT_EQ(loaded.report.state, State::kReused);
+  EXPECT_EQ(ErrorOfStep(options, loaded.weights), "");
+}
+
+TEST(PackedWeightsDamage, NoOutputComesOfDamagedWeights) {
+  TinyOptions untied;
+  untied.tied = false;
+  untied.num_layers = 3;
+  untied.ffn = 2 * kSlabRows + 32;
+  ExpectDamageIsNoticed(untied);
+  ExpectDamageIsNoticed(TinyFamily("recurrentgemma"));
+}
+
+// A file that nobody could delete later is checked by the load.
+TEST_F(PackedWeightsTest, ADamagedFileThatMustStayIsFoundByTheLoad) {
+  LoadAndCompare();
+  std::string damaged = ReadWhole(path_);
+  const PackedFile file(path_, plain_.fingerprint);
+  damaged[file.Find("blk.3.ffn_up.weight")->offset] ^= 1;
+  WriteWhole(path_, damaged);
+  AsAnotherUser([&] {
+    chmod(folder_.path().c_str(), 0555);
+    ExpectMemory("Permission denied");
+  });
+}
+
+// A source that says what it is.
+class IdentifiedSource : public MemorySource {
+ public:
+  Hash128 identity{1, 1};
+  bool settles = true;
+  size_t reads = 0;
+  std::optional<TensorView> Find(std::string_view name) override {
+    ++reads;
+    return MemorySource::Find(name);
+  }
+  std::optional<Hash128> Identity() const override { return identity; }
+  bool Settle() const override { return settles; }
+};
+
+class SourceRecordTest : public PackedWeightsTest {
+ protected:
+  SourceRecordTest() { known_.tensors = source_.tensors; }
+  // Whether the load had to read the source.
+  bool Reads(State state) {
+    const size_t before = known_.reads;
+    const Loaded loaded = gkv::Load(known_, options_, packed_);
+    EXPECT_EQ(loaded.report.state, state);
+    ThreadPool pool(1);
+    ExpectSameWeights(loaded.weights, LoadWeights(TinyConfig(options_),
+                                                  source_, pool, {}));
+    return known_.reads != before;
+  }
+  std::string record() {
+    for (const std::string& name : folder_.Names()) {
+      if (name.ends_with(".gkvsource")) return folder_ / name;
+    }
+    return "";
+  }
+  IdentifiedSource known_;
+};
+
+TEST_F(SourceRecordTest, AnUnchangedSourceIsReadOnce) {
+  EXPECT_TRUE(Reads(State::kWritten));
+  EXPECT_FALSE(Reads(State::kReused));
+  size_t last = 0, total = 1;
+  const Loaded loaded =
+      gkv::Load(known_, options_, packed_, [&](size_t done, size_t all) {
+        last = done;
+        total = all;
+      });
+  EXPECT_EQ(last, total);
+  // Noted also by a load that found the packed file there.
+  std::filesystem::remove(record());
+  EXPECT_TRUE(Reads(State::kReused));
+  EXPECT_FALSE(Reads(State::kReused));
+}
+
+TEST_F(SourceRecordTest, AnotherIdentityConfigurationOrTypeIsRead) {
+  EXPECT_TRUE(Reads(State::kWritten));
+  known_.identity = {1, 2};
+  EXPECT_TRUE(Reads(State::kReused));
+  source_.tensors["blk.1.ffn_up.weight"].bytes[1] ^= 1;
+  known_.tensors = source_.tensors;
+  known_.identity = {2, 1};
+  EXPECT_TRUE(Reads(State::kWritten));
+  EXPECT_FALSE(Reads(State::kReused));
+  options_.final_soft_cap = 9;
+  EXPECT_TRUE(Reads(State::kWritten));
+  packed_.quantize = TensorType::kQ8_0;
+  const size_t before = known_.reads;
+  const Loaded quantized = gkv::Load(known_, options_, packed_);
+  EXPECT_EQ(quantized.report.state, State::kWritten);
+  EXPECT_GT(known_.reads, before + 50);
+}
+
+TEST_F(SourceRecordTest, ASourceThatMayChangeUnseenIsReadEachTime) {
+  known_.settles = false;
+  EXPECT_TRUE(Reads(State::kWritten));
+  EXPECT_TRUE(Reads(State::kReused));
+  EXPECT_EQ(record(), "");
+}
+
+TEST_F(SourceRecordTest, AWrongRecordIsNotFollowed) {
+  EXPECT_TRUE(Reads(State::kWritten));
+  const std::string link = record();
+  const std::string name = PackedFileName(plain_.fingerprint);
+  for (const std::string& target :
+       {std::string("x"), "../" + name, name + "x", PackedFileName({3, 4}),
+        std::string(32, 'f'), std::string(300, 'f')}) {
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(target, link);
+    EXPECT_TRUE(Reads(State::kReused)) << target;
+    EXPECT_FALSE(Reads(State::kReused)) << target;
+  }
+  // A file in its place.
+  std::filesystem::remove(link);
+  WriteWhole(link, name);
+  EXPECT_TRUE(Reads(State::kReused));
+  EXPECT_FALSE(Reads(State::kReused));
+}
+
+TEST_F(SourceRecordTest, RecordsOfOtherUsersAreNotFollowed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to give a link away";
+  EXPECT_TRUE(Reads(State::kWritten));
+  ASSERT_EQ(lchown(record().c_str(), 12345, 0), 0);
+  EXPECT_TRUE(Reads(State::kReused));
+}
+
+TEST_F(SourceRecordTest, WithoutThePackedFileTheSourceIsRead) {
+  EXPECT_TRUE(Reads(State::kWritten));
+  std::filesystem::remove(path_);
+  EXPECT_TRUE(Reads(State::kWritten));
+  WriteWhole(path_, "garbage");
+  EXPECT_TRUE(Reads(State::kWritten));
+  EXPECT_FALSE(Reads(State::kReused));
 }
 
 TEST_F(PackedWeightsTest, AFileOfAnotherModelUnderThisNameIsReplaced) {
@@ -238,23 +454,10 @@ TEST_F(PackedWeightsTest, WithoutAFolderMemoryServes) {
 }
 
 TEST_F(PackedWeightsTest, ReadOnlyFolder) {
-  if (geteuid() == 0) {
-    // Root may write anywhere: as another user, in a process of its own.
-    const pid_t child = fork();
-    if (child == 0) {
-      chmod(folder_.path().c_str(), 0555);
-      if (setuid(65534) != 0) _exit(2);
-      ExpectMemory("Permission denied");
-      _exit(HasFailure() ? 1 : 0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    EXPECT_EQ(status, 0);
-    return;
-  }
-  chmod(folder_.path().c_str(), 0555);
-  ExpectMemory("Permission denied");
-  chmod(folder_.path().c_str(), 0755);
+  AsAnotherUser([&] {
+    chmod(folder_.path().c_str(), 0555);
+    ExpectMemory("Permission denied");
+  });
 }
 
 TEST_F(PackedWeightsTest, ReadOnlyFolderWithTheFileServes) {
