@@ -179,7 +179,7 @@ void RegisterConfig(py::module_& module) {
   for (const Field& field : Fields()) {
     model_config.def_property_readonly(
         field.name,
-        [&field](const ModelConfig& config) { return ToPython(field, config); });
+        [&field](const ModelConfig& c) { return ToPython(field, c); });
   }
   options.enable_function_signatures();
   model_config

@@ -20,7 +20,8 @@ struct Model {
 // Runs a model. One weight pass for all slices of a step, however they are
 // mixed; the results of a slice do not depend on the others, nor on how a
 // conversation was cut into slices. Owns the activation buffers and the tables
-// of positions, which grow to what is used. Not thread-safe: one step at a time.
+// of positions, which grow to what is used. Not thread-safe: one step at a
+// time.
 class ForwardPass {
  public:
   // Neither argument is owned; both must outlive this.

@@ -173,7 +173,7 @@ std::vector<double> Field::Get(const M& config) const {
   }
   if (read.empty()) return {at.get(kMade, 0)};
   const bool differ = std::any_of(read.begin(), read.end(),
-                                  [&](double value) { return value != read[0]; });
+                                  [&](double v) { return v != read[0]; });
   return differ ? all : std::vector<double>{read[0]};
 }
 
@@ -191,9 +191,9 @@ void Field::Check(const M& config, std::span<const double> values,
   if (!one && !(at.by_layer && values.size() == config.num_layers())) {
     throw InvalidArgument(
         StrCat(name, " has ", values.size(), " entries, expected one number",
-               at.by_layer
-                   ? StrCat(" or one for each of ", config.num_layers(), " layers")
-                   : ""));
+               at.by_layer ? StrCat(" or one for each of ",
+                                    config.num_layers(), " layers")
+                           : ""));
   }
   const bool read =
       layers == kAllLayers ||

@@ -54,7 +54,7 @@ class AttentionPlan {
 
   const ModelConfig& config_;
   std::vector<Tasks> tasks_;
-  std::vector<size_t> tasks_of_;   // [layers]; unused where layers are recurrent
+  std::vector<size_t> tasks_of_;   // [layers]; unused in recurrent layers
   AlignedBuffer<float> partials_;  // [spans, kMaxTileQueries, partial floats]
 };
 

@@ -248,7 +248,7 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
   ExpectMatchesReference(options);
 }
 
-// Each slice of a step has the output that it asks for, whatever the others ask.
+// Each slice of a step has the output that it asks for, whatever others ask.
 TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
   const auto model = TinyModel(MixedTypes());
   const std::vector<int32_t> tokens = RandomTokens(20, 2);

@@ -153,7 +153,8 @@ class ReferenceModel {
     const auto& [keys, v] = stored_.at(shape.shares_kv.value_or(layer));
     const bool full = shape.kind == LayerKind::kFull;
     for (size_t p = 0; p < x.size(); ++p) {
-      const size_t begin = full || p + 1 < shape.window ? 0 : p + 1 - shape.window;
+      const size_t begin =
+          full || p + 1 < shape.window ? 0 : p + 1 - shape.window;
       Row attended(shape.num_heads * dim, 0.0);
       for (size_t head = 0; head < shape.num_heads; ++head) {
         const Row query =
