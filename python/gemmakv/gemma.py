@@ -89,9 +89,11 @@ class Gemma:
             instead of packing, and whose memory all processes share; or the
             folder for it. With True, models of less than 16 MB go without,
             and the variable GEMMAKV_PACKED_CACHE names another folder or
-            says "off". The file is found by the weights' content and checked
-            whole at each load. If it cannot be used the load goes on without;
-            `packed_weights` tells.
+            says "off". The file is found by the weights' content, and what a
+            step reads of it is checked before it is used: a damaged one is
+            replaced, or, if that shows only later, makes the call a
+            CorruptFile and the next load make it again. If it cannot be used
+            the load goes on without; `packed_weights` tells.
           quantize: "q8_0", "q5_0", "q4_0" or "bf16": what float matrices of
             the model (F32, F16, BF16) are made while they are loaded, without
             a copy of them in memory. With "q5_0" and "q4_0" the embedding and

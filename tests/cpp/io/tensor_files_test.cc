@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,26 @@ TEST_F(TensorFilesTest, FindsTensorsOfSeveralFilesInPlace) {
   EXPECT_EQ(Floats(*files.Find("v")), (std::vector<float>{7, 8}));
   EXPECT_EQ(Floats(*files.Find("w")), (std::vector<float>{5, 6}));
   EXPECT_FALSE(files.Find("x"));
+}
+
+TEST_F(TensorFilesTest, FilesAndPlacesAreTheIdentity) {
+  const std::string a = Write("a", {1, 2, 3, 4, 5, 6});
+  const std::string b = Write("b", {1, 2, 3, 4, 5, 6});
+  const auto identity = [](const std::string& path, TensorPlace place) {
+    return *TensorFiles("here", {path}, {place}).Identity();
+  };
+  const TensorPlace place{.name = "m", .rows = 2, .cols = 2};
+  std::set<Hash128> all = {identity(a, place), identity(b, place)};
+  EXPECT_EQ(identity(a, place), identity(a, place));
+  std::vector<TensorPlace> others(6, place);
+  others[0].name = "n";
+  others[1].offset = 4;
+  others[2].type = TensorType::kF16;
+  others[3].rows = 1;
+  others[4].cols = 3;
+  others[5].form = TensorForm::kBlocksTransposed;
+  for (const TensorPlace& other : others) all.insert(identity(a, other));
+  EXPECT_EQ(all.size(), 8u);
 }
 
 TEST_F(TensorFilesTest, PlusOneIsF32WhateverIsStored) {
