@@ -34,10 +34,10 @@ class CheckpointList {
   // the new one is not among those that stay; nothing changes if it alone is
   // too large. Its length is at least that of those before it.
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
-  // Takes out those whose loss costs least, in the order of Add, until blocks of
-  // `owner` of at least `bytes` lose their last reference when the result is
-  // destroyed: `freed` is how many. None goes that cannot add to that: what
-  // forks or the conversation itself hold as well stays.
+  // Takes out those whose loss costs least, in the order of Add, until at least
+  // `bytes` of blocks of `owner` lose their last reference when the result is
+  // destroyed; `freed` is how many do. What forks or the conversation itself
+  // hold as well stays.
   std::vector<Checkpoint> GiveUp(const BlockOwner* owner, size_t bytes,
                                  size_t& freed);
   // The last one with position <= `position`; null if there is none.

@@ -181,7 +181,8 @@ void KVCache::Reset(const RunLock& run_lock) {
 }
 
 // The start that recomputes least. Of equals, what is held comes first.
-KVCache::StartPoint KVCache::Start(const KvContent& state, size_t target) const {
+KVCache::StartPoint KVCache::Start(const KvContent& state,
+                                   size_t target) const {
   const std::optional<size_t> held = ResumeAt(state.groups, target);
   if (held == target) return {target, target};
   StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};

@@ -260,7 +260,8 @@ class KVCache {
 
   StartPoint Start(const KvContent& state, size_t target) const;
   StartPoint NextStart(const KvContent& state, bool for_logits) const;
-  void Rewind(KvContent& state, size_t length, const Checkpoint* made_here) const;
+  void Rewind(KvContent& state, size_t length,
+              const Checkpoint* made_here) const;
   struct Bytes {
     size_t own = 0, shared = 0, mapped = 0;
   };

@@ -82,7 +82,8 @@ void RecurrentCache::Commit(GroupStep& step, size_t begin, size_t end) {
 }
 
 size_t RecurrentCache::RewindFloor() const {
-  return states_.size() > 1 ? states_[states_.size() - 2].position : Held().second;
+  return states_.size() > 1 ? states_[states_.size() - 2].position
+                            : Held().second;
 }
 
 void RecurrentCache::Forget(size_t floor) {

@@ -63,7 +63,9 @@ void ForStrips(const KvLayout& layout, const SnapshotHeader& header,
     if (spec.shares) continue;
     const KvGroup& group = layout.groups()[layout.group_of(layer)];
     for (const SnapshotHeader::Range& range : header.ranges(group)) {
-      for (size_t head = 0; head < spec.kv_heads; ++head) fn(layer, head, range);
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        fn(layer, head, range);
+      }
     }
   }
 }

@@ -11,8 +11,8 @@
 
 namespace gkv {
 
-// While this is alive, `count` allocations of this thread fail, from the n-th on
-// (1 = the next).
+// While this is alive, `count` allocations of this thread fail, from the n-th
+// (1 = the next) on.
 class FailingNew {
  public:
   explicit FailingNew(size_t n, size_t count = SIZE_MAX / 2) {
@@ -34,7 +34,8 @@ class FailingNew {
 
 }  // namespace gkv
 
-[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t size,
+                                     const std::nothrow_t&) noexcept {
   return gkv::FailingNew::Fails() ? nullptr : std::malloc(size);
 }
 
@@ -44,7 +45,11 @@ class FailingNew {
   return memory;
 }
 
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
 
 #endif  // GEMMAKV_TESTS_BASE_FAILING_NEW_H_
