@@ -32,7 +32,8 @@ size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
 }  // namespace
 
 bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
-  if (DistinctBytes({&checkpoint, 1}) > budget_bytes) return false;
+  const size_t bytes = DistinctBytes({&checkpoint, 1});
+  if (bytes == 0 || bytes > budget_bytes) return bytes == 0;
   const size_t position = checkpoint.position;
   const auto at = std::lower_bound(
       list_.begin(), list_.end(), position,

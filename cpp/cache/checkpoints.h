@@ -32,7 +32,8 @@ class CheckpointList {
   // whose loss opens the smallest gap for its age, so that gaps grow with the
   // distance from the end. The first (the end of turn 0) goes last. False if
   // the new one is not among those that stay; nothing changes if it alone is
-  // too large. Its length is at least that of those before it.
+  // too large. One that refers to nothing is not needed: true, nothing changes.
+  // Lengths stay ascending: the new one's is at least that of the one before.
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
   // Takes out those whose loss costs least, in the order of Add, until at least
   // `bytes` of blocks of `owner` lose their last reference when the result is

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "cache/full_cache.h"
+#include "cache/attention_cache.h"
 #include "cache/recurrent_cache.h"
-#include "cache/sliding_cache.h"
 
 namespace gkv {
 
@@ -12,16 +11,10 @@ GroupSet MakeGroups(const std::shared_ptr<const KvLayout>& layout,
                     const std::shared_ptr<BlockPool>& pool) {
   GroupSet groups;
   for (size_t g = 0; g < layout->groups().size(); ++g) {
-    switch (layout->groups()[g].kind) {
-      case LayerKind::kFull:
-        groups.push_back(std::make_unique<FullCache>(g, layout, pool));
-        break;
-      case LayerKind::kSliding:
-        groups.push_back(std::make_unique<SlidingCache>(g, layout, pool));
-        break;
-      case LayerKind::kRecurrent:
-        groups.push_back(std::make_unique<RecurrentCache>(layout, pool));
-        break;
+    if (layout->groups()[g].kind == LayerKind::kRecurrent) {
+      groups.push_back(std::make_unique<RecurrentCache>(layout, pool));
+    } else {
+      groups.push_back(std::make_unique<AttentionCache>(g, layout, pool));
     }
   }
   return groups;
@@ -34,6 +27,20 @@ GroupSet ShareGroups(const GroupSet& groups, bool forgetting_only) {
     shared[g] = groups[g]->Share();
   }
   return shared;
+}
+
+std::shared_ptr<const GroupSet> CheckpointGroups(const GroupSet& groups,
+                                                 size_t position) {
+  GroupSet shared = ShareGroups(groups, true);
+  for (const auto& group : shared) {
+    if (group) group->Rewind(position);
+  }
+  if (ResumeAt(shared, position) != position) return nullptr;
+  const bool again = ResumeAt(shared, position - 1) == position - 1;
+  for (const auto& group : shared) {
+    if (group) group->Forget(again ? position - 1 : position);
+  }
+  return std::make_shared<const GroupSet>(std::move(shared));
 }
 
 // Groups move together: one that can only begin earlier takes the others with

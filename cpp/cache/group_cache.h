@@ -119,6 +119,11 @@ GroupSet MakeGroups(const std::shared_ptr<const KvLayout>& layout,
                     const std::shared_ptr<BlockPool>& pool);
 // Shares all groups, or only those that forget.
 GroupSet ShareGroups(const GroupSet& groups, bool forgetting_only = false);
+// What those that forget hold for going on at a position within the last step,
+// or at the one before it if they can, and no more. Null if they cannot.
+// Requires: they have not forgotten since.
+std::shared_ptr<const GroupSet> CheckpointGroups(const GroupSet& groups,
+                                                 size_t position);
 // ResumeAt of all groups together.
 std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target);
 // ColdStart of all groups together.

@@ -25,22 +25,6 @@ namespace {
 // many close together. More memory than that has to be asked for.
 constexpr size_t kDefaultCheckpoints = 4;
 
-// What the groups that forget hold for going on at a position within the last
-// step, or at the one before it if they can, and no more; null if they cannot.
-std::shared_ptr<const GroupSet> GroupsAt(const GroupSet& groups,
-                                         size_t position) {
-  GroupSet shared = ShareGroups(groups, true);
-  for (const auto& group : shared) {
-    if (group) group->Rewind(position);
-  }
-  if (ResumeAt(shared, position) != position) return nullptr;
-  const bool again = ResumeAt(shared, position - 1) == position - 1;
-  for (const auto& group : shared) {
-    if (group) group->Forget(again ? position - 1 : position);
-  }
-  return std::make_shared<const GroupSet>(std::move(shared));
-}
-
 }  // namespace
 
 // The pool's way to a conversation for as long as that exists.
@@ -162,6 +146,12 @@ std::unique_ptr<KVCache> KVCache::Fork() const {
   return fork;
 }
 
+std::unique_lock<std::mutex> KVCache::Changing(
+    [[maybe_unused]] const RunLock& run_lock) const {
+  assert(gate_.Owns(run_lock));
+  return std::unique_lock(state_mutex_);
+}
+
 void KVCache::Swap([[maybe_unused]] const RunLock& run_lock,
                    KVCache& other) noexcept {
   assert(gate_.Owns(run_lock));
@@ -169,10 +159,8 @@ void KVCache::Swap([[maybe_unused]] const RunLock& run_lock,
   std::swap(state_, other.state_);
 }
 
-void KVCache::Adopt([[maybe_unused]] const RunLock& run_lock,
-                    KvContent content) noexcept {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+void KVCache::Adopt(const RunLock& run_lock, KvContent content) noexcept {
+  const auto lock = Changing(run_lock);
   std::swap(state_, content);
 }
 
@@ -224,10 +212,8 @@ void KVCache::Rewind(KvContent& state, size_t length,
   }
 }
 
-Truncation KVCache::Truncate([[maybe_unused]] const RunLock& run_lock,
-                             size_t length) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
+  const auto lock = Changing(run_lock);
   KvContent& state = state_;
   if (length > state.log.size()) {
     throw InvalidArgument(StrCat("cannot truncate to ", length,
@@ -246,14 +232,10 @@ Truncation KVCache::Truncate([[maybe_unused]] const RunLock& run_lock,
   return {state.computed - Start(state, state.computed).position};
 }
 
-bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
+  const auto lock = Changing(run_lock);
   KvContent& state = state_;
-  const bool forgets =
-      std::any_of(state.groups.begin(), state.groups.end(),
-                  [](const auto& group) { return group->forgets(); });
-  if (!forgets || state.computed == 0) return true;
+  if (state.computed == 0) return true;
   if (ResumeAt(state.groups, state.computed) != state.computed) return false;
   return state.checkpoints.Add(
       {state.computed, state.log.size(),
@@ -261,10 +243,8 @@ bool KVCache::MakeCheckpoint([[maybe_unused]] const RunLock& run_lock) {
       checkpoint_bytes_);
 }
 
-bool KVCache::AddCheckpoint([[maybe_unused]] const RunLock& run_lock,
-                            Checkpoint checkpoint) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
+  const auto lock = Changing(run_lock);
   assert(checkpoint.position <= state_.computed);
   return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
 }
@@ -291,10 +271,9 @@ std::vector<size_t> KVCache::CheckpointLengths() const {
   return lengths;
 }
 
-void KVCache::Append([[maybe_unused]] const RunLock& run_lock,
+void KVCache::Append(const RunLock& run_lock,
                      std::span<const int32_t> tokens) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+  const auto lock = Changing(run_lock);
   const size_t length = state_.log.size();
   if (tokens.size() > capacity_tokens_ - std::min(capacity_tokens_, length)) {
     throw OutOfBlocks(
@@ -321,11 +300,10 @@ void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
   state_.log.Copy(begin, out);
 }
 
-KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
-                            size_t begin, size_t end,
+KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
                             std::span<const size_t> keep) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+  const auto lock = Changing(run_lock);
+  assert(begin < state_.log.size() && begin < end && end <= capacity_tokens_);
   KvStepView view;
   view.begin = begin;
   view.end = end;
@@ -353,11 +331,10 @@ KvStepView KVCache::Prepare([[maybe_unused]] const RunLock& run_lock,
   return view;
 }
 
-std::vector<Checkpoint> KVCache::Commit(
-    [[maybe_unused]] const RunLock& run_lock, KvStepView& step, size_t end,
-    std::span<const size_t> at) {
-  assert(gate_.Owns(run_lock));
-  std::unique_lock lock(state_mutex_);
+std::vector<Checkpoint> KVCache::Commit(const RunLock& run_lock,
+                                        KvStepView& step, size_t end,
+                                        std::span<const size_t> at) {
+  const auto lock = Changing(run_lock);
   KvContent& state = state_;
   assert(step.begin < end && end <= step.end && end <= state.log.size());
   size_t floor = end;
@@ -372,7 +349,7 @@ std::vector<Checkpoint> KVCache::Commit(
   state.computed = std::max(state.computed, end);
   std::vector<Checkpoint> checkpoints;
   for (const size_t position : at) {
-    auto groups = GroupsAt(state.groups, position);
+    auto groups = CheckpointGroups(state.groups, position);
     if (groups) checkpoints.push_back({position, position, std::move(groups)});
   }
   for (const auto& group : state.groups) group->Forget(floor);

@@ -258,6 +258,8 @@ class KVCache {
   };
   class IdleCheckpoints;
 
+  // The state lock, for whoever holds the run lock.
+  std::unique_lock<std::mutex> Changing(const RunLock& run_lock) const;
   StartPoint Start(const KvContent& state, size_t target) const;
   StartPoint NextStart(const KvContent& state, bool for_logits) const;
   void Rewind(KvContent& state, size_t length,

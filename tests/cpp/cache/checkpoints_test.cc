@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "cache/attention_cache.h"
 #include "cache/recurrent_cache.h"
-#include "cache/sliding_cache.h"
 
 namespace gkv {
 namespace {
@@ -223,6 +223,12 @@ TEST_F(CheckpointListTest, GivesUpWhatOnlyCheckpointsShare) {
   std::vector<const Block*> blocks;
   group.AddBlocks(blocks);
   EXPECT_EQ(pool_->blocks_in_use(), blocks.size());
+}
+
+TEST_F(CheckpointListTest, WhereNothingIsForgottenNoneIsNeeded) {
+  CheckpointList list;
+  EXPECT_TRUE(list.Add({10, 10, std::make_shared<const GroupSet>(2)}, 0));
+  EXPECT_TRUE(list.empty());
 }
 
 TEST_F(CheckpointListTest, SharedBlocksCountOnce) {

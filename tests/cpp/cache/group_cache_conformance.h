@@ -14,7 +14,7 @@
 #include "ops/kv_strip.h"
 
 // What every kind of group cache must do. The test of a kind instantiates it:
-//   INSTANTIATE_TEST_SUITE_P(FullCache, GroupCacheConformance,
+//   INSTANTIATE_TEST_SUITE_P(RecurrentCache, GroupCacheConformance,
 //                            ::testing::Values(GroupKind{...}));
 
 namespace gkv {

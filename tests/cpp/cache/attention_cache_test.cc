@@ -1,23 +1,60 @@
-#include "cache/sliding_cache.h"
+#include "cache/attention_cache.h"
 
 #include "cache/group_cache_conformance.h"
 
 namespace gkv {
 namespace {
 
+constexpr GroupKind kFull16{LayerKind::kFull, 0, 16};
+constexpr GroupKind kFull64{LayerKind::kFull, 0, 64};
+
 GroupKind Sliding(size_t window, size_t block_tokens) {
   return {LayerKind::kSliding, window, block_tokens};
 }
 
-INSTANTIATE_TEST_SUITE_P(SlidingCache, GroupCacheConformance,
-                         ::testing::Values(Sliding(1, 16), Sliding(20, 16),
-                                           Sliding(33, 64), Sliding(500, 32)));
+INSTANTIATE_TEST_SUITE_P(AttentionCache, GroupCacheConformance,
+                         ::testing::Values(kFull16, kFull64, Sliding(1, 16),
+                                           Sliding(20, 16), Sliding(33, 64),
+                                           Sliding(500, 32)));
 
-class SlidingCacheTest : public GroupCacheConformance {};
-INSTANTIATE_TEST_SUITE_P(SlidingCache, SlidingCacheTest,
+class FullLayersTest : public GroupCacheConformance {};
+INSTANTIATE_TEST_SUITE_P(AttentionCache, FullLayersTest,
+                         ::testing::Values(kFull16));
+class SlidingLayersTest : public GroupCacheConformance {};
+INSTANTIATE_TEST_SUITE_P(AttentionCache, SlidingLayersTest,
                          ::testing::Values(Sliding(20, 16)));
 
-TEST_P(SlidingCacheTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
+TEST_P(FullLayersTest, KeepsEverythingAndGoesOnFromAnywhere) {
+  const std::vector<int> tokens = SomeTokens(100);
+  const auto group = Make();
+  Compute(*group, 0, 100, tokens);
+  EXPECT_FALSE(group->forgets());
+  EXPECT_EQ(group->Held(), (std::pair<size_t, size_t>{0, 100}));
+  for (size_t p = 0; p <= 100; ++p) {
+    EXPECT_EQ(group->ResumeAt(p, p), p);
+    EXPECT_EQ(group->ColdStart(p), p);
+  }
+}
+
+TEST_P(FullLayersTest, AReplayReadsAndDoesNotWrite) {
+  const std::vector<int> tokens = SomeTokens(100);
+  const auto group = Make();
+  Compute(*group, 0, 100, tokens);
+  const GroupStep step = group->Prepare(20, 100);
+  EXPECT_EQ(step.write_begin, 100u);
+  EXPECT_TRUE(step.fresh.empty());
+}
+
+TEST_P(FullLayersTest, RewindingReturnsBlocks) {
+  const auto group = Make();
+  Compute(*group, 0, 100, SomeTokens(100));
+  group->Rewind(33);
+  EXPECT_EQ(pool_->blocks_in_use(), 3u);
+  group->Rewind(32);
+  EXPECT_EQ(pool_->blocks_in_use(), 2u);
+}
+
+TEST_P(SlidingLayersTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
   const std::vector<int> tokens = SomeTokens(150);
   const auto group = Make();
   Compute(*group, 0, 150, tokens);
@@ -27,7 +64,7 @@ TEST_P(SlidingCacheTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
   ASSERT_NO_FATAL_FAILURE(Check(*group, tokens));
 }
 
-TEST_P(SlidingCacheTest, BlocksAreDroppedAndNeverOverwritten) {
+TEST_P(SlidingLayersTest, BlocksAreDroppedAndNeverOverwritten) {
   const std::vector<int> tokens = SomeTokens(150);
   const auto group = Make();
   Compute(*group, 0, 60, tokens);
@@ -37,7 +74,7 @@ TEST_P(SlidingCacheTest, BlocksAreDroppedAndNeverOverwritten) {
   EXPECT_EQ(old->ResumeAt(60, 60), 60u);
 }
 
-TEST_P(SlidingCacheTest, SaysWhatItCannotGoOnFrom) {
+TEST_P(SlidingLayersTest, SaysWhatItCannotGoOnFrom) {
   const auto group = Make();
   Compute(*group, 0, 150, SomeTokens(150));
   EXPECT_EQ(group->ResumeAt(149, 149), 149u);
@@ -48,7 +85,7 @@ TEST_P(SlidingCacheTest, SaysWhatItCannotGoOnFrom) {
   EXPECT_EQ(group->ColdStart(38), 0u);
 }
 
-TEST_P(SlidingCacheTest, AWarmUpCountsFromItsTargetOn) {
+TEST_P(SlidingLayersTest, AWarmUpCountsFromItsTargetOn) {
   const std::vector<int> tokens = SomeTokens(150);
   const auto group = Make();
   group->Restart(62, 100);

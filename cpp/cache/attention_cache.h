@@ -1,25 +1,27 @@
-#ifndef GEMMAKV_CACHE_SLIDING_CACHE_H_
-#define GEMMAKV_CACHE_SLIDING_CACHE_H_
+#ifndef GEMMAKV_CACHE_ATTENTION_CACHE_H_
+#define GEMMAKV_CACHE_ATTENTION_CACHE_H_
 
 #include "cache/block_table.h"
 #include "cache/group_cache.h"
 
 namespace gkv {
 
-// Sliding layers of one window: the last window of positions is kept, in whole
+// Full layers: every position is kept, so rewinding costs nothing, and a replay
+// for the sake of other layers reads what is here and never writes it. Or
+// sliding layers of one window: the last window of positions is kept, in whole
 // blocks; older blocks are dropped, never overwritten.
 //
-// A cold start computes the window anew from token ids. How far back it begins
-// is derived in docs/cache.md: S layers of window W account for S (W - 1)
-// positions. Until the first row that must be right is reached the group warms
-// up: what it holds is what the warm-up needs and nothing else.
-class SlidingCache final : public GroupCache {
+// A cold start of sliding layers computes the window anew from token ids. How
+// far back it begins is derived in docs/cache.md: S layers of window W account
+// for S (W - 1) positions. Until the first row that must be right is reached
+// the group warms up: it holds what the warm-up needs and nothing else.
+class AttentionCache final : public GroupCache {
  public:
-  SlidingCache(size_t group, std::shared_ptr<const KvLayout> layout,
-               std::shared_ptr<BlockPool> pool);
+  AttentionCache(size_t group, std::shared_ptr<const KvLayout> layout,
+                 std::shared_ptr<BlockPool> pool);
 
   std::unique_ptr<GroupCache> Share() const override;
-  bool forgets() const override { return true; }
+  bool forgets() const override { return table_.group().window != 0; }
   std::pair<size_t, size_t> Held() const override;
   std::optional<size_t> ResumeAt(size_t limit, size_t target) const override;
   size_t ColdStart(size_t target) const override;
@@ -50,4 +52,4 @@ class SlidingCache final : public GroupCache {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_CACHE_SLIDING_CACHE_H_
+#endif  // GEMMAKV_CACHE_ATTENTION_CACHE_H_
