@@ -129,10 +129,10 @@ class KVCache {
   void Adopt(const RunLock& lock, KvContent content) noexcept;
   // Keeps the first `length` tokens, and the checkpoints among them. Always
   // exact; says what it costs at the next use: the cheapest of going on from
-  // what is held, from the last checkpoint, from a warm-up before
-  // (no recurrent layers) and from 0. Where a checkpoint was made with the
-  // transcript at `length`, everything is again as it was then, at no cost.
-  // Throws InvalidArgument if length > length(). Without a lock, takes one.
+  // what is held, from the last checkpoint, from a warm-up (no recurrent
+  // layers) and from 0. Where a checkpoint was made with the transcript at
+  // `length`, everything is again as it was then, at no cost. Throws
+  // InvalidArgument if length > length(). Without a lock, takes one.
   Truncation Truncate(const RunLock& lock, size_t length);
   Truncation Truncate(size_t length) { return Truncate(Lock(), length); }
   // Marks the present, so that truncating to length() will cost nothing. True
@@ -233,9 +233,9 @@ class KVCache {
   // recurrent layer, whose state is that of position `end`.
   std::pair<size_t, size_t> HeldRange(size_t layer) const;
   // Bytes of a layer's part of the blocks, shared ones included; none if it
-  // reads another layer's keys and values. Over all
-  // layers: nbytes() + shared_nbytes(), less what checkpoints alone hold and
-  // the padding between recurrent states.
+  // reads another layer's keys and values. Over all layers: nbytes() +
+  // shared_nbytes(), less what checkpoints alone hold and the padding between
+  // recurrent states.
   size_t LayerBytes(size_t layer) const;
   // Dequantized copy, [tokens, kv_heads, head_dim], of the held range.
   // Requires: an attention layer.
