@@ -200,18 +200,13 @@ void RegisterConfig(py::module_& module) {
           [](const std::string& architecture, size_t hidden_size,
              size_t num_layers, size_t num_heads, size_t kv_heads,
              size_t head_dim, size_t ffn_dim) {
-            const Family* family = FindFamily(architecture);
-            if (family == nullptr) {
-              throw InvalidArgument(
-                  StrCat("architecture '", architecture, "' is not known"));
-            }
             ModelConfig config;
             config.hidden_size = hidden_size;
             config.layers.assign(num_layers, {.num_heads = num_heads,
                                               .kv_heads = kv_heads,
                                               .head_dim = head_dim,
                                               .ffn_dim = ffn_dim});
-            ApplyFamily(*family, config);
+            ApplyFamily(architecture, config);
             return config;
           },
           py::arg("architecture"), py::kw_only(), py::arg("hidden_size"),

@@ -10,14 +10,9 @@
 
 #include "base/hash.h"
 #include "gemmakv/kv_dtype.h"
+#include "gemmakv/layer_kind.h"
 
 namespace gkv {
-
-enum class LayerKind : uint32_t {
-  kFull = 0,       // every position stays visible
-  kSliding = 1,    // a position sees itself and the `window` - 1 before it
-  kRecurrent = 2,  // a position sees the state that the one before it left
-};
 
 struct KvLayerSpec {
   LayerKind kind;

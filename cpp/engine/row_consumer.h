@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "engine/options.h"
 #include "engine/sampler.h"
 #include "engine/stop_matcher.h"
 #include "engine/token_stream.h"
 #include "engine/vocabulary.h"
+#include "gemmakv/options.h"
 #include "model/step.h"
 
 namespace gkv {

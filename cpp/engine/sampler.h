@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "engine/options.h"
 #include "engine/ranking.h"
+#include "gemmakv/options.h"
 
 namespace gkv {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "cache/kv_cache.h"
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 
 namespace gkv {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 #include "model/step.h"
 #include "model/weights/weights.h"
 

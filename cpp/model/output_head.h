@@ -7,8 +7,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
+#include "gemmakv/config.h"
 #include "model/activations.h"
-#include "model/config/config.h"
 #include "model/weights/weights.h"
 
 namespace gkv {

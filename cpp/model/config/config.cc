@@ -1,10 +1,12 @@
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 
 #include <algorithm>
 #include <cmath>
 #include <tuple>
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "cache/kv_layout.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 #include "ops/attention.h"
@@ -12,16 +14,6 @@
 
 namespace gkv {
 namespace {
-
-void CheckArchitecture(std::string_view architecture) {
-  if (FindFamily(architecture) != nullptr) return;
-  std::string known;
-  for (const Family& family : Families()) {
-    known += StrCat(known.empty() ? "'" : ", '", family.architecture, "'");
-  }
-  throw InvalidArgument(StrCat("model config: architecture is '", architecture,
-                               "', expected one of ", known));
-}
 
 // What the ranges of fields alone do not say.
 void CheckLayer(const ModelConfig& config, size_t i) {
@@ -60,7 +52,7 @@ float DefaultEmbeddingScale(size_t hidden_size) {
 }
 
 void ModelConfig::Validate() const {
-  CheckArchitecture(architecture);
+  FamilyOf(architecture);
   for (const Field& field : Fields()) {
     field.Check(*this, field.Get(*this), StrCat("model config: ", field.name));
   }

@@ -1,8 +1,8 @@
 #ifndef GEMMAKV_MODEL_CONFIG_CONFIG_GGUF_H_
 #define GEMMAKV_MODEL_CONFIG_CONFIG_GGUF_H_
 
+#include "gemmakv/config.h"
 #include "io/gguf.h"
-#include "model/config/config.h"
 
 namespace gkv {
 

@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 #include "model/config/family.h"
 
 namespace gkv {
@@ -27,7 +27,7 @@ constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072;
 constexpr Row kRows[] = {
 #define GKV_MODEL(type, name, family, ...) \
   {ModelType::type, name, family, __VA_ARGS__},
-#include "model/config/named_models.inc"
+#include "gemmakv/named_models.inc"
 #undef GKV_MODEL
 };
 

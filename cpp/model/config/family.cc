@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/float16.h"
 
 namespace gkv {
@@ -79,6 +80,20 @@ const Family* FindFamily(std::string_view architecture) {
     if (family.architecture == architecture) return &family;
   }
   return nullptr;
+}
+
+const Family& FamilyOf(std::string_view architecture) {
+  if (const Family* family = FindFamily(architecture)) return *family;
+  std::string known;
+  for (const Family& family : kFamilies) {
+    known += StrCat(known.empty() ? "'" : ", '", family.architecture, "'");
+  }
+  throw InvalidArgument(StrCat("model config: architecture is '", architecture,
+                               "', expected one of ", known));
+}
+
+void ApplyFamily(std::string_view architecture, ModelConfig& config) {
+  ApplyFamily(FamilyOf(architecture), config);
 }
 
 void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config) {

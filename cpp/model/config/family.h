@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 
 namespace gkv {
 
@@ -33,6 +33,8 @@ bool HasSlidingLayers(const Family& family);
 bool HasRecurrentLayers(const Family& family);
 
 std::span<const Family> Families();
+// Throws InvalidArgument listing the known ones.
+const Family& FamilyOf(std::string_view architecture);
 // nullptr if there is none.
 const Family* FindFamily(std::string_view architecture);
 

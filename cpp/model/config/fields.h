@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 
 // The one list of the fields of a configuration. Validation, the hash, the
 // keywords and properties of Python, and the readers of GGUF metadata and of

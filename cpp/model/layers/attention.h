@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "gemmakv/config.h"
 #include "model/activations.h"
-#include "model/config/config.h"
 #include "model/layers/attention_plan.h"
 #include "model/step_work.h"
 #include "model/weights/weights.h"

@@ -7,7 +7,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 #include "model/step.h"
 
 namespace gkv {

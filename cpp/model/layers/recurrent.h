@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "base/aligned_buffer.h"
+#include "gemmakv/config.h"
 #include "model/activations.h"
-#include "model/config/config.h"
 #include "model/step_work.h"
 #include "model/weights/weights.h"
 

@@ -8,8 +8,8 @@
 
 #include "base/rounding.h"
 #include "base/thread_pool.h"
+#include "gemmakv/config.h"
 #include "gemmakv/tensor_source.h"
-#include "model/config/config.h"
 #include "model/weights/packed_file.h"
 #include "model/weights/weights.h"
 

@@ -6,8 +6,8 @@
 #include <variant>
 #include <vector>
 
+#include "gemmakv/config.h"
 #include "gemmakv/tensor_source.h"
-#include "model/config/config.h"
 #include "model/weights/weights.h"
 
 namespace gkv {

@@ -12,8 +12,8 @@
 #include "base/aligned_buffer.h"
 #include "base/hash.h"
 #include "base/thread_pool.h"
+#include "gemmakv/config.h"
 #include "gemmakv/tensor_source.h"
-#include "model/config/config.h"
 #include "model/weights/packed_file.h"
 #include "ops/matmul.h"
 

@@ -80,7 +80,7 @@ inline std::shared_ptr<gkv::Gemma> RandomModel() {
   config.layers.assign(
       6, {.num_heads = 4, .kv_heads = 1, .head_dim = 32, .ffn_dim = 128});
   // What all models of the family have in common; the rest is this one's.
-  gkv::ApplyFamily(*gkv::FindFamily("gemma3"), config);
+  gkv::ApplyFamily("gemma3", config);
   config.vocab_size = 256;
   config.context_length = 1024;
   for (gkv::LayerConfig& layer : config.layers) layer.window = 32;

@@ -1,4 +1,4 @@
-#include "engine/options.h"
+#include "gemmakv/options.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 #include "model/tiny_model.h"
 
 // The model as its description reads, in double, with no cache and no

@@ -1,4 +1,4 @@
-#include "model/config/config.h"
+#include "gemmakv/config.h"
 
 #include <gtest/gtest.h>
 
@@ -400,6 +400,19 @@ TEST(CreateKVCacheTest, DefaultsToTheContextAndChecksTheCapacity) {
       InvalidArgument);
   EXPECT_THROW(CreateKVCache(ModelType::kGemma3_270M, {.block_tokens = 48}),
                InvalidArgument);
+}
+
+TEST(ApplyFamilyTest, UnknownArchitecture) {
+  ModelConfig config;
+  try {
+    ApplyFamily("gemma9", config);
+    ADD_FAILURE();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "model config: architecture is 'gemma9', expected one of "
+                 "'gemma', 'gemma2', 'gemma3', 'recurrentgemma'");
+  }
+  EXPECT_EQ(config.architecture, "");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_MODEL_CONFIG_CONFIG_H_
-#define GEMMAKV_MODEL_CONFIG_CONFIG_H_
+#ifndef GEMMAKV_CONFIG_H_
+#define GEMMAKV_CONFIG_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -10,17 +10,20 @@
 #include <string_view>
 #include <vector>
 
-#include "base/hash.h"
-#include "cache/kv_layout.h"
+#include "gemmakv/hash.h"
+#include "gemmakv/kv_dtype.h"
+#include "gemmakv/layer_kind.h"
 
 namespace gkv {
+
+class KvLayout;
 
 // Models whose shape is known by name, so that a cache can be made without
 // any file: kGemma_2B, kGemma2_9B, kGemma3_270M, kRecurrentGemma_2B, ... (the
 // rows of named_models.inc).
 enum class ModelType {
 #define GKV_MODEL(type, ...) type,
-#include "model/config/named_models.inc"
+#include "gemmakv/named_models.inc"
 #undef GKV_MODEL
 };
 
@@ -86,6 +89,12 @@ struct ModelConfig {
 // The factor of a model's embedding rows unless it says otherwise.
 float DefaultEmbeddingScale(size_t hidden_size);
 
+// What all models of an architecture have in common, except the sizes: sets
+// everything else of `config`, its layers' kinds among it. Requires: hidden_size,
+// and head_dim of the layers, are set. Throws InvalidArgument for an unknown
+// architecture.
+void ApplyFamily(std::string_view architecture, ModelConfig& config);
+
 // All named types, in the order of the enumerators.
 std::span<const ModelConfig> NamedConfigs();
 const ModelConfig& ConfigOf(ModelType type);
@@ -97,4 +106,4 @@ void NameByShape(ModelConfig& config);
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_CONFIG_CONFIG_H_
+#endif  // GEMMAKV_CONFIG_H_

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_ENGINE_OPTIONS_H_
-#define GEMMAKV_ENGINE_OPTIONS_H_
+#ifndef GEMMAKV_OPTIONS_H_
+#define GEMMAKV_OPTIONS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -41,4 +41,4 @@ struct GenerateOptions {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_ENGINE_OPTIONS_H_
+#endif  // GEMMAKV_OPTIONS_H_
