@@ -22,6 +22,7 @@ BELOW = {
     "cache": {"base", "io", "ops"},
     "model": {"base", "io", "ops", "cache"},
     "engine": {"base", "io", "ops", "cache", "model"},
+    "api": {"base", "io", "ops", "cache", "model", "engine"},
     "bindings": {"base", "io", "ops", "cache", "model", "engine"},
 }
 SUFFIXES = {".h", ".cc"}

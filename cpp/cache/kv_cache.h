@@ -19,25 +19,11 @@
 #include "cache/kv_layout.h"
 #include "cache/run_lock.h"
 #include "cache/token_log.h"
+#include "gemmakv/options.h"
+#include "gemmakv/results.h"
 #include "io/byte_io.h"
 
 namespace gkv {
-
-struct CacheOptions {
-  size_t capacity_tokens = 0;  // 0: the model's context length
-  KvDtype kv_dtype = KvDtype::kBF16;
-  size_t block_tokens = 64;  // power of two, 16..128
-  // What all checkpoints of the conversation may hold. Default: four times
-  // what one checkpoint holds, see KvLayout::checkpoint_bytes(). 0: none.
-  std::optional<size_t> checkpoint_bytes = std::nullopt;
-  std::shared_ptr<BlockPool> pool = nullptr;  // null: BlockPool::Default()
-};
-
-struct Truncation {
-  // Tokens that the next use recomputes before it can go on: 0 if everything
-  // that the kept tokens need is still held.
-  size_t replay_tokens = 0;
-};
 
 // What one step may read and write of one conversation: raw pointers into its
 // blocks, valid until the step is committed or abandoned.

@@ -15,7 +15,6 @@
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
 #include "engine/drafter.h"
-#include "engine/scheduler_options.h"
 #include "engine/token_stream.h"
 #include "engine/vocabulary.h"
 #include "gemmakv/config.h"
@@ -29,18 +28,6 @@
 namespace gkv {
 
 class Scheduler;
-
-struct LoadOptions {
-  size_t threads = 0;  // 0: the processors that this process may use
-  LoadProgress progress;
-  // Type that float matrices are quantized to while they are loaded: one of
-  // kQuantizeTargets.
-  std::optional<TensorType> quantize;
-  // Folder for files of packed weights, see LoadPackedWeights; empty: weights
-  // are packed into this process's memory.
-  std::string packed_folder;
-  SchedulerOptions scheduler;
-};
 
 // A model: immutable weights, and a scheduler that runs any number of
 // conversations on them at the same time. Thread-safe. Destroying it cancels

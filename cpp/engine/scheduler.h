@@ -13,9 +13,9 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "engine/scheduler_options.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
+#include "gemmakv/options.h"
 #include "model/forward.h"
 
 namespace gkv {

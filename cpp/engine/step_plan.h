@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/scheduler_options.h"
+#include "gemmakv/options.h"
 
 namespace gkv {
 

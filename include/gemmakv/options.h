@@ -3,12 +3,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gemmakv/kv_dtype.h"
+#include "gemmakv/tensor_type.h"
+
 namespace gkv {
+
+class BlockPool;
 
 // How one request samples and when it stops. Defaults: greedy, 256 tokens.
 //
@@ -37,6 +45,59 @@ struct GenerateOptions {
   bool IsGreedy() const;
   // Throws InvalidArgument naming the option, what it is and what it may be.
   void Validate(size_t vocab_size) const;
+};
+
+// What a conversation may hold.
+struct CacheOptions {
+  size_t capacity_tokens = 0;  // 0: the model's context length
+  KvDtype kv_dtype = KvDtype::kBF16;
+  size_t block_tokens = 64;  // power of two, 16..128
+  // What all checkpoints of the conversation may hold. Default: four times
+  // what one checkpoint holds. 0: none.
+  std::optional<size_t> checkpoint_bytes = std::nullopt;
+  std::shared_ptr<BlockPool> pool = nullptr;  // null: one without a budget
+};
+
+// Called now and then from the loading thread with bytes done and in total. An
+// exception that it throws ends the load.
+using LoadProgress = std::function<void(size_t done, size_t total)>;
+
+// What the scheduler of a model may take on. Results depend on none of it.
+struct SchedulerOptions {
+  // Rows that one step takes at most, >= 2; more only for a span that must not
+  // be cut.
+  size_t step_rows = 128;
+  // Prefill rows that join a step that also decodes: bounds how long a running
+  // conversation waits for its next token while others read long prompts.
+  size_t prefill_rows_while_decoding = 64;
+  // Rows of logits that one step computes at most, >= 2: bounds the extra
+  // memory.
+  size_t logits_rows = 32;
+  // Guesses of a drafter that one step takes for a sequence at most; at most
+  // three quarters of logits_rows, less one.
+  size_t max_guesses = 7;
+  // Requests that run at the same time; those that wait for their readers do
+  // not count. The others wait, the first come first.
+  size_t max_running = 256;
+  // Requests beyond max_running that are taken on; more are refused with
+  // QueueFull.
+  size_t max_queued = std::numeric_limits<size_t>::max() / 2;
+
+  // Throws InvalidArgument naming the option, what it is and what it may be.
+  void Validate() const;
+};
+
+// How a model is loaded.
+struct LoadOptions {
+  size_t threads = 0;  // 0: the processors that this process may use
+  LoadProgress progress;
+  // Type that float matrices are quantized to while they are loaded: Q8_0,
+  // Q5_0, Q4_0 or BF16.
+  std::optional<TensorType> quantize;
+  // Folder for files of packed weights, which a later load maps; empty: weights
+  // are packed into this process's memory.
+  std::string packed_folder;
+  SchedulerOptions scheduler;
 };
 
 }  // namespace gkv

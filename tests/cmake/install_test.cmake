@@ -62,3 +62,12 @@ if(SANITIZE)
 endif()
 run("${CMAKE_COMMAND}" -S "${project}" -B "${project}/build" ${configuration})
 run("${CMAKE_COMMAND}" --build "${project}/build")
+
+# The example, built as its users build it.
+set(example "${SOURCE}/examples/cpp/two_conversations")
+run("${CMAKE_COMMAND}" -S "${example}" -B "${WORK}/example" ${configuration})
+run("${CMAKE_COMMAND}" --build "${WORK}/example")
+run("${WORK}/example/two_conversations")
+if(NOT output MATCHES "restored and original continue alike")
+  message(FATAL_ERROR "two_conversations printed\n${output}")
+endif()

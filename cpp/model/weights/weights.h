@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "gemmakv/config.h"
+#include "gemmakv/options.h"
 #include "gemmakv/tensor_source.h"
 #include "model/weights/packed_file.h"
 #include "ops/matmul.h"
@@ -113,10 +114,6 @@ struct Weights {
     return head.rows != 0 ? head : embedding;
   }
 };
-
-// Called now and then from the loading thread with bytes done and in total. An
-// exception that it throws ends the load.
-using LoadProgress = std::function<void(size_t done, size_t total)>;
 
 // Reads and packs all weights, one slab of rows after the other, releasing
 // source bytes as it goes: the peak is the packed size and one slab. With

@@ -4,12 +4,11 @@
 // Usage: two_conversations MODEL.gguf
 // Without a model it runs on a tiny one with random weights, to show the calls.
 
+#include <gemmakv/gemma.h>
+
 #include <cstdio>
-#include <memory>
 #include <vector>
 
-#include "base/error.h"
-#include "engine/gemma.h"
 #include "random_model.h"
 
 namespace {
@@ -22,33 +21,32 @@ void Print(const char* name, const gkv::KVCache& cache) {
 }
 
 int Run(const char* path) {
-  const std::shared_ptr<gkv::Gemma> gemma =
+  const gkv::Gemma gemma =
       path != nullptr ? gkv::Gemma::Load(path) : RandomModel();
 
   // A cache needs a shape, not weights, and grows as the conversation does.
-  const std::shared_ptr<gkv::KVCache> parent = gkv::CreateKVCache(
-      gemma->config(), {.capacity_tokens = 512});
+  gkv::KVCache parent =
+      gkv::CreateKVCache(gemma.config(), {.capacity_tokens = 512});
   gkv::GenerateOptions options;
   options.max_tokens = 8;
   const std::vector<int32_t> prompt = {2, 10, 20, 30};
-  gemma->Generate(parent, prompt, options, [](const gkv::TokenEvent& event) {
+  gemma.Generate(parent, prompt, options, [](const gkv::TokenEvent& event) {
     if (event.token_id >= 0) std::printf("sampled %d\n", event.token_id);
     return true;  // false would cancel
   });
 
   // The fork shares every block; each copies a block before writing to it.
-  const std::shared_ptr<gkv::KVCache> fork(parent->Fork());
+  gkv::KVCache fork = parent.Fork();
   const std::vector<int32_t> one = {40}, other = {50};
-  gemma->Generate(parent, one, options);
-  gemma->Generate(fork, other, options);
-  Print("parent", *parent);
-  Print("fork", *fork);
+  gemma.Generate(parent, one, options);
+  gemma.Generate(fork, other, options);
+  Print("parent", parent);
+  Print("fork", fork);
 
   // Bytes go to any medium and come back as a conversation.
-  const std::shared_ptr<gkv::KVCache> restored(
-      gkv::KVCache::FromBytes(fork->ToBytes()));
-  const auto a = gemma->Generate(restored, {}, options).token_ids;
-  const auto b = gemma->Generate(fork, {}, options).token_ids;
+  gkv::KVCache restored = gkv::KVCache::FromBytes(fork.ToBytes());
+  const auto a = gemma.Generate(restored, {}, options).token_ids;
+  const auto b = gemma.Generate(fork, {}, options).token_ids;
   std::printf("restored and original continue %s\n",
               a == b ? "alike" : "differently");
   return a == b ? 0 : 1;

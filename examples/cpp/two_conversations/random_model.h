@@ -1,17 +1,15 @@
 #ifndef GEMMAKV_EXAMPLES_RANDOM_MODEL_H_
 #define GEMMAKV_EXAMPLES_RANDOM_MODEL_H_
 
+#include <gemmakv/gemma.h>
+
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "engine/gemma.h"
-#include "model/config/family.h"
 
 // Weights from any source: this one makes them up, sized by what a small
 // configuration asks for.
@@ -74,7 +72,7 @@ class RandomSource : public gkv::TensorSource {
   std::map<std::string, Tensor> tensors_;
 };
 
-inline std::shared_ptr<gkv::Gemma> RandomModel() {
+inline gkv::Gemma RandomModel() {
   gkv::ModelConfig config;
   config.hidden_size = 64;
   config.layers.assign(

@@ -1,0 +1,67 @@
+#ifndef GEMMAKV_GEMMA_H_
+#define GEMMAKV_GEMMA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gemmakv/config.h"
+#include "gemmakv/error.h"
+#include "gemmakv/hash.h"
+#include "gemmakv/kv_cache.h"
+#include "gemmakv/options.h"
+#include "gemmakv/results.h"
+#include "gemmakv/tensor_source.h"
+
+namespace gkv {
+inline namespace v0 {
+
+// A model: immutable weights, on which any number of conversations run at the
+// same time. Move-only. Calls are safe from any thread; those of several
+// threads share steps, and each gets the bits that it would have had alone.
+// Calls on one conversation run one after the other.
+class Gemma {
+ public:
+  // A GGUF file. Throws IoError, CorruptFile, Mismatch, InvalidArgument.
+  static Gemma Load(const std::string& gguf_path,
+                    const LoadOptions& options = {});
+  // Weights from any source; `config` says their shape.
+  static Gemma FromTensors(const ModelConfig& config, TensorSource& source,
+                           const LoadOptions& options = {});
+  Gemma(Gemma&&) noexcept;
+  Gemma& operator=(Gemma&&) noexcept;
+  ~Gemma();
+
+  const ModelConfig& config() const;
+  // Identity of weights, configuration and arithmetic.
+  Hash128 fingerprint() const;
+
+  // Appends `prompt` to the conversation, which may be empty if that is not,
+  // and generates. `on_token` is called on this thread after each token; false
+  // ends the generation, keeping what came. Throws, with the conversation as it
+  // was, InvalidArgument for an option or a token out of range, Mismatch for a
+  // conversation of another model, OutOfBlocks if it does not fit.
+  GenerateResult Generate(
+      KVCache& cache, std::span<const int32_t> prompt,
+      const GenerateOptions& options = {},
+      const std::function<bool(const TokenEvent&)>& on_token = {}) const;
+  // Appends `tokens`; logits [all_positions ? tokens.size() : 1, vocab_size].
+  // Throws as Generate does.
+  std::vector<float> Logits(KVCache& cache, std::span<const int32_t> tokens,
+                            bool all_positions = false) const;
+
+ private:
+  struct Core;
+  explicit Gemma(std::unique_ptr<Core> core);
+
+  std::unique_ptr<Core> core_;
+};
+
+}  // namespace v0
+}  // namespace gkv
+
+#endif  // GEMMAKV_GEMMA_H_

@@ -1,0 +1,44 @@
+#ifndef GEMMAKV_RESULTS_H_
+#define GEMMAKV_RESULTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gkv {
+
+enum class FinishReason { kNone, kStop, kLength, kDeadline, kCancelled };
+
+// One sampled token. `text` holds the bytes that became final with it: it may
+// be empty (part of a possible stop string is held back) and may end inside a
+// UTF-8 sequence. The last event of a request that did not fail has a
+// finish_reason; it has token_id -1 if no token came with the end.
+struct TokenEvent {
+  int32_t token_id = -1;
+  float logprob = 0;  // NaN unless asked for
+  std::string text = {};
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+struct GenerateResult {
+  std::vector<int32_t> token_ids;  // all sampled, the stopping one last
+  std::string text;                // without eos and stop string
+  std::vector<float> logprobs;     // empty unless asked for
+  uint64_t seed = 0;
+  FinishReason finish_reason = FinishReason::kNone;
+  size_t prompt_tokens = 0;  // of this request's prompt
+  size_t cached_tokens = 0;  // transcript tokens that needed no computing
+  double prefill_s = 0;      // from submission to the first logits
+  double decode_s = 0;
+};
+
+struct Truncation {
+  // Tokens that the next use recomputes before it can go on: 0 if everything
+  // that the kept tokens need is still held.
+  size_t replay_tokens = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_RESULTS_H_
