@@ -90,9 +90,9 @@ struct ModelConfig {
 float DefaultEmbeddingScale(size_t hidden_size);
 
 // What all models of an architecture have in common, except the sizes: sets
-// everything else of `config`, its layers' kinds among it. Requires: hidden_size,
-// and head_dim of the layers, are set. Throws InvalidArgument for an unknown
-// architecture.
+// everything else of `config`, its layers' kinds among it. Requires that
+// hidden_size, and head_dim of the layers, are set. Throws InvalidArgument for
+// an unknown architecture.
 void ApplyFamily(std::string_view architecture, ModelConfig& config);
 
 // All named types, in the order of the enumerators.
