@@ -67,7 +67,7 @@ class Generation:
       logprobs: float32 [len(token_ids)], natural logarithms of the tokens'
         probabilities before temperature and filters; None unless asked for.
       seed: the seed that repeats this call.
-      finish_reason: "stop", "length" or "cancelled".
+      finish_reason: "stop", "length", "deadline" or "cancelled".
       usage: token counts.
       timings: seconds and rates.
       cache: the continuation's own cache if the call had `n`, else None.
