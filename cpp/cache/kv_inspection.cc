@@ -39,9 +39,11 @@ std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
   const KvLayerSpec& spec = layout_->layers()[layer];
   const size_t block_tokens = layout_->block_tokens();
   const auto load = values ? LoadValue : LoadKey;
+  const GroupCache& group = *copy.groups[layout_->group_of(layer)];
+  const auto [begin, end] = group.Held();
   std::vector<float> out;
-  for (const HeldBlock& held :
-       copy.groups[layout_->group_of(layer)]->Export(kAll)) {
+  out.reserve((end - begin) * spec.kv_heads * spec.head_dim);
+  for (const HeldBlock& held : group.Export(kAll)) {
     for (size_t position = held.begin; position < held.end; ++position) {
       for (size_t head = 0; head < spec.kv_heads; ++head) {
         const size_t strip = values ? layout_->value_offset(layer, head)
