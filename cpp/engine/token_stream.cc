@@ -127,10 +127,8 @@ const GenerateResult& TokenStream::Result() const {
 }
 
 void TokenStream::set_on_change(std::function<void()> on_change) {
-  auto shared =
-      std::make_shared<const std::function<void()>>(std::move(on_change));
-  const std::lock_guard lock(mutex_);
-  on_change_ = std::move(shared);
+  const std::lock_guard lock(on_change_mutex_);
+  on_change_ = std::move(on_change);
 }
 
 void TokenStream::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
@@ -163,10 +161,10 @@ void TokenStream::Wake() {
 }
 
 void TokenStream::Changed(std::unique_lock<std::mutex> lock) {
-  const auto on_change = on_change_;
   lock.unlock();
   changed_.notify_all();
-  if (on_change != nullptr && *on_change) (*on_change)();
+  const std::lock_guard calling(on_change_mutex_);
+  if (on_change_) on_change_();
 }
 
 void TokenStream::MarkDecoding() {

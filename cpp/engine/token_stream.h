@@ -80,7 +80,8 @@ class TokenStream {
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
   // `on_change` is called, on any thread, when an event has come or the request
-  // has ended. It must not throw and should not take long.
+  // has ended. It must not throw, nor set another one, and should not take
+  // long. On return, the one before is called no more.
   void set_on_change(std::function<void()> on_change);
 
   // ---- The scheduler's side ----
@@ -117,9 +118,11 @@ class TokenStream {
   const Options options_;
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
 
+  std::mutex on_change_mutex_;  // held while it is called; no other is then
+  std::function<void()> on_change_;
+
   mutable std::mutex mutex_;  // guards what follows, but for the transaction
   mutable std::condition_variable changed_;
-  std::shared_ptr<const std::function<void()>> on_change_;
   std::shared_ptr<WakeUp> wake_up_;
   std::deque<TokenEvent> events_;
   bool end_unread_ = false;  // an end without a token is to be told

@@ -70,8 +70,9 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
 
   // Of the blocks of `tokens` tokens: more than a prefill of them takes.
   size_t BytesOf(size_t tokens) {
+    const auto cache = NewCache();
     size_t bytes = 0;
-    for (const KvGroup& group : NewCache()->layout().groups()) {
+    for (const KvGroup& group : cache->layout().groups()) {
       bytes += group.block_bytes * (tokens / 16 + 2);
     }
     return bytes;
