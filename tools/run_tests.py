@@ -5,6 +5,10 @@ Run it with the Python that gemmakv[demo,test] is installed in. Exits with 1 if
 any test fails, after all have run.
 
 Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python] [--jobs N]
+                    [--only LAYER/NAME ...]
+
+--only builds and runs some C++ test programs: engine/stress is that of
+tests/cpp/engine/stress_test.cc.
 """
 
 import argparse
@@ -37,17 +41,21 @@ def run(what, *command):
     return result.returncode == 0
 
 
-def run_cpp(preset, jobs):
+def run_cpp(preset, jobs, only):
     for tool in ("cmake", "ctest", "ninja"):
         if not shutil.which(tool, path=environment()["PATH"]):
             print(f"== {tool} not found: pip install '.[test]' brings it")
             return False
+    if not run("configure", "cmake", "--preset", preset):
+        return False
+    build = ["cmake", "--build", "--preset", preset, "-j", jobs]
+    if only:
+        programs = [name.replace("/", "_") + "_test" for name in only]
+        return run("build", *build, "--target", *programs) and all(
+            [run("C++ test", f"build/{preset}/{name}") for name in programs]
+        )
     tests = ["ctest", "--preset", preset, "-j", jobs, "--no-tests=error"]
-    return (
-        run("configure", "cmake", "--preset", preset)
-        and run("build", "cmake", "--build", "--preset", preset, "-j", jobs)
-        and run("C++ tests", *tests)
-    )
+    return run("build", *build) and run("C++ tests", *tests)
 
 
 def main():
@@ -55,16 +63,19 @@ def main():
     parser.add_argument(
         "--preset", default="release", choices=["release", "dev", "tsan"]
     )
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--cpp", action="store_true", help="C++ tests only")
-    only.add_argument("--python", action="store_true", help="Python tests only")
+    half = parser.add_mutually_exclusive_group()
+    half.add_argument("--cpp", action="store_true", help="C++ tests only")
+    half.add_argument("--python", action="store_true", help="Python tests only")
+    parser.add_argument(
+        "--only", nargs="+", metavar="LAYER/NAME", help="these C++ tests only"
+    )
     parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
     args = parser.parse_args()
 
     good = True
     if not args.python:
-        good = run_cpp(args.preset, args.jobs)
-    if not args.cpp:
+        good = run_cpp(args.preset, args.jobs, args.only)
+    if not args.cpp and not args.only:
         good = run("Python tests", sys.executable, "-m", "pytest") and good
     return 0 if good else 1
 
