@@ -165,7 +165,11 @@ bool Field::IsReadIn(const LayerConfig& layer) const {
 std::vector<double> Field::Get(const M& config) const {
   if (!at.by_layer) return {at.get(config, 0)};
   // Of layers that do not read it: what a layer is made with.
-  static const M kMade{.layers = {L{}}};
+  static const M kMade = [] {
+    M made;
+    made.layers.resize(1);
+    return made;
+  }();
   std::vector<double> all(config.num_layers(), at.get(kMade, 0)), read;
   for (size_t i = 0; i < all.size(); ++i) {
     if (!IsReadIn(config.layers[i])) continue;

@@ -92,7 +92,7 @@ AttentionPlan::AttentionPlan(const ModelConfig& config) : config_(config) {
         });
     tasks_of_.push_back(static_cast<size_t>(alike - tasks_.begin()));
     if (alike == tasks_.end() && layer.kind != LayerKind::kRecurrent) {
-      tasks_.push_back({.layer = i});
+      tasks_.emplace_back().layer = i;
     }
   }
 }
