@@ -338,13 +338,21 @@ std::vector<Checkpoint> KVCache::Commit(const RunLock& run_lock,
   KvContent& state = state_;
   assert(step.begin < end && end <= step.end && end <= state.log.size());
   size_t floor = end;
-  for (size_t g = 0; g < state.groups.size(); ++g) {
-    std::unique_ptr<GroupCache>& group = state.groups[g];
-    if (step.starts_replay && group->forgets()) {
-      group = std::move(step.replacements[g]);
+  try {
+    for (size_t g = 0; g < state.groups.size(); ++g) {
+      std::unique_ptr<GroupCache>& group = state.groups[g];
+      if (step.starts_replay && group->forgets()) {
+        group = std::move(step.replacements[g]);
+      }
+      group->Commit(step.groups[g], step.begin, end);
+      floor = std::min(floor, group->RewindFloor());
     }
-    group->Commit(step.groups[g], step.begin, end);
-    floor = std::min(floor, group->RewindFloor());
+  } catch (...) {
+    // Some have taken the step over: none may say more than is computed.
+    for (const auto& group : state.groups) {
+      group->Rewind(group->forgets() ? 0 : state.computed);
+    }
+    throw;
   }
   state.computed = std::max(state.computed, end);
   std::vector<Checkpoint> checkpoints;

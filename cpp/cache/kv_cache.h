@@ -186,7 +186,8 @@ class KVCache {
   // Returns checkpoints, of no copies, at the positions `at` within (begin,
   // end], taken before anything is released: a point inside a long step is
   // kept without cutting the step. Those that computing cannot go on from are
-  // left out (in a warm-up, or a recurrent state that was not kept).
+  // left out (in a warm-up, or a recurrent state that was not kept). Throws
+  // std::bad_alloc: nothing is committed then, and a replay may be due.
   std::vector<Checkpoint> Commit(const RunLock& lock, KvStepView& step,
                                  size_t end,
                                  std::span<const size_t> at = {});

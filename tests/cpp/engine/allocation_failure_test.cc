@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include "engine/gemma.h"
@@ -164,6 +165,40 @@ TEST_F(AllocationFailureTest, EndsARequestAtMost) {
             expected[0]);
   last.reset();
   EXPECT_EQ(pool_->bytes_in_use(), begun[0]->nbytes() + begun[1]->nbytes());
+}
+
+// A step of which only some groups of layers were committed leaves nothing that
+// other tokens at its positions would find.
+TEST_F(AllocationFailureTest, AStepIsCommittedOrNot) {
+  // The step that fails takes a new block in each group.
+  const Tokens prompt = RandomTokens(14, 1);
+  const Tokens other = RandomTokens(30, 5);
+  size_t failed = 0;
+  for (long n = 0; n < 60; ++n) {
+    const std::shared_ptr<KVCache> cache = NewCache();
+    const Gemma::Job job{cache, prompt, Options(0), true};
+    const auto stream = gemma_->Start({&job, 1})[0];
+    stream->NextEvent();
+    while (!stream->waits_for_reader()) std::this_thread::yield();
+    allocations_left = n;
+    stream->NextEvent();
+    while (!stream->done() && !stream->waits_for_reader()) {
+      std::this_thread::yield();
+    }
+    allocations_left = -1;
+    failed += stream->done();
+    stream->Stop(TokenStream::Interrupt::kCancel);
+    stream->WaitDone();
+    Tokens all = cache->tokens();
+    if (all.empty()) continue;
+    ASSERT_EQ(all.size(), prompt.size() + 2) << n;
+    const Tokens found =
+        gemma_->Generate(cache, other, Options(3)).token_ids;
+    all.insert(all.end(), other.begin(), other.end());
+    ASSERT_EQ(found, gemma_->Generate(NewCache(), all, Options(3)).token_ids)
+        << n;
+  }
+  EXPECT_GT(failed, 5u);
 }
 
 }  // namespace
