@@ -739,6 +739,21 @@ TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
   }
 }
 
+// Ids that no token has stop nothing, and are written nowhere.
+TEST_F(SchedulerTest, StopIdsThatNoTokenHas) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 7);
+  GenerateOptions options = NoStop(10);
+  options.stop_ids = {-1, 1 << 30};
+  const auto cache = NewCache();
+  Gemma::Job job{cache, prompt, options};
+  job.constraint = std::make_shared<Steps>(
+      std::vector<std::set<int32_t>>(3, std::set<int32_t>{5, 6, 7}), true);
+  const auto stream = gemma_->Start({&job, 1})[0];
+  stream->WaitDone();
+  EXPECT_EQ(stream->Result().token_ids.size(), 3u);
+}
+
 TEST_F(SchedulerTest, AConstraintSaysWhereAStopIdMayCome) {
   Load();
   const Tokens prompt = RandomTokens(20, 7);
