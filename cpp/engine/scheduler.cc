@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -56,7 +57,10 @@ void Scheduler::Submit(std::list<Sequence>&& sequences) {
   }
   {
     const std::lock_guard lock(wake_up_->mutex);
-    const size_t limit = options_.max_running + options_.max_queued;
+    const size_t limit =
+        options_.max_running +
+        std::min(options_.max_queued, std::numeric_limits<size_t>::max() -
+                                          options_.max_running);
     if (unfinished_ + sequences.size() > limit) {
       throw QueueFull(StrCat("the model: ", unfinished_, " requests run or ",
                              "wait and ", sequences.size(),

@@ -1,6 +1,7 @@
 #include "engine/step_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -19,6 +20,16 @@ void CheckLeast(size_t value, size_t least, const char* name) {
   }
 }
 
+// Limits that can be added up with positions and with each other.
+SchedulerOptions Limited(SchedulerOptions options) {
+  constexpr size_t kMost = std::numeric_limits<size_t>::max() / 8;
+  options.step_rows = std::min(options.step_rows, kMost);
+  options.prefill_rows_while_decoding =
+      std::min(options.prefill_rows_while_decoding, kMost);
+  options.logits_rows = std::min(options.logits_rows, kMost);
+  return options;
+}
+
 // Rows that are left in a step.
 struct Budget {
   size_t rows;
@@ -29,9 +40,9 @@ class Planner {
  public:
   Planner(std::span<const PlanInput> sequences, const SchedulerOptions& options)
       : sequences_(sequences),
-        options_(options),
+        options_(Limited(options)),
         end_(sequences.size()),
-        left_{options.step_rows, options.logits_rows} {
+        left_{options_.step_rows, options_.logits_rows} {
     std::vector<size_t> order(sequences.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -142,7 +153,7 @@ class Planner {
   }
 
   const std::span<const PlanInput> sequences_;
-  const SchedulerOptions& options_;
+  const SchedulerOptions options_;
   std::vector<size_t> decoding_, prefilling_;  // by index, longest wait first
   std::vector<size_t> end_;                    // of what each has got
   Budget left_;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -111,6 +112,30 @@ TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
     stream->Stop(TokenStream::Interrupt::kCancel);
   }
   Wait(running);
+}
+
+// Limits may be as large as a size can be.
+TEST_F(SchedulerTest, HugeLimitsAreNone) {
+  constexpr size_t kHuge = std::numeric_limits<size_t>::max();
+  const Tokens prompt = RandomTokens(30, 1);
+  for (size_t SchedulerOptions::*limit :
+       {&SchedulerOptions::step_rows,
+        &SchedulerOptions::prefill_rows_while_decoding,
+        &SchedulerOptions::logits_rows, &SchedulerOptions::max_running,
+        &SchedulerOptions::max_queued}) {
+    SchedulerOptions options;
+    options.*limit = kHuge;
+    if (limit == &SchedulerOptions::max_running) options.max_queued = 1;
+    options.Validate();
+    Load(options);
+    std::vector<Gemma::Job> jobs;
+    for (int i = 0; i < 300; ++i) {
+      jobs.push_back({NewCache(), {prompt.data(), 5}, NoStop(2)});
+    }
+    const Streams streams = gemma_->Start(jobs);
+    Wait(streams);
+    EXPECT_EQ(streams[0]->Result().token_ids.size(), 2u);
+  }
 }
 
 TEST_F(SchedulerTest, TheQueueIsBounded) {
