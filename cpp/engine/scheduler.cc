@@ -159,7 +159,10 @@ bool Scheduler::CanStart(const Sequence& sequence) const {
 
 void Scheduler::StartSequences() {
   for (Sequence& sequence : sequences_) {
-    if (CanStart(sequence)) sequence.Start();
+    if (!CanStart(sequence)) continue;
+    // Behind those that run; who comes back is where it was.
+    if (sequence.state() == State::kWaiting) sequence.set_served(steps_);
+    sequence.Start();
   }
 }
 

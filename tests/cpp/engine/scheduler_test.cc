@@ -114,6 +114,31 @@ TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
   Wait(running);
 }
 
+// Those that come later stand behind whoever runs: one that needs many rows of
+// logits gets them, however many short requests follow.
+TEST_F(SchedulerTest, LaterOnesDoNotPassWhoeverWaits) {
+  SchedulerOptions options;
+  options.logits_rows = 2;
+  options.max_guesses = 0;
+  options.max_running = 4;
+  Load(options);
+  const Tokens prompt = RandomTokens(40, 1);
+  const Tokens one = RandomTokens(1, 2);
+  std::vector<Gemma::Job> jobs;
+  for (int i = 0; i < 300; ++i) jobs.push_back({NewCache(), one, NoStop(1)});
+  std::vector<float> logits(prompt.size() * kVocab);
+  const auto cache = NewCache();
+  const auto rows = gemma_->StartLogits(cache, prompt, true, logits.data());
+  Streams later;
+  for (const Gemma::Job& job : jobs) {
+    later.push_back(gemma_->Start({&job, 1})[0]);
+  }
+  rows->WaitDone();
+  EXPECT_FALSE(later.back()->done());
+  EXPECT_LT(gemma_->steps(), 4 * prompt.size());
+  Wait(later);
+}
+
 // Limits may be as large as a size can be.
 TEST_F(SchedulerTest, HugeLimitsAreNone) {
   constexpr size_t kHuge = std::numeric_limits<size_t>::max();
