@@ -208,7 +208,7 @@ void Scheduler::PrepareStep() {
   for (Sequence& sequence : sequences_) {
     if (!sequence.runnable()) continue;
     try {
-      inputs.push_back(sequence.ToPlan(options_.max_guesses));
+      inputs.push_back(sequence.ToPlan(MaxGuesses(options_)));
       sequences.push_back(&sequence);
     } catch (...) {
       sequence.Fail(std::current_exception());

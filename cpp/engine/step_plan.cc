@@ -159,14 +159,22 @@ class Planner {
   Budget left_;
 };
 
+// Rows that decoding leaves to prompts.
+size_t Quarter(size_t rows) { return std::max<size_t>(1, rows / 4); }
+
 }  // namespace
+
+size_t MaxGuesses(const SchedulerOptions& options) {
+  return std::min(options.max_guesses,
+                  options.step_rows - Quarter(options.step_rows) - 1);
+}
 
 void SchedulerOptions::Validate() const {
   CheckLeast(step_rows, 2, "step_rows");
   CheckLeast(prefill_rows_while_decoding, 1, "prefill_rows_while_decoding");
   CheckLeast(logits_rows, 2, "logits_rows");
   CheckLeast(max_running, 1, "max_running");
-  const size_t guesses = logits_rows - std::max<size_t>(1, logits_rows / 4) - 1;
+  const size_t guesses = logits_rows - Quarter(logits_rows) - 1;
   if (max_guesses > guesses) {
     throw InvalidArgument(StrCat("max_guesses is ", max_guesses,
                                  ", expected at most ", guesses, " with ",

@@ -39,6 +39,10 @@ constexpr size_t LogitsRows(size_t logits_begin, size_t begin, size_t end) {
   return end > first ? end - first : 0;
 }
 
+// Guesses that a sequence may have for PlanStep: options.max_guesses, where
+// that leaves prompts their quarter of the rows.
+size_t MaxGuesses(const SchedulerOptions& options);
+
 // Chooses the rows of the next step. Pure.
 //
 // Decoding sequences come first, each with all its rows, those that have waited
@@ -50,7 +54,8 @@ constexpr size_t LogitsRows(size_t logits_begin, size_t begin, size_t end) {
 //
 // Nobody starves, whatever the others do: of n sequences of one kind (decoding,
 // prefilling) that can run, each is served at least once in any n consecutive
-// steps, if no one needs more than three quarters of `logits_rows` to decode.
+// steps, if no one needs more than three quarters of `logits_rows`, or of
+// `step_rows`, to decode.
 // Those that come later do not count, as they stand behind.
 std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> sequences,
                                    const SchedulerOptions& options);

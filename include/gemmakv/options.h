@@ -74,7 +74,8 @@ struct SchedulerOptions {
   // memory.
   size_t logits_rows = 32;
   // Guesses of a drafter that one step takes for a sequence at most; at most
-  // three quarters of logits_rows, less one.
+  // three quarters of logits_rows, less one. No more either than leave a
+  // quarter of step_rows to prompts.
   size_t max_guesses = 7;
   // Requests that run at the same time; those that wait for their readers do
   // not count. The others wait, the first come first.

@@ -699,6 +699,31 @@ TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
   }
 }
 
+// Guesses leave rows to prompts, also where steps are small.
+TEST_F(SchedulerTest, GuessesLeaveRowsToPrompts) {
+  SchedulerOptions options;
+  options.step_rows = 4;
+  Load(options);
+  const Tokens prompt = RandomTokens(45, 7);
+  struct Same : Drafter {
+    size_t Propose(std::span<const int32_t>,
+                   std::span<int32_t> guesses) override {
+      std::fill(guesses.begin(), guesses.end(), 1);
+      return guesses.size();
+    }
+  };
+  const auto cache = NewCache();
+  Gemma::Job job{cache, prompt, NoStop(300)};
+  job.drafter = std::make_shared<Same>();
+  const auto stream = gemma_->Start({&job, 1})[0];
+  while (cache->length() < prompt.size() + 2) std::this_thread::yield();
+  EXPECT_EQ(gemma_->Generate(NewCache(), prompt, NoStop(1)).token_ids.size(),
+            1u);
+  EXPECT_FALSE(stream->done());
+  stream->Stop(TokenStream::Interrupt::kCancel);
+  stream->WaitDone();
+}
+
 // ---- Constraints ----
 
 // Allows what may follow each state; state i + 1 follows any token of state i.

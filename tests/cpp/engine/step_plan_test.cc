@@ -215,6 +215,20 @@ TEST(PlanStepTest, NobodyStarves) {
   }
 }
 
+// Guesses leave a share of a small step's rows to prompts.
+TEST(PlanStepTest, GuessesLeaveRowsToPrompts) {
+  for (const size_t step_rows : {2, 3, 4, 8, 9, 10, 11, 12}) {
+    SchedulerOptions options;
+    options.step_rows = step_rows;
+    const std::vector<PlanInput> inputs = {
+        Decoding(9, 1 + MaxGuesses(options)), Prefilling(0, 100)};
+    const auto plan = PlanStep(inputs, options);
+    EXPECT_TRUE(RowsBySequence(plan).contains(1)) << step_rows;
+    EXPECT_LE(Rows(plan), step_rows);
+  }
+  EXPECT_EQ(MaxGuesses(kOptions), kOptions.max_guesses);
+}
+
 TEST(PlanStepTest, LogitsRowsCountsTheWantedTail) {
   EXPECT_EQ(LogitsRows(10, 0, 10), 0u);
   EXPECT_EQ(LogitsRows(10, 0, 11), 1u);
