@@ -50,6 +50,7 @@ bool TokenStream::Stop(Interrupt how) {
       return false;
     }
     if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
+    transaction_.lock().set_waits_for_reader(false);
   }
   Wake();
   return true;
@@ -182,7 +183,8 @@ void TokenStream::Push(TokenEvent event) {
   }
   if (!options_.streamed) return;
   events_.push_back(std::move(event));
-  transaction_.lock().set_waits_for_reader(events_.size() >= kMaxUnread);
+  transaction_.lock().set_waits_for_reader(events_.size() >= kMaxUnread &&
+                                           interrupt_ == Interrupt::kNone);
   Changed(std::move(lock));
 }
 

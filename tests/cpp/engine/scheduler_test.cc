@@ -814,6 +814,41 @@ TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
   }
 }
 
+// Who cancelled a stream may use its cache: the call waits for the step that
+// is under way, however long that takes.
+TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 3);
+  const auto cache = NewCache();
+  const Gemma::Job job{cache, prompt, NoStop(50), true};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  while (!stream->waits_for_reader()) std::this_thread::yield();
+  struct Slow : Constraint {
+    explicit Slow(std::atomic<int>& n) : calls(n) {}
+    bool ComputeMask(std::span<uint32_t> mask) override {
+      ++calls;
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      std::fill(mask.begin(), mask.end(), ~uint32_t{0});
+      return false;
+    }
+    void Accept(int32_t) override {}
+    void Rollback(size_t) override {}
+    std::unique_ptr<Constraint> Clone() const override {
+      return std::make_unique<Slow>(calls);
+    }
+    std::atomic<int>& calls;
+  };
+  std::atomic<int> calls{0};
+  const auto beside = NewCache();
+  Gemma::Job slow{beside, prompt, NoStop(1)};
+  slow.constraint = std::make_shared<Slow>(calls);
+  const auto other = gemma_->Start({&slow, 1})[0];
+  while (calls == 0) std::this_thread::yield();
+  stream->Stop(TokenStream::Interrupt::kCancel);
+  EXPECT_NO_THROW(cache->Truncate(0));
+  other->WaitDone();
+}
+
 // Ids that no token has stop nothing, and are written nowhere.
 TEST_F(SchedulerTest, StopIdsThatNoTokenHas) {
   Load();
