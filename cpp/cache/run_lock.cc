@@ -1,5 +1,6 @@
 #include "cache/run_lock.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
@@ -25,6 +26,9 @@ void RunLock::Release() noexcept {
 void RunLock::set_waits_for_reader(bool waits) const noexcept {
   if (gate_ == nullptr) return;
   const std::lock_guard lock(gate_->mutex_);
+  if (waits && !gate_->waits_for_reader_) {
+    gate_->waits_since_ = std::chrono::steady_clock::now();
+  }
   gate_->waits_for_reader_ = waits;
 }
 
@@ -33,7 +37,8 @@ RunLock RunGate::Lock(const std::function<void()>& poll) {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPollInterval, [&] { return !held_; })) {
     if (waits_for_reader_ &&
-        std::chrono::steady_clock::now() - begin >= kGrace) {
+        std::chrono::steady_clock::now() - std::max(begin, waits_since_) >=
+            kGrace) {
       throw Busy(
           "the cache: a stream on it waits for its reader; read the stream to "
           "its end, or cancel() it first");

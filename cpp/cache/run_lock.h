@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_CACHE_RUN_LOCK_H_
 #define GEMMAKV_CACHE_RUN_LOCK_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -50,8 +51,8 @@ class RunGate {
   RunGate(const RunGate&) = delete;
 
   // Waits while another lock is held, calling `poll` now and then, which may
-  // throw to give up. Nobody waits for a reader: throws Busy if the holder does
-  // so, at the latest 100 ms after the call or after the holder began to.
+  // throw to give up. Nobody waits for a reader: throws Busy if the holder has
+  // done so for 100 ms of the call on end, or a little longer.
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
@@ -71,6 +72,7 @@ class RunGate {
   bool held_ = false;
   uint64_t serial_ = 0;
   bool waits_for_reader_ = false;
+  std::chrono::steady_clock::time_point waits_since_;  // if it does
 };
 
 }  // namespace gkv

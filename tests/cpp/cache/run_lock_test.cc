@@ -88,6 +88,22 @@ TEST(RunLockTest, WaitsForWorkHoweverLong) {
   later.join();
 }
 
+// A reader that is at it has time to take what there is, also where a call has
+// waited for longer than that before.
+TEST(RunLockTest, AReaderHasTimeHoweverLongACallHasWaited) {
+  RunGate gate;
+  RunLock held = gate.Lock();
+  std::thread reader([&] {
+    for (int i = 0; i < 50; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      held.set_waits_for_reader(i % 4 != 3);
+    }
+    held.Release();
+  });
+  EXPECT_NO_THROW(gate.Lock());
+  reader.join();
+}
+
 // The mark belongs to the lock that set it.
 TEST(RunLockTest, ReleasingForgetsTheReader) {
   RunGate gate;
