@@ -148,6 +148,9 @@ class KVCache {
     return gate_.Lock(poll);
   }
   RunLock TryLock() noexcept { return gate_.TryLock(); }
+  RunLock TryLockAfter(uint64_t serial) noexcept {
+    return gate_.TryLockAfter(serial);
+  }
 
   // ---- Engine interface. Requires of each lock: it is of this cache. ----
 

@@ -59,4 +59,11 @@ RunLock RunGate::TryLock() noexcept {
   return RunLock(this, ++serial_);
 }
 
+RunLock RunGate::TryLockAfter(uint64_t serial) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (held_ || serial_ != serial) return RunLock();
+  held_ = true;
+  return RunLock(this, ++serial_);
+}
+
 }  // namespace gkv

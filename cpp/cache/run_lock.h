@@ -56,6 +56,8 @@ class RunGate {
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
+  // The same if somebody held one since the lock numbered `serial`.
+  RunLock TryLockAfter(uint64_t serial) noexcept;
   // Whether a lock is held at this moment.
   bool held() const noexcept {
     const std::lock_guard lock(mutex_);

@@ -28,8 +28,8 @@ void CacheTransaction::GiveBlocksBack() {
 bool CacheTransaction::TruncateLate(size_t length) {
   const std::shared_ptr<KVCache> cache = ended_cache_.lock();
   if (cache == nullptr) return true;  // nobody can
-  const RunLock lock = cache->TryLock();
-  if (!lock || lock.serial() != lock_.serial() + 1) return false;
+  const RunLock lock = cache->TryLockAfter(lock_.serial());
+  if (!lock) return false;
   cache->Truncate(lock, length);
   return true;
 }

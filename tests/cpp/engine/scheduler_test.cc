@@ -814,6 +814,24 @@ TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
   }
 }
 
+// Two streams that have ended one after the other: that the first one takes
+// nothing back is no use of the conversation.
+TEST_F(SchedulerTest, ALateCancelIsNoUse) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 3);
+  const auto cache = NewCache();
+  const Gemma::Job job{cache, prompt, NoStop(2), true};
+  const auto first = gemma_->Start({&job, 1})[0];
+  first->WaitDone();
+  const auto second = gemma_->Start({&job, 1})[0];
+  second->WaitDone();
+  EXPECT_EQ(cache->length(), 44u);
+  first->Stop(TokenStream::Interrupt::kCancel);
+  EXPECT_EQ(cache->length(), 44u);
+  second->Stop(TokenStream::Interrupt::kCancel);
+  EXPECT_EQ(cache->length(), 42u);
+}
+
 // Who cancelled a stream may use its cache: the call waits for the step that
 // is under way, however long that takes.
 TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
