@@ -249,7 +249,8 @@ bool Scheduler::PrepareSlice(Sequence& sequence, const PlannedSlice& plan) {
 }
 
 // Has another one give its blocks back: one that waits for its reader, else one
-// that is younger; of these, the youngest.
+// that is younger; of these, the youngest. A batch that does not fit takes
+// nothing from its own that are done.
 bool Scheduler::MakeRoom(const Sequence& sequence) {
   Sequence* victim = nullptr;
   bool younger = true;
@@ -258,15 +259,19 @@ bool Scheduler::MakeRoom(const Sequence& sequence) {
       younger = false;
       continue;
     }
-    if (!Undecided(*other) || !other->holds_computed() ||
+    if (other->state() == State::kEnded || !other->holds_computed() ||
         !SamePool(*other, sequence)) {
       continue;
     }
+    const bool settled_apart = other->state() == State::kSettled &&
+                               other->batch() != sequence.batch();
     if (other->stream().waits_for_reader()) {
       victim = &*other;
       break;
     }
-    if (younger && victim == nullptr && Active(*other)) victim = &*other;
+    if (younger && victim == nullptr && (Active(*other) || settled_apart)) {
+      victim = &*other;
+    }
   }
   if (victim == nullptr) return false;
   Preempt(*victim);

@@ -31,9 +31,10 @@ void Sequence::Start() { state_ = State::kPrefilling; }
 
 void Sequence::Preempt() {
   if (computed_) stream().transaction().GiveBlocksBack();
+  computed_ = false;
+  if (state_ == State::kSettled) return;
   next_ = cache().next_position_for_logits();
   guesses_.clear();
-  computed_ = false;
   preempted_ = true;
   state_ = State::kPreempted;
 }

@@ -92,6 +92,7 @@ class Sequence {
            !stream().waits_for_reader();
   }
   bool holds_computed() const { return computed_; }
+  const Batch* batch() const { return parts_.batch.get(); }
   // It has not yet got back to where it was preempted.
   bool catching_up() const {
     return state_ == State::kPrefilling && preempted_;
@@ -100,7 +101,8 @@ class Sequence {
   // kWaiting or kPreempted -> kPrefilling.
   void Start();
   // kPrefilling or kDecoding -> kPreempted: gives back what it computed, and
-  // will compute it again. Throws std::bad_alloc, changing nothing.
+  // will compute it again. One that is kSettled stays so, and whoever uses the
+  // conversation next computes it. Throws std::bad_alloc, changing nothing.
   void Preempt();
 
   // What there is to plan, with up to `max_guesses` guesses. Throws what the

@@ -522,6 +522,41 @@ TEST_F(SchedulerTest, ABatchThatDoesNotFitIsUndone) {
   EXPECT_EQ(pool->bytes_in_use(), 0u);
 }
 
+// Whoever is done and waits for the rest of a younger batch gives way too.
+TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
+  Load();
+  const Tokens prompt = RandomTokens(100, 1);
+  const Tokens shorter = RandomTokens(20, 2);
+  const Tokens whole =
+      gemma_->Generate(NewCache(), prompt, NoStop(150)).token_ids;
+  // The least that one needs alone.
+  std::shared_ptr<BlockPool> pool;
+  for (size_t budget = BytesOf(0), done = false; !done; budget += 4096) {
+    pool = BlockPool::Create(budget);
+    try {
+      gemma_->Generate(NewCache(0, pool), prompt, NoStop(150));
+      done = true;
+    } catch (const OutOfBlocks&) {
+    }
+  }
+  const auto old = NewCache(0, pool);
+  const Gemma::Job job{old, prompt, NoStop(150), true};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  while (!stream->waits_for_reader()) std::this_thread::yield();
+  const std::shared_ptr<KVCache> caches[] = {NewCache(0, pool),
+                                             NewCache(0, pool)};
+  const Gemma::Job batch[] = {{caches[0], prompt, NoStop(1)},
+                              {caches[1], shorter, NoStop(60)}};
+  const Streams younger = gemma_->Start(batch);
+  while (caches[1]->length() < 25) std::this_thread::yield();
+  Tokens read;
+  while (const auto event = stream->NextEvent()) {
+    read.push_back(event->token_id);
+  }
+  EXPECT_EQ(read, whole);
+  Wait(younger);
+}
+
 // Pools are apart: who fills one takes nothing from those of another.
 TEST_F(SchedulerTest, OtherPoolsAreLeftAlone) {
   Load();
