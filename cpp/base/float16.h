@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/unaligned.h"
+#include "base/bytes.h"
 #include "gemmakv/tensor_type.h"
 
 namespace gkv {

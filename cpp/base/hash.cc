@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/unaligned.h"
+#include "base/bytes.h"
 
 namespace gkv {
 namespace {

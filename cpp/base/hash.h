@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
+#include "base/bytes.h"
 #include "gemmakv/hash.h"
 
 namespace gkv {
@@ -18,12 +18,10 @@ class Hasher {
  public:
   explicit Hasher(uint64_t seed = 0);
   void Update(std::span<const uint8_t> bytes);
-  // Convenience for trivially copyable values without padding.
   template <typename T>
   void UpdateValue(const T& value) {
-    static_assert(std::has_unique_object_representations_v<T> ||
-                  std::is_floating_point_v<T>);
-    Update({reinterpret_cast<const uint8_t*>(&value), sizeof(T)});
+    static_assert(kIsPlain<T>);
+    Update(AsBytes(std::span(&value, 1)));
   }
   // May be called at any time; further updates continue the stream.
   Hash128 Finish() const;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
+#include "base/rounding.h"
 
 namespace gkv {
 namespace {
@@ -14,9 +15,8 @@ namespace {
 constexpr size_t kMaxKeptBytes = size_t{16} << 20;
 
 Block* NewBlock(size_t size_bytes) noexcept {
-  const size_t rounded =
-      (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto* data = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, rounded));
+  auto* data = static_cast<uint8_t*>(
+      std::aligned_alloc(kAlignment, RoundUp(size_bytes, kAlignment)));
   auto* block = data != nullptr ? new (std::nothrow) Block : nullptr;
   if (block == nullptr) {
     std::free(data);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/rounding.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot.h"
 #include "ops/kv_strip.h"
@@ -74,8 +75,8 @@ std::vector<float> KVCache::CopyLayerState(size_t layer) const {
 std::vector<SealedBlock> KVCache::SealedBlocks(size_t from) const {
   const KvContent copy = Export();
   const size_t block_tokens = layout_->block_tokens();
-  const size_t first = (from + block_tokens - 1) / block_tokens;
   std::vector<SealedBlock> sealed;
+  const size_t first = CeilDiv(from, block_tokens);
   for (size_t i = first; i < copy.computed / block_tokens; ++i) {
     sealed.push_back({i * block_tokens, copy.log.SealedPage(i),
                       std::vector<HeldBlock>(copy.groups.size())});

@@ -5,6 +5,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "base/rounding.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {
@@ -22,10 +23,7 @@ constexpr uint32_t kShares = 0xFFFFFFFF;
 void CheckSpec(size_t layer, const KvLayerSpec& spec) {
   const auto check = [&](const char* what, size_t value, size_t low,
                          size_t high) {
-    if (value < low || value > high) {
-      throw InvalidArgument(StrCat("layer ", layer, ": ", what, " is ", value,
-                                   ", expected ", low, "..", high));
-    }
+    CheckRange(value, low, high, "layer ", layer, ": ", what);
   };
   const bool recurrent = spec.kind == LayerKind::kRecurrent;
   const bool sliding = spec.kind == LayerKind::kSliding;
@@ -58,19 +56,12 @@ void CheckShares(size_t layer, const std::vector<KvLayerSpec>& layers) {
   }
 }
 
-size_t Aligned(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 }  // namespace
 
 KvLayout::KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype,
                    size_t block_tokens)
     : layers_(std::move(layers)), dtype_(dtype), block_tokens_(block_tokens) {
-  if (layers_.empty() || layers_.size() > kMaxLayers) {
-    throw InvalidArgument(StrCat("number of layers is ", layers_.size(),
-                                 ", expected 1..", kMaxLayers));
-  }
+  CheckRange(layers_.size(), 1, kMaxLayers, "number of layers");
   if (block_tokens < kKvGroup || block_tokens > 128 ||
       (block_tokens & (block_tokens - 1)) != 0) {
     throw InvalidArgument(StrCat("block_tokens is ", block_tokens,
@@ -95,7 +86,8 @@ KvLayout::KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype,
     layer_offset_.push_back(groups_[g].block_bytes);
     groups_[g].layers.push_back(i);
     groups_[g].block_bytes += spec.kind == LayerKind::kRecurrent
-                                  ? Aligned(state_floats(i) * sizeof(float))
+                                  ? RoundUp(state_floats(i) * sizeof(float),
+                                            kAlignment)
                                   : 2 * spec.kv_heads * strip_bytes(i);
   }
 }
@@ -147,8 +139,7 @@ size_t KvLayout::checkpoint_bytes() const {
   for (const KvGroup& group : groups_) {
     if (group.kind != LayerKind::kSliding) continue;
     // A window lies anywhere in its blocks.
-    const size_t blocks = (group.window + block_tokens_ - 1) / block_tokens_;
-    bytes += (blocks + 1) * group.block_bytes;
+    bytes += (CeilDiv(group.window, block_tokens_) + 1) * group.block_bytes;
   }
   return bytes;
 }

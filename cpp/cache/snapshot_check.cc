@@ -34,7 +34,7 @@ bool CheckSealed(const char* name, uint64_t size, ByteReader& reader,
     return false;
   }
   const std::span<const uint8_t> content = reader.ReadBytes(size, name);
-  const bool good = ReadHash(reader, name) == HashBytes(content);
+  const bool good = reader.Read<Hash128>(name) == HashBytes(content);
   check.sections.push_back({name, offset, reader.offset() - offset,
                             good ? "" : "the checksum does not match"});
   return true;

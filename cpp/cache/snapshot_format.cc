@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace gkv {
@@ -14,11 +15,6 @@ namespace {
 // overflow.
 constexpr uint64_t kMaxTokens = uint64_t{1} << 28;
 constexpr uint32_t kMaxNameBytes = 256;
-
-void WriteHash(ByteWriter& writer, const Hash128& hash) {
-  writer.Write(hash.low);
-  writer.Write(hash.high);
-}
 
 void WriteSpec(ByteWriter& writer, const KvLayerSpec& spec, uint32_t version) {
   const bool recurrent = spec.kind == LayerKind::kRecurrent;
@@ -55,10 +51,7 @@ KvLayerSpec ReadSpec(ByteReader& reader, uint32_t layer, uint32_t version) {
 }
 
 void Check(const char* what, uint64_t value, uint64_t low, uint64_t high) {
-  if (value < low || value > high) {
-    ThrowCorruptSnapshot(
-        StrCat(what, " is ", value, ", expected ", low, "..", high));
-  }
+  CheckRange<CorruptFile>(value, low, high, "snapshot: ", what);
 }
 
 KvDtype DecodeDtype(uint32_t id) {
@@ -218,13 +211,6 @@ std::vector<SnapshotHeader::Range> SnapshotHeader::ranges(
   return held->second;
 }
 
-Hash128 ReadHash(ByteReader& reader, const char* what) {
-  Hash128 hash;
-  hash.low = reader.Read<uint64_t>(what);
-  hash.high = reader.Read<uint64_t>(what);
-  return hash;
-}
-
 std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
                                           uint64_t total_bytes) {
   const uint32_t version = VersionFor(header.layers);
@@ -233,12 +219,11 @@ std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
     num_ranges += ranges.size();
   }
   ByteWriter writer;
-  writer.WriteBytes({reinterpret_cast<const uint8_t*>(kSnapshotMagic),
-                     sizeof(kSnapshotMagic)});
+  writer.WriteBytes(AsBytes(kSnapshotMagic));
   writer.Write(version);
   writer.Write(static_cast<uint32_t>(header.dtype));
   writer.Write(total_bytes);
-  WriteHash(writer, header.fingerprint);
+  writer.Write(header.fingerprint);
   writer.Write(header.capacity_tokens);
   writer.Write(header.length);
   writer.Write(header.computed);
@@ -248,8 +233,7 @@ std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
   writer.Write(static_cast<uint32_t>(header.marks.size()));
   writer.Write(static_cast<uint32_t>(num_ranges));
   writer.Write(static_cast<uint32_t>(header.states.size()));
-  writer.WriteBytes({reinterpret_cast<const uint8_t*>(header.model_type.data()),
-                     header.model_type.size()});
+  writer.WriteBytes(AsBytes(header.model_type));
   for (const KvLayerSpec& spec : header.layers) {
     WriteSpec(writer, spec, version);
   }
@@ -268,7 +252,7 @@ std::vector<uint8_t> EncodeSnapshotHeader(const SnapshotHeader& header,
     }
   }
   for (const uint64_t position : header.states) writer.Write(position);
-  WriteHash(writer, HashBytes(writer.bytes()));
+  writer.Write(HashBytes(writer.bytes()));
   return std::move(writer.bytes());
 }
 
@@ -298,7 +282,7 @@ SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
     ThrowCorruptSnapshot(
         StrCat("expected ", total, " bytes, found ", bytes.size()));
   }
-  header.fingerprint = ReadHash(reader, "fingerprint");
+  header.fingerprint = reader.Read<Hash128>("fingerprint");
   SnapshotHeader::Range held1;
   if (version == 1) {
     held1 = ReadCounts1(reader, header);
@@ -330,7 +314,7 @@ SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
   }
   if (version == 1) AddMark1(held1, header);
   const Hash128 expected = HashBytes(bytes.first(reader.offset()));
-  if (ReadHash(reader, "header checksum") != expected) {
+  if (reader.Read<Hash128>("header checksum") != expected) {
     ThrowCorruptSnapshot("the header does not match its checksum");
   }
   header.dtype = DecodeDtype(dtype);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/rounding.h"
 #include "cache/kv_layout.h"
 #include "io/byte_io.h"
 #include "ops/kv_strip.h"
@@ -32,9 +33,8 @@ struct SnapshotHeader {
     uint64_t end = 0;
 
     uint64_t aligned_begin() const { return begin / kKvGroup * kKvGroup; }
-    uint64_t tokens() const {  // stored ones, a multiple of kKvGroup
-      return (end - aligned_begin() + kKvGroup - 1) / kKvGroup * kKvGroup;
-    }
+    // Stored ones, a multiple of kKvGroup.
+    uint64_t tokens() const { return RoundUp(end - aligned_begin(), kKvGroup); }
   };
   // What the groups that forget held when `position` was the next one to
   // compute. The first mark is the present, the others are checkpoints.
@@ -76,8 +76,6 @@ uint32_t ReadSnapshotVersion(ByteReader& reader);
 // each other. Throws CorruptFile, or Mismatch for a later version.
 SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
                                     ByteReader& reader);
-
-Hash128 ReadHash(ByteReader& reader, const char* what);
 
 // Bytes of keys, values and states that follow the token ids; 2^60 or more if
 // that many cannot be meant.

@@ -16,7 +16,7 @@ using Mark = SnapshotHeader::Mark;
 std::span<const uint8_t> ReadSealed(ByteReader& reader, uint64_t size,
                                     const char* what) {
   const std::span<const uint8_t> bytes = reader.ReadBytes(size, what);
-  if (ReadHash(reader, what) != HashBytes(bytes)) {
+  if (reader.Read<Hash128>(what) != HashBytes(bytes)) {
     ThrowCorruptSnapshot(StrCat("the ", what, " do not match their checksum"));
   }
   return bytes;

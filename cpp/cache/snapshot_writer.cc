@@ -39,8 +39,7 @@ class SnapshotWriter::Sections {
   void Seal() {
     UpdateHash();
     const Hash128 hash = std::exchange(hasher_, Hasher()).Finish();
-    Append(&hash.low, sizeof(hash.low));
-    Append(&hash.high, sizeof(hash.high));
+    Append(&hash, sizeof(hash));
     hashed_ = piece_.size();
   }
   void Flush() {

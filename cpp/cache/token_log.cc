@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/rounding.h"
+
 namespace gkv {
 
 TokenLog::TokenLog(size_t page_tokens) : page_tokens_(page_tokens) {}
@@ -43,10 +46,8 @@ void TokenLog::AppendToPage(std::span<const int32_t> tokens) {
             page.tokens.begin() + static_cast<ptrdiff_t>(used));
   if (end == page_tokens_) {
     Hasher hasher;
-    hasher.UpdateValue(page.parent.low);
-    hasher.UpdateValue(page.parent.high);
-    hasher.Update({reinterpret_cast<const uint8_t*>(page.tokens.data()),
-                   page.tokens.size() * sizeof(int32_t)});
+    hasher.UpdateValue(page.parent);
+    hasher.Update(AsBytes(page.tokens));
     page.hash = hasher.Finish();
   }
   size_ += tokens.size();
@@ -54,7 +55,7 @@ void TokenLog::AppendToPage(std::span<const int32_t> tokens) {
 
 void TokenLog::Truncate(size_t size) {
   size_ = size;
-  pages_.resize((size + page_tokens_ - 1) / page_tokens_);
+  pages_.resize(CeilDiv(size, page_tokens_));
 }
 
 void TokenLog::Copy(size_t begin, std::span<int32_t> out) const {

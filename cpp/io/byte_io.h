@@ -6,11 +6,10 @@
 #include <functional>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
-#include "base/unaligned.h"
 
 namespace gkv {
 
@@ -18,9 +17,9 @@ namespace gkv {
 class ByteWriter {
  public:
   template <typename T>
-  void Write(T value) {
-    static_assert(std::is_arithmetic_v<T>);
-    WriteBytes({reinterpret_cast<const uint8_t*>(&value), sizeof(T)});
+  void Write(const T& value) {
+    static_assert(kIsPlain<T>);
+    WriteBytes(AsBytes(std::span(&value, 1)));
   }
   void WriteBytes(std::span<const uint8_t> bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
@@ -45,7 +44,7 @@ class ByteReader {
 
   template <typename T>
   T Read(std::string_view what) {
-    static_assert(std::is_arithmetic_v<T>);
+    static_assert(kIsPlain<T>);
     return LoadUnaligned<T>(ReadBytes(sizeof(T), what).data());
   }
   std::span<const uint8_t> ReadBytes(uint64_t count, std::string_view what) {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/unaligned.h"
+#include "base/bytes.h"
 #include "io/gguf.h"
 #include "io/gguf_value_type.h"
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/float16.h"
 
@@ -141,10 +142,7 @@ void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
 // Which bytes are which tensor is up to the caller.
 std::optional<Hash128> TensorFiles::Identity() const {
   Hasher hasher;
-  for (const MappedFile& file : files_) {
-    hasher.UpdateValue(file.identity().low);
-    hasher.UpdateValue(file.identity().high);
-  }
+  for (const MappedFile& file : files_) hasher.UpdateValue(file.identity());
   for (const TensorPlace& place : places_) {
     for (const uint64_t value :
          {uint64_t{place.name.size()}, uint64_t{place.file}, place.offset,
@@ -153,8 +151,7 @@ std::optional<Hash128> TensorFiles::Identity() const {
           uint64_t{place.blocks}}) {
       hasher.UpdateValue(value);
     }
-    hasher.Update({reinterpret_cast<const uint8_t*>(place.name.data()),
-                   place.name.size()});
+    hasher.Update(AsBytes(place.name));
   }
   return hasher.Finish();
 }

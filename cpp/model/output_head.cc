@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/rounding.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
 
@@ -151,8 +152,7 @@ void OutputHead::Multiply(size_t both) {
   const size_t stride = input.rows * width;
   parts_.EnsureSize(pool_.num_threads() * stride);
   const size_t group_bytes = GroupBytes(matrix_.type, matrix_.cols);
-  const size_t tasks = (groups + stretch - 1) / stretch;
-  pool_.Run(tasks, [&](size_t task, size_t thread) {
+  pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t thread) {
     const size_t begin = task * width;
     const size_t count = std::min(width, matrix_.rows - begin);
     const PackedView view{matrix_.type, count, matrix_.cols,

@@ -21,11 +21,9 @@ void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
   const size_t portions = std::clamp<size_t>(
       total_groups / (threads * kMinGroupsPerTask), 1, kMaxPortionsPerThread);
   // Kernels take groups in pairs.
-  const size_t share =
-      (total_groups + threads * portions - 1) / (threads * portions);
-  const size_t per_task = (share + 1) / 2 * 2;
-  const size_t tasks = (total_groups + per_task - 1) / per_task;
-  pool_.Run(tasks, [&](size_t task, size_t) {
+  const size_t per_task =
+      RoundUp(CeilDiv(total_groups, threads * portions), 2);
+  pool_.Run(CeilDiv(total_groups, per_task), [&](size_t task, size_t) {
     size_t begin = task * per_task;
     size_t end = std::min(total_groups, begin + per_task);
     for (const MatMulJob& job : jobs) {

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "base/rounding.h"
 #include "base/thread_pool.h"
 #include "model/activations.h"
 #include "model/step.h"
@@ -50,8 +51,7 @@ class StepWork {
       for (size_t row = 0; row < rows; ++row) fn(row);
       return;
     }
-    const size_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
-    pool_.Run(tasks, [&](size_t task, size_t) {
+    pool_.Run(CeilDiv(rows, kRowsPerTask), [&](size_t task, size_t) {
       const size_t end = std::min(rows, (task + 1) * kRowsPerTask);
       for (size_t row = task * kRowsPerTask; row < end; ++row) fn(row);
     });

@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "base/rounding.h"
-#include "base/unaligned.h"
+#include "base/bytes.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "ops/matmul_common-inl.h"

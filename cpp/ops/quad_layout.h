@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/float16.h"
-#include "base/unaligned.h"
+#include "base/bytes.h"
 #include "ops/matmul.h"
 
 // The packed form of quantized weights. Internal to ops.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
 
@@ -22,21 +23,11 @@ constexpr size_t kMaxBatch = size_t{1} << 20;
 constexpr size_t kMaxCapacity = size_t{1} << 28;
 constexpr size_t kMaxKvHeads = 1024;
 
-size_t RoundUp(size_t value, size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 const PaddedShape& Checked(const PaddedShape& shape) {
-  const auto check = [](const char* what, size_t value, size_t high) {
-    if (value < 1 || value > high) {
-      throw InvalidArgument(
-          StrCat(what, " is ", value, ", expected 1..", high));
-    }
-  };
-  check("batch", shape.batch, kMaxBatch);
-  check("capacity", shape.capacity, kMaxCapacity);
-  check("kv_heads", shape.kv_heads, kMaxKvHeads);
-  check("head_dim", shape.head_dim, kMaxHeadDim);
+  CheckRange(shape.batch, 1, kMaxBatch, "batch");
+  CheckRange(shape.capacity, 1, kMaxCapacity, "capacity");
+  CheckRange(shape.kv_heads, 1, kMaxKvHeads, "kv_heads");
+  CheckRange(shape.head_dim, 1, kMaxHeadDim, "head_dim");
   if (shape.window > shape.capacity) {
     throw InvalidArgument(StrCat("window is ", shape.window,
                                  ", expected at most the capacity of ",
@@ -56,7 +47,7 @@ PaddedCache::PaddedCache(const PaddedShape& shape,
       stored_dim_(RoundUp(shape.head_dim, kKvInt8Block)),
       strip_bytes_(KvStripBytes(shape.dtype, kBlockTokens, stored_dim_)),
       block_bytes_(2 * shape.kv_heads * strip_bytes_),
-      blocks_per_row_((shape.capacity + kBlockTokens - 1) / kBlockTokens),
+      blocks_per_row_(CeilDiv(shape.capacity, kBlockTokens)),
       pool_(pool ? std::move(pool) : BlockPool::Default()),
       rows_(shape.batch) {}
 
@@ -120,7 +111,7 @@ void PaddedCache::Append(const float* k, const float* v, size_t columns,
     Row& row = rows_[r];
     const size_t total = row.total + columns - (pads.empty() ? 0 : pads[r]);
     const size_t blocks =
-        std::min(blocks_per_row_, (total + kBlockTokens - 1) / kBlockTokens);
+        std::min(blocks_per_row_, CeilDiv(total, kBlockTokens));
     while (row.blocks.size() + fresh[r].size() < blocks) {
       fresh[r].push_back(pool_->Acquire(block_bytes_));
     }

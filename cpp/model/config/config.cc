@@ -4,6 +4,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "cache/kv_layout.h"
@@ -101,10 +102,7 @@ std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(
 // behind its mark or its name: it cannot be taken for anything else.
 Hash128 ModelConfig::Hash() const {
   Hasher hasher;
-  const auto add_text = [&](std::string_view text) {
-    hasher.Update({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  };
-  add_text(architecture);
+  hasher.Update(AsBytes(architecture));
   for (const Field& field : Fields()) {
     if (field.mark != Field::kAlways || field.at.type != Field::Type::kSize) {
       continue;
@@ -128,7 +126,7 @@ Hash128 ModelConfig::Hash() const {
                                       : values == field.Default(*this))) {
       continue;
     }
-    if (differ) add_text(field.name);
+    if (differ) hasher.Update(AsBytes(std::string_view(field.name)));
     if (field.mark != mark) hasher.UpdateValue(mark = field.mark);
     if (field.at.type == Field::Type::kFlag) continue;
     for (const double value : values) hasher.UpdateValue(value);

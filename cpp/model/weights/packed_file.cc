@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "io/byte_io.h"
 #include "ops/matmul.h"
@@ -22,29 +23,6 @@ constexpr uint64_t kTensorAlignment = 64;
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 24;
 constexpr uint32_t kMaxNameBytes = 256;
 
-uint64_t AlignUp(uint64_t value) {
-  return (value + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
-}
-
-Hash128 HashOfHashes(std::span<const Hash128> hashes) {
-  Hasher hasher;
-  for (const Hash128& hash : hashes) {
-    hasher.UpdateValue(hash.low);
-    hasher.UpdateValue(hash.high);
-  }
-  return hasher.Finish();
-}
-
-void WriteHash(ByteWriter& out, const Hash128& hash) {
-  out.Write(hash.low);
-  out.Write(hash.high);
-}
-
-Hash128 ReadHash(ByteReader& in, std::string_view what) {
-  const auto low = in.Read<uint64_t>(what);
-  return {low, in.Read<uint64_t>(what)};
-}
-
 // All but the hash at the end, whose place is in `header_bytes`.
 std::vector<uint8_t> EncodeHeader(const Hash128& fingerprint,
                                   std::span<const PackedTensor> tensors,
@@ -55,19 +33,18 @@ std::vector<uint8_t> EncodeHeader(const Hash128& fingerprint,
   out.Write(kPackedLayoutVersion);
   out.Write(file_bytes);
   out.Write(header_bytes);
-  WriteHash(out, fingerprint);
+  out.Write(fingerprint);
   out.Write(uint64_t{tensors.size()});
   for (const PackedTensor& tensor : tensors) {
     out.Write(static_cast<uint32_t>(tensor.name.size()));
-    out.WriteBytes({reinterpret_cast<const uint8_t*>(tensor.name.data()),
-                    tensor.name.size()});
+    out.WriteBytes(AsBytes(tensor.name));
     out.Write(static_cast<uint32_t>(tensor.type));
     out.Write(static_cast<uint32_t>(tensor.is_vector));
     out.Write(tensor.rows);
     out.Write(tensor.cols);
     out.Write(tensor.piece_bytes);
     out.Write(tensor.offset);
-    WriteHash(out, tensor.sum);
+    out.Write(tensor.sum);
   }
   return std::move(out.bytes());
 }
@@ -91,7 +68,7 @@ PackedTensor DecodeTensor(ByteReader& in) {
   tensor.cols = in.Read<uint64_t>("columns");
   tensor.piece_bytes = in.Read<uint64_t>("piece size");
   tensor.offset = in.Read<uint64_t>("offset");
-  tensor.sum = ReadHash(in, "sum");
+  tensor.sum = in.Read<Hash128>("sum");
   return tensor;
 }
 
@@ -151,7 +128,7 @@ PackedFileWriter::PackedFileWriter(PartFile& file, const Hash128& fingerprint,
   header_bytes_ = fields + sizeof(Hash128);
   uint64_t end = header_bytes_;
   for (PackedTensor& tensor : tensors_) {
-    tensor.offset = AlignUp(end);
+    tensor.offset = RoundUp(end, kTensorAlignment);
     end = tensor.offset + tensor.size_bytes();
     pieces_.emplace_back(tensor.num_pieces());
   }
@@ -178,12 +155,12 @@ void PackedFileWriter::ThrowIfFailed() const {
 void PackedFileWriter::Finish() {
   ThrowIfFailed();
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    tensors_[i].sum = HashOfHashes(pieces_[i]);
+    tensors_[i].sum = HashBytes(AsBytes(pieces_[i]));
   }
   ByteWriter out;
   out.WriteBytes(
       EncodeHeader(fingerprint_, tensors_, header_bytes_, file_bytes_));
-  WriteHash(out, HashBytes(out.bytes()));
+  out.Write(HashBytes(out.bytes()));
   error_ = file_.WriteAt(0, out.bytes());
   ThrowIfFailed();
 }
@@ -236,10 +213,10 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
   }
   const size_t fields = header_bytes - sizeof(Hash128);
   ByteReader end(bytes, fields);
-  if (ReadHash(end, "header hash") != HashBytes(bytes.first(fields))) {
+  if (end.Read<Hash128>("header hash") != HashBytes(bytes.first(fields))) {
     throw CorruptFile("the header does not match its hash");
   }
-  if (ReadHash(in, "fingerprint") != fingerprint) {
+  if (in.Read<Hash128>("fingerprint") != fingerprint) {
     throw CorruptFile(
         StrCat("weights of another fingerprint, expected ", fingerprint.Hex()));
   }
@@ -267,7 +244,7 @@ bool PackedFile::Check(const Tensor& tensor, ThreadPool& pool) const {
     if (!file_.Populate(tensor.offset + begin, size)) return;
     hashes[piece] = HashBytes({data(tensor) + begin, size});
   });
-  if (HashOfHashes(hashes) != tensor.sum) return false;
+  if (HashBytes(AsBytes(hashes)) != tensor.sum) return false;
   tensor.is_sound.store(true, std::memory_order_release);
   return true;
 }

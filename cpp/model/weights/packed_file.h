@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/rounding.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_type.h"
 #include "io/mapped_file.h"
@@ -41,9 +42,7 @@ struct PackedTensor {
   Hash128 sum;          // hash of the hashes of the pieces, in order
 
   uint64_t size_bytes() const;
-  uint64_t num_pieces() const {
-    return (size_bytes() + piece_bytes - 1) / piece_bytes;
-  }
+  uint64_t num_pieces() const { return CeilDiv(size_bytes(), piece_bytes); }
 };
 
 // File name of the weights with this fingerprint, of this build's versions.

@@ -33,10 +33,8 @@ class SourceRecord {
     hasher.UpdateValue(options.quantize
                            ? static_cast<int64_t>(*options.quantize)
                            : int64_t{-1});
-    for (const Hash128& hash : {*identity, config.Hash()}) {
-      hasher.UpdateValue(hash.low);
-      hasher.UpdateValue(hash.high);
-    }
+    hasher.UpdateValue(*identity);
+    hasher.UpdateValue(config.Hash());
     path_ = StrCat(options.folder, "/", hasher.Finish().Hex(), ".gkvsource");
   }
 

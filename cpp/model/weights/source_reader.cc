@@ -34,8 +34,7 @@ class Reader {
         options_(options),
         done_(options.done),
         scratch_(pool.num_threads()) {
-    hasher_.UpdateValue(config.Hash().low);
-    hasher_.UpdateValue(config.Hash().high);
+    hasher_.UpdateValue(config.Hash());
   }
 
   SourceContents Run() {
@@ -206,9 +205,7 @@ class Reader {
     Begin(view, true, TensorType::kF32);
     if (options_.into == Into::kFile) {
       options_.writer->WritePiece(
-          contents_.tensors.size() - 1, 0,
-          {reinterpret_cast<const uint8_t*>(values.data()),
-           values.size() * sizeof(float)});
+          contents_.tensors.size() - 1, 0, AsBytes(values));
     }
     StoreFloats(entry, std::move(values));
     AddToFingerprint(view, view.type,
@@ -222,10 +219,7 @@ class Reader {
                         const std::vector<Hash128>& hashes) {
     hasher_.UpdateValue(static_cast<uint32_t>(view.type));
     if (kept != view.type) hasher_.UpdateValue(static_cast<uint32_t>(kept));
-    for (const Hash128& hash : hashes) {
-      hasher_.UpdateValue(hash.low);
-      hasher_.UpdateValue(hash.high);
-    }
+    hasher_.Update(AsBytes(hashes));
   }
 
   void Advance(size_t bytes) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "gtest/gtest.h"
 
 namespace gkv {
@@ -16,7 +17,10 @@ TEST(ByteIoTest, LittleEndian) {
   writer.Write(uint32_t{0x04030201});
   writer.Write(uint16_t{0x0605});
   writer.Write(1.0f);
-  const std::vector<uint8_t> expected = {1, 2, 3, 4, 5, 6, 0, 0, 0x80, 0x3F};
+  writer.Write(Hash128{7, 8});
+  const std::vector<uint8_t> expected = {1, 2, 3, 4, 5, 6, 0, 0, 0x80, 0x3F,
+                                         7, 0, 0, 0, 0, 0, 0, 0,
+                                         8, 0, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(writer.bytes(), expected);
   EXPECT_EQ(writer.size(), expected.size());
 }
@@ -28,14 +32,16 @@ TEST(ByteIoTest, ReadsBackWhatWasWritten) {
   writer.Write(uint64_t{1} << 63);
   writer.WriteBytes(raw);
   writer.Write(-0.25);
+  writer.Write(Hash128{1, 2});
   ByteReader reader(writer.bytes());
   EXPECT_EQ(reader.Read<int8_t>("a"), -5);
   EXPECT_EQ(reader.Read<uint64_t>("b"), uint64_t{1} << 63);
   EXPECT_EQ(reader.offset(), 9u);
-  EXPECT_EQ(reader.remaining(), 11u);
+  EXPECT_EQ(reader.remaining(), 27u);
   const auto bytes = reader.ReadBytes(3, "c");
   EXPECT_EQ(std::vector<uint8_t>(bytes.begin(), bytes.end()), raw);
   EXPECT_EQ(reader.Read<double>("d"), -0.25);
+  EXPECT_EQ(reader.Read<Hash128>("e"), (Hash128{1, 2}));
   EXPECT_EQ(reader.remaining(), 0u);
 }
 
