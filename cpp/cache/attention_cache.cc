@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/rounding.h"
+#include "ops/kv_strip.h"
+
 namespace gkv {
 
 AttentionCache::AttentionCache(size_t group,
                                std::shared_ptr<const KvLayout> layout,
                                std::shared_ptr<BlockPool> pool)
-    : table_(group, std::move(layout), std::move(pool)) {}
+    : group_(group), layout_(std::move(layout)), pool_(std::move(pool)) {}
 
 std::unique_ptr<GroupCache> AttentionCache::Share() const {
   return std::make_unique<AttentionCache>(*this);
@@ -21,12 +24,12 @@ std::pair<size_t, size_t> AttentionCache::Held() const {
 
 // First position that a row sees.
 size_t AttentionCache::WindowBegin(size_t position) const {
-  const size_t window = table_.group().window;
+  const size_t window = group().window;
   return window != 0 && position >= window ? position + 1 - window : 0;
 }
 
 void AttentionCache::Clear() {
-  table_.DropFrom(0);
+  blocks_.clear();
   begin_ = end_ = warm_target_ = 0;
 }
 
@@ -42,9 +45,8 @@ std::optional<size_t> AttentionCache::ResumeAt(size_t limit,
 }
 
 size_t AttentionCache::ColdStart(size_t target) const {
-  const KvGroup& group = table_.group();
   if (!forgets()) return std::min(target, end_);
-  const size_t warm_up = group.layers.size() * (group.window - 1);
+  const size_t warm_up = group().layers.size() * (group().window - 1);
   return target > warm_up ? target - warm_up : 0;
 }
 
@@ -53,7 +55,9 @@ void AttentionCache::Rewind(size_t position) {
   // What is right in the middle of a warm-up depends on its target.
   if (warm_target_ != 0 || begin_ >= position) return Clear();
   end_ = position;
-  table_.DropFrom(end_);
+  const size_t last = CeilDiv(end_, layout_->block_tokens());
+  const size_t keep = last > first_block_ ? last - first_block_ : 0;
+  if (keep < blocks_.size()) blocks_.resize(keep);
 }
 
 void AttentionCache::Restart(size_t begin, size_t target) {
@@ -63,15 +67,62 @@ void AttentionCache::Restart(size_t begin, size_t target) {
   if (begin > 0 && begin < target) warm_target_ = target;
 }
 
+BlockRef AttentionCache::CopyBlock(const BlockRef& from, size_t tokens) const {
+  BlockRef copy = pool_->Acquire(group().block_bytes);
+  const size_t block_tokens = layout_->block_tokens();
+  for (const size_t layer : group().layers) {
+    const KvLayerSpec& spec = layout_->layers()[layer];
+    for (size_t head = 0; head < spec.kv_heads; ++head) {
+      const size_t keys = layout_->key_offset(layer, head);
+      const size_t values = layout_->value_offset(layer, head);
+      CopyKeys(layout_->dtype(), from.data() + keys, block_tokens,
+               spec.head_dim, tokens, copy.data() + keys, block_tokens);
+      CopyValues(layout_->dtype(), from.data() + values, block_tokens,
+                 spec.head_dim, tokens, copy.data() + values, block_tokens);
+    }
+  }
+  return copy;
+}
+
 GroupStep AttentionCache::Prepare(size_t begin, size_t end,
                                   std::span<const size_t>) const {
-  GroupStep step = table_.Prepare(begin, end, end_);
+  const size_t block_tokens = layout_->block_tokens();
+  GroupStep step;
+  step.write_begin = end_;
   step.readable_begin = begin_;
+  step.first_block = blocks_.empty() ? begin / block_tokens : first_block_;
+  step.blocks.reserve(blocks_.size() + 1);
+  for (const BlockRef& block : blocks_) step.blocks.push_back(block.data());
+  const size_t written = std::max(begin, end_);
+  if (written >= end) return step;
+  const size_t last = (end - 1) / block_tokens;
+  for (size_t block = written / block_tokens; block <= last; ++block) {
+    const size_t index = block - step.first_block;
+    if (index < blocks_.size()) {
+      if (blocks_[index].writable()) continue;
+      const size_t first = block * block_tokens;
+      const size_t held = end_ > first ? end_ - first : 0;
+      step.fresh.emplace_back(index, CopyBlock(blocks_[index], held));
+      step.blocks[index] = step.fresh.back().second.data();
+    } else {
+      step.fresh.emplace_back(index, pool_->Acquire(group().block_bytes));
+      step.blocks.push_back(step.fresh.back().second.data());
+    }
+  }
   return step;
 }
 
 void AttentionCache::Commit(GroupStep& step, size_t, size_t end) {
-  table_.Commit(step, end);
+  if (blocks_.empty()) first_block_ = step.first_block;
+  for (auto& [index, block] : step.fresh) {
+    if ((first_block_ + index) * layout_->block_tokens() >= end) break;
+    if (index < blocks_.size()) {
+      blocks_[index] = std::move(block);
+    } else {
+      blocks_.push_back(std::move(block));
+    }
+  }
+  step.fresh.clear();
   end_ = std::max(end_, end);
   if (warm_target_ == 0 || end_ < warm_target_) return;
   // Deeper layers are right only from the target's window on.
@@ -80,28 +131,43 @@ void AttentionCache::Commit(GroupStep& step, size_t, size_t end) {
 }
 
 void AttentionCache::Forget(size_t floor) {
-  if (table_.empty()) return;
+  if (blocks_.empty()) return;
   // The last position stays, whatever the window: empty means position 0.
-  table_.DropBefore(WindowBegin(std::min(floor, RewindFloor())));
-  begin_ =
-      std::max(begin_, table_.first_block() * table_.layout().block_tokens());
+  const size_t first = WindowBegin(std::min(floor, RewindFloor())) /
+                       layout_->block_tokens();
+  if (first > first_block_) {
+    const size_t drop = std::min(first - first_block_, blocks_.size());
+    blocks_.erase(blocks_.begin(),
+                  blocks_.begin() + static_cast<ptrdiff_t>(drop));
+    first_block_ += drop;
+  }
+  begin_ = std::max(begin_, first_block_ * layout_->block_tokens());
 }
 
 void AttentionCache::AddBlocks(std::vector<const Block*>& out) const {
-  for (const BlockRef& block : table_.blocks()) out.push_back(block.get());
+  for (const BlockRef& block : blocks_) out.push_back(block.get());
 }
 
 std::vector<HeldBlock> AttentionCache::Export(size_t position) const {
-  const auto [begin, end] = Held();
-  return table_.Export(begin, std::min(position, end));
+  auto [begin, end] = Held();
+  end = std::min(position, end);
+  const size_t block_tokens = layout_->block_tokens();
+  std::vector<HeldBlock> held;
+  while (begin < end) {
+    const size_t block = begin / block_tokens;
+    const size_t last = std::min(end, (block + 1) * block_tokens);
+    held.push_back({begin, last, blocks_[block - first_block_]});
+    begin = last;
+  }
+  return held;
 }
 
 void AttentionCache::Adopt(std::vector<HeldBlock> held) {
-  if (!held.empty()) {
-    begin_ = held.front().begin;
-    end_ = held.back().end;
-  }
-  table_.Adopt(std::move(held));
+  if (held.empty()) return;
+  begin_ = held.front().begin;
+  end_ = held.back().end;
+  first_block_ = begin_ / layout_->block_tokens();
+  for (HeldBlock& part : held) blocks_.push_back(std::move(part.block));
 }
 
 }  // namespace gkv

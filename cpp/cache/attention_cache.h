@@ -1,7 +1,6 @@
 #ifndef GEMMAKV_CACHE_ATTENTION_CACHE_H_
 #define GEMMAKV_CACHE_ATTENTION_CACHE_H_
 
-#include "cache/block_table.h"
 #include "cache/group_cache.h"
 
 namespace gkv {
@@ -15,13 +14,17 @@ namespace gkv {
 // far back it begins is derived in docs/cache.md: S layers of window W account
 // for S (W - 1) positions. Until the first row that must be right is reached
 // the group warms up: it holds what the warm-up needs and nothing else.
+//
+// Sharing shares the blocks. One that is shared or read-only is copied before
+// it is written, the held part of it only: later positions may be under way in
+// another conversation's step.
 class AttentionCache final : public GroupCache {
  public:
   AttentionCache(size_t group, std::shared_ptr<const KvLayout> layout,
                  std::shared_ptr<BlockPool> pool);
 
   std::unique_ptr<GroupCache> Share() const override;
-  bool forgets() const override { return table_.group().window != 0; }
+  bool forgets() const override { return group().window != 0; }
   std::pair<size_t, size_t> Held() const override;
   std::optional<size_t> ResumeAt(size_t limit, size_t target) const override;
   size_t ColdStart(size_t target) const override;
@@ -39,10 +42,17 @@ class AttentionCache final : public GroupCache {
   void AddBlocks(std::vector<const Block*>& out) const override;
 
  private:
+  const KvGroup& group() const { return layout_->groups()[group_]; }
   size_t WindowBegin(size_t position) const;
+  BlockRef CopyBlock(const BlockRef& from, size_t tokens) const;
   void Clear();
 
-  BlockTable table_;  // covers [begin_, end_)
+  size_t group_;
+  std::shared_ptr<const KvLayout> layout_;
+  std::shared_ptr<BlockPool> pool_;
+  // Cover [begin_, end_), from position first_block_ * block_tokens on.
+  std::vector<BlockRef> blocks_;
+  size_t first_block_ = 0;
   size_t begin_ = 0;
   size_t end_ = 0;
   // While warming up: rows from here on are right, begin_ <= end_ < it.
