@@ -214,9 +214,9 @@ void Scheduler::PrepareStep() {
       sequence.Fail(std::current_exception());
     }
   }
-  const std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
+  std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
   slices_.reserve(plan.size());
-  for (const PlannedSlice& slice : plan) {
+  for (PlannedSlice& slice : plan) {
     Sequence& sequence = *sequences[slice.sequence];
     // It may have given way to an older one meanwhile.
     while (sequence.runnable() && !PrepareSlice(sequence, slice)) {
@@ -224,8 +224,9 @@ void Scheduler::PrepareStep() {
   }
 }
 
-// False if it is to be tried again, now that there is more room.
-bool Scheduler::PrepareSlice(Sequence& sequence, const PlannedSlice& plan) {
+// False if it is to be tried again, now that there is more room, or less asked
+// for: whoever comes back in large steps may have got there in small ones.
+bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
   const ModelConfig& config = model_->config;
   try {
     slices_.push_back(
@@ -240,6 +241,10 @@ bool Scheduler::PrepareSlice(Sequence& sequence, const PlannedSlice& plan) {
         Preempt(sequence);
         return true;
       }
+    }
+    if (sequence.catching_up() && plan.end - plan.begin > 1) {
+      plan.end -= (plan.end - plan.begin) / 2;
+      return false;
     }
     sequence.Fail(std::current_exception());
   } catch (...) {

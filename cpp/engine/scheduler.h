@@ -62,7 +62,7 @@ class Scheduler {
   void DropEnded();
   void RunStep();
   void PrepareStep();
-  bool PrepareSlice(Sequence& sequence, const PlannedSlice& plan);
+  bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   bool MakeRoom(const Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();

@@ -546,7 +546,7 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
   const std::shared_ptr<KVCache> caches[] = {NewCache(0, pool),
                                              NewCache(0, pool)};
   const Gemma::Job batch[] = {{caches[0], prompt, NoStop(1)},
-                              {caches[1], shorter, NoStop(60)}};
+                              {caches[1], shorter, NoStop(300)}};
   const Streams younger = gemma_->Start(batch);
   while (caches[1]->length() < 25) std::this_thread::yield();
   Tokens read;
@@ -555,6 +555,37 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
   }
   EXPECT_EQ(read, whole);
   Wait(younger);
+}
+
+// Whoever gave way needs no more room to come back than it took to get there.
+TEST_F(SchedulerTest, ComesBackWhereItJustFits) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 1);
+  const Tokens whole =
+      gemma_->Generate(NewCache(), prompt, NoStop(230)).token_ids;
+  // The least that one needs alone.
+  std::shared_ptr<BlockPool> pool;
+  for (size_t budget = BytesOf(0), done = false; !done; budget += 4096) {
+    pool = BlockPool::Create(budget);
+    try {
+      gemma_->Generate(NewCache(0, pool), prompt, NoStop(230));
+      done = true;
+    } catch (const OutOfBlocks&) {
+    }
+  }
+  const auto cache = NewCache(0, pool);
+  const Gemma::Job job{cache, prompt, NoStop(230), true};
+  const auto stream = gemma_->Start({&job, 1})[0];
+  Tokens read;
+  while (read.size() < 200) read.push_back(stream->NextEvent()->token_id);
+  const auto other = NewCache(0, pool);
+  EXPECT_EQ(gemma_->Generate(other, prompt, NoStop(230)).token_ids, whole);
+  other->Reset();
+  EXPECT_GT(gemma_->preemptions(), 0u);
+  while (const auto event = stream->NextEvent()) {
+    read.push_back(event->token_id);
+  }
+  EXPECT_EQ(read, whole);
 }
 
 // Pools are apart: who fills one takes nothing from those of another.
