@@ -71,7 +71,7 @@ void RegisterErrors(py::module_& module) {
       SetError(error_types->corrupt.ptr(), error);
     } catch (const Mismatch& error) {
       SetError(error_types->mismatch.ptr(), error);
-    } catch (const OutOfBlocks& error) {
+    } catch (const CacheFull& error) {
       SetError(error_types->full.ptr(), error);
     } catch (const Error& error) {
       SetError(error_types->base.ptr(), error);

@@ -27,7 +27,7 @@ const std::shared_ptr<BlockPool>& BlockPool::Default() {
 
 BlockRef BlockPool::Acquire(size_t size_bytes) {
   if (failures_.Fails()) {
-    throw OutOfBlocks("block pool: failure injected by a test");
+    throw CacheFull("block pool: failure injected by a test");
   }
   size_t missing = 0;
   Block* block = TryAcquire(size_bytes, missing);
@@ -76,12 +76,12 @@ Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
 void BlockPool::ThrowOutOfBlocks(size_t size_bytes) const {
   const size_t in_use = bytes_in_use();
   if (budget_bytes_ != 0 && in_use + size_bytes > budget_bytes_) {
-    throw OutOfBlocks(StrCat(
+    throw CacheFull(StrCat(
         "block pool: ", in_use, " bytes are in use and ", size_bytes,
         " more are needed, expected at most ", budget_bytes_,
         " in total (drop or reset conversations, or use a larger pool)"));
   }
-  throw OutOfBlocks(StrCat("block pool: the system has no memory for ",
+  throw CacheFull(StrCat("block pool: the system has no memory for ",
                            size_bytes, " bytes more, ", in_use,
                            " are in use"));
 }

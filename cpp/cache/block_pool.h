@@ -39,7 +39,7 @@ class BlockPool final : public BlockOwner,
 
   // A block with one reference, its content uninitialized. If the budget or
   // the system's memory does not allow it, reclaimers are asked, and
-  // OutOfBlocks is thrown where that is not enough.
+  // CacheFull is thrown where that is not enough.
   BlockRef Acquire(size_t size_bytes);
   void Release(Block* block) noexcept override;
 

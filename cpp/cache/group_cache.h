@@ -81,7 +81,7 @@ class GroupCache {
   virtual void Restart(size_t begin, size_t target) = 0;
 
   // Storage for a step over [begin, end): new blocks, and private copies of
-  // shared ones that it writes. Throws OutOfBlocks. Changes nothing.
+  // shared ones that it writes. Throws CacheFull. Changes nothing.
   // Requires: begin < end; a step can begin at `begin` on what is held; `keep`
   // is ascending, within (begin, end).
   virtual GroupStep Prepare(size_t begin, size_t end,

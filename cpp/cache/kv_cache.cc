@@ -276,7 +276,7 @@ void KVCache::Append(const RunLock& run_lock,
   const auto lock = Changing(run_lock);
   const size_t length = state_.log.size();
   if (tokens.size() > capacity_tokens_ - std::min(capacity_tokens_, length)) {
-    throw OutOfBlocks(
+    throw CacheFull(
         StrCat("the conversation holds ", length, " tokens and ", tokens.size(),
                " more are asked for, expected at "
                "most ",

@@ -154,7 +154,7 @@ class KVCache {
 
   // ---- Engine interface. Requires of each lock: it is of this cache. ----
 
-  // Extends the transcript; the new positions are pending. Throws OutOfBlocks,
+  // Extends the transcript; the new positions are pending. Throws CacheFull,
   // changing nothing, if the capacity does not allow it.
   void Append(const RunLock& lock, std::span<const int32_t> tokens);
 
@@ -176,7 +176,7 @@ class KVCache {
   // checkpoints be taken. Requires: begin is next_position() or
   // next_position_for_logits(), or continues the step before it;
   // begin < length(); begin < end <= capacity_tokens(); `keep` ascending,
-  // within (begin, end). Throws OutOfBlocks, changing nothing observable.
+  // within (begin, end). Throws CacheFull, changing nothing observable.
   KvStepView Prepare(const RunLock& lock, size_t begin, size_t end,
                      std::span<const size_t> keep = {});
   // The step's keys and values of [step.begin, end) are complete: they are held
@@ -210,7 +210,7 @@ class KVCache {
   void Save(const ByteSink& sink, bool checkpoints = false) const;
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
   // Throws CorruptFile if the bytes are not a whole, sound snapshot, Mismatch
-  // if they are of a format version from the future, OutOfBlocks if the pool
+  // if they are of a format version from the future, CacheFull if the pool
   // is full. Never reads outside `bytes`, whatever they are. Of the options,
   // block_tokens and pool count, capacity_tokens and checkpoint_bytes where
   // they are set; the rest is as it was saved.

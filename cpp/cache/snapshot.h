@@ -49,7 +49,7 @@ class SnapshotWriter {
   std::vector<std::map<size_t, std::vector<HeldBlock>>> held_;
 };
 
-// Throws CorruptFile, Mismatch (a later version) or OutOfBlocks.
+// Throws CorruptFile, Mismatch (a later version) or CacheFull.
 std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
                                       const CacheOptions& options);
 

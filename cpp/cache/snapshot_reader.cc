@@ -158,7 +158,7 @@ std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
   CacheOptions full = options;
   if (full.capacity_tokens == 0) full.capacity_tokens = header.capacity_tokens;
   if (full.capacity_tokens < header.length) {
-    throw OutOfBlocks(StrCat("the snapshot holds ", header.length,
+    throw CacheFull(StrCat("the snapshot holds ", header.length,
                              " tokens, expected at most the capacity of ",
                              full.capacity_tokens));
   }

@@ -14,7 +14,7 @@ namespace gkv {
 // the run lock, and a fork to go back to. Not thread-safe.
 class CacheTransaction {
  public:
-  // Appends `prompt`. Throws OutOfBlocks, changing nothing, if it does not fit.
+  // Appends `prompt`. Throws CacheFull, changing nothing, if it does not fit.
   // `lock` is the cache's and is taken over unless this throws.
   CacheTransaction(std::shared_ptr<KVCache> cache, RunLock&& lock,
                    std::span<const int32_t> prompt);

@@ -64,7 +64,7 @@ class Gemma {
   // one of the caches, calling `poll` now and then, which may throw to give up.
   // Errors, all before any work and with every cache unchanged: InvalidArgument
   // (option, token id out of range, nothing to compute, one cache twice),
-  // Mismatch (a cache of another model), OutOfBlocks (a prompt that does not
+  // Mismatch (a cache of another model), CacheFull (a prompt that does not
   // fit), Busy (a cache whose stream waits for its reader), QueueFull.
   struct Job {
     std::shared_ptr<KVCache> cache;

@@ -161,7 +161,7 @@ void Scheduler::StartSequences() {
   for (Sequence& sequence : sequences_) {
     if (!CanStart(sequence)) continue;
     // Behind those that run; who comes back is where it was.
-    if (sequence.state() == State::kWaiting) sequence.set_served(steps_);
+    if (sequence.state() == State::kWaiting) sequence.set_served(served_);
     sequence.Start();
   }
 }
@@ -231,9 +231,9 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
   try {
     slices_.push_back(
         sequence.Prepare(plan, config.vocab_size, config.hidden_size));
-    sequence.set_served(steps_ + 1);
+    sequence.set_served(++served_);
     return true;
-  } catch (const OutOfBlocks&) {
+  } catch (const CacheFull&) {
     if (MakeRoom(sequence)) return false;
     for (const Sequence& other : sequences_) {
       if (&other == &sequence) break;

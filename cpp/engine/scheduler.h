@@ -85,6 +85,7 @@ class Scheduler {
   std::unique_ptr<ForwardPass> forward_;
   std::list<Sequence> sequences_;  // the oldest first
   bool ended_since_preempting_ = false;
+  uint64_t served_ = 0;  // slices so far, in the order of their service
   std::vector<StepSlice> slices_;  // of the step
   AlignedBuffer<float> rows_;
   SideThread mask_thread_;

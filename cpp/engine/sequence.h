@@ -108,8 +108,8 @@ class Sequence {
   // What there is to plan, with up to `max_guesses` guesses. Throws what the
   // drafter throws.
   PlanInput ToPlan(size_t max_guesses);
-  void set_served(uint64_t step) { served_ = step; }
-  // Requires: `plan` is of the last ToPlan. Throws OutOfBlocks and
+  void set_served(uint64_t place) { served_ = place; }
+  // Requires: `plan` is of the last ToPlan. Throws CacheFull and
   // std::bad_alloc, changing nothing.
   StepSlice Prepare(const PlannedSlice& plan, size_t vocab_size,
                     size_t hidden_size);

@@ -21,7 +21,7 @@ struct PlanInput {
   size_t target = 0;
   size_t logits_begin = 0;  // rows from here on want logits
   bool decoding = false;    // [next, target) goes into one step
-  // Number of the step that served it last, or at which it came.
+  // Place in the order in which sequences were served last, or came.
   uint64_t served = 0;
   std::span<const UncutSpan> uncut = {};  // ascending, disjoint
 };

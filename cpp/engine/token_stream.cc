@@ -23,8 +23,8 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   const auto with = [&](const Error& e) { return e.what() + suffix; };
   try {
     std::rethrow_exception(error);
-  } catch (const OutOfBlocks& e) {
-    throw OutOfBlocks(with(e));
+  } catch (const CacheFull& e) {
+    throw CacheFull(with(e));
   } catch (const InvalidArgument& e) {
     throw InvalidArgument(with(e));
   } catch (const Error& e) {

@@ -85,7 +85,8 @@ void PartFile::Reserve(uint64_t size) {
     throw IoError(part_path_, EFBIG);
   }
   // Empty first: nothing of a killed writer's content stays.
-  if (ftruncate(file_.get(), 0) != 0 || ftruncate(file_.get(), static_cast<off_t>(size)) != 0) {
+  if (ftruncate(file_.get(), 0) != 0 ||
+      ftruncate(file_.get(), static_cast<off_t>(size)) != 0) {
     throw IoError(part_path_, errno);
   }
   // Where space cannot be reserved, writing reports a full disk.
@@ -99,7 +100,8 @@ int PartFile::WriteAt(uint64_t offset,
                       std::span<const uint8_t> bytes) const noexcept {
   while (!bytes.empty()) {
     const ssize_t written =
-        pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+        pwrite(file_.get(), bytes.data(), bytes.size(),
+               static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return written < 0 ? errno : ENOSPC;
     offset += static_cast<uint64_t>(written);

@@ -47,7 +47,7 @@ class Mismatch : public Error {
 };
 
 // A conversation is at its capacity, or the block pool at its byte budget.
-class OutOfBlocks : public Error {
+class CacheFull : public Error {
   using Error::Error;
 };
 

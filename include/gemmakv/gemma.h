@@ -44,7 +44,7 @@ class Gemma {
   // and generates. `on_token` is called on this thread after each token; false
   // ends the generation, keeping what came. Throws, with the conversation as it
   // was, InvalidArgument for an option or a token out of range, Mismatch for a
-  // conversation of another model, OutOfBlocks if it does not fit.
+  // conversation of another model, CacheFull if it does not fit.
   GenerateResult Generate(
       KVCache& cache, std::span<const int32_t> prompt,
       const GenerateOptions& options = {},

@@ -50,7 +50,7 @@ class KVCache {
 
   // The whole conversation, for any medium. FromBytes throws CorruptFile for
   // bytes that are not a sound snapshot, Mismatch for a later format,
-  // OutOfBlocks if the pool has no room. Options that are not set are
+  // CacheFull if the pool has no room. Options that are not set are
   // as saved.
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
   static KVCache FromBytes(std::span<const uint8_t> bytes,

@@ -66,14 +66,19 @@ def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the body ends, and vanishes if it fails.
 
     The content is written beside `path`, forced to disk and renamed; the
-    folder is forced to disk last.
+    folder is forced to disk last. A link is followed. What is there and no
+    regular file (a device, a pipe) is written to as it is.
     """
-    target = os.path.abspath(os.fspath(path))
+    target = os.path.realpath(os.fspath(path))
     folder = os.path.dirname(target)
     if os.path.isdir(target):
         raise IsADirectoryError(
             errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path)
         )
+    if os.path.exists(target) and not os.path.isfile(target):
+        with open(target, "wb") as file:
+            yield file
+        return
     descriptor, beside = tempfile.mkstemp(
         prefix=f".{os.path.basename(target)[:100]}.", suffix=".tmp", dir=folder
     )

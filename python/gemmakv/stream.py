@@ -49,6 +49,8 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         self._max_tokens = max_tokens
         self._callback = callback
         self._count = 0
+        self._unreported = False  # the last piece, to `progress`
+        self._failure: BaseException | None = None  # of `progress`
         self._finished = False
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._cancelled = False
@@ -108,9 +110,14 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
             self._handle.cancel()
 
     def result(self) -> Generation:
-        """Waits for the end and gives the whole generation."""
+        """Waits for the end and gives the whole generation.
+
+        Raises what `progress` raised, or what the generation failed with.
+        """
         for _ in self:
             pass
+        if self._failure is not None:
+            raise self._failure
         if self._generation is None:
             self._generation = generation_of(self._handle.result())
         return self._generation
@@ -119,6 +126,8 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         """The next piece, or None if there is none within a moment."""
         if self._ready:
             return self._ready.popleft()
+        if self._unreported:
+            self._report(self._max_tokens)
         try:
             if self._cancelled:
                 # What is unread is taken back when the generation ends, so
@@ -148,13 +157,26 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
                     finish_reason=event.finish_reason,
                 )
             )
-        if self._callback is not None:
-            total = self._count if event.finished else self._max_tokens
-            try:
-                self._callback(self._count, total)
-            except BaseException:
-                # What was read so far comes with the next calls.
-                self._callback = None
-                self.cancel()
-                raise
+        # A piece is reported when the next one is asked for: what is kept if
+        # that raises is what was returned.
+        self._unreported = not event.finished
+        if event.finished:
+            self._report(self._count)
         return self._ready.popleft() if self._ready else None
+
+    def _report(self, total: int) -> None:
+        """Tells `progress`; what it raises ends the generation."""
+        self._unreported = False
+        if self._callback is None:
+            return
+        try:
+            self._callback(self._count, total)
+        except BaseException as error:
+            self._callback = None
+            self._failure = error
+            self.cancel()
+            try:
+                self._handle.result()  # waits: the cache is in use
+            except Exception:
+                pass  # the first failure counts
+            raise

@@ -91,7 +91,7 @@ void PaddedCache::CheckRoom(size_t columns,
   for (size_t r = 0; r < shape_.batch; ++r) {
     const size_t tokens = columns - (pads.empty() ? 0 : pads[r]);
     if (tokens > shape_.capacity - rows_[r].total) {
-      throw OutOfBlocks(StrCat("row ", r, " holds ", rows_[r].total,
+      throw CacheFull(StrCat("row ", r, " holds ", rows_[r].total,
                                " tokens and ", tokens,
                                " more are given, expected at most ",
                                shape_.capacity, " in total (its capacity)"));

@@ -56,7 +56,7 @@ class PaddedCache {
 
   // Appends `columns` columns of keys and values, of which row r skips the
   // first pads[r]. Empty `pads`: none. A linear row that would exceed the
-  // capacity throws OutOfBlocks, as does a pool without memory; nothing has
+  // capacity throws CacheFull, as does a pool without memory; nothing has
   // changed then. Requires: pads[r] <= columns.
   void Append(const float* k, const float* v, size_t columns,
               std::span<const size_t> pads = {});

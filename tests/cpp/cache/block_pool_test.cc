@@ -18,7 +18,7 @@ TEST(BlockPoolTest, BudgetIsExactAndFailureChangesNothing) {
   BlockRef a = pool->Acquire(100);
   const BlockRef b = pool->Acquire(200);
   EXPECT_EQ(pool->bytes_in_use(), 300u);
-  EXPECT_THROW(pool->Acquire(1), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(1), CacheFull);
   EXPECT_EQ(pool->bytes_in_use(), 300u);
   EXPECT_EQ(pool->blocks_in_use(), 2u);
   a = BlockRef();
@@ -67,7 +67,7 @@ TEST(BlockPoolTest, InjectedFailureHitsOneAcquire) {
   const auto pool = BlockPool::Create();
   pool->FailAfter(2);
   EXPECT_NO_THROW(pool->Acquire(64));
-  EXPECT_THROW(pool->Acquire(64), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(64), CacheFull);
   EXPECT_NO_THROW(pool->Acquire(64));
 }
 
@@ -161,9 +161,9 @@ TEST(BlockPoolTest, ReclaimersAreAskedBeforeItFails) {
   EXPECT_TRUE(first->blocks.empty());
   EXPECT_EQ(second->blocks.size(), 1u);
   // More than the pool may ever hold is not asked for.
-  EXPECT_THROW(pool->Acquire(1001), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(1001), CacheFull);
   EXPECT_EQ(second->blocks.size(), 1u);
-  EXPECT_THROW(pool->Acquire(300), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(300), CacheFull);
   EXPECT_TRUE(second->blocks.empty());
   EXPECT_EQ(pool->bytes_in_use(), 850u);
   EXPECT_NO_THROW(pool->Acquire(150));
@@ -191,11 +191,11 @@ TEST(BlockPoolTest, ReclaimersThatFreeNothingEndInAnError) {
   const BlockRef all = pool->Acquire(100);
   const auto nothing = std::make_shared<Hoard>();
   pool->AddReclaimer(nothing);
-  EXPECT_THROW(pool->Acquire(10), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(10), CacheFull);
   EXPECT_EQ(nothing->asked, 1);
   const auto liar = std::make_shared<Liar>();
   pool->AddReclaimer(liar);
-  EXPECT_THROW(pool->Acquire(10), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(10), CacheFull);
 }
 
 TEST(BlockPoolTest, ReclaimersMayGoAway) {
@@ -205,7 +205,7 @@ TEST(BlockPoolTest, ReclaimersMayGoAway) {
     const auto gone = std::make_shared<Hoard>();
     pool->AddReclaimer(gone);
   }
-  EXPECT_THROW(pool->Acquire(10), OutOfBlocks);
+  EXPECT_THROW(pool->Acquire(10), CacheFull);
 }
 
 // There is a block for each thread: none may fail because the other one was

@@ -297,7 +297,7 @@ TEST_P(GroupCacheConformance, AFailedPrepareChangesNothing) {
     try {
       group->Prepare(40, 200);
       break;
-    } catch (const OutOfBlocks&) {
+    } catch (const CacheFull&) {
       ++failures;
     }
     EXPECT_EQ(pool_->blocks_in_use(), blocks);

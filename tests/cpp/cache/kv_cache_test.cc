@@ -349,7 +349,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
             s.cache = KVCache::FromBytes(
                 bytes, {.block_tokens = block_tokens, .pool = pool});
             s.tokens = std::move(tokens);
-          } catch (const OutOfBlocks&) {
+          } catch (const CacheFull&) {
             if (budget == 0) throw;
           }
           break;
@@ -358,7 +358,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
           pool->FailAfter(1 + rng() % 3);
           try {
             Compute(s, rng, 1);
-          } catch (const OutOfBlocks&) {
+          } catch (const CacheFull&) {
           }
           pool->FailAfter(0);
           break;
@@ -366,7 +366,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
         default:
           try {
             Compute(s, rng, 1 + rng() % 6);
-          } catch (const OutOfBlocks&) {
+          } catch (const CacheFull&) {
             if (budget == 0) throw;
           }
       }
@@ -381,7 +381,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
              s.cache->next_position() < s.cache->length()) {
         try {
           Compute(s, rng, 5);
-        } catch (const OutOfBlocks&) {
+        } catch (const CacheFull&) {
           if (budget == 0) throw;
           break;
         }
@@ -848,7 +848,7 @@ TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
   try {
     cache.Append(cache.Lock(), {{1}});
     FAIL();
-  } catch (const OutOfBlocks& error) {
+  } catch (const CacheFull& error) {
     EXPECT_NE(std::string(error.what()).find("10 in total"), std::string::npos)
         << error.what();
   }

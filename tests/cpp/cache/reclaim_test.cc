@@ -114,7 +114,7 @@ TEST(ReclaimTest, ARunningConversationKeepsItsCheckpoints) {
   const auto running = WithCheckpoints(pool);
   const RunLock lock = running->Lock();
   const auto other = Empty(pool);
-  EXPECT_THROW(Extend(*other, kLength), OutOfBlocks);
+  EXPECT_THROW(Extend(*other, kLength), CacheFull);
   EXPECT_EQ(running->CheckpointLengths().size(), 8u);
 }
 
@@ -123,7 +123,7 @@ TEST(ReclaimTest, AConversationDoesNotAskItself) {
   const auto pool = BlockPool::Create(BytesWithCheckpoints() +
                                       BytesWithoutCheckpoints() / 4);
   const auto cache = WithCheckpoints(pool);
-  EXPECT_THROW(Extend(*cache, 2 * kLength), OutOfBlocks);
+  EXPECT_THROW(Extend(*cache, 2 * kLength), CacheFull);
   EXPECT_EQ(cache->CheckpointLengths().size(), 8u);
 }
 
@@ -131,7 +131,7 @@ TEST(ReclaimTest, APoolAsksItsOwnConversationsOnly) {
   const auto pool = BlockPool::Create(BytesWithoutCheckpoints() / 2);
   const auto elsewhere = WithCheckpoints(BlockPool::Create());
   const auto cache = Empty(pool);
-  EXPECT_THROW(Extend(*cache, kLength), OutOfBlocks);
+  EXPECT_THROW(Extend(*cache, kLength), CacheFull);
   EXPECT_EQ(elsewhere->CheckpointLengths().size(), 8u);
 }
 
@@ -141,7 +141,7 @@ TEST(ReclaimTest, WhatAForkCarriesStays) {
   const auto cache = WithCheckpoints(pool);
   const auto fork = cache->Fork();
   const auto other = Empty(pool);
-  EXPECT_THROW(Extend(*other, kLength), OutOfBlocks);
+  EXPECT_THROW(Extend(*other, kLength), CacheFull);
   EXPECT_EQ(cache->CheckpointLengths().size(), 8u);
 }
 
@@ -165,7 +165,7 @@ TEST(ReclaimTest, ThreadsReclaimFromEachOther) {
           Extend(*next, kLength - 100);
           next->MakeCheckpoint();
           Extend(*next, kLength);
-        } catch (const OutOfBlocks&) {
+        } catch (const CacheFull&) {
           ++full;
         }
         mine = std::move(next);

@@ -156,7 +156,7 @@ inline SnapshotOutcome ExerciseSnapshot(
   } catch (const Mismatch& error) {
     refused(error);
     if (outcome.accepted) outcome.violation = "its own snapshot mismatches";
-  } catch (const OutOfBlocks& error) {
+  } catch (const CacheFull& error) {
     refused(error);
   } catch (const std::exception& error) {
     outcome.violation = std::string("threw something else: ") + error.what();

@@ -432,7 +432,7 @@ TEST(SnapshotTest, AnEmptyRangeThatIsNotAtZeroIsRefused) {
 TEST(SnapshotTest, Checklist19_APoolThatIsTooSmallLeavesNothingBehind) {
   const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 150)->ToBytes();
   const auto pool = BlockPool::Create(20000);
-  EXPECT_THROW(KVCache::FromBytes(bytes, {.pool = pool}), OutOfBlocks);
+  EXPECT_THROW(KVCache::FromBytes(bytes, {.pool = pool}), CacheFull);
   EXPECT_EQ(pool->blocks_in_use(), 0u);
 }
 

@@ -233,7 +233,7 @@ TEST_P(CacheChecklistTest, Checklist14_AFailedRequestLeavesNoTrace) {
       EXPECT_EQ(gemma_->Generate(attempt, prompt, Options(40)).token_ids,
                 expected);
       break;
-    } catch (const OutOfBlocks&) {
+    } catch (const CacheFull&) {
       ++failures;
     }
     ASSERT_EQ(cache->ToBytes(true), before) << "allocation " << k;
@@ -328,7 +328,7 @@ TEST_P(CacheChecklistTest, Checklist17_ReferencesReturnToZero) {
     while (!request->WaitDone(kLong)) {
     }
     pool_->FailAfter(2);
-    EXPECT_THROW(gemma_->Generate(cache, prompt, Options(5)), OutOfBlocks);
+    EXPECT_THROW(gemma_->Generate(cache, prompt, Options(5)), CacheFull);
     pool_->FailAfter(0);
     const size_t used = pool_->bytes_in_use();
     EXPECT_EQ(used, cache->nbytes()) << "someone else still holds a block";
@@ -356,12 +356,12 @@ TEST_P(CacheChecklistTest, Checklist18_PromptsOfAnyLength) {
     expected.resize(kCapacity - length);
     EXPECT_EQ(result.token_ids, expected);
     // Full to the last token, and whole.
-    EXPECT_THROW(gemma_->Generate(cache, {{1}}, Options(1)), OutOfBlocks);
+    EXPECT_THROW(gemma_->Generate(cache, {{1}}, Options(1)), CacheFull);
     EXPECT_EQ(cache->tokens(), Joined(prompt, expected));
   }
   const auto cache = NewCache(kCapacity);
   EXPECT_THROW(gemma_->Generate(cache, RandomTokens(41, 13), Options(1)),
-               OutOfBlocks);
+               CacheFull);
   EXPECT_THROW(gemma_->Generate(cache, {}, Options(1)), InvalidArgument)
       << "nothing to go on from";
   EXPECT_EQ(cache->length(), 0u);

@@ -332,7 +332,7 @@ TEST_F(GemmaTest, CapacityEndsGenerationOrRefusesThePrompt) {
   EXPECT_EQ(gemma_->Generate(two_more, prompt, NoStop(5)).token_ids.size(), 2u);
   EXPECT_EQ(two_more->length(), 32u);
   const auto small = NewCache(29);
-  EXPECT_THROW(gemma_->Generate(small, prompt, NoStop(5)), OutOfBlocks);
+  EXPECT_THROW(gemma_->Generate(small, prompt, NoStop(5)), CacheFull);
   EXPECT_EQ(small->length(), 0u);
   EXPECT_EQ(small->fingerprint(), Hash128{});
 }
@@ -344,7 +344,7 @@ TEST_F(GemmaTest, PoolFailureRestoresTheCacheAndSparesOthers) {
   for (size_t n = 1; n <= 4; ++n) {
     pool_->FailAfter(n);
     EXPECT_THROW(gemma_->Generate(cache, RandomTokens(200, 13), NoStop(1)),
-                 OutOfBlocks);
+                 CacheFull);
     pool_->FailAfter(0);
     EXPECT_EQ(cache->ToBytes(), bytes) << n;
   }

@@ -344,7 +344,7 @@ TEST_F(SchedulerTest, AFailingStreamKeepsWhatItDelivered) {
     try {
       stream->Result();
       FAIL();
-    } catch (const OutOfBlocks& error) {
+    } catch (const CacheFull& error) {
       const std::string keeps = "; the conversation keeps the " +
                                 std::to_string(read.size()) +
                                 " tokens that were delivered";
@@ -460,7 +460,7 @@ TEST_F(SchedulerTest, WhatIsTooLargeForThePoolAloneFails) {
   const Tokens shorter = RandomTokens(20, 2);
   const Gemma::Job job{beside, shorter, NoStop(50)};
   const auto other = gemma_->Start({&job, 1})[0];
-  EXPECT_THROW(gemma_->Generate(large, prompt, NoStop(1)), OutOfBlocks);
+  EXPECT_THROW(gemma_->Generate(large, prompt, NoStop(1)), CacheFull);
   EXPECT_EQ(large->length(), 0u);
   EXPECT_EQ(large->nbytes(), 0u);
   other->WaitDone();
@@ -516,7 +516,7 @@ TEST_F(SchedulerTest, ABatchThatDoesNotFitIsUndone) {
   const Streams streams = gemma_->Start(jobs);
   Wait(streams);
   for (int i = 0; i < 4; ++i) {
-    EXPECT_THROW(streams[i]->Result(), OutOfBlocks);
+    EXPECT_THROW(streams[i]->Result(), CacheFull);
     EXPECT_EQ(caches[i]->length(), 0u);
   }
   EXPECT_EQ(pool->bytes_in_use(), 0u);
@@ -536,7 +536,7 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
     try {
       gemma_->Generate(NewCache(0, pool), prompt, NoStop(150));
       done = true;
-    } catch (const OutOfBlocks&) {
+    } catch (const CacheFull&) {
     }
   }
   const auto old = NewCache(0, pool);
@@ -570,7 +570,7 @@ TEST_F(SchedulerTest, ComesBackWhereItJustFits) {
     try {
       gemma_->Generate(NewCache(0, pool), prompt, NoStop(230));
       done = true;
-    } catch (const OutOfBlocks&) {
+    } catch (const CacheFull&) {
     }
   }
   const auto cache = NewCache(0, pool);
@@ -600,7 +600,7 @@ TEST_F(SchedulerTest, OtherPoolsAreLeftAlone) {
   while (gemma_->steps() < 20) std::this_thread::yield();
   const auto small = BlockPool::Create(probe->nbytes() / 2);
   const auto cache = NewCache(0, small);
-  EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(1)), OutOfBlocks);
+  EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(1)), CacheFull);
   EXPECT_EQ(gemma_->preemptions(), 0u);
   stream->Abort();
 }

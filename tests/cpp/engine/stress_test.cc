@@ -230,7 +230,7 @@ class Caller {
   void TooLong(const CachePtr& cache) {
     const Tokens before = cache->tokens();
     const Tokens prompt(kCapacity + 1, 3);
-    EXPECT_THROW(gemma_.Generate(cache, prompt, Options()), OutOfBlocks);
+    EXPECT_THROW(gemma_.Generate(cache, prompt, Options()), CacheFull);
     EXPECT_EQ(cache->tokens(), before);
   }
 

@@ -106,7 +106,7 @@ TEST(PaddedCacheTest, LinearOverflowLeavesEverythingAsItWas) {
   const std::vector<float> keys = cache.Keys().data;
   const size_t blocks = pool->blocks_in_use();
   // Row 0 has room, row 1 has not.
-  EXPECT_THROW(Append(cache, Numbers(2, 5, 500)), OutOfBlocks);
+  EXPECT_THROW(Append(cache, Numbers(2, 5, 500)), CacheFull);
   EXPECT_EQ(cache.Keys().data, keys);
   EXPECT_EQ(cache.lengths(), (std::vector<size_t>{11, 16}));
   EXPECT_EQ(pool->blocks_in_use(), blocks);
@@ -121,7 +121,7 @@ TEST(PaddedCacheTest, AFullPoolLeavesEverythingAsItWas) {
   const std::vector<float> keys = cache.Keys().data;
   for (size_t n = 1; n <= 4; ++n) {
     pool->FailAfter(n);
-    EXPECT_THROW(Append(cache, Numbers(2, 40, 500)), OutOfBlocks);
+    EXPECT_THROW(Append(cache, Numbers(2, 40, 500)), CacheFull);
     pool->FailAfter(0);
     EXPECT_EQ(cache.Keys().data, keys);
     EXPECT_EQ(cache.lengths(), (std::vector<size_t>{10, 10}));
