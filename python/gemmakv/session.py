@@ -427,7 +427,10 @@ class Session:
                         "session: its reply is still being streamed; read it "
                         "to its end or cancel() it first"
                     )
-                self._changed.wait(None if stream is None else _GRACE_S / 4)
+                timeout = None if stream is None else _GRACE_S / 4
+                del stream  # waiting must not keep it
+                if self._busy:  # letting go may have ended it
+                    self._changed.wait(timeout)
             _ = self.cache._core  # raises if closed
             self._busy = True
             self._holder = me

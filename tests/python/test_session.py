@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -606,3 +608,15 @@ def check_turn(session: Session, text: str, seed: int) -> None:
     assert expected.token_ids == reply.token_ids
     assert expected.logprobs is not None and reply.logprobs is not None
     assert expected.logprobs.tobytes() == reply.logprobs.tobytes()
+
+
+def test_letting_go_of_a_stream_while_another_call_waits(tiny: Gemma) -> None:
+    session = Session(tiny, template="plain")
+    stream = session.stream("hello", max_tokens=60)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(session.send, "and?", max_tokens=2)
+        time.sleep(0.03)
+        del stream
+        reply.result()
+    assert session.turns == 2
