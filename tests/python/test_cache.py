@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,25 @@ def test_failed_save_keeps_the_old_file(
         cache.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.kv"]
+
+
+def test_save_follows_links_and_fills_pipes(
+    tiny: Gemma, cache: KVCache, tmp_path: Path
+) -> None:
+    tiny.logits(cache, TOKENS)
+    data = cache.to_bytes()
+    (tmp_path / "link.kv").symlink_to(tmp_path / "real.kv")
+    cache.save(tmp_path / "link.kv")
+    assert (tmp_path / "link.kv").is_symlink()
+    assert (tmp_path / "real.kv").read_bytes() == data
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        cache.save(pipe)
+        assert read.result(timeout=60) == data
+    assert pipe.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link.kv", "pipe", "real.kv"]
 
 
 def test_save_and_load_errors(cache: KVCache, tmp_path: Path) -> None:

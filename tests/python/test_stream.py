@@ -210,22 +210,27 @@ def test_errors_come_before_the_first_piece(
     assert len(cache) == 0
 
 
-def test_progress_that_raises_loses_no_piece(
+def test_progress_that_raises_keeps_what_was_returned(
     tiny: Gemma, cache: KVCache
 ) -> None:
-    def fail(done: int, total: int) -> None:
-        if done == 3:
-            raise RuntimeError("from the callback")
+    for at in (1, 3):
+        cache.reset()
 
-    stream = tiny.stream(
-        cache, [BOS, 20], max_tokens=400, logit_bias=NO_END, progress=fail
-    )
-    read = [next(stream).token_id for _ in range(2)]
-    with pytest.raises(RuntimeError, match="from the callback"):
-        next(stream)
-    read += [piece.token_id for piece in stream]
-    assert len(read) == 3
-    assert cache.tokens.tolist() == [BOS, 20, *read]
+        def fail(done: int, total: int, at: int = at) -> None:
+            if done == at:
+                raise RuntimeError("from the callback")
+
+        stream = tiny.stream(
+            cache, [BOS, 20], max_tokens=400, logit_bias=NO_END, progress=fail
+        )
+        read = [next(stream).token_id for _ in range(at)]
+        with pytest.raises(RuntimeError, match="from the callback"):
+            next(stream)
+        assert cache.tokens.tolist() == [BOS, 20, *read]
+        assert [piece for piece in stream if piece.token_id >= 0] == []
+        with pytest.raises(RuntimeError, match="from the callback"):
+            stream.result()
+        assert cache.tokens.tolist() == [BOS, 20, *read]
 
 
 def test_a_failing_stream_says_what_is_kept(tiny: Gemma) -> None:
