@@ -64,6 +64,7 @@ void WaitAll(std::span<const std::shared_ptr<TokenStream>> streams,
     for (const auto& stream : streams) stream->Abort();
     throw;
   }
+  for (const auto& stream : streams) stream->Confirm();
 }
 
 std::vector<GenerateResult> Generate(

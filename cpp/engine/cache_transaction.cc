@@ -30,14 +30,19 @@ bool CacheTransaction::TruncateLate(size_t length) {
   if (cache == nullptr) return true;  // nobody can
   const RunLock lock = cache->TryLockAfter(lock_.serial());
   if (!lock) return false;
-  cache->Truncate(lock, length);
+  if (backup_ != nullptr && length == start_length_) {
+    cache->Swap(lock, *backup_);
+    backup_.reset();
+  } else {
+    cache->Truncate(lock, length);
+  }
   return true;
 }
 
-void CacheTransaction::Close(bool undo) noexcept {
+void CacheTransaction::Close(bool undo, bool revocable) noexcept {
   if (!open()) return;
   if (undo) cache_->Swap(lock_, *backup_);
-  backup_.reset();
+  if (!revocable) backup_.reset();
   lock_.Release();
   cache_.reset();
 }

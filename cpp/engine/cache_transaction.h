@@ -36,15 +36,19 @@ class CacheTransaction {
   size_t prompt_end() const { return prompt_end_; }
 
   // Ends, from any thread. Whoever made the request decides how long the
-  // conversation lives: it is let go of.
-  void Keep() noexcept { Close(false); }
-  void Undo() noexcept { Close(true); }
+  // conversation lives: it is let go of. With `revocable`, the fork to go back
+  // to is not, until Confirm() or the end of this.
+  void Keep(bool revocable) noexcept { Close(false, revocable); }
+  // Requires: not open.
+  void Confirm() noexcept { backup_.reset(); }
+  void Undo() noexcept { Close(true, false); }
   // Cuts a conversation that was kept down to `length` tokens, if nobody has
-  // used it since; false if somebody has. Throws std::bad_alloc.
+  // used it since; false if somebody has. What is revocable is exactly as it
+  // was when cut down to start_length(). Throws std::bad_alloc.
   bool TruncateLate(size_t length);
 
  private:
-  void Close(bool undo) noexcept;
+  void Close(bool undo, bool revocable) noexcept;
 
   std::shared_ptr<KVCache> cache_;
   std::weak_ptr<KVCache> ended_cache_;

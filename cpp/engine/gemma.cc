@@ -289,6 +289,7 @@ GenerateResult Gemma::Generate(
     throw;
   }
   stream->WaitDone();
+  stream->Confirm();
   return stream->Result();
 }
 

@@ -63,6 +63,11 @@ void TokenStream::Abort() {
   }
 }
 
+void TokenStream::Confirm() {
+  const std::lock_guard lock(mutex_);
+  transaction_.Confirm();
+}
+
 // Requires: mutex_ is held, and the end has come.
 void TokenStream::StopLate(Interrupt how) {
   if (error_) return;
@@ -267,7 +272,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
     end_unread_ = options_.streamed && !error;
     result_.finish_reason = FinishReason::kCancelled;
   }
-  keep ? transaction_.Keep() : transaction_.Undo();
+  keep ? transaction_.Keep(!options_.streamed) : transaction_.Undo();
   error_ = std::move(error);
   done_ = true;
   Changed(std::move(lock));

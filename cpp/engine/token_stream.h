@@ -68,6 +68,8 @@ class TokenStream {
   bool Stop(Interrupt how);
   // Has it aborted, whenever it ends, and waits for that.
   void Abort();
+  // Nobody will abort it: lets go of what there was before. Requires: done.
+  void Confirm();
   // Waits until an event is there, the request has ended, or the time is over.
   // nullopt in the last two cases.
   std::optional<TokenEvent> NextEvent(

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <cerrno>
 #include <ctime>
 #include <utility>
@@ -25,15 +26,21 @@ int64_t Nanoseconds(const struct timespec& time) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-Hash128 IdentityOf(const struct stat& info) {
+Hash128 HashOf(std::initializer_list<int64_t> values) {
   Hasher hasher;
-  for (const int64_t value :
-       {static_cast<int64_t>(info.st_dev), static_cast<int64_t>(info.st_ino),
-        int64_t{info.st_size}, Nanoseconds(info.st_mtim),
-        Nanoseconds(info.st_ctim)}) {
-    hasher.UpdateValue(value);
-  }
+  for (const int64_t value : values) hasher.UpdateValue(value);
   return hasher.Finish();
+}
+
+Hash128 PlaceOf(const struct stat& info) {
+  return HashOf({static_cast<int64_t>(info.st_dev),
+                 static_cast<int64_t>(info.st_ino)});
+}
+
+Hash128 IdentityOf(const struct stat& info) {
+  return HashOf({static_cast<int64_t>(info.st_dev),
+                 static_cast<int64_t>(info.st_ino), int64_t{info.st_size},
+                 Nanoseconds(info.st_mtim), Nanoseconds(info.st_ctim)});
 }
 
 // Whether the first write through a mapping to a page that the disk has sets
@@ -64,6 +71,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   size_ = static_cast<size_t>(info.st_size);
   owner_ = info.st_uid;
   identity_ = IdentityOf(info);
+  place_ = PlaceOf(info);
   void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) throw IoError(path, errno);
   data_ = static_cast<const uint8_t*>(data);
@@ -78,7 +86,8 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       owner_(other.owner_),
-      identity_(other.identity_) {}
+      identity_(other.identity_),
+      place_(other.place_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -86,12 +95,13 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(owner_, other.owner_);
   std::swap(identity_, other.identity_);
+  std::swap(place_, other.place_);
   return *this;
 }
 
 bool MappedFile::IsInPlace() const {
   struct stat info;
-  return stat(path_.c_str(), &info) == 0 && IdentityOf(info) == identity_;
+  return stat(path_.c_str(), &info) == 0 && PlaceOf(info) == place_;
 }
 
 bool MappedFile::Settle() const {

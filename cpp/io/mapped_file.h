@@ -30,7 +30,7 @@ class MappedFile {
   // Of device, inode, size and times when the file was opened: another one
   // later says that it is another file, or that it was written to.
   const Hash128& identity() const { return identity_; }
-  // Whether this file, as it was opened, has its path still.
+  // Whether its path still leads to this file, written to meanwhile or not.
   bool IsInPlace() const;
   // Whether no byte can change from now on without another identity. False
   // where that cannot be known: the file was written to a moment ago, or lies
@@ -53,6 +53,7 @@ class MappedFile {
   size_t size_ = 0;
   uint32_t owner_ = 0;
   Hash128 identity_;
+  Hash128 place_;  // of device and inode
 };
 
 }  // namespace gkv

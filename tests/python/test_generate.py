@@ -516,6 +516,22 @@ def test_cpu_info() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_progress_that_raises_in_the_end_changes_nothing(family: str) -> None:
+    gemma = family_models.model(family)
+    cache = create_kv_cache(gemma.config)
+    gemma.logits(cache, [BOS, *(3 + i % 200 for i in range(150))])
+    before = cache.to_bytes()
+
+    def fail_at_the_end(done: int, total: int) -> None:
+        if done == total:
+            raise RuntimeError("from the callback")
+
+    with pytest.raises(RuntimeError, match="from the callback"):
+        gemma.generate(cache, [7], max_tokens=90, progress=fail_at_the_end)
+    assert cache.to_bytes() == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_may_be_longer_than_the_file_s_context(family: str) -> None:
     """Positions go on as if the file stated the larger context."""
     wide = family_models.model(family, context=1024)

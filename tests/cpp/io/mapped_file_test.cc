@@ -186,8 +186,12 @@ TEST(MappedFileTest, AnotherContentIsAnotherIdentity) {
   ASSERT_EQ(futimens(fd, times), 0);
   close(fd);
   EXPECT_NE(MappedFile(on_disk.path()).identity(), file.identity());
-  EXPECT_FALSE(file.IsInPlace());
+  EXPECT_TRUE(file.IsInPlace());
   EXPECT_FALSE(file.Settle());
+  // Another file takes its path.
+  const TempFile other(Pattern(5000));
+  ASSERT_EQ(rename(other.path().c_str(), on_disk.path().c_str()), 0);
+  EXPECT_FALSE(file.IsInPlace());
 }
 
 TEST(MappedFileTest, SettlesWhenItsTimesAreOld) {
@@ -206,12 +210,12 @@ TEST(MappedFileTest, SettlesWhenItsTimesAreOld) {
     ASSERT_NE(data, MAP_FAILED);
     std::memset(data, 1, 1);
     EXPECT_FALSE(file.Settle());
-    EXPECT_FALSE(file.IsInPlace());
+    EXPECT_NE(MappedFile(on_disk.path()).identity(), file.identity());
     std::this_thread::sleep_for(std::chrono::milliseconds(2200));
     const MappedFile later(on_disk.path());
     EXPECT_TRUE(later.Settle());
     std::memset(data, 2, 1);
-    EXPECT_FALSE(later.IsInPlace());
+    EXPECT_NE(MappedFile(on_disk.path()).identity(), later.identity());
     munmap(data, 4096);
     close(fd);
   }
