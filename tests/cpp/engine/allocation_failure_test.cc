@@ -37,24 +37,45 @@ void* AllocateOrThrow(std::size_t size, std::size_t alignment) {
 
 }  // namespace
 
-void* operator new(std::size_t size) { return AllocateOrThrow(size, 1); }
-void* operator new[](std::size_t size) { return AllocateOrThrow(size, 1); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
+// Inlined, the compiler takes free() for a mistake.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  return AllocateOrThrow(size, 1);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size) {
+  return AllocateOrThrow(size, 1);
+}
+[[gnu::noinline]] void* operator new(std::size_t size,
+                                     std::align_val_t alignment) {
   return AllocateOrThrow(size, static_cast<std::size_t>(alignment));
 }
-void* operator new[](std::size_t size, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new[](std::size_t size,
+                                     std::align_val_t alignment) {
   return AllocateOrThrow(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* p) noexcept {
   std::free(p);
 }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete[](void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete[](void* p, std::size_t) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete[](void* p, std::align_val_t) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t,
+                                       std::align_val_t) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete[](void* p, std::size_t,
+                                       std::align_val_t) noexcept {
   std::free(p);
 }
 
