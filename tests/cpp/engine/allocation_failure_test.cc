@@ -45,6 +45,14 @@ void* AllocateOrThrow(std::size_t size, std::size_t alignment) {
   return AllocateOrThrow(size, 1);
 }
 [[gnu::noinline]] void* operator new(std::size_t size,
+                                     const std::nothrow_t&) noexcept {
+  return Allocate(size == 0 ? 1 : size, 1);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size,
+                                       const std::nothrow_t&) noexcept {
+  return Allocate(size == 0 ? 1 : size, 1);
+}
+[[gnu::noinline]] void* operator new(std::size_t size,
                                      std::align_val_t alignment) {
   return AllocateOrThrow(size, static_cast<std::size_t>(alignment));
 }
