@@ -68,12 +68,12 @@ Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
     Block* const block = TryAcquire(size_bytes, missing);
     if (block != nullptr) return block;
     if (hopeless || reclaims == kMaxReclaims || Reclaim(missing) == 0) {
-      ThrowOutOfBlocks(size_bytes);
+      ThrowFull(size_bytes);
     }
   }
 }
 
-void BlockPool::ThrowOutOfBlocks(size_t size_bytes) const {
+void BlockPool::ThrowFull(size_t size_bytes) const {
   const size_t in_use = bytes_in_use();
   if (budget_bytes_ != 0 && in_use + size_bytes > budget_bytes_) {
     throw CacheFull(StrCat(

@@ -60,7 +60,7 @@ class BlockPool final : public BlockOwner,
   Block* TryAcquire(size_t size_bytes, size_t& missing);
   Block* AcquireReclaimed(size_t size_bytes);
   size_t Reclaim(size_t bytes);
-  [[noreturn]] void ThrowOutOfBlocks(size_t size_bytes) const;
+  [[noreturn]] void ThrowFull(size_t size_bytes) const;
 
   const size_t budget_bytes_;
   BlockPoison poison_;
