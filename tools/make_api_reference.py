@@ -44,7 +44,7 @@ def signature(name: str, thing: Any) -> str:
         return name
     # Annotations are text; quotes and module names only make them longer.
     found = re.sub(r"(?<=: |> )'([^']*)'", r"\1", found)
-    return name + re.sub(r"\b(gemmakv\.[a-z_]+|typing|npt|_core)\.", "", found)
+    return name + re.sub(r"\b(gemmakv(?:\.[a-z_]+)+|typing|npt|_core)\.", "", found)
 
 
 def members(cls: type) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ What is to be known about the reference (transformers 5):
 - RecurrentGemma's intermediate_size is twice the width of its feed-forward,
   and its head_dim is hidden_size / num_attention_heads whatever a file says.
 
-A new golden is a NAME.json (tests/python/golden_models.py describes it) and a
+A new golden is a NAME.json (tests/python/support/golden_models.py describes it) and a
 run of this.
 """
 
@@ -41,7 +41,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
 
-import golden_models
+from support import golden_models
 
 
 def build(golden: golden_models.Golden) -> Any:

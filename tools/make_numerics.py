@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
 
-import golden_numerics
 from gemmakv import _core, cpu_info
+from support import golden_numerics
 
 
 def main() -> None:

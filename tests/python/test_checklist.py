@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent.parent
-PYTHON_FILES = sorted((TESTS / "python").glob("test_*.py"))
+TESTS = Path(__file__).parents[1]
+PYTHON_FILES = sorted((TESTS / "python").rglob("test_*.py"))
 CPP_FILES = sorted((TESTS / "cpp").rglob("*_test.cc"))
 CPP_TEST = re.compile(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)\s*\{", re.MULTILINE)
 

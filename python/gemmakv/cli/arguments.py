@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
-from gemmakv import _core, models
-from gemmakv.arguments import quantize_target
-from gemmakv.huggingface import is_model_folder
+from gemmakv import _core
+from gemmakv._support.arguments import quantize_target
+from gemmakv.models import _catalog as models
+from gemmakv.models.huggingface import is_model_folder
 
 GETTING_A_MODEL = """\b
 Getting a model:

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gemmakv import bench as measure
 from gemmakv.cli import console
 from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
+from gemmakv.diagnostics import _bench as measure
 
 EXAMPLES = examples(
     "gemmakv bench",

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from gemmakv import _core
-from gemmakv.cache import KVCache, LayerView
+from gemmakv.cache._kv_cache import KVCache, LayerView
 from gemmakv.cli import EXIT_FAILURE, console
 from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError

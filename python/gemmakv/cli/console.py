@@ -21,8 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from gemmakv import models
-from gemmakv.gemma import Gemma
+from gemmakv.generation._gemma import Gemma
+from gemmakv.models import _catalog as models
 
 
 class ReaderGone(Exception):

@@ -13,7 +13,7 @@ import typer
 import gemmakv
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
-from gemmakv.options import Options
+from gemmakv.generation._options import Options
 
 EXAMPLES = examples(
     'gemmakv generate -m gemma-3-270m "The capital of France is"',

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv import _core
+from gemmakv._support.documents import Section, read_object
 from gemmakv.cli import model_types
 from gemmakv.errors import CorruptFile, MismatchError
-from gemmakv.huggingface import ModelFolder
-from gemmakv.huggingface.documents import Section, read_object
-from gemmakv.huggingface.safetensors import byte_size, read_folder
+from gemmakv.models.huggingface import ModelFolder
+from gemmakv.models.huggingface._safetensors import byte_size, read_folder
 
 
 def describe(path: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from gemmakv._core import ModelConfig
 from gemmakv.cli import console
-from gemmakv.model_type import ModelType
+from gemmakv.models._config import ModelType
 
 _DTYPES = ("bf16", "int8", "f32")
 

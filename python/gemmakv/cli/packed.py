@@ -9,10 +9,11 @@ from typing import Optional
 
 import typer
 
-from gemmakv import _core, packed
+from gemmakv import _core
 from gemmakv.cli import console
 from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile
+from gemmakv.models import _packed as packed
 
 EXAMPLES = examples(
     "gemmakv packed",

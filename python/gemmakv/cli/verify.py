@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gemmakv import verify as check
 from gemmakv.cli import EXIT_FAILURE, console
 from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
+from gemmakv.diagnostics import _verify as check
 
 EXAMPLES = examples(
     "gemmakv verify",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gemmakv.cli.chat.records import Record
 
 if TYPE_CHECKING:
-    from gemmakv.session import Session
+    from gemmakv.chat._session import Session
 
 FIRST_NAME = "main"
 _MAX_NAME_CHARS = 40

@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import gemmakv
+from gemmakv.chat._session import Session
 from gemmakv.cli import describe
 from gemmakv.cli.chat import restore, table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.records import Record
 from gemmakv.cli.chat.saver import Saver
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
-from gemmakv.session import Session
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.store import Store

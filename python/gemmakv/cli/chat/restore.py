@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import gemmakv
+from gemmakv.chat._session import Message, Session
+from gemmakv.chat._session_file import MAGIC
 from gemmakv.cli import describe
 from gemmakv.cli.chat.records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
-from gemmakv.session import Message, Session
-from gemmakv.session_file import MAGIC
 
 Pairs = list[tuple[str, str]]
 

@@ -18,10 +18,10 @@ import fcntl
 import os
 from pathlib import Path
 
+from gemmakv._support.files import write_atomically
 from gemmakv.cli.chat import records
 from gemmakv.cli.chat.records import Record
 from gemmakv.errors import CorruptFile
-from gemmakv.files import write_atomically
 
 _RECORD = ".json"
 _SESSION = ".session"

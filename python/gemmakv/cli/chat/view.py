@@ -15,7 +15,7 @@ from gemmakv.cli.chat.table import count, printable, quoted
 from gemmakv.cli.chat.wrap import WordWrap
 
 if TYPE_CHECKING:
-    from gemmakv.generation import Generation
+    from gemmakv.generation._result import Generation
 
 _SHOWN_LINES = 6
 

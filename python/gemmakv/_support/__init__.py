@@ -1,0 +1,1 @@
+"""Small helpers of every room: arguments, files, progress."""

@@ -1,0 +1,1 @@
+"""Conversations: KV caches, their block pools, padded caches."""

@@ -1,0 +1,392 @@
+"""Conversations: the KV cache and its inspection, saving and loading."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core
+from gemmakv._core import Truncation
+from gemmakv._support.arguments import integer
+from gemmakv._support.files import PathOrFile, piecewise_writer, read_all
+from gemmakv.cache._pool import BlockPool, core_pool
+from gemmakv.errors import brief
+from gemmakv.models._config import ModelConfig, ModelType, config_of
+
+if TYPE_CHECKING:
+    from gemmakv.generation._gemma import Gemma
+
+__all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
+
+
+class KVCache:
+    """One conversation: its tokens and their keys and values.
+
+    Made by `create_kv_cache`, `fork`, `from_bytes` or `load`. `len(cache)`
+    counts every token given or sampled. Keys and values are kept in blocks
+    that forks share; a block that is shared is copied before it is written.
+
+    All methods may be called from any thread, also while a call generates
+    into the cache: they see the last completed step.
+    """
+
+    __slots__ = ("_held", "__weakref__")
+
+    def __init__(self, core: _core.KVCache) -> None:
+        if not isinstance(core, _core.KVCache):
+            raise TypeError("use gemmakv.create_kv_cache(model)")
+        self._held: _core.KVCache | None = core
+
+    @property
+    def _core(self) -> _core.KVCache:
+        core = self._held
+        if core is None:
+            raise ValueError(
+                "cache: closed; make a new one with create_kv_cache"
+            )
+        return core
+
+    def __enter__(self) -> KVCache:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of keys and values; also done by `with` and garbage
+        collection.
+
+        Blocks that forks share stay with them; a call that still runs keeps
+        its blocks until it ends. Any later use is a ValueError.
+        """
+        self._held = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._held is None
+
+    def _become(self, other: KVCache) -> None:
+        """Takes the content of `other`, sharing its blocks."""
+        self._held = other._core
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __bool__(self) -> bool:
+        """True: an empty conversation is a conversation."""
+        return True
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<KVCache, closed>"
+        return (
+            f"<KVCache {self.model_type or 'custom'}: {len(self)} of "
+            f"{self.capacity_tokens} tokens, {self.kv_dtype}, "
+            f"{self.nbytes + self.shared_nbytes} bytes>"
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the conversation may hold. Memory grows as needed."""
+        return self._core.capacity_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that this conversation alone holds.
+
+        Those that its checkpoints keep are among them.
+        """
+        return self._core.nbytes
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of keys and values that others (forks) hold as well."""
+        return self._core.shared_nbytes
+
+    @property
+    def mapped_nbytes(self) -> int:
+        """Bytes of keys and values that lie in mapped files.
+
+        Not among `nbytes` and `shared_nbytes`, which are memory of the heap.
+        """
+        return self._core.mapped_nbytes
+
+    @property
+    def model_type(self) -> ModelType | None:
+        """The model it was made for; None for a custom configuration."""
+        name = self._core.model_type
+        return ModelType(name) if name else None
+
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are stored: "f32", "bf16" or "int8"."""
+        return self._core.kv_dtype
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Copy of the token ids, int32 [len(cache)]."""
+        return self._core.tokens
+
+    @property
+    def layers(self) -> list[LayerView]:
+        """Read-only views of the model's layers, first layer first."""
+        return [LayerView(self, i) for i in range(self._core.num_layers)]
+
+    def fork(self) -> KVCache:
+        """An independent conversation with the same content.
+
+        Shares the blocks: no key or value is copied.
+        """
+        return KVCache(self._core.fork())
+
+    def truncate(self, length: int) -> Truncation:
+        """Keeps the first `length` tokens.
+
+        Always exact; `replay_tokens` of the result says what it costs: the
+        tokens that the next use computes again. 0 at a checkpoint, and as
+        long as the window of the new end is still held. Checkpoints behind
+        the new end are dropped. Raises ValueError if `length` is negative or
+        exceeds len(cache).
+        """
+        count = integer("length", length)
+        if not 0 <= count <= len(self):
+            raise ValueError(
+                f"length: expected 0 to {len(self)} (the tokens held), found "
+                f"{count}"
+            )
+        return self._core.truncate(count)
+
+    def reset(self) -> None:
+        """Forgets everything, also which weights it was used with."""
+        self._core.reset()
+
+    def checkpoint(self) -> bool:
+        """Marks the present, so that truncating to len(cache) is free.
+
+        Costs no copy: what sliding-window layers hold now is kept instead of
+        being dropped as the conversation goes on. Checkpoints share what they
+        have in common; all of them together stay within `checkpoint_bytes`,
+        old ones thin out first.
+
+        Returns True if `truncate` to this length will cost nothing; False if
+        one checkpoint exceeds the budget, or if nothing is there to keep
+        because a truncation has left tokens to be computed again.
+        """
+        return self._core.checkpoint()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Lengths to which `truncate` costs nothing, ascending.
+
+        Empty for models of full-attention layers alone, which need none:
+        every truncation is free.
+        """
+        return self._core.checkpoints
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes that all checkpoints together may refer to."""
+        return self._core.checkpoint_bytes
+
+    def to_bytes(self, checkpoints: bool = False) -> bytes:
+        """The conversation as bytes, for `from_bytes`.
+
+        Going on from the restored conversation gives bit for bit what going
+        on from this one gives. With `checkpoints`, they are kept too. The
+        size is about that of the keys and values held.
+        """
+        return self._core.to_bytes(bool(checkpoints))
+
+    @staticmethod
+    def from_bytes(
+        data: bytes | bytearray | memoryview,
+        gemma: Gemma | None = None,
+        *,
+        pool: BlockPool | None = None,
+    ) -> KVCache:
+        """The conversation that `to_bytes` gave, in blocks of `pool`.
+
+        If `gemma` is given, MismatchError is raised at once if the
+        conversation belongs to other weights; else its first use raises it.
+        Raises CorruptFile if the data are not a whole, sound snapshot,
+        CacheFullError if the pool has no room for it.
+        """
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            raise ValueError(
+                f"data: expected bytes, found {brief(data)}"
+            ) from None
+        fingerprint = None if gemma is None else gemma.fingerprint
+        return KVCache(
+            _core.KVCache.from_bytes(view, fingerprint, core_pool(pool))
+        )
+
+    def save(
+        self, path_or_file: PathOrFile, checkpoints: bool = False
+    ) -> None:
+        """Writes `to_bytes()` to a path or to a binary file object, piece by
+        piece: it takes no memory for a second copy of the keys and values.
+
+        A path is replaced in one step, once everything is on disk: readers
+        see the old file or the new one, also after a crash. What the file
+        raises ends the call, and leaves the conversation as it is.
+        """
+        core = self._core
+        with piecewise_writer(path_or_file) as write:
+            core.save(write, bool(checkpoints))
+
+    @staticmethod
+    def load(
+        path_or_file: PathOrFile,
+        gemma: Gemma | None = None,
+        *,
+        pool: BlockPool | None = None,
+    ) -> KVCache:
+        """Reads what `save` wrote; see `from_bytes`."""
+        return KVCache.from_bytes(read_all(path_or_file), gemma, pool=pool)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerView:
+    """What one layer of a conversation holds now."""
+
+    cache: KVCache
+    index: int
+
+    @property
+    def kind(self) -> str:
+        """"full", "sliding" (only a window of positions is kept) or
+        "recurrent" (one state stands for all positions).
+        """
+        return self.cache._core.layer_kind(self.index)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees, itself included; None: all before it."""
+        return self.cache._core.layer_window(self.index) or None
+
+    @property
+    def held_range(self) -> tuple[int, int]:
+        """Positions [begin, end) whose keys and values are held.
+
+        Of a recurrent layer: empty, where the state stands.
+        """
+        begin, end = self.cache._core.held_range(self.index)
+        return begin, end
+
+    @property
+    def start(self) -> int:
+        """First position whose keys and values are held."""
+        return self.held_range[0]
+
+    @property
+    def length(self) -> int:
+        """Positions whose keys and values are held, from `start` on."""
+        begin, end = self.held_range
+        return end - begin
+
+    @property
+    def dtype(self) -> str:
+        """How keys and values are stored: "f32", "bf16" or "int8"."""
+        return self.cache.kv_dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this layer's blocks, those shared with forks included."""
+        return self.cache._core.layer_nbytes(self.index)
+
+    @property
+    def keys(self) -> npt.NDArray[np.float32]:
+        """Copy of the held keys, float32 [length, kv_heads, head_dim].
+
+        [0, 0, 0] in a recurrent layer, as `values`.
+        """
+        return self.cache._core.layer_array(self.index, False)
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Copy of the held values, float32 [length, kv_heads, head_dim]."""
+        return self.cache._core.layer_array(self.index, True)
+
+    @property
+    def state(self) -> npt.NDArray[np.float32]:
+        """Copy of a recurrent layer's state after the token before `start`.
+
+        float32 [conv_width, lru_width]: the state of the recurrence, then the
+        last inputs of the convolution, oldest first. All zero before the
+        first token; [0, 0] in attention layers.
+        """
+        return self.cache._core.layer_state(self.index)
+
+
+def create_kv_cache(
+    model: ModelType | str | ModelConfig,
+    capacity_tokens: int | None = None,
+    kv_dtype: str = "bf16",
+    *,
+    block_tokens: int = 64,
+    checkpoint_bytes: int | None = None,
+    pool: BlockPool | None = None,
+) -> KVCache:
+    """An empty conversation for a model; needs no weights.
+
+    Args:
+      model: a ModelType, its name, or a ModelConfig.
+      capacity_tokens: limit of tokens; default: the model's context length.
+        Memory is allocated as the conversation grows.
+      kv_dtype: how keys and values are stored: "f32", "bf16" or "int8" (with
+        a scale for every 32 values).
+      block_tokens: tokens in a block of storage: 16, 32, 64 or 128. Changes no
+        result.
+      checkpoint_bytes: limit of what all checkpoints of the conversation hold
+        together; 0: none are kept. Default: room for four that share nothing
+        (docs/cache.md says what one costs for each model).
+      pool: where the blocks come from; default: one without a limit.
+
+    Raises ValueError naming the argument that is out of range.
+    """
+    capacity = 0
+    if capacity_tokens is not None:
+        capacity = integer("capacity_tokens", capacity_tokens)
+        if capacity <= 0:
+            raise ValueError(
+                f"capacity_tokens: expected at least 1, found {capacity}"
+            )
+    if not isinstance(kv_dtype, str):
+        raise ValueError(
+            "kv_dtype: expected 'f32', 'bf16' or 'int8', found "
+            + brief(kv_dtype)
+        )
+    blocks = integer("block_tokens", block_tokens)
+    if not 16 <= blocks <= 128:
+        raise ValueError(
+            f"block_tokens: expected a power of two, 16 to 128, found {blocks}"
+        )
+    checkpoints = None
+    if checkpoint_bytes is not None:
+        checkpoints = integer("checkpoint_bytes", checkpoint_bytes)
+        if checkpoints < 0:
+            raise ValueError(
+                f"checkpoint_bytes: expected at least 0, found {checkpoints}"
+            )
+    return KVCache(
+        _core.create_kv_cache(
+            config_of(model),
+            capacity,
+            kv_dtype,
+            blocks,
+            checkpoints,
+            core_pool(pool),
+        )
+    )

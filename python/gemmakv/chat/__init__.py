@@ -1,0 +1,1 @@
+"""Messages, the templates that render them, and sessions."""

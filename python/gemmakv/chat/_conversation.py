@@ -1,0 +1,249 @@
+"""Messages, the template that renders them and the cache that holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.chat._templates import Message, Template, check_turns
+from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
+from gemmakv.errors import CacheFullError, brief
+
+if TYPE_CHECKING:
+    from gemmakv.generation._gemma import Gemma
+
+
+@dataclasses.dataclass
+class Turn:
+    """A turn in the making: what there is to say, and the way back."""
+
+    messages: list[Message]  # up to the user's new one
+    ids: Ids  # to be appended to the cache
+    kept: int  # tokens of the cache that stay where they are
+    backup: KVCache  # the cache as it was
+
+
+class Conversation:
+    """What a `Session` does, one call at a time and without generating.
+
+    The cache always says the same as the template's rendering of the messages
+    as far as it goes: whenever they change, what does not belong to them is
+    taken off, and a turn appends what is missing. Not thread-safe. A method
+    that raises changes nothing.
+    """
+
+    def __init__(
+        self,
+        gemma: Gemma,
+        template: Template,
+        cache: KVCache,
+        system: str | None,
+        messages: Sequence[Message],
+    ) -> None:
+        if gemma.tokenizer is None:
+            raise ValueError(
+                "gemma: this model has no tokenizer (a folder needs a "
+                "tokenizer.model or tokenizer.json), and a Session needs one"
+            )
+        self._tokenizer = gemma.tokenizer
+        self._bos_id = gemma.config.bos_id
+        self._encoder = Encoder(self._tokenizer, self._bos_id)
+        self.template = template
+        self.cache = cache
+        self.system, self.messages = _beginning(system, messages)
+        # Of each turn, the cache's length when it ended; None if that has
+        # been computed anew since, or never was.
+        self._ends: list[int | None] = [None] * (len(self.messages) // 2)
+        if self.messages:
+            self._encode(self.messages, False)  # a bad one shows now
+
+    def all_messages(self) -> list[Message]:
+        """The messages, the system message first if there is one."""
+        return self._with_system(self.messages)
+
+    def stop_ids(self) -> list[int]:
+        """The template's control tokens that end a reply."""
+        named = map(self._tokenizer.id_of, self.template.stop_tokens)
+        return [token for token in named if token is not None]
+
+    def fork(self) -> tuple[Conversation, float]:
+        """An independent copy, and the microseconds the cache's fork took."""
+        start = time.perf_counter()
+        cache = self.cache.fork()
+        took_us = (time.perf_counter() - start) * 1e6
+        other = Conversation.__new__(Conversation)
+        other.__dict__.update(self.__dict__)
+        other.messages = list(self.messages)
+        other._ends = list(self._ends)
+        other.cache = cache
+        other._encoder = Encoder(self._tokenizer, self._bos_id)
+        return other, took_us
+
+    def set_system(self, text: str | None) -> None:
+        before = self.system
+        self.system = _checked_system(text)
+        try:
+            self._keep_common(self.messages, exact=True)
+        except BaseException:
+            self.system = before
+            raise
+
+    def set_messages(self, messages: Sequence[Message]) -> None:
+        """Replaces the turns, and the system text if one is among them."""
+        system, turns = _beginning(None, messages)
+        before = self.system, self.messages
+        self.system = self.system if system is None else system
+        try:
+            self._keep_common(turns, exact=True)
+        except BaseException:
+            self.system, self.messages = before
+            raise
+        self.messages = turns
+        kept = self._ends if turns[: len(before[1])] == before[1] else []
+        count = len(turns) // 2
+        self._ends = [*kept, *[None] * count][:count]
+
+    def begin(self, text: str, max_tokens: int, drop: bool) -> Turn:
+        """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                "text: expected a str that is not empty, found " + brief(text)
+            )
+        messages = [*self.messages, Message("user", text)]
+        wanted = self._encode(messages, True)
+        capacity = self.cache.capacity_tokens
+        # Some more than is needed goes at once: what is left is computed
+        # anew, and that should not happen at every turn.
+        limit = capacity - min(max(max_tokens, 1), capacity // 4)
+        dropped = False
+        while drop and len(messages) > 1 and len(wanted) > limit:
+            messages = messages[2:]
+            wanted = self._encode(messages, True)
+            dropped = True
+            limit = capacity // 2
+        if len(wanted) >= capacity:
+            raise CacheFullError(
+                f"session: the conversation takes {len(wanted)} tokens and "
+                f"leaves no room for a reply in {capacity}; undo turns, say "
+                "less, or begin a session with more capacity_tokens"
+                + ("" if drop else " or overflow='drop_oldest_turns'")
+            )
+        held, said = self._common(wanted, exact=dropped)
+        if said == len(wanted):  # there is always something to compute
+            held = said = max(common_exact(self.cache.tokens, wanted) - 1, 0)
+        backup = self.cache.fork()
+        self.cache.truncate(held)
+        return Turn(messages, wanted[said:], 0 if dropped else held, backup)
+
+    def finish(self, turn: Turn, text: str, incomplete: bool = False) -> str:
+        """Takes the reply into the conversation; returns its text, trimmed."""
+        text = text.strip()
+        messages = [*turn.messages, Message("model", text, incomplete)]
+        self._keep_common(messages)
+        # Where an undo, or the next reply's stop string that is taken off,
+        # may lead back to.
+        self.cache.checkpoint()
+        self.messages = messages
+        count = len(messages) // 2 - 1
+        ends = self._ends[len(self._ends) - count :]
+        self._forget_ends(ends, turn.kept)
+        self._ends = [*ends, len(self.cache)]
+        return text
+
+    def take_back(self, turn: Turn) -> None:
+        """Leaves all as it was before `begin`."""
+        self.cache._become(turn.backup)
+
+    def rewind(self, turns: int) -> list[Message]:
+        """Keeps the first `turns` turns; returns the other messages."""
+        kept = self.messages[: 2 * turns]
+        removed = self.messages[2 * turns :]
+        end = self._ends[turns - 1] if turns else None
+        if end is None:
+            self._keep_common(kept)
+        else:
+            self._truncate(end)
+        self.messages = kept
+        del self._ends[turns:]
+        return removed
+
+    def _keep_common(
+        self, messages: Sequence[Message], exact: bool = False
+    ) -> None:
+        """Takes off the cache what does not belong to these messages."""
+        # What stays is what every way to go on from them begins with: text
+        # that ended the reply, as the template has it, among it.
+        one, other = (
+            self._encode([*messages, Message("user", text)], True)
+            for text in "AB"
+        )
+        wanted = one[: common_exact(one, other)]
+        self._truncate(self._common(wanted, exact)[0])
+
+    def _truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self._forget_ends(self._ends, length)
+
+    @staticmethod
+    def _forget_ends(ends: list[int | None], length: int) -> None:
+        """Those that lie beyond the first `length` tokens."""
+        for i, end in enumerate(ends):
+            if end is not None and end > length:
+                ends[i] = None
+
+    def _common(self, wanted: Ids, exact: bool) -> tuple[int, int]:
+        """Lengths of what the cache and `wanted` have in common."""
+        held = self.cache.tokens
+        if exact:
+            count = common_exact(held, wanted)
+            return count, count
+        return common_text(held, wanted, self._tokenizer)
+
+    def _encode(self, messages: Sequence[Message], reply: bool) -> Ids:
+        return self._encoder.encode(
+            self.template.render(self._with_system(messages), reply)
+        )
+
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        if self.system is None:
+            return list(messages)
+        return [Message("system", self.system), *messages]
+
+
+def _beginning(
+    system: str | None, messages: Sequence[Message]
+) -> tuple[str | None, list[Message]]:
+    """The system message and the turns that a session starts with."""
+    turns = list(messages)
+    for i, message in enumerate(turns):
+        if not isinstance(message, Message):
+            raise ValueError(
+                f"messages[{i}]: expected a Message, found {brief(message)}"
+            )
+        if not isinstance(message.content, str):
+            raise ValueError(
+                f"messages[{i}].content: expected a str, found "
+                + brief(message.content)
+            )
+    if turns:
+        check_turns(turns)
+        if turns[-1].role == "user":
+            raise ValueError(
+                "messages: expected a reply of the model last, found a user's"
+            )
+    if turns and turns[0].role == "system":
+        if system is not None:
+            raise ValueError("system: given twice, also as a message")
+        system = turns.pop(0).content
+    return _checked_system(system), turns
+
+
+def _checked_system(text: str | None) -> str | None:
+    if text is not None and not isinstance(text, str):
+        raise ValueError(
+            f"system: expected a str or None, found {brief(text)}"
+        )
+    return text or None

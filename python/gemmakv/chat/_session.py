@@ -1,0 +1,457 @@
+"""Chat: a conversation in turns over a KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from gemmakv._support.files import PathOrFile, read_all, write_all
+from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.chat import _session_file as session_file
+from gemmakv.chat._conversation import Conversation, Turn
+from gemmakv.chat._stream import ChatStream
+from gemmakv.chat._templates import Message, Template, template_for
+from gemmakv.errors import GemmaKVError, brief
+from gemmakv.generation._gemma import Gemma
+from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options, split_rows
+from gemmakv.generation._result import Generation
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Message", "Session", "SessionStats"]
+
+# A reader that is at it may take what there is in this time.
+_GRACE_S = 0.1
+
+OVERFLOWS = ("error", "drop_oldest_turns")
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionStats:
+    """Numbers of a session.
+
+    tokens: held by its cache.
+    own_bytes: of keys and values that it alone holds.
+    shared_bytes: of keys and values that forks hold as well.
+    saved_prefill_tokens: tokens of all prompts so far that the cache held
+      already and that were not computed again.
+    last_fork_us: microseconds that the last fork of it, or the fork that made
+      it, took; None if there was none.
+    """
+
+    tokens: int
+    own_bytes: int
+    shared_bytes: int
+    saved_prefill_tokens: int
+    last_fork_us: float | None
+
+
+class Session:
+    """A conversation with a model: messages, a template and a KV cache.
+
+    Each turn computes only what the cache does not hold yet. What the cache
+    holds always says the same as the template's rendering of `messages`;
+    tokens of replies stay as they were sampled, and what is computed anew
+    (after a change of `system`, or when turns are dropped) has the tokens
+    that a new session with the same messages has, and so the same results.
+
+    Calls of one session wait for each other, from any thread, but never for a
+    reader: one that meets a half-read stream raises GemmaKVError. Sessions of
+    one Gemma run at the same time. `messages`, `turns`, `stats` and `system`
+    never wait and tell of the last turn that ended. A call that raises leaves
+    the session as it was.
+    """
+
+    _stream: weakref.ref[ChatStream] | None
+
+    def __init__(
+        self,
+        gemma: Gemma,
+        system: str | None = None,
+        overflow: str = "error",
+        *,
+        template: Union[Template, str, None] = None,
+        messages: Sequence[Message] = (),
+        capacity_tokens: int | None = None,
+        kv_dtype: str = "bf16",
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Begins a conversation; computes nothing yet.
+
+        Args:
+          gemma: the model.
+          system: what the model is told before the first turn.
+          overflow: what happens when the conversation does not fit any more.
+            "error": CacheFullError. "drop_oldest_turns": if the prompt and
+            `max_tokens` (at most a quarter of the capacity) do not fit, the
+            oldest turns are dropped until the prompt takes half of the
+            capacity or only the newest turn is left.
+          template: "file", "gemma", "plain" or a Template; None chooses what
+            fits the model, see `gemmakv.templates.template_for`.
+          messages: turns that the conversation begins with: user and model in
+            turns, a reply last. A system message may stand first.
+          capacity_tokens, kv_dtype: see `create_kv_cache`.
+          options: generation keywords for all turns.
+
+        Raises ValueError naming the argument that is bad, GemmaKVError if the
+        template cannot be used.
+        """
+        if not isinstance(gemma, Gemma):
+            raise ValueError(f"gemma: expected a Gemma, found {brief(gemma)}")
+        self._gemma = gemma
+        self.overflow = overflow
+        self.options: dict[str, Any] = dict(options or {})
+        split_rows(self.options, 1, batch=False)
+        self._talk = Conversation(
+            gemma,
+            template_for(gemma, template),
+            create_kv_cache(gemma.config, capacity_tokens, kv_dtype),
+            system,
+            messages,
+        )
+        self._saved_prefill_tokens = 0
+        self._last_fork_us: float | None = None
+        self._set_free()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session of {self.turns} turns, {self.template.name} template, "
+            f"{self.cache!r}>"
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def gemma(self) -> Gemma:
+        return self._gemma
+
+    @property
+    def cache(self) -> KVCache:
+        """The conversation's cache: to look at, not to change."""
+        return self._talk.cache
+
+    @property
+    def template(self) -> Template:
+        return self._talk.template
+
+    @property
+    def overflow(self) -> str:
+        """"error" or "drop_oldest_turns"; may be changed at any time."""
+        return self._overflow
+
+    @overflow.setter
+    def overflow(self, value: str) -> None:
+        if value not in OVERFLOWS:
+            raise ValueError(
+                "overflow: expected 'error' or 'drop_oldest_turns', found "
+                + brief(value)
+            )
+        self._overflow = value
+
+    @property
+    def system(self) -> str | None:
+        """What the model is told before the first turn; None or "" for
+        nothing. A change has the rest of the conversation computed again at
+        the next turn.
+        """
+        return self._talk.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        with self._exclusive():
+            self._talk.set_system(text)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, the system message first if there is one.
+
+        Others may take their place: user and model in turn, the model last;
+        without a system message, that of the session stays. What is not the
+        same as before is computed with the next message.
+        """
+        return self._talk.all_messages()
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        with self._exclusive():
+            self._talk.set_messages(messages)
+
+    @property
+    def turns(self) -> int:
+        """Messages of the user so far."""
+        return len(self._talk.messages) // 2
+
+    @property
+    def stats(self) -> SessionStats:
+        return SessionStats(
+            tokens=len(self.cache),
+            own_bytes=self.cache.nbytes,
+            shared_bytes=self.cache.shared_nbytes,
+            saved_prefill_tokens=self._saved_prefill_tokens,
+            last_fork_us=self._last_fork_us,
+        )
+
+    def send(self, text: str, **options: Unpack[Options]) -> Generation:
+        """Says `text` and waits for the reply.
+
+        `options` are those of `Gemma.generate`, over those of the session;
+        `stop` adds to what ends a reply anyway, and `progress` must not call
+        the session. The result's `text` is the reply without white space
+        around it, as it stands in `messages`.
+
+        Raises ValueError for an empty text or a bad option, CacheFullError if
+        the conversation does not fit; Ctrl-C raises KeyboardInterrupt. The
+        session is then as if nothing had been said.
+        """
+        with self._exclusive():
+            merged = self._merged(options)
+            turn = self._begin(text, merged)
+            try:
+                generation = self._gemma._generate_reply(
+                    self.cache, turn.ids, merged, self._talk.stop_ids()
+                )
+                return self._finish(turn, generation)
+            except BaseException:
+                self._talk.take_back(turn)
+                raise
+
+    def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
+        """`send` piece by piece: an iterator and async iterator.
+
+        Bad arguments raise here. Until the stream has ended, the session is
+        busy: other calls wait while it runs, and raise GemmaKVError if it
+        waits for its reader, or from the thread that reads it. A reply that is
+        cancelled, also by Ctrl-C, stays in the conversation as far as it came;
+        so does one that fails, marked `incomplete`.
+        """
+        self._acquire()
+        try:
+            merged = self._merged(options)
+            turn = self._begin(text, merged)
+            try:
+                inner = self._gemma._stream_reply(
+                    self.cache, turn.ids, merged, self._talk.stop_ids()
+                )
+            except BaseException:
+                self._talk.take_back(turn)
+                raise
+            stream = ChatStream(self, inner, turn)
+            self._stream = weakref.ref(stream)
+            return stream
+        except BaseException:
+            self._release()
+            raise
+
+    def fork(self) -> Session:
+        """An independent session with the same conversation and settings.
+
+        Shares the blocks of the cache: no key or value is copied.
+        """
+        with self._exclusive():
+            talk, self._last_fork_us = self._talk.fork()
+            other = Session.__new__(type(self))
+            other.__dict__.update(self.__dict__)
+            other.options = dict(self.options)
+            other._talk = talk
+            other._set_free()
+            return other
+
+    def undo(self, turns: int = 1) -> list[Message]:
+        """Takes back the last turns and returns their messages.
+
+        Raises ValueError if there are not so many.
+        """
+        with self._exclusive():
+            count = _checked_count("turns", turns, 1, self.turns)
+            return self._talk.rewind(self.turns - count)
+
+    def goto(self, turn: int) -> list[Message]:
+        """Keeps the first `turn` turns, 0 to `turns`; returns the messages
+        that were taken back.
+        """
+        with self._exclusive():
+            return self._talk.rewind(
+                _checked_count("turn", turn, 0, self.turns)
+            )
+
+    def to_bytes(self) -> bytes:
+        """Messages, settings, keys and values, for `from_bytes`.
+
+        A Template object is saved by its name; `progress` is not saved.
+        """
+        with self._exclusive():
+            return session_file.pack(self)
+
+    def save(self, path_or_file: PathOrFile) -> None:
+        """Writes `to_bytes()` to a path or to a binary file object.
+
+        A path is replaced in one step, once everything is on disk.
+        """
+        write_all(path_or_file, self.to_bytes())
+
+    @classmethod
+    def from_bytes(
+        cls,
+        gemma: Gemma,
+        data: bytes | bytearray | memoryview,
+        *,
+        template: Union[Template, str, None] = None,
+        rebuild: bool = False,
+    ) -> Session:
+        """The session that `to_bytes` gave: going on with it gives bit for
+        bit what going on with that one gives.
+
+        `template` replaces the saved one; it is needed if that was an object
+        of yours. With `rebuild`, the keys and values in the data are ignored
+        and computed again from the messages, at the next turn.
+
+        Raises CorruptFile if the data are not a whole, sound session;
+        MismatchError if the keys and values belong to other weights
+        (`rebuild` then keeps the text) or the model has no such template.
+        """
+        return session_file.unpack(cls, gemma, bytes(data), template, rebuild)
+
+    @classmethod
+    def load(
+        cls,
+        gemma: Gemma,
+        path_or_file: PathOrFile,
+        *,
+        template: Union[Template, str, None] = None,
+        rebuild: bool = False,
+    ) -> Session:
+        """Reads what `save` wrote; see `from_bytes`."""
+        return cls.from_bytes(
+            gemma, read_all(path_or_file), template=template, rebuild=rebuild
+        )
+
+    def close(self) -> None:
+        """Ends a running reply and lets go of the cache.
+
+        Any later use of the conversation is a ValueError; `messages` stay.
+        """
+        stream = None if self._stream is None else self._stream()
+        if stream is not None:
+            stream.cancel()
+        with self._changed:
+            while self._busy:
+                self._changed.wait()
+            self.cache.close()
+
+    def _begin(self, text: str, options: dict[str, Any]) -> Turn:
+        return self._talk.begin(
+            text,
+            options.get("max_tokens", DEFAULT_MAX_TOKENS),
+            drop=self.overflow == "drop_oldest_turns",
+        )
+
+    def _finish(self, turn: Turn, generation: Generation) -> Generation:
+        text = self._talk.finish(turn, generation.text)
+        self._saved_prefill_tokens += generation.usage.cached_tokens
+        return dataclasses.replace(generation, text=text)
+
+    def _merged(self, options: Any) -> dict[str, Any]:
+        """Options of one turn."""
+        for keywords in (self.options, options):
+            split_rows(keywords, 1, batch=False)  # names what is bad
+            if keywords.get("parse_special"):
+                raise ValueError(
+                    "parse_special: expected False (messages are text, the "
+                    "template sets the control tokens), found True"
+                )
+        merged = {**self.options, **options}
+        stops = list(self.template.stop)
+        for keywords in (self.options, options):
+            stop = keywords.get("stop") or []
+            stops += [stop] if isinstance(stop, str) else stop
+        merged["stop"] = list(dict.fromkeys(stops))
+        return merged
+
+    # ---- One call at a time ----
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _set_free(self) -> None:
+        # Held by a call that works on the conversation, or by a stream from
+        # its beginning to its end.
+        self._changed = threading.Condition()
+        self._busy = False
+        self._holder = 0  # the thread that works or reads the stream
+        self._stream = None
+
+    def _acquire(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            waiting_since = math.inf
+            while self._busy:
+                stream = None if self._stream is None else self._stream()
+                if stream is None and self._holder == me:
+                    raise GemmaKVError(
+                        "session: a call of this thread is under way; expected "
+                        "`progress` and signal handlers to leave it alone"
+                    )
+                now = time.monotonic()
+                if stream is None or not stream._waits_for_reader():
+                    waiting_since = math.inf
+                else:
+                    waiting_since = min(waiting_since, now)
+                if stream is not None and (
+                    self._holder == me or now - waiting_since >= _GRACE_S
+                ):
+                    raise GemmaKVError(
+                        "session: its reply is still being streamed; read it "
+                        "to its end or cancel() it first"
+                    )
+                timeout = None if stream is None else _GRACE_S / 4
+                del stream  # waiting must not keep it
+                if self._busy:  # letting go may have ended it
+                    self._changed.wait(timeout)
+            _ = self.cache._core  # raises if closed
+            self._busy = True
+            self._holder = me
+
+    def _release(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._stream = None
+            self._changed.notify_all()
+
+
+def _checked_count(name: str, value: int, least: int, most: int) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not least <= value <= most
+    ):
+        expected = (
+            f"{least} to {most} (the turns there are)"
+            if most >= least
+            else "turns to undo, and there are none"
+        )
+        raise ValueError(f"{name}: expected {expected}, found {brief(value)}")
+    return int(value)

@@ -1,0 +1,247 @@
+"""A reply of a session, piece by piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gemmakv.generation._result import Generation, Piece
+from gemmakv.generation._stream import Stream
+
+if TYPE_CHECKING:
+    from gemmakv.chat._conversation import Turn
+    from gemmakv.chat._session import Session
+
+
+class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
+    """Pieces of a reply that is being made: `for`, or `async for`.
+
+    The texts of all pieces joined are the reply as it stands in the session's
+    messages: white space around it is left out, so white space waits for the
+    text that follows it. The session is busy until the stream has ended, is
+    cancelled or let go of. To be read by one thread or task at a time.
+
+    An exception of the generation or of its `progress` ends the reply: what
+    was delivered of it stays in the session, marked `incomplete`. If that is
+    nothing, the session is as it was before the turn.
+    """
+
+    def __init__(self, session: Session, inner: Stream, turn: Turn) -> None:
+        self._session = session
+        self._inner = inner
+        self._turn = turn
+        self._trim = _Trimmer()
+        self._text = ""  # of all pieces of `inner`
+        self._ready: deque[Piece] = deque()  # read, but not given out
+        self._ended = False  # the session has the reply, or is as before
+        self._generation: Generation | None = None
+        self._failure: BaseException | None = None
+        self._lock = threading.RLock()  # held while reading `inner`
+        self._working = False  # the lock's holder is at it
+
+    def __iter__(self) -> ChatStream:
+        return self
+
+    def __next__(self) -> Piece:
+        self._note_reader()
+        try:
+            while True:
+                piece = self._read()
+                if piece is not None:
+                    return piece
+                if self._ended and not self._ready:
+                    raise StopIteration
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def __aiter__(self) -> ChatStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        # Here, as it takes 7 MB that most programs do not need.
+        import asyncio
+
+        self._note_reader()
+        try:
+            while True:
+                piece = await asyncio.to_thread(self._read)
+                if piece is not None:
+                    return piece
+                if self._ended and not self._ready:
+                    break
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        raise StopAsyncIteration
+
+    def __enter__(self) -> ChatStream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True):
+            self.cancel()
+
+    @property
+    def result(self) -> Generation:
+        """The whole reply; waits for its end.
+
+        Raises what ended the stream if it failed.
+        """
+        for _ in self:
+            pass
+        if self._generation is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._generation
+
+    def cancel(self) -> None:
+        """Ends the reply; from any thread, any number of times.
+
+        On return the session is free, and holds the reply as far as it came.
+        Going on to iterate gives at most text that had been held back.
+        """
+        self._inner.cancel()
+        with self._lock:
+            # Called in the middle of a read of this very thread (by a signal
+            # handler or a callback), it leaves the rest to that read.
+            if not self._working:
+                self._working = True
+                try:
+                    self._settle()
+                finally:
+                    self._working = False
+
+    def _note_reader(self) -> None:
+        """That thread must not wait for the session."""
+        if not self._ended:
+            self._session._holder = threading.get_ident()
+
+    def _waits_for_reader(self) -> bool:
+        """Whether the reply comes to no end before somebody reads."""
+        return not self._ended and self._inner._handle.waits_for_reader
+
+    def _read(self) -> Piece | None:
+        """The next piece, or None if there is none within a moment."""
+        with self._lock:
+            if self._ready:
+                return self._ready.popleft()
+            if self._ended:
+                return None
+            self._working = True
+            try:
+                piece = self._advance()
+            finally:
+                self._working = False
+        if self._inner._cancelled:
+            self.cancel()
+        return piece
+
+    def _advance(self) -> Piece | None:
+        """Reads `inner`, and ends the turn if that has ended. Requires: the
+        lock.
+        """
+        try:
+            piece = self._inner._poll()
+        except KeyboardInterrupt:
+            raise  # the reader cancels
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if piece is not None:
+            piece = self._take(piece)
+        if self._inner._finished:
+            self._settle()
+        return piece
+
+    def _take(self, piece: Piece) -> Piece | None:
+        """Notes a piece of `inner`; what is to be shown of it."""
+        self._text += piece.text
+        return self._trim(piece)
+
+    def _settle(self) -> None:
+        """Ends the turn. Requires: the lock, and that `inner` has ended or is
+        cancelled.
+        """
+        if self._ended:
+            return
+        self._inner._callback = None
+        try:
+            while self._inner._ready or not self._inner._finished:
+                piece = self._inner._poll()
+                if piece is not None:
+                    piece = self._take(piece)
+                if piece is not None:
+                    self._ready.append(piece)
+            self._generation = self._session._finish(
+                self._turn, self._inner.result()
+            )
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._end()
+
+    def _fail(self, error: BaseException) -> None:
+        """Keeps what was delivered; with nothing, all is as before the turn."""
+        self._failure = error
+        self._inner._callback = None
+        self._inner.cancel()
+        try:
+            self._drain()
+            kept = self._inner._count > 0
+            if kept:
+                self._session._talk.finish(self._turn, self._text, True)
+        except BaseException:
+            kept = False  # the error that counts is the first
+        finally:
+            if not kept:
+                self._session._talk.take_back(self._turn)
+            self._end()
+
+    def _drain(self) -> None:
+        """Reads what `inner` still has; waits until its cache is free."""
+        inner = self._inner
+        while inner._ready or not inner._finished:
+            try:
+                piece = inner._poll()
+            except Exception:
+                continue  # the failure itself, again
+            piece = None if piece is None else self._take(piece)
+            if piece is not None:
+                self._ready.append(piece)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._session._release()
+
+
+class _Trimmer:
+    """Leaves out the white space around a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._held = ""  # white space that more text may follow
+
+    def __call__(self, piece: Piece) -> Piece | None:
+        """The piece with what is to be shown now; None if it holds nothing."""
+        text = self._held + piece.text
+        if not self._started:
+            text = text.lstrip()
+            self._started = bool(text)
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        if piece.token_id < 0 and not shown:
+            return None
+        return dataclasses.replace(piece, text=shown)

@@ -1,0 +1,255 @@
+"""The same tokens computed in many ways, compared bit by bit.
+
+    report = gemmakv.verify.run("gemma-3-270m")
+    assert report.equal
+
+Each way of computing ends with the logits of the same last tokens, at several
+positions; their hash covers every key and value before them. All ways within
+one arithmetic must agree. SIMD targets without fused multiply-add round
+differently from those with it: they are another arithmetic, compared among
+themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Union
+
+from gemmakv import _core
+from gemmakv._support.progress import Callback, Progress, as_callback
+from gemmakv.diagnostics._cpu import cpu_info
+from gemmakv.diagnostics._verify_ways import (
+    MIN_TOKENS,
+    POSITIONS,
+    Case,
+    Way,
+    ways_of,
+)
+from gemmakv.errors import brief
+from gemmakv.generation._gemma import Gemma
+from gemmakv.generation._options import to_count
+
+StrPath = Union[str, "os.PathLike[str]"]
+
+_MARGIN = 128  # tokens beyond the sliding window, by default
+_PASS_S = 1.5  # what one pass over the tokens may take, by default
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One way of computing the tokens."""
+
+    arithmetic: str  # those of one arithmetic must agree
+    way: str
+    digest: str  # SHA256 of the logits
+    equal: bool  # to the first way of the same arithmetic
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `run` found."""
+
+    model: str
+    quantize: str | None
+    fingerprint: str
+    cpu: str
+    target: str
+    threads: int
+    kv_dtype: str
+    tokens: int
+    positions: int  # how many the hashed logits are of
+    vocab_size: int
+    sliding_window: int  # 0: none
+    checks: list[Check]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all ways agree."""
+        return all(check.equal for check in self.checks)
+
+
+def run(
+    model: StrPath,
+    *,
+    tokens: int | None = None,
+    kv_dtype: str = "bf16",
+    threads: int | None = None,
+    quantize: str | None = None,
+    progress: Progress = None,
+) -> Report:
+    """Computes the same tokens in every way and compares the logits.
+
+    Args:
+      model: as for `Gemma.load`.
+      tokens: how many; default: enough to leave the sliding window behind,
+        fewer if this machine would need minutes.
+      kv_dtype: how keys and values are stored: "f32", "bf16" or "int8".
+      threads: for the ways that do not say otherwise; default: all
+        processors.
+      quantize: as for `Gemma.load`.
+      progress: callable(done, total) in ways, or True for a line on stderr.
+
+    Takes half a minute for a small model. Switches the SIMD target of the
+    process meanwhile: no other thread may compute. Raises what `Gemma.load`
+    raises, and ValueError.
+    """
+    if kv_dtype not in ("f32", "bf16", "int8"):
+        raise ValueError(
+            "kv_dtype: expected f32, bf16 or int8, found " + brief(kv_dtype)
+        )
+    count = None if tokens is None else to_count("tokens", tokens)
+    load = partial(Gemma.load, model, quantize=quantize)
+    gemma = load(threads=threads)
+    limit = gemma.config.context_length
+    if limit < MIN_TOKENS:
+        raise ValueError(
+            f"model: expected a context of {MIN_TOKENS} tokens or more, found "
+            f"{limit}"
+        )
+    if count is None:
+        count = _default_tokens(gemma)
+    elif not MIN_TOKENS <= count <= limit:
+        raise ValueError(
+            f"tokens: expected {MIN_TOKENS} to {limit} (the model's context), "
+            f"found {count}"
+        )
+    case = Case.make(gemma, count, kv_dtype)
+    report = Report(
+        model=str(model),
+        quantize=quantize,
+        fingerprint=gemma.fingerprint,
+        cpu=cpu_info()["cpu"],
+        target=cpu_info()["target"],
+        threads=gemma.threads,
+        kv_dtype=kv_dtype,
+        tokens=count,
+        positions=POSITIONS,
+        vocab_size=gemma.config.vocab_size,
+        sliding_window=gemma.config.sliding_window,
+        checks=[],
+    )
+    del gemma  # the case's own: it is freed when others are loaded
+    checks = _check_all(
+        case, _plan(load, case), as_callback(progress, "verifying")
+    )
+    return dataclasses.replace(report, checks=checks)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A way, and where it is to run."""
+
+    arithmetic: str
+    way: Way
+    target: str = ""  # "": the best one
+    load: Callable[[], Gemma] | None = None  # None: what is loaded
+
+
+def _check_all(
+    case: Case, plan: list[_Task], callback: Callback | None
+) -> list[Check]:
+    checks: list[Check] = []
+    references: dict[str, str] = {}
+    for done, task in enumerate(plan):
+        if callback is not None:
+            callback(done, len(plan))
+        if task.load is not None:
+            case.load(task.load)
+        start = time.monotonic()
+        with _on_target(task.target):
+            digests = task.way.run(case)
+        seconds = time.monotonic() - start
+        reference = references.setdefault(task.arithmetic, digests[0])
+        different = [digest for digest in digests if digest != reference]
+        checks.append(
+            Check(
+                task.arithmetic,
+                task.way.name,
+                different[0] if different else reference,
+                not different,
+                seconds,
+            )
+        )
+    if callback is not None:
+        callback(len(plan), len(plan))
+    return checks
+
+
+def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
+    """All ways; those of the best target's arithmetic first."""
+    usual = case.gemma.threads
+    first, chunked, *others = ways_of(case)
+    best, *targets = cpu_info()["targets"]
+    arithmetic = _arithmetic_of(best)
+    plan = [_Task(arithmetic, way) for way in (first, chunked, *others)]
+    later: list[_Task] = []
+    for target in targets:
+        own = _arithmetic_of(target)
+        name = f"SIMD target {target}"
+        task = _Task(own, Way(name, first.run), target)
+        if own == arithmetic:
+            plan.append(task)
+            continue
+        later.append(task)
+        if len(later) == 1:  # so that it is compared with something
+            name += f", {chunked.name}"
+            later.append(_Task(own, Way(name, chunked.run), target))
+    for count in _thread_counts(usual):
+        way = Way(_plural(count, "thread"), first.run)
+        threaded = partial(load, threads=count)
+        plan.append(_Task(arithmetic, way, load=threaded))
+    anew = partial(load, threads=usual, packed_cache=False)
+    plan.append(
+        _Task(arithmetic, Way("weights packed anew", first.run), load=anew)
+    )
+    return plan + later
+
+
+def _arithmetic_of(target: str) -> str:
+    with _on_target(target):
+        fused = _core.numerics_id() == 1
+    return f"with{'' if fused else 'out'} fused multiply-add"
+
+
+@contextmanager
+def _on_target(target: str) -> Iterator[None]:
+    """Runs the body's kernels on a SIMD target."""
+    if not target:
+        yield
+        return
+    _core.force_target(target)
+    try:
+        yield
+    finally:
+        _core.force_target("")
+
+
+def _thread_counts(usual: int) -> list[int]:
+    """Other numbers of threads: all up to eight, a few beyond."""
+    counts = set(range(1, min(usual, 8) + 1)) | {usual // 2, usual + 1}
+    return sorted(counts - {0, usual})
+
+
+def _default_tokens(gemma: Gemma) -> int:
+    """Enough to pass the window, or what this machine does in good time."""
+    config = gemma.config
+    case = Case.make(gemma, MIN_TOKENS, "bf16")
+    cache = case.new_cache()
+    start = time.monotonic()
+    gemma.logits(cache, case.body)
+    speed = len(case.body) / (time.monotonic() - start)
+    wanted = config.sliding_window + _MARGIN
+    if not config.sliding_window:
+        wanted = 4 * _MARGIN
+    affordable = max(MIN_TOKENS, int(_PASS_S * speed))
+    return min(wanted, affordable, config.context_length)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,1 @@
+"""A loaded model, and what it generates: options, results, streams."""

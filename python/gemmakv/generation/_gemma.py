@@ -1,0 +1,488 @@
+"""A loaded model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core
+from gemmakv._support.arguments import quantize_target
+from gemmakv._support.progress import (
+    Callback,
+    Progress,
+    as_callback,
+    watch_caches,
+)
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.errors import brief
+from gemmakv.generation._options import (
+    DEFAULT_MAX_TOKENS,
+    BatchOptions,
+    Options,
+    core_options,
+    split_rows,
+    to_count,
+)
+from gemmakv.generation._prompts import (
+    Prompt,
+    TokenArray,
+    prompt_ids,
+    token_ids,
+)
+from gemmakv.generation._result import Generation, generation_of
+from gemmakv.generation._stream import Stream
+from gemmakv.models import _catalog as models
+from gemmakv.models import _loading as loading
+from gemmakv.models._config import ModelConfig, ModelType, type_of
+from gemmakv.models._info import ModelInfo
+from gemmakv.models._packed import PackedWeights
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Gemma:
+    """Weights of a model, their tokenizer and the engine that runs them.
+
+    Made by `load` or `from_tensors`. Weights never change: any number of
+    conversations and threads may use one Gemma at the same time, each with
+    exactly the result that it would have alone; calls with the same cache
+    wait for each other.
+    """
+
+    def __init__(
+        self,
+        engine: _core.Engine,
+        tokenizer: Tokenizer | None,
+        info: ModelInfo | None = None,
+        packed_weights: PackedWeights = PackedWeights("off"),
+    ) -> None:
+        if not isinstance(engine, _core.Engine):
+            raise TypeError("use gemmakv.Gemma.load(model)")
+        self._held: _core.Engine | None = engine
+        self._tokenizer = tokenizer
+        self._config = engine.config
+        self._info = ModelInfo() if info is None else info
+        self._packed_weights = packed_weights
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        threads: int | None = None,
+        progress: Progress = None,
+        packed_cache: bool | str | os.PathLike[str] = True,
+        quantize: str | None = None,
+    ) -> Gemma:
+        """Loads a model.
+
+        Args:
+          model: an alias ("gemma-3-270m"), the path of a .gguf file or of a
+            directory in Hugging Face's form (config.json, *.safetensors), or
+            a model of the Hugging Face hub: "org/repo" with one .gguf file or
+            with such a directory's files, "org/repo/file.gguf", or
+            "org/repo@revision" with a branch, tag or commit. It is
+            downloaded once; a download that broke off goes on where it did.
+            HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
+            `pip install "gemmakv[hub]"`.
+          threads: threads to compute with; default: all processors that this
+            process may use. Results do not depend on it.
+          progress: callable(done_bytes, total_bytes), called from this
+            thread, or True for a line on stderr.
+          packed_cache: whether to keep the weights as the kernels read them
+            in a file of the user's cache folder, which the next load opens
+            instead of packing, and whose memory all processes share; or the
+            folder for it. With True, models of less than 16 MB go without,
+            and the variable GEMMAKV_PACKED_CACHE names another folder or
+            says "off". The file is found by the weights' content, and what a
+            step reads of it is checked before it is used: a damaged one is
+            replaced, or, if that shows only later, makes the call a
+            CorruptFile and the next load make it again. If it cannot be used
+            the load goes on without; `packed_weights` tells.
+          quantize: "q8_0", "q5_0", "q4_0" or "bf16": what float matrices of
+            the model (F32, F16, BF16) are made while they are loaded, without
+            a copy of them in memory. With "q5_0" and "q4_0" the embedding and
+            the output head are made Q8_0. Vectors, and the gates of recurrent
+            layers, stay as they are, and so do matrices that are quantized
+            already; if all are, that is a ValueError.
+
+        Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
+        GemmaKVError (CorruptFile for a damaged file, MismatchError for a
+        model that is not a supported Gemma).
+        """
+        count = _thread_count(threads)
+        target = quantize_target(quantize)
+        path = models.resolve(model, as_callback(progress, "fetching"))
+        loaded = loading.load(
+            path, count, as_callback(progress, "loading"), packed_cache, target
+        )
+        return cls(
+            loaded.engine,
+            loaded.tokenizer,
+            loaded.info,
+            loaded.packed_weights,
+        )
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        source: Any,
+        tokenizer: Tokenizer | None = None,
+        *,
+        threads: int | None = None,
+        quantize: str | None = None,
+    ) -> Gemma:
+        """A model with weights from anywhere.
+
+        Args:
+          config: the model's shape.
+          source: mapping of GGUF tensor names ("blk.0.attn_q.weight") to
+            float32 arrays [rows, columns] (norm weights [columns], with the
+            model's "+ 1" added), or any object with `keys()` and `[name]`.
+          tokenizer: needed for str prompts, `stop` and `Generation.text`.
+          threads: as for `load`.
+          quantize: as for `load`.
+
+        Raises ValueError or CorruptFile naming the tensor that is missing or
+        has the wrong shape.
+        """
+        if not isinstance(config, ModelConfig):
+            raise ValueError(
+                f"config: expected a ModelConfig, found {brief(config)}"
+            )
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            raise ValueError(
+                "tokenizer: expected a Tokenizer or None, found "
+                + brief(tokenizer)
+            )
+        engine = _core.Engine.from_tensors(
+            config, source, _thread_count(threads), quantize_target(quantize)
+        )
+        if tokenizer is not None:
+            loading.check_vocab_size(tokenizer, engine)
+            engine.set_token_bytes(tokenizer.token_bytes)
+        return cls(engine, tokenizer)
+
+    def __repr__(self) -> str:
+        name = self._config.name or self._config.architecture
+        if self._held is None:
+            return f"<Gemma {name}, closed>"
+        return f"<Gemma {name}, {self.threads} threads>"
+
+    def __enter__(self) -> Gemma:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the weights; also done by `with` and garbage collection.
+
+        Streams that still run are cancelled; calls that run in other threads
+        end as usual, and the memory is free then. Any later call is a
+        ValueError. Caches can still be looked at, saved, and used with
+        another Gemma of the same weights.
+        """
+        if self._held is not None:
+            self._held = None
+            _core.trim_heap()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._held is None
+
+    @property
+    def _engine(self) -> _core.Engine:
+        engine = self._held
+        if engine is None:
+            raise ValueError(
+                "gemma: closed; load the model again with Gemma.load"
+            )
+        return engine
+
+    @property
+    def model_type(self) -> ModelType | None:
+        """The named type of this model; None for custom shapes."""
+        return type_of(self._config)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template in the model's file; None if it
+        has none.
+        """
+        return self._info.chat_template
+
+    @property
+    def instruction_tuned(self) -> bool:
+        """Whether the model is called one that was tuned for chat ("it")."""
+        return self._info.instruction_tuned
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of the configuration and the weights' values.
+
+        With `quantize`, also of the types that they were quantized to.
+        """
+        return self._engine.fingerprint
+
+    @property
+    def packed_weights(self) -> PackedWeights:
+        """Where the weights are: in a packed file, or in memory and why."""
+        return self._packed_weights
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    @overload
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: None = None,
+        **options: Unpack[Options],
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int,
+        **options: Unpack[Options],
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int | None = None,
+        **options: Unpack[Options],
+    ) -> Generation | list[Generation]:
+        """Appends `prompt` to the conversation and samples a completion.
+
+        A str gets BOS in front if the conversation is empty; token ids are
+        taken as they are. An empty str goes on with what is there.
+
+        Keywords are those of `gemmakv.options.Options`: max_tokens=256,
+        temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0,
+        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+        logit_bias=None, seed=None, stop=None, logprobs=False,
+        parse_special=False, progress=None.
+
+        With `n`, the prompt is computed once and continued n times on forks:
+        the result is a list, each with its own `cache`, and `cache` itself
+        ends with the prompt. Sample i uses seed + i.
+
+        A prompt that does not fit raises CacheFullError before any work; any
+        call that raises (Ctrl-C included) leaves the cache as it was.
+        """
+        if n is not None:
+            return self._generate_samples(cache, prompt, n, options)
+        return self._run([cache], [prompt], options, batch=False)[0]
+
+    def generate_batch(
+        self,
+        caches: Sequence[KVCache],
+        prompts: Sequence[Prompt],
+        **options: Unpack[BatchOptions],
+    ) -> list[Generation]:
+        """`generate` for several conversations at once, each weight read once.
+
+        The results are those of single calls, in the caller's order. An
+        option is one value for all, or a list with one per row. The same
+        cache twice is a ValueError. If the call raises, all caches are left
+        as they were.
+        """
+        return self._run(list(caches), list(prompts), options, batch=True)
+
+    def stream(
+        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
+    ) -> Stream:
+        """`generate` piece by piece: an iterator and async iterator.
+
+        Bad arguments raise here, before anything runs. A stream that is
+        cancelled keeps every token that it returned.
+        """
+        return self._stream_reply(cache, prompt, options, ())
+
+    def _generate_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Generation:
+        """`generate` that `end_ids` end as well as eos."""
+        return self._run([cache], [prompt], options, False, end_ids)[0]
+
+    def _stream_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Stream:
+        """`stream` that `end_ids` end as well as eos."""
+        [row], [tokens], callback = self._prepare(
+            [cache], [prompt], options, batch=False
+        )
+        eos_ids = [*self._config.eos_ids, *end_ids]
+        handle = self._engine.stream(
+            cache._core, tokens, core_options(row, eos_ids)
+        )
+        total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
+        return Stream(handle, self, cache, total, callback)
+
+    def logits(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        all_positions: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Appends token ids and gives the logits of what follows.
+
+        Returns float32 [vocab_size] after the last token, or with
+        `all_positions` [len(tokens), vocab_size]. No BOS is added. Raises
+        ValueError for no tokens or one that is out of range, CacheFullError
+        if they do not fit; the cache is then as it was.
+        """
+        _check_cache("cache", cache)
+        if isinstance(tokens, str):
+            raise ValueError(
+                "tokens: expected token ids, found a str; "
+                "gemma.tokenizer.encode(text) gives them"
+            )
+        ids = token_ids("tokens", tokens, self._config.vocab_size)
+        return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    def _prepare(
+        self,
+        caches: list[KVCache],
+        prompts: list[Prompt],
+        options: Any,
+        batch: bool,
+    ) -> tuple[list[dict[str, Any]], list[TokenArray], Callback | None]:
+        """Checked options and token ids of each row."""
+        if len(caches) != len(prompts):
+            raise ValueError(
+                f"prompts: expected one per cache ({len(caches)}), found "
+                f"{len(prompts)}"
+            )
+        if not caches:
+            raise ValueError("caches: expected at least one, found none")
+        rows = split_rows(options, len(caches), batch)
+        tokens = []
+        for i, (cache, prompt) in enumerate(zip(caches, prompts)):
+            _check_cache(f"caches[{i}]" if batch else "cache", cache)
+            if self._tokenizer is None and rows[i].get("stop"):
+                raise ValueError("stop: this model has no tokenizer")
+            tokens.append(
+                prompt_ids(
+                    f"prompts[{i}]" if batch else "prompt",
+                    prompt,
+                    self._config,
+                    self._tokenizer,
+                    len(cache) == 0,
+                    rows[i].get("parse_special", False),
+                )
+            )
+        return rows, tokens, as_callback(options.get("progress"), "generating")
+
+    def _run(
+        self,
+        caches: list[KVCache],
+        prompts: list[Prompt],
+        options: Any,
+        batch: bool,
+        end_ids: Sequence[int] = (),
+    ) -> list[Generation]:
+        rows, tokens, callback = self._prepare(caches, prompts, options, batch)
+        cores = [cache._core for cache in caches]
+        total = sum(
+            len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
+            for ids, row in zip(tokens, rows)
+        )
+        eos_ids = [*self._config.eos_ids, *end_ids]
+        core_rows = [core_options(row, eos_ids) for row in rows]
+        results = self._engine.generate(
+            cores, tokens, core_rows, watch_caches(cores, total, callback)
+        )
+        return [generation_of(result) for result in results]
+
+    def _generate_samples(
+        self, cache: KVCache, prompt: Prompt, n: int, options: Any
+    ) -> list[Generation]:
+        count = to_count("n", n)
+        if count == 0:
+            raise ValueError("n: expected at least 1, found 0")
+        [row], [tokens], callback = self._prepare(
+            [cache], [prompt], options, batch=False
+        )
+        seed = row.get("seed")
+        core_rows = []
+        for i in range(count):
+            own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
+            core_rows.append(core_options(row | own, self._config.eos_ids))
+        # Computes the prompt and, as it has all the options, checks them.
+        prompt_only = core_options(row | {"max_tokens": 0}, [])
+        length = len(cache)
+        self._engine.generate([cache._core], [tokens], [prompt_only])
+        try:
+            forks = [cache.fork() for _ in range(count)]
+            cores = [fork._core for fork in forks]
+            nothing = np.empty(0, np.int32)
+            total = count * row.get("max_tokens", DEFAULT_MAX_TOKENS)
+            results = self._engine.generate(
+                cores,
+                [nothing] * count,
+                core_rows,
+                watch_caches(cores, total, callback),
+            )
+        except BaseException:
+            if len(cache) == length + len(tokens):  # nobody's but ours
+                cache.truncate(length)
+            raise
+        return [
+            generation_of(result, fork, len(tokens))
+            for result, fork in zip(results, forks)
+        ]
+
+
+def _check_cache(name: str, cache: object) -> None:
+    if not isinstance(cache, KVCache):
+        raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return 0
+    count = to_count("threads", threads)
+    if count == 0:
+        raise ValueError("threads: expected at least 1, found 0")
+    return count

@@ -1,0 +1,76 @@
+"""Prompts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv.errors import brief
+from gemmakv.models._config import ModelConfig
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+Prompt = Union[str, Sequence[int], npt.NDArray[np.integer[Any]]]
+TokenArray = npt.NDArray[np.int32]
+
+
+def prompt_ids(
+    name: str,
+    prompt: Prompt,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    empty: bool,
+    parse_special: bool,
+) -> TokenArray:
+    """int32 [n]; a str gets BOS in front if the conversation is `empty`.
+
+    Raises ValueError that begins with `name` for what is no prompt.
+    """
+    if not isinstance(prompt, str):
+        return token_ids(name, prompt, config.vocab_size)
+    if prompt and tokenizer is None:
+        raise ValueError(
+            f"{name}: this model has no tokenizer (a folder needs a "
+            "tokenizer.model or tokenizer.json); expected token ids, "
+            "found a str"
+        )
+    ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
+    if tokenizer and ids and max(ids) >= config.vocab_size:
+        # Possible for control tokens only: `loading.check_vocab_size`.
+        raise ValueError(
+            f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
+            f"{max(ids)}, which the model has no row for; expected token ids "
+            f"in [0, {config.vocab_size})"
+        )
+    if empty and config.bos_id >= 0:
+        ids.insert(0, config.bos_id)
+    return np.array(ids, np.int32)
+
+
+def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
+    """int32 [n], n > 0, of valid token ids.
+
+    Raises ValueError that begins with `name` for anything else.
+    """
+    expected = (
+        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
+    )
+    if isinstance(tokens, (str, bytes, bytearray)):
+        raise ValueError(f"{expected}, found {type(tokens).__name__}")
+    try:
+        ids = np.asarray(tokens)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{expected}, found {brief(tokens)}") from None
+    if ids.ndim != 1:
+        raise ValueError(f"{expected}, found {brief(tokens)}")
+    if ids.size == 0:
+        raise ValueError(f"{expected}, found none")
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"{expected}, found values of type {ids.dtype}")
+    bad = (ids < 0) | (ids >= vocab_size)
+    if bad.any():
+        at = int(bad.argmax())
+        raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+    return np.ascontiguousarray(ids, np.int32)

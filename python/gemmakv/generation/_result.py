@@ -1,0 +1,123 @@
+"""What a call of `generate` gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core
+
+if TYPE_CHECKING:
+    from gemmakv.cache._kv_cache import KVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Tokens of one call.
+
+    `prompt_tokens` were given, `completion_tokens` were sampled, and
+    `cached_tokens` stood in the cache before and were not computed again.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """Seconds and tokens per second of one call (0.0 where nothing ran).
+
+    Prefill ends when the first token has been sampled; the rest is decode.
+    """
+
+    prefill_s: float
+    decode_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One sampled token of a stream.
+
+    `text` holds the characters that became complete with this token: a
+    character of several tokens arrives with the last of them, and text that
+    may turn out to be a stop string waits until that is decided; if the stream
+    is cancelled meanwhile, it comes in a last piece of token_id -1. The texts
+    of all pieces joined are the `text` of the generation.
+    """
+
+    text: str
+    token_id: int
+    logprob: float | None = None
+    finish_reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generation:
+    """Result of `Gemma.generate`. `str(generation)` is its text.
+
+    Attributes:
+      text: the completion, without eos and the stop string.
+      token_ids: every sampled token, the one that stopped it last.
+      logprobs: float32 [len(token_ids)], natural logarithms of the tokens'
+        probabilities before temperature and filters; None unless asked for.
+      seed: the seed that repeats this call.
+      finish_reason: "stop", "length", "deadline" or "cancelled".
+      usage: token counts.
+      timings: seconds and rates.
+      cache: the continuation's own cache if the call had `n`, else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: npt.NDArray[np.float32] | None
+    seed: int
+    finish_reason: str
+    usage: Usage
+    timings: Timings
+    cache: KVCache | None = dataclasses.field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def generation_of(
+    result: _core.Result,
+    cache: KVCache | None = None,
+    prompt_tokens: int | None = None,
+) -> Generation:
+    """Python's view of a result of the core.
+
+    `prompt_tokens` replaces the result's own count where the prompt was
+    computed by an earlier call.
+    """
+    token_ids = [int(token) for token in result.token_ids]
+    computed = result.prompt_tokens
+    return Generation(
+        text=result.text_bytes.decode("utf-8", "replace"),
+        token_ids=token_ids,
+        logprobs=result.logprobs,
+        seed=result.seed,
+        finish_reason=result.finish_reason,
+        usage=Usage(
+            prompt_tokens=computed if prompt_tokens is None else prompt_tokens,
+            cached_tokens=result.cached_tokens,
+            completion_tokens=len(token_ids),
+        ),
+        timings=Timings(
+            prefill_s=result.prefill_s,
+            decode_s=result.decode_s,
+            prefill_tokens_per_s=_rate(computed, result.prefill_s),
+            decode_tokens_per_s=_rate(len(token_ids) - 1, result.decode_s),
+        ),
+        cache=cache,
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0

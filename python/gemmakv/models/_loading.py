@@ -1,0 +1,136 @@
+"""From what a user names to an engine that runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from pathlib import Path
+
+from gemmakv import _core
+from gemmakv._support.progress import Callback
+from gemmakv.errors import MismatchError
+from gemmakv.models import _packed as packed
+from gemmakv.models._info import ModelInfo, info_of_gguf
+from gemmakv.models._packed import PackedWeights, StrPath
+from gemmakv.models.huggingface import ModelFolder
+from gemmakv.tokenizers._directory import tokenizer_of_folder
+from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+
+class PartialModelWarning(UserWarning):
+    """A model was loaded without parts that are not supported yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What `Gemma` is made of."""
+
+    engine: _core.Engine
+    tokenizer: Tokenizer | None
+    info: ModelInfo
+    packed_weights: PackedWeights
+
+
+def load(
+    path: str,
+    threads: int,
+    progress: Callback | None,
+    packed_cache: bool | StrPath,
+    quantize: str,
+) -> Loaded:
+    """Loads a GGUF file or a model directory.
+
+    `threads` 0 means all, `quantize` "" that weights stay as they are.
+    """
+    if os.path.isdir(path):
+        return _load_folder(path, threads, progress, packed_cache, quantize)
+    folder, report = packed.choose_folder(packed_cache, os.path.getsize(path))
+    engine = _core.Engine.load_gguf(
+        os.fsencode(path), threads, progress, _encoded(folder), quantize
+    )
+    tokenizer = _tokenizer_of_gguf(path, engine)
+    return Loaded(
+        engine, tokenizer, info_of_gguf(path), _report(engine, folder, report)
+    )
+
+
+def _load_folder(
+    path: str,
+    threads: int,
+    progress: Callback | None,
+    packed_cache: bool | StrPath,
+    quantize: str,
+) -> Loaded:
+    model = ModelFolder.open(path)
+    # What is soon read goes first: weights may take minutes.
+    tokenizer = tokenizer_of_folder(Path(path))
+    model.check_tied_head()
+    nbytes = sum(os.path.getsize(file) for file in model.files)
+    folder, report = packed.choose_folder(packed_cache, nbytes)
+    engine = _core.Engine.load_files(
+        model.config,
+        os.fsencode(path),
+        [os.fsencode(file) for file in model.files],
+        model.places,
+        threads,
+        progress,
+        _encoded(folder),
+        quantize,
+    )
+    if tokenizer is not None:
+        check_vocab_size(tokenizer, engine)
+        engine.set_token_bytes(tokenizer.token_bytes)
+    _core.trim_heap()
+    if model.left_out:
+        warnings.warn(
+            f"{path}: loaded without its image encoder "
+            f"({len(model.left_out)} tensors): images are not supported yet",
+            PartialModelWarning,
+            stacklevel=4,
+        )
+    return Loaded(
+        engine, tokenizer, model.info, _report(engine, folder, report)
+    )
+
+
+def _encoded(folder: Path | None) -> bytes:
+    return b"" if folder is None else os.fsencode(folder)
+
+
+def _report(
+    engine: _core.Engine, folder: Path | None, otherwise: PackedWeights
+) -> PackedWeights:
+    if folder is None:
+        return otherwise
+    state, file, reason = engine.packed_report
+    return PackedWeights(state, file or None, reason or None)
+
+
+def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:
+    """A file's tokenizer; None for a file that holds nothing of one."""
+    keys = _core.GgufFile(os.fsencode(path)).keys()
+    if not any(key.startswith("tokenizer.ggml.") for key in keys):
+        return None
+    tokenizer = SentencePieceTokenizer(
+        _core.sentencepiece_model(os.fsencode(path))
+    )
+    check_vocab_size(tokenizer, engine)
+    _core.trim_heap()
+    return tokenizer
+
+
+def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
+    """Raises MismatchError if text has tokens without rows in the embedding.
+
+    Control tokens may be without: Gemma 3's tokenizers know a token of image
+    encoders, which the models without one have no row for. Embeddings may be
+    padded to more rows.
+    """
+    rows = engine.config.vocab_size
+    if tokenizer.vocab_size > rows and any(tokenizer.token_bytes[rows:]):
+        raise MismatchError(
+            f"tokenizer: found {tokenizer.vocab_size} tokens, expected at "
+            f"most the model's {rows}"
+        )

@@ -1,0 +1,186 @@
+"""A download that goes on where it broke off, also in a later process."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from gemmakv._support.progress import Callback
+from gemmakv.errors import CorruptFile
+from gemmakv.models.hub._errors import broken_off, disk_full, write_failed
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
+_CHUNK_BYTES = 1 << 18
+_PARTIAL_CONTENT = 206
+_PAUSES_S = (1, 2, 4, 8)  # before each further try without a byte between
+
+
+def download(
+    name: str,
+    url: str,
+    blob: Path,
+    size: int | None,
+    progress: Callback | None,
+) -> None:
+    """Makes the file `blob` of `size` bytes from `url`.
+
+    What arrives is kept in a file beside it until all is there. If the name
+    of `blob` is a SHA256 or a hash of Git, the content must have it. Of two
+    processes one downloads; the other waits and uses the result. Raises
+    OSError or CorruptFile; what `progress` raises passes through.
+    """
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    partial = blob.with_name(f"{blob.name}.gemmakv.incomplete")
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
+    # Unbuffered: what failed to be written is not tried again at the end.
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if blob.exists():
+            partial.unlink(missing_ok=True)
+            return
+        start = file.seek(0, os.SEEK_END)
+        if size is not None and start > size:
+            start = file.seek(0)
+            file.truncate()
+        check_space(name, blob.parent, start, size)
+        _transfer(name, url, file, start, size, progress)
+        _check_content(name, file, blob.name)
+        os.fsync(file.fileno())
+        os.replace(partial, blob)
+
+
+def check_space(
+    name: str, folder: Path, start: int, size: int | None
+) -> None:
+    """Raises OSError if `folder` cannot take `size` bytes, of which it has
+    `start`.
+    """
+    if size is None:
+        return
+    free = shutil.disk_usage(folder).free
+    if free < size - start:
+        raise disk_full(name, f"no room in {folder}", start, size)
+
+
+def _transfer(
+    name: str,
+    url: str,
+    file: FileIO,
+    start: int,
+    size: int | None,
+    progress: Callback | None,
+) -> None:
+    """Makes `file` the bytes of `url`, of which it has the first `start`."""
+    done = furthest = start
+    failures = 0  # in a row, without a byte that is new
+    while size is None or done < size:
+        try:
+            for offset, chunk in _stream(url, done):
+                done = _write(name, file, offset, chunk, size)
+                if done > furthest:
+                    furthest = done
+                    failures = 0
+                if progress is not None and size is not None:
+                    progress(min(done, size), size)
+            if size is None or done >= size:
+                break
+            raise _Broken(EOFError("the reply ended early"))
+        except _Broken as broken:
+            if failures == len(_PAUSES_S) or not broken.may_pass():
+                raise broken_off(name, broken.error, done, size) from None
+            time.sleep(_PAUSES_S[failures])
+            failures += 1
+
+
+def _write(
+    name: str, file: FileIO, offset: int, data: bytes, size: int | None
+) -> int:
+    """Writes at the end of `file`, cut to `offset`; gives its new length."""
+    try:
+        if file.tell() != offset:
+            file.seek(offset)
+            file.truncate()
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise write_failed(name, error, file.tell(), size) from None
+    return offset + len(data)
+
+
+class _Broken(Exception):
+    """A reply that ended early, or none."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def may_pass(self) -> bool:
+        """Whether another try may succeed where this one failed."""
+        reply = getattr(self.error, "response", None)
+        status = getattr(reply, "status_code", None)
+        return status is None or status in (408, 429) or status >= 500
+
+
+def _stream(url: str, start: int) -> Iterator[tuple[int, bytes]]:
+    """Bytes of `url` with their offsets, from `start` on.
+
+    From 0 on if the server cannot start elsewhere. Raises _Broken.
+    """
+    utils: Any = importlib.import_module("huggingface_hub.utils")
+    constants = importlib.import_module("huggingface_hub.constants")
+    headers = utils.build_hf_headers() | {"Accept-Encoding": "identity"}
+    if start > 0:
+        headers["Range"] = f"bytes={start}-"
+    options = {
+        "headers": headers,
+        "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT,
+    }
+    try:
+        session = utils.get_session()
+        if callable(getattr(session, "stream", None)):
+            opened = session.stream("GET", url, **options)
+        else:  # huggingface_hub before version 1.0
+            opened = session.get(url, stream=True, **options)
+        with opened as reply:
+            utils.hf_raise_for_status(reply)
+            offset = start if reply.status_code == _PARTIAL_CONTENT else 0
+            read = getattr(reply, "iter_bytes", None) or reply.iter_content
+            for chunk in read(_CHUNK_BYTES):
+                yield offset, chunk
+                offset += len(chunk)
+    except Exception as error:
+        raise _Broken(error) from None
+
+
+def _check_content(name: str, file: FileIO, expected: str) -> None:
+    """Compares the content's hash with the hub's, if its kind is known."""
+    if _SHA256.fullmatch(expected):
+        kind, digest = "SHA256", hashlib.sha256()
+    elif _GIT_SHA1.fullmatch(expected):
+        # A small file is an object of Git, whose hash begins with a header.
+        kind, digest = "Git's SHA1", hashlib.sha1()
+        digest.update(b"blob %d\0" % file.seek(0, os.SEEK_END))
+    else:
+        return
+    file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    if digest.hexdigest() == expected:
+        return
+    file.seek(0)
+    file.truncate()  # nothing of it can be trusted
+    raise CorruptFile(
+        f"{name}: expected {kind} {expected}, found {digest.hexdigest()} in "
+        "what was downloaded; it was discarded: try again"
+    )

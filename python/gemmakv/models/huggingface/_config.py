@@ -1,0 +1,309 @@
+"""config.json to ModelConfig.
+
+What a file omits is what transformers' configuration classes assume. What
+the engine cannot honour is an error: never a model that computes something
+else than its configuration says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from gemmakv._core import ModelConfig
+from gemmakv._support.documents import Section, read_object
+from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.models.huggingface._rope import rope_values
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Defaults of one `model_type`, by the names of ModelConfig; 0 stands for
+    a size that depends on others.
+    """
+
+    architecture: str
+    hidden_size: int
+    ffn_dim: int
+    num_layers: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    sliding_window: int = 4096
+    rms_epsilon: float = 1e-6
+    # Of recurrent layers.
+    lru_width: int = 0
+    conv_width: int = 4
+
+
+_KINDS = {
+    "gemma": _Kind(
+        "gemma", 3072, 24576, 28, 16, 16, 256, 256000, 8192
+    ),
+    "gemma2": _Kind(
+        "gemma2", 2304, 9216, 26, 8, 4, 256, 256000, 8192
+    ),
+    "gemma3_text": _Kind(
+        "gemma3", 2304, 9216, 26, 8, 4, 256, 262208, 131072
+    ),
+    "recurrent_gemma": _Kind(
+        "recurrentgemma", 2560, 7680, 26, 10, 0, 0, 256000, 8192, 2048
+    ),
+}  # fmt: skip
+# The language model of a multimodal one is described in a section of its own.
+_MULTIMODAL = {"gemma3": "gemma3_text"}
+
+_LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
+_BLOCK_TYPES = {"attention": "sliding", "recurrent": "recurrent"}
+_GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderConfig:
+    """What the configuration files of a directory say.
+
+    tied_head: whether the embedding serves as the output head.
+    multimodal: whether the model has parts beside the language model.
+    names: what the model is called there.
+    """
+
+    config: ModelConfig
+    tied_head: bool
+    multimodal: bool
+    names: tuple[str, ...]
+
+
+def read_config(folder: Path) -> FolderConfig:
+    """Reads config.json and generation_config.json of a directory.
+
+    Raises OSError, CorruptFile for values that are wrong, MismatchError for
+    models that are not supported.
+    """
+    path = folder / "config.json"
+    top = Section(read_object(path), str(path))
+    model_type = top.text("model_type", "")
+    text = top
+    if model_type in _MULTIMODAL:
+        section = top.section("text_config")
+        if section is None:
+            raise top.wrong("text_config", "an object")
+        text = section
+        model_type = text.text("model_type", _MULTIMODAL[model_type])
+    kind = _KINDS.get(model_type)
+    if kind is None:
+        known = ", ".join(sorted({*_KINDS, *_MULTIMODAL}))
+        raise MismatchError(
+            f"{path}: model_type is {brief(model_type)}, expected one of "
+            + known
+        )
+    if "quantization_config" in top or "quantization_config" in text:
+        raise MismatchError(
+            f"{path}: the weights are quantized (quantization_config), "
+            "expected F32, F16 or BF16 weights"
+        )
+    reader = _Reader(kind, text)
+    values = reader.values()
+    values |= _token_ids(folder, [top, text])
+    try:
+        config = ModelConfig(**values).named()
+    except ValueError as error:
+        raise CorruptFile(f"{path}: {error}") from None
+    # The section of the text does not repeat what the model as a whole says.
+    tied = top.flag("tie_word_embeddings", True)
+    if text is not top and "tie_word_embeddings" in text:
+        tied = text.flag("tie_word_embeddings", True)
+    name = top.text("_name_or_path", "")
+    return FolderConfig(config, tied, text is not top, (name,) if name else ())
+
+
+class _Reader:
+    """Reads the section that describes a language model."""
+
+    def __init__(self, kind: _Kind, text: Section) -> None:
+        self.kind = kind
+        self.text = text
+        self.recurrent = kind.architecture == "recurrentgemma"
+
+    def refuse(self, key: str, expected: str) -> MismatchError:
+        return MismatchError(str(self.text.wrong(key, expected)))
+
+    def values(self) -> dict[str, Any]:
+        """Arguments of ModelConfig."""
+        self._check_supported()
+        stated = self._stated()
+        base = ModelConfig.from_family(
+            self.kind.architecture, **{key: stated[key] for key in _SIZES}
+        )
+        values = {**base.arguments(), **stated}
+        values["layer_kinds"] = self._layer_kinds(base)
+        values["sliding_window"] = (
+            self._window() if "sliding" in values["layer_kinds"] else 0
+        )
+        values["query_scale"] = self._query_scale(base.head_dim)
+        values |= self._soft_caps(base)
+        values |= rope_values(self.text, base, values["layer_kinds"])
+        if "recurrent" in values["layer_kinds"]:
+            values["lru_blocks"] = stated["num_heads"]
+        else:
+            values["lru_width"] = values["conv_width"] = 0
+        return values
+
+    def _stated(self) -> dict[str, Any]:
+        """What has a key of its own, or the defaults of its kind."""
+        text = self.text
+        values: dict[str, Any] = {}
+        for name, key, is_size in ModelConfig.json_keys():
+            default = getattr(self.kind, name, None)
+            if default is not None or key in text:
+                read = text.size if is_size else text.number
+                values[name] = read(key, default or 0)
+        hidden, heads = values["hidden_size"], values["num_heads"]
+        values["kv_heads"] = values["kv_heads"] or heads
+        values["head_dim"] = self._head_dim(hidden, heads)
+        values["lru_width"] = values["lru_width"] or hidden
+        if self.recurrent:  # counts both halves of its gated layer
+            values["ffn_dim"] //= 2
+        if values["num_layers"] > 4096:
+            raise text.wrong("num_hidden_layers", "at most 4096")
+        return values
+
+    def _check_supported(self) -> None:
+        text = self.text
+        for key in ("hidden_activation", "hidden_act"):
+            found = text.text(key, _GELU_TANH)
+            # The first generation says "gelu" and means its approximation.
+            legacy = found == "gelu" and (
+                key == "hidden_act" or self.kind.architecture == "gemma"
+            )
+            if found != _GELU_TANH and not legacy:
+                raise self.refuse(key, repr(_GELU_TANH))
+        if text.flag("attention_bias", False):
+            raise self.refuse("attention_bias", "false")
+        if not text.flag("embeddings_scale_by_sqrt_dim", True):
+            raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
+        if text.values.get("use_bidirectional_attention"):
+            raise self.refuse("use_bidirectional_attention", "false")
+
+    def _head_dim(self, hidden: int, heads: int) -> int:
+        default = self.kind.head_dim or hidden // heads
+        head_dim = self.text.size("head_dim", default or 1)
+        if self.recurrent and head_dim != hidden // heads:
+            raise self.refuse(
+                "head_dim", f"hidden_size / num_attention_heads, {default}"
+            )
+        return head_dim
+
+    def _layer_kinds(self, base: ModelConfig) -> list[str]:
+        if self.recurrent:
+            for key in ("block_types", "_block_types"):
+                blocks = self.text.texts(key)
+                if blocks is not None:
+                    kinds = self._kinds_of(key, blocks, _BLOCK_TYPES)
+                    count = len(kinds)
+                    return [kinds[i % count] for i in range(base.num_layers)]
+            return base.layer_kinds
+        types = self.text.texts("layer_types")
+        if types is not None:
+            kinds = self._kinds_of("layer_types", types, _LAYER_TYPES)
+            if len(kinds) != base.num_layers:
+                raise self.text.wrong(
+                    "layer_types",
+                    f"{base.num_layers} entries, found {len(kinds)}",
+                )
+            if "sliding" in kinds and "sliding" not in base.layer_kinds:
+                raise self.refuse("layer_types", "'full_attention' alone")
+            return kinds
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            if key in self.text and self.kind.architecture == "gemma3":
+                period = self.text.size(key, 6)
+                return [
+                    "sliding" if (i + 1) % period else "full"
+                    for i in range(base.num_layers)
+                ]
+        return base.layer_kinds
+
+    def _kinds_of(
+        self, key: str, types: list[str], known: dict[str, str]
+    ) -> list[str]:
+        if not types:
+            raise self.text.wrong(key, "at least one entry")
+        for entry in types:
+            if entry not in known:
+                raise self.refuse(
+                    key, f"{' or '.join(known)}, found {brief(entry)}"
+                )
+        return [known[entry] for entry in types]
+
+    def _window(self) -> int:
+        key = "sliding_window"
+        if self.recurrent and key not in self.text:
+            key = "attention_window_size"
+        if key in self.text.values and key not in self.text:
+            raise self.text.wrong(key, "a window of layers that slide")
+        return self.text.size(key, self.kind.sliding_window)
+
+    def _query_scale(self, head_dim: int) -> float:
+        if self.kind.architecture in ("gemma2", "gemma3"):
+            divisor = self.text.number("query_pre_attn_scalar", 256)
+            if divisor <= 0:
+                raise self.text.wrong(
+                    "query_pre_attn_scalar", "a positive number"
+                )
+        else:
+            divisor = head_dim
+        return 1.0 / math.sqrt(divisor)
+
+    def _soft_caps(self, base: ModelConfig) -> dict[str, float]:
+        def cap(key: str, default: float) -> float:
+            if key not in self.text:
+                # null switches a cap off.
+                return 0.0 if key in self.text.values else default
+            value = self.text.number(key, default)
+            if value <= 0:
+                raise self.text.wrong(key, "a positive number or null")
+            return value
+
+        final = (
+            "logits_soft_cap" if self.recurrent else "final_logit_softcapping"
+        )
+        caps = {}
+        if self.kind.architecture != "gemma":
+            caps["final_soft_cap"] = cap(final, base.final_soft_cap)
+        elif final in self.text:
+            raise self.refuse(final, "null for this model_type")
+        attn = "attn_logit_softcapping"
+        if base.attn_soft_cap:
+            caps["attn_soft_cap"] = cap(attn, base.attn_soft_cap)
+        elif attn in self.text:
+            # The reference has the key for Gemma 3, and ignores it.
+            raise self.refuse(attn, "null for this model_type")
+        return caps
+
+
+# What a family's part depends on.
+_SIZES = (
+    "hidden_size", "num_layers", "num_heads", "kv_heads", "head_dim",
+    "ffn_dim",
+)  # fmt: skip
+
+
+def _token_ids(folder: Path, sections: list[Section]) -> dict[str, Any]:
+    """eos_ids and bos_id: generation_config.json before config.json."""
+    path = folder / "generation_config.json"
+    if path.exists():
+        sections = [Section(read_object(path), str(path)), *sections]
+    found: dict[str, Any] = {"eos_ids": [1], "bos_id": 2}
+    for section in reversed(sections):
+        eos = section.token_ids("eos_token_id")
+        bos = section.token_ids("bos_token_id")
+        if eos:
+            found["eos_ids"] = sorted(set(eos))
+        if bos is not None:
+            if len(bos) != 1:
+                raise section.wrong("bos_token_id", "one token id")
+            found["bos_id"] = bos[0]
+    return found

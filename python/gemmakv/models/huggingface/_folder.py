@@ -1,0 +1,120 @@
+"""A model's directory as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from gemmakv._core import ModelConfig
+from gemmakv._support.documents import Section, read_bytes, read_object
+from gemmakv.errors import CorruptFile, MismatchError
+from gemmakv.models._info import ModelInfo
+from gemmakv.models.huggingface._config import read_config
+from gemmakv.models.huggingface._safetensors import (
+    StoredTensor,
+    read_folder,
+    same_bytes,
+)
+from gemmakv.models.huggingface._tensors import (
+    Place,
+    place_tensors,
+    tied_tensors,
+)
+
+
+def is_model_folder(path: str) -> bool:
+    """Whether a directory holds a model in this form."""
+    folder = Path(path)
+    return (folder / "config.json").is_file() and any(
+        folder.glob("*.safetensors*")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFolder:
+    """What a directory holds; no weight has been read.
+
+    files: paths of the weights' files; places: the tensors in them, as
+    `_core.Engine.load_files` takes them. left_out: tensors of parts that are
+    not supported, such as image encoders. tied: the embedding, and an output
+    head beside it that the configuration says is the same.
+    """
+
+    config: ModelConfig
+    files: list[str]
+    places: list[Place]
+    left_out: list[str]
+    info: ModelInfo
+    tied: tuple[StoredTensor, StoredTensor] | None
+
+    @classmethod
+    def open(cls, path: str) -> ModelFolder:
+        """Raises OSError, CorruptFile or MismatchError, naming the file."""
+        folder = Path(path)
+        described = read_config(folder)
+        stored = read_folder(folder)
+        files, places, left_out = place_tensors(
+            described.config,
+            tied_head=described.tied_head,
+            multimodal=described.multimodal,
+            stored=stored,
+            folder=folder,
+        )
+        tied = tied_tensors(stored, folder) if described.tied_head else None
+        names = (*described.names, _name_of(folder.resolve()))
+        info = ModelInfo(names, chat_template_of(folder))
+        return cls(described.config, files, places, left_out, info, tied)
+
+    def check_tied_head(self) -> None:
+        """Reads a head that should be the embedding, if there is one.
+
+        Raises OSError; MismatchError if it is not, as what the model computes
+        would then depend on who reads it.
+        """
+        if self.tied is not None and not same_bytes(*self.tied):
+            raise MismatchError(
+                f"{self.tied[1].path}: tensor lm_head.weight is not the "
+                "embedding, expected the same: config.json has no "
+                "tie_word_embeddings false"
+            )
+
+
+def _name_of(folder: Path) -> str:
+    """What a directory is called; in the cache of the hub, its repository."""
+    if folder.parent.name == "snapshots":
+        return folder.parents[1].name.split("--")[-1]
+    return folder.name
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """Jinja source of a directory's chat template; None if it has none."""
+    source = folder / "chat_template.jinja"
+    if source.exists():
+        try:
+            return read_bytes(source).decode("utf-8") or None
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{source}: expected UTF-8, {error}") from None
+    # The former is the tokenizer's, the latter that of an image processor.
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        section = Section(read_object(path), str(path))
+        value = section.values.get("chat_template")
+        if isinstance(value, list):
+            value = _default_template(section, value)
+        if value is not None and not isinstance(value, str):
+            raise section.wrong("chat_template", "a string")
+        if value:
+            return value
+    return None
+
+
+def _default_template(section: Section, entries: list[object]) -> object:
+    """That of several named templates which serves conversations."""
+    for entry in entries:
+        if not isinstance(entry, dict) or "name" not in entry:
+            raise section.wrong("chat_template", "templates with names")
+        if entry["name"] == "default":
+            return entry.get("template")
+    return None

@@ -1,0 +1,298 @@
+"""Names and shapes of a checkpoint's tensors, and what they are to the core."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gemmakv._core import ModelConfig
+from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.models.huggingface._safetensors import StoredTensor
+
+# How a tensor becomes what the core takes (cpp/io/tensor_files.h).
+_AS_STORED = "as stored"
+_PLUS_ONE = "plus one"
+_TRANSPOSED = "blocks transposed"
+
+# (name, file, offset, type, rows, columns, form, blocks)
+Place = tuple[str, int, int, str, int, int, str, int]
+
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+
+# In front of the language model's names, the longest first.
+_PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",
+    "",
+)
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+# Parts of a multimodal model that a language model has no use for.
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Want:
+    """A tensor of the model: its name in the core and in the checkpoint, and
+    the shape that it has there.
+    """
+
+    core: str
+    name: str
+    shape: tuple[int, ...]
+    form: str = _AS_STORED
+
+    def place(self, file: int, stored: StoredTensor) -> Place:
+        blocks = 1
+        if len(self.shape) == 3 and self.form == _TRANSPOSED:
+            blocks, cols, block_rows = self.shape
+            rows = blocks * block_rows
+        elif len(self.shape) == 3:  # a depthwise convolution: [width, 1, taps]
+            rows, _, cols = self.shape
+        elif len(self.shape) == 2 and self.core.endswith(".bias"):
+            rows, cols = 1, self.shape[0] * self.shape[1]
+        elif len(self.shape) == 2:
+            rows, cols = self.shape
+        else:
+            rows, cols = 1, self.shape[0]
+        return (
+            self.core, file, stored.offset, stored.dtype, rows, cols,
+            self.form, blocks,
+        )  # fmt: skip
+
+
+# Norms of a layer: the core's names and the checkpoint's. What is called
+# post_attention_layernorm stands behind attention only where there are four.
+_TWO_NORMS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_RECURRENT_NORMS = {
+    "attn_norm": "temporal_pre_norm",
+    "ffn_norm": "channel_pre_norm",
+}
+
+
+def _norm(core: str, name: str, size: int) -> _Want:
+    return _Want(core, name, (size,), _PLUS_ONE)
+
+
+def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
+    hidden, ffn = config.hidden_size, config.ffn_dim
+    core, name = f"blk.{i}.", f"layers.{i}."
+    recurrent_family = config.architecture == "recurrentgemma"
+    if recurrent_family:
+        norms = _RECURRENT_NORMS
+    else:
+        norms = _FOUR_NORMS if config.post_norms else _TWO_NORMS
+    for core_norm, norm in norms.items():
+        yield _norm(f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden)
+    block = name + ("temporal_block." if recurrent_family else "self_attn.")
+    if config.layer_kinds[i] == "recurrent":
+        yield from _recurrent(config, core, block)
+    else:
+        yield from _attention(config, core, block)
+    mlp = name + ("mlp_block." if recurrent_family else "mlp.")
+    for part, rows, cols in (
+        ("gate", ffn, hidden),
+        ("up", ffn, hidden),
+        ("down", hidden, ffn),
+    ):
+        yield _Want(
+            f"{core}ffn_{part}.weight", f"{mlp}{part}_proj.weight", (rows, cols)
+        )
+        if config.biases:
+            yield _Want(
+                f"{core}ffn_{part}.bias", f"{mlp}{part}_proj.bias", (rows,)
+            )
+
+
+def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
+    hidden, head_dim = config.hidden_size, config.head_dim
+    for part, heads in (
+        ("q", config.num_heads),
+        ("k", config.kv_heads),
+        ("v", config.kv_heads),
+    ):
+        yield _Want(
+            f"{core}attn_{part}.weight",
+            f"{block}{part}_proj.weight",
+            (heads * head_dim, hidden),
+        )
+        if config.qk_norm and part != "v":
+            yield _norm(
+                f"{core}attn_{part}_norm.weight",
+                f"{block}{part}_norm.weight",
+                head_dim,
+            )
+    yield _Want(
+        core + "attn_output.weight",
+        block + "o_proj.weight",
+        (hidden, config.num_heads * head_dim),
+    )
+    if config.biases:
+        yield _Want(core + "attn_output.bias", block + "o_proj.bias", (hidden,))
+
+
+def _recurrent(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
+    hidden, width = config.hidden_size, config.lru_width
+    blocks = config.lru_blocks
+    size = width // blocks
+    for part, name, rows, cols in (
+        ("x", "x", width, hidden),
+        ("y", "y", width, hidden),
+        ("output", "out", hidden, width),
+    ):
+        yield _Want(
+            f"{core}rec_{part}.weight",
+            f"{block}linear_{name}.weight",
+            (rows, cols),
+        )
+        yield _Want(
+            f"{core}rec_{part}.bias", f"{block}linear_{name}.bias", (rows,)
+        )
+    yield _Want(
+        core + "rec_conv.weight",
+        block + "conv_1d.weight",
+        (width, 1, config.conv_width),
+    )
+    yield _Want(core + "rec_conv.bias", block + "conv_1d.bias", (width,))
+    for part, name in (
+        ("input_gate", "input_gate"),
+        ("a_gate", "recurrent_gate"),
+    ):
+        yield _Want(
+            f"{core}rec_{part}.weight",
+            f"{block}rg_lru.{name}_weight",
+            (blocks, size, size),
+            _TRANSPOSED,
+        )
+        yield _Want(
+            f"{core}rec_{part}.bias",
+            f"{block}rg_lru.{name}_bias",
+            (blocks, size),
+        )
+    yield _Want(
+        core + "rec_a_param", block + "rg_lru.recurrent_param", (width,)
+    )
+
+
+def _wanted(config: ModelConfig) -> Iterator[_Want]:
+    """Everything but the output head, without the checkpoint's prefix."""
+    vocab, hidden = config.vocab_size, config.hidden_size
+    yield _Want("token_embd.weight", "embed_tokens.weight", (vocab, hidden))
+    last = "final_norm" if config.architecture == "recurrentgemma" else "norm"
+    yield _norm("output_norm.weight", last + ".weight", hidden)
+    for i in range(config.num_layers):
+        yield from _layer(config, i)
+
+
+def place_tensors(
+    config: ModelConfig,
+    *,
+    tied_head: bool,
+    multimodal: bool,
+    stored: Mapping[str, StoredTensor],
+    folder: Path,
+) -> tuple[list[str], list[Place], list[str]]:
+    """(files, places in them, names of tensors that were left out).
+
+    Raises CorruptFile for tensors that are missing, unexpected or of a shape
+    that contradicts the configuration; MismatchError for types that are not
+    supported.
+    """
+    prefix = _prefix_of(stored, folder)
+    wants = [
+        dataclasses.replace(want, name=prefix + want.name)
+        for want in _wanted(config)
+    ]
+    if not tied_head:
+        name = next((name for name in _HEADS if name in stored), _HEADS[0])
+        shape = (config.vocab_size, config.hidden_size)
+        wants.append(_Want("output.weight", name, shape))
+    files: dict[str, int] = {}
+    places = []
+    for want in wants:
+        tensor = _require(want, stored, folder)
+        file = files.setdefault(tensor.path, len(files))
+        places.append(want.place(file, tensor))
+    used = {want.name for want in wants} | set(_HEADS)
+    parts = _OTHER_PARTS if multimodal else ()
+    left_out = _left_out(stored, used, parts, folder)
+    return list(files), places, left_out
+
+
+def tied_tensors(
+    stored: Mapping[str, StoredTensor], folder: Path
+) -> tuple[StoredTensor, StoredTensor] | None:
+    """The embedding, and the output head that a file has in spite of it."""
+    embedding = stored[_prefix_of(stored, folder) + "embed_tokens.weight"]
+    heads = [stored[name] for name in _HEADS if name in stored]
+    return (embedding, heads[0]) if heads else None
+
+
+def _prefix_of(stored: Mapping[str, StoredTensor], folder: Path) -> str:
+    for prefix in _PREFIXES:
+        if prefix + "embed_tokens.weight" in stored:
+            return prefix
+    raise CorruptFile(
+        f"{folder}: tensor model.embed_tokens.weight is missing among "
+        f"{len(stored)} tensors"
+    )
+
+
+def _require(
+    want: _Want, stored: Mapping[str, StoredTensor], folder: Path
+) -> StoredTensor:
+    tensor = stored.get(want.name)
+    if tensor is None:
+        raise CorruptFile(
+            f"{folder}: tensor {want.name} is missing, expected shape "
+            f"{list(want.shape)}"
+        )
+    if tensor.shape != want.shape:
+        raise CorruptFile(
+            f"{tensor.path}: tensor {want.name} has shape "
+            f"{list(tensor.shape)}, expected {list(want.shape)} by config.json"
+        )
+    if tensor.dtype not in _FLOAT_TYPES:
+        raise MismatchError(
+            f"{tensor.path}: tensor {want.name} has type {tensor.dtype}, "
+            f"expected one of {', '.join(_FLOAT_TYPES)}"
+        )
+    return tensor
+
+
+def _left_out(
+    stored: Mapping[str, StoredTensor],
+    used: set[str],
+    parts: tuple[str, ...],
+    folder: Path,
+) -> list[str]:
+    """Tensors of other parts; anything else that is not used is an error."""
+    rest = [
+        name
+        for name in stored
+        if name not in used and not name.endswith("rotary_emb.inv_freq")
+    ]
+    others = [
+        name
+        for name in rest
+        if name.removeprefix("model.").startswith(parts)
+    ]
+    unknown = sorted(set(rest) - set(others))
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise CorruptFile(
+            f"{folder}: unexpected tensor {brief(unknown[0])}{more}: "
+            "config.json describes no such part"
+        )
+    return others

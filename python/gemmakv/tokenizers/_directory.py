@@ -1,0 +1,31 @@
+"""Tokenizers of model directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmakv._support.documents import read_object
+from gemmakv.tokenizers._added_tokens import read_marks
+from gemmakv.tokenizers._json_tokenizer import JsonTokenizer
+from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
+from gemmakv.tokenizers._sentencepiece_file import marked_model
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+
+def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a directory: that of its tokenizer.model, else of its
+    tokenizer.json, else None.
+
+    Raises OSError, CorruptFile for files that are damaged or contradict each
+    other, MismatchError for a tokenizer that is not of Gemma's kind,
+    GemmaKVError if a package is missing.
+    """
+    path = folder / "tokenizer.model"
+    if path.exists():
+        model = marked_model(path, read_marks(folder, None))
+        return SentencePieceTokenizer(model, str(path))
+    path = folder / "tokenizer.json"
+    if path.exists():
+        content = read_object(path)
+        return JsonTokenizer(path, content, read_marks(folder, content))
+    return None

@@ -1,0 +1,464 @@
+"""Sessions under streams, cancellation, failures, threads and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from test_session import NO_END, assert_same, assert_sound, said, state
+
+from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
+from support import tiny_gguf
+
+LONG: Any = {"max_tokens": 200, **NO_END}
+
+
+@pytest.fixture(params=["plain", "gemma"])
+def session(tiny: Gemma, request: pytest.FixtureRequest) -> Session:
+    return said(Session(tiny, template=request.param), "one")
+
+
+def settled(session: Session, stream: ChatStream, shown: list[str]) -> None:
+    """The reply of a stream stands in the session as it was shown."""
+    assert session.messages[-1] == Message("model", "".join(shown))
+    assert stream.result.text == "".join(shown)
+    assert_sound(session)
+    session.send("next", max_tokens=1)
+    assert_sound(session)
+
+
+@contextmanager
+def ctrl_c_after(seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def test_stream_is_send_in_pieces(session: Session) -> None:
+    options: Any = {"max_tokens": 40, "seed": 7, **NO_END}
+    other = session.fork()
+    reply = other.send("two", **options)
+    stream = session.stream("two", **options)
+    pieces = list(stream)
+    assert "".join(p.text for p in pieces) == reply.text
+    assert [p.token_id for p in pieces if p.token_id >= 0] == reply.token_ids
+    assert pieces[-1].finish_reason == "length"
+    assert_same(stream.result, reply)
+    assert list(stream) == []
+    stream.cancel()
+    assert state(session) == state(other)
+    assert session.stats.saved_prefill_tokens == (
+        other.stats.saved_prefill_tokens
+    )
+
+
+def test_a_stream_that_ended_frees_the_session(session: Session) -> None:
+    stream = session.stream("two", max_tokens=3, **NO_END)
+    for piece in stream:
+        if piece.finish_reason is not None:
+            break
+    assert session.turns == 2
+    session.send("three", max_tokens=1)
+
+
+def test_cancelled_reply_stays_as_far_as_it_came(session: Session) -> None:
+    stream = session.stream("two", **LONG)
+    shown = [next(stream).text for _ in range(5)]
+    stream.cancel()
+    stream.cancel()
+    assert session.turns == 2  # nothing else needs to be called
+    shown += [piece.text for piece in stream]
+    assert stream.result.finish_reason == "cancelled"
+    settled(session, stream, shown)
+
+
+def test_cancelled_before_anything_came(session: Session) -> None:
+    stream = session.stream("two", **LONG)
+    stream.cancel()
+    assert session.messages[-2:] == [
+        Message("user", "two"),
+        Message("model", "".join(p.text for p in stream)),
+    ]
+    assert_sound(session)
+    session.send("three", max_tokens=1)
+    session.undo(2)
+    assert session.turns == 1
+
+
+def test_cancel_from_another_thread(session: Session) -> None:
+    stream = session.stream("two", **LONG)
+    shown = [next(stream).text]
+    timer = threading.Timer(0.05, stream.cancel)
+    timer.start()
+    for piece in stream:
+        shown.append(piece.text)
+        time.sleep(0.005)
+    timer.join()
+    assert stream.result.finish_reason == "cancelled"
+    settled(session, stream, shown)
+
+
+def test_with_block_and_letting_go_cancel(session: Session) -> None:
+    with session.stream("two", **LONG) as stream:
+        shown = [next(stream).text for _ in range(3)]
+    assert session.turns == 2
+    assert session.messages[-1].content.startswith("".join(shown))
+    piece = next(session.stream("three", **LONG))
+    gc.collect()
+    assert session.turns == 3
+    assert piece.finish_reason is None
+    assert_sound(session)
+    del stream
+    session.send("four", max_tokens=1)
+
+
+def test_nobody_waits_for_the_reader(session: Session) -> None:
+    stream = session.stream("two", **LONG)
+    shown = [next(stream).text for _ in range(3)]
+    calls: list[Callable[[], object]] = [
+        lambda: session.send("three", max_tokens=1),
+        lambda: session.stream("three"),
+        session.fork,
+        session.undo,
+        session.to_bytes,
+        lambda: session.cache.truncate(1),
+    ]
+    errors: list[BaseException] = []
+
+    def try_all() -> None:
+        for call in calls:
+            with pytest.raises(GemmaKVError, match=r"cancel\(\)") as caught:
+                call()
+            errors.append(caught.value)
+
+    try_all()
+    thread = threading.Thread(target=try_all)
+    thread.start()
+    thread.join(60)
+    assert len(errors) == 2 * len(calls)
+    shown.append(next(stream).text)  # the reply is none the worse
+    stream.cancel()
+    assert session.send("three", max_tokens=1).finish_reason == "length"
+    shown += [piece.text for piece in stream]
+    assert session.messages[3] == Message("model", "".join(shown))
+    assert_sound(session)
+
+
+def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
+    stream = session.stream("two", max_tokens=150, **NO_END)
+    replies: list[str] = []
+    next(stream)
+    thread = threading.Thread(
+        target=lambda: replies.append(session.send("three", max_tokens=2).text)
+    )
+    thread.start()
+    assert len(list(stream)) >= 100
+    thread.join(60)
+    assert len(replies) == 1 and session.turns == 3
+    assert session.messages[4].content == "three"
+    assert_sound(session)
+
+
+def test_threads_take_turns(tiny: Gemma) -> None:
+    session = Session(tiny, capacity_tokens=512)
+    errors: list[BaseException] = []
+
+    def work(name: int) -> None:
+        try:
+            for i in range(4):
+                text = f"{name}.{i}"
+                if i % 2:
+                    session.send(text, max_tokens=4, **NO_END)
+                else:
+                    _ = session.stream(text, max_tokens=4, **NO_END).result
+                assert len(session.messages) % 2 == 0
+                assert session.stats.tokens >= 0
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not errors
+    said_by_users = [m.content for m in session.messages[::2]]
+    assert sorted(said_by_users) == sorted(
+        f"{n}.{i}" for n in range(4) for i in range(4)
+    )
+    assert_sound(session)
+
+
+def test_sessions_of_one_model_at_once(tiny: Gemma) -> None:
+    def talk(i: int) -> list[Message]:
+        session = Session(tiny, f"sys {i}")
+        for turn in range(4):
+            session.send(f"t{turn}", max_tokens=8, seed=i, **NO_END)
+        return session.messages
+
+    expected = [talk(i) for i in range(4)]
+    found: dict[int, list[Message]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: talk(i)}))
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found[i] for i in range(4)] == expected
+
+
+# ---- Failures ----
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
+    """A model that can talk until someone stops it."""
+    meta = tiny_gguf.metadata()
+    meta["gemma3.context_length"] = (tiny_gguf.U32, 1 << 20)
+    path = tmp_path_factory.mktemp("endless") / "endless.gguf"
+    return Gemma.load(tiny_gguf.write(path, meta))
+
+
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_ctrl_c_in_send_changes_nothing(endless: Gemma, template: str) -> None:
+    session = said(Session(endless, template=template), "one")
+    before = state(session)
+    expected = session.fork().send("three", max_tokens=9, seed=1, **NO_END)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.2):
+            session.send("two", max_tokens=1_000_000, **NO_END)
+        assert state(session) == before
+    reply = session.send("three", max_tokens=9, seed=1, **NO_END)
+    assert_same(reply, expected)
+
+
+def test_ctrl_c_in_a_stream_keeps_what_came(session: Session) -> None:
+    stream = session.stream("two", max_tokens=400, **NO_END)
+    shown: list[str] = []
+    with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.2):
+        while True:
+            shown.append(next(stream).text)
+            time.sleep(0.01)
+    stream.cancel()  # it may have hit the sleep
+    assert session.turns == 2
+    assert session.messages[-1].content.startswith("".join(shown))
+    assert_sound(session)
+    session.send("three", max_tokens=1)
+
+
+def test_cancel_in_a_signal_handler(session: Session) -> None:
+    stream = session.stream("two", max_tokens=400, **NO_END)
+    before = signal.signal(signal.SIGINT, lambda *_: stream.cancel())
+    shown = []
+    try:
+        with ctrl_c_after(0.1):
+            for piece in stream:
+                shown.append(piece.text)
+                time.sleep(0.002)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stream.result.finish_reason == "cancelled"
+    settled(session, stream, shown)
+
+
+def test_a_failing_callback_ends_the_call(session: Session) -> None:
+    before = state(session)
+    calls: list[int] = []
+
+    def fail(done: int, total: int) -> None:
+        calls.append(done)
+        if done >= 2:
+            raise RuntimeError("from the callback")
+
+    with pytest.raises(RuntimeError, match="from the callback"):
+        session.send("two", progress=fail, max_tokens=300, **NO_END)
+    assert state(session) == before
+    calls.clear()
+    # A stream keeps what it delivered, and says that it is not all.
+    stream = session.stream("two", progress=fail, max_tokens=300, **NO_END)
+    shown = [next(stream).text for _ in range(2)]
+    with pytest.raises(RuntimeError, match="from the callback"):
+        next(stream)
+    assert calls == [1, 2]
+    shown += [piece.text for piece in stream]
+    with pytest.raises(RuntimeError, match="from the callback"):
+        _ = stream.result
+    reply = session.messages[-1]
+    assert reply == Message("model", "".join(shown).strip(), incomplete=True)
+    assert session.turns == 2
+    again = Session.from_bytes(session.gemma, session.to_bytes())
+    assert again.messages == session.messages
+    assert again.send("three", max_tokens=3) is not None
+    session.send("three", max_tokens=3)
+    assert again.messages == session.messages
+    assert_sound(session)
+
+
+class Broken:
+    """A handle whose generation fails now."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def next(self, timeout_s: float = 0) -> None:
+        self.cancel()
+        self._handle.result()
+        raise RuntimeError("from below")
+
+    result = next
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
+def test_a_failing_stream_keeps_the_turn(tiny: Gemma) -> None:
+    for delivered in (0, 3):
+        session = Session(tiny, capacity_tokens=512)
+        session.send("one", max_tokens=2)
+        before = state(session)
+        stream = session.stream("two", max_tokens=delivered + 1, **NO_END)
+        shown = [next(stream).text for _ in range(delivered)]
+        stream._inner._handle = Broken(stream._inner._handle)
+        with pytest.raises(RuntimeError, match="from below"):
+            next(stream)
+        if delivered == 0:
+            assert state(session) == before
+        else:
+            reply = Message("model", "".join(shown).strip(), True)
+            assert session.messages[-1] == reply
+            assert_sound(session)
+        session.send("three", max_tokens=2)
+
+
+def test_a_callback_may_cancel_and_not_send(session: Session) -> None:
+    found: list[str] = []
+
+    def progress(done: int, total: int) -> None:
+        if done == 2:
+            with pytest.raises(GemmaKVError, match="still being streamed"):
+                session.send("three")
+            found.append("refused")
+        if done == 4:
+            stream.cancel()
+
+    stream = session.stream(
+        "two", progress=progress, max_tokens=100, **NO_END
+    )
+    shown = [piece.text for piece in stream]
+    assert found == ["refused"]
+    assert stream.result.finish_reason == "cancelled"
+    settled(session, stream, shown)
+
+
+def test_a_failure_after_the_reply_changes_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state(session)
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(session._talk, "_keep_common", fail)
+    with pytest.raises(MemoryError):
+        session.send("two", max_tokens=3)
+    stream = session.stream("two", max_tokens=3)
+    with pytest.raises(MemoryError):
+        list(stream)
+    for call in (session.undo, lambda: session.goto(0)):
+        with pytest.raises(MemoryError):
+            call()  # type: ignore[operator]
+    with pytest.raises(MemoryError):
+        session.system = "new"
+    monkeypatch.undo()
+    assert state(session) == before and session.system is None
+    session.send("three", max_tokens=1)
+
+
+# ---- asyncio ----
+
+
+def test_async_for(session: Session) -> None:
+    options: Any = {"max_tokens": 20, "seed": 3, **NO_END}
+    expected = session.fork().send("two", **options)
+
+    async def main() -> list[str]:
+        return [piece.text async for piece in session.stream("two", **options)]
+
+    assert "".join(asyncio.run(main())) == expected.text
+    assert session.messages[-1].content == expected.text
+
+
+def test_tasks_with_their_own_sessions(session: Session) -> None:
+    forks = [session.fork() for _ in range(4)]
+    options: Any = {"max_tokens": 20, "seed": 3, **NO_END}
+    expected = session.send("two", **options).text
+
+    async def read(fork: Session) -> str:
+        pieces = [piece async for piece in fork.stream("two", **options)]
+        return "".join(piece.text for piece in pieces)
+
+    async def main() -> list[str]:
+        return await asyncio.gather(*map(read, forks))
+
+    assert asyncio.run(main()) == [expected] * 4
+
+
+def test_another_task_does_not_cut_a_reply_short(session: Session) -> None:
+    async def main() -> ChatStream:
+        stream = session.stream("two", max_tokens=30, **NO_END)
+        await anext_of(stream)
+        with pytest.raises(GemmaKVError, match="still being streamed"):
+            session.send("three")
+        async for _ in stream:
+            pass
+        session.send("three", max_tokens=1)
+        return stream
+
+    stream = asyncio.run(main())
+    assert stream.result.finish_reason == "length"
+    assert session.turns == 3
+
+
+async def anext_of(stream: ChatStream) -> None:
+    await stream.__anext__()
+
+
+def test_async_cancellation_keeps_what_came(session: Session) -> None:
+    shown: list[str] = []
+
+    async def main() -> ChatStream:
+        stream = session.stream("two", max_tokens=400, **NO_END)
+
+        async def read() -> None:
+            async for piece in stream:
+                shown.append(piece.text)
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stream.cancel()
+        return stream
+
+    stream = asyncio.run(main())
+    assert session.turns == 2
+    assert session.messages[-1].content.startswith("".join(shown))
+    assert stream.result.finish_reason == "cancelled"
+    session.send("three", max_tokens=1)
+    assert_sound(session)

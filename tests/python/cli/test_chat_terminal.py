@@ -1,0 +1,283 @@
+"""`gemmakv chat` as a person uses it, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.chat_screen import (
+    CTRL_C,
+    CTRL_D,
+    ENTER,
+    ESCAPE,
+    TAB,
+    UP,
+    Screen,
+)
+
+Start = Callable[..., Screen]
+REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
+
+
+@pytest.fixture
+def start(talker_path: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts chats whose sessions lie in `tmp_path`; ends them."""
+    screens = []
+
+    def run(*arguments: object, max_tokens: int = 12, **options) -> Screen:
+        screen = Screen(
+            "chat", "--model", talker_path, "--max-tokens", max_tokens,
+            *arguments, XDG_DATA_HOME=str(tmp_path), **options,
+        )
+        screens.append(screen)
+        return screen
+
+    yield run
+    for screen in screens:
+        screen.close()
+
+
+def say(screen: Screen, text: str, name: str = "main") -> None:
+    """Sends a message and waits for the reply and the next prompt."""
+    before = screen.raw.count(b"tokens/s")
+    screen.line(text)
+    screen.wait_until(lambda: screen.raw.count(b"tokens/s") > before, "reply")
+    screen.wait_for_prompt(name)
+
+
+def test_many_sessions(start: Start) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    assert "/help" in screen.text
+    say(screen, "hello there")
+    screen.wait_for(REPLY, regex=True)
+    screen.line("/fork")
+    screen.wait_for(r"forked main at 1 turn in [\d,]+ µs", regex=True)
+    screen.wait_for_prompt("main-2")
+    say(screen, "and then?", "main-2")
+    screen.line("/new other")
+    screen.wait_for_prompt("other")
+    screen.line("/tree")
+    screen.wait_for("└── main-2  from turn 1  2 turns  “and then?”")
+    screen.wait_for("other ← here  0 turns")
+    screen.line("/switch main-2")
+    screen.wait_for_prompt("main-2")
+    screen.wait_for("main-2: 2 turns")
+    screen.line("/undo")
+    screen.wait_for("took back “and then?”; 1 turn left")
+    screen.line("/goto 0")
+    screen.wait_for("main-2: nothing said yet")
+    screen.line("/rename second")
+    screen.wait_for_prompt("second")
+    screen.line("/stats")
+    text = screen.wait_for("prefill saved")
+    assert re.search(r"last fork +[\d.]+ µs", text)
+    screen.line("/delete")
+    screen.wait_for("deleted second; you are in main now")
+    screen.line("/list")
+    screen.wait_for(
+        r"\* +main +1 turn +[\d,]+ tokens +just now +“hello there”", regex=True
+    )
+    screen.line("/exit")
+    assert screen.wait_for_exit() == 0
+
+
+def test_ctrl_c_stops_the_reply_and_the_session_goes_on(start: Start) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    screen.type(CTRL_C)
+    screen.wait_for("stopped")
+    screen.wait_for_prompt("main")
+    screen.line("/set max_tokens 12")
+    screen.wait_for("max_tokens is 12 now")
+    say(screen, "go on")
+    screen.line("/undo 2")
+    screen.wait_for("took back 2 turns; 0 turns left")
+    assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_while_reading_takes_the_message_back(start: Start) -> None:
+    screen = start(columns=100, rows=60)
+    screen.wait_for_prompt("main")
+    text = "\n".join(["once more with feeling " * 40] * 60)
+    screen.type(f"\x1b[200~{text}\x1b[201~")
+    screen.wait_for(r"feeling\s*\n\n*0 turns", regex=True)
+    screen.type(ENTER)
+    screen.wait_for("reading")
+    screen.type(CTRL_C)
+    screen.wait_for("so the message is taken back")
+    screen.wait_for("0 turns ·")
+    say(screen, "hello")
+    screen.wait_for("1 turn ·")
+
+
+def test_ctrl_c_at_the_prompt(start: Start) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    screen.type("half a tho")
+    screen.wait_for("half a tho")
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    screen.type(CTRL_C)
+    screen.wait_for("Ctrl-C again")
+    screen.type("x")  # changed their mind
+    screen.wait_for("main> x")
+    assert "Ctrl-C again" not in screen.text
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    screen.type(CTRL_C)
+    screen.wait_for("Ctrl-C again")
+    screen.type(CTRL_C)
+    assert screen.wait_for_exit() == 0
+
+
+def test_kill_and_resume(start: Start, tmp_path: Path) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    say(screen, "remember me")
+    screen.line("/fork twig")
+    screen.wait_for_prompt("twig")
+    say(screen, "twice", "twig")
+    os.kill(screen.process.pid, signal.SIGKILL)
+    assert screen.wait_for_exit() == -signal.SIGKILL
+
+    screen = start()
+    screen.wait_for_prompt("twig")
+    assert re.search(r"twig: 2 turns, [\d,]+ tokens", screen.text)
+    assert "> twice" in screen.text
+    screen.line("/tree")
+    screen.wait_for("└── twig ← here  from turn 1  2 turns")
+    say(screen, "a third time", "twig")
+
+    def recalled() -> bool:
+        screen.type(UP)
+        screen.update(0.3)
+        return screen.prompt == "twig> twice"
+
+    screen.wait_until(recalled, "what was typed before the kill")
+    screen.type(CTRL_C, CTRL_D)
+    assert screen.wait_for_exit() == 0
+    stored = list(tmp_path.rglob("*.session"))
+    assert len(stored) == 2
+    assert not list(tmp_path.rglob("*.tmp"))
+    for path in tmp_path.rglob("*"):
+        if path.parent.name.startswith("gemma3"):
+            assert path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_two_chats_at_the_same_time(start: Start, tmp_path: Path) -> None:
+    first = start()
+    first.wait_for_prompt("main")
+    say(first, "mine")
+    second = start(columns=200)
+    second.wait_for_prompt("main")
+    assert f"(process {first.process.pid}) keeps the sessions" in second.text
+    assert "> mine" in second.text
+    before = sorted(tmp_path.rglob("*.json"))
+    second.line("/new private")
+    second.wait_for_prompt("private")
+    say(second, "not kept", "private")
+    second.line("/delete main")
+    second.wait_for("deleted main")
+    assert sorted(tmp_path.rglob("*.json")) == before
+    second.type(CTRL_D)
+    assert second.wait_for_exit() == 0
+    say(first, "still here")
+    first.type(CTRL_D)
+    assert first.wait_for_exit() == 0
+    third = start()
+    third.wait_for("main: 2 turns")
+    assert "keeps the sessions" not in third.text
+
+
+def test_no_persist(start: Start, tmp_path: Path) -> None:
+    screen = start("--no-persist")
+    screen.wait_for_prompt("main")
+    say(screen, "forget me")
+    screen.type(CTRL_D)
+    assert screen.wait_for_exit() == 0
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_completion(start: Start) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    screen.type("/sw")
+    screen.wait_for("go to another session")
+    screen.type(TAB)
+    screen.wait_for("main> /switch")
+    screen.type(CTRL_C)
+    screen.line("/new alpha")
+    screen.wait_for_prompt("alpha")
+    screen.type("/switch m", TAB, ENTER)
+    screen.wait_for_prompt("main")
+    screen.type("/set temp", TAB)
+    screen.wait_for("main> /set temperature")
+    screen.type("0.5", ENTER)
+    screen.wait_for("temperature is 0.5 now")
+
+
+def test_several_lines_are_one_message(start: Start) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    screen.type("first", ESCAPE + ENTER, "second")
+    screen.wait_for(r"main> first\n +\. second", regex=True)
+    screen.type(ENTER)
+    screen.wait_for("first after")
+    screen.line("/list")
+    screen.wait_for("“first second”")
+    screen.wait_for_prompt("main")
+    screen.type("\x1b[200~one\ntwo\nthree\x1b[201~")
+    screen.wait_for(r"main> one\n +\. two\n +\. three", regex=True)
+    screen.type(ENTER)
+    screen.wait_for_prompt("main")
+    screen.line("/list")
+    screen.wait_for("2 turns")
+    screen.wait_for("“one two three”")
+
+
+def test_bad_commands_say_what_to_do(start: Start, tmp_path: Path) -> None:
+    screen = start(columns=120)
+    screen.wait_for_prompt("main")
+    for line, answer in (
+        ("/swich x", "no command /swich; did you mean /switch?"),
+        ("/switch", "/switch needs NAME; usage: /switch NAME"),
+        ("/switch maim", "did you mean main?"),
+        ("/undo x", "usage: /undo [N]"),
+        ("/undo 3", "main has 0 turns, so 3 cannot be undone"),
+        ("/goto 9", "expected /goto 0 to 0"),
+        ("/set nope 1", "no setting 'nope'; there are max_tokens,"),
+        ("/set top_p 7", "top_p"),
+        ("/set seed -5", "seed: expected an integer in [0, 2**64)"),
+        ("/load /nonexistent", "/nonexistent: No such file or directory"),
+        (f"/save {tmp_path}", "is a folder; give a file"),
+    ):
+        screen.line(line)
+        screen.wait_for(answer)
+        screen.wait_for_prompt("main")
+    assert "Traceback" not in screen.text
+
+
+def test_words_are_not_broken(start: Start) -> None:
+    screen = start(columns=40, max_tokens=200)
+    screen.wait_for_prompt("main")
+    say(screen, "hello")
+    shown = screen.text.split("hello\n", 1)[1].split("\n  200 tokens")[0]
+    assert len(shown.split()) > 3
+    assert all(len(line) < 40 for line in shown.splitlines())
+
+
+def test_a_narrow_window_and_no_colour(start: Start) -> None:
+    screen = start(columns=30, rows=12, NO_COLOR="1")
+    screen.wait_for_prompt("main")
+    say(screen, "hi")
+    assert b"\x1b[32m" not in screen.raw and b";32m" not in screen.raw
+
+

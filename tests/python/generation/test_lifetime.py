@@ -1,0 +1,400 @@
+"""Memory is given back: by `close`, by `with`, and by garbage collection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_session import NO_END, said
+
+from gemmakv import Gemma, KVCache, Message, Session, create_kv_cache
+from support import tiny_gguf
+
+MIB = 1 << 20
+
+
+def own_process(source: str, *arguments: object) -> list[float]:
+    """Runs Python code in a process of its own; the numbers it prints.
+
+    The code may call `rss()`: MiB of memory that the process holds.
+    """
+    prelude = (
+        "import gc, resource, sys\n"
+        "def rss():\n"
+        "    pages = int(open('/proc/self/statm').read().split()[1])\n"
+        "    return pages * resource.getpagesize() / (1 << 20)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", prelude + source, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ,
+    )
+    assert result.returncode == 0, result.stderr
+    return [float(line) for line in result.stdout.split()]
+
+
+# ---- Measured ----
+
+CACHES = """
+import gemmakv
+gemma = gemmakv.Gemma.load(sys.argv[1])
+cache = gemmakv.create_kv_cache(gemma.config, kv_dtype="f32", block_tokens=128)
+gemma.logits(cache, [2] + [20] * 500)
+data = cache.to_bytes()
+gemmakv.KVCache.from_bytes(data).close()
+print(rss())
+caches = [gemmakv.KVCache.from_bytes(data) for _ in range(400)]
+print(rss(), sum(c.nbytes for c in caches) / (1 << 20))
+how = sys.argv[2]
+if how == "close":
+    for cache in caches:
+        cache.close()
+elif how == "with":
+    for cache in caches:
+        with cache:
+            pass
+elif how == "truncate":
+    for cache in caches:
+        cache.truncate(0)
+elif how == "sessions":
+    sessions = []
+    for cache in caches:
+        session = gemmakv.Session(gemma)
+        session.cache._become(cache)
+        cache.close()
+        sessions.append(session)
+    for session in sessions:
+        session.close()
+else:
+    del caches, cache
+    gc.collect()
+print(rss())
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["close", "with", "truncate", "sessions", "gc"]
+)
+def test_caches_give_their_memory_back(tiny_path: Path, how: str) -> None:
+    before, full, nbytes, after = own_process(CACHES, tiny_path, how)
+    assert nbytes > 100
+    assert full - before > 0.8 * nbytes
+    # The pool keeps 16 MiB of free blocks for the next conversation, and up
+    # to 32 MiB more wait until giving them back is worth the time.
+    assert after - before < 0.45 * nbytes
+
+
+MODELS = """
+import gemmakv
+print(rss())
+if sys.argv[2] == "with":
+    with gemmakv.Gemma.load(sys.argv[1], threads=1) as gemma:
+        cache = gemmakv.create_kv_cache(gemma.config)
+        gemma.generate(cache, "Hi", max_tokens=2)
+        print(rss())
+else:
+    gemma = gemmakv.Gemma.load(sys.argv[1], threads=1)
+    session = gemmakv.Session(gemma)
+    session.stream("Hi", max_tokens=5)
+    session.send("Hi", max_tokens=2)
+    print(rss())
+    del gemma, session
+    gc.collect()
+print(rss())
+"""
+
+
+@pytest.mark.parametrize("how", ["with", "gc"])
+def test_models_give_their_memory_back(model_path: str, how: str) -> None:
+    before, loaded, after = own_process(MODELS, model_path, how)
+    assert loaded - before > 200
+    # The tokenizer and what Python has imported stay for a while.
+    assert after - before < 0.5 * (loaded - before)
+
+
+LOOP = """
+import gemmakv
+gemma = gemmakv.Gemma.load(sys.argv[1])
+def turn():
+    session = gemmakv.Session(gemma, options={"max_tokens": 40})
+    session.send("a" * 100)
+    forks = [session.fork() for _ in range(5)]
+    for fork in forks:
+        fork.send("b" * 30)
+        for piece in fork.stream("c"):
+            break
+    gemma.generate(session.cache.fork(), "d", n=4, max_tokens=4)
+    gemmakv.Session.from_bytes(gemma, session.to_bytes()).undo()
+for _ in range(30):
+    turn()
+print(rss())
+for _ in range(150):
+    turn()
+print(rss())
+"""
+
+
+def test_a_long_life_takes_no_more_memory(tiny_path: Path) -> None:
+    before, after = own_process(LOOP, tiny_path)
+    # Each of the 150 rounds holds more than half a MiB of keys and values.
+    assert after - before < 16
+
+
+# ---- By counting blocks ----
+
+
+def test_closing_a_fork_leaves_the_other_its_blocks(tiny: Gemma) -> None:
+    with create_kv_cache(tiny.config) as cache:
+        tiny.generate(cache, "the " * 20, max_tokens=1)
+        whole = cache.nbytes
+        fork = cache.fork()
+        assert cache.nbytes == 0 and cache.shared_nbytes == whole
+        fork.close()
+        assert cache.nbytes == whole and cache.shared_nbytes == 0
+        for _ in range(3):
+            forks = [cache.fork() for _ in range(4)]
+            assert cache.shared_nbytes == whole
+            del forks
+            gc.collect()
+            assert cache.nbytes == whole
+
+
+def test_a_session_gives_the_blocks_of_its_backups_back(tiny: Gemma) -> None:
+    session = said(Session(tiny), "one", "two")
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            session.send("three", top_p=7.0)
+        session.send("three", max_tokens=2, **NO_END)
+        session.stream("four", max_tokens=50, **NO_END).cancel()
+        session.undo(2)
+        session.fork().close()
+        assert session.cache.shared_nbytes == 0
+
+
+def test_nothing_keeps_objects_alive(tiny_path: Path) -> None:
+    gemma = Gemma.load(tiny_path)
+    session = said(Session(gemma), "one")
+    cache = session.cache
+    stream = session.stream("two", max_tokens=200, **NO_END)
+    next(stream)
+    references = [weakref.ref(x) for x in (gemma, session, cache, stream)]
+    del stream
+    assert session.turns == 2
+    del gemma, session, cache
+    # No cycles: all is gone without the collector.
+    assert [reference() for reference in references] == [None] * 4
+
+
+def test_a_stream_keeps_its_model_alive(tiny_path: Path) -> None:
+    cache = create_kv_cache(Gemma.load(tiny_path).config)
+    stream = Gemma.load(tiny_path).stream(cache, "a", max_tokens=30, **NO_END)
+    gc.collect()
+    assert len(list(stream)) == 30
+    assert stream.result().finish_reason == "length"
+
+
+# ---- What is closed ----
+
+
+def test_a_closed_cache(tiny: Gemma) -> None:
+    with create_kv_cache(tiny.config) as cache:
+        tiny.generate(cache, "a", max_tokens=2)
+        layer = cache.layers[0]
+        assert not cache.closed
+    assert cache.closed
+    cache.close()
+    assert repr(cache) == "<KVCache, closed>"
+    uses: list[Any] = [
+        lambda: len(cache),
+        lambda: cache.tokens,
+        lambda: cache.nbytes,
+        lambda: cache.fork(),
+        lambda: cache.truncate(0),
+        lambda: cache.reset(),
+        lambda: cache.to_bytes(),
+        lambda: cache.layers,
+        lambda: layer.keys,
+        lambda: tiny.generate(cache, "a"),
+        lambda: tiny.generate(cache, [1], n=2),
+        lambda: tiny.stream(cache, "a"),
+        lambda: tiny.logits(cache, [1]),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="cache: closed; make a new one"):
+            use()
+
+
+def test_a_cache_closed_while_it_is_used(tiny: Gemma) -> None:
+    cache = create_kv_cache(tiny.config)
+    stream = tiny.stream(cache, "a", max_tokens=20, **NO_END)
+    next(stream)
+    cache.close()
+    assert len(list(stream)) == 19
+
+
+def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
+    with Gemma.load(tiny_path) as gemma:
+        cache = create_kv_cache(gemma.config)
+        gemma.generate(cache, "a", max_tokens=3)
+        session = said(Session(gemma), "one")
+        stream = gemma.stream(cache.fork(), "a", max_tokens=300, **NO_END)
+        next(stream)
+    assert gemma.closed
+    gemma.close()
+    assert "closed" in repr(gemma)
+    list(stream)
+    assert stream.result().finish_reason == "cancelled"
+    before = cache.tokens.tolist()
+    uses: list[Any] = [
+        lambda: gemma.generate(cache, "a"),
+        lambda: gemma.generate(cache, "a", n=2),
+        lambda: gemma.generate_batch([cache], ["a"]),
+        lambda: gemma.stream(cache, "a"),
+        lambda: gemma.logits(cache, [1]),
+        lambda: gemma.fingerprint,
+        lambda: gemma.threads,
+        lambda: session.send("two"),
+        lambda: session.stream("two"),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="gemma: closed; load the model"):
+            use()
+    assert cache.tokens.tolist() == before and session.turns == 1
+    assert gemma.config.hidden_size == tiny_gguf.HIDDEN
+    # The conversation goes on with the same weights elsewhere.
+    tiny.generate(cache, "a", max_tokens=1)
+    again = Session.from_bytes(tiny, session.to_bytes())
+    again.send("two", max_tokens=1)
+
+
+def test_a_closed_session(tiny: Gemma) -> None:
+    with said(Session(tiny), "one") as session:
+        stream = session.stream("two", max_tokens=300, **NO_END)
+        shown = [next(stream).text for _ in range(3)]
+        cache = session.cache
+    assert cache.closed
+    session.close()
+    assert stream.result.finish_reason == "cancelled"
+    assert session.turns == 2
+    assert session.messages[-1].content.startswith("".join(shown))
+    uses: list[Any] = [
+        lambda: session.send("a"),
+        lambda: session.stream("a"),
+        lambda: session.undo(),
+        lambda: session.goto(0),
+        lambda: session.fork(),
+        lambda: session.to_bytes(),
+        lambda: session.stats,
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    with pytest.raises(ValueError, match="closed"):
+        session.system = "a"
+    # What was said is still there to be taken elsewhere.
+    other = Session(tiny, messages=session.messages)
+    assert other.messages == session.messages
+
+
+def test_closing_waits_for_a_call_of_another_thread(tiny: Gemma) -> None:
+    session = said(Session(tiny), "one")
+    started = threading.Event()
+    found: list[int] = []
+
+    def work() -> None:
+        reply = session.send(
+            "two",
+            max_tokens=100,
+            progress=lambda done, total: started.set(),
+            **NO_END,
+        )
+        found.append(len(reply.token_ids))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(60)
+    session.close()
+    thread.join(60)
+    assert found == [100] and session.turns == 2
+
+
+# ---- Several models, asyncio and threads together ----
+
+
+def test_two_models_do_not_mix(tiny: Gemma) -> None:
+    other = Gemma.from_tensors(
+        tiny.config, tiny_gguf.tensors(seed=5), tiny.tokenizer
+    )
+
+    def talk(gemma: Gemma, i: int) -> list[Message]:
+        session = Session(gemma, f"system {i}")
+        for turn in range(3):
+            session.send(f"turn {turn}", max_tokens=10, seed=i, **NO_END)
+        return session.messages
+
+    pairs = [(gemma, i) for gemma in (tiny, other) for i in range(3)]
+    expected = [talk(*pair) for pair in pairs]
+    assert expected[0] != expected[3]
+
+    async def main() -> list[list[Message]]:
+        calls = [asyncio.to_thread(talk, *pair) for pair in pairs]
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(main()) == expected
+
+
+def test_async_streams_of_many_caches(tiny: Gemma) -> None:
+    def reply(cache: KVCache, seed: int) -> Any:
+        return tiny.stream(
+            cache, "the", max_tokens=12, seed=seed, **NO_END
+        )
+
+    expected = []
+    for seed in range(8):
+        stream = reply(create_kv_cache(tiny.config), seed)
+        expected.append([(p.token_id, p.logprob) for p in stream])
+
+    async def read(seed: int) -> list[tuple[int, float]]:
+        with create_kv_cache(tiny.config) as cache:
+            return [
+                (p.token_id, p.logprob) async for p in reply(cache, seed)
+            ]
+
+    async def main() -> Any:
+        return await asyncio.gather(*map(read, range(8)))
+
+    assert asyncio.run(main()) == expected
+
+
+def test_samples_by_fork_have_their_own_memory(tiny: Gemma) -> None:
+    with create_kv_cache(tiny.config) as cache:
+        prompt = "the " * 80
+        samples = tiny.generate(
+            cache, prompt, n=3, max_tokens=20, seed=1, **NO_END
+        )
+        for i, sample in enumerate(samples):
+            own = sample.cache
+            assert own is not None and own.shared_nbytes > 0
+            assert own.tokens[len(cache) :].tolist() == sample.token_ids
+            alone = create_kv_cache(tiny.config)
+            expected = tiny.generate(
+                alone, prompt, max_tokens=20, seed=1 + i, **NO_END
+            )
+            assert expected.token_ids == sample.token_ids
+            assert np.array_equal(expected.logprobs, sample.logprobs)
+        whole = cache.shared_nbytes
+        del samples, sample, own
+        gc.collect()
+        assert cache.shared_nbytes == 0 and cache.nbytes >= whole

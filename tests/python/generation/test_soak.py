@@ -1,0 +1,35 @@
+"""A short run of tools/soak.py with a fixed seed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import gemmakv
+from support import family_models
+
+_TOOL = Path(__file__).resolve().parents[3] / "tools" / "soak.py"
+_spec = importlib.util.spec_from_file_location("soak", _TOOL)
+assert _spec is not None and _spec.loader is not None
+soak = importlib.util.module_from_spec(_spec)
+# A dataclass looks its own module up by name while it is being defined.
+sys.modules["soak"] = soak
+_spec.loader.exec_module(soak)
+
+
+@pytest.mark.parametrize("family", family_models.FAMILIES)
+def test_nothing_is_left(
+    family: str, tiny: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    model = family_models.model(family, tokenizer=tiny.tokenizer)
+    run = soak.Soak(model, tmp_path, seed=1, verify_every=3)
+    report = run.run(conversations=400, threads=4, seconds=0)
+    assert report.conversations == 400
+    assert report.operations >= 1200
+    assert report.verified == 400 // 3
+    assert report.peak_bytes > 0
+    assert report.blocks_left == 0
+    assert not list(tmp_path.iterdir())

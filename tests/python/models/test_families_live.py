@@ -1,0 +1,242 @@
+"""Random models of every family against transformers, live.
+
+transformers itself writes the directories: sharded, in float32 and bfloat16,
+text models and multimodal ones. Needs torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmakv
+from support import golden_models
+from support.golden_checks import (
+    MEAN_KL_TOLERANCE,
+    TOLERANCE,
+    difference,
+    load,
+    logits_of,
+    mean_kl,
+)
+from support.golden_models import Array
+
+FAMILIES = ["gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma"]
+# More than three windows of the widest that a model may have; the last takes
+# several steps of the scheduler.
+LENGTHS = {3: 80, 4: 81, 7: 300}
+SEEDS = sorted(LENGTHS)
+NEW_TOKENS = 48
+# What the layers add counts more than the token itself, or else every reply
+# would repeat its first token.
+GAINS = {
+    "embed_tokens.weight": 0.15,
+    "norm.weight": 8.0,
+    "final_norm.weight": 8.0,
+    "post_attention_layernorm.weight": 1.0,
+    "post_feedforward_layernorm.weight": 1.0,
+    "q_proj.weight": 1.5,
+    "k_proj.weight": 1.5,
+    "o_proj.weight": 3.0,
+    "down_proj.weight": 3.0,
+    "linear_out.weight": 3.0,
+}
+
+torch = pytest.importorskip("torch", reason="the reference needs torch")
+transformers = pytest.importorskip(
+    "transformers", reason="the reference is transformers")
+
+
+def test_the_reference_is_there() -> None:
+    assert transformers.GemmaForCausalLM
+
+
+def random_config(family: str, seed: int) -> Any:
+    """A small model's configuration, another for each seed."""
+    rng = np.random.default_rng([seed, FAMILIES.index(family)])
+
+    def pick(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    kv_heads = pick(1, 1, 2, 3)
+    heads = kv_heads * pick(1, 2, 3)
+    layers = int(rng.integers(2, 8))
+    common = {
+        "vocab_size": int(rng.integers(140, 300)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": pick(1e-6, 1e-5),
+        "tie_word_embeddings": pick(True, True, False),
+        # No token ends a reply: they are as long as they may be.
+        "eos_token_id": 0,
+    }
+    head_dim = pick(32, 64, 96, 128, 256)
+    if family == "recurrentgemma":
+        return _recurrent_config(common, head_dim, pick)
+    common.update(
+        head_dim=head_dim,
+        hidden_size=heads * pick(24, 32, 40),
+        intermediate_size=pick(96, 130, 256),
+        max_position_embeddings=4096,
+    )
+    if family == "gemma":
+        rope = {"rope_type": "default", "rope_theta": pick(1e4, 3e5)}
+        return transformers.GemmaConfig(**common, rope_parameters=rope)
+    common.update(
+        sliding_window=pick(1, 5, 16, 23),
+        query_pre_attn_scalar=pick(head_dim, 24, 168),
+        layer_types=[
+            pick("sliding_attention", "full_attention") for _ in range(layers)
+        ],
+        final_logit_softcapping=pick(None, 5.0, 30.0),
+    )
+    if family == "gemma2":
+        rope = {"rope_type": "default", "rope_theta": pick(1e4, 3e5)}
+        return transformers.Gemma2Config(
+            **common,
+            rope_parameters=rope,
+            attn_logit_softcapping=pick(None, 2.0, 50.0),
+        )
+    common["rope_parameters"] = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": pick(
+            {"rope_type": "default", "rope_theta": 1e6},
+            {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        ),
+    }
+    if family == "gemma3":
+        return transformers.Gemma3TextConfig(**common)
+    return _multimodal_config(common)
+
+
+def _recurrent_config(common: dict[str, Any], head_dim: int, pick: Any) -> Any:
+    heads = common["num_attention_heads"]
+    return transformers.RecurrentGemmaConfig(
+        **common,
+        hidden_size=heads * min(head_dim, 128),
+        lru_width=heads * pick(16, 48, 64),
+        intermediate_size=pick(192, 260),
+        attention_window_size=pick(1, 5, 16, 23),
+        conv1d_width=pick(2, 4),
+        logits_soft_cap=pick(5.0, 30.0),
+        block_types=pick(
+            ["recurrent", "recurrent", "attention"],
+            ["attention", "recurrent"],
+            ["recurrent", "attention", "attention"],
+        ),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": pick(1e4, 3e5),
+            "partial_rotary_factor": pick(0.25, 0.5, 1.0),
+        },
+    )
+
+
+def _multimodal_config(text: dict[str, Any]) -> Any:
+    # The class that holds both parts applies no cap of the logits.
+    text = {**text, "final_logit_softcapping": None}
+    return transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**text),
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 16,
+            "image_size": 28,
+            "intermediate_size": 32,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        mm_tokens_per_image=4,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        eos_token_id=text["eos_token_id"],
+    )
+
+
+def random_model(family: str, seed: int) -> Any:
+    """In float32; the weights are numbers of bfloat16."""
+    kind = {
+        "gemma": transformers.GemmaForCausalLM,
+        "gemma2": transformers.Gemma2ForCausalLM,
+        "gemma3": transformers.Gemma3ForCausalLM,
+        "multimodal": transformers.Gemma3ForConditionalGeneration,
+        "recurrentgemma": transformers.RecurrentGemmaForCausalLM,
+    }[family]
+    model = kind._from_config(
+        random_config(family, seed),
+        attn_implementation="eager",  # others leave out soft caps
+        dtype=torch.float32,
+    ).eval()
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        parameter.data = torch.from_numpy(
+            golden_models.draw(name, shape, seed, GAINS))
+    model.tie_weights()
+    return model
+
+
+def prompt_of(model: Any, seed: int) -> list[int]:
+    vocab = model.config.get_text_config().vocab_size
+    ids = np.random.default_rng(seed).integers(1, vocab, LENGTHS[seed])
+    return [2, *(int(i) for i in ids)]
+
+
+def reference_logits(model: Any, tokens: list[int]) -> Array:
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), use_cache=False)
+    logits: Array = out.logits[0].float().numpy()
+    return logits
+
+
+def save(model: Any, path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(path, max_shard_size="200KB")
+    return path
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_transformers_writes_gives_its_logits(
+    family: str, seed: int, tmp_path: Path
+) -> None:
+    model = random_model(family, seed)
+    tokens = prompt_of(model, seed)
+    expected = reference_logits(model, tokens)
+    path = save(model, tmp_path / "f32")
+    assert (path / "model.safetensors.index.json").exists()
+    found = logits_of(load(path, family == "multimodal"), tokens)
+    assert difference(expected, found) <= TOLERANCE
+
+    path = save(model.to(torch.bfloat16), tmp_path / "bf16")
+    found = logits_of(load(path, family == "multimodal"), tokens)
+    assert mean_kl(expected, found) <= MEAN_KL_TOLERANCE
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_replies_are_the_reference_s(
+    family: str, seed: int, tmp_path: Path
+) -> None:
+    model = random_model(family, seed)
+    tokens = prompt_of(model, seed)
+    gemma = load(save(model, tmp_path), family == "multimodal")
+    cache = gemmakv.create_kv_cache(
+        gemma.config,
+        capacity_tokens=len(tokens) + NEW_TOKENS,
+        kv_dtype="f32",
+    )
+    reply = gemma.generate(cache, tokens, max_tokens=NEW_TOKENS).token_ids
+    # One pass over the prompt and the reply: each token must be the argmax
+    # of what precedes it, which no cache of the reference's has part in.
+    logits = reference_logits(model, [*tokens, *reply])[len(tokens) - 1 : -1]
+    chosen = logits[range(len(reply)), reply]
+    behind = logits.max(-1) - chosen  # above 0 only where two are alike
+    assert behind.max() <= TOLERANCE * (logits.max() - logits.min())
+    assert len(reply) == NEW_TOKENS or reply[-1] == 0
+    assert len(set(reply)) > 1, "a reply that shows nothing"

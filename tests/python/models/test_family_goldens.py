@@ -1,0 +1,213 @@
+"""Every family against logits that transformers computed in float32.
+
+The models are those of tests/golden/families (golden_models.py), run past
+several windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmakv
+from support import golden_models
+from support.golden_checks import (
+    FACTOR,
+    NAMES,
+    ROUNDING_FACTOR,
+    TOLERANCE,
+    difference,
+    fields_of,
+    from_tensors,
+    golden_of,
+    logits_of,
+    reference_of,
+    tensors_of,
+)
+from support.golden_models import Array, Golden
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_give_the_reference_s_logits(name: str) -> None:
+    found = logits_of(from_tensors(name), golden_of(name).tokens())
+    assert difference(reference_of(name), found) <= TOLERANCE
+
+
+def test_the_goldens_have_every_shape() -> None:
+    by_family: dict[str, set[str]] = {}
+    for name in NAMES:
+        found = by_family.setdefault(name.split("-")[0], set())
+        found.update(_traits(golden_of(name)))
+    assert sorted(by_family) == ["gemma", "gemma2", "gemma3", "recurrentgemma"]
+    for family, found in by_family.items():
+        wanted = {
+            "GQA", "MHA", "MQA", "64", "128", "256", "odd layers", "tied",
+            "untied", "one file", "several files", "old keys", "new keys",
+        }  # fmt: skip
+        if family != "gemma":
+            wanted.add("window")
+        assert wanted <= found, (family, wanted - found)
+
+
+def _traits(golden: Golden) -> Iterator[str]:
+    text = golden.text_config
+    heads = text.get("num_attention_heads", 8)
+    kv_heads = text.get("num_key_value_heads", 4)
+    yield "MQA" if kv_heads == 1 else "MHA" if kv_heads == heads else "GQA"
+    if text["model_type"] == "recurrent_gemma":
+        yield str(text["hidden_size"] // heads)
+    else:
+        yield str(text.get("head_dim", 256))
+    if text["num_hidden_layers"] % 2 == 1:
+        yield "odd layers"
+    yield "tied" if text.get("tie_word_embeddings", True) else "untied"
+    yield "several files" if golden.shards > 1 else "one file"
+    yield "new keys" if "rope_parameters" in text else "old keys"
+    window = text.get("sliding_window", text.get("attention_window_size"))
+    if window and 3 * window <= golden_models.PROMPT:
+        yield "window"
+
+
+# ---- The goldens would notice.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_part_of_the_model_counts(name: str) -> None:
+    golden = golden_of(name)
+    stated = fields_of(from_tensors(name).config)
+    unnoticed = {}
+    for what, fields, tensors in _wrong_models(stated, tensors_of(name)):
+        changed = gemmakv.ModelConfig(**{**stated, **fields})
+        gemma = gemmakv.Gemma.from_tensors(changed, tensors)
+        found = logits_of(gemma, golden.tokens())
+        moved = difference(reference_of(name), found)
+        factor = ROUNDING_FACTOR if "rounding" in what else FACTOR
+        if not moved > factor * TOLERANCE:
+            unnoticed[what] = moved
+    assert unnoticed == {}
+
+
+WrongModel = tuple[str, dict[str, Any], dict[str, Array]]
+
+
+def _wrong_models(
+    config: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[WrongModel]:
+    """(what is wrong, fields that change, weights)."""
+    for what, fields in _wrong_fields(config):
+        yield what, fields, tensors
+    for what, field, parts in [
+        ("no post-norms", "post_norms",
+         ("post_attention_norm", "post_ffw_norm")),
+        ("no q and k norms", "qk_norm", ("attn_q_norm", "attn_k_norm")),
+        ("no biases", "biases", (".bias",)),
+    ]:
+        if config[field]:
+            # Biases of the gates and of the convolution are always there.
+            kept = {
+                n: w for n, w in tensors.items()
+                if not any(part in n for part in parts)
+                or any(part in n for part in ("_gate.bias", "rec_conv"))
+                and "ffn" not in n
+            }
+            yield what, {field: False}, kept
+    if "output.weight" in tensors:
+        yield "tied head", {}, _without(tensors, "output.weight")
+    for kind in sorted({n.split(".")[-2] for n in tensors if "norm" in n}):
+        yield f"{kind} without the 1", {}, {
+            n: w - 1 if f".{kind}.weight" in f".{n}" else w
+            for n, w in tensors.items()
+        }
+    if config["lru_width"]:
+        yield from _wrong_recurrent_weights(config, tensors)
+
+
+def _wrong_fields(
+    config: dict[str, Any],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    scale = config["embedding_scale"]
+    exact = math.sqrt(config["hidden_size"])
+    rounded = float(golden_models.to_bfloat16(np.float32(exact)))
+    other = exact if config["lru_width"] else rounded
+    if abs(other / scale - 1) > 1e-3:
+        yield "rounding of the embedding's factor", {"embedding_scale": other}
+    yield "no factor of the embedding", {"embedding_scale": 1.0}
+    yield "query scale", {"query_scale": 1.1 * config["query_scale"]}
+    if config["rms_epsilon"] > 1e-3:
+        yield "epsilon", {"rms_epsilon": 1e-6}
+    half, whole = config["head_dim"] // 2, config["head_dim"]
+    yield "rotated part", {
+        "rope_dim": half if config["rope_dim"] == whole else whole}
+    for cap in ("attn_soft_cap", "final_soft_cap"):
+        if config[cap]:
+            yield f"no {cap}", {cap: 0.0}
+            yield f"larger {cap}", {cap: 1.2 * config[cap]}
+    kinds = config["layer_kinds"]
+    if "full" in kinds:
+        yield "base of full layers", {
+            "rope_base_full": 3 * config["rope_base_full"]}
+        factor = config["rope_factor_full"]
+        yield "factor of full layers", {
+            "rope_factor_full": 2.0 if factor == 1 else 1.0}
+    if "sliding" in kinds:
+        yield "base of sliding layers", {
+            "rope_base_sliding": 3 * config["rope_base_sliding"]}
+        for step in (-1, 1):
+            yield f"window by {step}", {
+                "sliding_window": config["sliding_window"] + step}
+    for layer, kind in enumerate(kinds):
+        yield from _wrong_kind(config, layer, kind)
+
+
+def _wrong_kind(
+    config: dict[str, Any], layer: int, kind: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    if kind == "recurrent":
+        return
+    kinds = list(config["layer_kinds"])
+    kinds[layer] = "full" if kind == "sliding" else "sliding"
+    base = config[f"rope_base_{kind}"]
+    yield f"kind of layer {layer}", {
+        "layer_kinds": kinds,
+        "sliding_window": config["sliding_window"] or 16,
+        "rope_base_full": config["rope_base_full"] or base,
+        "rope_base_sliding": config["rope_base_sliding"] or base,
+    }
+
+
+def _wrong_recurrent_weights(
+    config: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[WrongModel]:
+    for gate in ("rec_input_gate", "rec_a_gate"):
+        yield f"transposed {gate}", {}, {
+            n: _transposed(w, config["lru_blocks"])
+            if n.endswith(f"{gate}.weight") else w
+            for n, w in tensors.items()
+        }
+    yield "reversed taps", {}, {
+        n: np.ascontiguousarray(w[:, ::-1])
+        if n.endswith("rec_conv.weight") else w
+        for n, w in tensors.items()
+    }
+    for end in ("rec_a_param", "rec_conv.bias", "rec_input_gate.bias",
+                "rec_a_gate.bias", "rec_x.bias", "rec_y.bias",
+                "rec_output.bias", "attn_output.bias", "ffn_gate.bias",
+                "ffn_up.bias", "ffn_down.bias"):
+        yield f"zeros as {end}", {}, {
+            n: np.zeros_like(w) if n.endswith(end) else w
+            for n, w in tensors.items()
+        }
+
+
+def _transposed(gates: Array, blocks: int) -> Array:
+    """Each block [outputs, inputs] the other way round."""
+    parts = gates.reshape(blocks, -1, gates.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(parts).reshape(gates.shape)
+
+
+def _without(tensors: dict[str, Array], name: str) -> dict[str, Array]:
+    return {n: w for n, w in tensors.items() if n != name}

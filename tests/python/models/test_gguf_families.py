@@ -1,0 +1,336 @@
+"""GGUF files of every family that the format has, whole and contradictory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_bad_input import forget, one_line, put
+from test_cli import assert_fails
+from test_family_gguf import GGUF_NAMES, metadata_of
+from test_reference_live import mean_kl, our_logits, some_tokens
+
+import gemmakv
+from gemmakv import Gemma, ModelConfig, ModelType, create_kv_cache
+from support import family_models, golden_models, tiny_gguf, tiny_models
+from support.command import RunCli
+from support.golden_checks import tensors_of
+from support.tiny_gguf import F32, STR, U32
+
+FAMILIES = ("gemma", "gemma2", "gemma3")
+TOKENS = [2, *(20 + (13 * i) % 250 for i in range(99))]
+
+
+def logits_of(model: Gemma) -> np.ndarray:
+    return model.logits(create_kv_cache(model.config), TOKENS, True)
+
+
+def file_of(
+    folder: Path, config: ModelConfig, *edits: Any, seed: int = 0
+) -> Path:
+    meta, weights = tiny_gguf.metadata(config), tiny_gguf.tensors(seed, config)
+    for edit in edits:
+        edit(meta, weights)
+    return tiny_gguf.write(folder / "model.gguf", meta, weights)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_equals_its_tensors(family: str, tmp_path: Path) -> None:
+    config = family_models.config(family)
+    file = Gemma.load(file_of(tmp_path, config))
+    assert file.config.architecture == family
+    assert file.model_type is None
+    model = family_models.model(family, tokenizer=file.tokenizer)
+    assert file.fingerprint == model.fingerprint
+    assert np.array_equal(logits_of(file), logits_of(model))
+    # One conversation goes on with either.
+    cache = create_kv_cache(file.config)
+    file.generate(cache, "the in a", max_tokens=5)
+    other = create_kv_cache(model.config)
+    model.generate(other, "the in a", max_tokens=5)
+    assert cache.to_bytes() == other.to_bytes()
+    model.logits(cache, [9])
+
+
+@pytest.mark.filterwarnings("ignore:.*image encoder")
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_a_file_equals_the_directory(name: str, tmp_path: Path) -> None:
+    """A conversation begun with one goes on with the other."""
+    golden_models.write(tmp_path / "hf", golden_models.read(name), "F32")
+    directory = Gemma.load(tmp_path / "hf")
+    file = Gemma.load(
+        tiny_gguf.write(
+            tmp_path / "m.gguf",
+            metadata_of(directory.config),
+            tensors_of(name),
+        )
+    )
+    assert file.fingerprint == directory.fingerprint
+    cache = create_kv_cache(directory.config)
+    directory.logits(cache, [2, 5, 7] * 13)
+    again = gemmakv.KVCache.from_bytes(cache.to_bytes(), file)
+    ids = [token % directory.config.vocab_size for token in TOKENS[40:]]
+    assert np.array_equal(
+        file.logits(again, ids), directory.logits(cache, ids)
+    )
+
+
+@pytest.mark.parametrize("kind", tiny_models.ALL_TYPES)
+@pytest.mark.parametrize("family", ["gemma", "gemma2"])
+def test_every_stored_type(family: str, kind: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the writer needs gguf")
+    wide = kind in tiny_models.K_TYPES
+    shape = tiny_models.of_family(
+        tiny_models.WIDE if wide else tiny_models.TINY, family
+    )
+    path = tiny_models.write_tiny_gguf(tmp_path / "m.gguf", kind, shape=shape)
+    model = Gemma.load(path)
+    tensors = {
+        t.name: gguf.quants.dequantize(t.data, t.tensor_type)
+        for t in gguf.GGUFReader(str(path)).tensors
+    }
+    floats = Gemma.from_tensors(model.config, tensors)
+    ids = some_tokens(shape.vocab)
+    found, expected = our_logits(model, ids), our_logits(floats, ids)
+    if kind == "F32":
+        assert np.array_equal(found, expected)
+    # Activations of 8 bits cost up to 0.01 on these models.
+    assert mean_kl(expected, found) <= 0.03
+
+
+# ---- What files omit ----
+
+
+@pytest.mark.parametrize(
+    "family, key, changes",
+    [
+        ("gemma", "rope.freq_base", {"rope_base_full": 1e4}),
+        ("gemma", "attention.head_count_kv", {"kv_heads": 2}),
+        ("gemma", "attention.layer_norm_rms_epsilon", {"rms_epsilon": 1e-6}),
+        ("gemma2", "attention.sliding_window", {"sliding_window": 4096}),
+        ("gemma2", "attn_logit_softcapping", {"attn_soft_cap": 50.0}),
+        ("gemma2", "final_logit_softcapping", {"final_soft_cap": 30.0}),
+        ("gemma2", "rope.freq_base", {"rope_base_sliding": 1e4}),
+        ("gemma2", "attention.head_count_kv", {"kv_heads": 4}),
+        ("gemma3", "rope.freq_base", {"rope_base_full": 1e6}),
+        ("gemma3", "rope.scaling.factor", {"rope_factor_full": 1.0}),
+        (
+            "gemma3",
+            "attention.sliding_window",
+            {"sliding_window": 0, "layer_kinds": ["full"] * 7,
+             "rope_base_sliding": 0.0},
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_file_omits(
+    family: str, key: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is the model that `changes` state."""
+    config = family_models.config(family, **changes)
+    meta, weights = tiny_gguf.metadata(config), tiny_gguf.tensors(0, config)
+    meta.pop(f"{family}.{key}", None)
+    file = Gemma.load(tiny_gguf.write(tmp_path / "m.gguf", meta, weights))
+    model = Gemma.from_tensors(config, weights)
+    for name, value in changes.items():
+        assert getattr(file.config, name) == pytest.approx(value)
+    assert file.fingerprint == model.fingerprint
+    assert np.array_equal(logits_of(file), logits_of(model))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_pattern_may_name_each_layer(family: str, tmp_path: Path) -> None:
+    config = family_models.config(family)
+    kinds = ["full", *config.layer_kinds[1:]]  # in no period
+    config = family_models.config(family, layer_kinds=kinds)
+    key = f"{family}.attention.sliding_window_pattern"
+
+    def load(flags: list[Any], kind: int = tiny_gguf.BOOL) -> Gemma:
+        value = (kind, flags)
+        edit = put(key, tiny_gguf.ARRAY, value)
+        return Gemma.load(file_of(tmp_path, config, edit))
+
+    flags = [kind == "sliding" for kind in kinds]
+    model = Gemma.from_tensors(config, tiny_gguf.tensors(0, config))
+    for file in (load(flags), load(list(map(int, flags)), U32)):
+        assert file.config.layer_kinds == kinds
+        assert file.fingerprint == model.fingerprint
+    for bad, kind, text in (
+        (flags[1:], tiny_gguf.BOOL, f"expected one for each of {len(kinds)}"),
+        ([0.5] * len(kinds), F32, "sliding_window_pattern"),
+    ):
+        with pytest.raises(gemmakv.CorruptFile, match=text) as caught:
+            load(bad, kind)
+        one_line(caught.value)
+
+
+def test_what_a_file_states_is_not_the_default(tmp_path: Path) -> None:
+    """Each of these keys changes the logits."""
+    config = family_models.config("gemma2")
+    usual = logits_of(Gemma.load(file_of(tmp_path, config)))
+    for key, kind, value in (
+        ("attention.sliding_window", U32, 15),
+        ("attention.sliding_window_pattern", U32, 3),
+        ("attn_logit_softcapping", F32, 2.5),
+        ("final_logit_softcapping", F32, 2.5),
+        ("rope.freq_base", F32, 20000.0),
+        ("rope.freq_base_swa", F32, 20000.0),
+        ("rope.dimension_count", U32, 16),
+        ("attention.layer_norm_rms_epsilon", F32, 1e-3),
+    ):
+        path = file_of(tmp_path, config, put(f"gemma2.{key}", kind, value))
+        assert not np.array_equal(logits_of(Gemma.load(path)), usual), key
+
+
+@pytest.mark.parametrize("omit", [False, True])
+@pytest.mark.parametrize(
+    "name", [t.value for t in ModelType if not t.startswith("recurrent")]
+)
+def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
+    table = ModelConfig.from_name(name)
+    meta = tiny_gguf.metadata(table)
+    keys = ["attn_logit_softcapping", "final_logit_softcapping",
+            "attention.key_length", "attention.value_length"]  # fmt: skip
+    if table.architecture == "gemma2":
+        keys.append("attention.sliding_window")
+    if table.head_dim != 256:
+        keys = keys[:2]
+    for key in keys if omit else []:
+        meta.pop(f"{table.architecture}.{key}", None)
+    # A vocabulary of another size is no other type.
+    weights = {"token_embd.weight": np.zeros((600, 1), np.float32)}
+    path = tiny_gguf.write(tmp_path / "m.gguf", meta, weights)
+    config = ModelConfig.from_gguf(str(path))
+    assert config.name == name
+    assert create_kv_cache(config).model_type is ModelType(name)
+    assert config.vocab_size == 600
+    assert config.query_scale == table.query_scale
+
+
+@pytest.mark.parametrize(
+    "family, stated, expected",
+    [
+        ("gemma", None, [1]),
+        ("gemma", 107, [1, 107]),
+        ("gemma2", None, [1, 107]),
+        ("gemma2", 1, [1]),
+        ("gemma3", None, [1, 106]),
+        ("gemma3", 107, [1, 107]),
+    ],
+)
+def test_tokens_that_end_a_reply(
+    family: str, stated: int | None, expected: list[int], tmp_path: Path
+) -> None:
+    key = "tokenizer.ggml.eot_token_id"
+    edit = forget(key) if stated is None else put(key, U32, stated)
+    path = file_of(tmp_path, family_models.config(family), edit)
+    assert Gemma.load(path).config.eos_ids == expected
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("recurrentgemma", ["Hugging Face directory"]),
+        ("llama", []),
+        ("gemma3n", []),
+        ("gemma4", []),
+        ("gemma-embedding", []),
+        ("Gemma2", []),
+    ],
+)
+def test_architectures(
+    name: str, words: list[str], tmp_path: Path, cli: RunCli
+) -> None:
+    path = file_of(
+        tmp_path, tiny_gguf.CONFIG, put("general.architecture", STR, name)
+    )
+    with pytest.raises(gemmakv.MismatchError) as caught:
+        Gemma.load(path)
+    text = one_line(caught.value)
+    for word in (f"'{name}'", *(f"'{known}'" for known in FAMILIES), *words):
+        assert word in text
+    assert_fails(cli("generate", "-m", path, "x"), *words, name)
+    shown = cli("info", path)
+    assert shown.returncode == 0 and name.encode() in shown.stdout
+
+
+def drop_all(end: str) -> Any:
+    def edit(meta: dict[str, Any], weights: dict[str, Any]) -> None:
+        for name in [n for n in weights if n.endswith(end)]:
+            del weights[name]
+
+    return edit
+
+
+def add(name: str, *shape: int) -> Any:
+    def edit(meta: dict[str, Any], weights: dict[str, Any]) -> None:
+        weights[name] = np.ones(shape, np.float32)
+
+    return edit
+
+
+def as_family(name: str) -> Any:
+    """States another family; what it does not know it ignores."""
+
+    def edit(meta: dict[str, Any], weights: dict[str, Any]) -> None:
+        was, _ = meta["general.architecture"][1], meta.pop("general.name")
+        for key in list(meta):
+            if key.startswith(f"{was}."):
+                meta[name + key[len(was) :]] = meta.pop(key)
+        meta["general.architecture"] = (STR, name)
+
+    return edit
+
+
+CONTRADICTIONS = [
+    # Weights of another family than is stated, in both directions.
+    ("gemma", as_family("gemma2"), "post_attention_norm"),
+    ("gemma", as_family("gemma3"), "attn_q_norm"),
+    ("gemma2", as_family("gemma"), "post_attention_norm"),
+    ("gemma2", as_family("gemma3"), "attn_q_norm"),
+    ("gemma3", as_family("gemma"), "attn_q_norm"),
+    ("gemma3", as_family("gemma2"), "attn_q_norm"),
+    ("gemma2", drop_all("post_ffw_norm.weight"), "post_ffw_norm"),
+    ("gemma", add("blk.0.attn_q.bias", 64), "blk.0.attn_q.bias"),
+    ("gemma", add("blk.3.ffn_norm.weight", 64), "blk.3.ffn_norm"),
+    ("gemma", put("gemma.block_count", U32, 2), "blk.2."),
+    ("gemma", put("gemma.block_count", U32, 4), "blk.3."),
+    ("gemma", put("gemma.attention.head_count_kv", U32, 1), "blk.0.attn_k"),
+    ("gemma2", put("gemma2.attention.head_count", U32, 2), "blk.0.attn_q"),
+    ("gemma2", put("gemma2.attention.key_length", U32, 64), "value_length"),
+    ("gemma2", put("gemma2.feed_forward_length", U32, 64), "blk.0.ffn_gate"),
+    ("gemma2", put("gemma2.embedding_length", U32, 96), "token_embd"),
+    ("gemma2", put("gemma2.attention.sliding_window", U32, 0), "window"),
+    ("gemma2", put("gemma2.attn_logit_softcapping", F32, -1.0), "softcapping"),
+    ("gemma2", put("gemma2.rope.scaling.factor", F32, 8.0), "scaling.factor"),
+    ("gemma2", put("gemma2.rope.dimension_count", U32, 31), "rope_dim"),
+    ("gemma2", put("gemma2.rope.scaling.type", STR, "yarn"), "yarn"),
+]
+
+
+@pytest.mark.parametrize("family, edit, expected", CONTRADICTIONS)
+def test_contradictions(
+    family: str, edit: Any, expected: str, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path, family_models.config(family), edit)
+    with pytest.raises(gemmakv.GemmaKVError) as caught:
+        Gemma.load(path)
+    text = one_line(caught.value)
+    assert expected in text and str(path) in text
+    assert "expected" in text
+
+
+def test_an_image_encoder_may_stand_beside_the_text(tmp_path: Path) -> None:
+    config = family_models.config("gemma3")
+    path = file_of(
+        tmp_path,
+        config,
+        add("v.blk.0.attn_q.weight", 8, 8),
+        add("v.patch_embd.weight", 2, 3, 4, 4),
+    )
+    found = logits_of(Gemma.load(path))
+    assert np.array_equal(found, logits_of(family_models.model("gemma3")))

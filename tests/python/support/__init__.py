@@ -1,0 +1,1 @@
+"""What the tests share: tiny models, oracles, a fake hub, a screen."""

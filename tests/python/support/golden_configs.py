@@ -1,0 +1,177 @@
+"""What a config.json means, read for tests alone.
+
+An own reading of the configuration classes of transformers 5 and of the keys
+that older files have, to hold the package's reader and the table of named
+types against. It refuses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gemmakv
+from support import golden_models
+
+# The published configurations, one file for each named type.
+FOLDER = Path(__file__).resolve().parents[2] / "golden" / "configs"
+
+Config = dict[str, Any]
+
+_ARCHITECTURES = {
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "recurrent_gemma": "recurrentgemma",
+}
+# What the classes set where a file says nothing.
+_DEFAULTS = {
+    "gemma": {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+    },
+    "gemma2": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3_text": {
+        "max_position_embeddings": 131072,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+    },
+    "recurrent_gemma": {
+        "conv1d_width": 4,
+        "partial_rotary_factor": 0.5,
+    },
+}
+_COMMON_DEFAULTS = {
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "vocab_size": 256000,
+}
+
+
+def types() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def published(name: str) -> Config:
+    config: Config = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return config
+
+
+def model_config(config: Config) -> gemmakv.ModelConfig:
+    return gemmakv.ModelConfig(**fields(config))
+
+
+def fields(config: Config) -> dict[str, Any]:
+    """Arguments of ModelConfig."""
+    stated = config.get("text_config", config)
+    kind = stated["model_type"]
+    text = {**_COMMON_DEFAULTS, **_DEFAULTS[kind], **stated}
+    # Both parts of a multimodal model share what ends a reply.
+    eos = config.get("eos_token_id", text["eos_token_id"])
+    result = {
+        "architecture": _ARCHITECTURES[kind],
+        "bos_id": text["bos_token_id"],
+        "context_length": text["max_position_embeddings"],
+        "eos_ids": eos if isinstance(eos, list) else [eos],
+        "ffn_dim": text["intermediate_size"],
+        "head_dim": text["head_dim"],
+        "hidden_size": text["hidden_size"],
+        "kv_heads": text["num_key_value_heads"],
+        "num_heads": text["num_attention_heads"],
+        "num_layers": text["num_hidden_layers"],
+        "post_norms": kind in ("gemma2", "gemma3_text"),
+        "qk_norm": kind == "gemma3_text",
+        "query_scale": 1 / math.sqrt(text["query_pre_attn_scalar"]),
+        "rms_epsilon": text["rms_norm_eps"],
+        "vocab_size": text["vocab_size"],
+    }
+    if kind == "recurrent_gemma":
+        return {**result, **_recurrent(text)}
+    if kind == "gemma":
+        theta = text.get("rope_parameters", text)["rope_theta"]
+        return {
+            **result,
+            "layer_kinds": ["full"] * text["num_hidden_layers"],
+            "query_scale": 1 / math.sqrt(text["head_dim"]),
+            "rope_base_full": theta,
+            "rope_base_sliding": 0.0,  # no layer slides
+        }
+    return {**result, **_rope(stated, kind), **_kinds(text),
+            "attn_soft_cap": text.get("attn_logit_softcapping") or 0.0,
+            "final_soft_cap": text.get("final_logit_softcapping") or 0.0}
+
+
+def _kinds(text: Config) -> dict[str, Any]:
+    period = text["sliding_window_pattern"]
+    kinds = text.get("layer_types") or [
+        "full_attention" if layer % period == period - 1
+        else "sliding_attention"
+        for layer in range(text["num_hidden_layers"])
+    ]
+    return {
+        "layer_kinds": [kind.split("_")[0] for kind in kinds],
+        "sliding_window": text["sliding_window"],
+    }
+
+
+def _rope(stated: Config, kind: str) -> dict[str, Any]:
+    new = stated.get("rope_parameters")
+    if kind == "gemma2":
+        theta = (new or stated).get("rope_theta", 10000.0)
+        return {"rope_base_full": theta, "rope_base_sliding": theta}
+    if new:
+        full, sliding = new["full_attention"], new["sliding_attention"]
+        return {
+            "rope_base_full": full["rope_theta"],
+            "rope_base_sliding": sliding["rope_theta"],
+            "rope_factor_full": full.get("factor", 1.0),
+        }
+    scaling = stated.get("rope_scaling") or {}
+    return {
+        "rope_base_full": stated.get("rope_theta", 1e6),
+        "rope_base_sliding": stated.get("rope_local_base_freq", 1e4),
+        "rope_factor_full": scaling.get("factor", 1.0),
+    }
+
+
+def _recurrent(text: Config) -> dict[str, Any]:
+    heads, hidden = text["num_attention_heads"], text["hidden_size"]
+    head_dim = hidden // heads  # whatever the file says
+    kinds = text.get("block_types") or text["_block_types"]
+    rope = text.get("rope_parameters", text)
+    scale = np.float32(math.sqrt(hidden))
+    return {
+        "biases": True,
+        "conv_width": text["conv1d_width"],
+        "embedding_scale": float(golden_models.to_bfloat16(scale)),
+        "ffn_dim": text["intermediate_size"] // 2,
+        "final_soft_cap": text["logits_soft_cap"],
+        "head_dim": head_dim,
+        "layer_kinds": [
+            {"recurrent": "recurrent", "attention": "sliding"}[
+                kinds[layer % len(kinds)]]
+            for layer in range(text["num_hidden_layers"])
+        ],
+        "lru_blocks": heads,
+        "lru_width": text.get("lru_width") or hidden,
+        "query_scale": 1 / math.sqrt(head_dim),
+        "rope_base_full": 0.0,  # no layer sees everything
+        "rope_base_sliding": rope["rope_theta"],
+        "rope_dim": int(rope["partial_rotary_factor"] * head_dim),
+        "sliding_window": text["attention_window_size"],
+    }

@@ -1,0 +1,378 @@
+"""Tiny models of every Gemma family in Hugging Face's form, without torch.
+
+A golden is two files of tests/golden/families: NAME.json, which states
+
+    about     what the model is there for
+    config    its config.json
+    seed      of the weights and of the tokens
+    gains     by the end of the name, what the weights' standard deviations are
+              multiplied by, and what is added to the weights of norms
+    shards    number of .safetensors files; 1 unless given
+    prefix    in front of the names of the text part; "model." unless given
+
+and NAME.npz with `tokens` [n] and the reference's `logits` [n, vocab_size],
+which tools/make_goldens.py writes. The weights themselves are stored nowhere:
+each is a function of its name, shape and seed alone. They are numbers of
+bfloat16, so that files of F32 and of BF16 hold the same model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FOLDER = Path(__file__).resolve().parents[2] / "golden" / "families"
+PROMPT = 72  # tokens of a golden: more than four windows of 16
+
+Array = npt.NDArray[np.float32]
+Config = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """What NAME.json states."""
+
+    name: str
+    about: str
+    config: Config
+    seed: int
+    gains: dict[str, float]
+    shards: int = 1
+    prefix: str = "model."
+
+    @property
+    def text_config(self) -> Config:
+        """The part of config.json that describes the language model."""
+        text: Config = self.config.get("text_config", self.config)
+        return text
+
+    @property
+    def multimodal(self) -> bool:
+        """Whether there are tensors of an image encoder besides."""
+        return "vision_config" in self.config
+
+    def tokens(self) -> list[int]:
+        """Token ids of the prompt; the first is BOS."""
+        vocab = self.text_config["vocab_size"]
+        bits = np.random.PCG64([self.seed, PROMPT]).random_raw(PROMPT - 1)
+        return [2, *(int(x) for x in bits % np.uint64(vocab))]
+
+    def tensors(self) -> dict[str, Array]:
+        """The text part's weights by name, without the prefix."""
+        shapes = tensor_shapes(self.config)
+        return {
+            name: draw(name, shape, self.seed, self.gains)
+            for name, shape in shapes.items()
+        }
+
+    def reference(self) -> Array:
+        """The logits that transformers computes in float32."""
+        with np.load(FOLDER / f"{self.name}.npz") as stored:
+            if stored["tokens"].tolist() != self.tokens():
+                raise ValueError(f"{self.name}: not the prompt of its logits")
+            logits: Array = stored["logits"]
+        return logits
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read(name: str) -> Golden:
+    stated = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return Golden(name, **stated)
+
+
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Names, as in a checkpoint but without the prefix, and shapes."""
+    text = config.get("text_config", config)
+    hidden, vocab = text["hidden_size"], text["vocab_size"]
+    recurrent = text["model_type"] == "recurrent_gemma"
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (vocab, hidden),
+        "final_norm.weight" if recurrent else "norm.weight": (hidden,),
+    }
+    for layer in range(text["num_hidden_layers"]):
+        part = _recurrent_layer(text, layer) if recurrent else _layer(text)
+        for name, shape in part.items():
+            shapes[f"layers.{layer}.{name}"] = shape
+    # What stands nearest to the text model wins.
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if tied is False:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _layer(text: Config) -> dict[str, tuple[int, ...]]:
+    hidden, ffn = text["hidden_size"], text["intermediate_size"]
+    head_dim = text.get("head_dim", 256)
+    # Families' defaults, which published files rely on.
+    heads = text.get("num_attention_heads", 8)
+    kv_heads = text.get("num_key_value_heads", 4)
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (heads * head_dim, hidden),
+        "self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
+        "self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
+        "self_attn.o_proj.weight": (hidden, heads * head_dim),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (ffn, hidden),
+        "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.down_proj.weight": (hidden, ffn),
+    }
+    if text["model_type"] != "gemma":
+        shapes["pre_feedforward_layernorm.weight"] = (hidden,)
+        shapes["post_feedforward_layernorm.weight"] = (hidden,)
+    if text["model_type"] == "gemma3_text":
+        shapes["self_attn.q_norm.weight"] = (head_dim,)
+        shapes["self_attn.k_norm.weight"] = (head_dim,)
+    return shapes
+
+
+def _recurrent_layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    head_dim = hidden // heads
+    ffn = text["intermediate_size"] // 2
+    # Published files have the second name.
+    kinds = text.get("block_types") or text["_block_types"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "temporal_pre_norm.weight": (hidden,),
+        "channel_pre_norm.weight": (hidden,),
+        "mlp_block.gate_proj.weight": (ffn, hidden),
+        "mlp_block.gate_proj.bias": (ffn,),
+        "mlp_block.up_proj.weight": (ffn, hidden),
+        "mlp_block.up_proj.bias": (ffn,),
+        "mlp_block.down_proj.weight": (hidden, ffn),
+        "mlp_block.down_proj.bias": (hidden,),
+    }
+    if kinds[layer % len(kinds)] == "attention":
+        kv_dim = text.get("num_key_value_heads", heads) * head_dim
+        mixer: dict[str, tuple[int, ...]] = {
+            "q_proj.weight": (hidden, hidden),
+            "k_proj.weight": (kv_dim, hidden),
+            "v_proj.weight": (kv_dim, hidden),
+            "o_proj.weight": (hidden, hidden),
+            "o_proj.bias": (hidden,),
+        }
+    else:
+        width = text.get("lru_width") or hidden
+        block = width // heads
+        mixer = {
+            "linear_x.weight": (width, hidden),
+            "linear_x.bias": (width,),
+            "linear_y.weight": (width, hidden),
+            "linear_y.bias": (width,),
+            "linear_out.weight": (hidden, width),
+            "linear_out.bias": (hidden,),
+            "conv_1d.weight": (width, 1, text.get("conv1d_width", 4)),
+            "conv_1d.bias": (width,),
+            "rg_lru.recurrent_param": (width,),
+            "rg_lru.input_gate_weight": (heads, block, block),
+            "rg_lru.input_gate_bias": (heads, block),
+            "rg_lru.recurrent_gate_weight": (heads, block, block),
+            "rg_lru.recurrent_gate_bias": (heads, block),
+        }
+    for name, shape in mixer.items():
+        shapes[f"temporal_block.{name}"] = shape
+    return shapes
+
+
+def to_bfloat16(values: npt.NDArray[Any]) -> Array:
+    """Rounds to the nearest number of bfloat16, ties to even."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    rounded: Array = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
+
+
+def draw(
+    name: str, shape: tuple[int, ...], seed: int, gains: Mapping[str, float]
+) -> Array:
+    """The weights of one tensor, nearly normal, in bfloat16's numbers.
+
+    Made of the raw bits of a generator whose stream never changes, by exact
+    arithmetic and one rounding, so that any NumPy draws the same.
+    """
+    count = int(np.prod(shape))
+    generator = np.random.PCG64([seed, zlib.crc32(name.encode())])
+    bits = generator.random_raw(count)
+    parts = sum(
+        ((bits >> np.uint64(16 * i)) & np.uint64(0xFFFF)).astype(np.float64)
+        for i in range(4)
+    )
+    # A sum of four uniform numbers in [0, 1) has variance 1/3.
+    unit = (parts / 65536 - 2) * np.sqrt(3)
+    gain = [g for end, g in gains.items() if f".{name}".endswith(f".{end}")]
+    if name.endswith("norm.weight"):
+        return to_bfloat16((sum(gain) + 0.2 * unit).reshape(shape))
+    if name.endswith("recurrent_param"):
+        # Decays of a token from 0.6 to nearly 1.
+        return to_bfloat16((-4 + 1.2 * unit).reshape(shape))
+    spread = 1 / np.sqrt(_inputs(name, shape)) * np.prod(gain)
+    return to_bfloat16((spread * unit).reshape(shape))
+
+
+def _inputs(name: str, shape: tuple[int, ...]) -> float:
+    """How many numbers a row multiplies; 4 for biases: they count."""
+    if name.endswith("bias"):
+        return 4
+    if name.endswith("gate_weight"):
+        return shape[1]
+    return shape[-1]
+
+
+# The core's names by those of a checkpoint, both without "weight" and layer.
+_CORE_NAMES = {
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "final_norm": "output_norm",
+    "norm": "output_norm",
+    "temporal_pre_norm": "attn_norm",
+    "channel_pre_norm": "ffn_norm",
+    "temporal_block.q_proj": "attn_q",
+    "temporal_block.k_proj": "attn_k",
+    "temporal_block.v_proj": "attn_v",
+    "temporal_block.o_proj": "attn_output",
+    "temporal_block.linear_x": "rec_x",
+    "temporal_block.linear_y": "rec_y",
+    "temporal_block.linear_out": "rec_output",
+    "temporal_block.conv_1d": "rec_conv",
+    "mlp_block.gate_proj": "ffn_gate",
+    "mlp_block.up_proj": "ffn_up",
+    "mlp_block.down_proj": "ffn_down",
+}
+_GATES = {"input_gate": "rec_input_gate", "recurrent_gate": "rec_a_gate"}
+
+
+def core_tensors(golden: Golden) -> dict[str, Array]:
+    """The weights as the core names and shapes them (from_tensors)."""
+    return {
+        core_name(name, golden.text_config["model_type"]): _core_form(name, w)
+        for name, w in golden.tensors().items()
+    }
+
+
+def core_name(name: str, model_type: str) -> str:
+    """The core's name for a checkpoint's, without prefix."""
+    start = ""
+    if name.startswith("layers."):
+        _, layer, name = name.split(".", 2)
+        start = f"blk.{layer}."
+    if name == "temporal_block.rg_lru.recurrent_param":
+        return start + "rec_a_param"
+    for gate, core in _GATES.items():
+        for kind in ("weight", "bias"):
+            if name == f"temporal_block.rg_lru.{gate}_{kind}":
+                return f"{start}{core}.{kind}"
+    stem, kind = name.rsplit(".", 1)
+    if stem == "post_attention_layernorm":
+        # The first generation's name for the norm before the feed-forward.
+        stem = "ffn_norm" if model_type == "gemma" else "post_attention_norm"
+        return f"{start}{stem}.{kind}"
+    return f"{start}{_CORE_NAMES[stem]}.{kind}"
+
+
+def _core_form(name: str, weights: Array) -> Array:
+    if name.endswith("norm.weight"):
+        return 1 + weights
+    if name.endswith("gate_weight"):  # [block, input, output]
+        return weights.transpose(0, 2, 1).reshape(-1, weights.shape[1])
+    if name.endswith("gate_bias"):
+        return weights.reshape(-1)
+    if name.endswith("conv_1d.weight"):
+        return weights[:, 0, :]
+    return weights
+
+
+def write_config(folder: Path, config: Config) -> None:
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def write(folder: Path, golden: Golden, dtype: str = "F32") -> Path:
+    """Writes a model directory; `dtype` is "F32", "F16" or "BF16"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, golden.config)
+    tensors = {
+        _stored_name(golden, name): array
+        for name, array in golden.tensors().items()
+    }
+    if golden.multimodal:
+        tensors.update(_vision_tensors())
+    listed = list(tensors)
+    files = [listed[i :: golden.shards] for i in range(golden.shards)]
+    weight_map = {}
+    for i, part in enumerate(files):
+        file = f"model-{i + 1:05d}-of-{golden.shards:05d}.safetensors"
+        file = "model.safetensors" if golden.shards == 1 else file
+        write_safetensors(folder / file, {n: tensors[n] for n in part}, dtype)
+        weight_map.update(dict.fromkeys(part, file))
+    if golden.shards > 1:
+        size = sum(t.nbytes for t in tensors.values())
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        path = folder / "model.safetensors.index.json"
+        path.write_text(json.dumps(index), "utf-8")
+    return folder
+
+
+def _stored_name(golden: Golden, name: str) -> str:
+    if name == "lm_head.weight":
+        return golden.prefix.removesuffix("model.") + name
+    return golden.prefix + name
+
+
+def _vision_tensors() -> dict[str, Array]:
+    """Some of what a multimodal checkpoint holds besides."""
+    return {
+        name: draw(name, shape, 0, {})
+        for name, shape in {
+            "vision_tower.vision_model.post_layernorm.weight": (8,),
+            "vision_tower.vision_model.embeddings.patch_embedding.weight": (
+                8, 3, 14, 14),
+            "multi_modal_projector.mm_input_projection_weight": (8, 16),
+        }.items()
+    }
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Array], dtype: str
+) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts = []
+    offset = 0
+    for name, array in tensors.items():
+        data = array.astype("<f4").tobytes()
+        if dtype == "F16":
+            data = array.astype("<f2").tobytes()
+        elif dtype == "BF16":
+            high = array.view(np.uint32) >> np.uint32(16)
+            data = high.astype("<u2").tobytes()
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
+        offset += len(data)
+        parts.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(
+        len(text).to_bytes(8, "little") + text + b"".join(parts))
