@@ -44,7 +44,8 @@ def signature(name: str, thing: Any) -> str:
         return name
     # Annotations are text; quotes and module names only make them longer.
     found = re.sub(r"(?<=: |> )'([^']*)'", r"\1", found)
-    return name + re.sub(r"\b(gemmakv(?:\.[a-z_]+)+|typing|npt|_core)\.", "", found)
+    module = r"\b(gemmakv(?:\.[a-z_]+)+|typing|npt|_core)\."
+    return name + re.sub(module, "", found)
 
 
 def members(cls: type) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,8 @@ What is to be known about the reference (transformers 5):
 - RecurrentGemma's intermediate_size is twice the width of its feed-forward,
   and its head_dim is hidden_size / num_attention_heads whatever a file says.
 
-A new golden is a NAME.json (tests/python/support/golden_models.py describes it) and a
-run of this.
+A new golden is a NAME.json (tests/python/support/golden_models.py describes
+it) and a run of this.
 """
 
 from __future__ import annotations

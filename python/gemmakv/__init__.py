@@ -10,6 +10,7 @@ Weights are immutable and shared by any number of conversations; a
 conversation is its `KVCache`.
 """
 
+from gemmakv import options, templates, verify
 from gemmakv.cache._kv_cache import (
     KVCache,
     LayerView,
@@ -79,4 +80,7 @@ __all__ = [
     "compute_left_pads",
     "cpu_info",
     "create_kv_cache",
+    "options",
+    "templates",
+    "verify",
 ]

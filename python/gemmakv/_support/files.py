@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -90,10 +91,8 @@ def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(beside, target)
     except BaseException:
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(beside)
-        except OSError:
-            pass
         raise
     _sync_folder(folder)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Union
 
 from gemmakv import _core
 from gemmakv.errors import brief
 
-Progress = Union[Callable[[int, int], object], bool, None]
+Progress = Callable[[int, int], object] | bool | None
 Callback = Callable[[int, int], object]
 
 

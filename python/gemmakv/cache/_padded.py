@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Protocol, Union, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -310,7 +310,7 @@ class CyclicCache(_PaddedCache):
 
 def attention(
     q: npt.ArrayLike,
-    cache: Union[LayerCache, CyclicCache],
+    cache: LayerCache | CyclicCache,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> FloatArray:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Session:
         system: str | None = None,
         overflow: str = "error",
         *,
-        template: Union[Template, str, None] = None,
+        template: Template | str | None = None,
         messages: Sequence[Message] = (),
         capacity_tokens: int | None = None,
         kv_dtype: str = "bf16",
@@ -314,7 +314,7 @@ class Session:
         gemma: Gemma,
         data: bytes | bytearray | memoryview,
         *,
-        template: Union[Template, str, None] = None,
+        template: Template | str | None = None,
         rebuild: bool = False,
     ) -> Session:
         """The session that `to_bytes` gave: going on with it gives bit for
@@ -336,7 +336,7 @@ class Session:
         gemma: Gemma,
         path_or_file: PathOrFile,
         *,
-        template: Union[Template, str, None] = None,
+        template: Template | str | None = None,
         rebuild: bool = False,
     ) -> Session:
         """Reads what `save` wrote; see `from_bytes`."""

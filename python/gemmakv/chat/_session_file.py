@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._templates import Message, Template
@@ -63,7 +63,7 @@ def unpack(
     cls: type[Session],
     gemma: Gemma,
     data: bytes,
-    template: Union[Template, str, None],
+    template: Template | str | None,
     rebuild: bool,
 ) -> Session:
     """The session of `pack`; see `Session.from_bytes`."""

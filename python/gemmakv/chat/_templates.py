@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import TYPE_CHECKING, Protocol
 
 from gemmakv.errors import MismatchError, brief
 
@@ -158,7 +158,7 @@ def check_turns(messages: Sequence[Message]) -> None:
 
 
 def template_for(
-    gemma: Gemma, template: Union[Template, str, None] = None
+    gemma: Gemma, template: Template | str | None = None
 ) -> Template:
     """The template of a name, or the one that fits the model.
 

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return fail(
             f"the command line needs the package {error.name}; install it "
-            'with: pip install "gemmakv[chat]"',
+            'with: pip install "gemmakv[cli]"',
         )
     warnings.showwarning = _show_warning
     # The hub's library would say in several lines that it tries again.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from typing import Optional
 
 import typer
 from rich.console import Console
@@ -24,8 +23,8 @@ EXAMPLES = examples(
 
 def bench(
     model: str = model_option("gemma-3-270m"),
-    threads: Optional[int] = THREADS,
-    quantize: Optional[str] = QUANTIZE,
+    threads: int | None = THREADS,
+    quantize: str | None = QUANTIZE,
     rounds: int = typer.Option(
         5, metavar="N", help="Rounds that the medians are of."
     ),

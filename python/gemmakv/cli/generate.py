@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from typing import Any, List, Optional
+from typing import Any
 
 import typer
 
@@ -57,15 +57,15 @@ def generate(
     frequency_penalty: float = typer.Option(
         0.0, metavar="X", help="The same, as often as they were; 0 is off."
     ),
-    logit_bias: Optional[List[str]] = typer.Option(
+    logit_bias: list[str] | None = typer.Option(
         None,
         metavar="ID=NUMBER",
         help="Add to a token's logit (-inf bans it); repeatable.",
     ),
-    seed: Optional[int] = typer.Option(
+    seed: int | None = typer.Option(
         None, metavar="N", help="Default: a random one."
     ),
-    stop: Optional[List[str]] = typer.Option(
+    stop: list[str] | None = typer.Option(
         None, metavar="TEXT", help="End before this text; repeatable."
     ),
     logprobs: bool = typer.Option(
@@ -82,7 +82,7 @@ def generate(
     as_json: bool = typer.Option(
         False, "--json", help="Print one JSON object at the end instead."
     ),
-    capacity_tokens: Optional[int] = typer.Option(
+    capacity_tokens: int | None = typer.Option(
         None,
         metavar="N",
         help="Limit of the conversation; default: the model's context.",
@@ -92,8 +92,8 @@ def generate(
         metavar="TYPE",
         help="How keys and values are stored: f32, bf16 or int8.",
     ),
-    threads: Optional[int] = THREADS,
-    quantize: Optional[str] = QUANTIZE,
+    threads: int | None = THREADS,
+    quantize: str | None = QUANTIZE,
     no_packed_cache: bool = typer.Option(
         False,
         "--no-packed-cache",

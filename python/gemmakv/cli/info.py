@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -20,7 +20,7 @@ EXAMPLES = examples(
 
 
 def info(
-    file: Optional[str] = typer.Argument(
+    file: str | None = typer.Argument(
         None, metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model
     ),
     tensors: bool = typer.Option(

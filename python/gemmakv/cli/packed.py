@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Optional
 
 import typer
 
@@ -24,7 +23,7 @@ EXAMPLES = examples(
 
 
 def packed_files(
-    folder: Optional[Path] = typer.Option(
+    folder: Path | None = typer.Option(
         None, metavar="PATH", help="Default: the user's cache folder."
     ),
     clear: bool = typer.Option(

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 from itertools import groupby
-from typing import Optional
 
 import typer
 from rich.console import Console
@@ -25,7 +24,7 @@ EXAMPLES = examples(
 
 def verify(
     model: str = model_option("gemma-3-270m"),
-    tokens: Optional[int] = typer.Option(
+    tokens: int | None = typer.Option(
         None,
         metavar="N",
         help="How many to compute; default: enough to leave the sliding "
@@ -34,8 +33,8 @@ def verify(
     kv_dtype: str = typer.Option(
         "bf16", metavar="TYPE", help="f32, bf16 or int8."
     ),
-    threads: Optional[int] = THREADS,
-    quantize: Optional[str] = QUANTIZE,
+    threads: int | None = THREADS,
+    quantize: str | None = QUANTIZE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> int:
     """Prove that every way of computing gives the same bits here.

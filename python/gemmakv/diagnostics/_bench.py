@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Tuple, Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -38,7 +38,7 @@ PEAK_MEMORY = "peak memory"
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 StrPath = Union[str, "os.PathLike[str]"]
-Pair = Tuple[float, float]  # what was measured, the machine's limit
+Pair = tuple[float, float]  # what was measured, the machine's limit
 
 
 @dataclasses.dataclass(frozen=True)

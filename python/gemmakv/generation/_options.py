@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Union
+from typing import Any, TypedDict
 
 from gemmakv import _core
 from gemmakv._support.progress import Progress
 from gemmakv.errors import brief
 
-Stop = Union[str, Sequence[str], None]
-LogitBias = Union[Mapping[int, float], None]
+Stop = str | Sequence[str] | None
+LogitBias = Mapping[int, float] | None
 
 DEFAULT_MAX_TOKENS = 256
 

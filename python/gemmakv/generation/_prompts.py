@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from gemmakv.errors import brief
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
-Prompt = Union[str, Sequence[int], npt.NDArray[np.integer[Any]]]
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
 
 

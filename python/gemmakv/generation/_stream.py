@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
@@ -175,8 +176,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
             self._callback = None
             self._failure = error
             self.cancel()
-            try:
+            # The first failure counts.
+            with contextlib.suppress(Exception):
                 self._handle.result()  # waits: the cache is in use
-            except Exception:
-                pass  # the first failure counts
             raise

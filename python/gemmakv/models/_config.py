@@ -15,21 +15,19 @@ if TYPE_CHECKING:
         # Members come from the core's table, so that a new size is one row.
         def __getattr__(cls, name: str) -> ModelType: ...
 
-    class ModelType(str, enum.Enum, metaclass=_Members):
+    class ModelType(enum.StrEnum, metaclass=_Members):
         """Models whose shape is known by name: `ModelType.GEMMA2_9B`, ..."""
 
 else:
-    ModelType = enum.Enum(
+    ModelType = enum.StrEnum(
         "ModelType",
         {
             name.upper().replace("-", "_"): name
             for name in _core.model_type_names()
         },
-        type=str,
         module=__name__,
     )
     ModelType.__doc__ = "Models whose shape is known by name."
-    ModelType.__str__ = lambda self: self.value
 
 __all__ = ["ModelConfig", "ModelType", "config_of", "type_of"]
 

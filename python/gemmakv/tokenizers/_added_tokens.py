@@ -206,9 +206,8 @@ def _named(config: Mapping[str, Any], path: Path) -> Iterator[str]:
                 )
             for one in values or ():
                 yield _token_text(one, key, path)
-        elif key.endswith("_token") and value is not None:
-            if not isinstance(value, bool):
-                yield _token_text(value, key, path)
+        elif key.endswith("_token") and not isinstance(value, bool | None):
+            yield _token_text(value, key, path)
 
 
 def _token_text(value: Any, key: str, path: Path) -> str:

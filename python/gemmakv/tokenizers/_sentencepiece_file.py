@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Union
 
 from gemmakv._support.documents import read_bytes
 from gemmakv.errors import CorruptFile, MismatchError, brief
@@ -32,7 +31,7 @@ _NORMALIZER_SETTINGS = (
     (5, "escape_whitespaces", 1, 1),
 )
 
-_Value = Union[int, bytes]
+_Value = int | bytes
 
 
 def marked_model(path: Path, marks: Marks) -> bytes:

@@ -39,7 +39,7 @@ EXAMPLES = os.environ.get("GEMMAKV_MACHINE_EXAMPLES")
 _rows: dict[tuple[Gemma, str, tuple[int, ...]], np.ndarray] = {}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model(family: str, window: int) -> Gemma:
     """A family's tiny model with another window, if it has windows."""
     config = family_models.config(family)

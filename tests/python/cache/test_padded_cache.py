@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Union
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ import pytest
 import gemmakv
 from gemmakv import CyclicCache, LayerCache, attention, compute_left_pads
 
-Cache = Union[LayerCache, CyclicCache]
+Cache = LayerCache | CyclicCache
 KV_HEADS, HEAD_DIM = 2, 6
 
 MAKERS: dict[str, Callable[..., Cache]] = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,23 +228,6 @@ def test_a_template_may_ask_for_the_length_and_the_date(
     source = "{{ strftime_now('%%') }}{{ messages[0].content | length }}"
     template = file_template(tokenizer, source)
     assert template.render([Message("user", "abc")], True) == [Segment("%3")]
-
-
-def test_without_jinja2(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_import = builtins.__import__
-
-    def no_jinja(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("jinja2"):
-            raise ImportError(name)
-        return real_import(name, *arguments, **keywords)
-
-    for name in [name for name in sys.modules if name.startswith("jinja2")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", no_jinja)
-    with pytest.raises(GemmaKVError, match=r"pip install gemmakv\[chat\]"):
-        file_template(tokenizer, "x")
 
 
 def test_choice(tmp_path: Path, tiny: Gemma) -> None:

@@ -272,7 +272,7 @@ def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
         "raise ModuleNotFoundError('none', name='typer')"
     )
     result = cli("--version", PYTHONPATH=first_on_path(tmp_path))
-    assert_fails(result, 'pip install "gemmakv[chat]"')
+    assert_fails(result, 'pip install "gemmakv[cli]"')
 
 
 def test_prompt_that_is_not_utf8(cli: RunCli, tiny_path: Path) -> None:

@@ -48,7 +48,7 @@ def new(model: Gemma, dtype: str = "bf16", **options: object) -> KVCache:
     return create_kv_cache(model.config, kv_dtype=dtype, **options)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _rows(family: str, tokens: tuple[int, ...], dtype: str) -> np.ndarray:
     fresh = create_kv_cache(family_models.config(family), kv_dtype=dtype)
     return family_models.model(family).logits(fresh, tokens, True)

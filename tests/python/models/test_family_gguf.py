@@ -33,7 +33,7 @@ def config_of(name: str) -> gemmakv.ModelConfig:
     return golden_configs.model_config(golden_of(name).config)
 
 
-def period_of(config: gemmakv.ModelConfig) -> "int | None":
+def period_of(config: gemmakv.ModelConfig) -> int | None:
     """Layers to a full one, if they come in periods."""
     for period in range(1, config.num_layers + 1):
         if config.layer_kinds == [

@@ -68,7 +68,7 @@ def config(family: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**fields)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model(
     family: str,
     *,

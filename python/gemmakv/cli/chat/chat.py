@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -121,10 +122,9 @@ class Chat:
     def select(self, entry: Entry) -> None:
         self.book.select(entry)
         if self.store is not None:
-            try:
+            # Without it the next start opens another session first.
+            with contextlib.suppress(OSError):
                 self.store.write_current(entry.id)
-            except OSError:
-                pass  # the next start then opens another session first
 
     def save(self, entry: Entry) -> None:
         """Notes what the session is now, on disk too.

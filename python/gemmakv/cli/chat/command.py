@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import typer
 
@@ -25,10 +25,10 @@ EXAMPLES = examples(
 
 
 def chat(
-    model: Optional[str] = model_option(
+    model: str | None = model_option(
         None, f" Default: {DEFAULT_MODEL} (of gemmakv[demo])."
     ),
-    session: Optional[str] = typer.Option(
+    session: str | None = typer.Option(
         None,
         "--session",
         "-s",
@@ -36,7 +36,7 @@ def chat(
         help="Open this session, or start it. Default: the last one on a "
         "terminal, a passing one on a pipe.",
     ),
-    system: Optional[str] = typer.Option(
+    system: str | None = typer.Option(
         None, metavar="TEXT", help="What the model is told first."
     ),
     no_persist: bool = typer.Option(
@@ -44,43 +44,43 @@ def chat(
         "--no-persist",
         help="Neither read nor write the stored sessions and history.",
     ),
-    max_tokens: Optional[int] = typer.Option(
+    max_tokens: int | None = typer.Option(
         None, metavar="N", help="Longest reply, in tokens. Default: 256."
     ),
-    temperature: Optional[float] = typer.Option(
+    temperature: float | None = typer.Option(
         None, metavar="X", help="Default: 0, greedy."
     ),
-    top_k: Optional[int] = typer.Option(
+    top_k: int | None = typer.Option(
         None, metavar="N", help="Default: 0, off."
     ),
-    top_p: Optional[float] = typer.Option(
+    top_p: float | None = typer.Option(
         None, metavar="X", help="Default: 1, off."
     ),
-    min_p: Optional[float] = typer.Option(
+    min_p: float | None = typer.Option(
         None, metavar="X", help="Default: 0, off."
     ),
-    repetition_penalty: Optional[float] = typer.Option(
+    repetition_penalty: float | None = typer.Option(
         None, metavar="X", help="Default: 1, off."
     ),
-    seed: Optional[int] = typer.Option(
+    seed: int | None = typer.Option(
         None, metavar="N", help="Default: a random one."
     ),
-    overflow: Optional[str] = typer.Option(
+    overflow: str | None = typer.Option(
         None,
         metavar="WHAT",
         help=f"When the context is full: {' or '.join(OVERFLOW)}.",
     ),
-    template: Optional[str] = typer.Option(
+    template: str | None = typer.Option(
         None,
         metavar="NAME",
         help="plain, gemma or file. Default: what the model asks for.",
     ),
-    capacity_tokens: Optional[int] = typer.Option(
+    capacity_tokens: int | None = typer.Option(
         None,
         metavar="N",
         help="Limit of a new session; default: the model's context.",
     ),
-    kv_dtype: Optional[str] = typer.Option(
+    kv_dtype: str | None = typer.Option(
         None,
         metavar="TYPE",
         help="f32, bf16 (default) or int8, for new sessions.",
@@ -88,8 +88,8 @@ def chat(
     as_json: bool = typer.Option(
         False, "--json", help="On a pipe: a JSON object for each reply."
     ),
-    threads: Optional[int] = THREADS,
-    quantize: Optional[str] = QUANTIZE,
+    threads: int | None = THREADS,
+    quantize: str | None = QUANTIZE,
 ) -> int:
     """Talk with a model in many sessions at once.
 
@@ -170,7 +170,7 @@ def _check_prompt_toolkit(on_terminal: bool) -> None:
     if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
         raise gemmakv.GemmaKVError(
             "chat on a terminal needs the package prompt_toolkit; install it "
-            'with: pip install "gemmakv[chat]"'
+            'with: pip install "gemmakv[cli]"'
         )
 
 

@@ -130,10 +130,10 @@ def _translate(name: str, endpoint: str, error: Exception) -> Exception:
             f"{name}: no such file, and not the name of a repository "
             f"({_summary(error)})"
         )
-    if isinstance(error, OSError) and error.errno is not None:
-        # The disk or the network; the latter are errors of sockets.
-        if not isinstance(error, (ConnectionError, TimeoutError)):
-            return error
+    # The disk or the network; the latter are errors of sockets.
+    network = isinstance(error, (ConnectionError, TimeoutError))
+    if isinstance(error, OSError) and error.errno is not None and not network:
+        return error
     if status is not None:
         return Unreachable(name, f"{endpoint} answers HTTP {status}")
     return Unreachable(
