@@ -25,6 +25,7 @@ from gemmakv.cache._padded import (
     compute_left_pads,
 )
 from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._session import Message, Session, SessionStats
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import Segment, Template
@@ -35,7 +36,6 @@ from gemmakv.errors import (
     GemmaKVError,
     MismatchError,
 )
-from gemmakv.generation._gemma import Gemma
 from gemmakv.generation._result import Generation, Piece, Timings, Usage
 from gemmakv.generation._stream import Stream
 from gemmakv.models._config import ModelConfig, ModelType

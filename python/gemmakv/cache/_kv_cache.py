@@ -18,7 +18,7 @@ from gemmakv.errors import brief
 from gemmakv.models._config import ModelConfig, ModelType, config_of
 
 if TYPE_CHECKING:
-    from gemmakv.generation._gemma import Gemma
+    from gemmakv.generation._model import Model
 
 __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 
@@ -210,7 +210,7 @@ class KVCache:
     @staticmethod
     def from_bytes(
         data: bytes | bytearray | memoryview,
-        gemma: Gemma | None = None,
+        gemma: Model | None = None,
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:
@@ -249,7 +249,7 @@ class KVCache:
     @staticmethod
     def load(
         path_or_file: PathOrFile,
-        gemma: Gemma | None = None,
+        gemma: Model | None = None,
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:

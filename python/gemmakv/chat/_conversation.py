@@ -13,7 +13,7 @@ from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
 from gemmakv.errors import CacheFullError, brief
 
 if TYPE_CHECKING:
-    from gemmakv.generation._gemma import Gemma
+    from gemmakv.chat._gemma import Gemma
 
 
 @dataclasses.dataclass

@@ -18,10 +18,10 @@ from gemmakv._support.files import PathOrFile, read_all, write_all
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
+from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import Message, Template, template_for
 from gemmakv.errors import GemmaKVError, brief
-from gemmakv.generation._gemma import Gemma
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options, split_rows
 from gemmakv.generation._result import Generation
 

@@ -13,8 +13,8 @@ from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.generation._options import split_rows
 
 if TYPE_CHECKING:
+    from gemmakv.chat._gemma import Gemma
     from gemmakv.chat._session import Session
-    from gemmakv.generation._gemma import Gemma
 
 MAGIC = b"GKVSESSN"
 VERSION = 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from gemmakv.errors import MismatchError, brief
 
 if TYPE_CHECKING:
-    from gemmakv.generation._gemma import Gemma
+    from gemmakv.generation._model import Model
 
 ROLES = ("system", "user", "model")
 
@@ -158,7 +158,7 @@ def check_turns(messages: Sequence[Message]) -> None:
 
 
 def template_for(
-    gemma: Gemma, template: Template | str | None = None
+    gemma: Model, template: Template | str | None = None
 ) -> Template:
     """The template of a name, or the one that fits the model.
 

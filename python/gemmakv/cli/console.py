@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from gemmakv.generation._gemma import Gemma
+from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from gemmakv import _core
 from gemmakv._support.arguments import quantize_target
 from gemmakv.cache._kv_cache import create_kv_cache
+from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.errors import GemmaKVError
-from gemmakv.generation._gemma import Gemma
 from gemmakv.generation._options import core_options, to_count
 from gemmakv.models import _catalog as models
 

@@ -22,6 +22,7 @@ from typing import Union
 
 from gemmakv import _core
 from gemmakv._support.progress import Callback, Progress, as_callback
+from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.diagnostics._verify_ways import (
     MIN_TOKENS,
@@ -31,7 +32,6 @@ from gemmakv.diagnostics._verify_ways import (
     ways_of,
 )
 from gemmakv.errors import brief
-from gemmakv.generation._gemma import Gemma
 from gemmakv.generation._options import to_count
 
 StrPath = Union[str, "os.PathLike[str]"]

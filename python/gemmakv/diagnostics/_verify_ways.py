@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
-from gemmakv.generation._gemma import Gemma
+from gemmakv.chat._gemma import Gemma
 from gemmakv.generation._options import Options
 
 POSITIONS = 16  # at the end, whose logits are hashed

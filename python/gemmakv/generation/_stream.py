@@ -15,7 +15,7 @@ from gemmakv.generation._result import Generation, Piece, generation_of
 
 if TYPE_CHECKING:
     from gemmakv.cache._kv_cache import KVCache
-    from gemmakv.generation._gemma import Gemma
+    from gemmakv.generation._model import Model
 
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
@@ -38,7 +38,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     def __init__(
         self,
         handle: _core.StreamHandle,
-        gemma: Gemma,
+        gemma: Model,
         cache: KVCache,
         max_tokens: int,
         callback: Callback | None,

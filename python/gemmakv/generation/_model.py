@@ -1,11 +1,11 @@
-"""A loaded model."""
+"""A loaded model, without messages."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +47,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Gemma:
-    """Weights of a model, their tokenizer and the engine that runs them.
-
-    Made by `load` or `from_tensors`. Weights never change: any number of
-    conversations and threads may use one Gemma at the same time, each with
-    exactly the result that it would have alone; calls with the same cache
-    wait for each other.
-    """
+class Model:
+    """The parts of `gemmakv.Gemma` that know nothing of messages."""
 
     def __init__(
         self,
@@ -80,7 +74,7 @@ class Gemma:
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
         quantize: str | None = None,
-    ) -> Gemma:
+    ) -> Self:
         """Loads a model.
 
         Args:
@@ -139,7 +133,7 @@ class Gemma:
         *,
         threads: int | None = None,
         quantize: str | None = None,
-    ) -> Gemma:
+    ) -> Self:
         """A model with weights from anywhere.
 
         Args:
@@ -177,7 +171,7 @@ class Gemma:
             return f"<Gemma {name}, closed>"
         return f"<Gemma {name}, {self.threads} threads>"
 
-    def __enter__(self) -> Gemma:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
