@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
-import tempfile
+import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Union
 
+from gemmakv.errors import brief
+
 StrPath = Union[str, "os.PathLike[str]"]
 PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
+
+_PIECE_BYTES = 1 << 24
 
 
 def write_all(path_or_file: PathOrFile, data: bytes) -> None:
@@ -32,28 +38,68 @@ def piecewise_writer(
         with atomic_writer(path_or_file) as file:
             yield functools.partial(_write_whole, file)
     else:
+        _check_binary(path_or_file, "write")
         yield functools.partial(_write_whole, path_or_file)
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:
     """Also where an unbuffered file takes a part at a time."""
     left = memoryview(data)
-    written = file.write(data)
-    while isinstance(written, int) and written < len(left):
+    while left:
+        written = file.write(left)
+        if not isinstance(written, int):
+            return  # a file of the user's own that takes all
         if written <= 0:
             raise OSError(
                 errno.EIO, f"the file took 0 of {len(left)} bytes to write"
             )
         left = left[written:]
-        written = file.write(left)
 
 
-def read_all(path_or_file: PathOrFile) -> bytes:
-    """The content of a path or the rest of a binary file object."""
+def read_all(
+    path_or_file: PathOrFile,
+    head_bytes: int = 0,
+    size_of: Callable[[bytes], int] | None = None,
+) -> bytes:
+    """The content of a path or the rest of a binary file object.
+
+    `size_of` gets the first `head_bytes`, or the fewer that there are, and
+    says how many bytes the whole has; no more than that and one are read. It
+    raises for what is no such file, which then is not read: it may be endless.
+    """
     if isinstance(path_or_file, (str, os.PathLike)):
         with open(path_or_file, "rb") as file:
-            return file.read()
-    return path_or_file.read()
+            return read_all(file, head_bytes, size_of)
+    _check_binary(path_or_file, "read")
+    if size_of is None:
+        return _read(path_or_file, sys.maxsize)
+    head = _read(path_or_file, head_bytes)
+    return head + _read(path_or_file, max(0, size_of(head) + 1 - len(head)))
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    """Up to `size` bytes, also where a file gives a part at a time."""
+    parts = []
+    while size > 0:
+        part = file.read(min(size, _PIECE_BYTES))
+        if part is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        if not isinstance(part, (bytes, bytearray, memoryview)):
+            raise ValueError(f"expected a binary file, found {brief(file)}")
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _check_binary(file: object, method: str) -> None:
+    """Raises ValueError for what is neither a path nor a binary file."""
+    if isinstance(file, io.TextIOBase) or not hasattr(file, method):
+        raise ValueError(
+            "path_or_file: expected a path or a binary file object, found "
+            + brief(file)
+        )
 
 
 def write_atomically(path: StrPath, data: bytes) -> None:
@@ -70,41 +116,55 @@ def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
     folder is forced to disk last. A link is followed. What is there and no
     regular file (a device, a pipe) is written to as it is.
     """
-    target = os.path.realpath(os.fspath(path))
+    name = os.fspath(path)
+    target = os.path.realpath(name)
     folder = os.path.dirname(target)
     if os.path.isdir(target):
-        raise IsADirectoryError(
-            errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path)
-        )
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if os.path.exists(target) and not os.path.isfile(target):
         with open(target, "wb") as file:
             yield file
         return
-    descriptor, beside = tempfile.mkstemp(
-        prefix=f".{os.path.basename(target)[:100]}.", suffix=".tmp", dir=folder
+    beside = os.path.join(
+        folder,
+        f".{os.path.basename(target)[:80]}.{os.getpid()}-"
+        f"{secrets.token_hex(4)}.tmp",
     )
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _create(beside, target) as file:
             yield file
             file.flush()
-            os.fchmod(file.fileno(), _mode_of(target))
             os.fsync(file.fileno())
         os.replace(beside, target)
-    except BaseException:
+        _sync_folder(folder)
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(beside)
+        if isinstance(error, OSError):
+            _name_file(error, beside, name)
         raise
-    _sync_folder(folder)
 
 
-def _mode_of(target: str) -> int:
-    """Permissions of the file that is replaced, or of a new file."""
+def _create(path: str, like: str) -> BinaryIO:
+    """A new file with the permissions of `like`, or those of a new file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.stat(target).st_mode & 0o7777
+        mode = os.stat(like).st_mode & 0o7777
     except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return os.fdopen(os.open(path, flags, 0o666), "wb")
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, mode)
+    return os.fdopen(descriptor, "wb")
+
+
+def _name_file(error: OSError, beside: str, name: str) -> None:
+    """Makes an error that of the file that was to be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.filename == beside or (full and error.filename is None):
+        error.filename, error.filename2 = name, None
+        if full:
+            hint = "make room or choose another place"
+            error.strerror = f"{error.strerror}; {hint}"
 
 
 def _sync_folder(folder: str) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 from gemmakv.diagnostics import _bench as measure
@@ -62,8 +63,8 @@ def _render(report: measure.Report) -> str:
     limits = report.limits
     kept = f" quantized to {report.quantize}" if report.quantize else ""
     page.print(
-        f"{report.model}{kept}: {report.weight_bytes / 1e6:,.0f} MB of "
-        f"weights read by each step, packed weights: {report.packed_weights}"
+        f"{report.model}{kept}: {in_bytes(report.weight_bytes)} of weights "
+        f"read by each step, packed weights: {report.packed_weights}"
     )
     page.print(f"{report.cpu}, {report.target}, {report.threads} threads")
     page.print(
@@ -95,7 +96,7 @@ def _render(report: measure.Report) -> str:
 
 def _quantity(value: float, unit: str) -> str:
     if unit == "bytes":
-        return f"{value / 1e6:,.0f} MB"
+        return in_bytes(value)
     if unit == "s":
         return f"{value:.3f} s"
     return f"{value:,.0f} {unit}"

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import importlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, Union
+from typing import NoReturn
 
-from gemmakv._support.files import atomic_writer, write_atomically
+from gemmakv._support.files import (
+    StrPath,
+    atomic_writer,
+    write_atomically,
+)
+from gemmakv._support.folders import cache_folder
+from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile, GemmaKVError, brief
 from gemmakv.models.hub import _download as hub
 from gemmakv.models.huggingface import is_model_folder
-
-StrPath = Union[str, "os.PathLike[str]"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -43,14 +44,6 @@ ALIASES = {
         "a70578ac519e00d93a17e44c087a6818",
     ),
 }
-
-
-def cache_folder() -> Path:
-    """The user's folder for assembled models."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "gemmakv"
 
 
 def resolve(model: StrPath, progress: Callback | None = None) -> str:
@@ -127,7 +120,7 @@ def fetch(alias: Alias, progress: Callback | None = None) -> Path:
     path = folder / alias.file_name
     if _is_noted(path, alias):
         return path
-    with _locked(folder / f"{alias.file_name}.lock"):
+    with locked(folder / f"{alias.file_name}.lock"):
         if _is_noted(path, alias):
             return path
         if not _is_sound(path, alias):
@@ -210,14 +203,3 @@ def _remove_leftovers(path: Path) -> None:
     """Deletes what a killed process left behind. Requires: the lock."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock; the system drops it if the process dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

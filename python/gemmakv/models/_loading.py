@@ -8,11 +8,12 @@ import warnings
 from pathlib import Path
 
 from gemmakv import _core
+from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback
 from gemmakv.errors import MismatchError
 from gemmakv.models import _packed as packed
 from gemmakv.models._info import ModelInfo, info_of_gguf
-from gemmakv.models._packed import PackedWeights, StrPath
+from gemmakv.models._packed import PackedWeights
 from gemmakv.models.huggingface import ModelFolder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer

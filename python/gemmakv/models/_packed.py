@@ -6,12 +6,10 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Union
 
+from gemmakv._support.files import StrPath
+from gemmakv._support.folders import cache_folder
 from gemmakv.errors import brief
-from gemmakv.models import _catalog as models
-
-StrPath = Union[str, "os.PathLike[str]"]
 
 # Loading less takes no time worth a file.
 MIN_MODEL_BYTES = 16 << 20
@@ -58,10 +56,7 @@ def default_folder() -> Path | None:
     chosen = os.environ.get(_VARIABLE, "")
     if chosen:
         return None if chosen == "off" else Path(chosen)
-    try:
-        return models.cache_folder() / "packed"
-    except RuntimeError as error:  # pathlib's word for no home folder
-        raise FileNotFoundError(2, f"no folder for caches: {error}") from None
+    return cache_folder() / "packed"
 
 
 def choose_folder(

@@ -302,9 +302,6 @@ def test_a_fork_of_a_deleted_fork_moves_up() -> None:
 def test_words() -> None:
     assert table.count(1, "turn") == "1 turn"
     assert table.count(1234, "token") == "1,234 tokens"
-    assert table.in_bytes(0) == "0 B"
-    assert table.in_bytes(1536) == "1.5 KiB"
-    assert table.in_bytes(3 << 40) == "3.0 TiB"
     assert table.preview("a\n b " * 50)[-1] == "…"
     assert table.printable("a\x1b[31m\x07\x9b\n") == "a␛[31m␇\ufffd\n"
 

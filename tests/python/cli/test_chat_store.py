@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gemmakv
+from gemmakv._support import folders
 from gemmakv.chat._session import Message, Session
 from gemmakv.cli.chat import records, restore, store
 from gemmakv.cli.chat.records import Record
@@ -186,7 +187,7 @@ def test_folders_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     one = store.folder_of("gemma3/270m", "a" * 32)
     assert one == Path("/data/gemmakv/chat") / ("gemma3_270m-" + "a" * 16)
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert store.data_folder().is_relative_to(Path.home())
+    assert folders.data_folder().is_relative_to(Path.home())
 
 
 # ---- The writing thread ----

@@ -254,7 +254,7 @@ def test_interrupted_download_resumes(fake: FakeHub) -> None:
     with pytest.raises(ConnectionError) as caught:
         models.resolve("org/repo")
     text = one_line(caught.value)
-    assert "broke off after 1 MB of 3 MB" in text
+    assert "broke off after 1.0 MB of 2.6 MB" in text
     assert "again" in text
     fake.requests.clear()
     calls: list[int] = []
@@ -441,7 +441,7 @@ def test_missing_file_lists_what_there_is(fake: FakeHub) -> None:
     fake.add("org/repo", ONE_FILE)
     with pytest.raises(FileNotFoundError) as caught:
         models.resolve("org/repo/q8.gguf")
-    assert "it holds m.gguf (3 MB)" in one_line(caught.value)
+    assert "it holds m.gguf (2.6 MB)" in one_line(caught.value)
 
 
 def test_several_models_are_listed(fake: FakeHub) -> None:
@@ -450,7 +450,7 @@ def test_several_models_are_listed(fake: FakeHub) -> None:
         models.resolve("org/repo")
     text = one_line(caught.value)
     assert "found 2; name one, as in org/repo/a.gguf" in text
-    assert "it holds a.gguf (2 bytes), b.gguf (3 MB)" in text
+    assert "it holds a.gguf (2 B), b.gguf (2.6 MB)" in text
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def test_no_room(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
             models.resolve("org/repo")
     assert caught.value.errno == errno.ENOSPC
     text = one_line(caught.value)
-    assert "3 MB more needed" in text and "HF_HOME" in text
+    assert "2.6 MB more needed" in text and "HF_HOME" in text
     assert fake.downloads() == []
 
 

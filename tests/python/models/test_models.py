@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import gemmakv
+from gemmakv._support import folders
 from gemmakv.models import _catalog as models
 
 PARTS = [b"first part " * 1000, b"second", b"", b"third" * 77777]
@@ -104,7 +105,7 @@ def test_wrong_parts_are_an_error(alias: models.Alias) -> None:
     wrong = dataclasses.replace(alias, sha256="0" * 64)
     with pytest.raises(gemmakv.CorruptFile, match="SHA256 0000"):
         models.fetch(wrong)
-    folder = models.cache_folder()
+    folder = folders.cache_folder()
     assert not (folder / "fake.gguf").exists()
     assert list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp")) == []
 
@@ -120,7 +121,7 @@ def test_missing_package_says_how_to_get_it(alias: models.Alias) -> None:
 def test_leftovers_of_a_killed_process_are_removed(
     alias: models.Alias,
 ) -> None:
-    folder = models.cache_folder()
+    folder = folders.cache_folder()
     folder.mkdir(parents=True)
     leftover = folder / ".fake.gguf.abc123.tmp"
     leftover.write_bytes(b"half")
@@ -145,14 +146,6 @@ def test_many_processes_at_once(alias: models.Alias) -> None:
         child.join(60)
         assert child.exitcode == 0
     assert [results.get(timeout=5) for _ in children] == [True] * 6
-
-
-def test_relative_cache_home_is_ignored(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/folder")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert models.cache_folder() == tmp_path / ".cache" / "gemmakv"
 
 
 def test_demo_alias_is_the_published_file(model_path: str) -> None:

@@ -11,11 +11,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli.chat import restore
 from gemmakv.cli.chat.book import Entry
 from gemmakv.cli.chat.records import Record
 from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
-from gemmakv.cli.chat.table import count, in_bytes, quoted
+from gemmakv.cli.chat.table import count, quoted
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.chat import Chat

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -139,13 +138,13 @@ def chat(
 
             open_chat.open(session)
             return pipe.run(open_chat, sys.stdin.buffer)
-        from gemmakv.cli.chat.store import data_folder
+        from gemmakv._support.folders import data_folder
         from gemmakv.cli.chat.terminal import Terminal
 
         view.say(_greeting(gemma))
         open_chat.open(session)
         open_chat.show_where()
-        history: Path | None = data_folder() / "history" if persist else None
+        history = data_folder() / "chat/history" if persist else None
         return Terminal(open_chat, history).run()
     finally:
         open_chat.close()

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli.chat import table
-from gemmakv.cli.chat.table import count, in_bytes, quoted
+from gemmakv.cli.chat.table import count, quoted
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.book import Entry

@@ -14,11 +14,12 @@ older than its record; whoever restores it compares the two.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 from gemmakv._support.files import write_atomically
+from gemmakv._support.folders import data_folder
+from gemmakv._support.locks import lock
 from gemmakv.cli.chat import records
 from gemmakv.cli.chat.records import Record
 from gemmakv.errors import CorruptFile
@@ -27,18 +28,10 @@ _RECORD = ".json"
 _SESSION = ".session"
 
 
-def data_folder() -> Path:
-    """The user's folder for what chats keep."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG specification has relative paths ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".local/share"
-    return root / "gemmakv" / "chat"
-
-
 def folder_of(model_name: str, fingerprint: str) -> Path:
     """Where the conversations of a model lie."""
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in model_name)
-    return data_folder() / f"{safe or 'model'}-{fingerprint[:16]}"
+    return data_folder() / "chat" / f"{safe or 'model'}-{fingerprint[:16]}"
 
 
 class Store:
@@ -53,14 +46,12 @@ class Store:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.writable = False
-            return
+            self.writable = lock(self._lock, wait=False)
         except BaseException:
             os.close(self._lock)
             raise
-        self.writable = True
+        if not self.writable:
+            return
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._sweep()

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 _PREVIEW_CHARS = 48
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Control characters that would move the cursor or change colours.
 _PICTURES = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
@@ -27,16 +26,6 @@ def printable(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """count(2, "turn") == "2 turns"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def in_bytes(number: float) -> str:
-    """Three digits and a unit: 18.4 MiB."""
-    value = float(number)
-    for unit in _UNITS:
-        if value < 1024 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def preview(text: str) -> str:

@@ -19,6 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import describe
 from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.actions import Leave
@@ -112,7 +113,7 @@ class Terminal:
         entry = self._chat.book.current
         session = self._chat.session(entry)
         cache = session.cache
-        held = table.in_bytes(cache.nbytes + cache.shared_nbytes)
+        held = in_bytes(cache.nbytes + cache.shared_nbytes)
         return [
             (
                 "",

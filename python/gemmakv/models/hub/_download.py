@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Iterable
 
 from gemmakv._support.progress import Callback
+from gemmakv._support.sizes import in_bytes
 from gemmakv.errors import GemmaKVError
 from gemmakv.models.hub._errors import (
     FileMissing,
     Unreachable,
     not_found,
-    size_text,
 )
 from gemmakv.models.hub._folder import fetch_folder, folder_here, is_folder
 from gemmakv.models.hub._repository import (
@@ -163,7 +163,7 @@ def _describe(files: dict[str, int | None]) -> str:
     texts = []
     for file in _models_among(files):
         size = files[file]
-        texts.append(file if size is None else f"{file} ({size_text(size)})")
+        texts.append(file if size is None else f"{file} ({in_bytes(size)})")
     return ", ".join(texts) or "no .gguf file"
 
 

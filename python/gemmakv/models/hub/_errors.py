@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gemmakv._support.sizes import in_bytes
+
 _NOT_FOUND = ("RemoteEntryNotFoundError", "EntryNotFoundError")
 
 
@@ -47,10 +49,10 @@ def broken_off(
     name: str, error: Exception, done: int, size: int | None
 ) -> OSError:
     """The error for a transfer that ended early; what came is kept."""
-    of = "" if size is None else f" of {size_text(size)}"
+    of = "" if size is None else f" of {in_bytes(size)}"
     return ConnectionAbortedError(
         errno.ECONNABORTED,
-        f"the download broke off after {size_text(done)}{of} "
+        f"the download broke off after {in_bytes(done)}{of} "
         f"({_summary(error)}); the same command again goes on from there",
         name,
     )
@@ -66,7 +68,7 @@ def write_failed(
         return disk_full(name, "the disk quota is used up", done, size)
     return OSError(
         error.errno or errno.EIO,
-        f"the download cannot be written after {size_text(done)}: "
+        f"the download cannot be written after {in_bytes(done)}: "
         f"{error.strerror or _summary(error)}",
         name,
     )
@@ -75,7 +77,7 @@ def write_failed(
 def disk_full(
     name: str, reason: str, done: int, size: int | None
 ) -> OSError:
-    needed = "" if size is None else f": {size_text(size - done)} more needed"
+    needed = "" if size is None else f": {in_bytes(size - done)} more needed"
     return OSError(
         errno.ENOSPC,
         f"{reason}{needed}; make room, or set HF_HOME to a folder on another "
@@ -86,16 +88,6 @@ def disk_full(
 
 def not_found(name: str, message: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, message, name)
-
-
-def size_text(size: int) -> str:
-    """A size for people: "253 MB"."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 def _translate(name: str, endpoint: str, error: Exception) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib
 import os
@@ -14,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from gemmakv._support.locks import lock
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile
 from gemmakv.models.hub._errors import broken_off, disk_full, write_failed
@@ -44,7 +44,7 @@ def download(
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
     # Unbuffered: what failed to be written is not tried again at the end.
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno())
         if blob.exists():
             partial.unlink(missing_ok=True)
             return

@@ -1,0 +1,133 @@
+"""Files that appear whole, and what is read of files of others."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from gemmakv._support import files
+
+
+def test_permissions_are_those_of_a_new_file_or_of_the_one_replaced(
+    tmp_path: Path,
+) -> None:
+    plain, new = tmp_path / "plain", tmp_path / "new"
+    plain.touch()
+    files.write_atomically(new, b"1")
+    assert new.stat().st_mode == plain.stat().st_mode
+    new.chmod(0o640)
+    files.write_atomically(new, b"2")
+    assert stat.S_IMODE(new.stat().st_mode) == 0o640
+    assert new.read_bytes() == b"2"
+    assert sorted(tmp_path.iterdir()) == [new, plain]
+
+
+def test_the_umask_of_other_threads_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # It belongs to the process: another thread's file would be open to all.
+    changed = []
+    monkeypatch.setattr(os, "umask", changed.append)
+    files.write_atomically(tmp_path / "file", b"")
+    assert changed == []
+
+
+def test_errors_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "file", Path("/proc/file")):
+        with pytest.raises(OSError) as caught:
+            files.write_atomically(path, b"")
+        assert caught.value.filename == str(path)
+        assert caught.value.filename2 is None
+        assert ".tmp" not in str(caught.value)
+
+
+def test_a_full_disk_is_named_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(OSError, match="make room") as caught,
+        files.atomic_writer(path),
+    ):
+        raise full
+    assert caught.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Trickle(io.RawIOBase):
+    """Gives and takes at most three bytes at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self.rest = data
+        self.taken = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        part, self.rest = self.rest[:3], self.rest[3:]
+        return part
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.taken += bytes(data[:3])
+        return len(data[:3])
+
+
+def test_files_that_give_or_take_a_part_at_a_time() -> None:
+    assert files.read_all(Trickle(b"0123456789")) == b"0123456789"
+    file = Trickle(b"")
+    files.write_all(file, b"0123456789")
+    assert file.taken == b"0123456789"
+
+
+@pytest.mark.parametrize("wrong", [io.StringIO("text"), 5, None, True])
+def test_what_is_no_binary_file_is_refused(wrong: object) -> None:
+    for call in (files.read_all, lambda f: files.write_all(f, b"1")):
+        with pytest.raises(ValueError, match="expected a path or a binary"):
+            call(wrong)  # type: ignore[operator]
+
+
+class Text:
+    def read(self, size: int) -> str:
+        return "text"
+
+
+def test_what_gives_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a binary file"):
+        files.read_all(Text())  # type: ignore[arg-type]
+
+
+def test_no_more_is_read_than_the_head_says() -> None:
+    heads = []
+
+    def size_of(head: bytes) -> int:
+        heads.append(head)
+        return 6
+
+    assert files.read_all(io.BytesIO(b"0123456789"), 4, size_of) == b"0123456"
+    assert files.read_all(io.BytesIO(b"01"), 4, size_of) == b"01"
+    assert heads == [b"0123", b"01"]
+
+
+def test_an_endless_file_is_read_as_far_as_its_head() -> None:
+    def refuse(head: bytes) -> int:
+        raise ValueError(f"found {head!r}")
+
+    with pytest.raises(ValueError, match="found"):
+        files.read_all("/dev/zero", 4, refuse)
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    files.write_all(path, b"content")
+    reader.join(10)
+    assert read == [b"content"]
