@@ -1,0 +1,57 @@
+"""Session files of earlier versions open for ever, and go on as they did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gemmakv import Gemma, Message, Session
+
+
+def role(name: str) -> str:
+    """Format 1 calls the assistant "model"."""
+    return "assistant" if name == "model" else name
+
+
+def parts(message: Message) -> tuple[str, object, bool]:
+    return role(message.role), message.content, message.incomplete
+
+
+@pytest.mark.parametrize("version", [1])
+def test_a_session_file(tiny: Gemma, golden: Path, version: int) -> None:
+    stored = json.loads(
+        (golden / f"session_v{version}.json").read_text("utf-8")
+    )
+    session = Session.load(tiny, golden / f"session_v{version}.gkv")
+    assert [parts(m) for m in session.messages] == [
+        (role(name), content, incomplete)
+        for name, content, incomplete in stored["messages"]
+    ]
+    for name in ("system", "overflow"):
+        assert getattr(session, name) == stored[name]
+    assert session.template.name == stored["template"]
+    assert session.options == {
+        "top_k": 40,
+        "seed": 2**64 - 1,
+        "stop": ["xyz"],
+        "logit_bias": {3: -float("inf"), 20: 0.1},
+    }
+    assert session.cache.tokens.tolist() == stored["tokens"]
+    assert session.cache.capacity_tokens == stored["capacity_tokens"]
+    assert session.cache.kv_dtype == stored["kv_dtype"]
+    saved = session.stats.saved_prefill_tokens
+    assert saved == stored["saved_prefill_tokens"]
+    following = stored["next"]
+    reply = session.send(
+        following["text"], max_tokens=following["max_tokens"]
+    )
+    assert reply.token_ids == following["token_ids"]
+    session.undo(session.turns)
+
+
+def test_an_empty_one(tiny: Gemma, golden: Path) -> None:
+    session = Session.load(tiny, golden / "session_v1_empty.gkv")
+    assert session.messages == [] and session.cache.capacity_tokens == 100
+    assert session.send("one", max_tokens=2).token_ids
