@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._templates import Message, Template, check_turns
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
@@ -24,6 +26,7 @@ class Turn:
     ids: Ids  # to be appended to the cache
     kept: int  # tokens of the cache that stay where they are
     backup: KVCache  # the cache as it was
+    stop: Sequence[str] = ()  # texts that end the reply
 
 
 class Conversation:
@@ -56,7 +59,7 @@ class Conversation:
         self.system, self.messages = _beginning(system, messages)
         # Of each turn, the cache's length when it ended; None if that has
         # been computed anew since, or never was.
-        self._ends: list[int | None] = [None] * (len(self.messages) // 2)
+        self.ends: list[int | None] = [None] * (len(self.messages) // 2)
         if self.messages:
             self._encode(self.messages, False)  # a bad one shows now
 
@@ -69,6 +72,19 @@ class Conversation:
         named = map(self._tokenizer.id_of, self.template.stop_tokens)
         return [token for token in named if token is not None]
 
+    def beginning(self) -> Ids:
+        """What every way to go on begins with, if none of it is computed."""
+        if len(self.cache) or self.system is None and not self.messages:
+            return np.empty(0, np.int32)
+        ids = self._beginning_of(self.messages)
+        return ids if len(ids) < self.cache.capacity_tokens else ids[:0]
+
+    def resume(self, cache: KVCache, ends: list[int | None]) -> None:
+        """Goes on with a cache that holds these messages."""
+        self.cache = cache
+        self.ends = [*ends, *self.ends[len(ends) :]]
+        self._forget_ends(self.ends, len(cache))
+
     def fork(self) -> tuple[Conversation, float]:
         """An independent copy, and the microseconds the cache's fork took."""
         start = time.perf_counter()
@@ -77,7 +93,7 @@ class Conversation:
         other = Conversation.__new__(Conversation)
         other.__dict__.update(self.__dict__)
         other.messages = list(self.messages)
-        other._ends = list(self._ends)
+        other.ends = list(self.ends)
         other.cache = cache
         other._encoder = Encoder(self._tokenizer, self._bos_id)
         return other, took_us
@@ -102,9 +118,9 @@ class Conversation:
             self.system, self.messages = before
             raise
         self.messages = turns
-        kept = self._ends if turns[: len(before[1])] == before[1] else []
+        kept = self.ends if turns[: len(before[1])] == before[1] else []
         count = len(turns) // 2
-        self._ends = [*kept, *[None] * count][:count]
+        self.ends = [*kept, *[None] * count][:count]
 
     def begin(self, text: str, max_tokens: int, drop: bool) -> Turn:
         """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
@@ -139,7 +155,12 @@ class Conversation:
         return Turn(messages, wanted[said:], 0 if dropped else held, backup)
 
     def finish(self, turn: Turn, text: str, incomplete: bool = False) -> str:
-        """Takes the reply into the conversation; returns its text, trimmed."""
+        """Takes the reply into the conversation; returns its text, trimmed.
+
+        One that is cut short does not keep half a text that would end it.
+        """
+        if incomplete:
+            text = text[: len(text) - _half_stop(text, turn.stop)]
         text = text.strip()
         messages = [*turn.messages, Message("model", text, incomplete)]
         self._keep_common(messages)
@@ -148,9 +169,9 @@ class Conversation:
         self.cache.checkpoint()
         self.messages = messages
         count = len(messages) // 2 - 1
-        ends = self._ends[len(self._ends) - count :]
+        ends = self.ends[len(self.ends) - count :]
         self._forget_ends(ends, turn.kept)
-        self._ends = [*ends, len(self.cache)]
+        self.ends = [*ends, len(self.cache)]
         return text
 
     def take_back(self, turn: Turn) -> None:
@@ -161,13 +182,13 @@ class Conversation:
         """Keeps the first `turns` turns; returns the other messages."""
         kept = self.messages[: 2 * turns]
         removed = self.messages[2 * turns :]
-        end = self._ends[turns - 1] if turns else None
+        end = self.ends[turns - 1] if turns else None
         if end is None:
             self._keep_common(kept)
         else:
             self._truncate(end)
         self.messages = kept
-        del self._ends[turns:]
+        del self.ends[turns:]
         return removed
 
     def _keep_common(
@@ -176,16 +197,20 @@ class Conversation:
         """Takes off the cache what does not belong to these messages."""
         # What stays is what every way to go on from them begins with: text
         # that ended the reply, as the template has it, among it.
+        wanted = self._beginning_of(messages)
+        self._truncate(self._common(wanted, exact)[0])
+
+    def _beginning_of(self, messages: Sequence[Message]) -> Ids:
+        """What every way to go on from these messages begins with."""
         one, other = (
             self._encode([*messages, Message("user", text)], True)
             for text in "AB"
         )
-        wanted = one[: common_exact(one, other)]
-        self._truncate(self._common(wanted, exact)[0])
+        return one[: common_exact(one, other)]
 
     def _truncate(self, length: int) -> None:
         self.cache.truncate(length)
-        self._forget_ends(self._ends, length)
+        self._forget_ends(self.ends, length)
 
     @staticmethod
     def _forget_ends(ends: list[int | None], length: int) -> None:
@@ -239,6 +264,19 @@ def _beginning(
             raise ValueError("system: given twice, also as a message")
         system = turns.pop(0).content
     return _checked_system(system), turns
+
+
+def _half_stop(text: str, stops: Sequence[str]) -> int:
+    """Letters at the end that begin one of `stops`; 0 if there are none."""
+    return max(
+        (
+            count
+            for stop in stops
+            for count in range(1, len(stop))
+            if text.endswith(stop[:count])
+        ),
+        default=0,
+    )
 
 
 def _checked_system(text: str | None) -> str | None:

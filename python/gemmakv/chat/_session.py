@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import threading
 import time
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmakv._support.files import PathOrFile, read_all, write_all
+from gemmakv._support.files import PathOrFile, piecewise_writer
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
+from gemmakv.chat._session_file import SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import Message, Template, template_for
 from gemmakv.errors import GemmaKVError, brief
@@ -34,6 +37,7 @@ __all__ = ["Message", "Session", "SessionStats"]
 _GRACE_S = 0.1
 
 OVERFLOWS = ("error", "drop_oldest_turns")
+TEMPLATE_NAMES = ("file", "gemma", "plain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +87,10 @@ class Session:
         template: Template | str | None = None,
         messages: Sequence[Message] = (),
         capacity_tokens: int | None = None,
-        kv_dtype: str = "bf16",
+        kv_dtype: str | None = None,
+        checkpoint_bytes: int | None = None,
+        pool: BlockPool | None = None,
+        cache: KVCache | None = None,
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Begins a conversation; computes nothing yet.
@@ -100,7 +107,11 @@ class Session:
             fits the model, see `gemmakv.templates.template_for`.
           messages: turns that the conversation begins with: user and model in
             turns, a reply last. A system message may stand first.
-          capacity_tokens, kv_dtype: see `create_kv_cache`.
+          capacity_tokens, kv_dtype, checkpoint_bytes, pool: see
+            `create_kv_cache`.
+          cache: a cache that becomes the session's, instead of a new one of
+            those four: what it holds of the conversation is not computed
+            again, what else it holds is taken off with the first turn.
           options: generation keywords for all turns.
 
         Raises ValueError naming the argument that is bad, GemmaKVError if the
@@ -112,12 +123,24 @@ class Session:
         self.overflow = overflow
         self.options: dict[str, Any] = dict(options or {})
         split_rows(self.options, 1, batch=False)
+        of_cache = {
+            "capacity_tokens": capacity_tokens,
+            "kv_dtype": kv_dtype,
+            "checkpoint_bytes": checkpoint_bytes,
+            "pool": pool,
+        }
+        given = {k: v for k, v in of_cache.items() if v is not None}
+        if cache is None:
+            cache = create_kv_cache(gemma.config, **given)  # type: ignore[arg-type]
+        elif not isinstance(cache, KVCache):
+            raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
+        elif given:
+            raise ValueError(
+                f"{next(iter(given))}: belongs to a new cache, and `cache` is "
+                "given; give it to create_kv_cache"
+            )
         self._talk = Conversation(
-            gemma,
-            template_for(gemma, template),
-            create_kv_cache(gemma.config, capacity_tokens, kv_dtype),
-            system,
-            messages,
+            gemma, template_for(gemma, template), cache, system, messages
         )
         self._saved_prefill_tokens = 0
         self._last_fork_us: float | None = None
@@ -239,9 +262,9 @@ class Session:
 
         Bad arguments raise here. Until the stream has ended, the session is
         busy: other calls wait while it runs, and raise GemmaKVError if it
-        waits for its reader, or from the thread that reads it. A reply that is
-        cancelled, also by Ctrl-C, stays in the conversation as far as it came;
-        so does one that fails, marked `incomplete`.
+        waits for its reader. A reply that is cancelled, also by Ctrl-C, or
+        that fails stays in the conversation as far as it came, marked
+        `incomplete`.
         """
         self._acquire()
         try:
@@ -254,7 +277,7 @@ class Session:
             except BaseException:
                 self._talk.take_back(turn)
                 raise
-            stream = ChatStream(self, inner, turn)
+            stream = ChatStream(inner, _OpenTurn(self, turn))
             self._stream = weakref.ref(stream)
             return stream
         except BaseException:
@@ -264,9 +287,16 @@ class Session:
     def fork(self) -> Session:
         """An independent session with the same conversation and settings.
 
-        Shares the blocks of the cache: no key or value is copied.
+        Shares the blocks of the cache: no key or value is copied. What a
+        session that has not said anything begins with (the system text) is
+        computed first, so that it is shared too. `copy.copy` and
+        `copy.deepcopy` are forks.
         """
         with self._exclusive():
+            beginning = self._talk.beginning()
+            if len(beginning):
+                self._gemma.generate(self.cache, beginning, max_tokens=0)
+                self.cache.checkpoint()
             talk, self._last_fork_us = self._talk.fork()
             other = Session.__new__(type(self))
             other.__dict__.update(self.__dict__)
@@ -274,6 +304,16 @@ class Session:
             other._talk = talk
             other._set_free()
             return other
+
+    def __copy__(self) -> Session:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Session:
+        return self.fork()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The pickler decides what becomes of the model (`persistent_id`).
+        return type(self).from_bytes, (self._gemma, self.to_bytes())
 
     def undo(self, turns: int = 1) -> list[Message]:
         """Takes back the last turns and returns their messages.
@@ -296,17 +336,36 @@ class Session:
     def to_bytes(self) -> bytes:
         """Messages, settings, keys and values, for `from_bytes`.
 
-        A Template object is saved by its name; `progress` is not saved.
+        A Template object is saved by its name; `progress` and other
+        functions among the options are not saved. Pickling goes through this;
+        the pickler must know what to do with the model.
         """
-        with self._exclusive():
-            return session_file.pack(self)
+        buffer = io.BytesIO()
+        self.save(buffer)
+        return buffer.getvalue()
 
     def save(self, path_or_file: PathOrFile) -> None:
-        """Writes `to_bytes()` to a path or to a binary file object.
+        """Writes `to_bytes()` to a path or to a binary file object, piece by
+        piece: it takes no memory for a second copy of the keys and values, and
+        the session may go on meanwhile.
 
         A path is replaced in one step, once everything is on disk.
         """
-        write_all(path_or_file, self.to_bytes())
+        with self._exclusive():
+            text = SessionText(
+                template=self.template.name,
+                system=self.system,
+                messages=list(self._talk.messages),
+                overflow=self.overflow,
+                options=dict(self.options),
+                capacity_tokens=self.cache.capacity_tokens,
+                kv_dtype=self.cache.kv_dtype,
+                saved_prefill_tokens=self._saved_prefill_tokens,
+                ends=list(self._talk.ends),
+            )
+            cache = self.cache.fork()
+        with piecewise_writer(path_or_file) as write:
+            session_file.write(text, cache, write)
 
     @classmethod
     def from_bytes(
@@ -316,19 +375,53 @@ class Session:
         *,
         template: Template | str | None = None,
         rebuild: bool = False,
+        pool: BlockPool | None = None,
     ) -> Session:
         """The session that `to_bytes` gave: going on with it gives bit for
         bit what going on with that one gives.
 
         `template` replaces the saved one; it is needed if that was an object
         of yours. With `rebuild`, the keys and values in the data are ignored
-        and computed again from the messages, at the next turn.
+        and computed again from the messages, at the next turn. Blocks come
+        from `pool`.
 
         Raises CorruptFile if the data are not a whole, sound session;
         MismatchError if the keys and values belong to other weights
-        (`rebuild` then keeps the text) or the model has no such template.
+        (`rebuild` then keeps the text), the model has no such template, or a
+        newer version wrote them.
         """
-        return session_file.unpack(cls, gemma, bytes(data), template, rebuild)
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            raise ValueError(
+                f"data: expected bytes, found {brief(data)}"
+            ) from None
+        text, snapshot = session_file.split(view, whole=not rebuild)
+        if template is None and text.template not in TEMPLATE_NAMES:
+            raise ValueError(
+                "template: the session was saved with a Template named "
+                f"{brief(text.template)}; give it: Session.load(gemma, path, "
+                "template=...)"
+            )
+        session = cls(
+            gemma,
+            text.system,
+            text.overflow,
+            template=text.template if template is None else template,
+            messages=text.messages,
+            # With `rebuild` the model may be one of a shorter context.
+            capacity_tokens=min(
+                text.capacity_tokens, gemma.config.context_length
+            ),
+            kv_dtype=text.kv_dtype,
+            pool=pool,
+            options=text.options,
+        )
+        session._saved_prefill_tokens = text.saved_prefill_tokens
+        if not rebuild:
+            cache = session_file.restore(snapshot, gemma, pool)
+            session._talk.resume(cache, text.ends)
+        return session
 
     @classmethod
     def load(
@@ -338,10 +431,15 @@ class Session:
         *,
         template: Template | str | None = None,
         rebuild: bool = False,
+        pool: BlockPool | None = None,
     ) -> Session:
-        """Reads what `save` wrote; see `from_bytes`."""
+        """Reads what `save` wrote; see `from_bytes`.
+
+        A file that is none is found by its first bytes, and not read on.
+        """
+        data = session_file.read(path_or_file)
         return cls.from_bytes(
-            gemma, read_all(path_or_file), template=template, rebuild=rebuild
+            gemma, data, template=template, rebuild=rebuild, pool=pool
         )
 
     def close(self) -> None:
@@ -358,14 +456,17 @@ class Session:
             self.cache.close()
 
     def _begin(self, text: str, options: dict[str, Any]) -> Turn:
-        return self._talk.begin(
+        turn = self._talk.begin(
             text,
             options.get("max_tokens", DEFAULT_MAX_TOKENS),
             drop=self.overflow == "drop_oldest_turns",
         )
+        turn.stop = options["stop"]
+        return turn
 
     def _finish(self, turn: Turn, generation: Generation) -> Generation:
-        text = self._talk.finish(turn, generation.text)
+        cancelled = generation.finish_reason == "cancelled"
+        text = self._talk.finish(turn, generation.text, cancelled)
         self._saved_prefill_tokens += generation.usage.cached_tokens
         return dataclasses.replace(generation, text=text)
 
@@ -398,10 +499,10 @@ class Session:
 
     def _set_free(self) -> None:
         # Held by a call that works on the conversation, or by a stream from
-        # its beginning to its end.
+        # its beginning to its end, whichever threads read it.
         self._changed = threading.Condition()
         self._busy = False
-        self._holder = 0  # the thread that works or reads the stream
+        self._caller = 0  # the thread of the call
         self._stream = None
 
     def _acquire(self) -> None:
@@ -410,7 +511,7 @@ class Session:
             waiting_since = math.inf
             while self._busy:
                 stream = None if self._stream is None else self._stream()
-                if stream is None and self._holder == me:
+                if self._stream is None and self._caller == me:
                     raise GemmaKVError(
                         "session: a call of this thread is under way; expected "
                         "`progress` and signal handlers to leave it alone"
@@ -421,25 +522,45 @@ class Session:
                 else:
                     waiting_since = min(waiting_since, now)
                 if stream is not None and (
-                    self._holder == me or now - waiting_since >= _GRACE_S
+                    stream._read_here() or now - waiting_since >= _GRACE_S
                 ):
                     raise GemmaKVError(
                         "session: its reply is still being streamed; read it "
                         "to its end or cancel() it first"
                     )
-                timeout = None if stream is None else _GRACE_S / 4
+                timeout = None if self._stream is None else _GRACE_S / 4
                 del stream  # waiting must not keep it
                 if self._busy:  # letting go may have ended it
                     self._changed.wait(timeout)
             _ = self.cache._core  # raises if closed
             self._busy = True
-            self._holder = me
+            self._caller = me
 
     def _release(self) -> None:
         with self._changed:
             self._busy = False
             self._stream = None
             self._changed.notify_all()
+
+
+class _OpenTurn:
+    """A turn of a session whose reply is being streamed."""
+
+    def __init__(self, session: Session, turn: Turn) -> None:
+        self._session = session
+        self._turn = turn
+
+    def finish(self, generation: Generation) -> Generation:
+        return self._session._finish(self._turn, generation)
+
+    def keep(self, text: str) -> str:
+        return self._session._talk.finish(self._turn, text, True)
+
+    def take_back(self) -> None:
+        self._session._talk.take_back(self._turn)
+
+    def end(self) -> None:
+        self._session._release()
 
 
 def _checked_count(name: str, value: int, least: int, most: int) -> int:

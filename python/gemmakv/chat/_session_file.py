@@ -2,141 +2,100 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import struct
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gemmakv._support.files import PathOrFile, read_all
 from gemmakv.cache._kv_cache import KVCache
-from gemmakv.chat._templates import Message, Template
+from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._templates import Message
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.generation._options import split_rows
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
-    from gemmakv.chat._session import Session
 
 MAGIC = b"GKVSESSN"
-VERSION = 1
+VERSION = 2
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
+# Where a snapshot states its size (docs/snapshot-format.md).
+_SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
 
-def pack(session: Session) -> bytes:
-    """The session's bytes. Requires: no call works on it."""
-    cache = session.cache
-    options = {k: v for k, v in session.options.items() if k != "progress"}
-    if options.get("logit_bias"):
-        options["logit_bias"] = [
-            [int(token), repr(float(bias))]
-            for token, bias in options["logit_bias"].items()
-        ]
-    text = json.dumps(
-        {
-            "template": session.template.name,
-            "system": session.system,
-            "messages": [
-                [message.role, message.content]
-                for message in session._talk.messages
-            ],
-            "incomplete": [
-                i
-                for i, message in enumerate(session._talk.messages)
-                if message.incomplete
-            ],
-            "overflow": session.overflow,
-            "options": options,
-            "capacity_tokens": cache.capacity_tokens,
-            "kv_dtype": cache.kv_dtype,
-            "saved_prefill_tokens": session.stats.saved_prefill_tokens,
-        },
-        ensure_ascii=False,
-        default=_plain,
-    ).encode("utf-8")
-    snapshot = cache.to_bytes()
-    head = _HEADER.pack(MAGIC, VERSION, 0, len(text), len(snapshot)) + text
-    return head + hashlib.sha256(head).digest() + snapshot
+@dataclasses.dataclass
+class SessionText:
+    """The text part: all of a session but keys and values.
+
+    `messages` are without the system message. `ends` has for each turn the
+    cache's length when it ended, or None.
+    """
+
+    template: str
+    system: str | None
+    messages: list[Message]
+    overflow: str
+    options: dict[str, Any]
+    capacity_tokens: int
+    kv_dtype: str
+    saved_prefill_tokens: int
+    ends: list[int | None] = dataclasses.field(default_factory=list)
 
 
-def unpack(
-    cls: type[Session],
-    gemma: Gemma,
-    data: bytes,
-    template: Template | str | None,
-    rebuild: bool,
-) -> Session:
-    """The session of `pack`; see `Session.from_bytes`."""
-    fields, snapshot = _split(data, whole=not rebuild)
-    name = fields["template"]
-    if template is None and name not in ("file", "gemma", "plain"):
-        raise ValueError(
-            f"template: the session was saved with a Template named "
-            f"{brief(name)}; give it: Session.load(gemma, path, template=...)"
-        )
-    system, messages = fields["system"], fields["messages"]
-    incomplete = set(fields.get("incomplete", ()))
-    session = cls(
-        gemma,
-        system,
-        fields["overflow"],
-        template=name if template is None else template,
-        messages=[
-            Message(role, content, i in incomplete)
-            for i, (role, content) in enumerate(messages)
-        ],
-        # With `rebuild` the model may be one of a shorter context.
-        capacity_tokens=min(
-            fields["capacity_tokens"], gemma.config.context_length
-        ),
-        kv_dtype=fields["kv_dtype"],
-        options=fields["options"],
-    )
-    session._saved_prefill_tokens = fields["saved_prefill_tokens"]
-    if not rebuild:
-        session._talk.cache = _restore(snapshot, gemma)
-    return session
+def write(
+    text: SessionText, cache: KVCache, write: Callable[[bytes], None]
+) -> None:
+    """Has `write` take the bytes, one piece after the other."""
+    fields = {name: getattr(text, name) for name in _TYPES}
+    fields["messages"] = [message_to_json(one) for one in text.messages]
+    fields["options"] = options_to_json(text.options)
+    document = json.dumps(fields).encode("ascii")
+    begun = False
+
+    def write_piece(piece: bytes) -> None:
+        nonlocal begun
+        if not begun:
+            [size] = _SNAPSHOT_BYTES.unpack_from(piece)
+            head = _HEADER.pack(MAGIC, VERSION, 0, len(document), size)
+            head += document
+            write(head + hashlib.sha256(head).digest())
+            begun = True
+        write(piece)
+
+    cache._core.save(write_piece, True)
 
 
-def _restore(snapshot: bytes, gemma: Gemma) -> KVCache:
-    hint = "Session.load(..., rebuild=True) keeps the text and computes the "
-    hint += "keys and values again"
-    try:
-        return KVCache.from_bytes(snapshot, gemma)
-    except MismatchError as error:
-        raise MismatchError(f"session: {error}; {hint}") from None
-    except CorruptFile as error:
-        raise CorruptFile(f"session: {error}; {hint}") from None
+def read(path_or_file: PathOrFile) -> bytes:
+    """The bytes of a file that begins as a session does."""
+    return read_all(path_or_file, _HEADER.size, _size)
 
 
-def _split(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
-    """Checked fields of the text part, and the KV part.
+def split(
+    data: memoryview, whole: bool = True
+) -> tuple[SessionText, memoryview]:
+    """The text part, checked, and the KV part.
 
     Without `whole`, the KV part may be anything.
     """
-    if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise CorruptFile(
-            "session: expected a file of a saved session, found "
-            + (brief(data[: len(MAGIC)]) if data else "no bytes")
-            + " at the beginning"
-        )
+    size = _size(bytes(data[: _HEADER.size]))
     _, version, zero, text_bytes, kv_bytes = _HEADER.unpack_from(data)
-    if version > VERSION:
-        raise MismatchError(
-            f"session: format version {version} is newer than this version of "
-            f"gemmakv reads ({VERSION}); update gemmakv"
-        )
     end = _HEADER.size + text_bytes
     start = end + _DIGEST_BYTES
-    if len(data) < start or (whole and len(data) != start + kv_bytes):
-        raise CorruptFile(
-            f"session: expected {start + kv_bytes} bytes, found {len(data)}"
-        )
+    if len(data) < start or (whole and len(data) != size):
+        found = f"{len(data)}" if len(data) <= size else "more"
+        raise CorruptFile(f"session: expected {size} bytes, found {found}")
     digest = hashlib.sha256(data[:end]).digest()
-    if version != VERSION or zero != 0 or digest != data[end:start]:
+    if version == 0 or zero != 0 or digest != data[end:start]:
         raise CorruptFile("session: the text part does not match its checksum")
     try:
-        fields = json.loads(data[_HEADER.size : end].decode("utf-8"))
+        fields = json.loads(bytes(data[_HEADER.size : end]))
+        if version == 1:
+            _upgrade(fields)
         return _checked(fields), data[start:]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptFile(
@@ -145,38 +104,128 @@ def _split(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
         ) from None
 
 
-def _checked(fields: Any) -> dict[str, Any]:
-    """Fields of the right types. Raises KeyError, TypeError or ValueError."""
-    types = {
-        "template": str,
-        "system": (str, type(None)),
-        "messages": list,
-        "overflow": str,
-        "options": dict,
-        "capacity_tokens": int,
-        "kv_dtype": str,
-        "saved_prefill_tokens": int,
+def restore(
+    snapshot: memoryview, gemma: Gemma, pool: BlockPool | None
+) -> KVCache:
+    hint = "Session.load(..., rebuild=True) keeps the text and computes the "
+    hint += "keys and values again"
+    try:
+        return KVCache.from_bytes(snapshot, gemma, pool=pool)
+    except MismatchError as error:
+        raise MismatchError(f"session: {error}; {hint}") from None
+    except CorruptFile as error:
+        raise CorruptFile(f"session: {error}; {hint}") from None
+
+
+def message_to_json(message: Message) -> dict[str, object]:
+    """Its fields, but for those that say nothing."""
+    return {
+        field.name: value
+        for field in dataclasses.fields(message)
+        if (value := getattr(message, field.name)) != field.default
     }
-    for name, kind in types.items():
-        if not isinstance(fields[name], kind):  # type: ignore[arg-type]
-            raise TypeError(f"{name} is {brief(fields[name])}")
-    for message in fields["messages"]:
-        role, content = message
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise TypeError(f"a message is {brief(message)}")
-    incomplete = fields.get("incomplete", [])
-    if not isinstance(incomplete, list) or not all(
-        type(i) is int and 0 <= i < len(fields["messages"]) for i in incomplete
+
+
+def message_from_json(value: Any) -> Message:
+    """What `message_to_json` gave; ValueError or TypeError if it is none."""
+    if not isinstance(value, dict):
+        raise TypeError(f"a message is {brief(value)}")
+    message = Message(**value)
+    if not isinstance(message.role, str) or not isinstance(
+        message.content, (str, list)
     ):
-        raise TypeError(f"incomplete is {brief(incomplete)}")
-    bias = fields["options"].get("logit_bias")
-    if bias:
-        fields["options"]["logit_bias"] = {
-            int(token): float(value) for token, value in bias
-        }
-    split_rows(fields["options"], 1, batch=False)
-    result: dict[str, Any] = fields
+        raise TypeError(f"a message is {brief(value)}")
+    return message
+
+
+def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Generation keywords as JSON has them; functions are left out."""
+    plain = {
+        name: value
+        for name, value in options.items()
+        if name != "progress" and not callable(value)
+    }
+    if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
+        plain["logit_bias"] = [
+            [int(token), repr(float(bias))]
+            for token, bias in plain["logit_bias"].items()
+        ]
+    result: dict[str, Any] = json.loads(json.dumps(plain, default=_plain))
     return result
+
+
+def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
+    """What `options_to_json` was given. Raises ValueError or TypeError for a
+    value that is bad, TypeError for a keyword that is none.
+    """
+    bias = options.get("logit_bias")
+    if bias:
+        bias = {int(token): float(value) for token, value in bias}
+        options = {**options, "logit_bias": bias}
+    split_rows(options, 1, batch=False)
+    return options
+
+
+def _size(head: bytes) -> int:
+    """Bytes of the whole, of its first bytes; raises if they are others."""
+    if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
+        raise CorruptFile(
+            "session: expected a file of a saved session, found "
+            + (brief(head[: len(MAGIC)]) if head else "no bytes")
+            + " at the beginning"
+        )
+    _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
+    if version > VERSION:
+        raise MismatchError(
+            f"session: format version {version} is newer than this version of "
+            f"gemmakv reads ({VERSION}); update gemmakv"
+        )
+    size: int = _HEADER.size + text_bytes + _DIGEST_BYTES + kv_bytes
+    return size
+
+
+_TYPES: dict[str, Any] = {
+    "template": str,
+    "system": (str, type(None)),
+    "messages": list,
+    "overflow": str,
+    "options": dict,
+    "capacity_tokens": int,
+    "kv_dtype": str,
+    "saved_prefill_tokens": int,
+    "ends": list,
+}
+
+
+def _upgrade(fields: dict[str, Any]) -> None:
+    """Makes fields of version 1 those of version 2."""
+    incomplete = fields.pop("incomplete", [])
+    messages = fields["messages"]
+    fields["ends"] = []
+    fields["messages"] = [
+        {"role": role, "content": text} for role, text in messages
+    ]
+    for i in incomplete:
+        fields["messages"][range(len(messages))[i]]["incomplete"] = True
+
+
+def _checked(fields: Any) -> SessionText:
+    """Fields of the right types. Raises KeyError, TypeError or ValueError."""
+    for name, kind in _TYPES.items():
+        value = fields[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name} is {brief(value)}")
+    if unknown := fields.keys() - _TYPES:
+        raise TypeError(f"unknown field {min(unknown)}")
+    text = SessionText(**fields)
+    text.messages = [message_from_json(one) for one in text.messages]
+    text.options = options_from_json(text.options)
+    turns = len(text.messages) // 2
+    if len(text.ends) > turns or not all(
+        end is None or type(end) is int and end >= 0 for end in text.ends
+    ):
+        raise TypeError(f"ends is {brief(text.ends)}")
+    return text
 
 
 def _plain(value: object) -> object:

@@ -7,14 +7,28 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gemmakv.generation._result import Generation, Piece
 from gemmakv.generation._stream import Stream
 
-if TYPE_CHECKING:
-    from gemmakv.chat._conversation import Turn
-    from gemmakv.chat._session import Session
+
+class OpenTurn(Protocol):
+    """What a reply is said in. One of the first three is called, then `end`;
+    each raises only with everything as it was before the turn.
+    """
+
+    def finish(self, generation: Generation) -> Generation:
+        """Takes in the reply; gives it as it stands in the messages."""
+
+    def keep(self, text: str) -> str:
+        """Takes in what there is of a reply that failed."""
+
+    def take_back(self) -> None:
+        """Leaves all as it was before the turn."""
+
+    def end(self) -> None:
+        """Lets others in."""
 
 
 class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
@@ -30,8 +44,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
     nothing, the session is as it was before the turn.
     """
 
-    def __init__(self, session: Session, inner: Stream, turn: Turn) -> None:
-        self._session = session
+    def __init__(self, inner: Stream, turn: OpenTurn) -> None:
         self._inner = inner
         self._turn = turn
         self._trim = _Trimmer()
@@ -42,12 +55,12 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # held while reading `inner`
         self._working = False  # the lock's holder is at it
+        self._given = 0  # letters of the pieces given out
 
     def __iter__(self) -> ChatStream:
         return self
 
     def __next__(self) -> Piece:
-        self._note_reader()
         try:
             while True:
                 piece = self._read()
@@ -66,7 +79,6 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         # Here, as it takes 7 MB that most programs do not need.
         import asyncio
 
-        self._note_reader()
         try:
             while True:
                 piece = await asyncio.to_thread(self._read)
@@ -124,25 +136,28 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
                 finally:
                     self._working = False
 
-    def _note_reader(self) -> None:
-        """That thread must not wait for the session."""
-        if not self._ended:
-            self._session._holder = threading.get_ident()
-
     def _waits_for_reader(self) -> bool:
         """Whether the reply comes to no end before somebody reads."""
         return not self._ended and self._inner._handle.waits_for_reader
 
+    def _read_here(self) -> bool:
+        """Whether this thread is in the middle of a read."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._working
+        finally:
+            self._lock.release()
+
     def _read(self) -> Piece | None:
         """The next piece, or None if there is none within a moment."""
         with self._lock:
-            if self._ready:
-                return self._ready.popleft()
-            if self._ended:
-                return None
+            if self._ready or self._ended:
+                return self._ready.popleft() if self._ready else None
             self._working = True
             try:
                 piece = self._advance()
+                self._given += 0 if piece is None else len(piece.text)
             finally:
                 self._working = False
         if self._inner._cancelled:
@@ -163,7 +178,10 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         if piece is not None:
             piece = self._take(piece)
         if self._inner._finished:
+            if piece is not None:
+                self._ready.append(piece)
             self._settle()
+            return self._ready.popleft() if self._ready else None
         return piece
 
     def _take(self, piece: Piece) -> Piece | None:
@@ -185,9 +203,8 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
                     piece = self._take(piece)
                 if piece is not None:
                     self._ready.append(piece)
-            self._generation = self._session._finish(
-                self._turn, self._inner.result()
-            )
+            self._generation = self._turn.finish(self._inner.result())
+            self._cut(len(self._generation.text))
         except BaseException as error:
             self._fail(error)
             raise
@@ -202,12 +219,12 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             self._drain()
             kept = self._inner._count > 0
             if kept:
-                self._session._talk.finish(self._turn, self._text, True)
+                self._cut(len(self._turn.keep(self._text)))
         except BaseException:
             kept = False  # the error that counts is the first
         finally:
             if not kept:
-                self._session._talk.take_back(self._turn)
+                self._turn.take_back()
             self._end()
 
     def _drain(self) -> None:
@@ -222,9 +239,17 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             if piece is not None:
                 self._ready.append(piece)
 
+    def _cut(self, length: int) -> None:
+        """Has what is still to be given out end with the message."""
+        left = length - self._given
+        for i, piece in enumerate(self._ready):
+            text = piece.text[: max(left, 0)]
+            left -= len(piece.text)
+            self._ready[i] = dataclasses.replace(piece, text=text)
+
     def _end(self) -> None:
         self._ended = True
-        self._session._release()
+        self._turn.end()
 
 
 class _Trimmer:

@@ -60,7 +60,7 @@ def with_text(data: bytes, change: dict[str, Any]) -> bytes:
     fields = json.loads(data[TEXT_PART.size : TEXT_PART.size + length])
     fields.update(change)
     text = json.dumps(fields).encode()
-    head = TEXT_PART.pack(MAGIC, 1, 0, len(text), kv) + text
+    head = TEXT_PART.pack(MAGIC, 2, 0, len(text), kv) + text
     return head + hashlib.sha256(head).digest() + data[len(data) - kv :]
 
 
@@ -208,8 +208,8 @@ def test_text_survives_damaged_keys_and_values(session: Session) -> None:
 
 def test_a_later_format(session: Session) -> None:
     data = bytearray(session.to_bytes())
-    data[8] = 2
-    with pytest.raises(MismatchError, match="version 2 is newer"):
+    data[8] = 3
+    with pytest.raises(MismatchError, match="version 3 is newer"):
         Session.from_bytes(session.gemma, data)
 
 
@@ -221,10 +221,17 @@ def test_a_cache_is_no_session(session: Session) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"messages": [["user", "a"]]},
-        {"messages": [["model", "a"]]},
-        {"messages": [["user"]]},
-        {"messages": [["user", 3]]},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "model", "content": "a"}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [["user", "a"], ["model", "b"]]},
+        {"messages": [{"role": "user", "content": "a", "mood": 1}]},
+        {"ends": [1, 2, 3]},
+        {"ends": ["x"]},
+        {"ends": [-1]},
+        {"capacity_tokens": True},
+        {"mood": 1},
         {"messages": {"a": 1}},
         {"template": 3},
         {"system": 3},

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +28,9 @@ def session(tiny: Gemma, request: pytest.FixtureRequest) -> Session:
 
 
 def settled(session: Session, stream: ChatStream, shown: list[str]) -> None:
-    """The reply of a stream stands in the session as it was shown."""
-    assert session.messages[-1] == Message("model", "".join(shown))
+    """The cancelled reply stands in the session as it was shown."""
+    message = session.messages[-1]
+    assert message == Message(message.role, "".join(shown), incomplete=True)
     assert stream.result.text == "".join(shown)
     assert_sound(session)
     session.send("next", max_tokens=1)
@@ -89,7 +91,7 @@ def test_cancelled_before_anything_came(session: Session) -> None:
     stream.cancel()
     assert session.messages[-2:] == [
         Message("user", "two"),
-        Message("model", "".join(p.text for p in stream)),
+        Message("model", "".join(p.text for p in stream), True),
     ]
     assert_sound(session)
     session.send("three", max_tokens=1)
@@ -152,7 +154,7 @@ def test_nobody_waits_for_the_reader(session: Session) -> None:
     stream.cancel()
     assert session.send("three", max_tokens=1).finish_reason == "length"
     shown += [piece.text for piece in stream]
-    assert session.messages[3] == Message("model", "".join(shown))
+    assert session.messages[3] == Message("model", "".join(shown), True)
     assert_sound(session)
 
 
@@ -168,6 +170,46 @@ def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
     thread.join(60)
     assert len(replies) == 1 and session.turns == 3
     assert session.messages[4].content == "three"
+    assert_sound(session)
+
+
+def test_a_pooled_thread_does_not_own_the_stream_that_it_read(
+    tiny: Gemma,
+) -> None:
+    """Another client's call on it waits, and the reply comes to its end."""
+    session = Session(tiny, template="plain")
+    stream = session.stream("two", max_tokens=60, **NO_END)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(next, stream).result(60)
+        other = pool.submit(session.send, "three", max_tokens=2)
+        time.sleep(0.03)  # it is at it
+        assert not other.done()
+        assert len(list(stream)) >= 50
+        assert len(other.result(60).token_ids) == 2
+    assert [m.content for m in session.messages[::2]] == ["two", "three"]
+    assert stream.result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("read", [0, 1, 2])
+def test_a_cancelled_reply_keeps_no_half_stop(
+    talker: Gemma, read: int
+) -> None:
+    """What was held back for a stop string is neither shown nor kept."""
+    options: Any = {"max_tokens": 12, "seed": 1}
+    options |= {"temperature": 1.0, "top_k": 4}
+    session = Session(talker, template="plain")
+    reply = session.fork().send("two", **options).text
+    stop = reply[3:] + "never"
+    stream = session.stream("two", stop=stop, **options)
+    shown = []
+    while len("".join(shown)) < 3:
+        shown.append(next(stream).text)
+    for _ in range(read):
+        shown.append(next(stream).text)
+    stream.cancel()
+    shown += [piece.text for piece in stream]
+    assert "".join(shown) == reply[:3]
+    assert session.messages[-1].content == reply[:3]
     assert_sound(session)
 
 
