@@ -216,6 +216,15 @@ void RegisterCache(py::module_& module) {
                   py::arg("fingerprint") = py::none(),
                   py::arg("pool") = py::none())
       .def(
+          "fits",
+          [](const KVCache& cache, const ModelConfig& config) {
+            const KvLayout& layout = cache.layout();
+            return layout.hash() ==
+                   config.MakeKvLayout(layout.dtype(), layout.block_tokens())
+                       ->hash();
+          },
+          py::arg("config"), "Whether a model of this shape can use it.")
+      .def(
           "layer_kind",
           [](const KVCache& cache, size_t layer) {
             CheckLayer(cache, layer);

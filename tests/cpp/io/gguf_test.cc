@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "io/gguf_builder.h"
 #include "io/gguf_exercise.h"
+#include "io/temp_folder.h"
 
 namespace gkv {
 namespace {
@@ -462,6 +464,81 @@ TEST(GgufTest, ABigHeaderWithRandomDamage) {
     }
     ASSERT_EQ(ExerciseGguf(damaged).violation, "") << trial;
   }
+}
+
+// Parts as splitting programs make them: metadata in the first one, which may
+// hold no tensor.
+class SplitGgufTest : public testing::Test {
+ protected:
+  void Write(uint16_t number, GgufBuilder builder, uint16_t count = 3) {
+    builder.Set("split.no", number).Set("split.count", count);
+    builder.Set("split.tensors.count", int32_t{2});
+    const std::vector<uint8_t> bytes = builder.Build();
+    WriteWhole(Path(number), {bytes.begin(), bytes.end()});
+  }
+  void WriteAll() {
+    Write(0, GgufBuilder().Set("general.architecture", "gemma3"));
+    Write(1, GgufBuilder().AddF32("a", 1, 2, {1, 2}));
+    Write(2, GgufBuilder().AddF32("b", 1, 3, {3, 4, 5}));
+  }
+  std::string Path(int number) const {
+    return folder_ / StrCat("x-0000", number + 1, "-of-00003.gguf");
+  }
+  std::string ErrorOf(const std::string& path) const {
+    try {
+      GgufFile{path};
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(SplitGgufTest, ReadAsOne) {
+  WriteAll();
+  GgufFile file(Path(0));
+  EXPECT_EQ(file.Names(), (std::vector<std::string>{"a", "b"}));
+  const TensorView b = *file.Find("b");
+  float values[3];
+  std::memcpy(values, b.data, sizeof(values));
+  EXPECT_EQ(values[0], 3.0f);
+  EXPECT_EQ(values[2], 5.0f);
+  file.Release(b, 0, b.size_bytes());
+  EXPECT_EQ(std::memcmp(values, b.data, sizeof(values)), 0);
+}
+
+TEST_F(SplitGgufTest, IdentityCoversEveryPart) {
+  WriteAll();
+  const Hash128 before = *GgufFile(Path(0)).Identity();
+  EXPECT_EQ(*GgufFile(Path(0)).Identity(), before);
+  Write(2, GgufBuilder().AddF32("b", 1, 3, {3, 4, 6}));
+  EXPECT_NE(*GgufFile(Path(0)).Identity(), before);
+}
+
+TEST_F(SplitGgufTest, AllMissingPartsInOneError) {
+  WriteAll();
+  std::filesystem::remove(Path(1));
+  std::filesystem::remove(Path(2));
+  const std::string error = ErrorOf(Path(0));
+  EXPECT_NE(error.find(Path(1)), std::string::npos) << error;
+  EXPECT_NE(error.find(Path(2)), std::string::npos) << error;
+}
+
+TEST_F(SplitGgufTest, WhatDoesNotBelongTogether) {
+  WriteAll();
+  EXPECT_NE(ErrorOf(Path(1)).find("x-00002-of-00003.gguf: found split.no 1"),
+            std::string::npos);
+  Write(2, GgufBuilder().AddF32("a", 1, 2, {1, 2}));
+  EXPECT_NE(ErrorOf(Path(0)).find("tensor a again"), std::string::npos);
+  Write(2, GgufBuilder());
+  EXPECT_NE(ErrorOf(Path(0)).find("found 1 tensors"), std::string::npos);
+  Write(2, GgufBuilder().AddF32("b", 1, 2, {1, 2}), 4);
+  EXPECT_NE(ErrorOf(Path(0)).find("split.count 3"), std::string::npos);
+  std::filesystem::rename(Path(0), folder_ / "y.gguf");
+  EXPECT_NE(ErrorOf(folder_ / "y.gguf").find("-00001-of-00003.gguf"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -5,8 +5,10 @@ That whatever is done to a cache changes no bit is in test_families.py.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ def test_needs_no_weights() -> None:
     for model in (
         gemmakv.ModelType.GEMMA3_270M,
         "gemma3-270m",
+        "gemma-3-270m",  # the alias of Gemma.load
         gemmakv.ModelConfig.from_name("gemma3-270m"),
     ):
         cache = create_kv_cache(model, capacity_tokens=100)
@@ -41,6 +44,37 @@ def test_needs_no_weights() -> None:
         assert cache.kv_dtype == "bf16"
         assert cache.tokens.dtype == np.int32
         assert len(cache.layers) == 18
+
+
+def test_a_loaded_model_names_its_shape(tiny: Gemma) -> None:
+    cache = create_kv_cache(tiny)
+    assert cache.capacity_tokens == tiny.config.context_length
+    tiny.logits(cache, TOKENS)
+
+
+def test_a_configuration_reads_as_its_call(tiny: Gemma) -> None:
+    text = repr(tiny.config)
+    same = eval(text, {"ModelConfig": gemmakv.ModelConfig})
+    assert same.arguments() == tiny.config.arguments()
+    assert text.startswith("ModelConfig(name=''")
+
+
+def test_copies_are_forks(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    for made in (copy.copy(cache), copy.deepcopy(cache)):
+        assert cache.shared_nbytes > 0  # no key or value was copied
+        made.truncate(10)
+        assert (len(made), len(cache)) == (10, len(TOKENS))
+
+
+def test_pickling_keeps_content_and_checkpoints(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    tiny.logits(cache, TOKENS)
+    cache.checkpoint()
+    again = pickle.loads(pickle.dumps(cache))
+    assert again.checkpoints == cache.checkpoints != []
+    assert again.to_bytes(True) == cache.to_bytes(True)
 
 
 def test_default_capacity_is_the_context() -> None:
@@ -178,6 +212,17 @@ def test_real_model_prefill_decode_and_restore_agree_bitwise(
 def test_empty_snapshot(tiny: Gemma, cache: KVCache) -> None:
     restored = KVCache.from_bytes(cache.to_bytes(), gemma=tiny)
     assert len(restored) == 0
+
+
+def test_empty_snapshot_of_another_shape(tiny: Gemma) -> None:
+    data = create_kv_cache("gemma3-270m").to_bytes()
+    with pytest.raises(gemmakv.MismatchError, match="gemma3-270m.*18 layers"):
+        KVCache.from_bytes(data, tiny)
+
+
+def test_what_is_no_model_is_refused(cache: KVCache) -> None:
+    with pytest.raises(ValueError, match="gemma: expected a Gemma"):
+        KVCache.from_bytes(cache.to_bytes(), "gemma3-270m")  # type: ignore
 
 
 def test_snapshot_of_other_weights(tiny: Gemma, cache: KVCache) -> None:
@@ -454,6 +499,33 @@ def test_save_follows_links_and_fills_pipes(
         assert read.result(timeout=60) == data
     assert pipe.is_fifo()
     assert sorted(os.listdir(tmp_path)) == ["link.kv", "pipe", "real.kv"]
+
+
+def test_an_endless_file_is_no_snapshot() -> None:
+    with pytest.raises(gemmakv.CorruptFile, match="snapshot"):
+        KVCache.load("/dev/zero")
+
+
+class ShortReads(io.BytesIO):
+    """As pipes and sockets do, gives less than was asked for."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(100 if size is None or size < 0 else size // 2 + 1)
+
+
+def test_load_goes_on_after_short_reads(tiny: Gemma, cache: KVCache) -> None:
+    tiny.logits(cache, TOKENS)
+    data = cache.to_bytes()
+    assert KVCache.load(ShortReads(data)).to_bytes() == data
+
+
+@pytest.mark.parametrize("wrong", [5, None, True, io.StringIO("text")])
+def test_save_and_load_of_what_is_no_file(
+    cache: KVCache, wrong: Any
+) -> None:
+    for call in (cache.save, KVCache.load):
+        with pytest.raises(ValueError, match="binary file object, found"):
+            call(wrong)
 
 
 def test_save_and_load_errors(cache: KVCache, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from test_cli import assert_fails, first_on_path
 
 from gemmakv.cli.arguments import complete_model, complete_quantize
-from gemmakv.models import _catalog as models
+from gemmakv.models._aliases import ALIASES
 from support.command import RunCli
 
 COMMANDS = [
@@ -122,7 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             "",
-            [*models.ALIASES, "deep/", "empty/", "models/", "one.gguf",
+            [*ALIASES, "deep/", "empty/", "models/", "one.gguf",
              "whole"],
         ),
         ("gem", ["gemma-3-270m"]),

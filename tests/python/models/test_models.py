@@ -16,6 +16,7 @@ import pytest
 import gemmakv
 from gemmakv._support import folders
 from gemmakv.models import _catalog as models
+from gemmakv.models._aliases import ALIASES, Alias
 
 PARTS = [b"first part " * 1000, b"second", b"", b"third" * 77777]
 CONTENT = b"".join(PARTS)
@@ -24,7 +25,7 @@ CONTENT = b"".join(PARTS)
 @pytest.fixture
 def alias(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> models.Alias:
+) -> Alias:
     """A small model in four parts, and an empty cache folder."""
     paths = []
     for i, part in enumerate(PARTS):
@@ -35,15 +36,16 @@ def alias(
     package.chunk_paths = lambda: paths  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_demo_package", package)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return models.Alias(
+    return Alias(
         package="fake_demo_package",
         file_name="fake.gguf",
         size_bytes=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
+        model_type="gemma3-270m",
     )
 
 
-def test_assembles_once(alias: models.Alias, tmp_path: Path) -> None:
+def test_assembles_once(alias: Alias, tmp_path: Path) -> None:
     path = models.fetch(alias)
     assert path == tmp_path / "cache" / "gemmakv" / "fake.gguf"
     assert path.read_bytes() == CONTENT
@@ -52,7 +54,7 @@ def test_assembles_once(alias: models.Alias, tmp_path: Path) -> None:
     assert path.stat() == before
 
 
-def test_reports_progress(alias: models.Alias) -> None:
+def test_reports_progress(alias: Alias) -> None:
     calls: list[tuple[int, int]] = []
     models.fetch(alias, lambda done, total: calls.append((done, total)))
     assert calls[-1] == (len(CONTENT), len(CONTENT))
@@ -64,7 +66,7 @@ def test_reports_progress(alias: models.Alias) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty", "gone"])
 def test_damaged_file_is_made_again(
-    alias: models.Alias, damage: str
+    alias: Alias, damage: str
 ) -> None:
     path = models.fetch(alias)
     data = bytearray(CONTENT)
@@ -83,7 +85,7 @@ def test_damaged_file_is_made_again(
     assert models.fetch(alias).read_bytes() == CONTENT
 
 
-def test_flip_with_old_times_is_seen(alias: models.Alias) -> None:
+def test_flip_with_old_times_is_seen(alias: Alias) -> None:
     path = models.fetch(alias)
     before = path.stat()
     with open(path, "r+b") as file:
@@ -92,7 +94,7 @@ def test_flip_with_old_times_is_seen(alias: models.Alias) -> None:
     assert models.fetch(alias).read_bytes() == CONTENT
 
 
-def test_sound_file_without_note_is_kept(alias: models.Alias) -> None:
+def test_sound_file_without_note_is_kept(alias: Alias) -> None:
     path = models.fetch(alias)
     before = path.stat()
     for note in path.parent.glob("*.checked"):
@@ -101,7 +103,7 @@ def test_sound_file_without_note_is_kept(alias: models.Alias) -> None:
     assert path.stat() == before
 
 
-def test_wrong_parts_are_an_error(alias: models.Alias) -> None:
+def test_wrong_parts_are_an_error(alias: Alias) -> None:
     wrong = dataclasses.replace(alias, sha256="0" * 64)
     with pytest.raises(gemmakv.CorruptFile, match="SHA256 0000"):
         models.fetch(wrong)
@@ -110,7 +112,7 @@ def test_wrong_parts_are_an_error(alias: models.Alias) -> None:
     assert list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp")) == []
 
 
-def test_missing_package_says_how_to_get_it(alias: models.Alias) -> None:
+def test_missing_package_says_how_to_get_it(alias: Alias) -> None:
     missing = dataclasses.replace(alias, package="no_such_demo_package")
     with pytest.raises(gemmakv.GemmaKVError) as caught:
         models.fetch(missing)
@@ -119,7 +121,7 @@ def test_missing_package_says_how_to_get_it(alias: models.Alias) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_removed(
-    alias: models.Alias,
+    alias: Alias,
 ) -> None:
     folder = folders.cache_folder()
     folder.mkdir(parents=True)
@@ -129,11 +131,11 @@ def test_leftovers_of_a_killed_process_are_removed(
     assert not leftover.exists()
 
 
-def _fetch_in_child(alias: models.Alias, results: Any) -> None:
+def _fetch_in_child(alias: Alias, results: Any) -> None:
     results.put(models.fetch(alias).read_bytes() == CONTENT)
 
 
-def test_many_processes_at_once(alias: models.Alias) -> None:
+def test_many_processes_at_once(alias: Alias) -> None:
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     children = [
@@ -149,7 +151,7 @@ def test_many_processes_at_once(alias: models.Alias) -> None:
 
 
 def test_demo_alias_is_the_published_file(model_path: str) -> None:
-    alias = models.ALIASES["gemma-3-270m"]
+    alias = ALIASES["gemma-3-270m"]
     assert os.path.getsize(model_path) == alias.size_bytes
     digest = hashlib.sha256(Path(model_path).read_bytes()).hexdigest()
     assert digest == alias.sha256

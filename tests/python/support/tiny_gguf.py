@@ -250,6 +250,21 @@ def write(
     return path
 
 
+def write_split(folder: Path, count: int = 3) -> list[Path]:
+    """The model of `write` in several files; the first one has no tensor."""
+    weights = list(tensors().items())
+    paths = []
+    for number in range(count):
+        meta = metadata() if number == 0 else {}
+        meta["split.no"] = (U32, number)
+        meta["split.count"] = (U32, count)
+        meta["split.tensors.count"] = (U32, len(weights))
+        part = weights[number - 1 :: count - 1] if number > 0 else []
+        path = folder / f"tiny-{number + 1:05d}-of-{count:05d}.gguf"
+        paths.append(write(path, meta, dict(part)))
+    return paths
+
+
 def write_talker(path: Path) -> Path:
     """A random model whose replies are letters, and end at max_tokens only."""
     meta = metadata()
