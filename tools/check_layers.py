@@ -20,10 +20,11 @@ BELOW = {
     "io": {"base"},
     "ops": {"base"},
     "cache": {"base", "io", "ops"},
+    "store": {"base", "io", "ops", "cache"},
     "model": {"base", "io", "ops", "cache"},
-    "engine": {"base", "io", "ops", "cache", "model"},
-    "api": {"base", "io", "ops", "cache", "model", "engine"},
-    "bindings": {"base", "io", "ops", "cache", "model", "engine"},
+    "engine": {"base", "io", "ops", "cache", "store", "model"},
+    "api": {"base", "io", "ops", "cache", "store", "model", "engine"},
+    "bindings": {"base", "io", "ops", "cache", "store", "model", "engine"},
 }
 SUFFIXES = {".h", ".cc"}
 PUBLIC = "gemmakv"
