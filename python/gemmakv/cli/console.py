@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models
 
@@ -85,13 +87,22 @@ def load(
     """A model, with progress bars for fetching and loading it."""
     path = fetch(model)
     with load_progress() as progress:
-        return Gemma.load(
+        gemma = Gemma.load(
             path,
             threads=threads,
             progress=progress,
             packed_cache=packed_cache,
             quantize=quantize,
         )
+    packed = gemma.packed_weights
+    if packed.state == "written":
+        sys.stderr.write(
+            f"gemmakv: note: the next start is quicker: packed weights "
+            f"({in_bytes(packed.nbytes)}) are kept in "
+            f"{os.path.dirname(packed.path or '')}; `gemmakv packed` lists "
+            "and deletes them\n"
+        )
+    return gemma
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import typer
 
 from gemmakv import _core
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile
@@ -17,7 +19,8 @@ from gemmakv.models import _packed as packed
 EXAMPLES = examples(
     "gemmakv packed",
     "gemmakv packed --verify",
-    "gemmakv packed --clear",
+    "gemmakv packed --remove gemma-3-270m-q4_k_m.gguf",
+    "gemmakv packed --expire  # also happens when one is made",
     "gemmakv packed --json | jq '.files | length'",
 )
 
@@ -30,6 +33,20 @@ def packed_files(
         False,
         "--clear",
         help="Delete them. Safe at any time: they are made again as needed.",
+    ),
+    remove: str | None = typer.Option(
+        None,
+        "--remove",
+        metavar="NAME",
+        help="Delete those of one model: its name, its path or the beginning "
+        "of a file's name.",
+    ),
+    expire: bool = typer.Option(
+        False,
+        "--expire",
+        help="Delete those of deleted models, those unused for "
+        "GEMMAKV_PACKED_DAYS (30), and the oldest beyond GEMMAKV_PACKED_GB "
+        "(50).",
     ),
     verify: bool = typer.Option(
         False,
@@ -49,29 +66,74 @@ def packed_files(
         raise ValueError(
             "GEMMAKV_PACKED_CACHE is off; --folder names a folder"
         )
-    if clear and verify:
-        raise ValueError("--clear and --verify: expected one of them")
-    files = packed.clear(folder) if clear else packed.files(folder)
+    deletes = clear or expire or remove is not None
+    if clear + expire + verify + (remove is not None) > 1:
+        raise ValueError(
+            "--clear, --remove, --expire and --verify: expected one of them"
+        )
+    files = packed.expire(folder) if expire else packed.files(folder)
+    if remove is not None:
+        files = _named(files, remove)
+    if clear or remove is not None:
+        for file in files:
+            packed.remove(file)
     damaged = [file for file in files if verify and not _is_sound(file)]
     if as_json:
         document = {
             "folder": str(folder),
-            "deleted": clear,
+            "deleted": deletes,
             "damaged": [str(file.path) for file in damaged],
-            "files": [vars(file) | {"path": str(file.path)} for file in files],
+            "files": [
+                vars(file) | {"path": str(file.path), "name": file.name}
+                for file in files
+            ],
         }
         console.write(json.dumps(document) + "\n")
-        raise typer.Exit(1 if damaged else 0)
-    lines = [
-        f"{file.nbytes:>15,}  {file.path}"
-        + ("  damaged" if file in damaged else "")
-        for file in files
-    ]
-    total = sum(file.nbytes for file in files)
-    did = "deleted from" if clear else "in"
-    lines.append(f"{total:>15,}  bytes, {len(files)} files {did} {folder}")
-    console.write("\n".join(lines) + "\n")
+    else:
+        total = in_bytes(sum(file.nbytes for file in files))
+        did = "deleted from" if deletes else "in"
+        console.write(
+            _render(files, damaged)
+            + f"{total} in {len(files)} files {did} {folder}\n"
+        )
     raise typer.Exit(1 if damaged else 0)
+
+
+def _named(
+    files: list[packed.PackedFile], name: str
+) -> list[packed.PackedFile]:
+    found = [
+        file
+        for file in files
+        if name == file.name
+        or os.path.abspath(name) in file.sources
+        or (len(name) >= 8 and file.path.name.startswith(name))
+    ]
+    if not found:
+        raise ValueError(
+            f"{name}: no packed file of that name; `gemmakv packed` lists "
+            "what there is"
+        )
+    return found
+
+
+def _render(
+    files: list[packed.PackedFile], damaged: list[packed.PackedFile]
+) -> str:
+    """Two lines for each file: what it is of, and its path."""
+    lines = []
+    for file in files:
+        kind = f" as {file.quantize}" if file.quantize else ""
+        days = max(0, int((time.time() - file.used) // 86400))
+        used = f"used {days} days ago" if days else "used today"
+        left = "; the model is gone" if file.orphaned else ""
+        if not file.complete:
+            used = "being written"
+        lines += [
+            f"{in_bytes(file.nbytes):>8}  {file.name}{kind}, {used}{left}\n",
+            f"{'':10}{file.path}{'  damaged' if file in damaged else ''}\n",
+        ]
+    return "".join(lines)
 
 
 def _is_sound(file: packed.PackedFile) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -54,9 +55,8 @@ def load(
         os.fsencode(path), threads, progress, _encoded(folder), quantize
     )
     tokenizer = _tokenizer_of_gguf(path, engine)
-    return Loaded(
-        engine, tokenizer, info_of_gguf(path), _report(engine, folder, report)
-    )
+    report = _report(engine, folder, report, path, quantize, packed_cache)
+    return Loaded(engine, tokenizer, info_of_gguf(path), report)
 
 
 def _load_folder(
@@ -93,9 +93,8 @@ def _load_folder(
             PartialModelWarning,
             stacklevel=4,
         )
-    return Loaded(
-        engine, tokenizer, model.info, _report(engine, folder, report)
-    )
+    report = _report(engine, folder, report, path, quantize, packed_cache)
+    return Loaded(engine, tokenizer, model.info, report)
 
 
 def _encoded(folder: Path | None) -> bytes:
@@ -103,12 +102,27 @@ def _encoded(folder: Path | None) -> bytes:
 
 
 def _report(
-    engine: _core.Engine, folder: Path | None, otherwise: PackedWeights
+    engine: _core.Engine,
+    folder: Path | None,
+    otherwise: PackedWeights,
+    source: str,
+    quantize: str,
+    packed_cache: bool | StrPath,
 ) -> PackedWeights:
+    """Where the weights are, which is noted beside a packed file."""
     if folder is None:
         return otherwise
     state, file, reason = engine.packed_report
-    return PackedWeights(state, file or None, reason or None)
+    nbytes = 0
+    with contextlib.suppress(OSError):
+        nbytes = os.path.getsize(file) if file else 0
+    report = PackedWeights(state, file or None, reason or None, nbytes)
+    packed.note_use(report, source, quantize)
+    # A folder of the user's own choice is the user's to keep.
+    if state == "written" and packed_cache is True:
+        with contextlib.suppress(OSError):
+            packed.expire(folder, keep=file)
+    return report
 
 
 def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import logging
+import math
 import os
 import re
+import time
 from pathlib import Path
+from typing import Any
 
-from gemmakv._support.files import StrPath
+from gemmakv._support.files import StrPath, write_atomically
 from gemmakv._support.folders import cache_folder
+from gemmakv._support.sizes import in_bytes
 from gemmakv.errors import brief
 
 # Loading less takes no time worth a file.
 MIN_MODEL_BYTES = 16 << 20
 
 _VARIABLE = "GEMMAKV_PACKED_CACHE"
+# How long unused files stay, and how many GB all of them may take.
+_DAYS = ("GEMMAKV_PACKED_DAYS", 30)
+_LIMIT_GB = ("GEMMAKV_PACKED_GB", 50)
 _RECORD = re.compile(r"[0-9a-f]{32}\.gkvsource")
 _NAME = re.compile(r"([0-9a-f]{32})\.v(\d+)-(\d+)\.gkvpack(\.part)?")
 
@@ -27,12 +37,14 @@ class PackedWeights:
     that this load made), "memory" (in this process's own memory, because the
     file could not be used: `reason` says why) or "off" (in memory, because no
     file was wanted). With "written", `reason` tells what was wrong with the
-    file that was replaced. `path` is None for "memory" and "off".
+    file that was replaced. `path` is None for "memory" and "off". `nbytes` is
+    the size of the file.
     """
 
     state: str
     path: str | None = None
     reason: str | None = None
+    nbytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +57,19 @@ class PackedFile:
     layout_version: int
     nbytes: int
     complete: bool  # False: being written, or left behind by a killed process
+    used: float  # when it was opened last, as time.time() has it
+    sources: tuple[str, ...] = ()  # model files and folders; () if unknown
+    quantize: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the model is called; "?" if nobody noted it."""
+        return Path(self.sources[0]).name if self.sources else "?"
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether every model that it was made of has been deleted."""
+        return bool(self.sources) and not any(map(os.path.exists, self.sources))
 
 
 def default_folder() -> Path | None:
@@ -55,7 +80,7 @@ def default_folder() -> Path | None:
     """
     chosen = os.environ.get(_VARIABLE, "")
     if chosen:
-        return None if chosen == "off" else Path(chosen)
+        return None if chosen == "off" else Path(chosen).expanduser()
     return cache_folder() / "packed"
 
 
@@ -89,7 +114,10 @@ def _as_folder(value: object) -> Path:
     path = os.fspath(value)
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"{expected}, found {brief(path)}")
-    return Path(path)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{expected}, found {path}: no such user") from None
 
 
 def files(folder: StrPath) -> list[PackedFile]:
@@ -105,7 +133,7 @@ def files(folder: StrPath) -> list[PackedFile]:
             continue
         fingerprint, version, layout_version, part = match.groups()
         try:
-            nbytes = entry.stat(follow_symlinks=False).st_size
+            stat = entry.stat(follow_symlinks=False)
         except FileNotFoundError:  # renamed or deleted just now
             continue
         found.append(
@@ -114,23 +142,100 @@ def files(folder: StrPath) -> list[PackedFile]:
                 fingerprint=fingerprint,
                 version=int(version),
                 layout_version=int(layout_version),
-                nbytes=nbytes,
+                nbytes=stat.st_size,
                 complete=part is None,
+                **_read_note(Path(entry.path), stat.st_mtime),
             )
         )
     return sorted(found, key=lambda file: (-file.nbytes, file.path.name))
 
 
-def clear(folder: StrPath) -> list[PackedFile]:
-    """Deletes the packed files in a folder, and returns them.
+def remove(file: PackedFile) -> None:
+    """Deletes a packed file and what refers to it.
 
-    Safe at any time: they are made again as needed.
+    Safe at any time: it is made again as needed.
     """
-    found = files(folder)
-    for file in found:
-        file.path.unlink(missing_ok=True)
-    # Links from model files to their packed files.
-    if os.path.isdir(folder):
-        for name in filter(_RECORD.fullmatch, os.listdir(folder)):
-            Path(folder, name).unlink(missing_ok=True)
-    return found
+    file.path.unlink(missing_ok=True)
+    _note_of(file.path).unlink(missing_ok=True)
+    for name in filter(_RECORD.fullmatch, os.listdir(file.path.parent)):
+        link = file.path.parent / name
+        with contextlib.suppress(OSError):
+            if Path(os.readlink(link)).name == file.path.name:
+                link.unlink()
+
+
+def expire(folder: StrPath, keep: str | None = None) -> list[PackedFile]:
+    """Deletes files that nobody needs, and returns them.
+
+    These are files whose models are gone, files unused for
+    GEMMAKV_PACKED_DAYS, and beyond GEMMAKV_PACKED_GB those that were not used
+    for the longest time. A variable that is no number is no limit. `keep` is
+    the path of one that stays.
+    """
+    oldest = time.time() - 86400 * _number(*_DAYS)
+    room = 1e9 * _number(*_LIMIT_GB)
+    gone = []
+    for file in sorted(files(folder), key=lambda file: -file.used):
+        room -= file.nbytes
+        if str(file.path) == keep or not file.complete:
+            continue
+        if file.orphaned or file.used < oldest or room < 0:
+            remove(file)
+            room += file.nbytes
+            gone.append(file)
+    return gone
+
+
+def note_use(report: PackedWeights, source: str, quantize: str) -> None:
+    """Notes beside a packed file that it was used for the model `source`.
+
+    It is for people and for `expire`: what cannot be noted does no harm.
+    """
+    if report.path is None:
+        return
+    if report.state == "written":
+        logging.getLogger("gemmakv").info(
+            "%s: packed weights (%s) are kept in %s",
+            source,
+            in_bytes(report.nbytes),
+            report.path,
+        )
+    path = Path(report.path)
+    note = _note_of(path)
+    with contextlib.suppress(OSError):
+        known = _read_note(path, 0)["sources"]
+        source = os.path.abspath(source)
+        if source not in known:
+            found = [one for one in known if os.path.exists(one)]
+            document = {
+                "sources": [source, *found],
+                "quantize": quantize or None,
+            }
+            write_atomically(note, json.dumps(document).encode())
+        os.utime(note)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _read_note(path: Path, otherwise: float) -> dict[str, Any]:
+    """What `note_use` noted; `used` is `otherwise` if it did not."""
+    note = _note_of(path)
+    try:
+        used = note.stat().st_mtime
+        document = json.loads(note.read_bytes())
+        sources, quantize = document["sources"], document["quantize"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {"used": otherwise, "sources": (), "quantize": None}
+    if not isinstance(sources, list) or not isinstance(quantize, str | None):
+        sources, quantize = [], None
+    texts = tuple(one for one in sources if isinstance(one, str))
+    return {"used": used, "sources": texts, "quantize": quantize}
+
+
+def _number(variable: str, default: float) -> float:
+    try:
+        return float(os.environ.get(variable) or default)
+    except ValueError:
+        return math.inf

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -350,7 +352,7 @@ def test_real_model(model_path: str, tmp_path: Path) -> None:
 def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     missing = cli("packed", "--folder", tmp_path / "none")
     assert missing.returncode == 0
-    assert missing.stdout.decode().split()[:4] == ["0", "bytes,", "0", "files"]
+    assert missing.stdout.startswith(b"0 B in 0 files in ")
     gemma = _load(tiny_path, tmp_path)
     path = gemma.packed_weights.path
     (tmp_path / "keep.txt").write_text("not ours")
@@ -369,6 +371,105 @@ def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     (tmp_path / ("0" * 32 + ".gkvsource")).symlink_to(path)
     assert cli("packed", "--folder", tmp_path, "--clear").returncode == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def _make(folder: Path, number: int, nbytes: int = 10) -> Path:
+    path = folder / f"{number:032x}.v1-1.gkvpack"
+    path.write_bytes(bytes(nbytes))
+    return path
+
+
+def test_files_are_listed_with_their_models(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packed"
+    report = _load(tiny_path, folder).packed_weights
+    copy = shutil.copy(tiny_path, tmp_path / "copy.gguf")
+    _load(copy, folder)
+    gemmakv.Gemma.load(tiny_path, packed_cache=folder, quantize="q8_0")
+    plain, quantized = sorted(
+        packed.files(folder), key=lambda file: file.quantize or ""
+    )
+    assert plain.sources == (str(copy), str(tiny_path))
+    assert plain.nbytes == report.nbytes
+    assert plain.used == pytest.approx(time.time(), abs=60)
+    assert (quantized.name, quantized.quantize) == ("tiny.gguf", "q8_0")
+    listed = cli("packed", "--folder", folder).stdout.decode()
+    assert "tiny.gguf as q8_0, used today" in listed
+    one = cli("packed", "--folder", folder, "--remove", "copy.gguf")
+    assert one.returncode == 0
+    assert [file.path for file in packed.files(folder)] == [quantized.path]
+    links = [p for p in folder.iterdir() if p.suffix == ".gkvsource"]
+    assert all(link.exists() for link in links)
+    none = cli("packed", "--folder", folder, "--remove", "copy.gguf")
+    assert none.returncode == 1
+    assert b"no packed file of that name" in none.stderr
+
+
+def test_what_is_made_is_told(
+    tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gemmakv"):
+        report = _load(tiny_path, tmp_path).packed_weights
+        assert f"are kept in {report.path}" in caplog.text
+        caplog.clear()
+        _load(tiny_path, tmp_path)
+        assert caplog.text == ""
+
+
+def test_files_of_deleted_models_expire(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packed"
+    copy = Path(shutil.copy(tiny_path, tmp_path / "copy.gguf"))
+    _load(copy, folder)
+    assert packed.expire(folder) == []
+    copy.unlink()
+    (gone,) = packed.expire(folder)
+    assert gone.orphaned
+    assert list(folder.iterdir()) == []
+
+
+def test_unused_files_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = _make(tmp_path, 1), _make(tmp_path, 2)
+    os.utime(old, (time.time() - 31 * 86400,) * 2)
+    monkeypatch.setenv("GEMMAKV_PACKED_DAYS", "never")
+    assert packed.expire(tmp_path) == []
+    monkeypatch.delenv("GEMMAKV_PACKED_DAYS")
+    assert packed.expire(tmp_path, keep=str(old)) == []
+    assert [file.path for file in packed.expire(tmp_path)] == [old]
+    assert list(tmp_path.iterdir()) == [new]
+
+
+def test_the_oldest_go_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [_make(tmp_path, i, 400_000) for i in range(3)]
+    for age, path in enumerate(paths):
+        os.utime(path, (time.time() - 1000 * age,) * 2)
+    monkeypatch.setenv("GEMMAKV_PACKED_GB", "0.001")
+    assert [file.path for file in packed.expire(tmp_path)] == [paths[2]]
+
+
+@pytest.mark.parametrize("note", [b"", b"[" * 9999, b"5", b'{"sources": 5}',
+                                  b'{"sources": [5], "quantize": 5}'])
+def test_damaged_notes_do_no_harm(tmp_path: Path, note: bytes) -> None:
+    path = _make(tmp_path, 1)
+    path.with_name(path.name + ".json").write_bytes(note)
+    (file,) = packed.files(tmp_path)
+    assert (file.sources, file.quantize) == ((), None)
+
+
+def test_the_home_folder_is_expanded(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    gemma = gemmakv.Gemma.load(tiny_path, packed_cache="~/zz")
+    assert Path(gemma.packed_weights.path or "").parent == tmp_path / "zz"
+    assert not Path("~").exists()
 
 
 def test_verify_flag(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
@@ -395,5 +496,8 @@ def test_no_packed_cache_flag(
     env = {"GEMMAKV_PACKED_CACHE": str(tmp_path)}
     assert cli(*run, "--no-packed-cache", **env).returncode == 0
     assert packed.files(tmp_path) == []
-    assert cli(*run, **env).returncode == 0
+    first = cli(*run, **env)
+    assert first.returncode == 0
+    assert b"note: " in first.stderr
+    assert str(tmp_path).encode() in first.stderr
     assert len(packed.files(tmp_path)) == 1
