@@ -26,9 +26,9 @@ from gemmakv.cache._padded import (
 )
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._session import Message, Session, SessionStats
+from gemmakv.chat._messages import Message, Segment, Template
+from gemmakv.chat._session import Session, SessionStats
 from gemmakv.chat._stream import ChatStream
-from gemmakv.chat._templates import Segment, Template
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.errors import (
     CacheFullError,

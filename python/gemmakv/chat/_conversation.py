@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmakv.cache._kv_cache import KVCache
-from gemmakv.chat._templates import Message, Template, check_turns
+from gemmakv.chat._messages import (
+    Message,
+    Template,
+    check_turns,
+    messages_of,
+)
+from gemmakv.chat._templates import render, stop_ids
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
 from gemmakv.errors import CacheFullError, brief
 
@@ -69,8 +75,7 @@ class Conversation:
 
     def stop_ids(self) -> list[int]:
         """The template's control tokens that end a reply."""
-        named = map(self._tokenizer.id_of, self.template.stop_tokens)
-        return [token for token in named if token is not None]
+        return stop_ids(self.template, self._tokenizer)
 
     def beginning(self) -> Ids:
         """What every way to go on begins with, if none of it is computed."""
@@ -162,7 +167,7 @@ class Conversation:
         if incomplete:
             text = text[: len(text) - _half_stop(text, turn.stop)]
         text = text.strip()
-        messages = [*turn.messages, Message("model", text, incomplete)]
+        messages = [*turn.messages, Message("assistant", text, incomplete)]
         self._keep_common(messages)
         # Where an undo, or the next reply's stop string that is taken off,
         # may lead back to.
@@ -229,7 +234,11 @@ class Conversation:
 
     def _encode(self, messages: Sequence[Message], reply: bool) -> Ids:
         return self._encoder.encode(
-            self.template.render(self._with_system(messages), reply)
+            render(
+                self.template,
+                self._with_system(messages),
+                add_generation_prompt=reply,
+            )
         )
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
@@ -242,17 +251,7 @@ def _beginning(
     system: str | None, messages: Sequence[Message]
 ) -> tuple[str | None, list[Message]]:
     """The system message and the turns that a session starts with."""
-    turns = list(messages)
-    for i, message in enumerate(turns):
-        if not isinstance(message, Message):
-            raise ValueError(
-                f"messages[{i}]: expected a Message, found {brief(message)}"
-            )
-        if not isinstance(message.content, str):
-            raise ValueError(
-                f"messages[{i}].content: expected a str, found "
-                + brief(message.content)
-            )
+    turns = messages_of(messages) if messages else []
     if turns:
         check_turns(turns)
         if turns[-1].role == "user":
@@ -262,7 +261,7 @@ def _beginning(
     if turns and turns[0].role == "system":
         if system is not None:
             raise ValueError("system: given twice, also as a message")
-        system = turns.pop(0).content
+        system = turns.pop(0).text
     return _checked_system(system), turns
 
 

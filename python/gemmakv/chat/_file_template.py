@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gemmakv.chat._templates import Message, Segment, check_turns
-from gemmakv.errors import GemmaKVError
+from gemmakv.chat._messages import (
+    Message,
+    Segment,
+    is_parts,
+    items,
+    messages_of,
+    plain_json,
+)
+from gemmakv.errors import GemmaKVError, brief
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import jinja2
 
-# Code points that Unicode leaves to private use.
-_PRIVATE = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD), (0xE000, 0xF8FF))
+# Marks stand for control tokens. They are surrogates, which no text holds.
+_MARKS = range(0xD800, 0xE000)
+_ANY_MARK = re.compile("([\ud800-\udfff])")
 
 
 class FileTemplate:
     """Renders a Jinja chat template in a sandbox.
 
-    The template sees `messages` (dicts of role "system", "user" or
-    "assistant" and content), `add_generation_prompt`, `bos_token`,
-    `eos_token`, `raise_exception` and `strftime_now`.
+    The template sees what it sees in transformers: `messages` and `tools` as
+    dicts, `add_generation_prompt`, `bos_token`, `eos_token`,
+    `raise_exception`, `strftime_now`, and the keywords of `render`.
 
-    Control tokens are those that the template itself writes. To tell them
-    from the same characters in a message, the letters of messages are
-    replaced by private stand-ins while the template runs, and put back in
-    what it has made. A template whose output depends on the letters of
-    messages shows by rendering otherwise without the stand-ins, and is
-    refused.
+    Control tokens are those that the template itself writes, whole, in its
+    text or its constants. To tell them from the same characters in a message,
+    the template is rendered with a mark in the place of each. One whose output
+    depends on such characters in messages shows by rendering otherwise
+    without marks, and is refused.
     """
 
     name = "file"
@@ -44,84 +54,145 @@ class FileTemplate:
         bos_id: int,
         eos_ids: Sequence[int],
     ) -> None:
-        """Raises GemmaKVError without jinja2, or if `source` is not sound."""
+        """Raises GemmaKVError if `source` is not sound."""
+        self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
-        self._template = _compile(source)
         self._tokens = {
             "bos_token": tokenizer.piece_of(bos_id) if bos_id >= 0 else "",
             "eos_token": tokenizer.piece_of(eos_ids[0]) if eos_ids else "",
         }
-        self._source = source
+        self._marked_tokens = {
+            name: self._mark(token) for name, token in self._tokens.items()
+        }
+        self._plain, self._marked, self._uses_tools = self._compile(source)
+        self._names = {mark: name for name, mark in self._marks.items()}
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
     ) -> list[Segment]:
-        """A template without a system role (Gemma 1 and 2) gets the system
-        message at the beginning of the first user turn, as that of Gemma 3
-        places it. Raises ValueError if the template rejects the messages,
-        GemmaKVError if it fails.
+        """As transformers' `apply_chat_template` renders them, but for two
+        kinds of templates. One without a system role (Gemma 1 and 2) gets a
+        system or developer message at the beginning of the first user turn,
+        as that of Gemma 3 places it. One that does not know parts gets text.
+
+        Raises ValueError if the template rejects the messages or makes
+        nothing of tools, GemmaKVError if it fails.
         """
-        check_turns(messages)
+        checked = messages_of(messages)
+        variables = {
+            "documents": None,
+            **plain_json("keywords", kwargs),
+            "tools": self._checked_tools(tools),
+            "add_generation_prompt": add_generation_prompt,
+            # Once for all runs, which must not differ by the clock.
+            "strftime_now": datetime.datetime.now().strftime,
+        }
         try:
-            return self._render(messages, add_generation_prompt)
+            return self._render(checked, variables)
         except _Rejected as error:
             rejection = ValueError(
                 f"messages: the file's chat template rejects them: {error}"
             )
-        if messages[0].role != "system" or len(messages) < 2:
+        if checked[0].role not in ("system", "developer") or not checked[1:]:
             raise rejection
         try:
-            return self._render(_folded(messages), add_generation_prompt)
+            return self._render(_folded(checked), variables)
         except _Rejected:
             raise rejection from None
 
     def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool
+        self, messages: Sequence[Message], variables: dict[str, Any]
     ) -> list[Segment]:
-        contents = [message.content for message in messages]
-        expected = self._run(messages, contents, add_generation_prompt)
-        letters = self._tokenizer.special_letters
-        there = _stand_ins(letters, [self._source, expected, *contents])
-        back = {ord(new): chr(old) for old, new in there.items()}
-        found = self._run(
-            messages,
-            [content.translate(there) for content in contents],
-            add_generation_prompt,
-        )
-        if found.translate(back) != expected:
+        chat = plain_json("messages", [one.to_dict() for one in messages])
+        for fields, message in zip(chat, messages):
+            fields.pop("incomplete", None)
+            if is_parts(fields.get("content")) and not self._knows_parts:
+                fields["content"] = message.text
+        variables = {**variables, "messages": chat}
+        expected = _run(self._plain, self._tokens | variables)
+        found = _run(self._marked, self._marked_tokens | variables)
+        segments = [
+            Segment(self._names.get(part, part), part in self._names)
+            for part in _ANY_MARK.split(found)
+            if part
+        ]
+        if "".join(segment.text for segment in segments) != expected:
             raise GemmaKVError(
-                "template: what the file's chat template makes depends on the "
-                "letters of the messages, so control tokens cannot be told "
-                "from text; choose template='gemma' or 'plain'"
+                "template: what the file's chat template makes depends on "
+                "names of control tokens in the messages, so they cannot be "
+                "told from text; choose template='gemma' or 'plain'"
             )
-        segments = []
-        for text, token in self._tokenizer.split_special(found):
-            if token is None:
-                segments.append(Segment(text.translate(back)))
-            else:
-                segments.append(Segment(text, special=True))
         return segments
 
-    def _run(
-        self, messages: Sequence[Message], contents: Sequence[str], reply: bool
-    ) -> str:
-        import jinja2
+    @cached_property
+    def _knows_parts(self) -> bool:
+        """Whether the template renders a part of text as that text."""
+        texts = []
+        for content in ("x", [{"type": "text", "text": "x"}]):
+            chat = [{"role": "user", "content": content}]
+            try:
+                texts.append(_run(self._plain, {"messages": chat}))
+            except (_Rejected, GemmaKVError):
+                return False
+        return texts[0] == texts[1]
 
-        roles = {"model": "assistant"}
-        try:
-            return self._template.render(
-                messages=[
-                    {"role": roles.get(m.role, m.role), "content": content}
-                    for m, content in zip(messages, contents)
-                ],
-                add_generation_prompt=reply,
-                **self._tokens,
+    def _checked_tools(self, tools: Any) -> list[dict[str, Any]] | None:
+        if tools is None:
+            return None
+        given = items("tools", tools)
+        for i, tool in enumerate(given):
+            if not isinstance(tool, Mapping):
+                raise ValueError(
+                    f"tools[{i}]: expected the JSON schema of a function, a "
+                    f"dict, found {brief(tool)}"
+                )
+        if given and not self._uses_tools:
+            raise ValueError(
+                "tools: the file's chat template does not say them to the "
+                f"model; expected none, found {len(given)}"
             )
-        except (jinja2.TemplateError, ArithmeticError, LookupError,
-                TypeError, ValueError, AttributeError,
-                RecursionError) as error:
+        checked: list[dict[str, Any]] = plain_json("tools", given)
+        return checked
+
+    def _mark(self, text: str) -> str:
+        """The text with marks in the place of control tokens."""
+        marked = ""
+        for part, token in self._tokenizer.split_special(text):
+            if token is not None and part not in self._marks:
+                if len(self._marks) == len(_MARKS):
+                    raise GemmaKVError(
+                        "template: the file's chat template names more than "
+                        f"{len(_MARKS)} control tokens"
+                    )
+                self._marks[part] = chr(_MARKS[len(self._marks)])
+            marked += part if token is None else self._marks[part]
+        return marked
+
+    def _compile(
+        self, source: str
+    ) -> tuple[jinja2.Template, jinja2.Template, bool]:
+        """The template, the template with marks, and whether it uses tools."""
+        import jinja2.nodes
+
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            plain = environment.from_string(source)
+            for text in tree.find_all(jinja2.nodes.TemplateData):
+                text.data = self._mark(text.data)
+            for constant in tree.find_all(jinja2.nodes.Const):
+                if isinstance(constant.value, str):
+                    constant.value = self._mark(constant.value)
+            names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
+            return plain, environment.from_string(tree), "tools" in names
+        except (jinja2.TemplateError, RecursionError) as error:
             raise GemmaKVError(
-                "template: the file's chat template fails: "
+                "template: the file's chat template is not sound: "
                 f"{_line(error)}; choose template='gemma' or 'plain'"
             ) from None
 
@@ -130,59 +201,71 @@ class _Rejected(Exception):
     """The template called `raise_exception`."""
 
 
+def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    import jinja2
+
+    try:
+        return template.render(variables)
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError,
+            ValueError, AttributeError, RecursionError) as error:
+        raise GemmaKVError(
+            f"template: the file's chat template fails: {_line(error)}; "
+            "choose template='gemma' or 'plain'"
+        ) from None
+
+
 def _folded(messages: Sequence[Message]) -> list[Message]:
     """The system message as the beginning of the first user turn."""
     system, first, *others = messages
-    text = f"{system.content}\n\n{first.content.strip()}"
-    return [Message("user", text), *others]
+    text = f"{system.text}\n\n{first.text.strip()}"
+    return [Message(first.role, text), *others]
 
 
-def _compile(source: str) -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     import jinja2.ext
     import jinja2.sandbox  # 50 ms that most programs need not spend
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}`, which says what of a text to train on."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(
+                ("name:endgeneration",), drop_needle=True
+            )
 
     # The settings that templates of this kind are written for.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols],
+        extensions=[Generation, jinja2.ext.loopcontrols],
     )
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise GemmaKVError(
-            f"template: the file's chat template is not sound: {_line(error)};"
-            " choose template='gemma' or 'plain'"
-        ) from None
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: Any) -> NoReturn:
     raise _Rejected(_line(message))
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
 def _line(value: object) -> str:
     return " ".join(str(value).split())[:300]
-
-
-def _stand_ins(letters: str, texts: Sequence[str]) -> dict[int, str]:
-    """Private characters for `letters` that occur in none of the texts.
-
-    For `str.translate`. Raises ValueError if the texts use nearly all.
-    """
-    used = set().union(*map(set, texts))
-    free = (
-        chr(point)
-        for first, last in _PRIVATE
-        for point in range(first, last + 1)
-        if chr(point) not in used
-    )
-    table = {ord(letter): new for letter, new in zip(letters, free)}
-    if len(table) != len(letters):
-        raise ValueError("messages: no private-use character is left unused")
-    return table

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from gemmakv.generation._model import Model
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.chat._messages import Message, Template, messages_of
+from gemmakv.chat._templates import render, stop_ids, stop_texts, template_for
+from gemmakv.chat._transcript import Encoder, common_exact
+from gemmakv.generation._model import Model, check_cache
+from gemmakv.generation._options import Options
+from gemmakv.generation._result import Generation
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Messages = Sequence[Message | Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Gemma(Model):
@@ -13,3 +34,127 @@ class Gemma(Model):
     exactly the result that it would have alone; calls with the same cache
     wait for each other.
     """
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        cache: KVCache | None = None,
+        tools: Tools | None = None,
+        template: Template | str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """The reply to a whole conversation, which the caller keeps.
+
+        Args:
+          messages: each a `Message` or a dict of role and content; see
+            `apply_chat_template`.
+          cache: what it holds of the conversation already is not computed
+            again, the rest of it is taken off; on return it holds the
+            conversation and the reply. The result is the same as without, bit
+            for bit. None for a new one, which is let go of.
+          tools, template: as for `apply_chat_template`.
+          template_kwargs: keywords of `apply_chat_template` for the template.
+          **options: those of `generate`; `stop` adds to what ends a reply
+            anyway.
+
+        The result's `text` is without white space around it. Calls with one
+        cache at the same time do not wait for each other: it holds what the
+        last of them leaves. A call that raises leaves it as it was.
+
+        Raises what `apply_chat_template` and `generate` raise.
+        """
+        chosen = self._template(template)
+        ids = self.apply_chat_template(
+            messages, tools=tools, template=chosen, **(template_kwargs or {})
+        )
+        if cache is None:
+            work = create_kv_cache(self.config)
+        else:
+            check_cache("cache", cache)
+            work = cache.fork()
+            # The last token is computed anew: its logits are not kept.
+            work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
+        generation = self._generate_reply(
+            work,
+            ids[len(work) :],
+            {**options, "stop": stop_texts(chosen, options)},
+            stop_ids(chosen, self._needed_tokenizer()),
+        )
+        if cache is not None:
+            cache._become(work)
+        return dataclasses.replace(generation, text=generation.text.strip())
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        template: Template | str | None = None,
+        **kwargs: Any,
+    ) -> npt.NDArray[np.int32]:
+        """Token ids of a conversation, int32 [n], BOS first.
+
+        Control tokens are those of the template. Text of messages, tools and
+        keywords never becomes one, whatever it says.
+
+        Args:
+          messages: each a `Message` or a dict of role and content.
+          tools: JSON schemas of functions that the model may call, for models
+            whose file carries a template that takes them.
+          add_generation_prompt: whether the reply's turn is opened.
+          template: "file", "gemma", "plain" or a Template; None chooses what
+            fits the model, see `gemmakv.templates.template_for`.
+          **kwargs: variables of the file's template.
+
+        Raises ValueError naming the message or tool that the template cannot
+        express, GemmaKVError if the template cannot be used.
+        """
+        encoder = Encoder(self._needed_tokenizer(), self.config.bos_id)
+        return encoder.encode(
+            render(
+                self._template(template),
+                messages_of(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **kwargs,
+            )
+        )
+
+    def count_tokens(
+        self,
+        messages: Messages | str,
+        *,
+        tools: Tools | None = None,
+        template: Template | str | None = None,
+        **kwargs: Any,
+    ) -> int:
+        """Tokens of a text, without BOS, or of a conversation as `chat`
+        computes it, with the opening of the reply.
+        """
+        if isinstance(messages, str):
+            return len(self._needed_tokenizer().encode(messages))
+        return len(
+            self.apply_chat_template(
+                messages, tools=tools, template=template, **kwargs
+            )
+        )
+
+    def _template(self, template: Template | str | None) -> Template:
+        if template is None:
+            return self._own_template
+        return template_for(self, template)
+
+    @cached_property
+    def _own_template(self) -> Template:
+        return template_for(self)
+
+    def _needed_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(
+                "gemma: this model has no tokenizer (a folder needs a "
+                "tokenizer.model or tokenizer.json), and messages need one"
+            )
+        return self.tokenizer

@@ -21,9 +21,10 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
+from gemmakv.chat._messages import Message, Template
 from gemmakv.chat._session_file import SessionText
 from gemmakv.chat._stream import ChatStream
-from gemmakv.chat._templates import Message, Template, template_for
+from gemmakv.chat._templates import stop_texts, template_for
 from gemmakv.errors import GemmaKVError, brief
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options, split_rows
 from gemmakv.generation._result import Generation
@@ -480,11 +481,7 @@ class Session:
                     "template sets the control tokens), found True"
                 )
         merged = {**self.options, **options}
-        stops = list(self.template.stop)
-        for keywords in (self.options, options):
-            stop = keywords.get("stop") or []
-            stops += [stop] if isinstance(stop, str) else stop
-        merged["stop"] = list(dict.fromkeys(stops))
+        merged["stop"] = stop_texts(self.template, self.options, options)
         return merged
 
     # ---- One call at a time ----

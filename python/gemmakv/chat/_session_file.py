@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmakv._support.files import PathOrFile, read_all
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
-from gemmakv.chat._templates import Message
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.generation._options import split_rows
 
@@ -52,7 +52,7 @@ def write(
 ) -> None:
     """Has `write` take the bytes, one piece after the other."""
     fields = {name: getattr(text, name) for name in _TYPES}
-    fields["messages"] = [message_to_json(one) for one in text.messages]
+    fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
     document = json.dumps(fields).encode("ascii")
     begun = False
@@ -115,27 +115,6 @@ def restore(
         raise MismatchError(f"session: {error}; {hint}") from None
     except CorruptFile as error:
         raise CorruptFile(f"session: {error}; {hint}") from None
-
-
-def message_to_json(message: Message) -> dict[str, object]:
-    """Its fields, but for those that say nothing."""
-    return {
-        field.name: value
-        for field in dataclasses.fields(message)
-        if (value := getattr(message, field.name)) != field.default
-    }
-
-
-def message_from_json(value: Any) -> Message:
-    """What `message_to_json` gave; ValueError or TypeError if it is none."""
-    if not isinstance(value, dict):
-        raise TypeError(f"a message is {brief(value)}")
-    message = Message(**value)
-    if not isinstance(message.role, str) or not isinstance(
-        message.content, (str, list)
-    ):
-        raise TypeError(f"a message is {brief(value)}")
-    return message
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +197,7 @@ def _checked(fields: Any) -> SessionText:
     if unknown := fields.keys() - _TYPES:
         raise TypeError(f"unknown field {min(unknown)}")
     text = SessionText(**fields)
-    text.messages = [message_from_json(one) for one in text.messages]
+    text.messages = messages_of(text.messages) if text.messages else []
     text.options = options_from_json(text.options)
     turns = len(text.messages) // 2
     if len(text.ends) > turns or not all(

@@ -7,74 +7,44 @@ a "<end_of_turn>" in it stays a string of characters.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from gemmakv.chat._file_template import FileTemplate
+from gemmakv.chat._messages import (
+    Message,
+    Segment,
+    Template,
+    check_turns,
+    messages_of,
+)
 from gemmakv.errors import MismatchError, brief
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from gemmakv.generation._model import Model
 
-ROLES = ("system", "user", "model")
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    """What one side said. `role` is "system", "user" or "model".
-
-    `incomplete` marks a reply that an error cut short.
-    """
-
-    role: str
-    content: str
-    incomplete: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """A piece of a rendered conversation.
-
-    If `special`, `text` is the name of one control token, else text without
-    any. Each segment is turned into tokens by itself.
-    """
-
-    text: str
-    special: bool = False
-
-
-class Template(Protocol):
-    """What a `Session` needs of a template; any object with these works."""
-
-    @property
-    def name(self) -> str:
-        """What a saved session calls it."""
-
-    @property
-    def stop(self) -> Sequence[str]:
-        """Texts that end a reply."""
-
-    @property
-    def stop_tokens(self) -> Sequence[str]:
-        """Names of control tokens that end a reply, beside the model's eos
-        tokens; those that the model does not know are left out.
-        """
-
-    def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool
-    ) -> list[Segment]:
-        """The conversation, with the opening of a reply if that is asked for.
-
-        At most one system message stands first; user and model take turns
-        after it. Raises ValueError for messages it cannot express.
-        """
+__all__ = [
+    "FileTemplate",
+    "GemmaTemplate",
+    "Message",
+    "PlainTemplate",
+    "Segment",
+    "Template",
+    "check_turns",
+    "render",
+    "template_for",
+]
 
 
 class PlainTemplate:
     """A dialogue in plain text, for models that were not tuned for chat.
 
-    A base model goes on with what looks like a conversation written down, and
-    what it writes for the other side ends the reply.
+    A base model continues what looks like a conversation written down, and
+    what it writes for the other side ends the reply. Any order of system,
+    user and assistant is possible. Not for tools.
     """
 
     name = "plain"
@@ -82,26 +52,39 @@ class PlainTemplate:
     stop_tokens = ("<end_of_turn>",)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
     ) -> list[Segment]:
-        check_turns(messages)
+        checked = _without_tools(self.name, messages, tools)
         segments = [Segment("<bos>", special=True)]
+        roles = [message.role for message in checked[1:]]
+        roles.append("assistant" if add_generation_prompt else "")
         gap = ""  # between what stands there and what follows
-        for message in messages:
-            text = message.content.strip()
-            if message.role == "system":
-                segments.append(Segment(text))
+        opened = False  # a reply, at the end of the user's turn
+        for message, following in zip(checked, roles):
+            text = message.text.strip()
+            if message.role == "assistant":
+                if not opened:
+                    segments.append(Segment(f"{gap}Assistant:"))
+                if text:
+                    # A segment of its own: the tokens of a turn that is over
+                    # do not depend on what follows.
+                    segments.append(Segment(f" {text}"))
+                opened = False
             elif message.role == "user":
-                segments.append(Segment(f"{gap}User: {text}\n\nAssistant:"))
-            elif text:
-                # A segment of its own: the tokens of a turn that is over do
-                # not depend on what follows.
-                segments.append(Segment(f" {text}"))
+                opened = following == "assistant"
+                end = "\n\nAssistant:" if opened else ""
+                segments.append(Segment(f"{gap}User: {text}{end}"))
+            else:
+                segments.append(Segment(gap + text))
+                opened = False
             gap = "\n\n"
-        if not add_generation_prompt and messages[-1].role == "user":
-            segments[-1] = Segment(
-                segments[-1].text[: -len("\n\nAssistant:")]
-            )
+        if add_generation_prompt and not opened:
+            segments.append(Segment("\n\nAssistant:"))
         return segments
 
 
@@ -109,7 +92,8 @@ class GemmaTemplate:
     """The turns of instruction-tuned Gemma models.
 
     A system message stands at the beginning of the first user turn, and the
-    white space around messages is left out, as the models were trained.
+    white space around messages and parts is left out, as the models were
+    trained. User and assistant take turns. Not for tools.
     """
 
     name = "gemma"
@@ -117,18 +101,26 @@ class GemmaTemplate:
     stop_tokens = ("<end_of_turn>",)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
     ) -> list[Segment]:
-        check_turns(messages)
+        checked = _without_tools(self.name, messages, tools)
+        check_turns(checked)
         segments = [Segment("<bos>", special=True)]
         opening = ""
-        for message in messages:
-            if message.role == "system":
-                opening = message.content + "\n\n"
+        for message in checked:
+            if message.role in ("system", "developer"):
+                opening = message.text + "\n\n"
                 continue
+            role = "model" if message.role == "assistant" else message.role
+            text = "".join(part.strip() for part in message.parts)
             segments += [
                 Segment("<start_of_turn>", special=True),
-                Segment(f"{message.role}\n{opening}{message.content.strip()}"),
+                Segment(f"{role}\n{opening}{text}"),
                 Segment("<end_of_turn>", special=True),
                 Segment("\n"),
             ]
@@ -141,20 +133,67 @@ class GemmaTemplate:
         return segments
 
 
-def check_turns(messages: Sequence[Message]) -> None:
-    """Raises ValueError unless an optional system message stands first and
-    user and model take turns after it.
-    """
-    if not messages:
-        raise ValueError("messages: expected at least one, found none")
-    start = 1 if messages[0].role == "system" else 0
-    for i, message in enumerate(messages[start:]):
-        expected = ROLES[1 + i % 2]
-        if message.role != expected:
+def _without_tools(name: str, messages: Any, tools: Any) -> list[Message]:
+    """Checked messages for a template that knows no tools."""
+    checked = messages_of(messages)
+    if tools:
+        raise ValueError(
+            f"tools: the template {name!r} does not say them to the model; "
+            f"expected none, found {brief(tools)}"
+        )
+    for i, message in enumerate(checked):
+        if message.role == "tool" or message.tool_calls:
+            found = "tool_calls" if message.tool_calls else "role 'tool'"
             raise ValueError(
-                f"messages[{start + i}].role: expected {expected!r} (user and "
-                f"model take turns), found {brief(message.role)}"
+                f"messages[{i}]: the template {name!r} knows no tools; "
+                f"expected text, found {found}"
             )
+    return checked
+
+
+def render(
+    template: Template, messages: Sequence[Message], **keywords: Any
+) -> list[Segment]:
+    """What `template.render` makes of messages.
+
+    One that was written for `render(messages, add_generation_prompt)` gets
+    what it was written for: no tools, and "model" for "assistant".
+    """
+    parameters = inspect.signature(template.render).parameters
+    if "tools" in parameters or any(
+        one.kind is one.VAR_KEYWORD for one in parameters.values()
+    ):
+        return template.render(messages, **keywords)
+    opens = keywords.pop("add_generation_prompt", True)
+    unknown = [key for key, value in keywords.items() if value is not None]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]}: the template {brief(template.name)} does not take "
+            "it; expected render(messages, *, tools=None, "
+            "add_generation_prompt=True, **kwargs)"
+        )
+    former = [copy.copy(message) for message in messages]
+    for message in former:
+        if message.role == "assistant":
+            object.__setattr__(message, "role", "model")
+    positional: Any = template.render
+    segments: list[Segment] = positional(former, opens)
+    return segments
+
+
+def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
+    """The template's control tokens that end a reply."""
+    named = map(tokenizer.id_of, template.stop_tokens)
+    return [token for token in named if token is not None]
+
+
+def stop_texts(template: Template, *options: Mapping[str, Any]) -> list[str]:
+    """What ends a reply: the template's texts and `stop` of options."""
+    texts = list(template.stop)
+    for keywords in options:
+        stop = keywords.get("stop") or []
+        texts += [stop] if isinstance(stop, str) else stop
+    return list(dict.fromkeys(texts))
 
 
 def template_for(
@@ -181,9 +220,6 @@ def template_for(
     if template == "gemma":
         return GemmaTemplate()
     if template == "file":
-        # Here, as it imports jinja2, which is large and optional.
-        from gemmakv.chat._file_template import FileTemplate
-
         if gemma.chat_template is None or gemma.tokenizer is None:
             raise MismatchError(
                 "template: the model carries no chat template of its own; "

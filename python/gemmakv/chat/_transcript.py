@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv.chat._templates import Segment
+from gemmakv.chat._messages import Segment
 from gemmakv.errors import MismatchError, brief
 from gemmakv.tokenizers._tokenizer import Tokenizer
 

@@ -366,7 +366,7 @@ class Model:
         ValueError for no tokens or one that is out of range, CacheFullError
         if they do not fit; the cache is then as it was.
         """
-        _check_cache("cache", cache)
+        check_cache("cache", cache)
         if isinstance(tokens, str):
             raise ValueError(
                 "tokens: expected token ids, found a str; "
@@ -393,7 +393,7 @@ class Model:
         rows = split_rows(options, len(caches), batch)
         tokens = []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
-            _check_cache(f"caches[{i}]" if batch else "cache", cache)
+            check_cache(f"caches[{i}]" if batch else "cache", cache)
             if self._tokenizer is None and rows[i].get("stop"):
                 raise ValueError("stop: this model has no tokenizer")
             tokens.append(
@@ -468,7 +468,7 @@ class Model:
         ]
 
 
-def _check_cache(name: str, cache: object) -> None:
+def check_cache(name: str, cache: object) -> None:
     if not isinstance(cache, KVCache):
         raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
 

@@ -124,11 +124,6 @@ class Tokenizer(abc.ABC):
             parts.append((text[done:], None))
         return parts
 
-    @cached_property
-    def special_letters(self) -> str:
-        """All characters that control tokens' strings are made of."""
-        return "".join(sorted(set().union(*map(set, self._specials))))
-
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids. Control tokens are silent; bytes that are not
         UTF-8 become U+FFFD. Raises ValueError for an id that is no token.

@@ -43,7 +43,7 @@ def ids_of(gemma: Gemma, messages: list[Message], reply: bool) -> list[int]:
     assert gemma.tokenizer is not None
     template = template_for(gemma)
     assert template.name == "file"
-    segments = template.render(messages, reply)
+    segments = template.render(messages, add_generation_prompt=reply)
     encoder = Encoder(gemma.tokenizer, gemma.config.bos_id)
     return [int(token) for token in encoder.encode(segments)]
 
@@ -80,10 +80,13 @@ def test_turns_are_the_official_ones(
     assert gemma.tokenizer is not None
     harmless = 0
     for case in cases_of(generation):
-        arguments = messages_of(case), case["add_generation_prompt"]
+        messages, reply = messages_of(case), case["add_generation_prompt"]
         text = case["texts"][generation]
-        assert text_of(template_for(gemma).render(*arguments)) == text
-        ids = ids_of(gemma, *arguments)
+        segments = template_for(gemma).render(
+            messages, add_generation_prompt=reply
+        )
+        assert text_of(segments) == text
+        ids = ids_of(gemma, messages, reply)
         if is_harmless(case):
             assert ids == gemma.tokenizer.encode(text, parse_special=True)
             harmless += 1

@@ -53,7 +53,7 @@ def assert_sound(session: Session) -> None:
     assert tokenizer is not None
     assert common_text(held, wanted, tokenizer)[0] == len(held)
     roles = [m.role for m in session.messages if m.role != "system"]
-    assert roles == ["user", "model"] * session.turns
+    assert roles == ["user", "assistant"] * session.turns
 
 
 def assert_same(a: Generation, b: Generation) -> None:
@@ -427,7 +427,10 @@ def test_bad_arguments(tiny: Gemma) -> None:
         (with_(messages=[user]), "expected a reply of the model last"),
         (with_(messages=[model]), "expected 'user'"),
         (with_(messages=["a"]), r"messages\[0\]: expected a Message"),
-        (with_(messages=[Message("user", 1)]), r"messages\[0\].content"),
+        (
+            with_(messages=[{"role": "user", "content": 1}]),
+            r"messages\[0\].content: expected a str or a list of parts",
+        ),
         (
             with_(system="a", messages=[Message("system", "b"), user, model]),
             "system: given twice",

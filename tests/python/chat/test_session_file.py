@@ -226,7 +226,7 @@ def test_a_cache_is_no_session(session: Session) -> None:
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": 3}]},
         {"messages": [["user", "a"], ["model", "b"]]},
-        {"messages": [{"role": "user", "content": "a", "mood": 1}]},
+        {"messages": [{"role": "user", "content": "a", "name": 1}]},
         {"ends": [1, 2, 3]},
         {"ends": ["x"]},
         {"ends": [-1]},

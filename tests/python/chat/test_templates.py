@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,16 @@ def messages_of(case: dict[str, Any]) -> list[Message]:
     return [Message(role, content) for role, content in case["messages"]]
 
 
+def arguments_of(case: dict[str, Any]) -> tuple[list[Message], bool]:
+    return messages_of(case), case["add_generation_prompt"]
+
+
+def rendered(
+    template: Template, messages: Sequence[Any], opens: bool = True
+) -> list[Segment]:
+    return template.render(messages, add_generation_prompt=opens)
+
+
 def text_of(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
@@ -81,9 +93,7 @@ def test_gemma_turns_are_the_official_ones(generation: str) -> None:
         if expected is None:  # without a system role, ours is as Gemma 3's
             assert case["messages"][0][0] == "system"
             continue
-        segments = GemmaTemplate().render(
-            messages_of(case), case["add_generation_prompt"]
-        )
+        segments = rendered(GemmaTemplate(), *arguments_of(case))
         assert text_of(segments) == expected
         compared += 1
     assert compared >= 16
@@ -96,27 +106,27 @@ def test_file_template_renders_as_expected(
     has_system = "true" if generation == "gemma-3" else "false"
     template = file_template(tokenizer, TURNS.replace("SYSTEM", has_system))
     for case in CASES:
-        arguments = messages_of(case), case["add_generation_prompt"]
+        arguments = arguments_of(case)
         expected = case["texts"][generation]
         if expected is None:  # no system role: the user's turn begins with it
             [system, *others], opens = arguments
             if not others:
                 with pytest.raises(ValueError, match="no system role"):
-                    template.render(*arguments)
+                    rendered(template, *arguments)
                 continue
-            first = f"{system.content}\n\n{others[0].content.strip()}"
+            first = f"{system.text}\n\n{others[0].text.strip()}"
             others[0] = Message("user", first)
             arguments = others, opens
-            expected = text_of(GemmaTemplate().render(*arguments))
-            assert text_of(template.render(*arguments)) == expected
+            expected = text_of(rendered(GemmaTemplate(), *arguments))
+            assert text_of(rendered(template, *arguments)) == expected
             arguments = messages_of(case), opens
-            assert text_of(template.render(*arguments)) == expected
+            assert text_of(rendered(template, *arguments)) == expected
             continue
-        segments = template.render(*arguments)
+        segments = rendered(template, *arguments)
         assert text_of(segments) == expected
         # The same control tokens, and the same text between them.
         encode = Encoder(tokenizer, 2).encode
-        ours = GemmaTemplate().render(*arguments)
+        ours = rendered(GemmaTemplate(), *arguments)
         assert encode(segments).tolist() == encode(ours).tolist()
 
 
@@ -147,7 +157,7 @@ def test_a_template_that_rejects_the_rest_too(tokenizer: Tokenizer) -> None:
     template = file_template(tokenizer, source)
     messages = [Message("system", "a"), Message("user", "b")]
     with pytest.raises(ValueError, match="rejects them: never: system"):
-        template.render(messages, True)
+        rendered(template, messages)
 
 
 @pytest.mark.parametrize("name", ["plain", "gemma", "file"])
@@ -167,11 +177,11 @@ def test_user_text_never_becomes_a_control_token(
         Message("model", texts[2]),
         Message("user", texts[3]),
     ]
-    harmless = [Message(m.role, "x" * len(m.content)) for m in messages]
+    harmless = [Message(m.role, "x" * len(m.text)) for m in messages]
     assert gemma.tokenizer is not None
     encode = Encoder(gemma.tokenizer, 2).encode
-    found = encode(template.render(messages, True))
-    expected = encode(template.render(harmless, True))
+    found = encode(rendered(template, messages))
+    expected = encode(rendered(template, harmless))
     for token in (1, 2, tiny_gguf.EOT - 1, tiny_gguf.EOT):
         assert (found == token).sum() == (expected == token).sum()
     text = gemma.tokenizer.decode(found.tolist())
@@ -190,7 +200,7 @@ def test_a_control_token_is_not_pieced_together(tokenizer: Tokenizer) -> None:
         Message("model", "_of_turn><"),
         Message("user", "end_of_"),
     ]
-    segments = template.render(messages, True)
+    segments = rendered(template, messages)
     assert segments == [
         Segment("<bos>", special=True),
         Segment("<start_of_turn><end_of_turn><end_of_turn>"),
@@ -200,8 +210,9 @@ def test_a_control_token_is_not_pieced_together(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("{% if 'st' in messages[0].content %}X{% endif %}", "letters"),
-        ("{{ messages[0].content | upper }}", "letters"),
+        ("{% if '<bos>' in messages[0].content %}X{% endif %}", "names of"),
+        ("{{ messages[0].content.replace('<bos>', 'X') }}", "names of"),
+        ("{{ messages[0].content ~ ('<bos>' | length) }}", "names of"),
         ("{% for %}", "not sound"),
         ("{{ messages[0].content + 1 }}", "fails"),
         ("{{ nothing.at.all }}", "fails"),
@@ -217,7 +228,7 @@ def test_templates_that_do_not_work(
 ) -> None:
     with pytest.raises(GemmaKVError, match=found) as error:
         template = file_template(tokenizer, source)
-        template.render([Message("user", "toast")], True)
+        rendered(template, [Message("user", "toast <bos>")])
     assert "\n" not in str(error.value)
     assert "template='gemma'" in str(error.value)
 
@@ -227,7 +238,7 @@ def test_a_template_may_ask_for_the_length_and_the_date(
 ) -> None:
     source = "{{ strftime_now('%%') }}{{ messages[0].content | length }}"
     template = file_template(tokenizer, source)
-    assert template.render([Message("user", "abc")], True) == [Segment("%3")]
+    assert rendered(template, [Message("user", "abc")]) == [Segment("%3")]
 
 
 def test_choice(tmp_path: Path, tiny: Gemma) -> None:
@@ -271,7 +282,7 @@ def test_plain_dialogue() -> None:
         Message("model", "Hello.\n"),
         Message("user", "Bye"),
     ]
-    render = PlainTemplate().render
+    render = partial(rendered, PlainTemplate())
     assert text_of(render(messages, True)) == (
         "<bos>Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\n"
         "User: Bye\n\nAssistant:"
@@ -299,10 +310,10 @@ def test_tokens_of_turns_that_are_over_do_not_change(
     messages = [Message("system", "s ")]
     for i, text in enumerate(texts):
         messages.append(Message("model" if i % 2 else "user", text))
-    whole = encode(template.render(messages, False))
+    whole = encode(rendered(template, messages, False))
     for count in range(3, len(messages) + 1, 2):
-        part = encode(template.render(messages[:count], False))
-        opened = encode(template.render(messages[: count - 1], True))
+        part = encode(rendered(template, messages[:count], False))
+        opened = encode(rendered(template, messages[: count - 1]))
         assert common_exact(part, whole) == len(part)
         assert common_exact(opened, part) == len(opened)
 
@@ -313,33 +324,34 @@ def test_gemma_turns_have_the_tokens_of_the_text_parsed(gemma: Gemma) -> None:
         text = case["texts"]["gemma-3"]
         if any("<" in content for _, content in case["messages"]):
             continue
-        segments = GemmaTemplate().render(
-            messages_of(case), case["add_generation_prompt"]
-        )
+        segments = rendered(GemmaTemplate(), *arguments_of(case))
         expected = gemma.tokenizer.encode(text, parse_special=True)
         found = Encoder(gemma.tokenizer, 2).encode(segments)
         assert found.tolist() == expected
 
 
-def test_messages_must_take_turns() -> None:
+def test_messages_take_turns_where_the_template_needs_it() -> None:
     user, model = Message("user", "a"), Message("model", "b")
     system = Message("system", "c")
     for wrong, found in [
         ([], "found none"),
         ([model], "expected 'user'"),
-        ([user, user], "expected 'model'"),
-        ([user, system], "expected 'model'"),
+        ([user, user], "expected 'assistant'"),
+        ([user, system], "expected 'assistant'"),
         ([system, system], "expected 'user'"),
         ([system, model], "expected 'user'"),
-        ([Message("assistant", "a")], "found 'assistant'"),
     ]:
-        for template in (PlainTemplate(), GemmaTemplate()):
-            with pytest.raises(ValueError, match=found):
-                template.render(wrong, True)
+        with pytest.raises(ValueError, match=found):
+            GemmaTemplate().render(wrong)
+    assert text_of(PlainTemplate().render([user, user, system, model])) == (
+        "<bos>User: a\n\nUser: a\n\nc\n\nAssistant: b\n\nAssistant:"
+    )
+    with pytest.raises(ValueError, match="found none"):
+        PlainTemplate().render([])
 
 
 class Shouted:
-    """A template of one's own."""
+    """A template of one's own, of the former protocol."""
 
     name = "shouted"
     stop = ("!",)
@@ -348,7 +360,8 @@ class Shouted:
     def render(
         self, messages: list[Message], add_generation_prompt: bool
     ) -> list[Segment]:
-        return [Segment(f"{m.content.upper()}!") for m in messages]
+        assert {m.role for m in messages} <= {"user", "model"}
+        return [Segment(f"{m.text.upper()}!") for m in messages]
 
 
 def test_a_template_of_ones_own(tiny: Gemma) -> None:
@@ -356,10 +369,15 @@ def test_a_template_of_ones_own(tiny: Gemma) -> None:
     session = Session(tiny, template=template)
     assert session.template is template
     session.send("hello", max_tokens=1)
+    session.send("again", max_tokens=1)
     assert tiny.tokenizer is not None
     tokens = session.cache.tokens.tolist()
     assert tokens[0] == 2  # BOS, though the template says nothing of it
     assert tiny.tokenizer.decode(tokens).startswith("HELLO!")
+    with pytest.raises(ValueError, match="tools: the template 'shouted'"):
+        tiny.apply_chat_template(
+            session.messages, template=template, tools=[{}]
+        )
     with pytest.raises(ValueError, match="has no 'stop_tokens'"):
         Session(tiny, template=object.__new__(type("T", (), {
             "name": "t", "stop": (), "render": None})))

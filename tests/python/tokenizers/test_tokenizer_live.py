@@ -104,7 +104,7 @@ def test_chat_templates(tmp_path: Path, kind: str, generation: str) -> None:
         messages = messages_of(case)
         chat = [
             {
-                "role": "assistant" if m.role == "model" else m.role,
+                "role": m.role,
                 "content": m.content,
             }
             for m in messages
@@ -113,7 +113,9 @@ def test_chat_templates(tmp_path: Path, kind: str, generation: str) -> None:
         text = theirs.apply_chat_template(
             chat, add_generation_prompt=reply, tokenize=False
         )
-        segments = template_for(gemma).render(messages, reply)
+        segments = template_for(gemma).render(
+            messages, add_generation_prompt=reply
+        )
         assert text_of(segments) == text == case["texts"][generation]
         if is_harmless(case):
             ids = theirs.apply_chat_template(

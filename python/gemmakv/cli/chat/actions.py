@@ -79,7 +79,7 @@ def undo(chat: Chat, turns: int | None) -> None:
         )
     removed = session.undo(wanted)
     chat.save(entry)
-    said = [m.content for m in removed if m.role == "user"]
+    said = [m.text for m in removed if m.role == "user"]
     what = quoted(said[0]) if len(said) == 1 else count(wanted, "turn")
     chat.view.say(f"took back {what}; {count(session.turns, 'turn')} left")
 

@@ -200,7 +200,7 @@ class Chat:
         starts = [i for i, m in enumerate(messages) if m.role == "user"]
         if starts:
             self.view.show_turn(
-                [(m.role, m.content) for m in messages[starts[-1] :]]
+                [(m.role, m.text) for m in messages[starts[-1] :]]
             )
 
     def show_settings(self, session: Session) -> None:

@@ -24,7 +24,9 @@ Pairs = list[tuple[str, str]]
 def pairs_of(session: Session) -> Pairs:
     """(role, content) of all messages but the system text."""
     return [
-        (m.role, m.content) for m in session.messages if m.role != "system"
+        (m.role.replace("assistant", "model"), m.text)
+        for m in session.messages
+        if m.role != "system"
     ]
 
 

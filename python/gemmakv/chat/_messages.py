@@ -1,0 +1,322 @@
+"""Messages of a conversation, and what templates make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gemmakv.errors import brief
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+_KEYS = {"role", "content", "incomplete", "name", "tool_calls", "tool_call_id"}
+
+# What no tool and no message nests deeper than.
+_MAX_DEPTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What one side said.
+
+    A dict with these fields as its keys does wherever a Message does.
+
+    role: "system", "user", "assistant" (or "model", which becomes that),
+    "tool" or "developer".
+    content: text, or a list of parts {"type": "text", "text": ...}. None if
+    a message of the assistant is nothing but tool calls. A tool's may also be
+    what it returned: a dict, or a list of dicts without a "type".
+    incomplete: whether an error cut the reply short.
+    name: of the tool whose result this is.
+    tool_calls: [{"type": "function", "function": {"name": ...,
+    "arguments": ...}}], with an "id" or without. Arguments are a dict; their
+    JSON text becomes one.
+    tool_call_id: the call whose result this is.
+    extra: any other keys of a dict, for templates that know them.
+
+    Raises ValueError for a role, a content or a part that is none of these.
+    """
+
+    role: str
+    content: str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | None
+    incomplete: bool = False
+    _: dataclasses.KW_ONLY
+    name: str | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = dataclasses.field(
+        default=(), hash=False
+    )
+    tool_call_id: str | None = None
+    extra: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+
+    def __post_init__(self) -> None:
+        role = "assistant" if self.role == "model" else self.role
+        if role not in ROLES:
+            raise ValueError(
+                f"role: expected one of {', '.join(ROLES)}, found "
+                + brief(self.role)
+            )
+        calls = [
+            _call(f"tool_calls[{i}]", call)
+            for i, call in enumerate(items("tool_calls", self.tool_calls or ()))
+        ]
+        _check_content(self.content, role, bool(calls))
+        for field in ("name", "tool_call_id"):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{field}: expected a str, found "
+                                 + brief(value))
+        object.__setattr__(self, "role", role)
+        object.__setattr__(self, "tool_calls", tuple(calls))
+
+    @property
+    def parts(self) -> list[str]:
+        """The content's texts: one, or one of each part."""
+        content: Any = self.content
+        if content is None:
+            return []
+        if isinstance(content, str):
+            return [content]
+        if is_parts(content):
+            return [part["text"] for part in content]
+        return [json.dumps(content, ensure_ascii=False)]
+
+    @property
+    def text(self) -> str:
+        """The content as one str: parts are joined by line ends."""
+        return "\n".join(self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as a dict, without keys that say nothing."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "extra"
+        }
+        said = {k: v for k, v in fields.items() if v not in (None, False, ())}
+        return {**said, **self.extra}
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A piece of a rendered conversation.
+
+    If `special`, `text` is the name of one control token, else text without
+    any. Each segment is turned into tokens by itself.
+    """
+
+    text: str
+    special: bool = False
+
+
+class Template(Protocol):
+    """What renders messages; any object with these works."""
+
+    @property
+    def name(self) -> str:
+        """What a saved session calls it."""
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """Texts that end a reply."""
+
+    @property
+    def stop_tokens(self) -> Sequence[str]:
+        """Names of control tokens that end a reply, beside the model's eos
+        tokens; those that the model does not know are left out.
+        """
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> list[Segment]:
+        """The conversation, with the opening of a reply if that is asked for.
+
+        `tools` are the JSON schemas of functions that the model may call;
+        other keywords are variables of the template, and ignored by one that
+        does not know them. Raises ValueError for messages or tools it cannot
+        express.
+        """
+
+
+def messages_of(
+    values: Iterable[Message | Mapping[str, Any]], name: str = "messages"
+) -> list[Message]:
+    """Messages of messages and dicts. Raises ValueError naming what is none,
+    and if there are none.
+    """
+    messages = []
+    for i, value in enumerate(items(name, values)):
+        try:
+            messages.append(_message(value))
+        except ValueError as error:
+            raise ValueError(f"{name}[{i}].{error}") from None
+        except TypeError:
+            raise ValueError(
+                f"{name}[{i}]: expected a Message or a dict with 'role' and "
+                f"'content', found {brief(value)}"
+            ) from None
+    if not messages:
+        raise ValueError(f"{name}: expected at least one, found none")
+    return messages
+
+
+def check_turns(messages: Sequence[Message]) -> None:
+    """Raises ValueError unless user and assistant take turns, after a system
+    or developer message if one stands first.
+    """
+    if not messages:
+        raise ValueError("messages: expected at least one, found none")
+    start = 1 if messages[0].role in ("system", "developer") else 0
+    for i, message in enumerate(messages[start:]):
+        expected = ROLES[1 + i % 2]
+        if message.role != expected:
+            raise ValueError(
+                f"messages[{start + i}].role: expected {expected!r} (user and "
+                f"assistant take turns), found {brief(message.role)}"
+            )
+
+
+def plain_json(name: str, value: Any, depth: int = 0) -> Any:
+    """A copy of a value that JSON can say, of plain types alone.
+
+    Raises ValueError naming the place of what JSON cannot say, or of text
+    that is not Unicode.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError(
+            f"{name[:60]}...: expected at most {_MAX_DEPTH} levels, found more"
+        )
+    if isinstance(value, str):
+        text = str.__str__(value)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name}: character {error.start} is a lone surrogate "
+                f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
+            ) from None
+        return text
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(
+                    f"{name}: expected str keys, found {brief(key)}"
+                )
+        return {
+            plain_json(f"{name}: key", key): plain_json(
+                f"{name}.{key}", one, depth + 1
+            )
+            for key, one in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [
+            plain_json(f"{name}[{i}]", one, depth + 1)
+            for i, one in enumerate(value)
+        ]
+    raise ValueError(
+        f"{name}: expected what JSON can say, found {brief(value)}"
+    )
+
+
+def items(name: str, values: Any) -> list[Any]:
+    """A list of what is one. Raises ValueError for text and dicts too."""
+    if isinstance(values, Iterable) and not isinstance(
+        values, (str, bytes, Mapping)
+    ):
+        return list(values)
+    raise ValueError(f"{name}: expected a list, found {brief(values)}")
+
+
+def _message(value: Any) -> Message:
+    """Raises TypeError for what has not the form of a message at all."""
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping) or "role" not in value:
+        raise TypeError
+    known = {key: one for key, one in value.items() if key in _KEYS}
+    extra = {
+        key: one
+        for key, one in value.items()
+        if key not in _KEYS and one is not None
+    }
+    content = known.pop("content", None)
+    return Message(
+        known.pop("role"),
+        content,
+        bool(known.pop("incomplete", False)),
+        extra=extra,
+        **known,
+    )
+
+
+def is_parts(content: Any) -> bool:
+    """Whether a message's content is parts, and no text or tool's data."""
+    return isinstance(content, (list, tuple)) and all(
+        "type" in part for part in content
+    )
+
+
+def _check_content(content: Any, role: str, calls: bool) -> None:
+    if isinstance(content, str) or (content is None and calls):
+        return
+    if role == "tool" and isinstance(content, Mapping):
+        return
+    if not isinstance(content, (list, tuple)):
+        raise ValueError(
+            "content: expected a str or a list of parts, found "
+            + brief(content)
+        )
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or (
+            role != "tool" and "type" not in part
+        ):
+            raise ValueError(
+                f"content[{i}]: expected a part, {{'type': 'text', 'text': "
+                f"...}}, found {brief(part)}"
+            )
+        if part.get("type", "text") != "text":
+            raise ValueError(
+                f"content[{i}].type: expected 'text' (images and other kinds "
+                f"are not supported), found {brief(part['type'])}"
+            )
+        if "type" in part and not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"content[{i}].text: expected a str, found "
+                + brief(part.get("text"))
+            )
+
+
+def _call(name: str, call: Any) -> dict[str, Any]:
+    """A tool call whose arguments are a dict."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(
+        function.get("name"), str
+    ):
+        raise ValueError(
+            f"{name}: expected {{'function': {{'name': ..., 'arguments': "
+            f"...}}}}, found {brief(call)}"
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError(
+                f"{name}.function.arguments: expected a dict or the JSON text "
+                f"of one, found {brief(function['arguments'])}"
+            )
+        function = {**function, "arguments": arguments}
+    return {**call, "function": dict(function)}
