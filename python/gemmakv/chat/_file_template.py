@@ -131,15 +131,14 @@ class FileTemplate:
 
     @cached_property
     def _knows_parts(self) -> bool:
-        """Whether the template renders a part of text as that text."""
-        texts = []
-        for content in ("x", [{"type": "text", "text": "x"}]):
-            chat = [{"role": "user", "content": content}]
-            try:
-                texts.append(_run(self._plain, {"messages": chat}))
-            except (_Rejected, GemmaKVError):
-                return False
-        return texts[0] == texts[1]
+        """Whether the template renders parts, and not Python's list."""
+        parts = [{"type": "text", "text": "\ue000"}]
+        chat = [{"role": "user", "content": parts}]
+        try:
+            text = _run(self._plain, self._tokens | {"messages": chat})
+        except (_Rejected, GemmaKVError):
+            return False
+        return "\ue000" in text and str(parts) not in text
 
     def _checked_tools(self, tools: Any) -> list[dict[str, Any]] | None:
         if tools is None:

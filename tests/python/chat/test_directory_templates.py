@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_templates import CASES, GENERATIONS, TURNS, messages_of, text_of
 from test_tokenizer_files import KINDS, ROWS, directory
 
 from gemmakv import Gemma, Message, Session
 from gemmakv.chat._templates import template_for
 from gemmakv.chat._transcript import Encoder
 from support import tiny_gguf, tokenizer_files
+from support.chat_cases import CASES, GENERATIONS, TURNS, messages_of, text_of
 from support.tokenizer_files import write_json
 
 PLACES = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,46 +23,18 @@ from gemmakv.chat._file_template import FileTemplate
 from gemmakv.chat._templates import GemmaTemplate, PlainTemplate, template_for
 from gemmakv.chat._transcript import Encoder, common_exact, common_text
 from support import tiny_gguf
-from support.folders import GOLDEN
-
-CASES = json.loads((GOLDEN / "templates.json").read_text())
-GENERATIONS = ("gemma-1", "gemma-2", "gemma-3")
-
-# Says the same as the instruction-tuned models' templates, in other words.
-TURNS = """
-{{- bos_token }}
-{%- set ns = namespace(opening='', turn=0) %}
-{%- for message in messages %}
-    {%- if message.role == 'system' %}
-        {%- if SYSTEM %}{% set ns.opening = message.content ~ '\\n\\n' %}
-        {%- else %}{{ raise_exception('no system role') }}{% endif %}
-        {%- continue %}
-    {%- endif %}
-    {{- '<start_of_turn>' }}
-    {{- 'model' if message.role == 'assistant' else message.role }}
-    {{- '\\n' ~ ns.opening ~ (message.content | trim) ~ '<end_of_turn>\\n' }}
-    {%- set ns.opening = '' %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}
-"""
-
-
-def messages_of(case: dict[str, Any]) -> list[Message]:
-    return [Message(role, content) for role, content in case["messages"]]
+from support.chat_cases import (
+    CASES,
+    GENERATIONS,
+    TURNS,
+    messages_of,
+    rendered,
+    text_of,
+)
 
 
 def arguments_of(case: dict[str, Any]) -> tuple[list[Message], bool]:
     return messages_of(case), case["add_generation_prompt"]
-
-
-def rendered(
-    template: Template, messages: Sequence[Any], opens: bool = True
-) -> list[Segment]:
-    return template.render(messages, add_generation_prompt=opens)
-
-
-def text_of(segments: list[Segment]) -> str:
-    return "".join(segment.text for segment in segments)
 
 
 def file_template(tokenizer: Tokenizer, source: str) -> FileTemplate:

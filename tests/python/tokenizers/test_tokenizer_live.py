@@ -14,7 +14,6 @@ from test_directory_templates import (
     model_with,
     source_of,
 )
-from test_templates import GENERATIONS, messages_of, text_of
 from test_tokenizer import CASES as TEXTS
 from test_tokenizer_files import KINDS
 
@@ -22,6 +21,7 @@ from gemmakv import Gemma, Tokenizer
 from gemmakv.chat._templates import template_for
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from support import tokenizer_files
+from support.chat_cases import GENERATIONS, messages_of, text_of
 
 transformers = pytest.importorskip(
     "transformers", reason="the reference is transformers"

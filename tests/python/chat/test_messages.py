@@ -1,0 +1,156 @@
+"""Messages: what is one, what is none, and what both say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gemmakv import Message
+from gemmakv.chat._messages import messages_of, plain_json
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+def test_roles() -> None:
+    for role in ("system", "user", "assistant", "tool", "developer"):
+        assert Message(role, "a").role == role
+    assert Message("model", "a") == Message("assistant", "a")
+    assert hash(Message("model", "a")) == hash(Message("assistant", "a"))
+    assert Message("user", "a", True) != Message("user", "a")
+    copy = dataclasses.replace(Message("model", "a"), incomplete=True)
+    assert copy == Message("assistant", "a", True)
+
+
+def test_content() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert Message("user", parts).text == "a\nb"
+    assert Message("user", []).text == ""
+    assert Message("assistant", None, tool_calls=[CALL]).text == ""
+    assert Message("tool", {"a": "\u00e9"}).text == '{"a": "\u00e9"}'
+    assert Message("tool", [{"name": "f", "response": 1}]).parts == [
+        '[{"name": "f", "response": 1}]'
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "incomplete": True},
+        {"role": "assistant", "tool_calls": (CALL,)},
+        {"role": "tool", "content": {"b": 1}, "name": "f", "tool_call_id": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]},
+        {"role": "assistant", "content": "a", "reasoning_content": "b"},
+        {"role": "user", "content": []},
+    ],
+)
+def test_dicts_there_and_back(fields: dict[str, Any]) -> None:
+    [message] = messages_of([fields])
+    assert message.to_dict() == fields
+    assert messages_of([message.to_dict(), message]) == [message, message]
+
+
+def test_what_clients_send() -> None:
+    """Keys without a value say nothing; arguments come as JSON text."""
+    [message] = messages_of(
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "name": None,
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "function": {"name": "f", "arguments": '{"a": 1}'},
+                    }
+                ],
+            }
+        ]
+    )
+    assert message.to_dict() == {
+        "role": "assistant",
+        "tool_calls": (
+            {"id": "1", "function": {"name": "f", "arguments": {"a": 1}}},
+        ),
+    }
+    [message] = messages_of(
+        [{"role": "user", "content": "a", "tool_calls": None}]
+    )
+    assert message == Message("user", "a")
+
+
+USER = {"role": "user", "content": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        ([], "messages: expected at least one, found none"),
+        ("Hi", "messages: expected a list, found 'Hi'"),
+        (USER, "messages: expected a list, found {'role'"),
+        (None, "messages: expected a list, found None"),
+        ([USER, "Hi"], r"messages\[1\]: expected a Message or a dict"),
+        ([{"content": "a"}], r"messages\[0\]: expected a Message or a dict"),
+        ([{**USER, "role": "bot"}], r"messages\[0\].role: .* found 'bot'"),
+        ([{**USER, "role": None}], r"messages\[0\].role: .* found None"),
+        ([{"role": "user"}], r"messages\[0\].content: .* found None"),
+        ([{**USER, "content": b"a"}], r"content: expected a str or a list"),
+        ([{**USER, "content": {"a": 1}}], r"content: expected a str or a list"),
+        ([{**USER, "content": ["a"]}], r"content\[0\]: expected a part"),
+        (
+            [{**USER, "content": [{"type": "text", "text": "a"}, IMAGE]}],
+            r"messages\[0\].content\[1\].type: expected 'text' \(images and "
+            "other kinds are not supported\\), found 'image_url'",
+        ),
+        ([{"role": "tool", "content": [IMAGE]}], r"content\[0\].type"),
+        ([{**USER, "content": [{"type": "text"}]}], r"\[0\].text: .* None"),
+        ([{**USER, "name": 3}], r"messages\[0\].name: expected a str, found 3"),
+        ([{**USER, "tool_calls": "f"}], "tool_calls: expected a list"),
+        ([{**USER, "tool_calls": [{}]}], r"tool_calls\[0\]: expected {'func"),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"function": {"name": "f", "arguments": "[1"}}
+                    ],
+                }
+            ],
+            r"\[0\].function.arguments: expected a dict or the JSON text of "
+            r"one, found '\[1'",
+        ),
+    ],
+)
+def test_what_is_no_message(messages: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=found) as error:
+        messages_of(messages)
+    assert "\n" not in str(error.value)
+
+
+def test_only_what_json_can_say_reaches_a_template() -> None:
+    class Loud(str):
+        def __str__(self) -> str:
+            return "loud"
+
+        __format__ = __html__ = __str__  # type: ignore[assignment]
+
+    [copy] = plain_json("x", (Loud("a"),))
+    assert type(copy) is str and copy == "a"
+    deep: Any = "a"
+    for _ in range(200_000):
+        deep = [deep]
+    for value, found in [
+        (deep, "expected at most 100 levels"),
+        ({"a": [object()]}, r"x\.a\[0\]: expected what JSON can say, found <"),
+        ({"a": {1: 2}}, r"x\.a: expected str keys, found 1"),
+        ({"a": "\ud800"}, r"x\.a: character 0 is a lone surrogate \(U\+D800\)"),
+        ({"\udfff": 1}, "x: key: character 0 is a lone surrogate"),
+        (b"a", "found b'a'"),
+    ]:
+        with pytest.raises(ValueError, match=found) as error:
+            plain_json("x", value)
+        assert len(str(error.value)) < 200
