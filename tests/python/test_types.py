@@ -22,6 +22,12 @@ one: gemmakv.Generation = gemma.generate(cache, "a", top_k=3, stop=["b"])
 many: list[gemmakv.Generation] = gemma.generate(cache, [1, 2], n=2)
 both = gemma.generate_batch([cache, cache.fork()], ["a", np.array([1])],
                             seed=[1, None], temperature=0.5)
+talk: list[gemmakv.Message | dict[str, str]] = [
+    gemmakv.Message("user", "a"), {"role": "assistant", "content": "b"}]
+said: str = gemma.chat(talk, cache=cache, tools=[{"a": 1}], top_k=3).text
+ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]] = (
+    gemma.apply_chat_template(talk, add_generation_prompt=False, mood="x"))
+count: int = gemma.count_tokens(talk) + gemma.count_tokens("text")
 for piece in gemma.stream(cache, "", logit_bias={5: -1.0}):
     print(piece.text + one.text, both[0].usage.cached_tokens)
 rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = gemma.logits(

@@ -54,7 +54,9 @@ class FileTemplate:
         bos_id: int,
         eos_ids: Sequence[int],
     ) -> None:
-        """Raises GemmaKVError if `source` is not sound."""
+        """Raises GemmaKVError if `source` is not sound, or puts control tokens
+        together from pieces.
+        """
         self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
         self._tokens = {
@@ -66,6 +68,7 @@ class FileTemplate:
         }
         self._plain, self._marked, self._uses_tools = self._compile(source)
         self._names = {mark: name for name, mark in self._marks.items()}
+        self._check_whole()
 
     def render(
         self,
@@ -128,6 +131,22 @@ class FileTemplate:
                 "told from text; choose template='gemma' or 'plain'"
             )
         return segments
+
+    def _check_whole(self) -> None:
+        """Raises if what the template writes has control tokens as text."""
+        try:
+            segments = self.render([Message("user", "")])
+        except (ValueError, GemmaKVError):
+            return  # needs more, or does not work: `render` says so
+        for segment in segments:
+            for name, token in self._tokenizer.split_special(segment.text):
+                if token is not None and not segment.special:
+                    raise GemmaKVError(
+                        "template: the file's chat template puts the control "
+                        f"token {brief(name)} together from pieces, so it "
+                        "cannot be told from text; choose template='gemma' or "
+                        "'plain'"
+                    )
 
     @cached_property
     def _knows_parts(self) -> bool:

@@ -183,6 +183,8 @@ def test_a_control_token_is_not_pieced_together(tokenizer: Tokenizer) -> None:
         ("{% if '<bos>' in messages[0].content %}X{% endif %}", "names of"),
         ("{{ messages[0].content.replace('<bos>', 'X') }}", "names of"),
         ("{{ messages[0].content ~ ('<bos>' | length) }}", "names of"),
+        ("{{ '<' ~ 'bos' ~ '>' }}", "control token '<bos>' together"),
+        ("{{ '<' }}{{ 'eos>' }}", "control token '<eos>' together"),
         ("{% for %}", "not sound"),
         ("{{ messages[0].content + 1 }}", "fails"),
         ("{{ nothing.at.all }}", "fails"),
