@@ -111,11 +111,13 @@ class FileTemplate:
     def _render(
         self, messages: Sequence[Message], variables: dict[str, Any]
     ) -> list[Segment]:
-        chat = plain_json("messages", [one.to_dict() for one in messages])
-        for fields, message in zip(chat, messages):
+        chat = []
+        for i, message in enumerate(messages):
+            fields = plain_json(f"messages[{i}]", message.to_dict())
             fields.pop("incomplete", None)
-            if is_parts(fields.get("content")) and not self._knows_parts:
+            if is_parts(message.content) and not self._knows_parts:
                 fields["content"] = message.text
+            chat.append(fields)
         variables = {**variables, "messages": chat}
         expected = _run(self._plain, self._tokens | variables)
         found = _run(self._marked, self._marked_tokens | variables)

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Message, Template, messages_of
 from gemmakv.chat._templates import render, stop_ids, stop_texts, template_for
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.generation._model import Model, check_cache
 from gemmakv.generation._options import Options
+from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -65,26 +63,10 @@ class Gemma(Model):
 
         Raises what `apply_chat_template` and `generate` raise.
         """
-        chosen = self._template(template)
-        ids = self.apply_chat_template(
-            messages, tools=tools, template=chosen, **(template_kwargs or {})
+        call = self._chat_call(
+            messages, cache, tools, template, template_kwargs, options
         )
-        if cache is None:
-            work = create_kv_cache(self.config)
-        else:
-            check_cache("cache", cache)
-            work = cache.fork()
-            # The last token is computed anew: its logits are not kept.
-            work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
-        generation = self._generate_reply(
-            work,
-            ids[len(work) :],
-            {**options, "stop": stop_texts(chosen, options)},
-            stop_ids(chosen, self._needed_tokenizer()),
-        )
-        if cache is not None:
-            cache._become(work)
-        return dataclasses.replace(generation, text=generation.text.strip())
+        return _reply(cache, call[0], self._generate_reply(*call))
 
     def apply_chat_template(
         self,
@@ -94,7 +76,7 @@ class Gemma(Model):
         add_generation_prompt: bool = True,
         template: Template | str | None = None,
         **kwargs: Any,
-    ) -> npt.NDArray[np.int32]:
+    ) -> TokenArray:
         """Token ids of a conversation, int32 [n], BOS first.
 
         Control tokens are those of the template. Text of messages, tools and
@@ -142,6 +124,33 @@ class Gemma(Model):
             )
         )
 
+    def _chat_call(
+        self,
+        messages: Messages,
+        cache: KVCache | None,
+        tools: Tools | None,
+        template: Template | str | None,
+        template_kwargs: Mapping[str, Any] | None,
+        options: Any,
+    ) -> tuple[KVCache, TokenArray, dict[str, Any], list[int]]:
+        """What a chat calls `_generate_reply` with: a cache of its own, with
+        what `cache` holds of the conversation, and the rest of it.
+        """
+        chosen = self._template(template)
+        ids = self.apply_chat_template(
+            messages, tools=tools, template=chosen, **(template_kwargs or {})
+        )
+        if cache is None:
+            work = create_kv_cache(self.config)
+        else:
+            check_cache("cache", cache)
+            work = cache.fork()
+            # The last token is computed anew: its logits are not kept.
+            work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
+        options = {**options, "stop": stop_texts(chosen, options)}
+        ends = stop_ids(chosen, self._needed_tokenizer())
+        return work, ids[len(work) :], options, ends
+
     def _template(self, template: Template | str | None) -> Template:
         if template is None:
             return self._own_template
@@ -158,3 +167,11 @@ class Gemma(Model):
                 "tokenizer.model or tokenizer.json), and messages need one"
             )
         return self.tokenizer
+
+
+def _reply(
+    cache: KVCache | None, work: KVCache, generation: Generation
+) -> Generation:
+    if cache is not None:
+        cache._become(work)
+    return dataclasses.replace(generation, text=generation.text.strip())

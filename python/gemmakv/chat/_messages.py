@@ -10,10 +10,12 @@ from typing import Any, Protocol
 from gemmakv.errors import brief
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
-_KEYS = {"role", "content", "incomplete", "name", "tool_calls", "tool_call_id"}
-
-# What no tool and no message nests deeper than.
-_MAX_DEPTH = 100
+_KINDS: dict[str, tuple[type, ...]] = {
+    "incomplete": (bool,),
+    "name": (str, type(None)),
+    "tool_call_id": (str, type(None)),
+}
+_OPTIONAL = ("incomplete", "name", "tool_calls", "tool_call_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +65,13 @@ class Message:
             for i, call in enumerate(items("tool_calls", self.tool_calls or ()))
         ]
         _check_content(self.content, role, bool(calls))
-        for field in ("name", "tool_call_id"):
+        for field, kinds in _KINDS.items():
             value = getattr(self, field)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{field}: expected a str, found "
-                                 + brief(value))
+            if not isinstance(value, kinds):
+                raise ValueError(
+                    f"{field}: expected a {kinds[0].__name__}, found "
+                    + brief(value)
+                )
         object.__setattr__(self, "role", role)
         object.__setattr__(self, "tool_calls", tuple(calls))
 
@@ -183,50 +187,32 @@ def check_turns(messages: Sequence[Message]) -> None:
             )
 
 
-def plain_json(name: str, value: Any, depth: int = 0) -> Any:
-    """A copy of a value that JSON can say, of plain types alone.
+def plain_json(name: str, value: Any) -> Any:
+    """A copy of what JSON can say, of plain types alone.
 
-    Raises ValueError naming the place of what JSON cannot say, or of text
-    that is not Unicode.
+    Raises ValueError that begins with `name` for what it cannot say, and for
+    text that is not Unicode.
     """
-    if depth > _MAX_DEPTH:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_dict_of)
+        text.encode("utf-8")
+        return json.loads(text)
+    except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name[:60]}...: expected at most {_MAX_DEPTH} levels, found more"
-        )
-    if isinstance(value, str):
-        text = str.__str__(value)
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{name}: character {error.start} is a lone surrogate "
-                f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
-            ) from None
-        return text
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
+            f"{name}: found a lone surrogate "
+            f"(U+{ord(error.object[error.start]):04X}), which is not Unicode "
+            "text"
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{name}: expected what JSON can say, found {error}"
+        ) from None
+
+
+def _dict_of(value: object) -> object:
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(
-                    f"{name}: expected str keys, found {brief(key)}"
-                )
-        return {
-            plain_json(f"{name}: key", key): plain_json(
-                f"{name}.{key}", one, depth + 1
-            )
-            for key, one in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [
-            plain_json(f"{name}[{i}]", one, depth + 1)
-            for i, one in enumerate(value)
-        ]
-    raise ValueError(
-        f"{name}: expected what JSON can say, found {brief(value)}"
-    )
+        return dict(value)
+    raise TypeError(brief(value))
 
 
 def items(name: str, values: Any) -> list[Any]:
@@ -244,20 +230,10 @@ def _message(value: Any) -> Message:
         return value
     if not isinstance(value, Mapping) or "role" not in value:
         raise TypeError
-    known = {key: one for key, one in value.items() if key in _KEYS}
-    extra = {
-        key: one
-        for key, one in value.items()
-        if key not in _KEYS and one is not None
-    }
-    content = known.pop("content", None)
-    return Message(
-        known.pop("role"),
-        content,
-        bool(known.pop("incomplete", False)),
-        extra=extra,
-        **known,
-    )
+    said = {key: one for key, one in value.items() if one is not None}
+    known = {key: said.pop(key, None) for key in ("role", "content")}
+    known |= {key: said.pop(key) for key in _OPTIONAL if key in said}
+    return Message(**known, extra=said)
 
 
 def is_parts(content: Any) -> bool:
@@ -270,30 +246,27 @@ def is_parts(content: Any) -> bool:
 def _check_content(content: Any, role: str, calls: bool) -> None:
     if isinstance(content, str) or (content is None and calls):
         return
-    if role == "tool" and isinstance(content, Mapping):
+    data = role == "tool"
+    if data and isinstance(content, Mapping):
         return
     if not isinstance(content, (list, tuple)):
         raise ValueError(
-            "content: expected a str or a list of parts, found "
-            + brief(content)
+            f"content: expected a str or a list of parts, found "
+            f"{brief(content)}"
         )
     for i, part in enumerate(content):
-        if not isinstance(part, Mapping) or (
-            role != "tool" and "type" not in part
-        ):
-            raise ValueError(
-                f"content[{i}]: expected a part, {{'type': 'text', 'text': "
-                f"...}}, found {brief(part)}"
-            )
-        if part.get("type", "text") != "text":
+        if data and isinstance(part, Mapping) and "type" not in part:
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in (None, "text"):
             raise ValueError(
                 f"content[{i}].type: expected 'text' (images and other kinds "
-                f"are not supported), found {brief(part['type'])}"
+                f"are not supported), found {brief(kind)}"
             )
-        if "type" in part and not isinstance(part.get("text"), str):
+        if kind is None or not isinstance(part.get("text"), str):
             raise ValueError(
-                f"content[{i}].text: expected a str, found "
-                + brief(part.get("text"))
+                f"content[{i}]: expected {{'type': 'text', 'text': ...}}, "
+                f"found {brief(part)}"
             )
 
 

@@ -138,7 +138,7 @@ def test_keywords_of_the_files_template(tmp_path: Any) -> None:
     one = gemma.chat(user("a"), template_kwargs={"mood": "!"}, **OPTIONS)
     assert one.usage.prompt_tokens == 3
     assert one.token_ids == gemma.chat(user("a!"), **OPTIONS).token_ids
-    with pytest.raises(ValueError, match="keywords.mood: expected what JSON"):
+    with pytest.raises(ValueError, match="keywords: expected what JSON"):
         gemma.apply_chat_template(user("a"), mood=object())
 
 

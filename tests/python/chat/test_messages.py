@@ -100,14 +100,15 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ([{"role": "user"}], r"messages\[0\].content: .* found None"),
         ([{**USER, "content": b"a"}], r"content: expected a str or a list"),
         ([{**USER, "content": {"a": 1}}], r"content: expected a str or a list"),
-        ([{**USER, "content": ["a"]}], r"content\[0\]: expected a part"),
+        ([{**USER, "content": ["a"]}], r"content\[0\]: expected {'type"),
         (
             [{**USER, "content": [{"type": "text", "text": "a"}, IMAGE]}],
             r"messages\[0\].content\[1\].type: expected 'text' \(images and "
             "other kinds are not supported\\), found 'image_url'",
         ),
         ([{"role": "tool", "content": [IMAGE]}], r"content\[0\].type"),
-        ([{**USER, "content": [{"type": "text"}]}], r"\[0\].text: .* None"),
+        ([{**USER, "content": [{"type": "text"}]}], r"\[0\]: .* found {'ty"),
+        ([{**USER, "incomplete": 1}], "incomplete: expected a bool, found 1"),
         ([{**USER, "name": 3}], r"messages\[0\].name: expected a str, found 3"),
         ([{**USER, "tool_calls": "f"}], "tool_calls: expected a list"),
         ([{**USER, "tool_calls": [{}]}], r"tool_calls\[0\]: expected {'func"),
@@ -143,12 +144,16 @@ def test_only_what_json_can_say_reaches_a_template() -> None:
     deep: Any = "a"
     for _ in range(200_000):
         deep = [deep]
+    around: list[Any] = []
+    around.append(around)
     for value, found in [
-        (deep, "expected at most 100 levels"),
-        ({"a": [object()]}, r"x\.a\[0\]: expected what JSON can say, found <"),
-        ({"a": {1: 2}}, r"x\.a: expected str keys, found 1"),
-        ({"a": "\ud800"}, r"x\.a: character 0 is a lone surrogate \(U\+D800\)"),
-        ({"\udfff": 1}, "x: key: character 0 is a lone surrogate"),
+        (deep, "x: expected what JSON can say, found maximum recursion"),
+        (around, "x: expected what JSON can say, found Circular"),
+        ({"a": [object()]}, "x: expected what JSON can say, found <object"),
+        ({"a": {(): 2}}, "x: expected what JSON can say, found keys must be"),
+        ({"a": "\ud800"}, r"x: found a lone surrogate \(U\+D800\)"),
+        ({"\udfff": 1}, r"x: found a lone surrogate \(U\+DFFF\)"),
+        (["\ud83d", "\ude00"], "x: found a lone surrogate"),
         (b"a", "found b'a'"),
     ]:
         with pytest.raises(ValueError, match=found) as error:
