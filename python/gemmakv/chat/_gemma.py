@@ -12,7 +12,7 @@ from gemmakv.chat._messages import Message, Template, messages_of
 from gemmakv.chat._templates import render, stop_ids, stop_texts, template_for
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.generation._model import Model, check_cache
-from gemmakv.generation._options import Options
+from gemmakv.generation._options import Options, split_rows
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -136,6 +136,7 @@ class Gemma(Model):
         """What a chat calls `_generate_reply` with: a cache of its own, with
         what `cache` holds of the conversation, and the rest of it.
         """
+        split_rows(options, 1, batch=False)  # names what is bad
         chosen = self._template(template)
         ids = self.apply_chat_template(
             messages, tools=tools, template=chosen, **(template_kwargs or {})
