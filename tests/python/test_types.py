@@ -24,6 +24,8 @@ both = gemma.generate_batch([cache, cache.fork()], ["a", np.array([1])],
                             seed=[1, None], temperature=0.5)
 talk: list[gemmakv.Message | dict[str, str]] = [
     gemmakv.Message("user", "a"), {"role": "assistant", "content": "b"}]
+session = gemmakv.Session(gemma, messages=talk)
+session.messages = talk
 said: str = gemma.chat(talk, cache=cache, tools=[{"a": 1}], top_k=3).text
 ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]] = (
     gemma.apply_chat_template(talk, add_generation_prompt=False, mood="x"))

@@ -12,6 +12,7 @@ import numpy as np
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._messages import (
     Message,
+    Messages,
     Template,
     check_turns,
     messages_of,
@@ -50,7 +51,7 @@ class Conversation:
         template: Template,
         cache: KVCache,
         system: str | None,
-        messages: Sequence[Message],
+        messages: Messages,
     ) -> None:
         if gemma.tokenizer is None:
             raise ValueError(
@@ -112,7 +113,7 @@ class Conversation:
             self.system = before
             raise
 
-    def set_messages(self, messages: Sequence[Message]) -> None:
+    def set_messages(self, messages: Messages) -> None:
         """Replaces the turns, and the system text if one is among them."""
         system, turns = _beginning(None, messages)
         before = self.system, self.messages
@@ -248,7 +249,7 @@ class Conversation:
 
 
 def _beginning(
-    system: str | None, messages: Sequence[Message]
+    system: str | None, messages: Messages
 ) -> tuple[str | None, list[Message]]:
     """The system message and the turns that a session starts with."""
     turns = messages_of(messages) if messages else []

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmakv.chat._messages import (
     Message,
+    Messages,
     Segment,
+    Tools,
     is_parts,
     items,
     messages_of,
@@ -72,9 +74,9 @@ class FileTemplate:
 
     def render(
         self,
-        messages: Sequence[Message | Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
-from gemmakv.chat._messages import Message, Template, messages_of
+from gemmakv.chat._messages import Messages, Template, Tools, messages_of
 from gemmakv.chat._templates import render, stop_ids, stop_texts, template_for
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.generation._model import Model, check_cache
@@ -19,9 +19,6 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Messages = Sequence[Message | Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
 
 
 class Gemma(Model):

@@ -136,7 +136,7 @@ class Template(Protocol):
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
@@ -149,9 +149,11 @@ class Template(Protocol):
         """
 
 
-def messages_of(
-    values: Iterable[Message | Mapping[str, Any]], name: str = "messages"
-) -> list[Message]:
+Messages = Sequence[Message | Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+def messages_of(values: Messages, name: str = "messages") -> list[Message]:
     """Messages of messages and dicts. Raises ValueError naming what is none,
     and if there are none.
     """

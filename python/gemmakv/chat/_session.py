@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import Message, Template
+from gemmakv.chat._messages import Message, Messages, Template
 from gemmakv.chat._session_file import SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import stop_texts, template_for
@@ -86,7 +86,7 @@ class Session:
         overflow: str = "error",
         *,
         template: Template | str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Messages = (),
         capacity_tokens: int | None = None,
         kv_dtype: str | None = None,
         checkpoint_bytes: int | None = None,
@@ -106,8 +106,9 @@ class Session:
             capacity or only the newest turn is left.
           template: "file", "gemma", "plain" or a Template; None chooses what
             fits the model, see `gemmakv.templates.template_for`.
-          messages: turns that the conversation begins with: user and model in
-            turns, a reply last. A system message may stand first.
+          messages: turns that the conversation begins with, as `Message` or
+            dict: user and assistant by turns, a reply last. A system message
+            may stand first.
           capacity_tokens, kv_dtype, checkpoint_bytes, pool: see
             `create_kv_cache`.
           cache: a cache that becomes the session's, instead of a new one of
@@ -208,14 +209,14 @@ class Session:
     def messages(self) -> list[Message]:
         """The conversation, the system message first if there is one.
 
-        Others may take their place: user and model in turn, the model last;
+        Others may take their place: user and assistant by turns, a reply last;
         without a system message, that of the session stays. What is not the
         same as before is computed with the next message.
         """
         return self._talk.all_messages()
 
     @messages.setter
-    def messages(self, messages: Sequence[Message]) -> None:
+    def messages(self, messages: Messages) -> None:
         with self._exclusive():
             self._talk.set_messages(messages)
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from gemmakv.chat._file_template import FileTemplate
 from gemmakv.chat._messages import (
     Message,
+    Messages,
     Segment,
     Template,
+    Tools,
     check_turns,
     messages_of,
 )
@@ -53,9 +55,9 @@ class PlainTemplate:
 
     def render(
         self,
-        messages: Sequence[Message | Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
@@ -102,9 +104,9 @@ class GemmaTemplate:
 
     def render(
         self,
-        messages: Sequence[Message | Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
