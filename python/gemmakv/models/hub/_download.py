@@ -11,16 +11,23 @@ import os
 import re
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 from gemmakv._support.progress import Callback
 from gemmakv._support.sizes import in_bytes
 from gemmakv.errors import GemmaKVError
+from gemmakv.models._split import parts_of
 from gemmakv.models.hub._errors import (
     FileMissing,
     Unreachable,
     not_found,
 )
-from gemmakv.models.hub._folder import fetch_folder, folder_here, is_folder
+from gemmakv.models.hub._folder import (
+    fetch_files,
+    fetch_folder,
+    folder_here,
+    is_folder,
+)
 from gemmakv.models.hub._repository import (
     DEFAULT_REVISION,
     HubName,
@@ -32,32 +39,33 @@ _PART = r"[A-Za-z0-9][\w.-]*"
 _REVISION = r"refs/(?:pr|convert)/[\w.-]+|[\w.+-]+"
 _NAME = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?"
-    r"(?:/(?P<file>[^@\\]+))?"
+    r"(?::(?P<quantization>\w+)|/(?P<file>[^@\\]+))?"
 )
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf", re.IGNORECASE)
 
 
 def parse(name: str) -> HubName | None:
     """What `name` means on the hub; None for what can only be a path.
 
-    Names are `org/repo`, `org/repo/file.gguf` and, at a branch, tag or
-    commit, `org/repo@revision` and `org/repo@revision/file.gguf`.
+    Names are `org/repo`, `org/repo:Q4_K_M` and `org/repo/file.gguf`, each with
+    `@revision` behind `repo` for a branch, tag or commit.
     """
     match = _NAME.fullmatch(name)
     if match is None:
         return None
     repo, file = match["repo"], match["file"]
+    revision = match["revision"] or DEFAULT_REVISION
     if file is None:
-        if repo.lower().endswith(".gguf") and match["revision"] is None:
+        whole = repo == name
+        if whole and repo.lower().endswith(".gguf"):
             return None  # a folder and a file
-        return HubName(repo, None, match["revision"] or DEFAULT_REVISION)
+        return HubName(repo, None, revision, match["quantization"])
     if not file.lower().endswith(".gguf"):
         return None
     if any(part in ("", ".", "..") for part in file.split("/")):
         return None
     if os.path.isdir(os.path.dirname(name)):
         return None  # the folder is here and lacks the file
-    return HubName(repo, file, match["revision"] or DEFAULT_REVISION)
+    return HubName(repo, file, revision)
 
 
 def fetch(name: HubName, progress: Callback | None = None) -> str:
@@ -99,16 +107,22 @@ def fetch(name: HubName, progress: Callback | None = None) -> str:
 def _fetch_online(repository: Repository, progress: Callback | None) -> str:
     name = repository.name
     file = name.file
-    if file is None:
+    if file is None or len(parts_of(file)) > 1:
         listing = repository.list_files()
-        file = _choose(name, listing)
+        file = _choose(name, listing) if file is None else file
         if file is None:
             return fetch_folder(repository, listing, progress)
-    if _SPLIT.search(file):
-        raise GemmaKVError(
-            f"{name}: {file} is one part of a split model, which is not "
-            "supported; choose a model that is one .gguf file"
-        )
+        parts = parts_of(file)
+        missing = [part for part in parts if part not in listing.files]
+        if missing:
+            raise not_found(
+                str(name),
+                f"the repository has no {', '.join(missing)}; it holds "
+                + _describe(listing.files),
+            )
+        if len(parts) > 1:
+            snapshot = fetch_files(repository, listing, parts, progress)
+            return str(snapshot / parts[0])
     try:
         return repository.fetch(file, name.revision, progress)
     except FileMissing:
@@ -124,11 +138,18 @@ def _choose(name: HubName, listing: Listing) -> str | None:
     without one.
     """
     files = listing.files
-    models = _models_among(files)
+    models = models_among(files, name.quantization)
+    if name.quantization and not models:
+        raise ValueError(
+            f"{name}: no .gguf file is of that quantization; the repository "
+            f"holds {_describe(files)}"
+        )
     if len(models) == 1:
         return models[0]
     if models:
-        example = dataclasses.replace(name, file=models[0])
+        example = dataclasses.replace(
+            name, file=models[0], quantization=None
+        )
         raise ValueError(
             f"{name}: expected one .gguf file, found {len(models)}; name one, "
             f"as in {example}; it holds {_describe(files)}"
@@ -148,22 +169,35 @@ def _choose(name: HubName, listing: Listing) -> str | None:
     )
 
 
-def _models_among(files: Iterable[str]) -> list[str]:
-    """The .gguf files with a language model: not the image encoders."""
+def models_among(
+    files: Iterable[str], quantization: str | None = None
+) -> list[str]:
+    """The .gguf files with a language model, of split ones the first part:
+    not the image encoders. With `quantization`, those of whose names it is a
+    word.
+    """
+    word = re.compile(
+        rf"(?:^|[-._/]){re.escape(quantization or '')}[-./]", re.IGNORECASE
+    )
     return sorted(
-        file
-        for file in files
-        if file.lower().endswith(".gguf")
-        and not os.path.basename(file).lower().startswith("mmproj")
+        {
+            parts_of(file)[0]
+            for file in files
+            if file.lower().endswith(".gguf")
+            and not os.path.basename(file).lower().startswith("mmproj")
+            and (quantization is None or word.search(file))
+        }
     )
 
 
 def _describe(files: dict[str, int | None]) -> str:
     """The models in a list for people."""
     texts = []
-    for file in _models_among(files):
-        size = files[file]
-        texts.append(file if size is None else f"{file} ({in_bytes(size)})")
+    for file in models_among(files):
+        sizes = [files.get(part) for part in parts_of(file)]
+        known = [size for size in sizes if size is not None]
+        all_known = len(known) == len(sizes)
+        texts.append(f"{file} ({in_bytes(sum(known))})" if all_known else file)
     return ", ".join(texts) or "no .gguf file"
 
 
@@ -174,16 +208,28 @@ def _find_here(repository: Repository) -> str | None:
     if snapshot is None or not snapshot.is_dir():
         return None
     if name.file is not None:
-        path = snapshot / name.file
-        return str(path) if path.is_file() else None
-    found = _models_among(
-        str(path.relative_to(snapshot))
-        for path in snapshot.glob("**/*")
-        if path.is_file()
-    )
+        return _file_here(snapshot, name.file)
+    found = models_among(files_of(snapshot), name.quantization)
     if len(found) > 1:
         raise ValueError(
             f"{name}: expected one .gguf file among those downloaded before, "
             f"found {len(found)}; name one: {', '.join(found)}"
         )
-    return str(snapshot / found[0]) if found else folder_here(snapshot)
+    if found or name.quantization:
+        return _file_here(snapshot, found[0]) if found else None
+    return folder_here(snapshot)
+
+
+def _file_here(snapshot: Path, file: str) -> str | None:
+    """A file's path if it is here with all its parts."""
+    parts = [snapshot / part for part in parts_of(file)]
+    return str(parts[0]) if all(path.is_file() for path in parts) else None
+
+
+def files_of(snapshot: Path) -> list[str]:
+    """Names of the files that are here of a commit."""
+    return [
+        str(path.relative_to(snapshot))
+        for path in snapshot.glob("**/*")
+        if path.is_file()
+    ]

@@ -58,6 +58,17 @@ def fetch_folder(
                 f"the repository has no {file}, which its {INDEX_NAME} names",
             )
         wanted.append(file)
+    return str(fetch_files(repository, listing, wanted, progress))
+
+
+def fetch_files(
+    repository: Repository,
+    listing: Listing,
+    wanted: list[str],
+    progress: Callback | None,
+) -> Path:
+    """The snapshot's folder, with these files of the listing."""
+    snapshot = repository.snapshot(listing.commit)
     sizes = {file: listing.files[file] or 0 for file in wanted}
     missing = [file for file in wanted if not (snapshot / file).exists()]
     total = sum(sizes.values())
@@ -67,7 +78,7 @@ def fetch_folder(
         _fetch(repository, file, listing, _part_of(progress, done, total))
         done += sizes[file]
     repository.note_commit(listing.commit)
-    return str(snapshot)
+    return snapshot
 
 
 def folder_here(snapshot: Path) -> str | None:

@@ -24,15 +24,20 @@ _ETAG = re.compile(r"[\w.+=-]+")
 
 @dataclasses.dataclass(frozen=True)
 class HubName:
-    """A repository of the hub, at a revision, and perhaps a file of it."""
+    """A repository of the hub, at a revision, and perhaps a file of it or
+    which quantization.
+    """
 
     repo: str
     file: str | None = None
     revision: str = DEFAULT_REVISION
+    quantization: str | None = None
 
     def __str__(self) -> str:
         at = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
-        return f"{self.repo}{at}" + (f"/{self.file}" if self.file else "")
+        kind = f":{self.quantization}" if self.quantization else ""
+        file = f"/{self.file}" if self.file else ""
+        return f"{self.repo}{at}{kind}{file}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,15 +115,17 @@ class Repository:
             url = self._url(file, found.commit_hash)
             download(str(self.name), url, blob, found.size, progress)
         # The content is there: this names it as every other program expects.
+        # At the commit, too: at the branch it would ask what that is now.
         with self._clear_errors():
-            return str(
-                self._api.hf_hub_download(
-                    self.name.repo,
-                    file,
-                    revision=revision,
-                    endpoint=self._endpoint,
-                )
+            path = self._api.hf_hub_download(
+                self.name.repo,
+                file,
+                revision=found.commit_hash,
+                endpoint=self._endpoint,
             )
+        if revision == self.name.revision:
+            self.note_commit(found.commit_hash)
+        return str(path)
 
     def snapshot(self, commit: str) -> Path:
         """The folder of what is here of a commit."""
