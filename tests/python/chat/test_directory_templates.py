@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tokenizer_files import KINDS, ROWS, directory
 
 from gemmakv import Gemma, Message, Session
 from gemmakv.chat._templates import template_for
@@ -14,6 +13,7 @@ from gemmakv.chat._transcript import Encoder
 from support import tiny_gguf, tokenizer_files
 from support.chat_cases import CASES, GENERATIONS, TURNS, messages_of, text_of
 from support.tokenizer_files import write_json
+from support.tokenizer_folders import KINDS, ROWS, directory
 
 PLACES = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
 CONTROL = [i for i, kind in enumerate(ROWS[2]) if kind == 3]

@@ -15,22 +15,9 @@ import pytest
 
 import gemmakv
 from support import tiny_gguf
-from support.command import RunCli
+from support.command import RunCli, assert_fails, first_on_path
 
 BAN = ["--logit-bias", "1=-inf", "--logit-bias", f"{tiny_gguf.EOT}=-inf"]
-
-
-def assert_fails(
-    result: subprocess.CompletedProcess[bytes], *words: str, code: int = 1
-) -> None:
-    """One clear line on stderr, nothing on stdout, a non-zero exit."""
-    error = result.stderr.decode()
-    assert result.returncode == code, error
-    assert result.stdout == b""
-    assert error.startswith("gemmakv: error: ")
-    assert error.endswith("\n") and error.count("\n") == 1, error
-    for word in words:
-        assert word in error
 
 
 def test_version(cli: RunCli) -> None:
@@ -242,13 +229,6 @@ def test_name_with_a_newline_stays_one_line(
     cli: RunCli, tmp_path: Path
 ) -> None:
     assert_fails(cli("info", tmp_path / "a\nb.gguf"))
-
-
-def first_on_path(folder: Path) -> str:
-    """PYTHONPATH with `folder` ahead of everything."""
-    return os.pathsep.join(
-        filter(None, [str(folder), os.environ.get("PYTHONPATH")])
-    )
 
 
 def test_missing_demo_package(cli: RunCli, tmp_path: Path) -> None:

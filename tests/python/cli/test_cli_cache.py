@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import assert_fails
 
 import gemmakv
 from gemmakv import Gemma, create_kv_cache
 from support import family_models, tiny_gguf
-from support.command import RunCli
+from support.command import RunCli, assert_fails
 
 TOKENS = [2, *(20 + (13 * i) % 250 for i in range(159))]
 

@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import assert_fails, first_on_path
 
 from gemmakv.cli.arguments import complete_model, complete_quantize
 from gemmakv.models._aliases import ALIASES
-from support.command import RunCli
+from support.command import RunCli, assert_fails, first_on_path
 
 COMMANDS = [
     ["chat"], ["generate"], ["info"], ["verify"], ["bench"], ["packed"],

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import assert_fails
 
 import gemmakv
 from gemmakv.cli import main
 from gemmakv.diagnostics import _verify as verify
 from support import family_models, golden_models, tiny_gguf
-from support.command import RunCli
+from support.command import RunCli, assert_fails
 
 TARGETS = gemmakv.cpu_info()["targets"]
 WINDOW = 16  # of the tiny model

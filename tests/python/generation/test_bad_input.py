@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
 from support import tiny_gguf
+from support.bad_files import Edit, forget, one_line, put
 
 LOAD_ERRORS = (ValueError, OSError, MemoryError, gemmakv.GemmaKVError)
 NAN = float("nan")
 INF = float("inf")
-
-
-def one_line(error: BaseException) -> str:
-    text = str(error)
-    assert text.strip() == text and "\n" not in text
-    assert len(text) > 10
-    return text
 
 
 # ---- Files ----
@@ -119,9 +112,6 @@ def test_flipped_header_bytes(tiny_path: Path, tmp_path: Path) -> None:
     assert failed > 100
 
 
-Edit = Callable[[dict[str, Any], dict[str, Any]], Any]
-
-
 def drop(name: str) -> Edit:
     return lambda meta, weights: weights.pop(name)
 
@@ -131,17 +121,6 @@ def reshape(name: str, *shape: int) -> Edit:
         weights[name] = np.zeros(shape, np.float32)
 
     return edit
-
-
-def put(key: str, kind: int, value: object) -> Edit:
-    def edit(meta: dict[str, Any], weights: dict[str, Any]) -> None:
-        meta[key] = (kind, value)
-
-    return edit
-
-
-def forget(key: str) -> Edit:
-    return lambda meta, weights: meta.pop(key)
 
 
 Q = "blk.3.attn_q.weight"

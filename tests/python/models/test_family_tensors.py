@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_bad_input import one_line
 
 import gemmakv
 from gemmakv import Gemma, ModelConfig
 from support import family_models, tiny_gguf
+from support.bad_files import one_line
 from support.family_models import FAMILIES
 
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_bad_input import forget, one_line, put
-from test_cli import assert_fails
-from test_family_gguf import GGUF_NAMES, metadata_of
-from test_reference_live import mean_kl, our_logits, some_tokens
 
 import gemmakv
 from gemmakv import Gemma, ModelConfig, ModelType, create_kv_cache
 from support import family_models, golden_models, tiny_gguf, tiny_models
-from support.command import RunCli
+from support.bad_files import forget, one_line, put
+from support.command import RunCli, assert_fails
 from support.golden_checks import tensors_of
+from support.golden_gguf import GGUF_NAMES, metadata_of
+from support.logits import mean_kl, our_logits, some_tokens
 from support.tiny_gguf import F32, STR, U32
 
 FAMILIES = ("gemma", "gemma2", "gemma3")

@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import hashlib
 import importlib.util
-import multiprocessing
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import assert_fails, first_on_path
 
 import gemmakv
 from gemmakv.models import _catalog as models
 from gemmakv.models.hub import _download as hub
 from gemmakv.models.hub import _transfer as hub_transfer
-from support.command import RunCli
+from support.command import RunCli, assert_fails, first_on_path
 from support.fake_hub import TOKEN, FakeHub
-
-needs_hub = pytest.mark.skipif(
-    importlib.util.find_spec("huggingface_hub") is None,
-    reason="huggingface_hub is not installed (gemmakv[hub])",
+from support.hub_checks import (
+    CHUNK,
+    Usage,
+    environment,
+    expect_in_processes,
+    needs_hub,
+    offline,
+    one_line,
+    wait_for_bytes,
 )
-CHUNK = hub_transfer._CHUNK_BYTES
+
 DATA = random.Random(1).randbytes(10 * CHUNK + 12345)
 ONE_FILE = {"README.md": b"hello", "m.gguf": DATA}
-
-
-def one_line(error: BaseException) -> str:
-    """What the command line says for an error."""
-    from gemmakv.cli import describe
-
-    text = describe(error)
-    assert "\n" not in str(error) and "\n" not in text
-    assert len(text) < 400, text
-    return text
-
-
-def environment(server: FakeHub, home: Path, **more: str) -> dict[str, str]:
-    """Variables for a process of its own."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    return {
-        **clean,
-        "HF_ENDPOINT": server.url,
-        "HF_HOME": str(home),
-        "no_proxy": "*",
-        **more,
-    }
 
 
 # Names.
@@ -402,17 +379,6 @@ def test_damaged_content(fake: FakeHub) -> None:
     assert Path(models.resolve("org/repo")).read_bytes() == DATA
 
 
-def wait_for_bytes(folder: Path, count: int) -> None:
-    """Until an unfinished download has `count` bytes."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        sizes = [p.stat().st_size for p in folder.glob("**/*.incomplete")]
-        if sizes and max(sizes) >= count:
-            return
-        time.sleep(0.02)
-    raise AssertionError("no download began")
-
-
 @needs_hub
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_process_resumes(
@@ -443,21 +409,6 @@ def test_stopped_process_resumes(
     [download] = server.downloads()
     assert download.range is not None
     assert download.bytes_sent <= len(data) - 3 * CHUNK
-
-
-def expect_in_processes(check: Callable[[], bool]) -> None:
-    """Expects `check` to hold in three processes that run at once."""
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    children = [
-        context.Process(target=lambda: results.put(check())) for _ in range(3)
-    ]
-    for child in children:
-        child.start()
-    assert [results.get(timeout=60) for _ in children] == [True] * 3
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
 
 
 def test_many_processes_download_once(fake: FakeHub) -> None:
@@ -560,11 +511,6 @@ def test_impossible_name(fake: FakeHub) -> None:
 # No network.
 
 
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = importlib.import_module("huggingface_hub.constants")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
 def test_offline_mode(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -622,8 +568,6 @@ def test_endpoint_that_is_no_hub(fake: FakeHub) -> None:
 
 
 # The disk.
-
-Usage = collections.namedtuple("Usage", "total used free")
 
 
 def test_no_room(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

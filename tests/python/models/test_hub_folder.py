@@ -11,8 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import assert_fails
-from test_hub import (
+
+import gemmakv
+from gemmakv.models import _catalog as models
+from gemmakv.models.hub import _transfer as hub_transfer
+from support import golden_models, tiny_gguf, tokenizer_files
+from support.command import RunCli, assert_fails
+from support.fake_hub import TOKEN, FakeHub
+from support.hub_checks import (
     CHUNK,
     Usage,
     environment,
@@ -22,13 +28,6 @@ from test_hub import (
     one_line,
     wait_for_bytes,
 )
-
-import gemmakv
-from gemmakv.models import _catalog as models
-from gemmakv.models.hub import _transfer as hub_transfer
-from support import golden_models, tiny_gguf, tokenizer_files
-from support.command import RunCli
-from support.fake_hub import TOKEN, FakeHub
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import gemmakv
 from support import tiny_models
+from support.logits import Logits, mean_kl, our_logits, some_tokens
 
 ROOT = Path(__file__).resolve().parents[3]
-LENGTH = 150  # more than four windows of 32
-Logits = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +31,9 @@ def oracle() -> Any:
     return gguf_reference
 
 
-def some_tokens(vocab: int) -> list[int]:
-    ids = np.random.default_rng(7).integers(4, vocab, LENGTH)
-    return [2, *map(int, ids)]
-
-
 def oracle_logits(oracle: Any, path: Path, ids: Sequence[int]) -> Logits:
     model = oracle.build_model(*oracle.read_gguf(path))
     return np.concatenate([p for _, p in oracle.logits_in_chunks(model, ids)])
-
-
-def our_logits(
-    gemma: gemmakv.Gemma, ids: Sequence[int], kv_dtype: str = "f32"
-) -> Logits:
-    cache = gemmakv.create_kv_cache(
-        gemma.config, capacity_tokens=len(ids), kv_dtype=kv_dtype)
-    return gemma.logits(cache, ids, all_positions=True)
-
-
-def mean_kl(reference: Logits, other: Logits) -> float:
-    def log_softmax(x: Logits) -> npt.NDArray[np.float64]:
-        y = x.astype(np.float64) - x.max(-1, keepdims=True)
-        result: npt.NDArray[np.float64] = (
-            y - np.log(np.exp(y).sum(-1, keepdims=True)))
-        return result
-
-    p, q = log_softmax(reference), log_softmax(other)
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 def test_the_oracle_s_window_is_exact(oracle: Any, tmp_path: Path) -> None:

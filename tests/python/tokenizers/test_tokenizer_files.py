@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import subprocess
@@ -17,11 +16,10 @@ import pytest
 import gemmakv
 from gemmakv import CorruptFile, Gemma, GemmaKVError, MismatchError, Tokenizer
 from gemmakv.tokenizers._directory import tokenizer_of_folder
-from support import golden_models, tiny_gguf, tokenizer_files
+from support import tiny_gguf, tokenizer_files
 from support.tokenizer_files import added_token, write_json
+from support.tokenizer_folders import KINDS, ROWS, directory
 
-ROWS = tiny_gguf.vocabulary()
-KINDS = ["model", "json"]
 TURN, NEWLINE = ROWS[0].index("<start_of_turn>"), ROWS[0].index("\n")
 NAMES = {"model": "tokenizer.model", "json": "tokenizer.json"}
 
@@ -479,15 +477,6 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
 
 
 # Whole directories.
-
-
-def directory(
-    folder: Path, kind: str, vocab_size: int = tiny_gguf.VOCAB
-) -> Path:
-    golden = golden_models.read("gemma3-gqa")
-    changed = {**golden.config, "vocab_size": vocab_size}
-    golden_models.write(folder, dataclasses.replace(golden, config=changed))
-    return tokenizer_files.write(folder, ROWS, kind)
 
 
 def test_directory(tmp_path: Path, kind: str) -> None:

@@ -15,13 +15,13 @@ from test_directory_templates import (
     source_of,
 )
 from test_tokenizer import CASES as TEXTS
-from test_tokenizer_files import KINDS
 
 from gemmakv import Gemma, Tokenizer
 from gemmakv.chat._templates import template_for
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from support import tokenizer_files
 from support.chat_cases import GENERATIONS, messages_of, text_of
+from support.tokenizer_folders import KINDS
 
 transformers = pytest.importorskip(
     "transformers", reason="the reference is transformers"
