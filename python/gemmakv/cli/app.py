@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_USAGE, cache, fail
+from gemmakv.cli import EXIT_USAGE, cache, fail, models
 from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
 from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from gemmakv.cli.bench import bench
@@ -37,6 +37,9 @@ app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=INFO_EXAMPLES)(info)
 app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.command(epilog=BENCH_EXAMPLES)(bench)
+app.command(epilog=models.PULL_EXAMPLES)(models.pull)
+app.command("list", epilog=models.LIST_EXAMPLES)(models.list_models)
+app.command(epilog=models.RM_EXAMPLES)(models.rm)
 app.command("packed", epilog=PACKED_EXAMPLES)(packed_files)
 app.add_typer(cache.app, name="cache")
 

@@ -18,6 +18,7 @@ from support.command import RunCli, assert_fails, first_on_path
 
 COMMANDS = [
     ["chat"], ["generate"], ["info"], ["verify"], ["bench"], ["packed"],
+    ["pull"], ["list"], ["rm"],
     ["cache"], ["cache", "inspect"], ["cache", "verify"], ["cache", "diff"],
 ]
 needs_bash = pytest.mark.skipif(
