@@ -22,7 +22,7 @@ namespace {
 size_t ResolveThreads(size_t threads) {
   if (threads == 0) return ThreadPool::AvailableProcessors();
   if (threads > ThreadPool::kMaxThreads) {
-    throw InvalidArgument(StrCat("threads is ", threads, ", expected 0..",
+    throw InvalidArgument(StrCat("threads is ", threads, ", expected at most ",
                                  ThreadPool::kMaxThreads));
   }
   return threads;

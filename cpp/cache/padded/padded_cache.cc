@@ -196,9 +196,10 @@ PaddedCache::Slots PaddedCache::Copy(bool values) const {
 
 void PaddedCache::CheckQueryLength(size_t q_len) const {
   if (q_len < 1 || q_len > columns_) {
-    throw InvalidArgument(
-        StrCat("q_len is ", q_len, ", expected 1 to ", columns_,
-               ": the queries are the newest of the columns given so far"));
+    throw InvalidArgument(StrCat(
+        "q_len is ", q_len, ", expected ",
+        columns_ == 0 ? "columns to be given first" : StrCat("1 to ", columns_),
+        ": the queries are the newest of the columns given so far"));
   }
 }
 

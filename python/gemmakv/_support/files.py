@@ -18,7 +18,7 @@ from gemmakv.errors import brief
 StrPath = Union[str, "os.PathLike[str]"]
 PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
 
-_PIECE_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
 
 
 def write_all(path_or_file: PathOrFile, data: bytes) -> None:
@@ -71,15 +71,18 @@ def read_all(
         with open(path_or_file, "rb") as file:
             return read_all(file, head_bytes, size_of)
     _check_binary(path_or_file, "read")
+    data = io.BytesIO()  # grows in place: no second copy
     if size_of is None:
-        return _read(path_or_file, sys.maxsize)
-    head = _read(path_or_file, head_bytes)
-    return head + _read(path_or_file, max(0, size_of(head) + 1 - len(head)))
+        _read(path_or_file, data, sys.maxsize)
+    else:
+        _read(path_or_file, data, head_bytes)
+        size = size_of(data.getvalue())
+        _read(path_or_file, data, size + 1 - data.tell())
+    return data.getvalue()
 
 
-def _read(file: BinaryIO, size: int) -> bytes:
-    """Up to `size` bytes, also where a file gives a part at a time."""
-    parts = []
+def _read(file: BinaryIO, data: io.BytesIO, size: int) -> None:
+    """Adds up to `size` bytes, also where a file gives a part at a time."""
     while size > 0:
         part = file.read(min(size, _PIECE_BYTES))
         if part is None:
@@ -87,10 +90,8 @@ def _read(file: BinaryIO, size: int) -> bytes:
         if not isinstance(part, (bytes, bytearray, memoryview)):
             raise ValueError(f"expected a binary file, found {brief(file)}")
         if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+            return
+        size -= data.write(part)
 
 
 def _check_binary(file: object, method: str) -> None:

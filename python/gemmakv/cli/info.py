@@ -68,7 +68,7 @@ def _render(document: dict[str, Any]) -> str:
         if key in document:
             title.add_row(key.replace("_", " "), str(document[key]))
     title.add_row("parameters", f"{document['parameters']:,}")
-    title.add_row("tensor bytes", f"{document['tensor_bytes']:,}")
+    title.add_row("tensor bytes", _count(document["tensor_bytes"]))
     tables = [title, _types_table(document["types"])]
     if document.get("left_out_tensors"):
         title.add_row(
@@ -102,7 +102,7 @@ def _types_table(types: list[dict[str, Any]]) -> Table:
             entry["type"],
             f"{entry['count']:,}",
             f"{entry['values']:,}",
-            f"{entry['bytes']:,}",
+            _count(entry["bytes"]),
         )
     return table
 
@@ -129,6 +129,10 @@ def _tensors_table(tensors: list[dict[str, Any]]) -> Table:
             tensor["name"],
             tensor["type"],
             " x ".join(str(n) for n in tensor["shape"]),
-            f"{tensor['bytes']:,}",
+            _count(tensor["bytes"]),
         )
     return table
+
+
+def _count(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"

@@ -448,7 +448,7 @@ def test_reset_starts_anew(make: Callable[..., Cache]) -> None:
     assert cache.nbytes == 0 and cache.length.tolist() == [0]
     assert cache.positions.tolist() == [0]
     assert cache.keys.shape == (1, 0, KV_HEADS, HEAD_DIM)
-    with pytest.raises(ValueError, match="q_len"):
+    with pytest.raises(ValueError, match="q_len is 1, expected columns to be"):
         cache.compute_causal_mask(1)
     cache.update(k, k)
     assert np.array_equal(cache.keys, k)

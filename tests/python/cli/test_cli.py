@@ -225,6 +225,43 @@ def test_bad_files(cli: RunCli, tmp_path: Path, kind: str) -> None:
         assert_fails(result, "model.gguf")
 
 
+def test_sizes_of_types_that_are_not_supported(
+    cli: RunCli, tmp_path: Path
+) -> None:
+    constants = pytest.importorskip("gguf").constants
+    types = {3: "blk.0.ffn_gate.weight", 20: "blk.0.ffn_up.weight"}
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, type_ids={name: i for i, name in types.items()})
+    document = json.loads(cli("info", "--json", "--tensors", path).stdout)
+    shown = {one["name"]: one for one in document["tensors"]}
+    for number, name in types.items():
+        values, nbytes = constants.GGML_QUANT_SIZES[number]
+        one = shown[name]
+        assert one["type"] == constants.GGMLQuantizationType(number).name
+        assert one["bytes"] == one["values"] // values * nbytes
+    assert document["tensor_bytes"] == sum(
+        one["bytes"] for one in shown.values()
+    )
+    assert not document["supported"]
+    assert "blk.0.ffn_gate.weight is Q4_1" in document["reason"]
+    tiny_gguf.write(path, type_ids={types[3]: 77})
+    document = json.loads(cli("info", "--json", path).stdout)
+    assert document["tensor_bytes"] is None
+    text = cli("info", path).stdout.decode()
+    assert "type 77" in text and "unknown" in text
+
+
+def test_every_other_type_has_the_reference_s_size() -> None:
+    from gemmakv.cli.model_files import _OTHER_TYPES
+
+    constants = pytest.importorskip("gguf").constants
+    known = constants.GGML_QUANT_SIZES
+    for number, (name, *sizes) in _OTHER_TYPES.items():
+        kind = getattr(constants.GGMLQuantizationType, name, None)
+        assert kind is None or kind == number  # an older package
+        assert kind is None or list(known[kind]) == sizes
+
+
 def test_name_with_a_newline_stays_one_line(
     cli: RunCli, tmp_path: Path
 ) -> None:

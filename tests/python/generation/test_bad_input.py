@@ -199,6 +199,12 @@ def test_bad_threads(tiny_path: Path, threads: object) -> None:
         Gemma.load(tiny_path, threads=threads)  # type: ignore[arg-type]
 
 
+def test_the_range_of_threads_is_possible(tiny_path: Path) -> None:
+    # Not "0..256": 0 is refused.
+    with pytest.raises(ValueError, match="threads .*expected at most 256"):
+        Gemma.load(tiny_path, threads=1000)
+
+
 def test_bad_progress(tiny_path: Path) -> None:
     with pytest.raises(ValueError, match="progress"):
         Gemma.load(tiny_path, progress="yes")  # type: ignore[arg-type]
