@@ -385,8 +385,8 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
       known += StrCat(known.empty() ? "" : ", ", info.name);
     }
     throw CorruptFile(StrCat(part.path(), ": offset ", tensor.offset,
-                             ": tensor ", name, ": found type id ", tensor.type_id,
-                             ", expected one of ", known));
+                             ": tensor ", name, ": found type id ",
+                             tensor.type_id, ", expected one of ", known));
   }
   if (tensor.shape.size() > 2) {
     std::string shape;

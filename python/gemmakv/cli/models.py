@@ -13,6 +13,7 @@ from rich.table import Table
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
+from gemmakv.cli.chat.table import count
 from gemmakv.models import _local as local
 from gemmakv.models._local import LocalModel
 from gemmakv.models._split import parts_of
@@ -66,7 +67,7 @@ def list_models(as_json: bool = _JSON) -> None:
         table.add_row("", model.path)
     total = in_bytes(sum(model.nbytes for model in models))
     console.write(console.render(table) if models else "")
-    console.write(f"{total} in {len(models)} models\n")
+    console.write(f"{total} in {count(len(models), 'model')}\n")
 
 
 def _complete_local(incomplete: str) -> list[str]:

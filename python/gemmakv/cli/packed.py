@@ -13,6 +13,7 @@ from gemmakv import _core
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import examples
+from gemmakv.cli.chat.table import count
 from gemmakv.errors import CorruptFile
 from gemmakv.models import _packed as packed
 
@@ -94,7 +95,7 @@ def packed_files(
         did = "deleted from" if deletes else "in"
         console.write(
             _render(files, damaged)
-            + f"{total} in {len(files)} files {did} {folder}\n"
+            + f"{total} in {count(len(files), 'file')} {did} {folder}\n"
         )
     raise typer.Exit(1 if damaged else 0)
 
@@ -125,7 +126,7 @@ def _render(
     for file in files:
         kind = f" as {file.quantize}" if file.quantize else ""
         days = max(0, int((time.time() - file.used) // 86400))
-        used = f"used {days} days ago" if days else "used today"
+        used = f"used {count(days, 'day')} ago" if days else "used today"
         left = "; the model is gone" if file.orphaned else ""
         if not file.complete:
             used = "being written"
