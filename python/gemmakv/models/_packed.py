@@ -26,6 +26,8 @@ _VARIABLE = "GEMMAKV_PACKED_CACHE"
 _DAYS = ("GEMMAKV_PACKED_DAYS", 30)
 _LIMIT_GB = ("GEMMAKV_PACKED_GB", 50)
 _RECORD = re.compile(r"[0-9a-f]{32}\.gkvsource")
+# Where huggingface_hub keeps a repository's files.
+_HUB = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+(?:/(.+))?$")
 _NAME = re.compile(r"([0-9a-f]{32})\.v(\d+)-(\d+)\.gkvpack(\.part)?")
 
 
@@ -64,7 +66,12 @@ class PackedFile:
     @property
     def name(self) -> str:
         """What the model is called; "?" if nobody noted it."""
-        return Path(self.sources[0]).name if self.sources else "?"
+        if not self.sources:
+            return "?"
+        match = _HUB.search(self.sources[0])
+        return "/".join(filter(None, match.groups())) if match else (
+            Path(self.sources[0]).name
+        )
 
     @property
     def orphaned(self) -> bool:

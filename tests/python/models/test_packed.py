@@ -406,6 +406,24 @@ def test_files_are_listed_with_their_models(
     assert b"no packed file of that name" in none.stderr
 
 
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("/a/m.gguf", "m.gguf"),
+        ("/hub/models--org--a--b/snapshots/0123", "org/a--b"),
+        ("/hub/models--org--r/snapshots/0123/x/m.gguf", "org/r/x/m.gguf"),
+    ],
+)
+def test_models_of_the_hub_have_their_names(
+    tmp_path: Path, source: str, name: str
+) -> None:
+    path = _make(tmp_path, 1)
+    note = {"sources": [source], "quantize": None}
+    path.with_name(path.name + ".json").write_text(json.dumps(note))
+    (file,) = packed.files(tmp_path)
+    assert (file.name, file.orphaned) == (name, True)
+
+
 def test_what_is_made_is_told(
     tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
