@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -353,6 +353,10 @@ class Session:
 
         A path is replaced in one step, once everything is on disk.
         """
+        self._saving()(path_or_file)
+
+    def _saving(self) -> Callable[[PathOrFile], None]:
+        """`save` of what the session is now, for whenever it is called."""
         with self._exclusive():
             text = SessionText(
                 template=self.template.name,
@@ -366,8 +370,12 @@ class Session:
                 ends=list(self._talk.ends),
             )
             cache = self.cache.fork()
-        with piecewise_writer(path_or_file) as write:
-            session_file.write(text, cache, write)
+
+        def save(path_or_file: PathOrFile) -> None:
+            with piecewise_writer(path_or_file) as write:
+                session_file.write(text, cache, write)
+
+        return save
 
     @classmethod
     def from_bytes(

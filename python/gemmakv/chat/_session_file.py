@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmakv._support.files import PathOrFile, read_all
+from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of
@@ -75,6 +75,12 @@ def read(path_or_file: PathOrFile) -> bytes:
     return read_all(path_or_file, _HEADER.size, _size)
 
 
+def is_session(path: StrPath) -> bool:
+    """Whether a file is one that `Session.save` wrote, or empty."""
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) in (b"", MAGIC)
+
+
 def split(
     data: memoryview, whole: bool = True
 ) -> tuple[SessionText, memoryview]:
@@ -134,12 +140,15 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
-    """What `options_to_json` was given. Raises ValueError or TypeError for a
-    value that is bad, TypeError for a keyword that is none.
+    """What `options_to_json` was given. Raises ValueError for a value that is
+    bad, TypeError for a keyword that is none.
     """
     bias = options.get("logit_bias")
     if bias:
-        bias = {int(token): float(value) for token, value in bias}
+        try:
+            bias = {int(token): float(value) for token, value in bias}
+        except TypeError:
+            raise ValueError(f"logit_bias is {brief(bias)}") from None
         options = {**options, "logit_bias": bias}
     split_rows(options, 1, batch=False)
     return options

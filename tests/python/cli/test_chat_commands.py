@@ -12,12 +12,12 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 import gemmakv
+from gemmakv.chat.store import Record
 from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.book import Book, Entry
 from gemmakv.cli.chat.chat import Chat, Defaults
 from gemmakv.cli.chat.completion import ChatCompleter
-from gemmakv.cli.chat.records import Record
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.wrap import WordWrap
@@ -121,8 +121,8 @@ def test_lines_that_are_commands() -> None:
 
 
 def test_every_command_has_help_and_is_asked_for() -> None:
-    wanted = ("new list switch fork undo goto rename delete save load system "
-              "set stats tree help exit")
+    wanted = ("new list switch fork undo goto rename delete restore save load "
+              "system set stats tree help exit")
     assert list(commands.COMMANDS) == wanted.split()
     for command in commands.COMMANDS.values():
         assert command.help and len(command.help) < 72

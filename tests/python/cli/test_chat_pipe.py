@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,9 +104,9 @@ def test_a_slash_at_the_start_of_a_message(run: Run, tmp_path: Path) -> None:
     result = run(b"//etc is a folder\n", "--session", "main")
     assert result.returncode == 0
     [record] = tmp_path.rglob("*.json")
-    assert json.loads(record.read_text())["messages"][0] == [
-        "user", "/etc is a folder"
-    ]
+    assert json.loads(record.read_text())["messages"][0] == {
+        "role": "user", "content": "/etc is a folder"
+    }
 
 
 def test_nothing_is_stored_unless_asked(run: Run, tmp_path: Path) -> None:
@@ -167,11 +168,14 @@ def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
     script = (
         "import errno, os, sys\n"
         "from gemmakv.cli import main\n"
-        "from gemmakv.cli.chat import store\n"
-        "def full(path, data):\n"
+        "from gemmakv._support import files\n"
+        "write = files.atomic_writer\n"
+        "def full(path):\n"
         f"    if str(path).endswith({suffix!r}):\n"
-        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-        "store.write_atomically = full\n"
+        "        text = os.strerror(errno.ENOSPC)\n"
+        "        raise OSError(errno.ENOSPC, text, str(path))\n"
+        "    return write(path)\n"
+        "files.atomic_writer = full\n"
         "sys.exit(main())\n"
     )
     result = subprocess.run(
@@ -186,9 +190,116 @@ def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
     assert result.returncode == 0
     assert len(result.stdout.splitlines()) == 2
     lines = result.stderr.decode().splitlines()
-    assert 1 <= len(lines) <= 3  # a start and two turns
+    # A start and two turns, the message and the reply of each.
+    assert 1 <= len(lines) <= 5
     assert all("No space left on device" in line for line in lines)
+    assert all(str(tmp_path) in line for line in lines)
     assert all("/save PATH" in line for line in lines)
+
+
+def chat_process(
+    model: Path, folder: Path, *arguments: str
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
+         *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "XDG_DATA_HOME": str(folder)},
+    )
+
+
+def test_a_message_outlives_a_reply_that_is_killed(
+    run: Run, talker_path: Path, tmp_path: Path
+) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    process = chat_process(
+        talker_path, tmp_path, "--session", "main", "--max-tokens", "100000"
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"think long\n")
+    process.stdin.flush()
+    [path] = tmp_path.rglob("*.json")
+    end = time.monotonic() + 60
+    while b"think long" not in path.read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    again = run(b"/stats\nthree\n", "--session", "main")
+    assert again.returncode == 0, again.stderr
+    assert b"has no reply" in again.stderr and b"think long" in again.stderr
+    record = json.loads(path.read_bytes())
+    said = [m["content"] for m in record["messages"][::2]]
+    assert said == ["one", "three"] and record["draft"] is None
+
+
+def test_two_chats_on_one_store(
+    run: Run, talker_path: Path, tmp_path: Path
+) -> None:
+    """Each keeps what it says; a session that is open is not taken."""
+    first = chat_process(
+        talker_path, tmp_path, "--session", "a", "--max-tokens", "5"
+    )
+    assert first.stdin is not None and first.stdout is not None
+    first.stdin.write(b"one\n")
+    first.stdin.flush()
+    first.stdout.readline()
+    second = run(b"mine\n", "--session", "B")
+    assert second.returncode == 0 and second.stderr == b""
+    refused = run(b"yours\n", "--session", "a")
+    assert refused.returncode == 1 and refused.stdout == b""
+    where = f"process {first.pid}".encode()
+    assert where in refused.stderr and len(refused.stderr.splitlines()) == 1
+    first.communicate(b"two\n/switch B\nmine too\n", timeout=120)
+    assert first.returncode == 0
+    stored = [json.loads(p.read_bytes()) for p in tmp_path.rglob("*.json")]
+    said = {
+        r["name"]: [m["content"] for m in r["messages"][::2]] for r in stored
+    }
+    assert said == {"a": ["one", "two"], "B": ["mine", "mine too"]}
+
+
+@pytest.mark.parametrize("field", ['"mood": 1,', '"format": 3,'])
+def test_names_of_newer_records_stay_taken(
+    run: Run, tmp_path: Path, field: str
+) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    [path] = tmp_path.rglob("*.json")
+    # The last of two fields of a name counts.
+    newer = path.read_text().rstrip().rstrip("}") + "," + field[:-1] + "}"
+    path.write_text(newer)
+    result = run(b"two\n", "--session", "main")
+    assert result.returncode == 1 and result.stdout == b""
+    assert b"newer gemmakv" in result.stderr
+    assert b"choose another name" in result.stderr
+    assert run(b"two\n", "--session", "other").returncode == 0
+    assert path.read_text() == newer
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+
+
+def test_an_unknown_option_or_deep_nesting_is_one_line(
+    run: Run, tmp_path: Path
+) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    [path] = tmp_path.rglob("*.json")
+    whole = path.read_text()
+    for options in ('{"mood": 1}', "[" * 200_000 + "]" * 200_000):
+        path.write_text(whole.replace('"options": {', '"options": ' + options
+                                      + ', "was": {'))
+        result = run(b"two\n", "--session", "other")
+        assert result.returncode == 0
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_deleting_can_be_undone(run: Run) -> None:
+    text = b"one\n/new other\n/delete main\n/restore\n/switch main\ntwo\n"
+    result = run(text, "--session", "main")
+    assert result.returncode == 0, result.stderr
+    assert b"main is back" in result.stderr
+    assert b"main: 1 turn" in result.stderr
+    assert run(b"/restore\n", "--session", "main").returncode == 1
 
 
 @pytest.mark.parametrize(

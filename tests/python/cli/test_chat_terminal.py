@@ -177,24 +177,23 @@ def test_two_chats_at_the_same_time(start: Start, tmp_path: Path) -> None:
     first.wait_for_prompt("main")
     say(first, "mine")
     second = start(columns=200)
-    second.wait_for_prompt("main")
-    assert f"(process {first.process.pid}) keeps the sessions" in second.text
-    assert "> mine" in second.text
-    before = sorted(tmp_path.rglob("*.json"))
-    second.line("/new private")
-    second.wait_for_prompt("private")
-    say(second, "not kept", "private")
-    second.line("/delete main")
-    second.wait_for("deleted main")
-    assert sorted(tmp_path.rglob("*.json")) == before
+    second.wait_for_prompt("main-2")
+    assert "other chats have the stored sessions open" in second.text
+    say(second, "yours", "main-2")
+    second.line("/switch main")
+    second.wait_for(f"another gemmakv chat (process {first.process.pid})")
     second.type(CTRL_D)
     assert second.wait_for_exit() == 0
     say(first, "still here")
+    first.line("/switch main-2")  # it is free now
+    first.wait_for("main-2: 1 turn")
     first.type(CTRL_D)
     assert first.wait_for_exit() == 0
     third = start()
+    third.wait_for("main-2: 1 turn")
+    third.wait_for("> yours")
+    third.line("/switch main")
     third.wait_for("main: 2 turns")
-    assert "keeps the sessions" not in third.text
 
 
 def test_no_persist(start: Start, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@
     commands.py   the table of commands        arguments.py   what they take
     actions.py    commands that change things  reports.py     that tell things
     settings.py   what /set knows              reply.py       one reply
-    book.py       names and ancestry           records.py     a record as JSON
-    store.py      conversations on disk        saver.py       writes meanwhile
-    restore.py    a live session of a record   view.py        how things look
+    book.py       names and ancestry           view.py        how things look
     table.py      counts, texts, columns       wrap.py        breaks lines
+
+Where sessions are kept is `gemmakv.chat.store`.
 
 Importing this package imports none of it.
 """

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmakv._support.sizes import in_bytes
-from gemmakv.cli.chat import restore
+from gemmakv.chat._session_file import is_session
+from gemmakv.chat.store import Record, from_file
 from gemmakv.cli.chat.book import Entry
-from gemmakv.cli.chat.records import Record
 from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
 from gemmakv.cli.chat.table import count, quoted
 
@@ -57,7 +57,7 @@ def fork(chat: Chat, name: str | None) -> None:
     record = Record(
         new_name, parent=source.id, forked_at=source.record.turns
     )
-    entry = Entry(record, session, stats.last_fork_us)
+    entry = Entry(record, session, last_fork_us=stats.last_fork_us)
     chat.adopt(entry)
     chat.view.say(
         f"forked {source.name} at {count(record.forked_at, 'turn')} in "
@@ -111,6 +111,8 @@ def delete(chat: Chat, name: str | None) -> None:
     entry = book.current if name is None else book.find(name)
     was_current = entry is book.current
     heir = book.heir(entry)
+    if heir is not None and not chat.may_open(heir):
+        heir = None
     if was_current and heir is not None:
         chat.session(heir)
     chat.forget(entry)
@@ -124,6 +126,11 @@ def delete(chat: Chat, name: str | None) -> None:
     chat.view.say(f"deleted {entry.name}; you are in {book.current.name} now")
 
 
+def restore(chat: Chat) -> None:
+    entry = chat.bring_back()
+    chat.view.say(f"{entry.name} is back; /switch {entry.name} opens it")
+
+
 def save(chat: Chat, path: str) -> None:
     target = Path(path).expanduser()
     session = chat.session()
@@ -131,7 +138,7 @@ def save(chat: Chat, path: str) -> None:
         raise ValueError(f"{path} is a folder; give a file, as in {path}/chat")
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {target.parent}; make it first")
-    if target.exists() and not restore.is_session_file(target):
+    if target.exists() and not is_session(target):
         raise ValueError(
             f"{path} exists and is no saved session; choose another name"
         )
@@ -144,8 +151,7 @@ def save(chat: Chat, path: str) -> None:
 
 def load(chat: Chat, path: str) -> None:
     source = Path(path).expanduser()
-    data = source.read_bytes()
-    session, note = restore.from_file(chat.gemma, data, path)
+    session, note = from_file(chat.gemma, source)
     record = Record(chat.book.unused_name(_name_of(source)))
     entry = chat.adopt(Entry(record, session))
     chat.view.say(

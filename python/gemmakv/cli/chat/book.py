@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gemmakv.cli.chat.records import Record
+from gemmakv.chat.store import Record
 
 if TYPE_CHECKING:
     from gemmakv.chat._session import Session
@@ -22,6 +22,7 @@ class Entry:
 
     record: Record
     session: Session | None = None
+    held: bool = False  # nobody else may write it
     last_fork_us: float | None = None
 
     @property
@@ -40,17 +41,35 @@ class Book:
     that ancestry always leads to entries of the book.
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
+    def __init__(
+        self, records: Iterable[Record] = (), taken: Iterable[str] = ()
+    ) -> None:
+        """`taken`: names that no entry may have."""
         self.entries: list[Entry] = []
+        self._current: Entry | None = None
+        self.update(records, taken)
+
+    def update(self, records: Iterable[Record], taken: Iterable[str]) -> None:
+        """Makes of `records` all entries that this chat does not hold."""
+        self._taken = set(taken)
+        known = {entry.id: entry for entry in self.entries}
+        self.entries = [
+            entry
+            for entry in self.entries
+            if entry.held or entry.session is not None
+        ]
         for record in sorted(records, key=lambda one: one.created):
-            if any(record.name == entry.name for entry in self.entries):
-                record.name = self.unused_name(record.name)
-            self.entries.append(Entry(record))
+            entry = known.get(record.id, Entry(record))
+            if entry in self.entries:
+                continue
+            record.name = self.unused_name(record.name)
+            entry.record = record
+            self.entries.append(entry)
+        self.entries.sort(key=lambda entry: entry.record.created)
         ids = {entry.id for entry in self.entries}
         for entry in self.entries:
             if entry.record.parent not in ids:
                 entry.record.parent = None
-        self._current: Entry | None = None
 
     @property
     def current(self) -> Entry:
@@ -95,6 +114,11 @@ class Book:
                 f"{name!r} is no name: expected at most {_MAX_NAME_CHARS} "
                 "letters, the first not /"
             )
+        if name in self._taken:
+            raise ValueError(
+                f"there is a session {name!r} of a newer gemmakv already; "
+                "choose another name"
+            )
         if any(entry.name == name for entry in self.entries):
             raise ValueError(
                 f"there is a session {name!r} already; choose another name, "
@@ -104,7 +128,9 @@ class Book:
 
     def unused_name(self, base: str) -> str:
         """`base`, or `base-2`, `base-3`, ... whichever is free first."""
-        names = {entry.name for entry in self.entries}
+        names = {entry.name for entry in self.entries} | self._taken
+        if base not in names and len(base) <= _MAX_NAME_CHARS:
+            return base
         stem = base[: _MAX_NAME_CHARS - 5]
         name, number = stem, 1
         while name in names:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import gemmakv
 from gemmakv.chat._session import Session
+from gemmakv.chat.store import Record, Saver, from_store
 from gemmakv.cli import describe
-from gemmakv.cli.chat import restore, table
+from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
-from gemmakv.cli.chat.records import Record
-from gemmakv.cli.chat.saver import Saver
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
 
 if TYPE_CHECKING:
-    from gemmakv.cli.chat.store import Store
+    from gemmakv.chat.store import SessionStore
     from gemmakv.cli.chat.view import View
 
 
@@ -45,21 +44,21 @@ class Chat:
         gemma: gemmakv.Gemma,
         view: View,
         defaults: Defaults,
-        store: Store | None,
+        store: SessionStore | None,
     ) -> None:
         self.gemma = gemma
         self.view = view
         self.defaults = defaults
         self.store = store
         self._saver: Saver | None = None
-        records: list[Record] = []
+        self.book = Book()
         if store is not None:
-            records, lines = store.read_records()
-            for line in lines:
+            listing = store.listing()
+            for line in listing.lines:
                 view.error(line)
             if store.writable:
                 self._saver = Saver(store)
-        self.book = Book(records)
+            self.book = Book(listing.records, listing.taken)
 
     def open(self, name: str | None) -> None:
         """Goes to the named session, else to the last one, or makes it."""
@@ -69,8 +68,15 @@ class Chat:
             entry = named[0] if named else None
         elif self.store is not None:
             entry = self.book.with_id(self.store.current_id)
-            if entry is None and self.book.entries:
-                entry = max(self.book.entries, key=lambda e: e.record.changed)
+            recent = sorted(self.book.entries, key=lambda e: e.record.changed)
+            candidates = [entry] if entry is not None else []
+            candidates += reversed(recent)
+            entry = next(filter(self.may_open, candidates), None)
+            if entry is None and candidates:
+                self.view.say(
+                    "other chats have the stored sessions open; this is a "
+                    "new one"
+                )
         if entry is None:
             self.start(name)
             return
@@ -109,15 +115,54 @@ class Chat:
         if entry is None:
             entry = self.book.current
         if entry.session is None:
-            data = None
+            file = None
             if self.store is not None:
-                data = self.store.read_session(entry.id)
-            entry.session, line = restore.from_store(
-                self.gemma, entry.record, data, self.make_session
+                self._hold(entry)
+                file = self.store.open_session(entry.id)
+            entry.session, line = from_store(
+                self.gemma, entry.record, file, self.make_session
             )
             if line:
                 self.view.say(f"{entry.name}: {line}")
+            if entry.record.draft is not None:
+                self.view.say(
+                    f"{entry.name}: your last message has no reply; send it "
+                    f"again if you like: {entry.record.draft}"
+                )
         return entry.session
+
+    def may_open(self, entry: Entry) -> bool:
+        """Whether it is, or becomes, this chat's to write."""
+        try:
+            self._hold(entry)
+        except ValueError:
+            return False
+        return True
+
+    def _hold(self, entry: Entry) -> None:
+        """Makes the entry this chat's, as it is now. Raises ValueError if it
+        is open in another chat.
+        """
+        store = self.store
+        if store is None or not store.writable or entry.held:
+            return
+        if not store.hold(entry.id):
+            raise ValueError(
+                f"{entry.name} is open in another gemmakv chat "
+                f"({store.holder(entry.id)}); close it there first"
+            )
+        entry.held = True
+        record = store.read_record(entry.id)
+        if record is not None:
+            record.name = entry.name
+            entry.record = record
+
+    def refresh(self) -> None:
+        """Takes in what other chats have made, changed or deleted."""
+        if self.store is None:
+            return
+        listing = self.store.listing()
+        self.book.update(listing.records, listing.taken)
 
     def select(self, entry: Entry) -> None:
         self.book.select(entry)
@@ -134,33 +179,68 @@ class Chat:
         session = self.session(entry)
         record = entry.record
         record.system = session.system
-        record.messages = restore.pairs_of(session)
-        record.options = restore.plain_options(session)
+        record.messages = [m for m in session.messages if m.role != "system"]
+        record.draft = None
+        record.options = dict(session.options)
         record.overflow = session.overflow
         record.tokens = len(session.cache)
         record.changed = time.time()
         if self.save_record(entry) and self._saver is not None:
-            self._saver.submit(entry.id, session.to_bytes())
+            self._saver.submit(entry.id, session._saving())
 
     def save_record(self, entry: Entry) -> bool:
         """Whether the record is on disk (or need not be)."""
-        if self.store is None:
+        if self.store is None or not self.store.writable:
             return True
         try:
+            self._hold(entry)
             self.store.write_record(entry.record)
         except OSError as error:
             self._say_unsaved(entry.name, error)
             return False
         return True
 
+    def save_draft(self, entry: Entry, text: str) -> None:
+        """Has what is said next outlive this process, whatever the reply."""
+        entry.record.draft = text
+        self.save_record(entry)
+
+    def drop_draft(self, entry: Entry) -> None:
+        """A reply failed, and whoever said the message knows."""
+        if self.session(entry).turns != entry.record.turns:
+            self.save(entry)
+        else:
+            entry.record.draft = None
+            self.save_record(entry)
+
     def forget(self, entry: Entry) -> None:
-        """Deletes an entry, on disk too."""
+        """Deletes an entry, on disk too; `bring_back` undoes it."""
+        self._hold(entry)
         for fork in self.book.remove(entry):
-            self.save_record(fork)
+            held = fork.held
+            if self.may_open(fork):
+                self.save_record(fork)
+            if not held:
+                self._release(fork)
         if self._saver is not None:
             self._saver.drop(entry.id)
-        if self.store is not None:
+        if self.store is not None and self.store.writable:
             self.store.delete(entry.id)
+            self._release(entry)
+
+    def bring_back(self) -> Entry:
+        """The entry that was deleted last. Raises ValueError if none is."""
+        store = self.store
+        for record in [] if store is None else store.deleted():
+            if store is not None and store.undelete(record.id) is not None:
+                record.name = self.book.unused_name(record.name)
+                return self.book.add(Entry(record))
+        raise ValueError("no deleted session is kept")
+
+    def _release(self, entry: Entry) -> None:
+        if self.store is not None and entry.held:
+            self.store.release(entry.id)
+            entry.held = False
 
     def report_failures(self) -> None:
         """Says what could not be written since the last call."""
@@ -263,8 +343,7 @@ class Chat:
             self.save(entry)
 
     def _say_unsaved(self, what: str, error: OSError) -> None:
-        reason = error.strerror or describe(error)
         self.view.error(
-            f"{what} is not saved: {reason}; the chat goes on, /save PATH "
-            "keeps the session elsewhere"
+            f"{what} is not saved: {describe(error)}; the chat goes on, "
+            "/save PATH keeps the session elsewhere"
         )

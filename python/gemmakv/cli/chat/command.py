@@ -186,12 +186,12 @@ def _greeting(gemma: gemmakv.Gemma) -> str:
 
 def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
     """The model's store; None, with a line said, if there can be none."""
-    from gemmakv.cli.chat.store import Store, folder_of
+    from gemmakv.chat.store import FolderStore, folder_of
 
     name = gemma.config.name or gemma.config.architecture
     folder = folder_of(name, gemma.fingerprint)
     try:
-        store = Store(folder)
+        store = FolderStore(folder)
     except OSError as error:
         view.error(
             f"sessions cannot be stored ({describe(error)}); this chat is "
@@ -200,8 +200,7 @@ def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
         return None
     if not store.writable:
         view.error(
-            f"another gemmakv chat (process {store.holder}) keeps the "
-            "sessions; this one works on copies and stores nothing (/save "
-            "PATH writes one to a file)"
+            f"nothing can be stored ({store.read_only}); this chat works on "
+            "copies (/save PATH writes one to a file)"
         )
     return store

@@ -114,6 +114,7 @@ _TABLE = (
         "delete a session (default: this one)",
         actions.delete,
     ),
+    Command("restore", (), "bring back what was deleted", actions.restore),
     Command(
         "save",
         (Argument("PATH", Kind.PATH),),
@@ -188,4 +189,5 @@ def run(chat: Chat, line: str) -> None:
     GemmaKVError in one line that says what to do next."""
     head, *tail = line[1:].split(None, 1) or [""]
     command = find(head)
+    chat.refresh()
     command.run(chat, *command.read(tail[0] if tail else ""))

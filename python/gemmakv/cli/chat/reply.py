@@ -24,6 +24,7 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
     """
     entry = chat.book.current
     session = chat.session(entry)
+    chat.save_draft(entry, text)
     chat.view.begin_reply()
     try:
         with _Interrupts() if stoppable else contextlib.nullcontext() as stop:
@@ -33,14 +34,15 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
             for piece in stream:
                 chat.view.piece(piece.text)
         generation = stream.result
-    except CacheFullError as error:
+    except BaseException as error:
         chat.view.drop_reply()
-        raise CacheFullError(
-            f"{error}; /set overflow drop_oldest_turns forgets the oldest "
-            "turns by itself, /undo or /new make room"
-        ) from None
-    except BaseException:
-        chat.view.drop_reply()
+        if isinstance(error, Exception):
+            chat.drop_draft(entry)
+        if isinstance(error, CacheFullError):
+            raise CacheFullError(
+                f"{error}; /set overflow drop_oldest_turns forgets the oldest "
+                "turns by itself, /undo or /new make room"
+            ) from None
         raise
     chat.view.end_reply(entry.name, generation)
     if generation.finish_reason == "cancelled" and not generation.text:

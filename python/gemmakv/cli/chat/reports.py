@@ -62,7 +62,7 @@ def stats(chat: Chat) -> None:
         ("all sessions", _sum(chat)),
     ]
     if chat.store is not None and chat.store.writable:
-        rows.append(("kept in", str(chat.store.folder)))
+        rows.append(("kept in", chat.store.where))
     chat.view.show(table.pairs(rows))
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 
-from gemmakv.cli.chat.store import Store
+from gemmakv.chat.store._protocol import SaveTo, SessionStore
 
 
 class Saver:
-    """Writes the newest bytes of each conversation, on a thread of its own.
+    """Has the newest state of each session written, on a thread of its own.
 
     A write that is overtaken by a newer one before it began is dropped.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._waiting: dict[str, bytes] = {}
+        self._waiting: dict[str, SaveTo] = {}
         self._writing: str | None = None
         self._closing = False
         self._failures: dict[str, OSError] = {}
@@ -25,10 +25,10 @@ class Saver:
         )
         self._thread.start()
 
-    def submit(self, id: str, data: bytes) -> None:
-        """Has `data` written as the session file of `id`."""
+    def submit(self, id: str, save: SaveTo) -> None:
+        """Has `save` write the session file of `id`."""
         with self._changed:
-            self._waiting[id] = data
+            self._waiting[id] = save
             self._changed.notify_all()
 
     def drop(self, id: str) -> None:
@@ -68,10 +68,10 @@ class Saver:
                 if not self._waiting:
                     return
                 id = next(iter(self._waiting))
-                data = self._waiting.pop(id)
+                save = self._waiting.pop(id)
                 self._writing = id
             try:
-                self._store.write_session(id, data)
+                self._store.write_session(id, save)
             except OSError as error:
                 with self._changed:
                     self._failures[id] = error

@@ -1,0 +1,88 @@
+"""Live sessions of what is kept: the KV cache if it fits, else the text.
+
+Text is never lost to a KV cache: one that is damaged, of other weights, or
+older than the text is dropped, and the text is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from gemmakv._support.files import PathOrFile
+from gemmakv.chat._gemma import Gemma
+from gemmakv.chat._messages import Message
+from gemmakv.chat._session import Session
+from gemmakv.chat.store._records import Record
+from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
+
+
+def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
+    """The session of a file that `Session.save` wrote, and a line to say (or
+    ""). Raises CorruptFile naming `path`.
+    """
+    try:
+        try:
+            return Session.load(gemma, path), ""
+        except MismatchError as error:
+            return Session.load(gemma, path, rebuild=True), _again(str(error))
+    except CorruptFile as error:
+        raise CorruptFile(
+            f"{path}: {error}; expected a file that /save wrote"
+        ) from None
+
+
+def from_store(
+    gemma: Gemma,
+    record: Record,
+    file: BinaryIO | None,
+    make: Callable[[], Session],
+) -> tuple[Session, str]:
+    """The session of a record, and a line to say (or "").
+
+    `file` is its session file; None if there is none. `make` gives an empty
+    session for when that is of no use.
+    """
+    session, line = None, ""
+    if file is not None:
+        try:
+            with file:
+                session = Session.load(gemma, file)
+        except (GemmaKVError, ValueError) as error:
+            line = _again(str(error))
+    if session is None:
+        session = make()
+        line = line or _again("it was not stored")
+    messages = [m for m in session.messages if m.role != "system"]
+    held = common_turns(messages, record.messages)
+    if session.system != record.system:
+        session.system = record.system
+    session.goto(held)  # what was taken back since
+    if held < record.turns:
+        session.messages = record.messages
+    session.options.clear()
+    session.options.update(record.options)
+    session.overflow = record.overflow
+    if not record.messages:
+        return session, ""
+    if held < record.turns and not line:
+        line = (
+            "the KV cache of the last turns had not been stored; it is "
+            "computed again with the next message"
+        )
+    return session, line
+
+
+def common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
+    """Turns at the beginning that are the same in both."""
+    same = 0
+    while same < min(len(some), len(others)) and some[same] == others[same]:
+        same += 1
+    return same // 2  # a user's message and the reply
+
+
+def _again(reason: str) -> str:
+    return (
+        f"the stored KV cache cannot be used ({' '.join(reason.split())}); "
+        "the text is kept, and computed again with the next message"
+    )
