@@ -17,6 +17,7 @@ from gemmakv import (
     CacheFullError,
     CorruptFile,
     Gemma,
+    MismatchError,
     Session,
     create_kv_cache,
 )
@@ -214,3 +215,11 @@ def test_options_that_no_file_can_hold(tiny: Gemma) -> None:
         {"progress": print, "logits_processor": print, "top_k": 3}
     )
     assert plain == {"top_k": 3}
+
+
+def test_an_empty_session_of_another_model_is_refused(tiny: Gemma) -> None:
+    other = family_models.model("gemma2", tokenizer=tiny.tokenizer)
+    with pytest.raises(MismatchError, match=r"rebuild=True\) keeps the text"):
+        Session.from_bytes(tiny, Session(other).to_bytes())
+    again = Session.from_bytes(tiny, Session(other).to_bytes(), rebuild=True)
+    assert again.send("one", **GREEDY).token_ids

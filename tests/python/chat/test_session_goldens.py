@@ -19,7 +19,7 @@ def parts(message: Message) -> tuple[str, object, bool]:
     return role(message.role), message.content, message.incomplete
 
 
-@pytest.mark.parametrize("version", [1])
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_session_file(tiny: Gemma, golden: Path, version: int) -> None:
     stored = json.loads(
         (golden / f"session_v{version}.json").read_text("utf-8")
@@ -43,6 +43,9 @@ def test_a_session_file(tiny: Gemma, golden: Path, version: int) -> None:
     assert session.cache.kv_dtype == stored["kv_dtype"]
     saved = session.stats.saved_prefill_tokens
     assert saved == stored["saved_prefill_tokens"]
+    if version > 1:
+        assert session.cache.checkpoints == stored["checkpoints"]
+        assert session._talk.ends == stored["ends"]
     following = stored["next"]
     reply = session.send(
         following["text"], max_tokens=following["max_tokens"]

@@ -421,10 +421,12 @@ def test_folders_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert folders.data_folder().is_relative_to(Path.home())
 
 
-def test_a_store_of_format_1_opens(
-    talker: gemmakv.Gemma, golden: Path, tmp_path: Path
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_each_format_opens(
+    talker: gemmakv.Gemma, golden: Path, tmp_path: Path, version: int
 ) -> None:
-    shutil.copytree(golden / "store_v1", tmp_path / "s")
+    folder = golden / f"store_v{version}"
+    shutil.copytree(folder, tmp_path / "s")
     store = FolderStore(tmp_path / "s")
     listing = store.listing()
     first, fork = listing.records
@@ -432,14 +434,16 @@ def test_a_store_of_format_1_opens(
     assert fork.parent == first.id and fork.forked_at == 1
     assert (first.name, fork.name) == ("main", "caf\u00e9")
     for record in listing.records:
-        path = golden / "store_v1" / f"{record.id}.json"
+        path = folder / f"{record.id}.json"
         stated = json.loads(path.read_text("ascii"))
+        assert record.draft == stated.get("draft")
         session, line = restored(
             talker, record, session_file(store, record.id)
         )
         assert line == "" and session.system == "Be brief."
         assert [m.content for m in session.messages[1:]] == [
-            text for _, text in stated["messages"]
+            one[1] if version == 1 else one["content"]
+            for one in stated["messages"]
         ]
         assert len(session.cache) == stated["tokens"] == record.tokens
         assert session.options == {"max_tokens": 5, "top_k": 3, "seed": 1}
