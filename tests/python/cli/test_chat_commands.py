@@ -230,6 +230,14 @@ def test_a_failed_reply_changes_nothing(chat: Chat) -> None:
     assert chat.book.current.record.to_json() == before
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", __file__])
+def test_loading_what_is_no_session(chat: Chat, path: str) -> None:
+    """Its first bytes are enough to tell: /dev/zero has no end."""
+    with pytest.raises(gemmakv.CorruptFile, match="that /save wrote"):
+        run(chat, f"/load {path}")
+    assert [entry.name for entry in chat.book.entries] == ["main"]
+
+
 # ---- Completion ----
 
 
@@ -264,6 +272,16 @@ def test_every_kind_completes_without_an_error(chat: Chat) -> None:
 
 
 # ---- Names ----
+
+
+def test_names_that_only_a_newer_version_can_read() -> None:
+    book = Book([Record("a", created=1), Record("b", created=2)], {"b"})
+    assert [entry.name for entry in book.entries] == ["a", "b-2"]
+    with pytest.raises(ValueError, match="newer gemmakv"):
+        book.check_new_name("b")
+    book.update([Record("c")], ())  # other chats' changes
+    assert [entry.name for entry in book.entries] == ["c"]
+    assert book.check_new_name("b") == "b"
 
 
 def test_names(chat: Chat) -> None:

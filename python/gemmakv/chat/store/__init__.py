@@ -1,7 +1,7 @@
 """Where sessions are kept: records, a store's protocol, a folder of files."""
 
 from gemmakv.chat.store._folder import FolderStore, folder_of
-from gemmakv.chat.store._live import common_turns, from_file, from_store
+from gemmakv.chat.store._live import from_file, from_store
 from gemmakv.chat.store._protocol import Listing, SaveTo, SessionStore
 from gemmakv.chat.store._records import NewerRecord, Record
 from gemmakv.chat.store._saver import Saver
@@ -14,7 +14,6 @@ __all__ = [
     "SaveTo",
     "Saver",
     "SessionStore",
-    "common_turns",
     "folder_of",
     "from_file",
     "from_store",

@@ -75,3 +75,4 @@ class Saver:
             except OSError as error:
                 with self._changed:
                     self._failures[id] = error
+            del save  # it holds a fork of the cache

@@ -197,6 +197,7 @@ def test_two_at_once_keep_everything(tmp_path: Path) -> None:
 def test_holding_waits(tmp_path: Path) -> None:
     first, second = FolderStore(tmp_path), FolderStore(tmp_path)
     assert first.hold("a")
+    assert not first.hold("a")  # nor another thread of the same process
     assert not second.hold("a", wait_s=0.05)
     timer = threading.Timer(0.1, first.release, ("a",))
     timer.start()
