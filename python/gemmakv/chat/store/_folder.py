@@ -251,8 +251,6 @@ class FolderStore:
         """Joins those who use the folder; whoever is alone sweeps it."""
         if lock(self._lock, wait=False):
             self._sweep()
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-            return
         end = time.monotonic() + _SWEEP_S
         while True:
             try:
