@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes docs/api.md from the docstrings of the public names of gemmakv.
+"""Writes docs/api.md from the docstrings of the public names of gemmakv, and
+docs/options.md from its table of options.
 
     python tools/make_api_reference.py [--check]
 
@@ -100,18 +101,47 @@ def page() -> str:
     return HEAD + "".join(map(entry, gemmakv.__all__))
 
 
+OPTIONS_HEAD = """# Generation options
+
+Made by `tools/make_api_reference.py` from `GenerationOptions.table`, which is
+also what calls, `gemmakv generate`, `/set` and a server check values with.
+
+Keywords of `generate`, `stream`, `generate_batch` (one value, or a list with
+one per row), `Session(options=)` and its calls; flags of the command line with
+dashes. A token is drawn in this order: logits_processor; logit_bias, the three
+penalties, the ban of min_tokens; temperature; top_k; top_p; min_p.
+`progress=` takes a callable(done, total), or True for a line on stderr.
+`GenerationOptions.json_schema()` is the table as JSON Schema.
+
+| option | default | what it does |
+|---|---|---|
+"""
+
+
+def options_page() -> str:
+    rows = []
+    for name, option in gemmakv.options.GenerationOptions.table.items():
+        words = f"{option.help}. {option.more}".strip()
+        rows.append(f"| `{name}` | `{option.default}` | {words} |\n")
+    return OPTIONS_HEAD + "".join(rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    text = page()
-    if not args.check:
-        PAGE.write_text(text, "utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text("utf-8") == text:
-        return 0
-    print("docs/api.md is not up to date: run tools/make_api_reference.py")
-    return 1
+    pages = {PAGE: page(), PAGE.with_name("options.md"): options_page()}
+    old = [
+        path
+        for path, text in pages.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]
+    for path in old:
+        if args.check:
+            print(f"{path.name} is old: run tools/make_api_reference.py")
+        else:
+            path.write_text(pages[path], "utf-8")
+    return 1 if args.check and old else 0
 
 
 if __name__ == "__main__":

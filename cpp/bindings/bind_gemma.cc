@@ -1,9 +1,9 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -41,6 +41,17 @@ const char* NameOf(FinishReason reason) {
 
 std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+// Its end waits for running steps, which may wait for the interpreter's lock
+// to call a logits processor.
+std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
+  Gemma* const raw = gemma.get();
+  return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
+            if (PyGILState_Check() == 0) return gemma.reset();
+            py::gil_scoped_release release;
+            gemma.reset();
+          }};
 }
 
 // "" is none.
@@ -150,42 +161,21 @@ class StreamHandle {
   std::shared_ptr<TokenStream> stream_;
 };
 
-void RegisterOptions(py::module_& module) {
-  py::class_<GenerateOptions>(module, "GenerateOptions")
-      .def(py::init([](size_t max_tokens, float temperature, size_t top_k,
-                       float top_p, float min_p, float repetition_penalty,
-                       float presence_penalty, float frequency_penalty,
-                       const std::map<int32_t, float>& logit_bias,
-                       std::optional<uint64_t> seed,
-                       std::vector<std::string> stop,
-                       std::vector<int32_t> eos_ids, bool logprobs) {
-             GenerateOptions options;
-             options.max_tokens = max_tokens;
-             options.temperature = temperature;
-             options.top_k = top_k;
-             options.top_p = top_p;
-             options.min_p = min_p;
-             options.repetition_penalty = repetition_penalty;
-             options.presence_penalty = presence_penalty;
-             options.frequency_penalty = frequency_penalty;
-             options.logit_bias.assign(logit_bias.begin(), logit_bias.end());
-             options.seed = seed;
-             options.stop = std::move(stop);
-             options.stop_ids = std::move(eos_ids);
-             options.logprobs = logprobs;
-             return options;
-           }),
-           py::kw_only(), py::arg("max_tokens") = 256,
-           py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
-           py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,
-           py::arg("repetition_penalty") = 1.0f,
-           py::arg("presence_penalty") = 0.0f,
-           py::arg("frequency_penalty") = 0.0f,
-           py::arg("logit_bias") = std::map<int32_t, float>{},
-           py::arg("seed") = py::none(),
-           py::arg("stop") = std::vector<std::string>{},
-           py::arg("eos_ids") = std::vector<int32_t>{},
-           py::arg("logprobs") = false);
+// (ids, log-probabilities) [rows, n], or [n] for 0 rows; None if there are
+// none.
+py::object TopArrays(std::span<const TokenLogprob> top, size_t rows) {
+  if (top.empty()) return py::none();
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  for (const TokenLogprob& token : top) {
+    ids.push_back(token.id);
+    logprobs.push_back(token.logprob);
+  }
+  const size_t columns = top.size() / std::max(rows, size_t{1});
+  std::vector<py::ssize_t> shape = {static_cast<py::ssize_t>(columns)};
+  if (rows > 0) shape.insert(shape.begin(), static_cast<py::ssize_t>(rows));
+  return py::make_tuple(ArrayOf(std::move(ids), shape),
+                        ArrayOf(std::move(logprobs), shape));
 }
 
 void RegisterResults(py::module_& module) {
@@ -200,6 +190,11 @@ void RegisterResults(py::module_& module) {
             if (r.logprobs.size() != r.token_ids.size()) return py::none();
             return ArrayOf(std::vector<float>(r.logprobs),
                            {static_cast<py::ssize_t>(r.logprobs.size())});
+          })
+      .def_property_readonly(
+          "top_logprobs",
+          [](const GenerateResult& r) {
+            return TopArrays(r.top_logprobs, r.token_ids.size());
           })
       .def_readonly("seed", &GenerateResult::seed)
       .def_property_readonly(
@@ -217,6 +212,9 @@ void RegisterResults(py::module_& module) {
                                if (std::isnan(e.logprob)) return std::nullopt;
                                return e.logprob;
                              })
+      .def_property_readonly(
+          "top_logprobs",
+          [](const TokenEvent& e) { return TopArrays(e.top_logprobs, 0); })
       .def_property_readonly(
           "bytes", [](const TokenEvent& e) { return py::bytes(e.text); })
       .def_property_readonly("finished",
@@ -287,7 +285,6 @@ std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
 }  // namespace
 
 void RegisterGemma(py::module_& module) {
-  RegisterOptions(module);
   RegisterResults(module);
 
   py::class_<Gemma, std::shared_ptr<Gemma>>(module, "Engine")
@@ -298,7 +295,7 @@ void RegisterGemma(py::module_& module) {
             const LoadOptions options =
                 OptionsOf(threads, progress, packed_folder, quantize);
             py::gil_scoped_release release;
-            return Gemma::Load(path, options);
+            return Unlocked(Gemma::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
@@ -314,7 +311,7 @@ void RegisterGemma(py::module_& module) {
                 OptionsOf(threads, progress, packed_folder, quantize);
             py::gil_scoped_release release;
             TensorFiles files(description, paths, PlacesOf(places));
-            return Gemma::FromTensors(config, files, options);
+            return Unlocked(Gemma::FromTensors(config, files, options));
           },
           py::arg("config"), py::arg("description"), py::arg("paths"),
           py::arg("places"), py::arg("threads") = 0,
@@ -330,7 +327,7 @@ void RegisterGemma(py::module_& module) {
             LoadOptions options;
             options.threads = threads;
             options.quantize = TargetOf(quantize);
-            return Gemma::FromTensors(config, tensors, options);
+            return Unlocked(Gemma::FromTensors(config, tensors, options));
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0,
           py::arg("quantize") = "")

@@ -23,6 +23,7 @@ namespace py = pybind11;
 void RegisterErrors(py::module_& module);
 void RegisterConfig(py::module_& module);
 void RegisterCache(py::module_& module);
+void RegisterOptions(py::module_& module);
 void RegisterGemma(py::module_& module);
 void RegisterPaddedCache(py::module_& module);
 void RegisterInfo(py::module_& module);

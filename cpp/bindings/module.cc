@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   gkv::RegisterConfig(module);
   gkv::RegisterCache(module);
   gkv::RegisterPaddedCache(module);
+  gkv::RegisterOptions(module);
   gkv::RegisterGemma(module);
   gkv::RegisterInfo(module);
 }

@@ -42,6 +42,20 @@ std::vector<RunLock> LockCaches(std::span<const Gemma::Job> jobs,
   return locks;
 }
 
+using Clock = std::chrono::steady_clock;
+
+// When a job that was asked for at `called` ends at the latest.
+std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
+                                            Clock::time_point called) {
+  if (!job.options.deadline) return job.deadline;
+  constexpr double kYears = 1e8;  // seconds: small enough to be added to a time
+  const Clock::time_point own =
+      called + std::chrono::duration_cast<Clock::duration>(
+                   std::chrono::duration<double>(
+                       std::min(*job.options.deadline, kYears)));
+  return std::min(own, job.deadline.value_or(own));
+}
+
 void CheckDistinct(std::span<const Gemma::Job> jobs) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     for (size_t j = i + 1; j < jobs.size(); ++j) {
@@ -192,6 +206,7 @@ void Gemma::CheckCache(const KVCache& cache) const {
 
 std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
     std::span<const Job> jobs, const std::function<void()>& poll) {
+  const Clock::time_point called = Clock::now();
   CheckDistinct(jobs);
   std::shared_ptr<const TokenText> text;
   {
@@ -222,17 +237,24 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
         job.options.seed ? *job.options.seed : RandomSeed();
     streams.push_back(std::make_shared<TokenStream>(
         job.cache, std::move(locks[i]), job.prompt,
-        TokenStream::Options{job.streamed, job.options.logprobs, seed, text}));
+        TokenStream::Options{job.streamed, job.options.WantsLogprobs(),
+                             job.options.top_logprobs, seed, text}));
     Sequence::Parts parts{.stream = streams.back()};
-    parts.stop_ids = job.options.stop_ids.value_or(config().eos_ids);
-    parts.deadline = job.deadline;
+    parts.stop_ids = job.options.stop_token_ids;
+    if (!job.options.ignore_eos) {
+      parts.stop_ids.insert(parts.stop_ids.end(), config().eos_ids.begin(),
+                            config().eos_ids.end());
+    }
+    parts.deadline = DeadlineOf(job, called);
     parts.drafter = job.drafter;
     if (job.constraint) parts.constraint = job.constraint->Clone();
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
         job.cache->length() < job.cache->capacity_tokens()) {
       std::vector<int32_t> transcript;
-      if (job.options.repetition_penalty != 1) transcript = job.cache->tokens();
+      if (Sampler::ReadsTranscript(job.options)) {
+        transcript = job.cache->tokens();
+      }
       parts.consumer = std::make_unique<TokenSampler>(
           job.options, seed, transcript, job.constraint != nullptr,
           parts.stop_ids, text);

@@ -16,9 +16,9 @@ void Check(bool ok, const char* name, double value, const char* expected) {
 }  // namespace
 
 bool GenerateOptions::IsGreedy() const {
-  return temperature <= 0 && !logprobs && logit_bias.empty() &&
+  return temperature <= 0 && !WantsLogprobs() && logit_bias.empty() &&
          repetition_penalty == 1 && presence_penalty == 0 &&
-         frequency_penalty == 0;
+         frequency_penalty == 0 && !logits_processor;
 }
 
 void GenerateOptions::Validate(size_t vocab_size) const {
@@ -32,11 +32,24 @@ void GenerateOptions::Validate(size_t vocab_size) const {
         "a finite number");
   Check(std::isfinite(frequency_penalty), "frequency_penalty",
         frequency_penalty, "a finite number");
-  for (const auto& [id, bias] : logit_bias) {
+  const auto check_id = [&](const char* name, int32_t id) {
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
-      throw InvalidArgument(StrCat("logit_bias names token ", id,
+      throw InvalidArgument(StrCat(name, " names token ", id,
                                    ", expected an id in 0..", vocab_size - 1));
     }
+  };
+  for (const int32_t id : stop_token_ids) check_id("stop_token_ids", id);
+  if (top_logprobs > vocab_size) {
+    throw InvalidArgument(StrCat("top_logprobs is ", top_logprobs,
+                                 ", expected at most ", vocab_size,
+                                 ", the vocabulary"));
+  }
+  if (deadline) {
+    Check(std::isfinite(*deadline) && *deadline >= 0, "deadline", *deadline,
+          "a finite number >= 0");
+  }
+  for (const auto& [id, bias] : logit_bias) {
+    check_id("logit_bias", id);
     if (std::isnan(bias) || bias == INFINITY) {
       throw InvalidArgument(StrCat("logit_bias of token ", id, " is ", bias,
                                    ", expected a finite number or -inf"));

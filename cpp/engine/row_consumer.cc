@@ -13,25 +13,30 @@ TokenSampler::TokenSampler(const GenerateOptions& options, uint64_t seed,
                            std::shared_ptr<const TokenText> token_text)
     : greedy_(options.IsGreedy() && !whole_rows),
       tokens_left_(options.max_tokens),
+      least_left_(options.min_tokens),
       sampler_(options, seed, transcript),
       matcher_(options.stop),
       stop_ids_(std::move(stop_ids)),
       token_text_(std::move(token_text)) {}
 
 TokenEvent TokenSampler::Take(const OutputRow& row) {
-  const SampledToken token =
-      sampler_.Next(row.values, row.position, row.pool, row.allowed);
+  const bool may_stop = least_left_ == 0;
+  SampledToken token =
+      sampler_.Next(row.values, row.position, row.pool, row.allowed,
+                    may_stop ? std::span<const int32_t>() : stop_ids_);
   if (token.id < 0) {
     throw InvalidArgument(
-        "every token is masked (logit_bias) or has no finite logit, expected "
-        "at least one to choose from");
+        "every token is masked (logit_bias, min_tokens) or has no finite "
+        "logit, expected at least one to choose from");
   }
   --tokens_left_;
+  if (!may_stop) --least_left_;
   TokenEvent event{token.id, token.logprob};
+  event.top_logprobs = std::move(token.top);
   const bool is_stop_id = std::find(stop_ids_.begin(), stop_ids_.end(),
                                     token.id) != stop_ids_.end();
   if (!is_stop_id && token_text_) {
-    event.text = matcher_.Push((*token_text_)[token.id]);
+    event.text = matcher_.Push((*token_text_)[token.id], may_stop);
   }
   if (is_stop_id || matcher_.stopped()) {
     event.finish_reason = FinishReason::kStop;

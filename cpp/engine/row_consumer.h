@@ -51,13 +51,16 @@ class TokenSampler : public RowConsumer {
                std::shared_ptr<const TokenText> token_text);
 
   RowOutput output() const override {
-    return {.kind = greedy_ ? RowOutput::kLargest : RowOutput::kLogits};
+    // The largest may be one that must not end the text yet.
+    const bool largest_only = greedy_ && least_left_ == 0;
+    return {.kind = largest_only ? RowOutput::kLargest : RowOutput::kLogits};
   }
   TokenEvent Take(const OutputRow& row) override;
 
  private:
   const bool greedy_;
   size_t tokens_left_;
+  size_t least_left_;  // tokens that must not stop
   Sampler sampler_;
   StopMatcher matcher_;
   const std::vector<int32_t> stop_ids_;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <numeric>
 
 #include "base/rng.h"
 #include "engine/parallel_logits.h"
@@ -79,19 +81,27 @@ Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
   if (options_.repetition_penalty != 1) {
     for (const int32_t id : transcript) ++transcript_[id];
   }
+  if (options_.logits_processor) {
+    tokens_.assign(transcript.begin(), transcript.end());
+  }
 }
 
 SampledToken Sampler::Next(std::span<float> logits, size_t position,
                            ThreadPool* pool,
-                           std::span<const uint32_t> allowed) {
+                           std::span<const uint32_t> allowed,
+                           std::span<const int32_t> banned) {
   SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
   const bool adjusts = !options_.logit_bias.empty() || !generated_.empty() ||
                        !transcript_.empty();
   float log_sum = 0;
   std::vector<std::pair<int32_t, float>> raw;  // logits before Adjust
-  if (options_.logprobs) {
+  std::vector<float> raw_row;                  // before the processor
+  if (options_.WantsLogprobs()) {
     log_sum = LogSumExp(logits.data(), logits.size());
-    if (adjusts) {
+    if (options_.top_logprobs > 0) token.top = Likeliest(logits, log_sum);
+    if (options_.logits_processor) {
+      raw_row.assign(logits.begin(), logits.end());
+    } else if (adjusts) {
       for (const auto& [id, bias] : options_.logit_bias) {
         raw.emplace_back(id, logits[static_cast<size_t>(id)]);
       }
@@ -102,13 +112,18 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
       }
     }
   }
+  if (options_.logits_processor) options_.logits_processor(tokens_, logits);
   if (adjusts) Adjust(logits);
   if (!allowed.empty()) Mask(logits, allowed);
+  for (const int32_t id : banned) {
+    logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+  }
   token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
                                        : Draw(logits, position, pool);
   if (token.id < 0) return token;
-  if (options_.logprobs) {
-    float logit = logits[static_cast<size_t>(token.id)];
+  if (options_.WantsLogprobs()) {
+    const std::span<const float> row = raw_row.empty() ? logits : raw_row;
+    float logit = row[static_cast<size_t>(token.id)];
     for (const auto& [id, value] : raw) {
       if (id == token.id) logit = value;
     }
@@ -118,7 +133,32 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
     ++generated_[token.id];
   }
   if (options_.repetition_penalty != 1) ++transcript_[token.id];
+  if (options_.logits_processor) tokens_.push_back(token.id);
   return token;
+}
+
+std::vector<TokenLogprob> Sampler::Likeliest(std::span<const float> logits,
+                                             float log_sum) const {
+  const size_t wanted = options_.top_logprobs;
+  const LargestBounds bounds =
+      BoundsOfLargest(logits.data(), logits.size(), wanted);
+  TokenList found;  // the likeliest, and some others
+  TokensFrom(logits.data(), logits.size(), bounds.floor, found);
+  std::vector<uint32_t> order(found.ids.size());
+  std::iota(order.begin(), order.end(), 0u);
+  const size_t count = std::min(wanted, order.size());
+  std::partial_sort(order.begin(),
+                    order.begin() + static_cast<std::ptrdiff_t>(count),
+                    order.end(), [&](uint32_t a, uint32_t b) {
+                      const float logit_a = found.logits[a];
+                      const float logit_b = found.logits[b];
+                      return logit_a > logit_b || (logit_a == logit_b && a < b);
+                    });
+  std::vector<TokenLogprob> likeliest(wanted);
+  for (size_t i = 0; i < count; ++i) {
+    likeliest[i] = {found.ids[order[i]], found.logits[order[i]] - log_sum};
+  }
+  return likeliest;
 }
 
 void Sampler::Adjust(std::span<float> logits) {

@@ -10,33 +10,43 @@
 #include "base/thread_pool.h"
 #include "engine/ranking.h"
 #include "gemmakv/options.h"
+#include "gemmakv/results.h"
 
 namespace gkv {
 
 struct SampledToken {
   int32_t id;     // -1: every token is masked or NaN
   float logprob;  // under the raw logits; NaN unless asked for
+  std::vector<TokenLogprob> top = {};  // [options.top_logprobs], the same
 };
 
 // Draws the tokens of one request. Not thread-safe.
 class Sampler {
  public:
   // `transcript` holds the tokens before the first draw; it is read only if
-  // the repetition penalty is on. Requires: valid options.
+  // ReadsTranscript(options). Requires: valid options.
   Sampler(const GenerateOptions& options, uint64_t seed,
           std::span<const int32_t> transcript);
 
   // Draws the token for `position` from one row of logits and remembers it.
   // May change the row. `pool` as in parallel_logits.h; with `allowed`, only
-  // the tokens with a bit in it, see Constraint. Throws std::bad_alloc only.
+  // the tokens with a bit in it, see Constraint; never one of `banned`.
+  // Throws std::bad_alloc and what the logits processor throws.
   SampledToken Next(std::span<float> logits, size_t position,
                     ThreadPool* pool = nullptr,
-                    std::span<const uint32_t> allowed = {});
+                    std::span<const uint32_t> allowed = {},
+                    std::span<const int32_t> banned = {});
+
+  static bool ReadsTranscript(const GenerateOptions& options) {
+    return options.repetition_penalty != 1 || options.logits_processor;
+  }
 
   uint64_t seed() const { return seed_; }
 
  private:
   void Adjust(std::span<float> logits);
+  std::vector<TokenLogprob> Likeliest(std::span<const float> logits,
+                                      float log_sum) const;
   int32_t Draw(std::span<const float> logits, size_t position,
                ThreadPool* pool);
   int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,
@@ -51,6 +61,7 @@ class Sampler {
   Ranking ranking_;
   std::unordered_map<int32_t, uint32_t> generated_;  // occurrences
   std::unordered_map<int32_t, uint32_t> transcript_;
+  std::vector<int32_t> tokens_;  // the transcript, for the logits processor
 };
 
 }  // namespace gkv

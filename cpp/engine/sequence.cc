@@ -98,7 +98,6 @@ void Sequence::ComputeMasks(StepSlice& slice) noexcept {
       if (slice.may_end[row] &&
           std::any_of(mask.begin(), mask.end(), allowed)) {
         for (const int32_t id : parts_.stop_ids) {
-          if (id < 0 || static_cast<size_t>(id) >= slice.row_size) continue;
           mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
         }
       }

@@ -17,7 +17,8 @@ class StopMatcher {
   // Takes the next piece and returns the text that is final now. Once a stop
   // string is complete, what precedes its first occurrence has been returned
   // and nothing more is.
-  std::string Push(std::string_view piece);
+  // A stop string that is complete without `may_stop` is text like any other.
+  std::string Push(std::string_view piece, bool may_stop = true);
   // The end of the text: returns what was held back.
   std::string Flush();
   bool stopped() const { return stopped_; }
@@ -25,6 +26,7 @@ class StopMatcher {
  private:
   std::vector<std::string> stops_;
   std::string held_;
+  size_t passed_ = 0;  // bytes of held_ within which no stop string counts
   bool stopped_ = false;
 };
 

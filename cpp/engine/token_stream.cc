@@ -93,8 +93,9 @@ std::optional<TokenEvent> TokenStream::NextEvent(
       event = std::move(events_.front());
       events_.pop_front();
     } else if (std::exchange(end_unread_, false)) {
-      event = {-1, std::numeric_limits<float>::quiet_NaN(),
-               std::move(end_text_), result_.finish_reason};
+      event.logprob = std::numeric_limits<float>::quiet_NaN();
+      event.text = std::move(end_text_);
+      event.finish_reason = result_.finish_reason;
     } else {
       return std::nullopt;
     }
@@ -182,6 +183,9 @@ void TokenStream::Push(TokenEvent event) {
   std::unique_lock lock(mutex_);
   result_.token_ids.push_back(event.token_id);
   if (options_.logprobs) result_.logprobs.push_back(event.logprob);
+  result_.top_logprobs.insert(result_.top_logprobs.end(),
+                              event.top_logprobs.begin(),
+                              event.top_logprobs.end());
   result_.text += event.text;
   if (event.finish_reason != FinishReason::kNone) {
     result_.finish_reason = event.finish_reason;
@@ -216,6 +220,7 @@ void TokenStream::KeepTokens(size_t count) {
   result_.text = std::move(text);
   result_.token_ids.resize(count);
   if (options_.logprobs) result_.logprobs.resize(count);
+  result_.top_logprobs.resize(count * options_.top_logprobs);
   end_unread_ = options_.streamed;
 }
 

@@ -47,6 +47,7 @@ class TokenStream {
   struct Options {
     bool streamed = false;  // tokens are handed out as events
     bool logprobs = false;
+    size_t top_logprobs = 0;  // of each token
     uint64_t seed = 0;
     std::shared_ptr<const TokenText> token_text = nullptr;  // null: no text
   };

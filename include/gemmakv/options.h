@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,14 +19,23 @@ namespace gkv {
 
 class BlockPool;
 
+// May change one row of logits [vocab_size] before a token is drawn from it,
+// given all tokens of the conversation so far. Called on any thread, once for
+// each token of a request in their order; what it throws fails the request. It
+// must not use the model.
+using LogitsProcessor = std::function<void(std::span<const int32_t> token_ids,
+                                           std::span<float> logits)>;
+
 // How one request samples and when it stops. Defaults: greedy, 256 tokens.
 //
-// A token is drawn in this order: logit_bias, repetition, presence and
-// frequency penalties; temperature; top_k; top_p of what is left; min_p; then
-// one draw that depends on (seed, position) alone. Temperature 0 takes the
-// largest logit after bias and penalties.
+// A token is drawn in this order: logits_processor; logit_bias, repetition,
+// presence and frequency penalties, the ban of min_tokens; temperature; top_k;
+// top_p of what is left; min_p; then one draw that depends on (seed, position)
+// alone. Temperature 0 takes the largest logit after bias and penalties.
 struct GenerateOptions {
   size_t max_tokens = 256;       // 0 computes the prompt only
+  size_t min_tokens = 0;         // none of the first so many tokens is a stop
+                                 // id or completes a stop string that counts
   float temperature = 0;         // >= 0
   size_t top_k = 0;              // 0: no limit
   float top_p = 1;               // (0, 1]
@@ -37,12 +47,18 @@ struct GenerateOptions {
   std::vector<std::pair<int32_t, float>> logit_bias;  // -inf bans a token
   std::optional<uint64_t> seed;   // nullopt: drawn, and reported
   std::vector<std::string> stop;  // UTF-8; the text ends before the first one
-  std::optional<std::vector<int32_t>> stop_ids;  // nullopt: the model's eos ids
+  std::vector<int32_t> stop_token_ids;  // end the request, as eos does
+  bool ignore_eos = false;  // the model's eos ids are tokens like any other
   bool logprobs = false;  // log-probability of each token under the raw logits
+  size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
+  LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts
+  std::optional<double> deadline;    // seconds from the call, >= 0; it ends
+                                     // then, with what it has
 
   // Whether every token is the one with the largest logit as the model gives
   // it, and nothing else is asked about the logits.
   bool IsGreedy() const;
+  bool WantsLogprobs() const { return logprobs || top_logprobs > 0; }
   // Throws InvalidArgument naming the option, what it is and what it may be.
   void Validate(size_t vocab_size) const;
 };

@@ -3,12 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 namespace gkv {
 
 enum class FinishReason { kNone, kStop, kLength, kDeadline, kCancelled };
+
+struct TokenLogprob {
+  int32_t id = -1;  // none: every likelier token has been named
+  float logprob = -std::numeric_limits<float>::infinity();
+};
 
 // One sampled token. `text` holds the bytes that became final with it: it may
 // be empty (part of a possible stop string is held back) and may end inside a
@@ -19,12 +25,15 @@ struct TokenEvent {
   float logprob = 0;  // NaN unless asked for
   std::string text = {};
   FinishReason finish_reason = FinishReason::kNone;
+  std::vector<TokenLogprob> top_logprobs = {};  // [options.top_logprobs]
 };
 
 struct GenerateResult {
   std::vector<int32_t> token_ids;  // all sampled, the stopping one last
   std::string text;                // without eos and stop string
   std::vector<float> logprobs;     // empty unless asked for
+  // [token_ids.size(), options.top_logprobs], the likeliest first.
+  std::vector<TokenLogprob> top_logprobs;
   uint64_t seed = 0;
   FinishReason finish_reason = FinishReason::kNone;
   size_t prompt_tokens = 0;  // of this request's prompt

@@ -2,7 +2,7 @@
 documentation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, final
 
@@ -259,23 +259,26 @@ class GgufFile:
 
 @final
 class GenerateOptions:
-    def __init__(
-        self,
-        *,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: Mapping[int, float] = ...,
-        seed: int | None = None,
-        stop: Sequence[bytes] = ...,
-        eos_ids: Sequence[int] = ...,
-        logprobs: bool = False,
-    ) -> None: ...
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: list[tuple[int, float]]
+    seed: int | None
+    stop: list[bytes]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    logprobs: bool
+    top_logprobs: int
+    deadline: float | None
+    logits_processor: Any
+    def __init__(self) -> None: ...
+    def validate(self, vocab_size: int) -> None: ...
 
 @final
 class Result:
@@ -285,6 +288,10 @@ class Result:
     def text_bytes(self) -> bytes: ...
     @property
     def logprobs(self) -> npt.NDArray[np.float32] | None: ...
+    @property
+    def top_logprobs(
+        self,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -304,6 +311,10 @@ class Event:
     def token_id(self) -> int: ...
     @property
     def logprob(self) -> float | None: ...
+    @property
+    def top_logprobs(
+        self,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None: ...
     @property
     def bytes(self) -> bytes: ...
     @property

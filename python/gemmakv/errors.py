@@ -12,5 +12,8 @@ __all__ = ["CacheFullError", "CorruptFile", "GemmaKVError", "MismatchError"]
 
 def brief(value: object) -> str:
     """`repr` of a value for a message: one line, not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python prints no integer of thousands of digits
+        text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,5 +1,21 @@
-"""Keywords of generation, for annotations of your own functions."""
+"""Generation keywords: their table, and types for your own functions."""
 
-from gemmakv.generation._options import BatchOptions, LogitBias, Options, Stop
+from gemmakv.generation._options import (
+    BatchOptions,
+    GenerationOptions,
+    LogitBias,
+    LogitsProcessor,
+    Option,
+    Options,
+    Stop,
+)
 
-__all__ = ["BatchOptions", "LogitBias", "Options", "Stop"]
+__all__ = [
+    "BatchOptions",
+    "GenerationOptions",
+    "LogitBias",
+    "LogitsProcessor",
+    "Option",
+    "Options",
+    "Stop",
+]

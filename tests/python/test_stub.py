@@ -57,9 +57,13 @@ def test_module_names() -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_class_members(name: str) -> None:
     stub = {
-        node.name
+        node.name if isinstance(node, ast.FunctionDef) else node.target.id
         for node in CLASSES[name].body
         if isinstance(node, ast.FunctionDef)
+        or (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+        )
     }
     members = _public(vars(getattr(_core, name)))
     assert members == _public(stub)

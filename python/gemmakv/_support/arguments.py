@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+import math
 import operator
+
+import numpy as np
 
 from gemmakv import _core
 from gemmakv.errors import brief
 
-__all__ = ["integer", "quantize_target"]
+__all__ = ["integer", "number", "quantize_target"]
+
+_LARGEST = (1 << 62) - 1
 
 
-def integer(name: str, value: object) -> int:
+def integer(
+    name: str, value: object, least: int = -_LARGEST, most: int = _LARGEST
+) -> int:
     """`value` as an int. Raises ValueError naming the argument."""
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
             f"{name}: expected an integer, found {brief(value)}"
         ) from None
-    if abs(number) >= 1 << 62:
-        raise ValueError(f"{name}: {number} is out of range")
-    return number
+    if number < least:
+        bound = f"at least {least}"
+    elif number > most:
+        bound = f"at most {most}"
+    else:
+        return number
+    raise ValueError(
+        f"{name}: expected an integer of {bound}, found {brief(number)}"
+    )
+
+
+def number(
+    name: str, value: object, least: float = -math.inf, most: float = math.inf
+) -> float:
+    """`value` as a float that is not NaN. Raises ValueError naming the
+    argument.
+    """
+    try:
+        if isinstance(value, (bool, np.bool_, str, bytes)):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{name}: expected a number, found {brief(value)}"
+        ) from None
+    if math.isnan(number):
+        bound = "a number"
+    elif math.isinf(number) and not least <= number <= most:
+        bound = "a finite number"
+    elif number < least:
+        bound = f"a number of at least {least:g}"
+    elif number > most:
+        bound = f"a number of at most {most:g}"
+    else:
+        return number
+    raise ValueError(f"{name}: expected {bound}, found {number}")
 
 
 def quantize_target(value: object) -> str:

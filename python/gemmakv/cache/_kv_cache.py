@@ -405,11 +405,7 @@ def create_kv_cache(
     """
     capacity = 0
     if capacity_tokens is not None:
-        capacity = integer("capacity_tokens", capacity_tokens)
-        if capacity <= 0:
-            raise ValueError(
-                f"capacity_tokens: expected at least 1, found {capacity}"
-            )
+        capacity = integer("capacity_tokens", capacity_tokens, 1)
     if not isinstance(kv_dtype, str):
         raise ValueError(
             "kv_dtype: expected 'f32', 'bf16' or 'int8', found "
@@ -422,11 +418,7 @@ def create_kv_cache(
         )
     checkpoints = None
     if checkpoint_bytes is not None:
-        checkpoints = integer("checkpoint_bytes", checkpoint_bytes)
-        if checkpoints < 0:
-            raise ValueError(
-                f"checkpoint_bytes: expected at least 0, found {checkpoints}"
-            )
+        checkpoints = integer("checkpoint_bytes", checkpoint_bytes, 0)
     return KVCache(
         _core.create_kv_cache(
             config_of(model),

@@ -14,13 +14,13 @@ so that every row has a length of its own:
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
+from gemmakv._support.arguments import integer, number
 from gemmakv.errors import brief
 
 __all__ = [
@@ -402,28 +402,8 @@ def _array(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def _size(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(
-            f"{name}: expected an integer, found {brief(value)}"
-        ) from None
-    if not 1 <= number < 1 << 62:
-        raise ValueError(f"{name}: expected at least 1, found {number}")
-    return number
+    return integer(name, value, 1)
 
 
 def _number(name: str, value: object) -> float:
-    try:
-        if isinstance(value, (bool, str, bytes)):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"{name}: expected a number, found {brief(value)}"
-        ) from None
-    if not math.isfinite(number) or abs(number) > 1e30:
-        raise ValueError(
-            f"{name}: expected a finite number (float32), found {number}"
-        )
-    return number
+    return number(name, value, -1e30, 1e30)

@@ -31,9 +31,7 @@ class BlockPool:
     def __init__(self, bytes: int | None = None) -> None:
         budget = 0
         if bytes is not None:
-            budget = integer("bytes", bytes)
-            if budget <= 0:
-                raise ValueError(f"bytes: expected at least 1, found {budget}")
+            budget = integer("bytes", bytes, 1)
         self._core = _core.BlockPool(budget)
 
     def __repr__(self) -> str:

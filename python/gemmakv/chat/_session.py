@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from gemmakv._support.arguments import integer
 from gemmakv._support.files import PathOrFile, piecewise_writer
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
@@ -570,15 +569,10 @@ class _OpenTurn:
 
 
 def _checked_count(name: str, value: int, least: int, most: int) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not least <= value <= most
-    ):
-        expected = (
-            f"{least} to {most} (the turns there are)"
-            if most >= least
-            else "turns to undo, and there are none"
-        )
-        raise ValueError(f"{name}: expected {expected}, found {brief(value)}")
-    return int(value)
+    count = integer(name, value)
+    if least <= count <= most:
+        return count
+    expected = f"{least} to {most} (the turns there are)"
+    if most < least:
+        expected = "turns to undo, and there are none"
+    raise ValueError(f"{name}: expected {expected}, found {count}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
@@ -72,6 +73,19 @@ _CLICK_ERROR: type[Exception] = next(
 )
 
 
+def _with_flags(command: Any, arguments: list[str], message: str) -> str:
+    """A message of the library, with flags of the command for keywords."""
+    known = getattr(command, "commands", {}).get(next(iter(arguments), ""))
+    for parameter in getattr(known, "params", ()):
+        name, flag = str(parameter.name), parameter.opts[0]
+        if flag.startswith("--"):
+            # Those of one word may mean anything elsewhere.
+            where = r"(?<![\w-])" if "_" in name else "^"
+            follows = r"\b" if "_" in name else "(?=: | is )"
+            message = re.sub(where + name + follows, flag, message)
+    return message
+
+
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. Errors of the commands pass through."""
     command = typer.main.get_command(app)
@@ -83,6 +97,11 @@ def run(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except typer.Exit as leave:
         return leave.exit_code
+    except (ValueError, gemmakv.CacheFullError) as error:
+        full = isinstance(error, gemmakv.CacheFullError)
+        raise (gemmakv.CacheFullError if full else ValueError)(
+            _with_flags(command, arguments, str(error))
+        ) from error
     except _CLICK_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(str(error))

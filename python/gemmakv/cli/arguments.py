@@ -115,6 +115,13 @@ QUANTIZE = typer.Option(
 )
 
 
+SAMPLING_DEFAULTS = typer.Option(
+    False,
+    "--sampling-defaults",
+    help="Begin with the options that the model's files recommend.",
+)
+
+
 def examples(*lines: str) -> str:
     """The end of a help page: command lines with comments, as they are."""
     return "\b\nExamples:\n" + "".join(f"  {line}\n" for line in lines)

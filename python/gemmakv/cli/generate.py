@@ -12,8 +12,15 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console
-from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
-from gemmakv.generation._options import Options
+from gemmakv.cli.arguments import (
+    MODEL,
+    QUANTIZE,
+    SAMPLING_DEFAULTS,
+    THREADS,
+    examples,
+)
+from gemmakv.cli.option_flags import with_options
+from gemmakv.options import GenerationOptions
 
 EXAMPLES = examples(
     'gemmakv generate -m gemma-3-270m "The capital of France is"',
@@ -24,6 +31,7 @@ EXAMPLES = examples(
 )
 
 
+@with_options(chat=False)
 def generate(
     prompt: str = typer.Argument(
         ...,
@@ -31,51 +39,6 @@ def generate(
         help="Text to continue; - reads it from stdin (less one newline).",
     ),
     model: str = MODEL,
-    max_tokens: int = typer.Option(
-        256, metavar="N", help="Tokens to sample at most."
-    ),
-    temperature: float = typer.Option(
-        0.0, metavar="X", help="0 is greedy: always the likeliest token."
-    ),
-    top_k: int = typer.Option(
-        0, metavar="N", help="Keep the N likeliest; 0 is off."
-    ),
-    top_p: float = typer.Option(
-        1.0, metavar="X", help="Keep this probability mass."
-    ),
-    min_p: float = typer.Option(
-        0.0,
-        metavar="X",
-        help="Keep tokens of at least this share of the likeliest.",
-    ),
-    repetition_penalty: float = typer.Option(
-        1.0, metavar="X", help="Of every token of the text; 1 is off."
-    ),
-    presence_penalty: float = typer.Option(
-        0.0, metavar="X", help="Of tokens that were sampled; 0 is off."
-    ),
-    frequency_penalty: float = typer.Option(
-        0.0, metavar="X", help="The same, as often as they were; 0 is off."
-    ),
-    logit_bias: list[str] | None = typer.Option(
-        None,
-        metavar="ID=NUMBER",
-        help="Add to a token's logit (-inf bans it); repeatable.",
-    ),
-    seed: int | None = typer.Option(
-        None, metavar="N", help="Default: a random one."
-    ),
-    stop: list[str] | None = typer.Option(
-        None, metavar="TEXT", help="End before this text; repeatable."
-    ),
-    logprobs: bool = typer.Option(
-        False, "--logprobs", help="Report log-probabilities (needs --json)."
-    ),
-    parse_special: bool = typer.Option(
-        False,
-        "--parse-special",
-        help="Strings of control tokens in the prompt mean the tokens.",
-    ),
     no_echo: bool = typer.Option(
         False, "--no-echo", help="Print the completion only."
     ),
@@ -99,31 +62,21 @@ def generate(
         "--no-packed-cache",
         help="Keep no file of packed weights for the next start.",
     ),
+    sampling_defaults: bool = SAMPLING_DEFAULTS,
+    **options: Any,
 ) -> None:
     """Continue a text.
 
     Prints the prompt and its completion on stdout as it comes, and nothing
     else there. Greedy unless --temperature says otherwise.
     """
-    if logprobs and not as_json:
-        raise typer.BadParameter("--logprobs needs --json")
-    options: Options = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "logit_bias": _parse_logit_bias(logit_bias or []),
-        "seed": seed,
-        "stop": stop or None,
-        "logprobs": logprobs,
-        "parse_special": parse_special,
-    }
+    if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
+        raise typer.BadParameter("--logprobs and --top-logprobs need --json")
     text = _read_stdin() if prompt == "-" else prompt
     gemma = console.load(model, threads, not no_packed_cache, quantize)
+    if sampling_defaults:
+        options = {**gemma.sampling_defaults, **options}
+    GenerationOptions.check(options, gemma.config.vocab_size)
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
     if as_json:
         generation = gemma.generate(cache, text, **options)
@@ -155,20 +108,6 @@ def _read_stdin() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _parse_logit_bias(items: list[str]) -> dict[int, float]:
-    bias = {}
-    for item in items:
-        token, _, number = item.partition("=")
-        try:
-            bias[int(token)] = float(number)
-        except ValueError:
-            raise ValueError(
-                "logit_bias: expected ID=NUMBER (as in 42=-inf), found "
-                f"{item!r}"
-            ) from None
-    return bias
-
-
 def _to_json(prompt: str, generation: gemmakv.Generation) -> str:
     usage, timings = generation.usage, generation.timings
     document: dict[str, Any] = {
@@ -181,8 +120,19 @@ def _to_json(prompt: str, generation: gemmakv.Generation) -> str:
         "timings": vars(timings),
     }
     if generation.logprobs is not None:
-        # JSON has no infinities.
-        document["logprobs"] = [
-            float(p) if math.isfinite(p) else None for p in generation.logprobs
+        document["logprobs"] = [_number(p) for p in generation.logprobs]
+    top = generation.top_logprobs
+    if top is not None:
+        document["top_logprobs"] = [
+            [
+                {"token_id": int(id), "logprob": _number(p)}
+                for id, p in zip(ids, row)
+            ]
+            for ids, row in zip(top.token_ids, top.logprobs)
         ]
     return json.dumps(document, ensure_ascii=False)
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinities."""
+    return float(value) if math.isfinite(value) else None

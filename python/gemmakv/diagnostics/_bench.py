@@ -21,12 +21,12 @@ from typing import Any, Union
 import numpy as np
 
 from gemmakv import _core
-from gemmakv._support.arguments import quantize_target
+from gemmakv._support.arguments import integer, quantize_target
 from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.errors import GemmaKVError
-from gemmakv.generation._options import core_options, to_count
+from gemmakv.generation._options import core_options
 from gemmakv.models import _catalog as models
 
 PREFILL_TOKENS = (128, 512, 2048)
@@ -175,8 +175,8 @@ class Bench:
         ]
         cores = [cache._core for cache in caches]
         prompts = [self._ids(1 + row)[-1:] for row in range(batch)]
-        # No token ends a text here.
-        options = [core_options({"max_tokens": tokens}, [])] * batch
+        keywords = {"max_tokens": tokens, "ignore_eos": True}
+        options = [core_options(keywords)] * batch
         best = self.work.seconds(self.limits(), batch, batch)
         loops, steps = engine.parallel_loops, engine.steps
         begin = time.perf_counter()
@@ -268,9 +268,7 @@ def run(
     `progress` is called with measurements done and in total. Raises what
     `Gemma.load` raises, and ValueError for bad arguments.
     """
-    count = to_count("rounds", rounds)
-    if count == 0:
-        raise ValueError("rounds: expected at least 1, found 0")
+    count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
     bench = Bench(path, threads, packed_cache, quantize)

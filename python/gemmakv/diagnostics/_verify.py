@@ -21,6 +21,7 @@ from functools import partial
 from typing import Union
 
 from gemmakv import _core
+from gemmakv._support.arguments import integer
 from gemmakv._support.progress import Callback, Progress, as_callback
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
@@ -32,7 +33,6 @@ from gemmakv.diagnostics._verify_ways import (
     ways_of,
 )
 from gemmakv.errors import brief
-from gemmakv.generation._options import to_count
 
 StrPath = Union[str, "os.PathLike[str]"]
 
@@ -103,7 +103,7 @@ def run(
         raise ValueError(
             "kv_dtype: expected f32, bf16 or int8, found " + brief(kv_dtype)
         )
-    count = None if tokens is None else to_count("tokens", tokens)
+    count = None if tokens is None else integer("tokens", tokens)
     load = partial(Gemma.load, model, quantize=quantize)
     gemma = load(threads=threads)
     limit = gemma.config.context_length

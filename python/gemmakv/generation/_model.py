@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import quantize_target
+from gemmakv._support.arguments import integer, quantize_target
 from gemmakv._support.progress import (
     Callback,
     Progress,
@@ -20,13 +21,14 @@ from gemmakv._support.progress import (
 )
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.errors import brief
+from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
     DEFAULT_MAX_TOKENS,
     BatchOptions,
+    GenerationOptions,
     Options,
     core_options,
     split_rows,
-    to_count,
 )
 from gemmakv.generation._prompts import (
     Prompt,
@@ -230,6 +232,18 @@ class Model:
         return self._info.chat_template
 
     @property
+    def sampling_defaults(self) -> Options:
+        """What the model's makers recommend: keywords for `generate`, or
+        `options` of a `Session`. Of generation_config.json, if that samples,
+        or of the GGUF keys general.sampling.*; empty if they say nothing.
+        Calls do not use them by themselves. ValueError for values that are
+        out of range.
+        """
+        found = dict(self._info.sampling)
+        GenerationOptions.check(found, self._config.vocab_size)
+        return cast(Options, found)
+
+    @property
     def instruction_tuned(self) -> bool:
         """Whether the model is called one that was tuned for chat ("it")."""
         return self._info.instruction_tuned
@@ -284,11 +298,8 @@ class Model:
         A str gets BOS in front if the conversation is empty; token ids are
         taken as they are. An empty str goes on with what is there.
 
-        Keywords are those of `gemmakv.options.Options`: max_tokens=256,
-        temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0,
-        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
-        logit_bias=None, seed=None, stop=None, logprobs=False,
-        parse_special=False, progress=None.
+        Keywords are those of `gemmakv.options.Options`, which docs/options.md
+        lists: max_tokens=256, temperature=0.0 (greedy), seed, stop, ...
 
         With `n`, the prompt is computed once and continued n times on forks:
         the result is a list, each with its own `cache`, and `cache` itself
@@ -347,9 +358,8 @@ class Model:
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
-        eos_ids = [*self._config.eos_ids, *end_ids]
         handle = self._engine.stream(
-            cache._core, tokens, core_options(row, eos_ids)
+            cache._core, tokens, core_options(row, end_ids)
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(handle, self, cache, total, callback)
@@ -423,8 +433,7 @@ class Model:
             len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
         )
-        eos_ids = [*self._config.eos_ids, *end_ids]
-        core_rows = [core_options(row, eos_ids) for row in rows]
+        core_rows = [core_options(row, end_ids) for row in rows]
         results = self._engine.generate(
             cores, tokens, core_rows, watch_caches(cores, total, callback)
         )
@@ -433,21 +442,23 @@ class Model:
     def _generate_samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
     ) -> list[Generation]:
-        count = to_count("n", n)
-        if count == 0:
-            raise ValueError("n: expected at least 1, found 0")
+        count = integer("n", n, 1, MAX_INT)
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
+        # Computes the prompt and, as it has all the options, checks them.
+        prompt_only = core_options(row | {"max_tokens": 0})
+        length = len(cache)
+        begin = time.monotonic()
+        self._engine.generate([cache._core], [tokens], [prompt_only])
+        if "deadline" in row:
+            left = row["deadline"] - (time.monotonic() - begin)
+            row["deadline"] = max(0.0, left)
         seed = row.get("seed")
         core_rows = []
         for i in range(count):
             own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
-            core_rows.append(core_options(row | own, self._config.eos_ids))
-        # Computes the prompt and, as it has all the options, checks them.
-        prompt_only = core_options(row | {"max_tokens": 0}, [])
-        length = len(cache)
-        self._engine.generate([cache._core], [tokens], [prompt_only])
+            core_rows.append(core_options(row | own))
         try:
             forks = [cache.fork() for _ in range(count)]
             cores = [fork._core for fork in forks]
@@ -477,7 +488,4 @@ def check_cache(name: str, cache: object) -> None:
 def _thread_count(threads: int | None) -> int:
     if threads is None:
         return 0
-    count = to_count("threads", threads)
-    if count == 0:
-        raise ValueError("threads: expected at least 1, found 0")
-    return count
+    return integer("threads", threads, 1, MAX_INT)

@@ -1,187 +1,231 @@
-"""Keywords of generation: one table for `generate`, `stream` and batches."""
+"""Generation keywords: the one table that calls, command line and docs use."""
 
 from __future__ import annotations
 
-import math
-import operator
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Generic, TypedDict, TypeVar
+from typing import get_type_hints as hints_of
+
+import numpy as np
+import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.progress import Progress
-from gemmakv.errors import brief
+from gemmakv.generation._option_kinds import (
+    Bias,
+    Flag,
+    Function,
+    Integer,
+    Kind,
+    Number,
+    Seed,
+    Texts,
+    TokenIds,
+)
 
 Stop = str | Sequence[str] | None
 LogitBias = Mapping[int, float] | None
+LogitsProcessor = Callable[
+    [npt.NDArray[np.int32], npt.NDArray[np.float32]],
+    npt.NDArray[np.float32] | None,
+]
 
-DEFAULT_MAX_TOKENS = 256
+_Int = TypeVar("_Int")
+_Float = TypeVar("_Float")
+_Seconds = TypeVar("_Seconds")
+_Bool = TypeVar("_Bool")
+_Seed = TypeVar("_Seed")
+_Bias = TypeVar("_Bias")
+_Stop = TypeVar("_Stop")
+_Ids = TypeVar("_Ids")
+_Function = TypeVar("_Function")
 
 
-class Options(TypedDict, total=False):
-    """Keywords of `generate` and `stream`, with their defaults.
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A row of the table. Where `default` is None, None means it, too.
 
-    max_tokens: tokens to sample at most (256).
-    temperature: 0.0 is greedy; else probabilities are proportional to
-      exp(logit / temperature) (0.0).
-    top_k: samples among the k most probable tokens only; 0 is off (0).
-    top_p: ... among the most probable ones that hold this mass (1.0: off).
-    min_p: ... among those at least this fraction of the most probable one's
-      probability (0.0: off).
-    repetition_penalty: divides positive and multiplies negative logits of
-      tokens of the conversation (1.0: off).
-    presence_penalty: subtracted from the logit of each sampled token (0.0).
-    frequency_penalty: subtracted as often as the token was sampled (0.0).
-    logit_bias: token id -> number added to its logit; -inf bans it ({}).
-    seed: integer in [0, 2**64); None draws one, reported by the result (None).
-    stop: text or texts that end the completion; cut from its text (None).
-    logprobs: whether to report log-probabilities (False).
-    parse_special: whether the strings of control tokens in a str prompt mean
-      the tokens; else they are ordinary text (False).
-    progress: callable(done, total) in tokens, or True for a line on stderr.
+    help: half a line on what it does.
+    more: what else the reference says.
+    in_chat: whether it is a setting of a chat.
+    in_core: whether the core is given it.
     """
 
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: LogitBias
-    seed: int | None
-    stop: Stop
-    logprobs: bool
-    parse_special: bool
+    kind: Kind
+    default: Any
+    help: str
+    more: str = ""
+    in_chat: bool = True
+    in_core: bool = True
+
+    def check(self, name: str, value: object) -> Any:
+        """As the core takes it; None for the default. Raises ValueError that
+        begins with `name`.
+        """
+        if value is None and self.default is None:
+            return None
+        return self.kind.check(name, value)
+
+
+class _Keywords(
+    TypedDict,
+    Generic[
+        _Int, _Float, _Seconds, _Bool, _Seed, _Bias, _Stop, _Ids, _Function
+    ],
+    total=False,
+):
+    max_tokens: Annotated[_Int, Option(
+        Integer(), 256, "tokens to sample at most",
+        "0 computes the prompt only.")]
+    min_tokens: Annotated[_Int, Option(
+        Integer(), 0, "tokens that come before any end",
+        "None of the first so many tokens is eos or a stop token, nor "
+        "completes a stop string that counts. max_tokens, the capacity and "
+        "the deadline end a text even so.")]
+    temperature: Annotated[_Float, Option(
+        Number(0), 0.0, "0 is greedy, 1 the model's own spread",
+        "Probabilities are proportional to exp(logit / temperature).")]
+    top_k: Annotated[_Int, Option(
+        Integer(), 0, "sample among the k likeliest; 0 is off")]
+    top_p: Annotated[_Float, Option(
+        Number(0, 1, above=True), 1.0, "... that hold this share; 1 is off")]
+    min_p: Annotated[_Float, Option(
+        Number(0, 1), 0.0, "... of at least this share of the likeliest")]
+    repetition_penalty: Annotated[_Float, Option(
+        Number(0, above=True), 1.0, "above 1 avoids tokens of the text",
+        "Divides positive and multiplies negative logits of all tokens of "
+        "the conversation.")]
+    presence_penalty: Annotated[_Float, Option(
+        Number(), 0.0, "subtracted from logits of sampled tokens")]
+    frequency_penalty: Annotated[_Float, Option(
+        Number(), 0.0, "... as often as each was sampled")]
+    logit_bias: Annotated[_Bias, Option(
+        Bias(), None, "added to a token's logit; -inf bans it",
+        "A mapping of token ids to numbers.", in_chat=False)]
+    logits_processor: Annotated[_Function, Option(
+        Function(), None, "called with the logits of each token",
+        "processor(token_ids, logits) is given int32 [tokens], the whole "
+        "conversation, and float32 [vocab_size] as the model gives them, "
+        "before any other option. It changes these, or returns others. Slow: "
+        "each token waits for Python. It runs on threads of the engine, must "
+        "not use this model or the cache, and should depend on its arguments "
+        "alone. What it raises ends the request.", in_chat=False)]
+    seed: Annotated[_Seed, Option(
+        Seed(), None, "repeats what is drawn; none draws one",
+        "The result reports it.")]
+    stop: Annotated[_Stop, Option(
+        Texts(), None, "text that ends the reply",
+        "Or a list of them. It is cut from the text.")]
+    stop_token_ids: Annotated[_Ids, Option(
+        TokenIds(), None, "tokens that end the reply, as eos does",
+        "They are not part of the text.")]
+    ignore_eos: Annotated[_Bool, Option(
+        Flag(), False, "goes on after an end token of the model",
+        "Those of a chat template count as such.")]
+    deadline: Annotated[_Seconds, Option(
+        Number(0), None, "seconds after which the reply ends",
+        'Counted from the call; finish_reason is "deadline", and what was '
+        "sampled stays.")]
+    logprobs: Annotated[_Bool, Option(
+        Flag(), False, "reports log-probabilities of the tokens",
+        "Those of the model, before any option.", in_chat=False)]
+    top_logprobs: Annotated[_Int, Option(
+        Integer(), 0, "... and of so many likeliest at each place",
+        "Implies logprobs.", in_chat=False)]
+    parse_special: Annotated[_Bool, Option(
+        Flag(), False, "names of control tokens in the prompt mean them",
+        "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
 
 
-class BatchOptions(TypedDict, total=False):
+class Options(
+    _Keywords[
+        int,
+        float,
+        float | None,
+        bool,
+        int | None,
+        LogitBias,
+        Stop,
+        Sequence[int] | None,
+        LogitsProcessor | None,
+    ],
+    total=False,
+):
+    """Keywords of `generate` and `stream`: docs/options.md lists them.
+
+    `progress` is a callable(done, total) in tokens, or True for a line on
+    stderr.
+    """
+
+
+class BatchOptions(
+    _Keywords[
+        int | Sequence[int],
+        float | Sequence[float],
+        float | None | Sequence[float | None],
+        bool | Sequence[bool],
+        int | None | Sequence[int | None],
+        LogitBias | Sequence[LogitBias],
+        Stop | Sequence[Stop],
+        Sequence[int] | None | Sequence[Sequence[int] | None],
+        LogitsProcessor | None | Sequence[LogitsProcessor | None],
+    ],
+    total=False,
+):
     """As `Options`; each but `progress` is one value for all rows or a list
-    with one value per row. A list of str is one `stop` for all rows; one per
-    row is a list of lists (or of None).
+    with one value per row. A list of str is one `stop` for all rows, one of
+    ints one `stop_token_ids`; one per row is a list of lists (or of None).
     """
 
-    max_tokens: int | Sequence[int]
-    temperature: float | Sequence[float]
-    top_k: int | Sequence[int]
-    top_p: float | Sequence[float]
-    min_p: float | Sequence[float]
-    repetition_penalty: float | Sequence[float]
-    presence_penalty: float | Sequence[float]
-    frequency_penalty: float | Sequence[float]
-    logit_bias: LogitBias | Sequence[LogitBias]
-    seed: int | None | Sequence[int | None]
-    stop: Stop | Sequence[Stop]
-    logprobs: bool | Sequence[bool]
-    parse_special: bool | Sequence[bool]
-    progress: Progress
+
+class GenerationOptions:
+    """What is known of each generation keyword but `progress`."""
+
+    table: ClassVar[Mapping[str, Option]] = MappingProxyType(
+        {
+            name: hint.__metadata__[0]
+            for name, hint in hints_of(_Keywords, include_extras=True).items()
+            if name != "progress"
+        }
+    )
+
+    @classmethod
+    def check(
+        cls, options: Mapping[str, object], vocab_size: int | None = None
+    ) -> None:
+        """Raises the ValueError that a call with `options` raises: it names
+        the first that is bad. Token ids are checked only with `vocab_size`.
+        TypeError for a keyword that is none.
+        """
+        [row] = split_rows(options, 1, batch=False)
+        if vocab_size is not None:
+            core_options(row).validate(vocab_size)
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of the options that JSON can say."""
+        properties = {}
+        for name, option in cls.table.items():
+            schema = option.kind.schema()
+            if schema is None:
+                continue
+            if option.default is None:
+                schema = {"anyOf": [schema, {"type": "null"}]}
+            properties[name] = schema | {
+                "default": option.default,
+                "description": f"{option.help}. {option.more}".strip(),
+            }
+        return {
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": False,
+        }
 
 
-def _to_int(name: str, value: object) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(
-            f"{name}: expected an integer, found {brief(value)}"
-        ) from None
-    return number
-
-
-def to_count(name: str, value: object) -> int:
-    number = _to_int(name, value)
-    if not 0 <= number < 1 << 31:
-        raise ValueError(
-            f"{name}: expected an integer of at least 0, found {number}"
-        )
-    return number
-
-
-def _to_float(name: str, value: object) -> float:
-    try:
-        if isinstance(value, (bool, str, bytes)):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"{name}: expected a number, found {brief(value)}"
-        ) from None
-    if math.isnan(number):
-        raise ValueError(f"{name}: expected a number, found nan")
-    return number
-
-
-def _to_bool(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"{name}: expected True or False, found {brief(value)}"
-        )
-    return value
-
-
-def _to_seed(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    number = _to_int(name, value)
-    if not 0 <= number < 1 << 64:
-        raise ValueError(
-            f"{name}: expected an integer in [0, 2**64), found {number}"
-        )
-    return number
-
-
-def _to_logit_bias(name: str, value: object) -> dict[int, float]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"{name}: expected a mapping of token ids to numbers, found "
-            f"{brief(value)}"
-        )
-    return {
-        to_count(f"{name} key", token): _to_float(f"{name}[{token!r}]", bias)
-        for token, bias in value.items()
-    }
-
-
-def _to_stop(name: str, value: object) -> list[bytes]:
-    texts = [] if value is None else [value]
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        texts = list(value)
-    stops = []
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise ValueError(
-                f"{name}: expected a str that is not empty, or a list of "
-                f"them, found {brief(text)}"
-            )
-        try:
-            stops.append(text.encode("utf-8"))
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{name}: {brief(text)} holds a lone surrogate, which is not "
-                "Unicode text"
-            ) from None
-    return stops
-
-
-_CONVERTERS: dict[str, Callable[[str, object], Any]] = {
-    "max_tokens": to_count,
-    "temperature": _to_float,
-    "top_k": to_count,
-    "top_p": _to_float,
-    "min_p": _to_float,
-    "repetition_penalty": _to_float,
-    "presence_penalty": _to_float,
-    "frequency_penalty": _to_float,
-    "logit_bias": _to_logit_bias,
-    "seed": _to_seed,
-    "stop": _to_stop,
-    "logprobs": _to_bool,
-    "parse_special": _to_bool,
-}
+DEFAULT_MAX_TOKENS: int = GenerationOptions.table["max_tokens"].default
 
 
 def split_rows(
@@ -196,40 +240,39 @@ def split_rows(
     for name, value in keywords.items():
         if name == "progress":
             continue
-        convert = _CONVERTERS.get(name)
-        if convert is None:
+        option = GenerationOptions.table.get(name)
+        if option is None:
             raise TypeError(
                 f"unexpected keyword {name!r}; known: "
-                + ", ".join([*_CONVERTERS, "progress"])
+                + ", ".join([*GenerationOptions.table, "progress"])
             )
-        if batch and _is_per_row(name, value):
+        values: Sequence[object] = [value] * rows
+        names = [name] * rows
+        if batch and not option.kind.is_one(value):
             values = list(value)  # type: ignore[call-overload]
+            names = [f"{name}[{i}]" for i in range(rows)]
             if len(values) != rows:
                 raise ValueError(
                     f"{name}: expected one value or a list of {rows} (one per "
                     f"row), found {len(values)}"
                 )
-            for i, one in enumerate(values):
-                result[i][name] = convert(f"{name}[{i}]", one)
-        else:
-            converted = convert(name, value)
-            for row in result:
+        for row, label, one in zip(result, names, values):
+            converted = option.check(label, one)
+            if converted is not None:
                 row[name] = converted
     return result
 
 
-def _is_per_row(name: str, value: object) -> bool:
-    if isinstance(value, (str, bytes, Mapping)):
-        return False
-    if isinstance(value, Sequence) and name == "stop":
-        return not all(isinstance(one, str) for one in value)
-    # NumPy arrays are no Sequence, but serve as a list.
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
-
-
 def core_options(
-    row: Mapping[str, Any], eos_ids: Sequence[int]
+    row: Mapping[str, Any], end_ids: Sequence[int] = ()
 ) -> _core.GenerateOptions:
-    """The core's options of one row of `split_rows`."""
-    keywords = {k: v for k, v in row.items() if k != "parse_special"}
-    return _core.GenerateOptions(eos_ids=list(eos_ids), **keywords)
+    """The core's options of one row of `split_rows`, ended by `end_ids` as by
+    eos.
+    """
+    options = _core.GenerateOptions()
+    for name, value in row.items():
+        if GenerationOptions.table[name].in_core:
+            setattr(options, name, value)
+    if end_ids and not options.ignore_eos:
+        options.stop_token_ids = [*options.stop_token_ids, *end_ids]
+    return options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,27 @@ class Timings:
     decode_tokens_per_s: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopLogprobs:
+    """The n most probable tokens of one place or of each, the likeliest first.
+
+    Probabilities are those of the model, before any other option.
+
+    Attributes:
+      token_ids: int32 [n] of a Piece, [tokens, n] of a Generation; -1 where
+        fewer tokens have a probability.
+      logprobs: float32 of the same shape; -inf there.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, arrays: tuple[Any, Any] | None) -> TopLogprobs | None:
+        """Of the core's arrays."""
+        return None if arrays is None else cls(*arrays)
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """One sampled token of a stream.
@@ -55,6 +76,7 @@ class Piece:
     token_id: int
     logprob: float | None = None
     finish_reason: str | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +92,7 @@ class Generation:
       finish_reason: "stop", "length", "deadline" or "cancelled".
       usage: token counts.
       timings: seconds and rates.
+      top_logprobs: those of each token's place; None unless asked for.
       cache: the continuation's own cache if the call had `n`, else None.
     """
 
@@ -81,6 +104,9 @@ class Generation:
     usage: Usage
     timings: Timings
     cache: KVCache | None = dataclasses.field(default=None, repr=False)
+    top_logprobs: TopLogprobs | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     def __str__(self) -> str:
         return self.text
@@ -116,6 +142,7 @@ def generation_of(
             decode_tokens_per_s=_rate(len(token_ids) - 1, result.decode_s),
         ),
         cache=cache,
+        top_logprobs=TopLogprobs.of(result.top_logprobs),
     )
 
 

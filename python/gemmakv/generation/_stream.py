@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from gemmakv import _core
 from gemmakv._support.progress import Callback
-from gemmakv.generation._result import Generation, Piece, generation_of
+from gemmakv.generation._result import (
+    Generation,
+    Piece,
+    TopLogprobs,
+    generation_of,
+)
 
 if TYPE_CHECKING:
     from gemmakv.cache._kv_cache import KVCache
@@ -156,6 +161,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
                     token_id=event.token_id,
                     logprob=event.logprob,
                     finish_reason=event.finish_reason,
+                    top_logprobs=TopLogprobs.of(event.top_logprobs),
                 )
             )
         # A piece is reported when the next one is asked for: what is kept if

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Mapping
 
 from gemmakv import _core
 
@@ -18,10 +19,12 @@ class ModelInfo:
 
     names: what it is called, in its metadata and on disk.
     chat_template: Jinja source of its chat template, None if it has none.
+    sampling: generation keywords that its makers recommend, unchecked.
     """
 
     names: tuple[str, ...] = ()
     chat_template: str | None = None
+    sampling: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def instruction_tuned(self) -> bool:
@@ -44,4 +47,38 @@ def info_of_gguf(path: str) -> ModelInfo:
     return ModelInfo(
         names=tuple(name for name in [*names, stem] if name),
         chat_template=text("tokenizer.chat_template"),
+        sampling=_sampling(
+            {key: file.get(key) for key in present & set(_GGUF_SAMPLING)},
+            _GGUF_SAMPLING,
+        ),
     )
+
+
+# Of which GGUF key, or key of generation_config.json, an option is.
+_GGUF_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_JSON_SAMPLING = {name: name for name in _GGUF_SAMPLING.values()}
+
+
+def sampling_of_json(config: Mapping[str, object]) -> dict[str, object]:
+    """Of a generation_config.json; nothing if it does not sample."""
+    if config.get("do_sample") is not True:
+        return {}
+    return {"temperature": 1.0} | _sampling(config, _JSON_SAMPLING)
+
+
+def _sampling(
+    values: Mapping[str, object], names: Mapping[str, str]
+) -> dict[str, object]:
+    found = {
+        name: values[key]
+        for key, name in names.items()
+        if values.get(key) is not None
+    }
+    # The others mean nothing to a greedy choice.
+    return {"temperature": 1.0} | found if found else {}

@@ -113,7 +113,7 @@ class AllocationFailureTest : public ::testing::Test {
     options.top_p = 0.9f;
     options.seed = seed;
     options.logprobs = true;
-    options.stop_ids.emplace();
+    options.ignore_eos = true;
     return options;
   }
 

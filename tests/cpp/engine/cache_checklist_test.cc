@@ -57,7 +57,7 @@ class CacheChecklistTest : public ::testing::TestWithParam<std::string> {
   static GenerateOptions Options(size_t max_tokens) {
     GenerateOptions options;
     options.max_tokens = max_tokens;
-    options.stop_ids.emplace();
+    options.ignore_eos = true;
     return options;
   }
 

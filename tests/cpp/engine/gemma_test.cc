@@ -10,6 +10,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,7 +61,7 @@ class GemmaTest : public ::testing::Test {
   static GenerateOptions NoStop(size_t max_tokens) {
     GenerateOptions options;
     options.max_tokens = max_tokens;
-    options.stop_ids.emplace();
+    options.ignore_eos = true;
     return options;
   }
 
@@ -479,6 +481,122 @@ TEST_F(GemmaTest, BlocksReturnAtQuiescence) {
   }
   EXPECT_EQ(pool_->blocks_in_use(), 0u);
   EXPECT_EQ(pool_->bytes_in_use(), 0u);
+}
+
+// What min_tokens gives is what banning the stops for so long gives.
+TEST_F(GemmaTest, MinTokensIsABanOfStopsUntilThen) {
+  gemma_ = Load();
+  const Tokens prompt = RandomTokens(30, 4);
+  for (const float temperature : {0.0f, 1.1f}) {
+    GenerateOptions options = NoStop(24);
+    options.temperature = temperature;
+    options.seed = 11;
+    const Tokens free = gemma_->Generate(NewCache(), prompt, options).token_ids;
+    const int32_t stop = free[3];
+
+    const auto banned = NewCache();
+    GenerateOptions first = options;
+    first.max_tokens = 10;
+    first.logit_bias = {{stop, -std::numeric_limits<float>::infinity()}};
+    Tokens expected = gemma_->Generate(banned, prompt, first).token_ids;
+    GenerateOptions rest = options;
+    rest.max_tokens = 14;
+    rest.stop_token_ids = {stop};
+    const GenerateResult second = gemma_->Generate(banned, {}, rest);
+    expected.insert(expected.end(), second.token_ids.begin(),
+                    second.token_ids.end());
+
+    options.stop_token_ids = {stop};
+    EXPECT_LE(gemma_->Generate(NewCache(), prompt, options).token_ids.size(),
+              4u);
+    options.min_tokens = 10;
+    const auto cache = NewCache();
+    const GenerateResult found = gemma_->Generate(cache, prompt, options);
+    EXPECT_EQ(found.token_ids, expected);
+    EXPECT_EQ(found.finish_reason, second.finish_reason);
+    EXPECT_EQ(Logits(cache, {5}), Logits(banned, {5}));
+  }
+}
+
+TEST_F(GemmaTest, MinTokensLetsStopStringsPass) {
+  gemma_ = Load();
+  const Tokens prompt = RandomTokens(30, 4);
+  GenerateOptions options = NoStop(12);
+  const GenerateResult free = gemma_->Generate(NewCache(), prompt, options);
+  const auto text = [](int32_t id) { return "<" + std::to_string(id) + ">"; };
+  options.stop = {text(free.token_ids[2]), text(free.token_ids[8])};
+  options.min_tokens = 8;
+  const GenerateResult found = gemma_->Generate(NewCache(), prompt, options);
+  EXPECT_EQ(found.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(found.token_ids,
+            Tokens(free.token_ids.begin(), free.token_ids.begin() + 9));
+  EXPECT_EQ(found.text, free.text.substr(0, found.text.size()));
+  options.min_tokens = 100;  // max_tokens ends it even so
+  EXPECT_EQ(gemma_->Generate(NewCache(), prompt, options).text, free.text);
+}
+
+TEST_F(GemmaTest, TopLogprobsOfAStreamAndItsResult) {
+  gemma_ = Load();
+  const Tokens prompt = RandomTokens(30, 4);
+  GenerateOptions options = NoStop(7);
+  options.top_logprobs = 3;
+  std::vector<TokenLogprob> events;
+  const GenerateResult result = gemma_->Generate(
+      NewCache(), prompt, options, [&](const TokenEvent& event) {
+        EXPECT_EQ(event.top_logprobs.size(), 3u);
+        EXPECT_EQ(event.top_logprobs[0].id, event.token_id);  // greedy
+        EXPECT_EQ(event.top_logprobs[0].logprob, event.logprob);
+        events.insert(events.end(), event.top_logprobs.begin(),
+                      event.top_logprobs.end());
+        return events.size() < 15;  // cancels after five
+      });
+  EXPECT_EQ(result.token_ids.size(), 5u);
+  EXPECT_EQ(result.logprobs.size(), 5u);
+  ASSERT_EQ(result.top_logprobs.size(), 15u);
+  for (size_t i = 0; i < 15; ++i) {
+    EXPECT_EQ(result.top_logprobs[i].id, events[i].id);
+  }
+}
+
+TEST_F(GemmaTest, TheDeadlineKeepsWhatThereIs) {
+  gemma_ = Load();
+  const Tokens prompt = RandomTokens(30, 4);
+  GenerateOptions options = NoStop(900);
+  options.deadline = 0;
+  const auto cache = NewCache();
+  const GenerateResult none = gemma_->Generate(cache, prompt, options);
+  EXPECT_EQ(none.finish_reason, FinishReason::kDeadline);
+  EXPECT_EQ(cache->length(), prompt.size());
+  options.deadline = 0.01;
+  options.logits_processor = [](auto, auto) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const GenerateResult some = gemma_->Generate(cache, {}, options);
+  EXPECT_EQ(some.finish_reason, FinishReason::kDeadline);
+  EXPECT_EQ(cache->length(), prompt.size() + some.token_ids.size());
+  options.max_tokens = 2;
+  options.deadline = 1e300;
+  EXPECT_EQ(gemma_->Generate(cache, {}, options).finish_reason,
+            FinishReason::kLength);
+}
+
+TEST_F(GemmaTest, AProcessorThatThrowsEndsItsRequestAlone) {
+  gemma_ = Load();
+  const Tokens prompt = RandomTokens(30, 4);
+  GenerateOptions bad = NoStop(8);
+  bad.logits_processor = [&](std::span<const int32_t> ids, std::span<float>) {
+    if (ids.size() == prompt.size() + 3) throw std::domain_error("no more");
+  };
+  const auto cache = NewCache();
+  const auto beside = NewCache();
+  const Gemma::Job jobs[] = {{cache, prompt, bad}, {beside, prompt, NoStop(8)}};
+  const auto failing = gemma_->Start({&jobs[0], 1})[0];
+  const auto other = gemma_->Start({&jobs[1], 1})[0];
+  failing->WaitDone();
+  other->WaitDone();
+  EXPECT_THROW((void)failing->Result(), std::domain_error);
+  EXPECT_EQ(cache->length(), 0u);
+  EXPECT_EQ(other->Result().token_ids.size(), 8u);
 }
 
 }  // namespace

@@ -33,6 +33,9 @@ TEST(OptionsTest, DefaultsAndLimitsAreAccepted) {
   EXPECT_EQ(Verdict([](auto& o) { o.max_tokens = 0; }), "accepted");
   EXPECT_EQ(Verdict([](auto& o) { o.temperature = 100; }), "accepted");
   EXPECT_EQ(Verdict([](auto& o) { o.min_p = 1; }), "accepted");
+  EXPECT_EQ(Verdict([](auto& o) { o.stop_token_ids = {0, 99}; }), "accepted");
+  EXPECT_EQ(Verdict([](auto& o) { o.top_logprobs = 100; }), "accepted");
+  EXPECT_EQ(Verdict([](auto& o) { o.deadline = 0; }), "accepted");
   EXPECT_EQ(Verdict([](auto& o) { o.logit_bias = {{99, -kInf}}; }), "accepted");
 }
 
@@ -61,6 +64,23 @@ TEST(OptionsTest, EachBadValueIsNamed) {
   refused("logit_bias", [](auto& o) { o.logit_bias = {{1, kInf}}; });
   refused("logit_bias", [](auto& o) { o.logit_bias = {{1, kNaN}}; });
   refused("stop", [](auto& o) { o.stop = {"a", ""}; });
+  refused("stop_token_ids", [](auto& o) { o.stop_token_ids = {5, 100}; });
+  refused("stop_token_ids", [](auto& o) { o.stop_token_ids = {-1}; });
+  refused("top_logprobs", [](auto& o) { o.top_logprobs = 101; });
+  for (const double bad : {double{kNaN}, double{kInf}, -0.5}) {
+    refused("deadline", [=](auto& o) { o.deadline = bad; });
+  }
+}
+
+// Whoever wants more than the largest logit is given whole rows.
+TEST(OptionsTest, WhatIsGreedy) {
+  GenerateOptions options;
+  EXPECT_TRUE(options.IsGreedy());
+  options.top_logprobs = 1;
+  EXPECT_FALSE(options.IsGreedy());
+  options.top_logprobs = 0;
+  options.logits_processor = [](auto, auto) {};
+  EXPECT_FALSE(options.IsGreedy());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/rng.h"
@@ -375,6 +376,103 @@ TEST(SamplerTest, AllMassOnOneToken) {
   EXPECT_EQ(One(options, {0, 500, 0}), 1);
   options.top_p = 1;
   EXPECT_EQ(One(options, {0, 500, 0}), 1);
+}
+
+TEST(SamplerTest, TopLogprobsAreThoseOfASort) {
+  GenerateOptions options;
+  for (const size_t size : {size_t{1}, size_t{40}, size_t{5000}}) {
+    std::vector<float> logits = RandomLogits(size, 3);
+    if (size > 7) {
+      logits[5] = logits[size - 2];  // of equals, the first
+      logits[2] = kNaN;
+      logits[7] = -kInf;
+    }
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < size; ++i) {
+      if (logits[i] > -kInf) ids.push_back(static_cast<int32_t>(i));
+    }
+    const auto logit = [&](int32_t id) {
+      return logits[static_cast<size_t>(id)];
+    };
+    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+      return logit(a) > logit(b);
+    });
+    const float log_sum = LogSumExp(logits.data(), size);
+    for (const size_t n : {size_t{1}, size_t{5}, size_t{20}, size}) {
+      if (n > size) continue;
+      options.top_logprobs = n;
+      options.logit_bias = {{0, -kInf}};  // they are of the raw logits
+      options.temperature = n % 2 == 0 ? 0.7f : 0.0f;
+      std::vector<float> row = logits;
+      const SampledToken token = Sampler(options, 1, {}).Next(row, 0);
+      if (size == 1) continue;  // it is banned
+      ASSERT_EQ(token.top.size(), n);
+      for (size_t i = 0; i < n; ++i) {
+        const bool named = i < ids.size();
+        EXPECT_EQ(token.top[i].id, named ? ids[i] : -1) << size << " " << i;
+        EXPECT_EQ(token.top[i].logprob,
+                  named ? logit(ids[i]) - log_sum : -kInf);
+        if (named && ids[i] == token.id) {
+          EXPECT_EQ(token.top[i].logprob, token.logprob);
+        }
+      }
+    }
+  }
+}
+
+TEST(SamplerTest, ReportingChangesNoDraw) {
+  GenerateOptions plain;
+  plain.temperature = 1.1f;
+  plain.top_p = 0.9f;
+  plain.repetition_penalty = 1.2f;
+  GenerateOptions reporting = plain;
+  reporting.top_logprobs = 5;
+  reporting.logits_processor = [](auto, auto) {};
+  Sampler a(plain, 5, {}), b(reporting, 5, {});
+  for (size_t position = 0; position < 100; ++position) {
+    std::vector<float> row = RandomLogits(300, position), same = row;
+    EXPECT_EQ(a.Next(row, position).id, b.Next(same, position).id);
+  }
+}
+
+TEST(SamplerTest, BannedTokensNeverCome) {
+  const std::vector<int32_t> banned = {2, 0};
+  GenerateOptions options;
+  std::vector<float> row = {5, 1, 9};
+  EXPECT_EQ(Sampler(options, 1, {}).Next(row, 0, nullptr, {}, banned).id, 1);
+  options.temperature = 2;
+  options.logit_bias = {{2, 50.0f}};
+  for (size_t position = 0; position < 50; ++position) {
+    row = {5, 1, 9};
+    EXPECT_EQ(
+        Sampler(options, 1, {}).Next(row, position, nullptr, {}, banned).id, 1);
+  }
+}
+
+// It sees the conversation and the model's logits; what follows builds on what
+// it leaves; log-probabilities do not.
+TEST(SamplerTest, TheProcessorComesFirst) {
+  GenerateOptions options;
+  options.logprobs = true;
+  options.logit_bias = {{1, 3.0f}};
+  std::vector<std::vector<int32_t>> seen;
+  options.logits_processor = [&](std::span<const int32_t> ids,
+                                 std::span<float> logits) {
+    seen.emplace_back(ids.begin(), ids.end());
+    EXPECT_EQ(logits[1], 2);
+    logits[2] = 4;
+  };
+  const std::vector<int32_t> transcript = {7, 8};
+  Sampler sampler(options, 1, transcript);
+  for (int i = 0; i < 2; ++i) {
+    std::vector<float> row = {1, 2, 3};
+    const float log_sum = LogSumExp(row.data(), row.size());
+    const SampledToken token = sampler.Next(row, 2);
+    EXPECT_EQ(token.id, 1);  // 5 by the bias
+    EXPECT_EQ(token.logprob, 2 - log_sum);
+  }
+  const std::vector<std::vector<int32_t>> expected = {{7, 8}, {7, 8, 1}};
+  EXPECT_EQ(seen, expected);
 }
 
 }  // namespace

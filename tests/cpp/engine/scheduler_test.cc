@@ -58,7 +58,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
   static GenerateOptions NoStop(size_t max_tokens) {
     GenerateOptions options;
     options.max_tokens = max_tokens;
-    options.stop_ids.emplace();
+    options.ignore_eos = true;
     return options;
   }
   static GenerateOptions Sampled(size_t max_tokens, uint64_t seed) {
@@ -647,7 +647,7 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
     GenerateOptions& options = cases[i];
     const Tokens unstopped =
         gemma_->Generate(NewCache(), prompt, options).token_ids;
-    if (i == 2) options.stop_ids = {unstopped[20]};
+    if (i == 2) options.stop_token_ids = {unstopped[20]};
     if (i == 3) options.stop = {"<" + std::to_string(unstopped[13]) + "><" +
                                 std::to_string(unstopped[14]) + ">"};
     const GenerateResult expected = gemma_->Generate(plain, prompt, options);
@@ -933,19 +933,16 @@ TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
   other->WaitDone();
 }
 
-// Ids that no token has stop nothing, and are written nowhere.
-TEST_F(SchedulerTest, StopIdsThatNoTokenHas) {
+TEST_F(SchedulerTest, StopIdsThatNoTokenHasAreRefused) {
   Load();
   const Tokens prompt = RandomTokens(20, 7);
-  GenerateOptions options = NoStop(10);
-  options.stop_ids = {-1, 1 << 30};
-  const auto cache = NewCache();
-  Gemma::Job job{cache, prompt, options};
-  job.constraint = std::make_shared<Steps>(
-      std::vector<std::set<int32_t>>(3, std::set<int32_t>{5, 6, 7}), true);
-  const auto stream = gemma_->Start({&job, 1})[0];
-  stream->WaitDone();
-  EXPECT_EQ(stream->Result().token_ids.size(), 3u);
+  for (const int32_t id : {-1, 1 << 30}) {
+    GenerateOptions options = NoStop(10);
+    options.stop_token_ids = {5, id};
+    const auto cache = NewCache();
+    EXPECT_THROW(gemma_->Generate(cache, prompt, options), InvalidArgument);
+    EXPECT_EQ(cache->length(), 0u);
+  }
 }
 
 TEST_F(SchedulerTest, AConstraintSaysWhereAStopIdMayCome) {
@@ -953,7 +950,7 @@ TEST_F(SchedulerTest, AConstraintSaysWhereAStopIdMayCome) {
   const Tokens prompt = RandomTokens(20, 7);
   const int32_t stop = 90;
   GenerateOptions options = NoStop(100);
-  options.stop_ids = {stop};
+  options.stop_token_ids = {stop};
   options.logit_bias = {{stop, 1e6f}};  // wants to stop at once
   const std::vector<std::set<int32_t>> three(3, std::set<int32_t>{5, 6, 7});
   for (const bool early : {false, true}) {

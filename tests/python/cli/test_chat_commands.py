@@ -181,6 +181,11 @@ def test_system_text(chat: Chat) -> None:
         ("stop", "a b", ["a b"]),
         ("stop", r"\nUser:", ["\nUser:"]),
         ("stop", '["a", "b\\n"]', ["a", "b\n"]),
+        ("stop", '["none"]', ["none"]),
+        ("min_tokens", "3", 3),
+        ("stop_token_ids", "300, 301", [300, 301]),
+        ("ignore_eos", "on", True),
+        ("deadline", "60", 60.0),
     ],
 )
 def test_set(chat: Chat, key: str, text: str, value: object) -> None:
@@ -197,7 +202,9 @@ def test_set(chat: Chat, key: str, text: str, value: object) -> None:
     [("max_tokens", "-1"), ("max_tokens", "many"), ("temperature", "-1"),
      ("temperature", "nan"), ("top_p", "0"), ("min_p", "2"),
      ("repetition_penalty", "0"), ("seed", "-1"), ("stop", "[1]"),
-     ("stop", "[oh"), ("overflow", "wrap")],
+     ("stop", "[oh"), ("overflow", "wrap"),
+     ("max_tokens", "99999999999"), ("max_tokens", "true"),
+     ("stop_token_ids", "99999"), ("ignore_eos", "maybe")],
 )
 def test_bad_values_are_refused_at_once(
     chat: Chat, key: str, text: str
@@ -206,6 +213,14 @@ def test_bad_values_are_refused_at_once(
     with pytest.raises(ValueError, match=key):
         run(chat, f"/set {key} {text}")
     assert chat.session().options == before
+
+
+def test_none_unsets(chat: Chat) -> None:
+    for key, text in (("stop", "x"), ("seed", "5"), ("deadline", "9")):
+        run(chat, f"/set {key} {text}")
+        assert key in chat.session().options
+        assert run(chat, f"/set {key} none") == f"{key} is none now"
+        assert key not in chat.session().options
 
 
 def test_overflow_is_a_setting_too(chat: Chat) -> None:

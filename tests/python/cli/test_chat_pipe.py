@@ -309,7 +309,7 @@ def test_deleting_can_be_undone(run: Run) -> None:
         (["--overflow", "wrap"], "drop_oldest_turns"),
         (["--template", "chatml"], "template"),
         (["--session", "a b"], "is no name"),
-        (["--kv-dtype", "fp8"], "kv_dtype"),
+        (["--kv-dtype", "fp8"], "--kv-dtype"),
     ],
 )
 def test_bad_options(run: Run, arguments: list[str], words: str) -> None:

@@ -42,7 +42,7 @@ def test_help(cli: RunCli, command: list[str]) -> None:
     assert "Usage" in text
     if command == ["generate"]:
         for option in gemmakv.options.Options.__annotations__:
-            if option != "progress":
+            if option not in ("progress", "logits_processor"):
                 assert "--" + option.replace("_", "-") in text
         for flag in ("--model", "--threads", "--json", "--no-echo"):
             assert flag in text
@@ -149,26 +149,72 @@ def test_json(cli: RunCli, tiny_path: Path, tiny: gemmakv.Gemma) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--temperature", "nan"], ["temperature", "nan"]),
-        (["--temperature=-1"], ["temperature", "-1"]),
-        (["--top-k", "-3"], ["top_k", "-3"]),
-        (["--max-tokens=-1"], ["max_tokens", "-1"]),
-        (["--seed=-1"], ["seed"]),
-        (["--stop", ""], ["stop"]),
-        (["--logit-bias", "x"], ["logit_bias", "'x'"]),
-        (["--logit-bias", "9999=1"], ["logit_bias", "9999"]),
-        (["--kv-dtype", "fp8"], ["kv_dtype", "fp8"]),
+        (["--logit-bias", "9999=1"], ["--logit-bias", "9999"]),
+        (["--stop-token-ids", "9999"], ["--stop-token-ids", "9999"]),
+        (["--top-logprobs", "9999", "--json"], ["--top-logprobs", "9999"]),
+        (["--kv-dtype", "fp8"], ["--kv-dtype", "fp8"]),
         (["--capacity-tokens", "2"], ["2"]),
-        (["--capacity-tokens", "0"], ["capacity_tokens"]),
+        (["--capacity-tokens", "0"], ["--capacity-tokens", "at least 1"]),
         (["--capacity-tokens", "999999"], ["999999"]),
-        (["--threads", "0"], ["threads"]),
+        (["--threads", "0"], ["--threads", "at least 1"]),
+        (["--threads", "999"], ["--threads", "at most 256"]),
     ],
 )
 def test_bad_values(
     cli: RunCli, tiny_path: Path, arguments: list[str], words: list[str]
 ) -> None:
+    """Errors of a command line name its flags, not keywords of Python."""
     result = cli("generate", "--model", tiny_path, *arguments, "the a in")
     assert_fails(result, *words)
+    assert b"_" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flag, value, words",
+    [
+        ("--temperature", "nan", "a number, found nan"),
+        ("--temperature", "-1", "at least 0, found -1.0"),
+        ("--top-k", "-3", "at least 0, found -3"),
+        ("--max-tokens", "-1", "at least 0, found -1"),
+        ("--max-tokens", "99999999999", "at most 2147483647"),
+        ("--seed", "-1", "at least 0"),
+        ("--stop", "", "not empty"),
+        ("--logit-bias", "x", "ID=NUMBER"),
+        ("--stop-token-ids", "x", "token ids as in 1, 106, found '[x]'"),
+        ("--deadline", "-1", "at least 0"),
+    ],
+)
+def test_bad_options_are_found_before_the_model_is(
+    cli: RunCli, flag: str, value: str, words: str
+) -> None:
+    result = cli("generate", "--model", "no-such.gguf", f"{flag}={value}", "x")
+    assert_fails(result, f"'{flag}': expected", words, code=2)
+
+
+def test_options_of_the_command_line_reach_the_call(
+    cli: RunCli, tiny_path: Path, tiny: gemmakv.Gemma
+) -> None:
+    result = cli(
+        "generate", "--model", tiny_path, "--json", "--max-tokens=9",
+        "--min-tokens=3", "--stop-token-ids=300", "--stop-token-ids=301",
+        "--ignore-eos", "--top-logprobs=2", "--deadline=100", "the",
+    )  # fmt: skip
+    document = json.loads(result.stdout)
+    g = tiny.generate(
+        gemmakv.create_kv_cache(tiny.config),
+        "the",
+        max_tokens=9,
+        min_tokens=3,
+        stop_token_ids=[300, 301],
+        ignore_eos=True,
+        top_logprobs=2,
+    )
+    assert document["token_ids"] == g.token_ids
+    assert g.top_logprobs is not None
+    top = [
+        [one["token_id"] for one in row] for row in document["top_logprobs"]
+    ]
+    assert top == g.top_logprobs.token_ids.tolist()
 
 
 @pytest.mark.parametrize(

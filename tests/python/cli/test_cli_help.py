@@ -202,7 +202,7 @@ complete_line() {
         ("gemmakv verify -m models/", ["models/big.GGUF",
                                        "models/small.gguf"]),
         ("gemmakv info on", ["one.gguf"]),
-        ("gemmakv generate --top-", ["--top-k", "--top-p"]),
+        ("gemmakv generate --top-", ["--top-k", "--top-p", "--top-logprobs"]),
     ],
 )
 def test_bash_completes(

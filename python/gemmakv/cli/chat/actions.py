@@ -15,7 +15,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.chat._session_file import is_session
 from gemmakv.chat.store import Record, from_file
 from gemmakv.cli.chat.book import Entry
-from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
+from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.table import count, quoted
 
 if TYPE_CHECKING:
@@ -206,8 +206,7 @@ def set_option(chat: Chat, key: str | None, text: str | None) -> None:
         value = chat.setting_value(session, setting)
         chat.view.say(f"{key} is {show(value)} ({setting.help})")
         return
-    value = None if text == DEFAULT_WORD else setting.read(text)
-    chat.apply_setting(session, setting, value)
+    chat.apply_setting(session, setting, setting.read(text))
     chat.save(entry)
     value = chat.setting_value(session, setting)
     chat.view.say(f"{key} is {show(value)} now")

@@ -14,6 +14,7 @@ from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
+from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
     from gemmakv.chat.store import SessionStore
@@ -310,11 +311,7 @@ class Chat:
 
     def check_option(self, name: str, value: Any) -> None:
         """Raises the ValueError that a reply with this option would raise."""
-        cache = gemmakv.create_kv_cache(self.gemma.config, 64)
-        options: Any = {name: value, "max_tokens": 0}
-        if name == "max_tokens":
-            options = {name: min(value, 0)}
-        self.gemma.generate(cache, [0], **options)
+        GenerationOptions.check({name: value}, self.gemma.config.vocab_size)
 
     def _apply_defaults(self, entry: Entry, session: Session) -> None:
         """What the command line asks for, on a session that exists."""

@@ -10,8 +10,16 @@ import typer
 
 import gemmakv
 from gemmakv.cli import console, describe
-from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
+from gemmakv.cli.arguments import (
+    QUANTIZE,
+    SAMPLING_DEFAULTS,
+    THREADS,
+    examples,
+    model_option,
+)
 from gemmakv.cli.chat.settings import OVERFLOW
+from gemmakv.cli.option_flags import with_options
+from gemmakv.options import GenerationOptions
 
 DEFAULT_MODEL = "gemma-3-270m"
 
@@ -23,6 +31,7 @@ EXAMPLES = examples(
 )
 
 
+@with_options(chat=True)
 def chat(
     model: str | None = model_option(
         None, f" Default: {DEFAULT_MODEL} (of gemmakv[demo])."
@@ -42,27 +51,6 @@ def chat(
         False,
         "--no-persist",
         help="Neither read nor write the stored sessions and history.",
-    ),
-    max_tokens: int | None = typer.Option(
-        None, metavar="N", help="Longest reply, in tokens. Default: 256."
-    ),
-    temperature: float | None = typer.Option(
-        None, metavar="X", help="Default: 0, greedy."
-    ),
-    top_k: int | None = typer.Option(
-        None, metavar="N", help="Default: 0, off."
-    ),
-    top_p: float | None = typer.Option(
-        None, metavar="X", help="Default: 1, off."
-    ),
-    min_p: float | None = typer.Option(
-        None, metavar="X", help="Default: 0, off."
-    ),
-    repetition_penalty: float | None = typer.Option(
-        None, metavar="X", help="Default: 1, off."
-    ),
-    seed: int | None = typer.Option(
-        None, metavar="N", help="Default: a random one."
     ),
     overflow: str | None = typer.Option(
         None,
@@ -89,6 +77,8 @@ def chat(
     ),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
+    sampling_defaults: bool = SAMPLING_DEFAULTS,
+    **options: Any,
 ) -> int:
     """Talk with a model in many sessions at once.
 
@@ -104,16 +94,6 @@ def chat(
         raise typer.BadParameter(
             f"--overflow: expected {' or '.join(OVERFLOW)}, found {overflow!r}"
         )
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    given = {k: v for k, v in options.items() if v is not None}
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")
@@ -124,15 +104,16 @@ def chat(
 
     view: View = TerminalView() if on_terminal else PipeView(as_json)
     gemma = _load(model, threads, quantize)
+    if sampling_defaults:
+        options = {**gemma.sampling_defaults, **options}
     persist = not no_persist and (on_terminal or session is not None)
     store = _open_store(gemma, view) if persist else None
     defaults = Defaults(
-        system, given, overflow, template, capacity_tokens, kv_dtype
+        system, options, overflow, template, capacity_tokens, kv_dtype
     )
     open_chat = Chat(gemma, view, defaults, store)
     try:
-        for name, value in given.items():
-            open_chat.check_option(name, value)
+        GenerationOptions.check(options, gemma.config.vocab_size)
         if not on_terminal:
             from gemmakv.cli.chat import pipe
 

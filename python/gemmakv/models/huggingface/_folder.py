@@ -8,7 +8,7 @@ from pathlib import Path
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_bytes, read_object
 from gemmakv.errors import CorruptFile, MismatchError
-from gemmakv.models._info import ModelInfo
+from gemmakv.models._info import ModelInfo, sampling_of_json
 from gemmakv.models.huggingface._config import read_config
 from gemmakv.models.huggingface._safetensors import (
     StoredTensor,
@@ -62,7 +62,11 @@ class ModelFolder:
         )
         tied = tied_tensors(stored, folder) if described.tied_head else None
         names = (*described.names, _name_of(folder.resolve()))
-        info = ModelInfo(names, chat_template_of(folder))
+        generation = folder / "generation_config.json"
+        sampling = read_object(generation) if generation.exists() else {}
+        info = ModelInfo(
+            names, chat_template_of(folder), sampling_of_json(sampling)
+        )
         return cls(described.config, files, places, left_out, info, tied)
 
     def check_tied_head(self) -> None:

@@ -1,0 +1,137 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "gemmakv/options.h"
+
+namespace gkv {
+namespace {
+
+// Threads of the engine hold it while they are in the interpreter. A thread
+// that asked for the interpreter's lock during its shutdown would not return.
+std::shared_mutex in_interpreter;
+bool interpreter_ends = false;  // guarded by it
+
+// fn(), with the interpreter's lock; false if there is no interpreter any more.
+template <typename Fn>
+bool InInterpreter(const Fn& fn) {
+  if (PyGILState_Check() != 0) {
+    fn();
+    return true;
+  }
+  const std::shared_lock in(in_interpreter);
+  if (interpreter_ends) return false;
+  const py::gil_scoped_acquire acquire;
+  fn();
+  return true;
+}
+
+void Drop(PyObject* object) {
+  InInterpreter([&] { Py_DECREF(object); });
+}
+
+std::shared_ptr<PyObject> Share(py::object object) {
+  return {object.release().ptr(), &Drop};
+}
+
+// A Python exception on its way through threads.
+struct Raised {
+  std::shared_ptr<PyObject> value;
+};
+
+using Row = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+// Calls `processor` with arrays of its own: it may keep them.
+void Process(PyObject* processor, std::span<const int32_t> token_ids,
+             std::span<float> logits) {
+  try {
+    const py::array_t<int32_t> ids(static_cast<py::ssize_t>(token_ids.size()),
+                                   token_ids.data());
+    const py::array_t<float> row(static_cast<py::ssize_t>(logits.size()),
+                                 logits.data());
+    py::object result = py::handle(processor)(ids, row);
+    if (result.is_none()) result = row;
+    const Row given = Row::ensure(result);
+    if (!given || given.ndim() != 1 || given.shape(0) != row.shape(0)) {
+      throw py::value_error(StrCat(
+          "logits_processor: expected it to return None or an array of ",
+          logits.size(), " numbers, found ",
+          given ? "another shape" : Py_TYPE(result.ptr())->tp_name));
+    }
+    std::copy_n(given.data(), logits.size(), logits.data());
+  } catch (py::error_already_set& error) {
+    if (error.trace()) {
+      PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+    }
+    throw Raised{Share(error.value())};
+  } catch (py::builtin_exception& error) {
+    error.set_error();
+    throw Raised{Share(py::error_already_set().value())};
+  }
+}
+
+LogitsProcessor ProcessorOf(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [callable = Share(callable)](std::span<const int32_t> token_ids,
+                                      std::span<float> logits) {
+    if (!InInterpreter(
+            [&] { Process(callable.get(), token_ids, logits); })) {
+      throw Error("logits_processor: the interpreter ends");
+    }
+  };
+}
+
+}  // namespace
+
+void RegisterOptions(py::module_& module) {
+  using O = GenerateOptions;
+  py::class_<O>(module, "GenerateOptions")
+      .def(py::init<>())
+      .def_readwrite("max_tokens", &O::max_tokens)
+      .def_readwrite("min_tokens", &O::min_tokens)
+      .def_readwrite("temperature", &O::temperature)
+      .def_readwrite("top_k", &O::top_k)
+      .def_readwrite("top_p", &O::top_p)
+      .def_readwrite("min_p", &O::min_p)
+      .def_readwrite("repetition_penalty", &O::repetition_penalty)
+      .def_readwrite("presence_penalty", &O::presence_penalty)
+      .def_readwrite("frequency_penalty", &O::frequency_penalty)
+      .def_readwrite("logit_bias", &O::logit_bias)
+      .def_readwrite("seed", &O::seed)
+      .def_readwrite("stop", &O::stop)
+      .def_readwrite("stop_token_ids", &O::stop_token_ids)
+      .def_readwrite("ignore_eos", &O::ignore_eos)
+      .def_readwrite("logprobs", &O::logprobs)
+      .def_readwrite("top_logprobs", &O::top_logprobs)
+      .def_readwrite("deadline", &O::deadline)
+      .def_property(
+          "logits_processor",
+          [](const O& options) { return bool(options.logits_processor); },
+          [](O& options, const py::object& callable) {
+            options.logits_processor = ProcessorOf(callable);
+          },
+          "None, or what is called; reads as whether there is one.")
+      .def("validate", &O::Validate, py::arg("vocab_size"));
+
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Raised& raised) {
+      PyObject* const value = raised.value.get();
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
+    }
+  });
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    const py::gil_scoped_release release;
+    const std::unique_lock out(in_interpreter);
+    interpreter_ends = true;
+  }));
+}
+
+}  // namespace gkv

@@ -1,0 +1,268 @@
+"""What values of generation keywords may be, as objects and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gemmakv._support.arguments import integer, number
+from gemmakv.errors import brief
+
+MAX_INT = (1 << 31) - 1
+FLOAT_MAX = float(np.finfo(np.float32).max)
+
+
+class Kind:
+    """A kind of value. `metavar` stands for one on a command line."""
+
+    metavar = ""
+    repeated = False  # on a command line
+
+    def check(self, name: str, value: object) -> Any:
+        """The value as the core takes it.
+
+        Raises ValueError that begins with `name`.
+        """
+        raise NotImplementedError
+
+    def parse(self, name: str, text: str) -> Any:
+        """The value that a text stands for; raises as `check` does."""
+        raise NotImplementedError
+
+    def from_flags(self, name: str, texts: list[str]) -> Any:
+        """The value of a command line's flags; raises as `check` does."""
+        return self.parse(name, texts[0])
+
+    def schema(self) -> dict[str, Any] | None:
+        """Its JSON schema; None if JSON cannot say it."""
+        return None
+
+    def is_one(self, value: object) -> bool:
+        """False for a list with a value for each row of a batch."""
+        # NumPy arrays are no Sequence, but serve as a list.
+        return isinstance(value, (str, bytes, Mapping)) or not (
+            hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer(Kind):
+    least: int = 0
+    most: int = MAX_INT
+    metavar = "N"
+
+    def check(self, name: str, value: object) -> int:
+        return integer(name, value, self.least, self.most)
+
+    def parse(self, name: str, text: str) -> int:
+        try:
+            value: object = int(text)
+        except ValueError:
+            value = text
+        return self.check(name, value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+class Seed(Integer):
+    def __init__(self) -> None:
+        super().__init__(0, (1 << 64) - 1)
+
+    def parse(self, name: str, text: str) -> int | None:  # type: ignore[override]
+        return None if text == "random" else super().parse(name, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Kind):
+    """From `least`, or above it, to `most`."""
+
+    least: float = -FLOAT_MAX
+    most: float = FLOAT_MAX
+    above: bool = False
+    metavar = "X"
+
+    def check(self, name: str, value: object) -> float:
+        found = number(name, value, self.least, self.most)
+        if self.above and found == self.least:
+            raise ValueError(
+                f"{name}: expected a number above {self.least:g}, found "
+                f"{found}"
+            )
+        return found
+
+    def parse(self, name: str, text: str) -> float:
+        try:
+            value: object = float(text)
+        except ValueError:
+            value = text  # refused by name
+        return self.check(name, value)
+
+    def schema(self) -> dict[str, Any]:
+        least = "exclusiveMinimum" if self.above else "minimum"
+        return {"type": "number", least: self.least, "maximum": self.most}
+
+
+class Flag(Kind):
+    _WORDS = {"true": True, "on": True, "false": False, "off": False}
+
+    def check(self, name: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{name}: expected True or False, found {brief(value)}"
+            )
+        return value
+
+    def parse(self, name: str, text: str) -> bool:
+        if text.lower() not in self._WORDS:
+            raise ValueError(f"{name}: expected on or off, found {text!r}")
+        return self._WORDS[text.lower()]
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+class Texts(Kind):
+    metavar = "TEXT"
+    repeated = True
+
+    def check(self, name: str, value: object) -> list[bytes]:
+        texts = [value]
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            texts = list(value)
+        stops = []
+        for text in texts:
+            if not isinstance(text, str) or not text:
+                raise ValueError(
+                    f"{name}: expected a str that is not empty, or a list of "
+                    f"them, found {brief(text)}"
+                )
+            try:
+                stops.append(text.encode("utf-8"))
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{name}: {brief(text)} holds a lone surrogate, which is "
+                    "not Unicode text"
+                ) from None
+        return stops
+
+    def parse(self, name: str, text: str) -> list[str]:
+        r"""One text as it is typed (\n is a newline), or a JSON list."""
+        if not text.startswith("["):
+            return [text.replace("\\n", "\n")]
+        return _json_list(name, text, str, 'a text or a list as in ["a", "b"]')
+
+    def from_flags(self, name: str, texts: list[str]) -> list[str]:
+        return texts
+
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string", "minLength": 1}
+        return {"anyOf": [text, {"type": "array", "items": text}]}
+
+    def is_one(self, value: object) -> bool:
+        if isinstance(value, Sequence):
+            return all(isinstance(one, str) for one in value)
+        return super().is_one(value)
+
+
+class TokenIds(Kind):
+    metavar = "ID"
+    repeated = True
+
+    def check(self, name: str, value: Any) -> list[int]:
+        if super().is_one(value):
+            raise ValueError(
+                f"{name}: expected a list of token ids, found {brief(value)}"
+            )
+        return [
+            integer(f"{name}[{i}]", one, 0, MAX_INT)
+            for i, one in enumerate(value)
+        ]
+
+    def parse(self, name: str, text: str) -> list[int]:
+        ids = text if text.startswith("[") else f"[{text}]"
+        return self.check(
+            name, _json_list(name, ids, int, "token ids as in 1, 106")
+        )
+
+    def from_flags(self, name: str, texts: list[str]) -> list[int]:
+        return self.parse(name, ",".join(texts))
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": Integer().schema()}
+
+    def is_one(self, value: object) -> bool:
+        return super().is_one(value) or not any(
+            one is None or hasattr(one, "__len__")
+            for one in value  # type: ignore[attr-defined]
+        )
+
+
+class Bias(Kind):
+    metavar = "ID=NUMBER"
+    repeated = True
+
+    def check(self, name: str, value: object) -> list[tuple[int, float]]:
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{name}: expected a mapping of token ids to numbers, found "
+                f"{brief(value)}"
+            )
+        return [
+            (
+                integer(f"{name} key", token, 0, MAX_INT),
+                number(f"{name}[{token!r}]", bias),
+            )
+            for token, bias in value.items()
+        ]
+
+    def from_flags(self, name: str, texts: list[str]) -> dict[int, float]:
+        found = {}
+        for text in texts:
+            token, _, bias = text.partition("=")
+            try:
+                found[int(token)] = float(bias)
+            except ValueError:
+                raise ValueError(
+                    f"{name}: expected ID=NUMBER (as in 42=-inf), found "
+                    f"{text!r}"
+                ) from None
+        return found
+
+    def schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number"},
+        }
+
+
+class Function(Kind):
+    def check(self, name: str, value: object) -> object:
+        if not callable(value):
+            raise ValueError(
+                f"{name}: expected a callable(token_ids, logits), found "
+                f"{brief(value)}"
+            )
+        return value
+
+    def is_one(self, value: object) -> bool:
+        return callable(value) or super().is_one(value)
+
+
+def _json_list(
+    name: str, text: str, kind: type, expected: str
+) -> list[Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(
+        type(one) is kind for one in found
+    ):
+        raise ValueError(f"{name}: expected {expected}, found {text!r}")
+    return found
