@@ -24,7 +24,7 @@ py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   if (spec.kind == LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0, 0});
   std::vector<float> copy;
   {
-    py::gil_scoped_release release;
+    const GilReleased no_gil;
     copy = cache.CopyLayer(layer, values);
   }
   const size_t tokens = copy.size() / (spec.kv_heads * spec.head_dim);
@@ -68,7 +68,7 @@ std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
   const BufferBytes buffer(data);
   std::shared_ptr<KVCache> cache;
   {
-    py::gil_scoped_release release;
+    const GilReleased no_gil;
     cache = KVCache::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
   }
   const Hash128 found = cache->fingerprint();
@@ -85,7 +85,7 @@ py::bytes ToBytes(const KVCache& cache, bool checkpoints) {
       nullptr, static_cast<py::ssize_t>(writer.size_bytes())));
   if (!bytes) throw py::error_already_set();
   char* to = PyBytes_AS_STRING(bytes.ptr());
-  const py::gil_scoped_release release;
+  const GilReleased no_gil;
   writer.Write([&](std::span<const uint8_t> piece) {
     to = std::copy(piece.begin(), piece.end(), to);
   });
@@ -93,11 +93,10 @@ py::bytes ToBytes(const KVCache& cache, bool checkpoints) {
 }
 
 void Save(const KVCache& cache, const py::function& write, bool checkpoints) {
-  const py::gil_scoped_release release;
+  const GilReleased no_gil;
   cache.Save(
       [&](std::span<const uint8_t> piece) {
-        const py::gil_scoped_acquire acquire;
-        write(BytesOf(piece));
+        WithGil([&] { write(BytesOf(piece)); });
       },
       checkpoints);
 }
@@ -195,19 +194,19 @@ void RegisterCache(py::module_& module) {
           [](KVCache& cache, size_t n) {
             return cache.Truncate(cache.Lock(&CheckSignals), n);
           },
-          py::arg("n"), py::call_guard<py::gil_scoped_release>())
+          py::arg("n"), py::call_guard<GilReleased>())
       .def(
           "reset",
           [](KVCache& cache) {
             cache.Reset(cache.Lock(&CheckSignals));
           },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilReleased>())
       .def(
           "checkpoint",
           [](KVCache& cache) {
             return cache.MakeCheckpoint(cache.Lock(&CheckSignals));
           },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilReleased>())
       .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)
       .def_property_readonly("checkpoint_bytes", &KVCache::checkpoint_bytes)
       .def("to_bytes", &ToBytes, py::arg("checkpoints") = false)
@@ -269,7 +268,7 @@ void RegisterCache(py::module_& module) {
         const std::string_view view = data;
         SnapshotCheck check;
         {
-          py::gil_scoped_release release;
+          const GilReleased no_gil;
           check = CheckSnapshot(
               {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
         }

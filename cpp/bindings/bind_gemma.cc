@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_source.h"
+#include "bindings/waker.h"
 #include "engine/gemma.h"
 #include "io/tensor_files.h"
 
@@ -60,11 +62,30 @@ std::optional<TensorType> TargetOf(const std::string& quantize) {
   return QuantizeTargetFromName(quantize);
 }
 
+using Streams = std::vector<std::shared_ptr<TokenStream>>;
+
+bool Done(const Streams& streams) {
+  return std::all_of(streams.begin(), streams.end(),
+                     [](const auto& stream) { return stream->done(); });
+}
+
+size_t ProgressOf(const Streams& streams) {
+  size_t tokens = 0;
+  for (const auto& stream : streams) tokens += stream->progress();
+  return tokens;
+}
+
+std::vector<GenerateResult> ResultsOf(const Streams& streams) {
+  std::vector<GenerateResult> results;
+  for (const auto& stream : streams) results.push_back(stream->Result());
+  return results;
+}
+
 // Waits for requests with the interpreter's lock released, calling `poll` now
 // and then, and in the end, with true, when all have succeeded. If that throws
 // or one of them fails, all are undone: their caches are as before the call.
-void WaitAll(std::span<const std::shared_ptr<TokenStream>> streams,
-             const std::function<void(bool)>& poll) {
+// Later aborts undo it, too, until the streams are confirmed.
+void WaitAll(const Streams& streams, const std::function<void(bool)>& poll) {
   try {
     for (const auto& stream : streams) {
       while (!stream->WaitDone(kSignalInterval)) poll(false);
@@ -75,14 +96,12 @@ void WaitAll(std::span<const std::shared_ptr<TokenStream>> streams,
     for (const auto& stream : streams) stream->Abort();
     throw;
   }
-  for (const auto& stream : streams) stream->Confirm();
 }
 
-std::vector<GenerateResult> Generate(
-    Gemma& gemma, const std::vector<std::shared_ptr<KVCache>>& caches,
+std::vector<Gemma::Job> JobsOf(
+    const std::vector<std::shared_ptr<KVCache>>& caches,
     const std::vector<TokenArray>& prompts,
-    const std::vector<GenerateOptions>& options,
-    const std::optional<std::function<void(bool)>>& progress) {
+    const std::vector<GenerateOptions>& options, bool streamed) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -90,19 +109,9 @@ std::vector<GenerateResult> Generate(
   }
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
-    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i]});
+    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i], streamed});
   }
-  py::gil_scoped_release release;
-  const auto streams = gemma.Start(jobs, &CheckSignals);
-  WaitAll(streams, [&](bool ended) {
-    CheckSignals();
-    if (!progress) return;
-    py::gil_scoped_acquire acquire;
-    (*progress)(ended);
-  });
-  std::vector<GenerateResult> results;
-  for (const auto& stream : streams) results.push_back(stream->Result());
-  return results;
+  return jobs;
 }
 
 py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
@@ -114,51 +123,99 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
   py::array_t<float> logits(shape);
   float* out = logits.mutable_data();
   {
-    py::gil_scoped_release release;
-    const std::shared_ptr<TokenStream> stream = gemma.StartLogits(
-        cache, SpanOf(tokens), all_positions, out, &CheckSignals);
-    WaitAll({&stream, 1}, [](bool) { CheckSignals(); });
+    const GilReleased no_gil;
+    WaitAll({gemma.StartLogits(cache, SpanOf(tokens), all_positions, out,
+                               &CheckSignals)},
+            [](bool) { CheckSignals(); });
   }
   return logits;
 }
 
-// A running generation. Letting go of it cancels.
-class StreamHandle {
+// A running call: of one row if it is streamed. Letting go of it cancels, or
+// has what is not streamed undone unless its results were taken. Only next(),
+// wait() and result() wait.
+class Call {
  public:
-  explicit StreamHandle(std::shared_ptr<TokenStream> stream)
-      : stream_(std::move(stream)) {}
-  ~StreamHandle() { Cancel(); }
-  StreamHandle(StreamHandle&&) = default;
+  Call(Streams streams, bool streamed)
+      : streams_(std::move(streams)), streamed_(streamed) {}
+  ~Call() {
+    if (streamed_) {
+      Cancel(kAll);
+    } else if (!taken_) {
+      Abort();
+    }
+  }
+  Call(Call&&) = default;
 
-  // Requires: the interpreter's lock is not held.
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+
+  // Requires of these three: the interpreter's lock is not held if they wait.
   std::optional<TokenEvent> Next(double timeout_s) {
+    TokenStream& stream = *streams_[0];
     const auto deadline = std::chrono::steady_clock::now() +
                           std::chrono::duration<double>(timeout_s);
+    const bool waits = timeout_s > 0;
+    if (waits) stream.Wake();  // it may have been read without
     while (true) {
-      if (auto event = stream_->NextEvent(kSignalInterval)) return event;
-      CheckSignals();
-      if (stream_->Drained()) {
-        (void)stream_->Result();  // throws if the request failed
+      if (auto event = stream.NextEvent(
+              waits ? kSignalInterval : std::chrono::milliseconds(0), waits)) {
+        return event;
+      }
+      if (waits) CheckSignals();
+      if (stream.Drained()) {
+        (void)stream.Result();  // throws if the request failed
         return std::nullopt;
       }
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     }
   }
-  void Cancel() {
-    if (stream_) stream_->Stop(TokenStream::Interrupt::kCancel);
+  void Wait(const std::optional<std::function<void(size_t, bool)>>& progress) {
+    WaitAll(streams_, [&](bool ended) {
+      CheckSignals();
+      if (!progress) return;
+      WithGil([&] { (*progress)(ProgressOf(streams_), ended); });
+    });
+  }
+  GenerateResult Result() {
+    while (!streams_[0]->WaitDone(kSignalInterval)) CheckSignals();
+    return streams_[0]->Result();
+  }
+
+  void Cancel(size_t read) {
+    for (const auto& stream : streams_) {
+      stream->Stop(TokenStream::Interrupt::kCancel, read);
+    }
+  }
+  void Abort() {
+    for (const auto& stream : streams_) {
+      stream->Stop(TokenStream::Interrupt::kAbort);
+    }
   }
   // Whether nothing more comes before somebody reads.
   bool WaitsForReader() const {
-    return stream_->waits_for_reader() ||
-           (stream_->done() && !stream_->Drained());
+    const TokenStream& stream = *streams_[0];
+    return stream.waits_for_reader() || (stream.done() && !stream.Drained());
   }
-  GenerateResult Result() {
-    while (!stream_->WaitDone(kSignalInterval)) CheckSignals();
-    return stream_->Result();
+  bool done() const { return Done(streams_); }
+  size_t progress() const { return ProgressOf(streams_); }
+  std::vector<GenerateResult> Results() {
+    auto results = ResultsOf(streams_);
+    taken_ = true;
+    return results;
+  }
+  // After reads that did not wait.
+  void Wake() { streams_[0]->Wake(); }
+  // `bell` rings when there is an event, or the end.
+  void Watch(const Bell& bell) {
+    for (const auto& stream : streams_) {
+      stream->set_on_change([ring = bell.ring()] { (*ring)(); });
+    }
   }
 
  private:
-  std::shared_ptr<TokenStream> stream_;
+  Streams streams_;
+  bool streamed_;
+  bool taken_ = false;  // the results
 };
 
 // (ids, log-probabilities) [rows, n], or [n] for 0 rows; None if there are
@@ -176,6 +233,24 @@ py::object TopArrays(std::span<const TokenLogprob> top, size_t rows) {
   if (rows > 0) shape.insert(shape.begin(), static_cast<py::ssize_t>(rows));
   return py::make_tuple(ArrayOf(std::move(ids), shape),
                         ArrayOf(std::move(logprobs), shape));
+}
+
+// None if it would have to wait and there is a bell, which rings then.
+std::optional<Call> Start(Gemma& gemma,
+                          const std::vector<std::shared_ptr<KVCache>>& caches,
+                          const std::vector<TokenArray>& prompts,
+                          const std::vector<GenerateOptions>& options,
+                          bool streamed, const Bell* bell) {
+  const std::vector<Gemma::Job> jobs =
+      JobsOf(caches, prompts, options, streamed);
+  const GilReleased no_gil;
+  Streams streams = bell == nullptr
+                        ? gemma.Start(jobs, &CheckSignals)
+                        : gemma.TryStart(jobs, bell->since(), bell->ring());
+  if (streams.empty()) return std::nullopt;
+  Call call(std::move(streams), streamed);
+  if (bell != nullptr) call.Watch(*bell);
+  return call;
 }
 
 void RegisterResults(py::module_& module) {
@@ -228,13 +303,36 @@ void RegisterResults(py::module_& module) {
             return NameOf(e.finish_reason);
           });
 
-  py::class_<StreamHandle>(module, "StreamHandle")
-      .def("next", &StreamHandle::Next, py::arg("timeout_s"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("cancel", &StreamHandle::Cancel)
-      .def_property_readonly("waits_for_reader", &StreamHandle::WaitsForReader)
-      .def("result", &StreamHandle::Result,
-           py::call_guard<py::gil_scoped_release>());
+  const auto no_gil = py::call_guard<GilReleased>();
+  py::class_<Waker, std::shared_ptr<Waker>>(module, "Waker")
+      .def(py::init([] { return std::make_shared<Waker>(); }))
+      .def_property_readonly("fd", &Waker::fd)
+      .def("take", &Waker::Take);
+  py::class_<Bell>(module, "Bell")
+      .def(py::init<const std::shared_ptr<Waker>&>(), py::arg("waker"))
+      .def_property_readonly("key", &Bell::key)
+      .def("ring", [](const Bell& bell) { (*bell.ring())(); });
+  py::class_<Call>(module, "Call")
+      .def(
+          "next",
+          [](Call& call, double timeout_s) {
+            if (timeout_s <= 0) return call.Next(0);
+            const GilReleased released;
+            return call.Next(timeout_s);
+          },
+          py::arg("timeout_s") = 0.0)
+      .def("cancel", &Call::Cancel, py::arg("read") = Call::kAll)
+      .def("abort", &Call::Abort)
+      .def_property_readonly("waits_for_reader", &Call::WaitsForReader)
+      .def_property_readonly("done", &Call::done)
+      .def_property_readonly("progress", &Call::progress)
+      .def("wake", &Call::Wake)
+      .def("watch", &Call::Watch, py::arg("bell"))
+      .def("wait", &Call::Wait, py::arg("progress") = py::none(), no_gil,
+           "`progress(tokens, ended)` is called now and then; what it raises "
+           "undoes the call.")
+      .def("result", &Call::Result, no_gil)
+      .def("results", &Call::Results);
 }
 
 // `progress` must outlive the options.
@@ -246,9 +344,8 @@ LoadOptions OptionsOf(size_t threads, const Progress& progress,
   options.threads = threads;
   options.packed_folder = packed_folder;
   options.progress = [&progress](size_t done, size_t total) {
-    py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (progress) (*progress)(done, total);
+    CheckSignals();
+    if (progress) WithGil([&] { (*progress)(done, total); });
   };
   return options;
 }
@@ -294,7 +391,7 @@ void RegisterGemma(py::module_& module) {
              const std::string& packed_folder, const std::string& quantize) {
             const LoadOptions options =
                 OptionsOf(threads, progress, packed_folder, quantize);
-            py::gil_scoped_release release;
+            const GilReleased no_gil;
             return Unlocked(Gemma::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
@@ -309,7 +406,7 @@ void RegisterGemma(py::module_& module) {
              const std::string& quantize) {
             const LoadOptions options =
                 OptionsOf(threads, progress, packed_folder, quantize);
-            py::gil_scoped_release release;
+            const GilReleased no_gil;
             TensorFiles files(description, paths, PlacesOf(places));
             return Unlocked(Gemma::FromTensors(config, files, options));
           },
@@ -368,22 +465,10 @@ void RegisterGemma(py::module_& module) {
             gemma.set_token_text(std::make_shared<TokenText>(views));
           },
           py::arg("token_bytes"))
-      .def("generate", &Generate, py::arg("caches"), py::arg("prompts"),
-           py::arg("options"), py::arg("progress") = py::none(),
-           "`progress(ended)` is called now and then; what it raises undoes "
-           "the call.")
-      .def(
-          "stream",
-          [](Gemma& gemma, std::shared_ptr<KVCache> cache,
-             const TokenArray& prompt_ids, const GenerateOptions& options) {
-            const Gemma::Job job{.cache = std::move(cache),
-                                 .prompt = SpanOf(prompt_ids),
-                                 .options = options,
-                                 .streamed = true};
-            py::gil_scoped_release release;
-            return StreamHandle(gemma.Start({&job, 1}, &CheckSignals)[0]);
-          },
-          py::arg("cache"), py::arg("prompt_ids"), py::arg("options"))
+      .def("start", &Start, py::arg("caches"), py::arg("prompts"),
+           py::arg("options"), py::arg("streamed"),
+           py::arg("bell") = py::none(),
+           "None, without waiting, if a cache is in use and there is a bell.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));
 }

@@ -81,7 +81,7 @@ py::array_t<float> ReadTensor(GgufFile& file, const std::string& name) {
   if (!view) throw py::key_error(name);
   py::array_t<float> result({view->rows, view->cols});
   float* out = result.mutable_data();
-  py::gil_scoped_release release;
+  const GilReleased no_gil;
   AlignedBuffer<uint8_t> group(GroupBytes(view->type, view->cols));
   const size_t row_bytes = RowBytes(view->type, view->cols);
   for (size_t begin = 0; begin < view->rows; begin += kRowGroup) {
@@ -146,7 +146,7 @@ void RegisterInfo(py::module_& module) {
       [](const std::string& gguf_path) {
         std::string model;
         {
-          py::gil_scoped_release release;
+          const GilReleased no_gil;
           const GgufFile file(gguf_path);
           model = Vocabulary(file).SentencePieceModel();
         }
@@ -174,7 +174,7 @@ void RegisterInfo(py::module_& module) {
         return names;
       },
       "What matrices can be quantized to while they are loaded.");
-  const auto no_lock = py::call_guard<py::gil_scoped_release>();
+  const auto no_lock = py::call_guard<GilReleased>();
   py::class_<MachineProbe>(module, "MachineProbe")
       .def(py::init<size_t>(), py::arg("threads"), no_lock)
       .def("read_bytes_per_s", &MachineProbe::ReadBytesPerSecond, no_lock)

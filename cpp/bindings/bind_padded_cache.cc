@@ -58,14 +58,14 @@ void Append(PaddedCache& cache, const Floats& k, const Floats& v,
   }
   const float* keys = k.data();
   const float* values = v.data();
-  const py::gil_scoped_release release;
+  const GilReleased no_gil;
   cache.Append(keys, values, columns, pads);
 }
 
 py::array_t<float> CopyOf(const PaddedCache& cache, bool values) {
   PaddedCache::Slots slots;
   {
-    const py::gil_scoped_release release;
+    const GilReleased no_gil;
     slots = values ? cache.Values() : cache.Keys();
   }
   const PaddedShape& shape = cache.shape();
@@ -79,7 +79,7 @@ py::array_t<float> CopyOf(const PaddedCache& cache, bool values) {
 py::array_t<uint8_t> CausalMask(const PaddedCache& cache, size_t q_len) {
   PaddedCache::Mask mask;
   {
-    const py::gil_scoped_release release;
+    const GilReleased no_gil;
     mask = cache.CausalMask(q_len);
   }
   return ArrayOf(
@@ -100,7 +100,7 @@ py::array_t<float> Attend(const PaddedCache& cache, const Floats& q,
                                  soft_cap};
   float* to = out.mutable_data();
   {
-    const py::gil_scoped_release release;
+    const GilReleased no_gil;
     cache.Attend(query, to);
   }
   return out;
@@ -134,7 +134,7 @@ void RegisterPaddedCache(py::module_& module) {
       .def_property_readonly("nbytes", &PaddedCache::nbytes)
       .def("append", &Append, py::arg("k"), py::arg("v"), py::arg("pads"))
       .def("reset", &PaddedCache::Reset,
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<GilReleased>())
       .def("copy", &CopyOf, py::arg("values"))
       .def("causal_mask", &CausalMask, py::arg("q_len"))
       .def("attend", &Attend, py::arg("q"), py::arg("scale"),

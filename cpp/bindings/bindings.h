@@ -3,12 +3,17 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
 
 #include "cache/kv_cache.h"
 #include "gemmakv/kv_dtype.h"
@@ -37,6 +42,52 @@ py::array_t<T> ArrayOf(std::vector<T> values, std::vector<py::ssize_t> shape) {
     delete static_cast<std::vector<T>*>(pointer);
   });
   return py::array_t<T>(std::move(shape), data, release);
+}
+
+// Calls `use`, which asks for the interpreter's lock. While the interpreter
+// shuts down, a thread that asks is ended there and then (pthread_exit), which
+// unwinds the stack: through noexcept code that ends the process. Such a thread
+// stays here instead, as later Pythons have it; the process ends without it.
+template <typename Use>
+void OrStay(const Use& use) {
+#if defined(__GLIBCXX__)
+  try {
+    use();
+  } catch (const abi::__forced_unwind&) {
+    while (true) pause();
+  }
+#else
+  use();
+#endif
+}
+
+// Lets go of the interpreter's lock while it is alive.
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    OrStay([&] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Calls `use` with the interpreter's lock, on any thread.
+template <typename Use>
+void WithGil(const Use& use) {
+  struct Held {
+    PyGILState_STATE state = PyGILState_Ensure();
+    // Python code that ran meanwhile may have lost the lock for ever.
+    ~Held() {
+      if (PyGILState_Check() != 0) PyGILState_Release(state);
+    }
+  };
+  OrStay([&] {
+    const Held held;
+    use();
+  });
 }
 
 inline py::bytes BytesOf(std::span<const uint8_t> bytes) {

@@ -80,8 +80,9 @@ void RegisterErrors(py::module_& module) {
 }
 
 void CheckSignals() {
-  py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  WithGil([] {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
 }
 
 }  // namespace gkv

@@ -1,5 +1,7 @@
 #include "cache/run_lock.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -14,13 +16,19 @@ constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
 
-// Under the mutex to the end: whoever gets the lock next may destroy the gate.
+// Whoever gets the lock next may destroy the gate: it is not touched behind the
+// mutex.
 void RunLock::Release() noexcept {
   if (gate_ == nullptr) return;
   RunGate* const gate = std::exchange(gate_, nullptr);
-  const std::lock_guard lock(gate->mutex_);
-  gate->held_ = gate->waits_for_reader_ = false;
-  gate->changed_.notify_one();
+  std::vector<RunGate::Callback> waiting;
+  {
+    const std::lock_guard lock(gate->mutex_);
+    gate->held_ = gate->waits_for_reader_ = false;
+    waiting.swap(gate->waiting_);
+    gate->changed_.notify_one();
+  }
+  for (const auto& on_free : waiting) (*on_free)();
 }
 
 void RunLock::set_waits_for_reader(bool waits) const noexcept {
@@ -36,34 +44,58 @@ RunLock RunGate::Lock(const std::function<void()>& poll) {
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPollInterval, [&] { return !held_; })) {
-    if (waits_for_reader_ &&
-        std::chrono::steady_clock::now() - std::max(begin, waits_since_) >=
-            kGrace) {
-      throw Busy(
-          "the cache: a stream on it waits for its reader; read the stream to "
-          "its end, or cancel() it first");
-    }
+    CheckHolder(begin);
     if (!poll) continue;
     lock.unlock();
     poll();
     lock.lock();
   }
-  held_ = true;
-  return RunLock(this, ++serial_);
+  return Take();
 }
 
 RunLock RunGate::TryLock() noexcept {
   const std::lock_guard lock(mutex_);
-  if (held_) return RunLock();
-  held_ = true;
-  return RunLock(this, ++serial_);
+  return held_ ? RunLock() : Take();
+}
+
+RunLock RunGate::TryLock(std::chrono::steady_clock::time_point since,
+                         const Callback& on_free) {
+  const std::lock_guard lock(mutex_);
+  if (!held_) return Take();
+  CheckHolder(since);
+  if (on_free != nullptr && std::find(waiting_.begin(), waiting_.end(),
+                                      on_free) == waiting_.end()) {
+    waiting_.push_back(on_free);
+  }
+  return RunLock();
 }
 
 RunLock RunGate::TryLockAfter(uint64_t serial) noexcept {
   const std::lock_guard lock(mutex_);
-  if (held_ || serial_ != serial) return RunLock();
+  return held_ || serial_ != serial ? RunLock() : Take();
+}
+
+RunLock RunGate::Take() noexcept {
   held_ = true;
+  holder_pid_ = getpid();
   return RunLock(this, ++serial_);
+}
+
+// Throws if there is nothing to wait for.
+void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
+  if (holder_pid_ != getpid()) {
+    throw Error(
+        "the cache: a call was running on it when this process was forked, and "
+        "runs in the parent only; expected caches in the child that no call "
+        "used then, such as forks");
+  }
+  if (waits_for_reader_ &&
+      std::chrono::steady_clock::now() - std::max(since, waits_since_) >=
+          kGrace) {
+    throw Busy(
+        "the cache: a stream on it waits for its reader; read the stream to "
+        "its end, or cancel() it first");
+  }
 }
 
 }  // namespace gkv

@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace gkv {
 
@@ -52,10 +54,16 @@ class RunGate {
 
   // Waits while another lock is held, calling `poll` now and then, which may
   // throw to give up. Nobody waits for a reader: throws Busy if the holder has
-  // done so for 100 ms of the call on end, or a little longer.
+  // done so for 100 ms of the call on end, or a little longer. Nor for what did
+  // not come along when the process was forked: throws Error.
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
+  // The same; `on_free`, if not null, is then called once, on any thread, when
+  // that one is let go of. Throws as Lock() called at `since` would by now.
+  using Callback = std::shared_ptr<const std::function<void()>>;
+  RunLock TryLock(std::chrono::steady_clock::time_point since,
+                  const Callback& on_free);
   // The same if somebody held one since the lock numbered `serial`.
   RunLock TryLockAfter(uint64_t serial) noexcept;
   // Whether a lock is held at this moment.
@@ -68,11 +76,16 @@ class RunGate {
 
  private:
   friend class RunLock;
+  // Requires of both: the mutex is held.
+  RunLock Take() noexcept;
+  void CheckHolder(std::chrono::steady_clock::time_point since) const;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool held_ = false;
+  int holder_pid_ = 0;
   uint64_t serial_ = 0;
+  std::vector<Callback> waiting_;
   bool waits_for_reader_ = false;
   std::chrono::steady_clock::time_point waits_since_;  // if it does
 };

@@ -30,15 +30,21 @@ size_t ResolveThreads(size_t threads) {
 
 // The run locks of the jobs' caches, in the jobs' order. Taken in one global
 // order, so that two callers with the same caches cannot wait for each other.
-std::vector<RunLock> LockCaches(std::span<const Gemma::Job> jobs,
-                                const std::function<void()>& poll) {
+// None if `lock_cache` gives none for one of them.
+std::vector<RunLock> LockCaches(
+    std::span<const Gemma::Job> jobs,
+    const std::function<RunLock(KVCache&)>& lock_cache) {
+  const Clock::time_point called = Clock::now();
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return jobs[a].cache < jobs[b].cache;
   });
   std::vector<RunLock> locks(jobs.size());
-  for (const size_t i : order) locks[i] = jobs[i].cache->Lock(poll);
+  for (const size_t i : order) {
+    locks[i] = lock_cache(*jobs[i].cache);
+    if (!locks[i]) return {};
+  }
   return locks;
 }
 
@@ -206,7 +212,19 @@ void Gemma::CheckCache(const KVCache& cache) const {
 
 std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
     std::span<const Job> jobs, const std::function<void()>& poll) {
-  const Clock::time_point called = Clock::now();
+  return StartLocked(jobs, [&](KVCache& cache) { return cache.Lock(poll); });
+}
+
+std::vector<std::shared_ptr<TokenStream>> Gemma::TryStart(
+    std::span<const Job> jobs, std::chrono::steady_clock::time_point since,
+    const RunGate::Callback& on_free) {
+  return StartLocked(
+      jobs, [&](KVCache& cache) { return cache.TryLock(since, on_free); });
+}
+
+std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
+    std::span<const Job> jobs,
+    const std::function<RunLock(KVCache&)>& lock_cache) {
   CheckDistinct(jobs);
   std::shared_ptr<const TokenText> text;
   {
@@ -222,7 +240,8 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
     }
     CheckCache(*job.cache);
   }
-  std::vector<RunLock> locks = LockCaches(jobs, poll);
+  std::vector<RunLock> locks = LockCaches(jobs, lock_cache);
+  if (locks.size() != jobs.size()) return {};
   const Hash128 identity = fingerprint();
   for (const Job& job : jobs) {
     CheckTokens(*job.cache, job.prompt);

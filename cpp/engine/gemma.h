@@ -79,6 +79,11 @@ class Gemma {
   };
   std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
+  // The same without waiting: none if a cache is in use; `on_free` is called
+  // when it is free. `since`: when the caller began to wait for it.
+  std::vector<std::shared_ptr<TokenStream>> TryStart(
+      std::span<const Job> jobs, std::chrono::steady_clock::time_point since,
+      const RunGate::Callback& on_free);
   // Has [all_positions ? tokens.size() : 1, row size] written to `rows`: logits
   // or hidden states.
   std::shared_ptr<TokenStream> StartRows(
@@ -111,6 +116,9 @@ class Gemma {
         PackedReport packed_report, const SchedulerOptions& scheduler_options);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
+  std::vector<std::shared_ptr<TokenStream>> StartLocked(
+      std::span<const Job> jobs,
+      const std::function<RunLock(KVCache&)>& lock_cache);
   Scheduler& scheduler();
 
   std::shared_ptr<const Model> model_;

@@ -161,6 +161,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     }
     next_ = slice.view.end - (slice.output.rows - taken);
     cache().Commit(stream().transaction().lock(), slice.view, next_);
+    if (state_ == State::kPrefilling) stream().MarkComputed(next_);
     guesses_.clear();
     if (next_ < target_) {
       logits_begin_ = std::max(logits_begin_, next_);

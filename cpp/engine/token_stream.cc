@@ -1,5 +1,7 @@
 #include "engine/token_stream.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -37,14 +39,17 @@ double Seconds(std::chrono::steady_clock::duration duration) {
 TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
                          std::span<const int32_t> prompt, Options options)
     : options_(std::move(options)),
+      pid_(getpid()),
       transaction_(std::move(cache), std::move(lock), prompt) {
   result_.seed = options_.seed;
   result_.prompt_tokens = prompt.size();
 }
 
-bool TokenStream::Stop(Interrupt how) {
+bool TokenStream::Stop(Interrupt how, size_t read) {
+  if (pid_ != getpid()) return false;  // the parent's
   {
     const std::lock_guard lock(mutex_);
+    if (read < handed_out_) PutBack();
     if (done_) {
       StopLate(how);
       return false;
@@ -76,15 +81,42 @@ void TokenStream::StopLate(Interrupt how) {
     events_.clear();
     result_.finish_reason = FinishReason::kCancelled;
   } else if (options_.streamed && Unread() > 0 &&
-             transaction_.TruncateLate(transaction_.prompt_end() +
-                                       delivered_)) {
+             transaction_.TruncateLate(KeptEnd())) {
     KeepTokens(delivered_);
     result_.finish_reason = FinishReason::kCancelled;
   }
 }
 
+// Requires: mutex_ is held, and an event was handed out.
+void TokenStream::PutBack() {
+  --handed_out_;
+  delivered_bytes_ -= last_.text.size();
+  if (last_.token_id < 0) {
+    end_text_ = std::move(last_.text);
+    end_unread_ = true;
+  } else {
+    --delivered_;
+    events_.push_front(std::move(last_));
+  }
+}
+
+// Of the transcript, when it is cancelled. Requires: mutex_ is held.
+size_t TokenStream::KeptEnd() const {
+  return delivered_ == 0 ? transaction_.start_length()
+                         : transaction_.prompt_end() + delivered_;
+}
+
+// What ends a request stayed in the parent.
+void TokenStream::CheckProcess() const {
+  if (pid_ == getpid()) return;
+  throw Error(
+      "the call: it was running when this process was forked, and runs in the "
+      "parent only; expected calls that the child made");
+}
+
 std::optional<TokenEvent> TokenStream::NextEvent(
-    std::chrono::milliseconds timeout) {
+    std::chrono::milliseconds timeout, bool wake) {
+  CheckProcess();
   TokenEvent event;
   {
     std::unique_lock lock(mutex_);
@@ -99,12 +131,17 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     } else {
       return std::nullopt;
     }
+    ++handed_out_;
     delivered_ += event.token_id >= 0;
     delivered_bytes_ += event.text.size();
-    if (done_) return event;
+    last_ = event;
+    if (done_) {
+      transaction_.Confirm();
+      return event;
+    }
     transaction_.lock().set_waits_for_reader(false);
   }
-  Wake();
+  if (wake) Wake();
   return event;
 }
 
@@ -114,6 +151,7 @@ bool TokenStream::Drained() const {
 }
 
 bool TokenStream::WaitDone(std::chrono::milliseconds timeout) const {
+  CheckProcess();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return done_; });
 }
@@ -172,6 +210,19 @@ void TokenStream::Changed(std::unique_lock<std::mutex> lock) {
   changed_.notify_all();
   const std::lock_guard calling(on_change_mutex_);
   if (on_change_) on_change_();
+}
+
+size_t TokenStream::progress() const {
+  const std::lock_guard lock(mutex_);
+  const size_t sampled = result_.token_ids.size();
+  return sampled == 0 ? computed_ : result_.prompt_tokens + sampled;
+}
+
+void TokenStream::MarkComputed(size_t position) {
+  const std::lock_guard lock(mutex_);
+  const size_t begin = transaction_.start_length();
+  const size_t end = std::min(position, transaction_.prompt_end());
+  computed_ = std::max(computed_, std::max(begin, end) - begin);
 }
 
 void TokenStream::MarkDecoding() {
@@ -233,8 +284,10 @@ void TokenStream::Settle(FinishReason reason) {
   }
   const bool told = result_.finish_reason != FinishReason::kNone;
   if (reason == FinishReason::kCancelled && options_.streamed) {
-    transaction_.cache().Truncate(transaction_.lock(),
-                                  transaction_.prompt_end() + delivered_);
+    // With nothing delivered, End() undoes it all.
+    if (delivered_ > 0) {
+      transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
+    }
     KeepTokens(delivered_);
   } else if (!told) {
     KeepTokens(result_.token_ids.size());
@@ -258,15 +311,15 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   if (!error && reason != FinishReason::kNone) {
     try {
       Settle(reason);
-      keep = true;
+      keep = !options_.streamed || delivered_ > 0 ||
+             result_.finish_reason != FinishReason::kCancelled;
     } catch (...) {
       error = std::current_exception();
     }
   }
   if (error && options_.streamed && delivered_ > 0) {
     try {
-      transaction_.cache().Truncate(transaction_.lock(),
-                                    transaction_.prompt_end() + delivered_);
+      transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
       keep = kept_delivered_ = true;
     } catch (...) {
       // Everything goes: the error says nothing of tokens that are kept.
@@ -277,7 +330,8 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
     end_unread_ = options_.streamed && !error;
     result_.finish_reason = FinishReason::kCancelled;
   }
-  keep ? transaction_.Keep(!options_.streamed) : transaction_.Undo();
+  const bool revocable = !options_.streamed || delivered_ == 0;
+  keep ? transaction_.Keep(revocable) : transaction_.Undo();
   error_ = std::move(error);
   done_ = true;
   Changed(std::move(lock));

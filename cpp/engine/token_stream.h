@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,8 +35,8 @@ struct WakeUp {
 //
 // A request that is not streamed either succeeds or leaves its cache as it was.
 // Of a streamed one a token counts as read when it is delivered: when cancelled
-// or failing, the transcript keeps what was delivered, and no more. One that
-// fails with nothing delivered leaves its cache as it was.
+// or failing, the transcript keeps what was delivered, and no more. With nothing
+// delivered, its cache is as it was.
 class TokenStream {
  public:
   // How a request may end early.
@@ -65,21 +66,29 @@ class TokenStream {
   // Asks for an early end. False if the request had ended already. Then too, a
   // streamed one that is cancelled takes back the tokens that no one read, and
   // one that is aborted takes back everything, unless somebody has used the
-  // conversation since.
-  bool Stop(Interrupt how);
+  // conversation since. `read`: events that the reader has, if the last one
+  // was lost on its way; that one is taken back as if it had not been handed
+  // out.
+  bool Stop(Interrupt how, size_t read = std::numeric_limits<size_t>::max());
   // Has it aborted, whenever it ends, and waits for that.
   void Abort();
   // Nobody will abort it: lets go of what there was before. Requires: done.
   void Confirm();
   // Waits until an event is there, the request has ended, or the time is over.
   // nullopt in the last two cases.
+  // With `wake` false the scheduler goes on with a stream that was behind only
+  // when it has other reasons, or at Wake(): readers of many streams call that
+  // once they have read all of them, so that their next tokens share a step.
   std::optional<TokenEvent> NextEvent(
-      std::chrono::milliseconds timeout = kLong);
+      std::chrono::milliseconds timeout = kLong, bool wake = true);
+  void Wake();
   // True once the request has ended and every event was taken.
   bool Drained() const;
   // Waits; true once the request has ended.
   bool WaitDone(std::chrono::milliseconds timeout = kLong) const;
   bool done() const;
+  // Tokens of the prompt that were computed or held, and all that were sampled.
+  size_t progress() const;
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
   // `on_change` is called, on any thread, when an event has come or the request
@@ -97,6 +106,8 @@ class TokenStream {
   // Who is to be woken when that or interrupt() changes.
   void set_wake_up(std::shared_ptr<WakeUp> wake_up);
   void set_cached_tokens(size_t count);
+  // The transcript was computed up to `position`.
+  void MarkComputed(size_t position);
   // The first logits are there.
   void MarkDecoding();
   // Takes a token that was appended to the transcript. Throws std::bad_alloc.
@@ -115,10 +126,13 @@ class TokenStream {
   void Settle(FinishReason reason);
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);
+  void PutBack();
+  size_t KeptEnd() const;
+  void CheckProcess() const;
   void Changed(std::unique_lock<std::mutex> lock);
-  void Wake();
 
   const Options options_;
+  const int pid_;  // of the process with the scheduler
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
 
   std::mutex on_change_mutex_;  // held while it is called; no other is then
@@ -130,8 +144,11 @@ class TokenStream {
   std::deque<TokenEvent> events_;
   bool end_unread_ = false;  // an end without a token is to be told
   std::string end_text_;     // of that event
+  TokenEvent last_;          // that was handed out
+  size_t handed_out_ = 0;    // events
   size_t delivered_ = 0;     // tokens
   size_t delivered_bytes_ = 0;
+  size_t computed_ = 0;  // tokens of the prompt
   GenerateResult result_;
   std::exception_ptr error_;
   bool kept_delivered_ = false;  // by a request that failed

@@ -36,7 +36,13 @@ from gemmakv.errors import (
     GemmaKVError,
     MismatchError,
 )
-from gemmakv.generation._result import Generation, Piece, Timings, Usage
+from gemmakv.generation._result import (
+    Generation,
+    Piece,
+    Prefill,
+    Timings,
+    Usage,
+)
 from gemmakv.generation._stream import Stream
 from gemmakv.models._config import ModelConfig, ModelType
 from gemmakv.models._loading import PartialModelWarning
@@ -66,6 +72,7 @@ __all__ = [
     "PackedWeights",
     "PartialModelWarning",
     "Piece",
+    "Prefill",
     "Segment",
     "SentencePieceTokenizer",
     "Session",

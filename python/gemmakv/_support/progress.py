@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from gemmakv import _core
 from gemmakv.errors import brief
 
 Progress = Callable[[int, int], object] | bool | None
@@ -48,25 +47,21 @@ class _StderrLine:
         sys.stderr.flush()
 
 
-def watch_caches(
-    caches: Sequence[_core.KVCache], total: int, callback: Callback | None
-) -> Callable[[bool], None] | None:
-    """A function to be called now and then that reports the tokens that
-    `caches` have gained since; called with True, that the call is over, be it
-    before `total` tokens. None if there is nobody to tell.
+def token_report(
+    total: int, callback: Callback | None
+) -> Callable[[int, bool], None] | None:
+    """A function to be called now and then with the tokens that were computed,
+    and with True once the call is over, be it before `total` tokens. None if
+    there is nobody to tell.
     """
     if callback is None:
         return None
-    start = [len(cache) for cache in caches]
     reported = -1
 
-    def report(ended: bool) -> None:
+    def report(tokens: int, ended: bool) -> None:
         nonlocal reported
-        gained = sum(
-            len(cache) - before for cache, before in zip(caches, start)
-        )
-        done = total if ended else max(0, min(gained, total - 1))
-        if done != reported:
+        done = total if ended else min(tokens, total - 1)
+        if done > reported:
             reported = done
             callback(done, total)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmakv._support.arguments import integer
 from gemmakv._support.files import PathOrFile, piecewise_writer
+from gemmakv._support.loops import Bell
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
@@ -258,6 +259,26 @@ class Session:
                 self._talk.take_back(turn)
                 raise
 
+    async def asend(self, text: str, **options: Unpack[Options]) -> Generation:
+        """`send` on an asyncio event loop, which it never blocks, also where
+        it waits for the session. A task that is cancelled leaves the session
+        as if nothing had been said.
+        """
+        await self._aacquire()
+        try:
+            merged = self._merged(options)
+            turn = self._begin(text, merged)
+            try:
+                generation = await self._gemma._agenerate_reply(
+                    self.cache, turn.ids, merged, self._talk.stop_ids()
+                )
+                return self._finish(turn, generation)
+            except BaseException:
+                self._talk.take_back(turn)
+                raise
+        finally:
+            self._release()
+
     def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
         """`send` piece by piece: an iterator and async iterator.
 
@@ -268,6 +289,19 @@ class Session:
         `incomplete`.
         """
         self._acquire()
+        return self._stream_now(text, options)
+
+    async def astream(
+        self, text: str, **options: Unpack[Options]
+    ) -> ChatStream:
+        """`stream` that does not block the event loop where the session is
+        busy: it waits for it like `asend`.
+        """
+        await self._aacquire()
+        return self._stream_now(text, options)
+
+    def _stream_now(self, text: str, options: Any) -> ChatStream:
+        """Requires: acquired."""
         try:
             merged = self._merged(options)
             turn = self._begin(text, merged)
@@ -509,43 +543,82 @@ class Session:
         self._busy = False
         self._caller = 0  # the thread of the call
         self._stream = None
+        self._bells: set[Bell] = set()  # of tasks that wait
 
     def _acquire(self) -> None:
         me = threading.get_ident()
+        waiting_since = math.inf
         with self._changed:
-            waiting_since = math.inf
-            while self._busy:
+            while not self._take(me):
                 stream = None if self._stream is None else self._stream()
                 if self._stream is None and self._caller == me:
                     raise GemmaKVError(
                         "session: a call of this thread is under way; expected "
-                        "`progress` and signal handlers to leave it alone"
+                        "`progress`, signal handlers and other tasks of its "
+                        "event loop to leave it alone, or to await asend()"
                     )
-                now = time.monotonic()
-                if stream is None or not stream._waits_for_reader():
-                    waiting_since = math.inf
-                else:
-                    waiting_since = min(waiting_since, now)
-                if stream is not None and (
-                    stream._read_here() or now - waiting_since >= _GRACE_S
-                ):
-                    raise GemmaKVError(
-                        "session: its reply is still being streamed; read it "
-                        "to its end or cancel() it first"
-                    )
+                if stream is not None and stream._read_here():
+                    raise _streamed()
+                waiting_since = _patience(stream, waiting_since)
                 timeout = None if self._stream is None else _GRACE_S / 4
                 del stream  # waiting must not keep it
                 if self._busy:  # letting go may have ended it
                     self._changed.wait(timeout)
-            _ = self.cache._core  # raises if closed
-            self._busy = True
-            self._caller = me
+
+    async def _aacquire(self) -> None:
+        me = threading.get_ident()
+        waiting_since = math.inf
+        bell = Bell()
+        try:
+            while True:
+                with self._changed:
+                    if self._take(me):
+                        return
+                    self._bells.add(bell)
+                    stream = None if self._stream is None else self._stream()
+                    timeout = None if self._stream is None else _GRACE_S / 4
+                waiting_since = _patience(stream, waiting_since)
+                del stream
+                if self._busy:
+                    await bell.wait(timeout)
+        finally:
+            with self._changed:
+                self._bells.discard(bell)
+
+    def _take(self, me: int) -> bool:
+        """Requires: `_changed` is held."""
+        if self._busy:
+            return False
+        _ = self.cache._core  # raises if closed
+        self._busy = True
+        self._caller = me
+        return True
 
     def _release(self) -> None:
         with self._changed:
             self._busy = False
             self._stream = None
             self._changed.notify_all()
+            for bell in self._bells:
+                bell.core.ring()
+
+
+def _patience(stream: ChatStream | None, waiting_since: float) -> float:
+    """Since when `stream` waits for its reader; raises if that is long."""
+    if stream is None or not stream._waits_for_reader():
+        return math.inf
+    now = time.monotonic()
+    waiting_since = min(waiting_since, now)
+    if now - waiting_since >= _GRACE_S:
+        raise _streamed()
+    return waiting_since
+
+
+def _streamed() -> GemmaKVError:
+    return GemmaKVError(
+        "session: its reply is still being streamed; read it to its end or "
+        "cancel() it first"
+    )
 
 
 class _OpenTurn:

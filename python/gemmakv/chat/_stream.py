@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from gemmakv.generation._result import Generation, Piece
-from gemmakv.generation._stream import Stream
+from gemmakv.generation._stream import _POLL_S, PieceStream, Stream
 
 
 class OpenTurn(Protocol):
@@ -31,8 +29,9 @@ class OpenTurn(Protocol):
         """Lets others in."""
 
 
-class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
-    """Pieces of a reply that is being made: `for`, or `async for`.
+class ChatStream(PieceStream):
+    """Pieces of a reply that is being made: `for`, or `async for`, which
+    never blocks its event loop.
 
     The texts of all pieces joined are the reply as it stands in the session's
     messages: white space around it is left out, so white space waits for the
@@ -46,6 +45,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
 
     def __init__(self, inner: Stream, turn: OpenTurn) -> None:
         self._inner = inner
+        self._handle = inner._handle
         self._turn = turn
         self._trim = _Trimmer()
         self._text = ""  # of all pieces of `inner`
@@ -57,56 +57,10 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._working = False  # the lock's holder is at it
         self._given = 0  # letters of the pieces given out
 
-    def __iter__(self) -> ChatStream:
-        return self
-
-    def __next__(self) -> Piece:
-        try:
-            while True:
-                piece = self._read()
-                if piece is not None:
-                    return piece
-                if self._ended and not self._ready:
-                    raise StopIteration
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
-
-    def __aiter__(self) -> ChatStream:
-        return self
-
-    async def __anext__(self) -> Piece:
-        # Here, as it takes 7 MB that most programs do not need.
-        import asyncio
-
-        try:
-            while True:
-                piece = await asyncio.to_thread(self._read)
-                if piece is not None:
-                    return piece
-                if self._ended and not self._ready:
-                    break
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        raise StopAsyncIteration
-
-    def __enter__(self) -> ChatStream:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     def __del__(self) -> None:
         if not getattr(self, "_ended", True):
             self.cancel()
 
-    @property
     def result(self) -> Generation:
         """The whole reply; waits for its end.
 
@@ -149,14 +103,36 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         finally:
             self._lock.release()
 
-    def _read(self) -> Piece | None:
-        """The next piece, or None if there is none within a moment."""
+    def _over(self) -> bool:
+        return self._ended and not self._ready
+
+    def _ending(self) -> bool:
+        return not self._ended and self._inner._ending()
+
+    def _save(self) -> Any:
+        trim = self._trim
+        return (
+            self._inner._save(),
+            self._text,
+            self._given,
+            tuple(self._ready),
+            (trim._started, trim._held),
+        )
+
+    def _restore(self, before: Any) -> None:
+        if not self._ended:
+            inner, self._text, self._given, ready, trim = before
+            self._ready = deque(ready)
+            self._trim._started, self._trim._held = trim
+            self._inner._restore(inner)
+
+    def _read(self, seconds: float) -> Piece | None:
         with self._lock:
             if self._ready or self._ended:
                 return self._ready.popleft() if self._ready else None
             self._working = True
             try:
-                piece = self._advance()
+                piece = self._advance(seconds)
                 self._given += 0 if piece is None else len(piece.text)
             finally:
                 self._working = False
@@ -164,12 +140,12 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
             self.cancel()
         return piece
 
-    def _advance(self) -> Piece | None:
+    def _advance(self, seconds: float) -> Piece | None:
         """Reads `inner`, and ends the turn if that has ended. Requires: the
         lock.
         """
         try:
-            piece = self._inner._poll()
+            piece = self._inner._read(seconds)
         except KeyboardInterrupt:
             raise  # the reader cancels
         except BaseException as error:
@@ -198,7 +174,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         self._inner._callback = None
         try:
             while self._inner._ready or not self._inner._finished:
-                piece = self._inner._poll()
+                piece = self._inner._read(_POLL_S)
                 if piece is not None:
                     piece = self._take(piece)
                 if piece is not None:
@@ -232,7 +208,7 @@ class ChatStream(Iterator[Piece], AsyncIterator[Piece]):
         inner = self._inner
         while inner._ready or not inner._finished:
             try:
-                piece = inner._poll()
+                piece = inner._read(_POLL_S)
             except Exception:
                 continue  # the failure itself, again
             piece = None if piece is None else self._take(piece)

@@ -180,7 +180,9 @@ class Bench:
         best = self.work.seconds(self.limits(), batch, batch)
         loops, steps = engine.parallel_loops, engine.steps
         begin = time.perf_counter()
-        engine.generate(cores, prompts, options)
+        call = engine.start(cores, prompts, options, False)
+        assert call is not None
+        call.wait()
         seconds = time.perf_counter() - begin
         if batch == 1:
             self.parallel_loops_per_token = (engine.parallel_loops - loops) / (

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer, quantize_target
+from gemmakv._support.loops import Bell, until_done
 from gemmakv._support.progress import (
     Callback,
     Progress,
     as_callback,
-    watch_caches,
+    token_report,
 )
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.errors import brief
@@ -36,7 +47,7 @@ from gemmakv.generation._prompts import (
     prompt_ids,
     token_ids,
 )
-from gemmakv.generation._result import Generation, generation_of
+from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._stream import Stream
 from gemmakv.models import _catalog as models
 from gemmakv.models import _loading as loading
@@ -47,6 +58,27 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# How often a call on an event loop tells its progress, and looks whether what
+# it waits for is a reader who stalls.
+_REPORT_S = 0.05
+_STALL_S = 0.05
+
+_T = TypeVar("_T")
+
+
+class _Job(NamedTuple):
+    """A batch for the engine."""
+
+    caches: list[_core.KVCache]
+    prompts: list[TokenArray]
+    options: list[_core.GenerateOptions]
+    report: Callable[[int, bool], None] | None
+
+
+# Yields jobs, gets them done: one form of a call, done on a thread or on
+# an event loop.
+_Work: TypeAlias = Generator[_Job, _core.Call, _T]
 
 
 class Model:
@@ -309,8 +341,74 @@ class Model:
         call that raises (Ctrl-C included) leaves the cache as it was.
         """
         if n is not None:
-            return self._generate_samples(cache, prompt, n, options)
-        return self._run([cache], [prompt], options, batch=False)[0]
+            return self._done(self._samples(cache, prompt, n, options))
+        return self._generate_reply(cache, prompt, options, ())
+
+    @overload
+    async def agenerate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: None = None,
+        **options: Unpack[Options],
+    ) -> Generation: ...
+
+    @overload
+    async def agenerate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int,
+        **options: Unpack[Options],
+    ) -> list[Generation]: ...
+
+    async def agenerate(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        n: int | None = None,
+        **options: Unpack[Options],
+    ) -> Generation | list[Generation]:
+        """`generate` on an asyncio event loop, which it never blocks, also
+        where it waits for a cache that is in use.
+
+        A task that is cancelled leaves the cache as it was; it ends with the
+        step of the model that runs.
+        """
+        if n is not None:
+            return await self._adone(self._samples(cache, prompt, n, options))
+        return await self._agenerate_reply(cache, prompt, options, ())
+
+    def prefill(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        parse_special: bool = False,
+        progress: Progress = None,
+    ) -> Prefill:
+        """Appends `prompt` to the conversation and computes it, and what else
+        of the conversation is not computed yet; samples nothing.
+
+        Arguments and errors are those of `generate`.
+        """
+        options = {"parse_special": parse_special, "progress": progress}
+        return self._done(self._prefill(cache, prompt, options))
+
+    async def aprefill(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        *,
+        parse_special: bool = False,
+        progress: Progress = None,
+    ) -> Prefill:
+        """`prefill` as `agenerate` does it."""
+        options = {"parse_special": parse_special, "progress": progress}
+        return await self._adone(self._prefill(cache, prompt, options))
 
     def generate_batch(
         self,
@@ -325,7 +423,9 @@ class Model:
         cache twice is a ValueError. If the call raises, all caches are left
         as they were.
         """
-        return self._run(list(caches), list(prompts), options, batch=True)
+        return self._done(
+            self._rows(list(caches), list(prompts), options, batch=True)
+        )
 
     def stream(
         self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
@@ -333,9 +433,18 @@ class Model:
         """`generate` piece by piece: an iterator and async iterator.
 
         Bad arguments raise here, before anything runs. A stream that is
-        cancelled keeps every token that it returned.
+        cancelled keeps every token that it returned, and if that is none, not
+        the prompt either.
         """
         return self._stream_reply(cache, prompt, options, ())
+
+    async def astream(
+        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
+    ) -> Stream:
+        """`stream` that does not block the event loop where the cache is in
+        use: it waits for it like `agenerate`.
+        """
+        return await self._astream_reply(cache, prompt, options, ())
 
     def _generate_reply(
         self,
@@ -345,7 +454,20 @@ class Model:
         end_ids: Sequence[int],
     ) -> Generation:
         """`generate` that `end_ids` end as well as eos."""
-        return self._run([cache], [prompt], options, False, end_ids)[0]
+        return self._done(
+            self._rows([cache], [prompt], options, False, end_ids)
+        )[0]
+
+    async def _agenerate_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Generation:
+        """`agenerate` that `end_ids` end as well as eos."""
+        work = self._rows([cache], [prompt], options, False, end_ids)
+        return (await self._adone(work))[0]
 
     def _stream_reply(
         self,
@@ -355,14 +477,34 @@ class Model:
         end_ids: Sequence[int],
     ) -> Stream:
         """`stream` that `end_ids` end as well as eos."""
+        job, row, callback = self._stream_job(cache, prompt, options, end_ids)
+        call = self._engine.start(*job[:3], True)
+        return _stream_of(call, (self, cache), row, callback)
+
+    async def _astream_reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> Stream:
+        """`astream` that `end_ids` end as well as eos."""
+        job, row, callback = self._stream_job(cache, prompt, options, end_ids)
+        call = await self._astart(*job[:3], True, Bell())
+        return _stream_of(call, (self, cache), row, callback)
+
+    def _stream_job(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int],
+    ) -> tuple[_Job, dict[str, Any], Callback | None]:
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
-        handle = self._engine.stream(
-            cache._core, tokens, core_options(row, end_ids)
-        )
-        total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-        return Stream(handle, self, cache, total, callback)
+        options = [core_options(row, end_ids)]
+        return _Job([cache._core], [tokens], options, None), row, callback
 
     def logits(
         self,
@@ -419,38 +561,38 @@ class Model:
             )
         return rows, tokens, as_callback(options.get("progress"), "generating")
 
-    def _run(
+    def _rows(
         self,
         caches: list[KVCache],
         prompts: list[Prompt],
         options: Any,
         batch: bool,
         end_ids: Sequence[int] = (),
-    ) -> list[Generation]:
+    ) -> _Work[list[Generation]]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
-        cores = [cache._core for cache in caches]
         total = sum(
             len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
         )
-        core_rows = [core_options(row, end_ids) for row in rows]
-        results = self._engine.generate(
-            cores, tokens, core_rows, watch_caches(cores, total, callback)
+        call = yield _Job(
+            [cache._core for cache in caches],
+            tokens,
+            [core_options(row, end_ids) for row in rows],
+            token_report(total, callback),
         )
-        return [generation_of(result) for result in results]
+        return [generation_of(result) for result in call.results()]
 
-    def _generate_samples(
+    def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
-    ) -> list[Generation]:
+    ) -> _Work[list[Generation]]:
         count = integer("n", n, 1, MAX_INT)
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
         # Computes the prompt and, as it has all the options, checks them.
-        prompt_only = core_options(row | {"max_tokens": 0})
-        length = len(cache)
         begin = time.monotonic()
-        self._engine.generate([cache._core], [tokens], [prompt_only])
+        prompt_only = core_options(row | {"max_tokens": 0})
+        said = yield _Job([cache._core], [tokens], [prompt_only], None)
         if "deadline" in row:
             left = row["deadline"] - (time.monotonic() - begin)
             row["deadline"] = max(0.0, left)
@@ -461,23 +603,99 @@ class Model:
             core_rows.append(core_options(row | own))
         try:
             forks = [cache.fork() for _ in range(count)]
-            cores = [fork._core for fork in forks]
-            nothing = np.empty(0, np.int32)
-            total = count * row.get("max_tokens", DEFAULT_MAX_TOKENS)
-            results = self._engine.generate(
-                cores,
-                [nothing] * count,
+            call = yield _Job(
+                [fork._core for fork in forks],
+                [np.empty(0, np.int32)] * count,
                 core_rows,
-                watch_caches(cores, total, callback),
+                token_report(
+                    count * row.get("max_tokens", DEFAULT_MAX_TOKENS), callback
+                ),
             )
         except BaseException:
-            if len(cache) == length + len(tokens):  # nobody's but ours
-                cache.truncate(length)
+            said.abort()  # unless somebody used the cache meanwhile
             raise
+        [prompt_result] = said.results()
         return [
-            generation_of(result, fork, len(tokens))
-            for result, fork in zip(results, forks)
+            generation_of(result, fork, prompt_result)
+            for result, fork in zip(call.results(), forks)
         ]
+
+    def _prefill(
+        self, cache: KVCache, prompt: Prompt, options: Any
+    ) -> _Work[Prefill]:
+        [generation] = yield from self._rows(
+            [cache], [prompt], {**options, "max_tokens": 0}, batch=False
+        )
+        return Prefill(generation.usage, generation.timings)
+
+    def _done(self, work: _Work[_T]) -> _T:
+        """Does it, waiting on this thread."""
+        with contextlib.closing(work):
+            try:
+                job = next(work)
+                while True:
+                    call = self._engine.start(*job[:3], False)
+                    assert call is not None
+                    call.wait(job.report)
+                    job = work.send(call)
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+
+    async def _adone(self, work: _Work[_T]) -> _T:
+        """Does it, waiting on this thread's event loop."""
+        bell = Bell()
+        with contextlib.closing(work):
+            try:
+                job = next(work)
+                while True:
+                    job = work.send(await self._arun(job, bell))
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+
+    async def _arun(self, job: _Job, bell: Bell) -> _core.Call:
+        call = await self._astart(*job[:3], False, bell)
+        try:
+            while not call.done:
+                if job.report is not None:
+                    job.report(call.progress, False)
+                await bell.wait(None if job.report is None else _REPORT_S)
+            call.wait(job.report)  # it is done: raises if it failed
+            return call
+        except GeneratorExit:  # nothing can be waited for
+            call.abort()
+            raise
+        except BaseException:
+            call.abort()
+            await until_done(call, bell)
+            call.abort()  # it may have been decided before
+            raise
+
+    async def _astart(
+        self,
+        caches: list[_core.KVCache],
+        tokens: list[TokenArray],
+        options: list[_core.GenerateOptions],
+        streamed: bool,
+        bell: Bell,
+    ) -> _core.Call:
+        while True:
+            call = self._engine.start(
+                caches, tokens, options, streamed, bell.core
+            )
+            if call is not None:
+                return call
+            # Rings when the cache is free; a reader who stalls does not ring.
+            await bell.wait(_STALL_S)
+
+
+def _stream_of(
+    call: _core.Call | None, alive: object, row: Any, callback: Any
+) -> Stream:
+    assert call is not None
+    total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
+    return Stream(call, alive, total, callback)
 
 
 def check_cache(name: str, cache: object) -> None:

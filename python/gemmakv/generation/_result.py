@@ -62,6 +62,14 @@ class TopLogprobs:
 
 
 @dataclasses.dataclass(frozen=True)
+class Prefill:
+    """Result of `Gemma.prefill`: token counts, and seconds and rates."""
+
+    usage: Usage
+    timings: Timings
+
+
+@dataclasses.dataclass(frozen=True)
 class Piece:
     """One sampled token of a stream.
 
@@ -115,15 +123,15 @@ class Generation:
 def generation_of(
     result: _core.Result,
     cache: KVCache | None = None,
-    prompt_tokens: int | None = None,
+    prompt: _core.Result | None = None,
 ) -> Generation:
     """Python's view of a result of the core.
 
-    `prompt_tokens` replaces the result's own count where the prompt was
-    computed by an earlier call.
+    `prompt`: the result of the call that computed the prompt, if that was
+    another one.
     """
+    prompt = result if prompt is None else prompt
     token_ids = [int(token) for token in result.token_ids]
-    computed = result.prompt_tokens
     return Generation(
         text=result.text_bytes.decode("utf-8", "replace"),
         token_ids=token_ids,
@@ -131,14 +139,16 @@ def generation_of(
         seed=result.seed,
         finish_reason=result.finish_reason,
         usage=Usage(
-            prompt_tokens=computed if prompt_tokens is None else prompt_tokens,
-            cached_tokens=result.cached_tokens,
+            prompt_tokens=prompt.prompt_tokens,
+            cached_tokens=prompt.cached_tokens,
             completion_tokens=len(token_ids),
         ),
         timings=Timings(
-            prefill_s=result.prefill_s,
+            prefill_s=prompt.prefill_s,
             decode_s=result.decode_s,
-            prefill_tokens_per_s=_rate(computed, result.prefill_s),
+            prefill_tokens_per_s=_rate(
+                prompt.prompt_tokens, prompt.prefill_s
+            ),
             decode_tokens_per_s=_rate(len(token_ids) - 1, result.decode_s),
         ),
         cache=cache,

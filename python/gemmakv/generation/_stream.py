@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 from gemmakv import _core
+from gemmakv._support.loops import Bell, until_done
 from gemmakv._support.progress import Callback
 from gemmakv.generation._result import (
     Generation,
@@ -18,79 +20,55 @@ from gemmakv.generation._result import (
     generation_of,
 )
 
-if TYPE_CHECKING:
-    from gemmakv.cache._kv_cache import KVCache
-    from gemmakv.generation._model import Model
-
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
 
 
-class Stream(Iterator[Piece], AsyncIterator[Piece]):
+class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
     """Pieces of a running generation: `for piece in stream`, or `async for`.
 
-    The conversation keeps what was returned: when the stream is cancelled,
-    when `progress` raises, which ends it at once, and when it fails; the error
-    says how much that is. One that fails before its first piece leaves the
-    conversation as it was. While a stream waits for its reader, calls with the
-    same cache raise GemmaKVError.
-
-    The generation runs by itself; leaving the loop early needs `cancel()`, or
-    a `with` block, or letting go of the stream. To be used by one thread or
-    task at a time (`cancel` excepted).
+    `async for` never blocks its event loop. What a task that is cancelled, or
+    a thread that gets Ctrl-C, was not given yet does not count as read.
     """
 
-    def __init__(
-        self,
-        handle: _core.StreamHandle,
-        gemma: Model,
-        cache: KVCache,
-        max_tokens: int,
-        callback: Callback | None,
-    ) -> None:
-        self._handle = handle
-        # The stream keeps its model and its conversation alive.
-        self._gemma = gemma
-        self._cache = cache
-        self._max_tokens = max_tokens
-        self._callback = callback
-        self._count = 0
-        self._unreported = False  # the last piece, to `progress`
-        self._failure: BaseException | None = None  # of `progress`
-        self._finished = False
-        self._ready: deque[Piece] = deque()  # read, but not given out
-        self._cancelled = False
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._generation: Generation | None = None
+    _handle: _core.Call
+    _bell: Bell | None = None
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Piece:
-        while self._ready or not self._finished:
-            piece = self._poll()
-            if piece is not None:
-                return piece
+        before = self._save()
+        try:
+            while not self._over():
+                piece = self._read(_POLL_S)
+                if piece is not None:
+                    return piece
+        except KeyboardInterrupt:
+            # It may have struck anywhere, also behind the last read.
+            self._restore(before)
+            self.cancel()
+            raise
         raise StopIteration
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Piece:
-        # Here, as it takes 7 MB that most programs do not need.
-        import asyncio
-
-        try:
-            while self._ready or not self._finished:
-                piece = await asyncio.to_thread(self._poll)
-                if piece is not None:
-                    return piece
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        while not self._over():
+            if self._ending():
+                await self._sleep_until_done()
+            piece = self._read(0)
+            if piece is not None:
+                self._watch()
+                assert self._bell is not None
+                self._bell.note_read(self._handle)
+                return piece
+            if not self._over() and not self._watch():
+                await self._sleep()
         raise StopAsyncIteration
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -100,6 +78,113 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         traceback: TracebackType | None,
     ) -> None:
         self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._over():
+            self._handle.cancel()
+            await self._sleep_until_done()
+            self.cancel()
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+    @abstractmethod
+    def result(self) -> Generation: ...
+
+    @abstractmethod
+    def _ending(self) -> bool:
+        """Whether reading waits for the end, as it was cancelled."""
+
+    @abstractmethod
+    def _over(self) -> bool:
+        """Whether nothing more is to be given out."""
+
+    @abstractmethod
+    def _read(self, seconds: float) -> Piece | None:
+        """The next piece, or None if there is none within that time."""
+
+    @abstractmethod
+    def _save(self) -> Any:
+        """What was read so far, for `_restore`."""
+
+    @abstractmethod
+    def _restore(self, before: Any) -> None:
+        """Ends the generation, as if nothing had been read since."""
+
+    def _watch(self) -> bool:
+        """Whether this loop is told of pieces only from now on."""
+        bell = self._bell
+        if bell is not None and bell.runs_here():
+            return False
+        self._bell = Bell()
+        self._handle.watch(self._bell.core)
+        self._handle.wake()  # another loop may have left it asleep
+        return True
+
+    async def _sleep(self) -> None:
+        assert self._bell is not None
+        try:
+            await self._bell.wait()
+        except GeneratorExit:
+            self._handle.cancel()
+            raise
+        except BaseException:  # the task is cancelled
+            self._handle.cancel()
+            await self._sleep_until_done()
+            self.cancel()
+            raise
+
+    async def _sleep_until_done(self) -> None:
+        """Requires: cancelled."""
+        self._watch()
+        assert self._bell is not None
+        await until_done(self._handle, self._bell)
+
+
+class Stream(PieceStream):
+    """Pieces of a running generation: `for piece in stream`, or `async for`.
+
+    The conversation keeps what was returned: when the stream is cancelled,
+    when `progress` raises, which ends it at once, and when it fails; the error
+    says how much that is. One that ends so before its first piece leaves the
+    conversation as it was, without the prompt. While a stream waits for its
+    reader, calls with the same cache raise GemmaKVError.
+
+    The generation runs by itself; leaving the loop early needs `cancel()`, or
+    a block of `with` or `async with`, or letting go of the stream; so does a
+    task that is cancelled between two pieces. To be used by one thread or task
+    at a time (`cancel` excepted).
+    """
+
+    def __init__(
+        self,
+        handle: _core.Call,
+        alive: object,
+        max_tokens: int,
+        callback: Callback | None,
+    ) -> None:
+        """`alive`: what is to live as long, its model and conversation."""
+        self._handle = handle
+        self._alive = alive
+        self._max_tokens = max_tokens
+        self._callback = callback
+        self._count = 0
+        self._events = 0  # read of the handle
+        self._unreported = False  # the last piece, to `progress`
+        self._failure: BaseException | None = None  # of `progress`
+        self._finished = False
+        self._ready: deque[Piece] = deque()  # read, but not given out
+        self._cancelled = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._generation: Generation | None = None
 
     def __del__(self) -> None:
         if not getattr(self, "_finished", True):
@@ -128,8 +213,30 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
             self._generation = generation_of(self._handle.result())
         return self._generation
 
-    def _poll(self) -> Piece | None:
-        """The next piece, or None if there is none within a moment."""
+    def _over(self) -> bool:
+        return self._finished and not self._ready
+
+    def _ending(self) -> bool:
+        return self._cancelled and not self._finished
+
+    def _save(self) -> Any:
+        return (
+            self._count,
+            self._events,
+            self._finished,
+            tuple(self._ready),
+            self._decoder.getstate(),
+        )
+
+    def _restore(self, before: Any) -> None:
+        self._count, self._events, self._finished, ready, state = before
+        self._ready = deque(ready)
+        self._decoder.setstate(state)
+        if not self._finished:
+            self._cancelled = True
+            self._handle.cancel(self._events)
+
+    def _read(self, seconds: float) -> Piece | None:
         if self._ready:
             return self._ready.popleft()
         if self._unreported:
@@ -139,17 +246,17 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
                 # What is unread is taken back when the generation ends, so
                 # reading waits for that.
                 self._handle.result()
-            event = self._handle.next(0.0 if self._cancelled else _POLL_S)
+            event = self._handle.next(0 if self._cancelled else seconds)
             if event is None and self._cancelled:
                 self._finished = True
         except KeyboardInterrupt:
-            self.cancel()
-            raise
+            raise  # the reader cancels
         except BaseException:
             self._finished = True
             raise
         if event is None:
             return None
+        self._events += 1
         self._finished = event.finished
         text = self._decoder.decode(event.bytes, event.finished)
         if event.token_id >= 0:

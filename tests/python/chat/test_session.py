@@ -206,7 +206,7 @@ def test_white_space_around_a_reply_leaves_the_transcript(
     other = Session(tiny, template="gemma")
     stream = other.stream("x", **options)
     assert [p.text for p in stream] == ["", "Q", ""]
-    assert stream.result.text == "Q"
+    assert stream.result().text == "Q"
     assert other.cache.tokens.tolist() == session.cache.tokens.tolist()
 
 

@@ -120,7 +120,7 @@ def test_a_running_reply_is_not_saved(session: Session) -> None:
         session.to_bytes()
     stream.cancel()
     again = Session.from_bytes(session.gemma, session.to_bytes())
-    assert again.turns == 3 and stream.result.finish_reason == "cancelled"
+    assert again.turns == 3 and stream.result().finish_reason == "cancelled"
     assert again.messages == session.messages
 
 

@@ -31,7 +31,7 @@ def settled(session: Session, stream: ChatStream, shown: list[str]) -> None:
     """The cancelled reply stands in the session as it was shown."""
     message = session.messages[-1]
     assert message == Message(message.role, "".join(shown), incomplete=True)
-    assert stream.result.text == "".join(shown)
+    assert stream.result().text == "".join(shown)
     assert_sound(session)
     session.send("next", max_tokens=1)
     assert_sound(session)
@@ -57,7 +57,7 @@ def test_stream_is_send_in_pieces(session: Session) -> None:
     assert "".join(p.text for p in pieces) == reply.text
     assert [p.token_id for p in pieces if p.token_id >= 0] == reply.token_ids
     assert pieces[-1].finish_reason == "length"
-    assert_same(stream.result, reply)
+    assert_same(stream.result(), reply)
     assert list(stream) == []
     stream.cancel()
     assert state(session) == state(other)
@@ -82,7 +82,7 @@ def test_cancelled_reply_stays_as_far_as_it_came(session: Session) -> None:
     stream.cancel()
     assert session.turns == 2  # nothing else needs to be called
     shown += [piece.text for piece in stream]
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     settled(session, stream, shown)
 
 
@@ -108,7 +108,7 @@ def test_cancel_from_another_thread(session: Session) -> None:
         shown.append(piece.text)
         time.sleep(0.005)
     timer.join()
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     settled(session, stream, shown)
 
 
@@ -187,7 +187,7 @@ def test_a_pooled_thread_does_not_own_the_stream_that_it_read(
         assert len(list(stream)) >= 50
         assert len(other.result(60).token_ids) == 2
     assert [m.content for m in session.messages[::2]] == ["two", "three"]
-    assert stream.result.finish_reason == "length"
+    assert stream.result().finish_reason == "length"
 
 
 @pytest.mark.parametrize("read", [0, 1, 2])
@@ -224,7 +224,7 @@ def test_threads_take_turns(tiny: Gemma) -> None:
                 if i % 2:
                     session.send(text, max_tokens=4, **NO_END)
                 else:
-                    _ = session.stream(text, max_tokens=4, **NO_END).result
+                    _ = session.stream(text, max_tokens=4, **NO_END).result()
                 assert len(session.messages) % 2 == 0
                 assert session.stats.tokens >= 0
         except BaseException as error:
@@ -313,7 +313,7 @@ def test_cancel_in_a_signal_handler(session: Session) -> None:
                 time.sleep(0.002)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     settled(session, stream, shown)
 
 
@@ -338,7 +338,7 @@ def test_a_failing_callback_ends_the_call(session: Session) -> None:
     assert calls == [1, 2]
     shown += [piece.text for piece in stream]
     with pytest.raises(RuntimeError, match="from the callback"):
-        _ = stream.result
+        _ = stream.result()
     reply = session.messages[-1]
     assert reply == Message("model", "".join(shown).strip(), incomplete=True)
     assert session.turns == 2
@@ -402,7 +402,7 @@ def test_a_callback_may_cancel_and_not_send(session: Session) -> None:
     )
     shown = [piece.text for piece in stream]
     assert found == ["refused"]
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     settled(session, stream, shown)
 
 
@@ -471,7 +471,7 @@ def test_another_task_does_not_cut_a_reply_short(session: Session) -> None:
         return stream
 
     stream = asyncio.run(main())
-    assert stream.result.finish_reason == "length"
+    assert stream.result().finish_reason == "length"
     assert session.turns == 3
 
 
@@ -501,6 +501,6 @@ def test_async_cancellation_keeps_what_came(session: Session) -> None:
     stream = asyncio.run(main())
     assert session.turns == 2
     assert session.messages[-1].content.startswith("".join(shown))
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     session.send("three", max_tokens=1)
     assert_sound(session)

@@ -286,7 +286,7 @@ def test_a_closed_session(tiny: Gemma) -> None:
         cache = session.cache
     assert cache.closed
     session.close()
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result().finish_reason == "cancelled"
     assert session.turns == 2
     assert session.messages[-1].content.startswith("".join(shown))
     uses: list[Any] = [

@@ -33,7 +33,7 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
                 stop.call(stream.cancel)
             for piece in stream:
                 chat.view.piece(piece.text)
-        generation = stream.result
+        generation = stream.result()
     except BaseException as error:
         chat.view.drop_reply()
         if isinstance(error, Exception):

@@ -1,0 +1,64 @@
+#ifndef GEMMAKV_BINDINGS_WAKER_H_
+#define GEMMAKV_BINDINGS_WAKER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace gkv {
+
+// Wakes one event loop through a pipe that it watches: whoever has news needs
+// no interpreter lock, and many news at once wake the loop once. Thread-safe.
+class Waker : public std::enable_shared_from_this<Waker> {
+ public:
+  // Throws IoError if the process has no file descriptors left.
+  Waker();
+  ~Waker();
+  Waker(const Waker&) = delete;
+
+  // Readable while there is news.
+  int fd() const { return fds_[0]; }
+  // The bells that rang since the last call.
+  std::vector<uint64_t> Take();
+
+ private:
+  friend class Bell;
+  struct Line {
+    uint64_t key;
+    bool rang = false;
+  };
+  std::shared_ptr<Line> AddLine();
+  void Ring(Line& line) noexcept;
+
+  std::mutex mutex_;  // guards what follows
+  int fds_[2];
+  uint64_t next_key_ = 0;
+  // With room for all lines that there are, so that ringing allocates nothing.
+  std::vector<uint64_t> news_;
+  std::vector<std::weak_ptr<Line>> lines_;
+};
+
+// Of one call that a loop waits for.
+class Bell {
+ public:
+  using Callback = std::shared_ptr<const std::function<void()>>;
+
+  explicit Bell(const std::shared_ptr<Waker>& waker);
+  uint64_t key() const { return key_; }
+  // Rings; may be called on any thread, also after the bell is gone.
+  const Callback& ring() const { return ring_; }
+  std::chrono::steady_clock::time_point since() const { return since_; }
+
+ private:
+  uint64_t key_ = 0;
+  Callback ring_;
+  const std::chrono::steady_clock::time_point since_ =
+      std::chrono::steady_clock::now();
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BINDINGS_WAKER_H_

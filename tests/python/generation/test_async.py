@@ -1,0 +1,620 @@
+"""asyncio: nothing blocks the loop, and caches keep what readers got."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmakv import (
+    CacheFullError,
+    Gemma,
+    GemmaKVError,
+    KVCache,
+    Session,
+    create_kv_cache,
+)
+from gemmakv.generation import _stream
+from support import tiny_gguf
+
+BOS = 2
+NO_END: Any = {"logit_bias": {1: -np.inf, tiny_gguf.EOT: -np.inf}}
+LONG: Any = {"max_tokens": 400, **NO_END}
+PROMPT = [BOS, *range(20, 60)]
+
+
+def same(cache: KVCache, other: KVCache) -> bool:
+    return cache.to_bytes(True) == other.to_bytes(True)
+
+
+class Ticks:
+    """The longest time that the loop was not at its tasks."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def __aenter__(self) -> Ticks:
+        self._task = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.monotonic() - before)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
+    """A model that can talk until someone stops it."""
+    meta = tiny_gguf.metadata()
+    meta["gemma3.context_length"] = (tiny_gguf.U32, 1 << 20)
+    path = tmp_path_factory.mktemp("slow") / "slow.gguf"
+    return Gemma.load(tiny_gguf.write(path, meta))
+
+
+# ---- The same results ----
+
+
+def test_agenerate_is_generate(tiny: Gemma, cache: KVCache) -> None:
+    options: Any = {"max_tokens": 20, "temperature": 1.0, "seed": 3, **NO_END}
+    other = create_kv_cache(tiny.config)
+    expected = tiny.generate(other, "the", logprobs=True, **options)
+    found = asyncio.run(tiny.agenerate(cache, "the", logprobs=True, **options))
+    assert found.token_ids == expected.token_ids
+    assert found.text == expected.text and found.usage == expected.usage
+    assert np.array_equal(found.logprobs, expected.logprobs)
+    assert same(cache, other)
+    samples = asyncio.run(tiny.agenerate(cache, "a", n=3, **options))
+    expected_samples = tiny.generate(other, "a", n=3, **options)
+    assert [s.token_ids for s in samples] == [
+        s.token_ids for s in expected_samples
+    ]
+    assert same(cache, other)
+    for bad in ({"temperature": -1}, {"nonsense": 1}):
+        with pytest.raises((ValueError, TypeError)):
+            asyncio.run(tiny.agenerate(cache, "a", **bad))
+    with pytest.raises(CacheFullError):
+        asyncio.run(tiny.agenerate(cache, [5] * 600))
+    assert same(cache, other)
+
+
+def test_prefill(tiny: Gemma, cache: KVCache) -> None:
+    other = create_kv_cache(tiny.config)
+    tiny.generate(other, PROMPT, max_tokens=0)
+    told: list[tuple[int, int]] = []
+    done = tiny.prefill(
+        cache, PROMPT, progress=lambda *numbers: told.append(numbers)
+    )
+    assert told[-1] == (len(PROMPT), len(PROMPT))
+    assert done.usage.prompt_tokens == len(PROMPT)
+    assert done.usage.completion_tokens == done.usage.cached_tokens == 0
+    assert done.timings.prefill_s > 0
+    assert same(cache, other)
+    tiny.generate(cache, "", max_tokens=1, **NO_END)  # a token that is pending
+    more = asyncio.run(tiny.aprefill(cache, "the"))
+    assert more.usage.cached_tokens == len(PROMPT)
+    with pytest.raises(ValueError, match="prompt"):
+        tiny.prefill(create_kv_cache(tiny.config), [])
+
+
+def test_asend_is_send(tiny: Gemma) -> None:
+    options: Any = {"max_tokens": 12, "seed": 3, **NO_END}
+    one, other = Session(tiny, "be kind"), Session(tiny, "be kind")
+    expected = one.send("hello", **options)
+    assert asyncio.run(other.asend("hello", **options)).text == expected.text
+    assert other.messages == one.messages
+    assert same(other.cache, one.cache)
+
+    async def read() -> str:
+        async with await other.astream("more", **options) as stream:
+            return "".join([piece.text async for piece in stream])
+
+    assert asyncio.run(read()) == one.send("more", **options).text
+
+
+def test_both_streams_have_one_base(tiny: Gemma, cache: KVCache) -> None:
+    for stream in (
+        tiny.stream(cache, "the", max_tokens=3, **NO_END),
+        Session(tiny).stream("the", max_tokens=3, **NO_END),
+    ):
+        assert isinstance(stream, _stream.PieceStream)
+        assert stream.result().finish_reason == "length"
+        assert stream.result() is stream.result()
+
+
+# ---- What stays when a task is cancelled ----
+
+
+@pytest.mark.parametrize("how", ["task", "timeout", "wait_for", "exit"])
+def test_a_cancelled_reader_keeps_what_it_got(tiny: Gemma, how: str) -> None:
+    async def main(delay: float) -> None:
+        cache = create_kv_cache(tiny.config)
+        shown: list[int] = []
+
+        async def read() -> None:
+            async for piece in stream:
+                shown.append(piece.token_id)
+
+        stream = tiny.stream(cache, [BOS, 20], **LONG)
+        if how == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await read()
+        elif how == "wait_for":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(read(), delay)
+        elif how == "exit":
+            async with stream:
+                for _ in range(int(delay * 1000)):
+                    shown.append((await anext(stream)).token_id)
+        else:
+            task = asyncio.create_task(read())
+            await asyncio.sleep(delay)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        kept = [BOS, 20, *shown] if shown else []
+        assert cache.tokens.tolist() == kept
+        assert stream.result().token_ids == shown
+        if shown:
+            other = create_kv_cache(tiny.config)
+            whole = tiny.generate(
+                other, [BOS, 20], max_tokens=len(shown) + 3, **NO_END
+            )
+            more = tiny.generate(cache, "", max_tokens=3, **NO_END)
+            assert shown + more.token_ids == whole.token_ids
+
+    for i in range(1, 41):
+        asyncio.run(main(0.0005 * i))
+
+
+def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+    session = Session(slow, capacity_tokens=4096)
+    slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
+    session.send("one", max_tokens=3, **NO_END)
+    before = cache.to_bytes(True), session.to_bytes(), session.messages
+
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: slow.agenerate(cache, "the", max_tokens=3000, **NO_END),
+        lambda: slow.agenerate(cache, "the", n=2, max_tokens=3000, **NO_END),
+        lambda: slow.aprefill(cache, [20] * 3000),
+        lambda: session.asend("two", max_tokens=3000, **NO_END),
+    ]
+
+    async def main() -> None:
+        for call in calls:
+            for delay in (0, 0.001, 0.01, 0.05):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await call()
+                assert cache.to_bytes(True) == before[0]
+                assert session.to_bytes() == before[1]
+            coroutine = call()
+            with pytest.raises(GeneratorExit):
+                coroutine.send(None)
+                coroutine.throw(GeneratorExit)
+            await asyncio.sleep(0.5)  # for the step that runs
+
+    asyncio.run(main())
+    slow.generate(cache.fork(), "a", max_tokens=1)
+    assert session.messages == before[2]
+    assert cache.to_bytes(True) == before[0]
+    assert session.to_bytes() == before[1]
+
+
+def test_progress_that_raises_undoes(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+    slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
+    before = cache.to_bytes(True)
+
+    for at in (0, 1000):
+
+        def fail(done: int, total: int, at: int = at) -> None:
+            if done >= at:
+                raise RuntimeError("from the callback")
+
+        call = slow.agenerate(
+            cache, [20] * 500, max_tokens=900, progress=fail, **NO_END
+        )
+        with pytest.raises(RuntimeError, match="from the callback"):
+            asyncio.run(call)
+        assert cache.to_bytes(True) == before
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_ctrl_c_anywhere_keeps_what_was_returned(
+    tiny: Gemma, chat: bool
+) -> None:
+    """Ctrl-C at every line that a read takes, also behind the core's."""
+    places = 0
+    for place in range(200):
+        cache = create_kv_cache(tiny.config)
+        session = Session(tiny, template="plain")
+        stream: Any = (
+            session.stream("a", **LONG)
+            if chat
+            else tiny.stream(cache, [BOS, 20], **LONG)
+        )
+        shown = [next(stream).token_id for _ in range(2)]
+        seen = 0
+
+        def trace(
+            frame: Any, event: str, _: object, place: int = place
+        ) -> Any:
+            nonlocal seen
+            name = frame.f_code.co_name
+            if name in ("_restore", "cancel", "_save", "_settle", "_over"):
+                return None
+            if "gemmakv" in frame.f_code.co_filename and event == "line":
+                if name == "__next__" and line_of(frame).endswith(NOT_YET):
+                    return trace
+                seen += 1
+                if seen == place + 1:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            shown.append(next(stream).token_id)
+        except KeyboardInterrupt:
+            places += 1
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        generation = stream.result()
+        assert generation.token_ids == shown, place
+        assert generation.finish_reason == "cancelled"
+        if not chat:
+            assert cache.tokens.tolist() == [BOS, 20, *shown]
+        assert generation.text == tiny.tokenizer.decode(shown).strip() or (
+            not chat and generation.text == tiny.tokenizer.decode(shown)
+        )
+    assert places > 10
+
+
+# Before the read begins.
+NOT_YET = ("before = self._save()", "try:")
+
+
+def line_of(frame: Any) -> str:
+    lines, first = inspect.getsourcelines(frame.f_code)
+    return lines[frame.f_lineno - first].strip()
+
+
+def test_cancelled_in_its_prompt_keeps_nothing(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 8192)
+    slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
+    before = cache.to_bytes(True)
+    stream = slow.stream(cache, [20] * 7000, **LONG)
+    stream.cancel()
+    assert list(stream) == []
+    generation = stream.result()
+    assert generation.finish_reason == "cancelled"
+    assert generation.token_ids == [] and generation.text == ""
+    assert cache.to_bytes(True) == before
+    # The same for one that has ended, of which nothing was read.
+    stream = slow.stream(cache, [20], max_tokens=1, **NO_END)
+    time.sleep(0.2)
+    stream.cancel()
+    assert stream.result().token_ids == []
+    assert cache.to_bytes(True) == before
+
+
+# ---- The loop ----
+
+
+def test_waiting_for_a_cache_does_not_block(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+    session = Session(slow, capacity_tokens=4096)
+
+    async def main() -> None:
+        async with Ticks() as ticks:
+            waiting = [
+                slow.agenerate(cache, "the", max_tokens=400, **NO_END)
+                for _ in range(3)
+            ] + [
+                session.asend("a", max_tokens=400, **NO_END) for _ in range(3)
+            ]
+            await asyncio.gather(*waiting)
+            stream = await slow.astream(cache, "", max_tokens=300, **NO_END)
+            other = asyncio.create_task(
+                slow.agenerate(cache, "", max_tokens=5, **NO_END)
+            )
+            pieces = [piece async for piece in stream]
+            await other
+            assert len(pieces) == 300
+        assert ticks.longest < 0.3
+
+    asyncio.run(main())
+    assert session.turns == 3
+    assert len(cache) >= 3 * 400 + 305
+
+
+def test_nobody_waits_for_a_reader_who_stalls(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+    session = Session(slow, capacity_tokens=4096)
+
+    async def main() -> None:
+        streams = [
+            slow.stream(cache, "a", **LONG),
+            session.stream("a", **LONG),
+        ]
+        for stream in streams:
+            await anext(stream)
+        for call in (
+            slow.agenerate(cache, "b"),
+            slow.astream(cache, "b"),
+            session.asend("b"),
+            session.astream("b"),
+        ):
+            with pytest.raises(GemmaKVError, match=r"cancel\(\)"):
+                await call
+        for stream in streams:
+            stream.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_waiting_task_may_be_cancelled(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+
+    async def main() -> None:
+        first = asyncio.create_task(
+            slow.agenerate(cache, "a", max_tokens=1000, **NO_END)
+        )
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await slow.agenerate(cache, "b", max_tokens=5, **NO_END)
+        assert len((await first).token_ids) == 1000
+
+    asyncio.run(main())
+    assert len(cache) == 1002
+
+
+def test_two_loops_in_two_threads(tiny: Gemma) -> None:
+    expected = tiny.generate(
+        create_kv_cache(tiny.config), "the", max_tokens=60, **NO_END
+    ).token_ids
+    found: list[list[int]] = []
+
+    async def read(cache: KVCache) -> list[int]:
+        stream = tiny.stream(cache, "the", max_tokens=60, **NO_END)
+        return [piece.token_id async for piece in stream]
+
+    async def main() -> None:
+        caches = [create_kv_cache(tiny.config) for _ in range(8)]
+        found.extend(await asyncio.gather(*map(read, caches)))
+
+    threads = [
+        threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [expected] * 16
+
+
+def test_a_stream_may_move_to_another_loop(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    stream = tiny.stream(cache, "the", max_tokens=30, **NO_END)
+
+    async def some(count: int) -> list[int]:
+        return [(await anext(stream)).token_id for _ in range(count)]
+
+    ids = asyncio.run(some(10)) + asyncio.run(some(10))
+    ids += [piece.token_id for piece in stream]
+    other = create_kv_cache(tiny.config)
+    g = tiny.generate(other, "the", max_tokens=30, **NO_END)
+    assert ids == g.token_ids
+
+
+def test_a_loop_that_is_closed_while_calls_run(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+    other = create_kv_cache(slow.config, 4096)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+
+        async def read() -> None:
+            async for _ in slow.stream(cache, "a", max_tokens=3000, **NO_END):
+                pass
+
+        tasks = [
+            loop.create_task(read()),
+            loop.create_task(slow.agenerate(other, "a", max_tokens=3000)),
+        ]
+        loop.run_until_complete(asyncio.sleep(0.02))
+        loop.close()
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del tasks, task, loop, read
+        gc.collect()
+        slow.generate(cache, "b", max_tokens=1)
+        slow.generate(other, "b", max_tokens=1)
+        assert len(other) <= 5 * 4
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
+
+
+def test_no_threads_wait(tiny: Gemma) -> None:
+    tiny.generate(create_kv_cache(tiny.config), "a", max_tokens=1)
+    before = len(os.listdir("/proc/self/task"))
+    most = 0
+
+    async def read() -> None:
+        nonlocal most
+        cache = create_kv_cache(tiny.config)
+        async for _ in tiny.stream(cache, "the", max_tokens=20, **NO_END):
+            most = max(most, len(os.listdir("/proc/self/task")))
+
+    async def main() -> None:
+        await asyncio.gather(*(read() for _ in range(32)))
+
+    asyncio.run(main())
+    assert most <= before
+
+
+def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 16384)
+    for call in ("generate", "agenerate"):
+        cache.reset()
+        told: list[int] = []
+        run = getattr(slow, call)(
+            cache,
+            [BOS, *[20] * 15000],
+            max_tokens=2,
+            progress=lambda done, total, told=told: told.append(done),
+            **NO_END,
+        )
+        if call == "agenerate":
+            asyncio.run(run)
+        assert told == sorted(set(told)) and told[-1] == 15003
+        # Appended it was at once.
+        assert [done for done in told if 0 < done < 15001]
+
+
+# ---- Processes ----
+
+
+def own_process(source: str, *arguments: object) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, (result.returncode, result.stderr)
+    return result.stdout
+
+
+EXIT = """
+import sys, threading, time, gemmakv
+gemma = gemmakv.Gemma.load(sys.argv[1])
+how = sys.argv[2]
+started = threading.Event()
+def work():
+    cache = gemmakv.create_kv_cache(gemma.config, 500)
+    while True:
+        cache.reset()
+        started.set()
+        if how == "generate":
+            gemma.generate(cache, "a", max_tokens=450)
+        elif how == "progress":
+            gemma.generate(cache, "a", max_tokens=450,
+                           progress=lambda *_: time.sleep(0.01))
+        elif how == "save":
+            class File:
+                def write(self, data):
+                    time.sleep(0.001)
+                    return len(data)
+            gemma.generate(cache, "a", max_tokens=5)
+            cache.save(File())
+        else:
+            for _ in gemma.stream(cache, "a", max_tokens=450):
+                pass
+threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+for thread in threads: thread.start()
+started.wait()
+time.sleep(float(sys.argv[3]))
+print("end")
+"""
+
+
+@pytest.mark.parametrize("how", ["generate", "progress", "save", "stream"])
+def test_exit_while_daemon_threads_call(tiny_path: Path, how: str) -> None:
+    for i in range(4):
+        assert own_process(EXIT, tiny_path, how, 0.05 * i) == "end\n"
+
+
+FORK = """
+import os, sys, time, gemmakv
+gemma = gemmakv.Gemma.load(sys.argv[1])
+def new():
+    return gemmakv.create_kv_cache(gemma.config)
+cache, idle = new(), new()
+gemma.generate(idle, "a", max_tokens=2)
+expected = gemma.generate(idle.fork(), "b", max_tokens=5).token_ids
+stream = gemma.stream(cache, "a", max_tokens=400)
+next(stream)
+child = os.fork()
+if child == 0:
+    try:
+        for call in (
+            lambda: gemma.generate(cache, "b"),
+            lambda: cache.truncate(0),
+            lambda: list(stream),
+            lambda: stream.result(),
+        ):
+            try:
+                call()
+            except gemmakv.GemmaKVError as error:
+                assert "forked" in str(error), error
+            else:
+                raise AssertionError("no error")
+        stream.cancel()
+        del stream
+        found = gemma.generate(idle, "b", max_tokens=5).token_ids
+        assert found == expected
+        own = new()
+        assert len(gemma.generate(own, "a", max_tokens=3).token_ids) > 0
+        os._exit(0)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+for _ in range(300):
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+    raise SystemExit("the child hangs")
+assert status == 0, status
+stream.cancel()
+print(gemma.generate(idle, "b", max_tokens=5).token_ids == expected)
+"""
+
+
+def test_a_forked_child_says_what_it_cannot_use(tiny_path: Path) -> None:
+    assert own_process(FORK, tiny_path) == "True\n"
+
+
+def test_samples_that_fail_leave_the_pending_token(tiny: Gemma) -> None:
+    cache = create_kv_cache(tiny.config)
+    tiny.generate(cache, PROMPT, max_tokens=3, **NO_END)
+    before = cache.to_bytes(True)
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("from the callback")
+
+    for prompt in ("the", ""):
+        with pytest.raises(RuntimeError, match="from the callback"):
+            tiny.generate(cache, prompt, n=2, max_tokens=5, progress=fail)
+        assert cache.to_bytes(True) == before
+    said = tiny.generate(cache.fork(), "the", n=2, max_tokens=2, **NO_END)
+    # The pending token and the prompt were computed, the rest was held.
+    assert said[0].usage.cached_tokens == len(PROMPT) + 2
+    assert said[0].timings.prefill_s > 0
