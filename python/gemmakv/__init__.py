@@ -10,6 +10,9 @@ Weights are immutable and shared by any number of conversations; a
 conversation is its `KVCache`.
 """
 
+from gemmakv._support import interrupts as _interrupts  # before the others
+
+# isort: split
 from gemmakv import options, templates, verify
 from gemmakv.cache._kv_cache import (
     KVCache,
@@ -49,6 +52,8 @@ from gemmakv.models._loading import PartialModelWarning
 from gemmakv.models._packed import PackedWeights
 from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
 from gemmakv.tokenizers._tokenizer import Tokenizer
+
+del _interrupts
 
 __version__ = "0.1.0"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 
+from gemmakv._support import interrupts
 from gemmakv.errors import GemmaKVError
 
 EXIT_FAILURE = 1
@@ -17,6 +19,24 @@ EXIT_PIPE = 141  # 128 + SIGPIPE
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and gives its exit code; errors are one line on stderr."""
+    _prepare_streams()
+    if sys.stdout is None:
+        return fail("stdout is closed, so nothing could be shown")
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPT
+    except MemoryError:
+        return fail("out of memory")
+    except (GemmaKVError, ValueError, OSError) as error:
+        return fail(describe(error))
+    finally:
+        if arguments is None:
+            interrupts.exit_at_them()
+
+
+def _run(arguments: list[str]) -> int:
+    interrupts.raise_them()
     try:
         from gemmakv.cli.app import run
         from gemmakv.cli.console import ReaderGone
@@ -27,31 +47,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"the command line needs the package {error.name}; install it "
             'with: pip install "gemmakv[cli]"',
         )
-    warnings.showwarning = _show_warning
     # The hub's library would say in several lines that it tries again.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
-        code = run(list(sys.argv[1:] if arguments is None else arguments))
+        code = run(arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPT
     except (ReaderGone, BrokenPipeError):
         # The reader has gone. Python would complain again when it flushes
         # stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
-    except MemoryError:
-        return fail("out of memory")
-    except (GemmaKVError, ValueError, OSError) as error:
-        return fail(describe(error))
+
+
+def _prepare_streams() -> None:
+    """Makes output that no encoding refuses, also where a stream is closed."""
+    warnings.showwarning = _show_warning
+    for descriptor in range(3):  # else the next file would take its place
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def describe(error: BaseException) -> str:
     """One line for an error."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
-        text = f"{name}: {error.strerror}" if name else error.strerror
+        text = error.strerror
+        if name is not None:
+            text = f"{os.fsdecode(name) or repr('')}: {text}"
     else:
         text = str(error) or type(error).__name__
     return " ".join(text.split())

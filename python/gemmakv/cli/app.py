@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_USAGE, cache, fail, models
+from gemmakv.cli import EXIT_USAGE, cache, console, fail, models
 from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
 from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from gemmakv.cli.bench import bench
@@ -47,7 +47,7 @@ app.add_typer(cache.app, name="cache")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"gemmakv {gemmakv.__version__}")
+        console.write(f"gemmakv {gemmakv.__version__}\n")
         raise typer.Exit()
 
 
@@ -113,3 +113,12 @@ def run(arguments: list[str]) -> int:
         message = " ".join(text.split())
         return fail(f"{message} (--help lists the options)", EXIT_USAGE)
     return result if isinstance(result, int) else 0
+
+
+def _with_flag(message: str, arguments: list[str]) -> str:
+    """A message on a keyword of Python's, on the flag that was given for it."""
+    keyword = re.match(r"[a-z_]+\b", message)
+    flag = "--" + keyword[0].replace("_", "-") if keyword else ""
+    if keyword and any(one.split("=")[0] == flag for one in arguments):
+        return flag + message[keyword.end() :]
+    return message

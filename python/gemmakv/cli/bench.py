@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gemmakv._support.sizes import in_bytes
@@ -57,22 +55,8 @@ def bench(
 
 
 def _render(report: measure.Report) -> str:
-    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
-    out = io.StringIO()
-    page = Console(file=out, width=200, highlight=False, markup=False)
     limits = report.limits
     kept = f" quantized to {report.quantize}" if report.quantize else ""
-    page.print(
-        f"{report.model}{kept}: {in_bytes(report.weight_bytes)} of weights "
-        f"read by each step, packed weights: {report.packed_weights}"
-    )
-    page.print(f"{report.cpu}, {report.target}, {report.threads} threads")
-    page.print(
-        f"limits: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, 8-bit dot "
-        f"{limits.int8_ops_per_s / 1e9:,.0f} GOP/s, float multiply-add "
-        f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s"
-    )
-    page.print()
     table = Table(box=None, pad_edge=False)
     table.add_column(f"medians of {report.rounds}")
     for name in ("measured", "limit", "share"):
@@ -84,14 +68,17 @@ def _render(report: measure.Report) -> str:
             _quantity(row.limit, row.unit),
             f"{100 * row.share:.0f} %",
         )
-    page.print(table)
-    page.print()
-    page.print(
-        f"{report.parallel_loops_per_token:.0f} parallel loops for a decoded "
-        "token"
+    return console.render(
+        f"{report.model}{kept}: {in_bytes(report.weight_bytes)} of weights "
+        f"read by each step, packed weights: {report.packed_weights}",
+        f"{report.cpu}, {report.target}, {report.threads} threads",
+        f"limits: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, 8-bit dot "
+        f"{limits.int8_ops_per_s / 1e9:,.0f} GOP/s, float multiply-add "
+        f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s",
+        table,
+        f"\n{report.parallel_loops_per_token:.0f} parallel loops for a "
+        "decoded token",
     )
-    lines = out.getvalue().splitlines()
-    return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def _quantity(value: float, unit: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.table import Table
 
 from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, LayerView
-from gemmakv.cli import EXIT_FAILURE, console
+from gemmakv.chat import _session_file as session_file
+from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, console, fail
+from gemmakv.cli import describe as describe_error
 from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
@@ -26,7 +29,10 @@ app = typer.Typer(
     ),
 )
 _FILE = typer.Argument(
-    ..., metavar="FILE", help="A conversation that KVCache.save wrote."
+    ...,
+    metavar="FILE",
+    help="A conversation that KVCache.save wrote, or a session that "
+    "Session.save or /save of the chat did.",
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _COMPARED = ("key", "value", "state")
@@ -63,11 +69,13 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
     Says of each section where it lies and whether it is sound. The exit code
     is 1 if one is not.
     """
-    data = _read(file)
+    saved = _read(file)
     with _naming(file):
-        version, rows = _core.check_snapshot(data)
+        version, rows = _core.check_snapshot(saved.snapshot)
+    if saved.offset:
+        rows.insert(0, ("session", -saved.offset, saved.offset, ""))
     sections = [
-        {"section": name, "offset": offset, "bytes": size,
+        {"section": name, "offset": saved.offset + offset, "bytes": size,
          "problem": problem or None}
         for name, offset, size, problem in rows
     ]  # fmt: skip
@@ -103,21 +111,27 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
 )
 def diff(
     a: str = typer.Argument(
-        ..., metavar="FILE", help="A saved conversation."
+        ..., metavar="FILE", help="A saved conversation or session."
     ),
     b: str = typer.Argument(
         ..., metavar="OTHER", help="Another one of the same shape."
     ),
     as_json: bool = _JSON,
-) -> None:
-    """Compare two saved conversations; exit code 1 if they differ.
+) -> int:
+    """Compare two saved conversations.
+
+    The exit code is 0 if they are the same, 1 if they differ and 2 if they
+    cannot be compared, as that of diff.
 
     Shows the first position with different tokens and, for each layer, the
     largest difference between keys and between values, over the positions
     before it that both hold, or between the states of a recurrent layer if
     both stand at one position.
     """
-    document = compare(a, b)
+    try:
+        document = compare(a, b)
+    except (GemmaKVError, ValueError, OSError) as error:
+        return fail(describe_error(error), EXIT_USAGE)
     if as_json:
         console.write(json.dumps(document) + "\n")
     else:
@@ -126,19 +140,21 @@ def diff(
         facts = {**document, "result": "same" if same else "different"}
         console.write(console.render(_facts(facts), _diff_table(layers)))
         document["same"] = same
-    if not document["same"]:
-        raise typer.Exit(EXIT_FAILURE)
+    return 0 if document["same"] else EXIT_FAILURE
 
 
 def describe(file: str) -> dict[str, Any]:
     """Everything that `inspect` knows, as JSON has it."""
-    data = _read(file)
+    saved = _read(file)
     with _naming(file):
-        version, _ = _core.check_snapshot(data)
-        cache = KVCache.from_bytes(data)
+        version, _ = _core.check_snapshot(saved.snapshot)
+        cache = KVCache.from_bytes(saved.snapshot)
+    text = saved.session
     return {
         "file": file,
-        "bytes": len(data),
+        "holds": "a KV cache" if text is None else "a session",
+        **({} if text is None else _describe_session(text)),
+        "bytes": saved.offset + len(saved.snapshot),
         "format_version": version,
         "model_type": cache.model_type,
         "fingerprint": cache._core.fingerprint,
@@ -250,15 +266,42 @@ class _naming:
             raise type(error)(f"{self.file}: {error}") from None
 
 
-def _read(file: str) -> bytes:
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """A file's snapshot, and where it begins; before it is a session's text
+    if it is that of a session.
+    """
+
+    snapshot: bytes
+    offset: int = 0
+    session: session_file.SessionText | None = None
+
+
+def _read(file: str) -> _Saved:
     with open(file, "rb") as stream:
-        return stream.read()
+        data = stream.read(64)
+        if data.startswith(b"GKV"):  # what is neither kind may be endless
+            data += stream.read()
+    if not data.startswith(session_file.MAGIC):
+        return _Saved(data)
+    with _naming(file):
+        text, snapshot = session_file.split(memoryview(data))
+    return _Saved(bytes(snapshot), len(data) - len(snapshot), text)
 
 
 def _load(file: str) -> KVCache:
-    data = _read(file)
+    saved = _read(file)
     with _naming(file):
-        return KVCache.from_bytes(data)
+        return KVCache.from_bytes(saved.snapshot)
+
+
+def _describe_session(text: session_file.SessionText) -> dict[str, Any]:
+    return {
+        "turns": sum(one.role == "user" for one in text.messages),
+        "template": text.template,
+        "system": text.system,
+        "overflow": text.overflow,
+    }
 
 
 def _shape_name(cache: KVCache) -> str:

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import BinaryIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,7 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from gemmakv._support.sizes import in_bytes
 from gemmakv.chat._gemma import Gemma
@@ -35,31 +35,43 @@ class ReaderGone(Exception):
 
 
 def write(text: str) -> None:
-    """Writes text to stdout as UTF-8, whatever the locale, and flushes.
+    """Writes text to stdout and flushes: to a terminal as it reads text, else
+    as UTF-8, whatever the locale.
 
     Raises ReaderGone if nobody reads it any more.
     """
-    data = text.encode("utf-8", "replace")
     buffer = getattr(sys.stdout, "buffer", None)
     try:
-        if buffer is None:
+        if buffer is None or sys.stdout.isatty():
             sys.stdout.write(text)
         else:
             sys.stdout.flush()
-            buffer.write(data)
+            buffer.write(text.encode("utf-8", "replace"))
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
-def render(*tables: Table) -> str:
-    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
+def read_stdin() -> BinaryIO:
+    """Where stdin's bytes are; ValueError if there is none."""
+    if sys.stdin is None:
+        raise ValueError("stdin is closed; expected text on it")
+    return sys.stdin.buffer
+
+
+def render(*parts: RenderableType) -> str:
+    """Plain text: the same on a terminal, in a pipe and in a narrow window.
+
+    An empty line precedes each table but the first part.
+    """
     out = io.StringIO()
     page = Console(file=out, width=200, highlight=False, markup=False)
-    for index, table in enumerate(tables):
-        if index:
+    for index, part in enumerate(parts):
+        if index and not isinstance(part, str):
             page.print()
-        page.print(table)
+        page.print(part)
     return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 
 

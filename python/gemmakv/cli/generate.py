@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from typing import Any
 
 import typer
@@ -97,7 +96,7 @@ def generate(
 
 
 def _read_stdin() -> str:
-    data = sys.stdin.buffer.read()
+    data = console.read_stdin().read()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from itertools import groupby
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gemmakv.cli import EXIT_FAILURE, console
@@ -66,27 +64,18 @@ def verify(
 
 
 def _render(report: check.Report) -> str:
-    """Plain text: the same on a terminal, in a pipe and in a narrow window."""
-    out = io.StringIO()
-    page = Console(file=out, width=200, highlight=False, markup=False)
     kept = f" quantized to {report.quantize}" if report.quantize else ""
-    page.print(f"{report.model}{kept} on {report.cpu}")
-    page.print(
-        f"{report.tokens:,} tokens, {report.kv_dtype} cache, "
-        f"{report.threads} threads and {report.target} unless said otherwise"
-    )
-    page.print(
-        f"SHA256 of the logits at the last {report.positions} positions "
-        f"({report.positions * report.vocab_size * 4 / 1e6:.0f} MB of float32)"
-    )
     groups = groupby(report.checks, key=lambda entry: entry.arithmetic)
-    for arithmetic, entries in groups:
-        page.print()
-        page.print(_table(arithmetic, list(entries)))
-    page.print()
-    page.print(_verdict(report))
-    lines = out.getvalue().splitlines()
-    return "".join(line.rstrip() + "\n" for line in lines)
+    return console.render(
+        f"{report.model}{kept} on {report.cpu}",
+        f"{report.tokens:,} tokens, {report.kv_dtype} cache, "
+        f"{report.threads} threads and {report.target} unless said otherwise",
+        f"SHA256 of the logits at the last {report.positions} positions "
+        f"({report.positions * report.vocab_size * 4 / 1e6:.0f} MB of "
+        "float32)",
+        *(_table(name, list(entries)) for name, entries in groups),
+        "\n" + _verdict(report),
+    )
 
 
 def _table(arithmetic: str, checks: list[check.Check]) -> Table:

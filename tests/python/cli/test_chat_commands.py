@@ -53,6 +53,12 @@ class FakeView:
     def drop_reply(self) -> None:
         self.lines.append("dropped")
 
+    width = 80
+
+    def confirm(self, question: str) -> bool:
+        self.lines.append(question)
+        return True
+
 
 @pytest.fixture
 def chat(talker: gemmakv.Gemma) -> Iterator[Chat]:
@@ -68,7 +74,7 @@ def run(chat: Chat, *lines: str) -> str:
         if commands.is_command(line):
             commands.run(chat, line)
         else:
-            reply(chat, line, stoppable=False)
+            reply(chat, line)
     return chat.view.lines[-1]
 
 
@@ -346,7 +352,7 @@ def wrapped(text: str, width: int, size: int) -> list[str]:
     screen = pyte.Screen(width, 20)
     stream = pyte.Stream(screen)
     wrap = WordWrap(
-        lambda out: stream.feed(out.replace("\n", "\r\n")), width
+        lambda out: stream.feed(out.replace("\n", "\r\n")), lambda: width
     )
     for at in range(0, len(text), size):
         wrap.write(text[at : at + size])

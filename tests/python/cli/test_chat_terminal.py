@@ -280,3 +280,120 @@ def test_a_narrow_window_and_no_colour(start: Start) -> None:
     assert b"\x1b[32m" not in screen.raw and b";32m" not in screen.raw
 
 
+
+
+def test_text_typed_while_a_reply_runs_waits_unsent(start: Start) -> None:
+    screen = start(max_tokens=400)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    screen.type("and this", ENTER, "/delete", ENTER)
+    screen.wait_for(r"main> and this\n +\. /delete\n", regex=True)
+
+
+PASTE = "\x1b[200~one\n/delete\n\x1b[201~"
+
+
+@pytest.mark.parametrize("lines", [2, 3000])
+def test_a_paste_while_a_reply_runs_is_one_message(
+    start: Start, lines: int
+) -> None:
+    screen = start(max_tokens=400)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    text = "\n".join(["/delete"] * lines)
+    assert b"?2004h" in screen.raw.rpartition(b"everything")[2]
+    screen.type(f"\x1b[200~{text}\x1b[201~", "!")
+    screen.wait_for("/delete!")
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    screen.line("/list")
+    screen.wait_for(r"\* +main +1 turn", regex=True)
+
+
+def test_ctrl_c_drops_what_was_typed_meanwhile(start: Start) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    screen.type("typed", ENTER, PASTE, "\x1b[200~half a paste")
+    screen.update(0.3)
+    screen.type(CTRL_C)
+    screen.wait_for("stopped")
+    screen.wait_for_prompt("main")
+    assert "typed" not in screen.text and "paste" not in screen.text
+    screen.line("/stats")  # no paste goes on
+    screen.wait_for("prefill saved")
+
+
+def test_ctrl_c_right_after_enter(start: Start) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.type("tell me everything" + ENTER + CTRL_C)
+    screen.update(0.5)
+    screen.wait_for_prompt("main")
+
+
+@pytest.mark.parametrize("answer", ["n", CTRL_C])
+def test_delete_asks(start: Start, answer: str) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    say(screen, "dear to me")
+    screen.line("/delete")
+    screen.wait_for("Delete main with its 1 turn? (y/n)")
+    screen.type(answer)
+    screen.wait_for("main is kept")
+    screen.wait_for_prompt("main")
+    screen.line("/new other")
+    screen.wait_for_prompt("other")
+    screen.line("/delete")  # nothing is lost
+    screen.wait_for("deleted other; you are in main now")
+    screen.line("/delete main")
+    screen.wait_until(lambda: screen.text.count("(y/n)") == 2, "question")
+    screen.type("y")
+    screen.wait_for("deleted main; you are in main now")
+
+
+def test_after_a_stop_the_line_is_shown_again(start: Start) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    os.kill(screen.process.pid, signal.SIGSTOP)
+    screen.update(0.5)
+    line = screen.prompt
+    screen.feed(b"\r\nStopped\r\n$ fg\r\n")
+    os.kill(screen.process.pid, signal.SIGCONT)
+    screen.wait_for(r"\$ fg\n" + re.escape(line[:20]), regex=True)
+    screen.type(CTRL_C)
+    screen.wait_for("stopped")
+
+
+def test_a_new_width_holds_for_a_reply_that_runs(start: Start) -> None:
+    screen = start(max_tokens=3000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    screen.resize(30)
+    screen.wait_for("3,000 tokens ·")
+    lines = screen.text.split("3,000 tokens")[0].splitlines()[2:-1]
+    assert lines and all(0 < len(line) < 30 for line in lines)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_list_and_stats_fit(start: Start, columns: int) -> None:
+    screen = start(columns=columns)
+    screen.wait_for_prompt("main")
+    name = "a-name-of-25-characters-x"
+    screen.line(f"/new {name}")
+    screen.wait_for_prompt(name)
+    say(screen, "a long text", name)
+    screen.line("/list")
+    screen.wait_for(rf" \*  {name} ", regex=True)
+    screen.wait_for(rf" \*  {name} +1 turn", regex=True)
+    assert ("“a long" in screen.text.split("/list")[1]) == (columns >= 80)
+    screen.line("/stats")
+    screen.wait_for("prefill saved")
+    for label in ("session ", "tokens ", "KV cache ", "all sessions "):
+        assert f"\n  {label}" in screen.text

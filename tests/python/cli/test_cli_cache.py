@@ -219,7 +219,9 @@ def test_errors(cli: RunCli, saved: Path, tmp_path: Path) -> None:
     assert_fails(cli("cache", "verify", saved), str(saved), "version is 99")
     data[8:] = data[8 : len(data) // 2]
     saved.write_bytes(data)
-    assert_fails(cli("cache", "diff", saved, shape), str(saved))
+    assert_fails(cli("cache", "diff", saved, shape), str(saved), code=2)
+    assert_fails(cli("cache", "diff", none, shape), str(none), code=2)
+    assert_fails(cli("cache", "inspect", "/dev/zero"), "/dev/zero", "GKVCACHE")
     assert_fails(cli("cache", "diff", shape), "Missing argument", code=2)
     assert_fails(cli("cache", "frobnicate"), "frobnicate", code=2)
 
@@ -229,5 +231,30 @@ def test_diff_of_other_shapes(cli: RunCli, saved: Path) -> None:
     create_kv_cache("gemma3-270m", 50).save(shape)
     assert_fails(
         cli("cache", "diff", saved, shape), "7 layers of 1 x 32",
-        "18 layers of 1 x 256 (gemma3-270m)",
+        "18 layers of 1 x 256 (gemma3-270m)", code=2,
     )  # fmt: skip
+
+
+def test_sessions(cli: RunCli, talker: Gemma, tmp_path: Path) -> None:
+    session = gemmakv.Session(talker, "be brief")
+    session.send("hello", max_tokens=4)
+    path, cache = tmp_path / "talk.session", tmp_path / "talk.kv"
+    session.save(path)
+    session.cache.save(cache)
+    document = as_json(cli, "inspect", path)
+    assert document["holds"] == "a session"
+    assert document["turns"] == 1 and document["system"] == "be brief"
+    assert document["bytes"] == path.stat().st_size
+    assert document["tokens"] == session.cache.tokens.tolist()
+    assert as_json(cli, "inspect", cache)["holds"] == "a KV cache"
+    assert "a session" in cli("cache", "inspect", path).stdout.decode()
+    sections = as_json(cli, "verify", path)["sections"]
+    assert sections[0]["section"] == "session"
+    assert sections[1]["offset"] == sections[0]["bytes"]
+    assert sum(s["bytes"] for s in sections) == path.stat().st_size
+    assert as_json(cli, "diff", path, cache)["same"]
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    for command in ("inspect", "verify"):
+        assert_fails(cli("cache", command, path), str(path), "checksum")

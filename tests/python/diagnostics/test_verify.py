@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,21 @@ def different(report: verify.Report) -> list[str]:
 @pytest.fixture(scope="module")
 def report(tiny_path: Path) -> verify.Report:
     return verify.run(tiny_path)
+
+
+def test_the_example_of_the_docs(tiny_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "verify.md"
+    [code] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = code.replace('"gemma-3-270m"', repr(str(tiny_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("one chunk")
 
 
 def test_all_ways_agree(report: verify.Report, tiny: gemmakv.Gemma) -> None:

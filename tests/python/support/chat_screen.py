@@ -71,6 +71,15 @@ class Screen:
         self.raw += data
         self._stream.feed(data)
 
+    def feed(self, data: bytes) -> None:
+        """Shows what another program wrote."""
+        self._stream.feed(data)
+
+    def resize(self, columns: int) -> None:
+        """The terminal gets another width."""
+        self._screen.resize(columns=columns)
+        self.process.setwinsize(self._screen.lines, columns)
+
     def wait_until(self, done: Callable[[], object], what: str) -> None:
         """Takes in output until `done()`; fails with the screen if never."""
         end = time.monotonic() + WAIT_S

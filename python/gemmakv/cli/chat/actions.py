@@ -109,6 +109,12 @@ def rename(chat: Chat, name: str) -> None:
 def delete(chat: Chat, name: str | None) -> None:
     book = chat.book
     entry = book.current if name is None else book.find(name)
+    turns = entry.record.turns
+    if turns and not chat.view.confirm(
+        f"Delete {entry.name} with its {count(turns, 'turn')}?"
+    ):
+        chat.view.say(f"{entry.name} is kept")
+        return
     was_current = entry is book.current
     heir = book.heir(entry)
     if heir is not None and not chat.may_open(heir):

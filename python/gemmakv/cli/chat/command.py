@@ -94,7 +94,8 @@ def chat(
         raise typer.BadParameter(
             f"--overflow: expected {' or '.join(OVERFLOW)}, found {overflow!r}"
         )
-    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    stdin = console.read_stdin()
+    on_terminal = stdin.isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")
     _check_prompt_toolkit(on_terminal)
@@ -102,7 +103,8 @@ def chat(
     from gemmakv.cli.chat.chat import Chat, Defaults
     from gemmakv.cli.chat.view import PipeView, TerminalView, View
 
-    view: View = TerminalView() if on_terminal else PipeView(as_json)
+    screen = TerminalView()
+    view: View = screen if on_terminal else PipeView(as_json)
     gemma = _load(model, threads, quantize)
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}
@@ -118,7 +120,7 @@ def chat(
             from gemmakv.cli.chat import pipe
 
             open_chat.open(session)
-            return pipe.run(open_chat, sys.stdin.buffer)
+            return pipe.run(open_chat, stdin)
         from gemmakv._support.folders import data_folder
         from gemmakv.cli.chat.terminal import Terminal
 
@@ -126,7 +128,7 @@ def chat(
         open_chat.open(session)
         open_chat.show_where()
         history = data_folder() / "chat/history" if persist else None
-        return Terminal(open_chat, history).run()
+        return Terminal(open_chat, screen, history).run()
     finally:
         open_chat.close()
 

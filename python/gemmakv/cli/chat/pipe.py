@@ -28,7 +28,7 @@ def run(chat: Chat, lines: Iterable[bytes]) -> int:
             if commands.is_command(text):
                 commands.run(chat, text)
             else:
-                reply(chat, commands.message_of(text), stoppable=False)
+                reply(chat, commands.message_of(text))
         except Leave:
             break
         except UnicodeDecodeError as error:

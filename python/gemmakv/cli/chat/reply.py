@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
-import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.errors import CacheFullError
@@ -15,19 +13,22 @@ if TYPE_CHECKING:
     from gemmakv.cli.chat.chat import Chat
 
 
-def reply(chat: Chat, text: str, stoppable: bool) -> None:
+def reply(
+    chat: Chat, text: str, on_stop: Callable[[], None] | None = None
+) -> None:
     """Sends `text` to the current session and shows what it answers.
 
-    With `stoppable`, Ctrl-C ends the reply and what is shown of it stays in
-    the session (if that is nothing, so does not the message either); else it
-    raises KeyboardInterrupt.
+    With `on_stop`, Ctrl-C calls it and ends the reply; what is shown of it
+    stays in the session (if that is nothing, so does not the message either).
+    Without, it raises KeyboardInterrupt.
     """
     entry = chat.book.current
     session = chat.session(entry)
     chat.save_draft(entry, text)
     chat.view.begin_reply()
     try:
-        with _Interrupts() if stoppable else contextlib.nullcontext() as stop:
+        nothing = contextlib.nullcontext()
+        with _Interrupts(on_stop) if on_stop else nothing as stop:
             stream = session.stream(text)
             if stop is not None:
                 stop.call(stream.cancel)
@@ -52,12 +53,13 @@ def reply(chat: Chat, text: str, stoppable: bool) -> None:
 
 
 class _Interrupts:
-    """While its body runs, Ctrl-C calls a function and raises nothing.
+    """While its body runs, Ctrl-C calls two functions and raises nothing.
 
-    A Ctrl-C that comes before there is a function is kept for it.
+    A Ctrl-C that comes before there is the second one is kept for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._first = first
         self._function: Callable[[], None] | None = None
         self._happened = False
         self._before: Any = None
@@ -77,26 +79,6 @@ class _Interrupts:
     def _handle(self, number: int, frame: object) -> None:
         del number, frame
         self._happened = True
+        self._first()
         if self._function is not None:
             self._function()
-
-
-@contextlib.contextmanager
-def quiet_keyboard() -> Iterator[None]:
-    """The terminal shows nothing that is typed while the body runs.
-
-    It stays in the terminal's buffer for the next prompt.
-    """
-    try:
-        keyboard = sys.stdin.fileno()
-        before = termios.tcgetattr(keyboard)
-    except (OSError, ValueError, termios.error):
-        yield
-        return
-    quiet = termios.tcgetattr(keyboard)
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

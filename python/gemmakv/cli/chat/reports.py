@@ -18,28 +18,44 @@ if TYPE_CHECKING:
     from gemmakv.cli.chat.chat import Chat
 
 _HERE = "bold green"
+_LEAST_PREVIEW = 12
 
 
 def list_sessions(chat: Chat) -> None:
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=True)
-    rows.add_column(no_wrap=True)
-    rows.add_column(justify="right", no_wrap=True)
-    rows.add_column(justify="right", no_wrap=True)
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(no_wrap=True, overflow="ellipsis")
+    """Mark, name and turns always; of the others those that have room."""
+    rows = []
     for entry in chat.book.entries:
-        here = entry is chat.book.current
         record = entry.record
-        rows.add_row(
-            Text("*" if here else " ", style=_HERE),
-            Text(entry.name, style=_HERE if here else "bold"),
-            count(record.turns, "turn"),
-            count(record.tokens, "token"),
-            table.ago(record.changed),
-            Text(quoted(record.last_text)),
+        here = entry is chat.book.current
+        rows.append(
+            [
+                Text("*" if here else " ", style=_HERE),
+                Text(entry.name, style=_HERE if here else "bold"),
+                Text(count(record.turns, "turn")),
+                Text(count(record.tokens, "token")),
+                Text(table.ago(record.changed), style="dim"),
+                Text(quoted(record.last_text), no_wrap=True),
+            ]
         )
-    chat.view.show(Padding(rows, (0, 0, 0, 1), expand=False))
+    widths = [max(cell.cell_len for cell in cells) for cells in zip(*rows)]
+    widths[-1] = min(widths[-1], _LEAST_PREVIEW)
+    room = chat.view.width - 1 - sum(widths[:3]) - 2 * 2
+    shown = 3
+    while shown < len(widths) and room >= widths[shown] + 2:
+        room -= widths[shown] + 2
+        shown += 1
+    grid = Table.grid(padding=(0, 2))
+    for i in range(shown):
+        # Only the last one, or a name that is too long by itself, is cut.
+        whole = i < 5 and not (i == 1 and shown == 3)
+        grid.add_column(
+            justify="right" if i in (2, 3) else "left",
+            no_wrap=whole,
+            overflow="ellipsis" if i == 5 else "fold",
+        )
+    for row in rows:
+        grid.add_row(*row[:shown])
+    chat.view.show(Padding(grid, (0, 0, 0, 1), expand=False))
 
 
 def stats(chat: Chat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.actions import Leave
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.completion import ChatCompleter
-from gemmakv.cli.chat.reply import quiet_keyboard, reply
+from gemmakv.cli.chat.keyboard import Keyboard
+from gemmakv.cli.chat.reply import reply
+from gemmakv.cli.chat.view import TerminalView
 from gemmakv.errors import GemmaKVError
 
 _STYLE = Style.from_dict(
@@ -42,8 +45,11 @@ _MENU_LINES = 6
 class Terminal:
     """Reads lines with editing, history and completion; runs them."""
 
-    def __init__(self, chat: Chat, history_path: Path | None) -> None:
+    def __init__(
+        self, chat: Chat, view: TerminalView, history_path: Path | None
+    ) -> None:
         self._chat = chat
+        self._view = view
         self._leaving = False  # Ctrl-C on an empty line has been pressed once
         self._completer = ChatCompleter(chat)
         self._prompt: PromptSession[str] = PromptSession(
@@ -62,35 +68,34 @@ class Terminal:
                 ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
             ),
         )
+        app = self._prompt.app
+        self._keyboard = Keyboard(app.input, app.output)
+        view.keyboard = self._keyboard
 
     def run(self) -> int:
         """Until the person leaves; the exit code."""
-        with quiet_keyboard():
-            try:
-                while True:
+        with self._keyboard.silent(), contextlib.suppress(EOFError, Leave):
+            while True:
+                # A signal may come at any moment, also in the prompt.
+                with contextlib.suppress(KeyboardInterrupt):
                     self._chat.report_failures()
-                    self._run_line(self._read_line())
-            except (EOFError, Leave):
-                return 0
-
-    def _read_line(self) -> str:
-        """What was typed; "" if a signal interrupted it. EOFError: leave."""
-        try:
-            return self._prompt.prompt()
-        except KeyboardInterrupt:
-            return ""
+                    text = self._prompt.prompt()
+                    with self._keyboard.kept(self._view.resume):
+                        self._run_line(text)
+        return 0
 
     def _run_line(self, text: str) -> None:
         if not text.strip():
             return
-        view = self._chat.view
+        view = self._view
         try:
             if commands.is_command(text):
                 commands.run(self._chat, text)
             else:
                 message = commands.message_of(text)
-                reply(self._chat, message, stoppable=True)
+                reply(self._chat, message, self._keyboard.drop)
         except KeyboardInterrupt:
+            self._keyboard.drop()
             view.error("interrupted")
         except MemoryError:
             view.error("out of memory; /delete sessions that you do not need")

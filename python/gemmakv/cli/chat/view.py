@@ -15,6 +15,7 @@ from gemmakv.cli.chat.table import count, printable, quoted
 from gemmakv.cli.chat.wrap import WordWrap
 
 if TYPE_CHECKING:
+    from gemmakv.cli.chat.keyboard import Keyboard
     from gemmakv.generation._result import Generation
 
 _SHOWN_LINES = 6
@@ -22,6 +23,10 @@ _SHOWN_LINES = 6
 
 class View(Protocol):
     """Where replies, answers of commands and errors go."""
+
+    @property
+    def width(self) -> int:
+        """Columns that a table may take."""
 
     def say(self, line: str) -> None:
         """An answer of a command, one line."""
@@ -44,6 +49,9 @@ class View(Protocol):
 
     def drop_reply(self) -> None: ...
 
+    def confirm(self, question: str) -> bool:
+        """Whether the person says yes; yes where there is nobody to ask."""
+
 
 class TerminalView:
     """Everything on the screen; replies as they come, wrapped at words."""
@@ -52,6 +60,11 @@ class TerminalView:
         self._console = Console(highlight=False, soft_wrap=False)
         self._waiting: contextlib.ExitStack | None = None
         self._wrap: WordWrap | None = None
+        self.keyboard: Keyboard | None = None
+
+    @property
+    def width(self) -> int:
+        return self._console.width
 
     def say(self, line: str) -> None:
         self._console.print(Text(printable(line), style="dim"))
@@ -79,8 +92,9 @@ class TerminalView:
         self._waiting.enter_context(
             self._console.status("reading", spinner="dots")
         )
-        width = shutil.get_terminal_size().columns
-        self._wrap = WordWrap(console.write, width)
+        self._wrap = WordWrap(
+            console.write, lambda: shutil.get_terminal_size().columns
+        )
 
     def piece(self, text: str) -> None:
         if text and self._wrap is not None:
@@ -97,6 +111,17 @@ class TerminalView:
         self._stop_waiting()
         if self._wrap is not None:
             self._wrap.end()
+            self._wrap = None
+
+    def resume(self) -> None:
+        """The program was stopped, and other things are on the screen."""
+        if self._waiting is not None:
+            self._console.show_cursor(False)
+        elif self._wrap is not None:
+            self._wrap.redraw()
+
+    def confirm(self, question: str) -> bool:
+        return self.keyboard is None or self.keyboard.confirm(question)
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -115,6 +140,10 @@ class PipeView:
         self._console = Console(
             stderr=True, color_system=None, highlight=False, width=200
         )
+
+    @property
+    def width(self) -> int:
+        return self._console.width
 
     def say(self, line: str) -> None:
         self._console.print(Text(printable(line)))
@@ -147,6 +176,9 @@ class PipeView:
 
     def drop_reply(self) -> None:
         pass
+
+    def confirm(self, question: str) -> bool:
+        return True
 
 
 def summary(generation: Generation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 _TAB = "    "
 
@@ -14,55 +14,52 @@ class WordWrap:
 
     The word is on the screen while it grows: when it meets the edge, it is
     erased there and written again below. Words longer than a line are cut by
-    the terminal itself.
+    the terminal itself. `columns` gives the width of the terminal now; what
+    no longer fits is taken to be wrapped by the terminal, as most do.
     """
 
-    def __init__(self, write: Callable[[str], None], width: int) -> None:
+    def __init__(
+        self, write: Callable[[str], None], columns: Callable[[], int]
+    ) -> None:
         self._write = write
-        # The last column stays free: terminals differ in what they do there.
-        self._width = max(width - 1, 1)
-        self._column = 0
-        self._word = ""  # the end of the line as far as it is one word
-        self._word_width = 0
+        self._columns = columns
+        self._width = 0
+        self._line = ""  # what the line of the cursor holds
 
     def write(self, text: str) -> None:
+        columns = self._columns()
+        # The last column stays free: terminals differ in what they do there.
+        self._width = max(columns - 1, 1)
+        if cell_len(self._line) > max(columns, 2):
+            self._line = chop_cells(self._line, max(columns, 2))[-1]
         out = "".join(self._place(c) for c in text.replace("\t", _TAB))
         self._write(out)
 
+    def redraw(self) -> None:
+        """Writes the line again where the cursor is now."""
+        self._write(f"\r\x1b[K{self._line}")
+
     def end(self) -> None:
         """Makes sure that the cursor is at the beginning of a line."""
-        if self._column:
+        if self._line:
             self._write("\n")
-            self._column = 0
-            self._word, self._word_width = "", 0
+            self._line = ""
 
     def _place(self, character: str) -> str:
         """What to write for one character."""
         if character == "\n":
-            self._column = 0
-            self._word, self._word_width = "", 0
+            self._line = ""
             return "\n"
-        size = cell_len(character)
-        if character == " ":
-            self._word, self._word_width = "", 0
-            if self._column >= self._width:
-                return ""  # at the edge: the next word begins a new line
-            self._column += 1
-            return " "
-        if self._column + size <= self._width:
-            self._grow(character, size)
+        if cell_len(self._line + character) <= self._width:
+            self._line += character
             return character
-        word, word_width = self._word, self._word_width
-        self._column = 0
-        self._word, self._word_width = "", 0
-        if not word or word_width + size > self._width:
-            self._grow(character, size)
+        if character == " ":  # at the edge: the next word begins a new line
+            if cell_len(self._line) <= self._width:
+                self._line += character
+            return ""
+        word = self._line.rpartition(" ")[2]
+        if not word or cell_len(word + character) > self._width:
+            self._line = character
             return "\n" + character
-        self._grow(word + character, word_width + size)
-        erase = f"\x1b[{word_width}D\x1b[K"
-        return f"{erase}\n{word}{character}"
-
-    def _grow(self, text: str, size: int) -> None:
-        self._word += text
-        self._word_width += size
-        self._column += size
+        self._line = word + character
+        return f"\x1b[{cell_len(word)}D\x1b[K\n{self._line}"

@@ -1,0 +1,149 @@
+"""What is typed while no prompt reads it: it waits in the next one, unsent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import FrameType
+
+from prompt_toolkit.input import Input
+from prompt_toolkit.input.typeahead import (
+    clear_typeahead,
+    get_typeahead,
+    store_typeahead,
+)
+from prompt_toolkit.input.vt100 import Vt100Input, raw_mode
+from prompt_toolkit.key_binding import KeyPress
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import Output
+from prompt_toolkit.shortcuts import confirm
+
+from gemmakv.cli.chat.table import printable
+
+_ENTER = (Keys.ControlM, Keys.ControlJ)
+_NEW_LINE = KeyPress(Keys.BracketedPaste, "\n")
+
+
+class _Silent(raw_mode):
+    """Keys are not shown and come at once; those of signals stay signals."""
+
+    @classmethod
+    def _patch_lflag(cls, attrs: int) -> int:
+        return attrs & ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+
+
+class Keyboard:
+    """The keys of a terminal between prompts, within `silent`."""
+
+    def __init__(self, input: Input, output: Output) -> None:
+        self._input = input
+        self._output = output
+        self._keys: list[KeyPress] = []
+        self._reading = threading.RLock()  # a signal may come in `drop`
+        self._open = contextlib.ExitStack()
+        self._on_resume: Callable[[], None] = lambda: None
+
+    def silent(self) -> AbstractContextManager[None]:
+        """What is typed between prompts is not shown, at no moment."""
+        return _Silent(self._input.fileno())
+
+    @contextlib.contextmanager
+    def kept(self, on_resume: Callable[[], None]) -> Iterator[None]:
+        """While the body runs, keys are read and kept for the next prompt.
+
+        Enter is a line break there: nothing is sent or run that was not seen.
+        `on_resume` is called when the program goes on after Ctrl-Z.
+        """
+        self._on_resume = on_resume
+        self._keys = []
+        self._start()
+        try:
+            yield
+        finally:
+            self._open.close()
+            store_typeahead(self._input, _draft(self._keys))
+
+    def confirm(self, question: str) -> bool:
+        """Asks within `kept`; what was typed before is no answer."""
+        self._open.close()
+        try:
+            return confirm(printable(question), " (y/n) ")
+        except (KeyboardInterrupt, EOFError):
+            self.drop()
+            return False
+        finally:
+            self._start()
+
+    def drop(self) -> None:
+        """Forgets what was typed."""
+        with self._reading:
+            self._keys = []
+            if isinstance(self._input, Vt100Input):
+                self._input.vt100_parser.reset()  # the end of a paste is gone
+            clear_typeahead(self._input)
+        with contextlib.suppress(termios.error):
+            termios.tcflush(self._input.fileno(), termios.TCIFLUSH)
+
+    def _start(self) -> None:
+        """Reads keys until `_open` is closed."""
+        early = get_typeahead(self._input)
+        while any(key.key is Keys.ControlC for key in early):
+            # Pressed when the prompt had ended, before signals were on.
+            if early.pop(0).key is Keys.ControlC:
+                signal.raise_signal(signal.SIGINT)
+        self._keys += early
+        stop, end = os.pipe()
+        reader = threading.Thread(target=self._read, args=(stop,), daemon=True)
+        self._open.callback(os.close, stop)
+        self._open.callback(reader.join)
+        self._open.callback(os.close, end)
+        self._enter()
+        for number, function in (
+            (signal.SIGTSTP, self._suspend),
+            (signal.SIGCONT, self._resume),
+        ):
+            before = signal.signal(number, function)
+            self._open.callback(signal.signal, number, before)
+        reader.start()
+
+    def _enter(self) -> None:
+        self.silent().__enter__()
+        self._output.enable_bracketed_paste()
+        self._output.flush()
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Leaves the terminal to the shell as it was, and stops."""
+        self._output.disable_bracketed_paste()
+        self._output.show_cursor()
+        self._output.flush()
+        signal.signal(number, signal.SIG_DFL)
+        with self._input.cooked_mode():
+            os.kill(0, number)
+        self._resume(number, frame)  # where there was no shell to stop it
+
+    def _resume(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTSTP, self._suspend)
+        self._enter()
+        self._on_resume()
+
+    def _read(self, stop: int) -> None:
+        """Takes keys in, so that Ctrl-C comes through behind any number."""
+        keyboard = self._input.fileno()
+        while not self._input.closed:
+            if stop in select.select([keyboard, stop], [], [])[0]:
+                return
+            with self._reading:
+                self._keys += self._input.read_keys()
+
+
+def _draft(keys: list[KeyPress]) -> list[KeyPress]:
+    """The keys with line breaks where Enter was, but for the last ones."""
+    while keys and keys[-1].key in _ENTER:
+        keys = keys[:-1]
+    return [_NEW_LINE if one.key in _ENTER else one for one in keys]

@@ -1,0 +1,123 @@
+"""The command line where streams are closed, full or of other encodings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GEMMAKV = f"{sys.executable} -m gemmakv"
+
+
+def shell(
+    line: str, stdin: bytes = b"", **env: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a line of sh in which $GEMMAKV is the command line."""
+    return subprocess.run(
+        ["sh", "-c", line],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, "GEMMAKV": GEMMAKV, **env},
+        timeout=120,
+        check=False,
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[bytes]) -> str:
+    lines = result.stderr.decode().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("gemmakv: error: "), lines
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["generate --model {} -", "chat -m {}"])
+def test_stdin_is_closed(command: str, talker_path: Path) -> None:
+    result = shell(f"exec $GEMMAKV {command.format(talker_path)} <&-")
+    assert result.returncode == 1
+    assert "stdin is closed" in one_line(result)
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "info --types"])
+def test_stdout_is_closed(command: str) -> None:
+    result = shell(f"exec $GEMMAKV {command} >&-")
+    assert result.returncode == 1
+    assert "stdout is closed" in one_line(result)
+
+
+def test_stderr_is_closed(talker_path: Path) -> None:
+    line = f"exec $GEMMAKV chat -m {talker_path} --max-tokens 3 2>&-"
+    result = shell(line, b"hello\n/list\n")
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 1
+    assert shell("exec $GEMMAKV nonsense 2>&-").returncode == 2
+
+
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="there is no /dev/full"
+)
+def test_stdout_is_full() -> None:
+    result = shell("exec $GEMMAKV --version >/dev/full")
+    assert result.returncode == 1
+    assert "stdout: No space left on device" in one_line(result)
+
+
+def test_errors_of_files_name_them(tmp_path: Path) -> None:
+    for name in ("''", str(tmp_path / "none")):
+        result = shell(f"exec $GEMMAKV cache inspect {name}")
+        assert result.returncode == 1
+        assert f"{name}: No such file" in one_line(result)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_other_encodings(encoding: str, talker_path: Path) -> None:
+    line = f"exec $GEMMAKV chat -m {talker_path} --max-tokens 3"
+    result = shell(
+        line, "/new é\n/tree\nhé\n".encode(), PYTHONIOENCODING=encoding
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--top-p 7", "--top-p "),
+        ("--max-tokens=-1", "--max-tokens: expected"),
+        ("--capacity-tokens 0", "--capacity-tokens: expected"),
+        ("--kv-dtype x", "--kv-dtype"),
+        ("--logit-bias x", "--logit-bias: expected"),
+    ],
+)
+def test_errors_name_the_flag(
+    option: str, message: str, talker_path: Path
+) -> None:
+    result = shell(f"exec $GEMMAKV generate -m {talker_path} {option} a")
+    assert result.returncode != 0
+    assert one_line(result).startswith(f"gemmakv: error: {message}")
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.1, 0.15, 0.2, 0.3])
+def test_ctrl_c_while_it_starts(after_s: float) -> None:
+    """Before its own first line runs, Python itself reports the key."""
+    code = "import runpy, sys\nsys.argv = ['gemmakv', 'bench']\n"
+    code += "print(flush=True)\nrunpy.run_module('gemmakv')\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b""
