@@ -113,12 +113,3 @@ def run(arguments: list[str]) -> int:
         message = " ".join(text.split())
         return fail(f"{message} (--help lists the options)", EXIT_USAGE)
     return result if isinstance(result, int) else 0
-
-
-def _with_flag(message: str, arguments: list[str]) -> str:
-    """A message on a keyword of Python's, on the flag that was given for it."""
-    keyword = re.match(r"[a-z_]+\b", message)
-    flag = "--" + keyword[0].replace("_", "-") if keyword else ""
-    if keyword and any(one.split("=")[0] == flag for one in arguments):
-        return flag + message[keyword.end() :]
-    return message

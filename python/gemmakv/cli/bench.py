@@ -6,7 +6,6 @@ import dataclasses
 import json
 
 import typer
-from rich.table import Table
 
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
@@ -57,10 +56,9 @@ def bench(
 def _render(report: measure.Report) -> str:
     limits = report.limits
     kept = f" quantized to {report.quantize}" if report.quantize else ""
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"medians of {report.rounds}")
-    for name in ("measured", "limit", "share"):
-        table.add_column(name, justify="right")
+    table = console.table(
+        f"medians of {report.rounds}", "measured", "limit", "share"
+    )
     for row in report.rows:
         table.add_row(
             row.name,

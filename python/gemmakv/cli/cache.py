@@ -54,7 +54,7 @@ def inspect(file: str = _FILE, as_json: bool = _JSON) -> None:
     tokens = document.pop("tokens")
     layers = document.pop("layers")
     document["tokens"] = _shortened(tokens)
-    console.write(console.render(_facts(document), _layer_table(layers)))
+    console.write(console.render(console.facts(document), _layer_table(layers)))
 
 
 @app.command(
@@ -85,16 +85,15 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
                     "sound": not bad, "sections": sections}  # fmt: skip
         console.write(json.dumps(document) + "\n")
     else:
-        table = Table("section", box=None, pad_edge=False)
-        table.add_column("offset", justify="right")
-        table.add_column("bytes", justify="right")
+        table = console.table("section", "offset", "bytes")
         table.add_column("state")
         for section in sections:
+            problem = section["problem"]
             table.add_row(
                 str(section["section"]),
                 f"{section['offset']:,}",
                 f"{section['bytes']:,}",
-                f"BAD: {section['problem']}" if section["problem"] else "good",
+                f"BAD: {problem}" if problem else "good",
             )
         console.write(console.render(table))
     if bad:
@@ -138,7 +137,7 @@ def diff(
         layers = document.pop("layers")
         same = document.pop("same")
         facts = {**document, "result": "same" if same else "different"}
-        console.write(console.render(_facts(facts), _diff_table(layers)))
+        console.write(console.render(console.facts(facts), _diff_table(layers)))
         document["same"] = same
     return 0 if document["same"] else EXIT_FAILURE
 
@@ -320,30 +319,17 @@ def _shortened(tokens: list[int]) -> str:
     return f"{first} ... {' '.join(map(str, tokens[-_SHOWN_TOKENS:]))}"
 
 
-def _facts(document: dict[str, Any]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for key, value in document.items():
-        number = isinstance(value, int) and not isinstance(value, bool)
-        text = "none" if value is None else str(value)
-        table.add_row(
-            key.replace("_", " "), f"{value:,}" if number else text
-        )
-    return table
-
-
 def _layer_table(layers: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in layers[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+    names = (name.replace("_", " ") for name in layers[0])
+    table = console.table(*names, left=0)
     for layer in layers:
         table.add_row(*("-" if v is None else str(v) for v in layer.values()))
     return table
 
 
 def _diff_table(layers: list[dict[str, Any]]) -> Table:
-    table = Table("layer", "kind", "positions", box=None, pad_edge=False)
-    for name in _COMPARED:
-        table.add_column(f"{name}s differ by", justify="right")
+    differ = (f"{name}s differ by" for name in _COMPARED)
+    table = console.table("layer", "kind", "positions", *differ, left=3)
     for layer in layers:
         differences = [
             "-" if layer[name] is None else f"{layer[name]:.3g}"

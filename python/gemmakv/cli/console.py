@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
 from gemmakv._support.sizes import in_bytes
 from gemmakv.chat._gemma import Gemma
@@ -73,6 +74,24 @@ def render(*parts: RenderableType) -> str:
             page.print()
         page.print(part)
     return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+
+
+def table(*columns: str, left: int = 1) -> Table:
+    """A table without lines; the first `left` columns hold text."""
+    made = Table(box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        made.add_column(name, justify="left" if i < left else "right")
+    return made
+
+
+def facts(document: Mapping[str, object]) -> Table:
+    """Names and values in two columns; underscores are spaces."""
+    made = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in document.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        text = f"{value:,}" if number else str(value)
+        made.add_row(key.replace("_", " "), "none" if value is None else text)
+    return made
 
 
 ShowProgress = Callable[[int, int], None]

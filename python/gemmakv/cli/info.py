@@ -63,12 +63,13 @@ def info(
 
 
 def _render(document: dict[str, Any]) -> str:
-    title = Table(box=None, show_header=False, pad_edge=False)
-    for key in ("file", "name", "format", "architecture", "gguf_version"):
-        if key in document:
-            title.add_row(key.replace("_", " "), str(document[key]))
-    title.add_row("parameters", f"{document['parameters']:,}")
-    title.add_row("tensor bytes", _count(document["tensor_bytes"]))
+    keys = (
+        "file", "name", "format", "architecture", "gguf_version",
+        "parameters",
+    )  # fmt: skip
+    shown = {k: document[k] for k in keys if k in document}
+    shown["tensor_bytes"] = _count(document["tensor_bytes"])
+    title = console.facts(shown)
     tables = [title, _types_table(document["types"])]
     if document.get("left_out_tensors"):
         title.add_row(
@@ -93,10 +94,7 @@ def _render(document: dict[str, Any]) -> str:
 
 
 def _types_table(types: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("type")
-    for name in ("tensors", "values", "bytes"):
-        table.add_column(name, justify="right")
+    table = console.table("type", "tensors", "values", "bytes")
     for entry in types:
         table.add_row(
             entry["type"],
@@ -108,22 +106,19 @@ def _types_table(types: list[dict[str, Any]]) -> Table:
 
 
 def _kv_table(kv: dict[str, dict[str, int]], context_length: int) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("KV cache")
-    table.add_column("bytes a token, full layers", justify="right")
-    table.add_column("sliding layers (in the window)", justify="right")
-    table.add_column(f"bytes at {context_length:,} tokens", justify="right")
+    table = console.table(
+        "KV cache",
+        "bytes a token, full layers",
+        "sliding layers (in the window)",
+        f"bytes at {context_length:,} tokens",
+    )
     for dtype, sizes in kv.items():
         table.add_row(dtype, *(f"{value:,}" for value in sizes.values()))
     return table
 
 
 def _tensors_table(tensors: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("tensor")
-    table.add_column("type")
-    table.add_column("shape", justify="right")
-    table.add_column("bytes", justify="right")
+    table = console.table("tensor", "type", "shape", "bytes", left=2)
     for tensor in tensors:
         table.add_row(
             tensor["name"],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
 from gemmakv._core import ModelConfig
 from gemmakv.cli import console
 from gemmakv.models._config import ModelType
@@ -52,12 +50,14 @@ def describe_all() -> list[dict[str, Any]]:
 
 def render(types: list[dict[str, Any]]) -> str:
     """What `describe_all` gives, as tables."""
-    shapes = _table(
+    shapes = console.table(
         "model type", "layers", "full", "sliding", "recurrent", "window",
         "context",
     )  # fmt: skip
-    tokens = _table("bytes a token: full + sliding", *_DTYPES)
-    totals = _table("bytes at full context", *_DTYPES, "recurrent state in it")
+    tokens = console.table("bytes a token: full + sliding", *_DTYPES)
+    totals = console.table(
+        "bytes at full context", *_DTYPES, "recurrent state in it"
+    )
     for entry in types:
         name = entry["model_type"]
         keys = (
@@ -84,11 +84,3 @@ def render(types: list[dict[str, Any]]) -> str:
         "layers a state\nof one size, in float32 for each way of storing the "
         "rest.\n"
     )
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

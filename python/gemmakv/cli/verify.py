@@ -79,11 +79,7 @@ def _render(report: check.Report) -> str:
 
 
 def _table(arithmetic: str, checks: list[check.Check]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(arithmetic)
-    table.add_column("logits")
-    table.add_column("")
-    table.add_column("s", justify="right")
+    table = console.table(arithmetic, "logits", "", "s", left=3)
     for i, entry in enumerate(checks):
         verdict = "equal" if entry.equal else "DIFFERS"
         table.add_row(

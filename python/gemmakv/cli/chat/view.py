@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 _SHOWN_LINES = 6
 
 
-class View(Protocol):
-    """Where replies, answers of commands and errors go."""
+class View:
+    """Where replies, answers of commands and errors go.
+
+    What a view does not show, it passes over.
+    """
+
+    _console: Console
 
     @property
     def width(self) -> int:
         """Columns that a table may take."""
+        return self._console.width
 
     def say(self, line: str) -> None:
         """An answer of a command, one line."""
@@ -43,17 +49,22 @@ class View(Protocol):
     def begin_reply(self) -> None:
         """Between this and `end_reply` or `drop_reply` come the pieces."""
 
-    def piece(self, text: str) -> None: ...
+    def piece(self, text: str) -> None:
+        """The next text of the reply."""
 
-    def end_reply(self, name: str, generation: Generation) -> None: ...
+    def end_reply(self, name: str, generation: Generation) -> None:
+        """The reply of the session `name` is whole."""
 
-    def drop_reply(self) -> None: ...
+    def drop_reply(self) -> None:
+        """The reply has failed."""
 
     def confirm(self, question: str) -> bool:
         """Whether the person says yes; yes where there is nobody to ask."""
+        del question
+        return True
 
 
-class TerminalView:
+class TerminalView(View):
     """Everything on the screen; replies as they come, wrapped at words."""
 
     def __init__(self) -> None:
@@ -61,10 +72,6 @@ class TerminalView:
         self._waiting: contextlib.ExitStack | None = None
         self._wrap: WordWrap | None = None
         self.keyboard: Keyboard | None = None
-
-    @property
-    def width(self) -> int:
-        return self._console.width
 
     def say(self, line: str) -> None:
         self._console.print(Text(printable(line), style="dim"))
@@ -129,7 +136,7 @@ class TerminalView:
             self._waiting = None
 
 
-class PipeView:
+class PipeView(View):
     """Stdout holds one line for each reply, and nothing else ever.
 
     With `as_json`, that line is a JSON object. Everything else is on stderr.
@@ -140,10 +147,6 @@ class PipeView:
         self._console = Console(
             stderr=True, color_system=None, highlight=False, width=200
         )
-
-    @property
-    def width(self) -> int:
-        return self._console.width
 
     def say(self, line: str) -> None:
         self._console.print(Text(printable(line)))
@@ -161,24 +164,12 @@ class PipeView:
         for role, content in messages:
             self._console.print(Text(f"{role}: {quoted(content)}"))
 
-    def begin_reply(self) -> None:
-        pass
-
-    def piece(self, text: str) -> None:
-        pass
-
     def end_reply(self, name: str, generation: Generation) -> None:
         if self._as_json:
             line = json.dumps(_document(name, generation), ensure_ascii=False)
         else:
             line = " ".join(printable(generation.text).split())
         console.write(line + "\n")
-
-    def drop_reply(self) -> None:
-        pass
-
-    def confirm(self, question: str) -> bool:
-        return True
 
 
 def summary(generation: Generation) -> str:
