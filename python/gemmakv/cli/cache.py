@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -251,18 +253,13 @@ def _heads(layer: LayerView) -> tuple[int, int]:
     return layer.cache._core.layer_shape(layer.index)
 
 
-class _naming:
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
     """Puts the file's name in front of this package's errors."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, GemmaKVError):
-            raise type(error)(f"{self.file}: {error}") from None
+    try:
+        yield
+    except GemmaKVError as error:
+        raise type(error)(f"{file}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
