@@ -377,14 +377,17 @@ def test_after_a_stop_the_line_is_shown_again(start: Start) -> None:
 
 
 def test_a_new_width_holds_for_a_reply_that_runs(start: Start) -> None:
-    screen = start(max_tokens=3000)
+    screen = start(max_tokens=1_000_000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
     screen.resize(30)
-    screen.wait_for("3,000 tokens ·")
-    lines = screen.text.split("3,000 tokens")[0].splitlines()[2:-1]
-    assert lines and all(0 < len(line) < 30 for line in lines)
+    screen.wait_until(
+        lambda: all(0 < len(s) < 30 for s in screen.text.splitlines()[-9:]),
+        "lines of the new width",
+    )
+    screen.type(CTRL_C)
+    screen.wait_for("stopped")
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])
