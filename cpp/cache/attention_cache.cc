@@ -68,20 +68,20 @@ void AttentionCache::Restart(size_t begin, size_t target) {
 }
 
 BlockRef AttentionCache::CopyBlock(const BlockRef& from, size_t tokens) const {
-  BlockRef copy = pool_->Acquire(group().block_bytes);
+  BlockRef to = pool_->Acquire(group().block_bytes);
   const size_t block_tokens = layout_->block_tokens();
   for (const size_t layer : group().layers) {
     const KvLayerSpec& spec = layout_->layers()[layer];
+    const StripCopy copy = {layout_->dtype(), spec.head_dim, 0, tokens, 0,
+                            block_tokens,     block_tokens};
     for (size_t head = 0; head < spec.kv_heads; ++head) {
       const size_t keys = layout_->key_offset(layer, head);
       const size_t values = layout_->value_offset(layer, head);
-      CopyKeys(layout_->dtype(), from.data() + keys, block_tokens,
-               spec.head_dim, tokens, copy.data() + keys, block_tokens);
-      CopyValues(layout_->dtype(), from.data() + values, block_tokens,
-                 spec.head_dim, tokens, copy.data() + values, block_tokens);
+      CopyKeys(copy, from.data() + keys, to.data() + keys);
+      CopyValues(copy, from.data() + values, to.data() + values);
     }
   }
-  return copy;
+  return to;
 }
 
 GroupStep AttentionCache::Prepare(size_t begin, size_t end,
@@ -149,16 +149,12 @@ void AttentionCache::AddBlocks(std::vector<const Block*>& out) const {
 }
 
 std::vector<HeldBlock> AttentionCache::Export(size_t position) const {
-  auto [begin, end] = Held();
-  end = std::min(position, end);
-  const size_t block_tokens = layout_->block_tokens();
+  const auto [begin, end] = Held();
   std::vector<HeldBlock> held;
-  while (begin < end) {
-    const size_t block = begin / block_tokens;
-    const size_t last = std::min(end, (block + 1) * block_tokens);
-    held.push_back({begin, last, blocks_[block - first_block_]});
-    begin = last;
-  }
+  const auto add = [&](size_t block, size_t from, size_t to) {
+    held.push_back({from, to, blocks_[block - first_block_]});
+  };
+  layout_->ForBlocks(begin, std::min(position, end), add);
   return held;
 }
 

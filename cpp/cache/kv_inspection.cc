@@ -1,4 +1,4 @@
-// What KVCache tells of its content: layers, sealed blocks, snapshots.
+// What KVCache tells of its content: layers, sealed blocks, bytes.
 
 #include <algorithm>
 #include <cstring>
@@ -107,11 +107,6 @@ std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
     bytes.insert(bytes.end(), piece.begin(), piece.end());
   });
   return bytes;
-}
-
-std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
-                                            CacheOptions options) {
-  return ReadSnapshot(bytes, options);
 }
 
 }  // namespace gkv

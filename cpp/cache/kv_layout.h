@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_CACHE_KV_LAYOUT_H_
 #define GEMMAKV_CACHE_KV_LAYOUT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -64,6 +65,18 @@ class KvLayout {
   size_t key_offset(size_t layer, size_t kv_head) const;
   size_t value_offset(size_t layer, size_t kv_head) const;
   size_t strip_bytes(size_t layer) const;
+
+  // Calls fn(block, from, to) for the parts of positions [begin, end) that lie
+  // in one block each, ascending.
+  template <typename Fn>
+  void ForBlocks(size_t begin, size_t end, const Fn& fn) const {
+    while (begin < end) {
+      const size_t block = begin / block_tokens_;
+      const size_t to = std::min(end, (block + 1) * block_tokens_);
+      fn(block, begin, to);
+      begin = to;
+    }
+  }
 
   // Byte offset of a recurrent layer's state inside a block of its group, and
   // the number of floats there. Requires: a recurrent layer.

@@ -49,10 +49,6 @@ class SnapshotWriter {
   std::vector<std::map<size_t, std::vector<HeldBlock>>> held_;
 };
 
-// Throws CorruptFile, Mismatch (a later version) or CacheFull.
-std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
-                                      const CacheOptions& options);
-
 // Calls fn(layer, head, range) for the keys and values in a payload, in order:
 // a strip of keys and one of values of range.tokens() tokens each.
 template <typename Fn>

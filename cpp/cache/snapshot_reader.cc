@@ -40,16 +40,16 @@ class Storage {
           const std::shared_ptr<BlockPool>& pool, const SnapshotHeader& header,
           const uint8_t* payload)
       : layout_(layout), header_(header), blocks_(layout->groups().size()) {
-    const size_t block_tokens = layout_->block_tokens();
     for (size_t g = 0; g < blocks_.size(); ++g) {
       const KvGroup& group = layout_->groups()[g];
+      const auto acquire = [&](size_t block, size_t, size_t) {
+        blocks_[g].resize(std::max(blocks_[g].size(), block + 1));
+        // Two ranges may lie in one block.
+        BlockRef& ref = blocks_[g][block];
+        if (!ref) ref = pool->Acquire(group.block_bytes);
+      };
       for (const Range& range : header.ranges(group)) {
-        const size_t end = (range.end - 1) / block_tokens + 1;
-        blocks_[g].resize(std::max(blocks_[g].size(), end));
-        for (size_t i = range.begin / block_tokens; i < end; ++i) {
-          // Two ranges may lie in one block.
-          if (!blocks_[g][i]) blocks_[g][i] = pool->Acquire(group.block_bytes);
-        }
+        layout_->ForBlocks(range.begin, range.end, acquire);
       }
     }
     ForStrips(*layout_, header,
@@ -93,37 +93,31 @@ class Storage {
     }
     const bool slides = group.kind == LayerKind::kSliding;
     const uint64_t end = slides ? mark.position : header_.computed;
-    uint64_t begin = slides ? mark.sliding_begin.at(group.window) : 0;
-    while (begin < end) {
-      const size_t block = begin / layout_->block_tokens();
-      const uint64_t last =
-          std::min<uint64_t>(end, (block + 1) * layout_->block_tokens());
-      held.push_back({begin, last, blocks_[g][block]});
-      begin = last;
-    }
+    const uint64_t begin = slides ? mark.sliding_begin.at(group.window) : 0;
+    layout_->ForBlocks(begin, end, [&](size_t block, size_t from, size_t to) {
+      held.push_back({from, to, blocks_[g][block]});
+    });
     return held;
   }
 
   void CopyStrips(size_t layer, size_t head, const Range& range,
                   const uint8_t* keys, const uint8_t* values) const {
-    const size_t block_tokens = layout_->block_tokens();
-    GroupCopy copy;
-    copy.dtype = layout_->dtype();
-    copy.head_dim = layout_->layers()[layer].head_dim;
-    copy.from_tokens = range.tokens();
-    copy.to_tokens = block_tokens;
-    for (size_t p = range.aligned_begin(); p < range.end; p += kKvGroup) {
-      const BlockRef& block =
-          blocks_[layout_->group_of(layer)][p / block_tokens];
-      copy.first = std::max<size_t>(p, range.begin) - p;
-      copy.last = std::min<size_t>(p + kKvGroup, range.end) - p;
-      copy.from_group = (p - range.aligned_begin()) / kKvGroup;
-      copy.to_group = p % block_tokens / kKvGroup;
-      CopyKeyGroup(copy, keys,
-                   block.data() + layout_->key_offset(layer, head));
-      CopyValueGroup(copy, values,
-                     block.data() + layout_->value_offset(layer, head));
-    }
+    const std::vector<BlockRef>& blocks = blocks_[layout_->group_of(layer)];
+    const size_t first = range.aligned_begin();
+    layout_->ForBlocks(
+        range.begin, range.end, [&](size_t i, size_t from, size_t to) {
+          const StripCopy copy = {
+              .dtype = layout_->dtype(),
+              .head_dim = layout_->layers()[layer].head_dim,
+              .begin = from - first,
+              .end = to - first,
+              .to_begin = from % layout_->block_tokens(),
+              .from_tokens = range.tokens(),
+              .to_tokens = layout_->block_tokens()};
+          uint8_t* const block = blocks[i].data();
+          CopyKeys(copy, keys, block + layout_->key_offset(layer, head));
+          CopyValues(copy, values, block + layout_->value_offset(layer, head));
+        });
   }
 
   std::shared_ptr<const KvLayout> layout_;
@@ -135,8 +129,8 @@ class Storage {
 
 }  // namespace
 
-std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
-                                      const CacheOptions& options) {
+std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
+                                            CacheOptions options) {
   ByteReader reader(bytes);
   const SnapshotHeader header = DecodeSnapshotHeader(bytes, reader);
   std::shared_ptr<const KvLayout> layout;
@@ -155,25 +149,28 @@ std::unique_ptr<KVCache> ReadSnapshot(std::span<const uint8_t> bytes,
   }
   const std::vector<int32_t> tokens = DecodeTokens(token_bytes);
 
-  CacheOptions full = options;
-  if (full.capacity_tokens == 0) full.capacity_tokens = header.capacity_tokens;
-  if (full.capacity_tokens < header.length) {
-    throw CacheFull(StrCat("the snapshot holds ", header.length,
-                             " tokens, expected at most the capacity of ",
-                             full.capacity_tokens));
+  if (options.capacity_tokens == 0) {
+    options.capacity_tokens = header.capacity_tokens;
   }
-  if (!full.checkpoint_bytes) full.checkpoint_bytes = header.checkpoint_bytes;
-  if (!full.pool) full.pool = BlockPool::Default();
-  auto cache = std::make_unique<KVCache>(layout, full, header.model_type);
-  const Storage storage(layout, full.pool, header, payload.data());
-  KvContent content(layout, full.pool);
+  if (options.capacity_tokens < header.length) {
+    throw CacheFull(StrCat("the snapshot holds ", header.length,
+                           " tokens, expected at most the capacity of ",
+                           options.capacity_tokens));
+  }
+  if (!options.checkpoint_bytes) {
+    options.checkpoint_bytes = header.checkpoint_bytes;
+  }
+  if (!options.pool) options.pool = BlockPool::Default();
+  auto cache = std::make_unique<KVCache>(layout, options, header.model_type);
+  const Storage storage(layout, options.pool, header, payload.data());
+  KvContent content(layout, options.pool);
   content.log.Append(tokens);
   content.computed = header.computed;
   content.fingerprint = header.fingerprint;
   storage.Restore(header.marks[0], content.groups);
   for (size_t i = 1; i < header.marks.size(); ++i) {
     const Mark& mark = header.marks[i];
-    GroupSet groups = MakeGroups(layout, full.pool);
+    GroupSet groups = MakeGroups(layout, options.pool);
     for (auto& group : groups) {
       if (!group->forgets()) group.reset();
     }

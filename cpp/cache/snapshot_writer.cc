@@ -202,28 +202,24 @@ void SnapshotWriter::CopyTokens(size_t layer, size_t head, bool values,
                                 size_t strip_tokens) const {
   const auto& held = held_[layout_->group_of(layer)];
   const size_t block_tokens = layout_->block_tokens();
-  const size_t first = begin / kKvGroup;
+  const size_t first = begin / kKvGroup * kKvGroup;
   const size_t offset = values ? layout_->value_offset(layer, head)
                                : layout_->key_offset(layer, head);
-  GroupCopy copy;
-  copy.dtype = layout_->dtype();
-  copy.head_dim = layout_->layers()[layer].head_dim;
-  copy.from_tokens = block_tokens;
-  copy.to_tokens = strip_tokens;
-  for (; begin < end; begin = (begin / kKvGroup + 1) * kKvGroup) {
-    for (const HeldBlock& part : held.at(begin / block_tokens)) {
-      const size_t from = std::max(begin, part.begin);
-      const size_t to =
-          std::min({end, part.end, (begin / kKvGroup + 1) * kKvGroup});
-      if (from >= to) continue;
-      copy.first = from % kKvGroup;
-      copy.last = copy.first + (to - from);
-      copy.from_group = from % block_tokens / kKvGroup;
-      copy.to_group = begin / kKvGroup - first;
-      (values ? CopyValueGroup : CopyKeyGroup)(copy, part.block.data() + offset,
-                                               strip);
+  layout_->ForBlocks(begin, end, [&](size_t block, size_t from, size_t to) {
+    for (const HeldBlock& part : held.at(block)) {
+      const size_t part_begin = std::max(from, part.begin);
+      const size_t part_end = std::min(to, part.end);
+      if (part_begin >= part_end) continue;
+      const StripCopy copy = {.dtype = layout_->dtype(),
+                              .head_dim = layout_->layers()[layer].head_dim,
+                              .begin = part_begin % block_tokens,
+                              .end = part_end - block * block_tokens,
+                              .to_begin = part_begin - first,
+                              .from_tokens = block_tokens,
+                              .to_tokens = strip_tokens};
+      (values ? CopyValues : CopyKeys)(copy, part.block.data() + offset, strip);
     }
-  }
+  });
 }
 
 void SnapshotWriter::WriteStates(Sections& out) const {

@@ -1,5 +1,6 @@
 #include "ops/kv_strip.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/float16.h"
@@ -94,17 +95,32 @@ void Load(KvDtype dtype, const uint8_t* strip, size_t head_dim,
   }
 }
 
-// Copies tokens [0, count) of an array [tokens / 16][rows][16] of elements.
-void CopyGrouped(const uint8_t* from, size_t rows, size_t element, size_t count,
-                 uint8_t* to) {
-  const size_t group_bytes = rows * kKvGroup * element;
-  const size_t whole = count / kKvGroup * group_bytes;
-  std::memcpy(to, from, whole);
-  const size_t rest = count % kKvGroup * element;
-  for (size_t row = 0; row < rows && rest > 0; ++row) {
-    const size_t at = whole + row * kKvGroup * element;
-    std::memcpy(to + at, from + at, rest);
+// Copies tokens of an array [tokens / 16][rows][16] of elements.
+void CopyGrouped(const StripCopy& copy, size_t rows, size_t element,
+                 const uint8_t* from, uint8_t* to) {
+  const size_t row_bytes = kKvGroup * element;
+  for (size_t p = copy.begin, count; p < copy.end; p += count) {
+    const size_t first = p % kKvGroup;
+    count = std::min(kKvGroup - first, copy.end - p);
+    const size_t to_group = (p - copy.begin + copy.to_begin) / kKvGroup;
+    const uint8_t* source = from + p / kKvGroup * rows * row_bytes;
+    uint8_t* target = to + to_group * rows * row_bytes;
+    if (count == kKvGroup) {
+      std::memcpy(target, source, rows * row_bytes);
+      continue;
+    }
+    for (size_t row = 0; row < rows; ++row) {
+      const size_t at = row * row_bytes + first * element;
+      std::memcpy(target + at, source + at, count * element);
+    }
   }
+}
+
+// The same of an array [tokens] of `row` bytes each.
+void CopyRows(const StripCopy& copy, size_t row, const uint8_t* from,
+              uint8_t* to) {
+  std::memcpy(to + copy.to_begin * row, from + copy.begin * row,
+              (copy.end - copy.begin) * row);
 }
 
 }  // namespace
@@ -137,60 +153,23 @@ void LoadValue(KvDtype dtype, const uint8_t* strip, size_t head_dim,
   Load(dtype, strip, head_dim, ValuePlace(index, head_dim), strip_tokens, out);
 }
 
-void CopyKeys(KvDtype dtype, const uint8_t* from, size_t from_tokens,
-              size_t head_dim, size_t count, uint8_t* to, size_t to_tokens) {
-  CopyGrouped(from, head_dim, ElementBytes(dtype), count, to);
-  if (dtype == KvDtype::kInt8) {
-    CopyGrouped(from + from_tokens * head_dim, head_dim / kKvInt8Block,
-                sizeof(float), count, to + to_tokens * head_dim);
-  }
-}
-
-void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
-                size_t head_dim, size_t count, uint8_t* to, size_t to_tokens) {
-  std::memcpy(to, from, count * head_dim * ElementBytes(dtype));
-  if (dtype == KvDtype::kInt8) {
-    const size_t row = head_dim / kKvInt8Block * sizeof(float);
-    std::memcpy(to + to_tokens * head_dim, from + from_tokens * head_dim,
-                count * row);
-  }
-}
-
-void CopyKeyGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to) {
-  const auto rows = [&](size_t count, size_t element, const uint8_t* source,
-                        uint8_t* target) {
-    const size_t row = kKvGroup * element;
-    const size_t offset = copy.first * element;
-    const size_t bytes = (copy.last - copy.first) * element;
-    source += copy.from_group * count * row;
-    target += copy.to_group * count * row;
-    if (bytes == row) {
-      std::memcpy(target, source, count * row);
-      return;
-    }
-    for (size_t r = 0; r < count; ++r) {
-      std::memcpy(target + r * row + offset, source + r * row + offset, bytes);
-    }
-  };
-  rows(copy.head_dim, ElementBytes(copy.dtype), from, to);
+void CopyKeys(const StripCopy& copy, const uint8_t* from, uint8_t* to) {
+  const size_t head_dim = copy.head_dim;
+  CopyGrouped(copy, head_dim, ElementBytes(copy.dtype), from, to);
   if (copy.dtype == KvDtype::kInt8) {
-    rows(copy.head_dim / kKvInt8Block, sizeof(float),
-         from + copy.from_tokens * copy.head_dim,
-         to + copy.to_tokens * copy.head_dim);
+    CopyGrouped(copy, head_dim / kKvInt8Block, sizeof(float),
+                from + copy.from_tokens * head_dim,
+                to + copy.to_tokens * head_dim);
   }
 }
 
-void CopyValueGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to) {
-  const auto tokens = [&](size_t row, const uint8_t* source, uint8_t* target) {
-    std::memcpy(target + (copy.to_group * kKvGroup + copy.first) * row,
-                source + (copy.from_group * kKvGroup + copy.first) * row,
-                (copy.last - copy.first) * row);
-  };
-  tokens(copy.head_dim * ElementBytes(copy.dtype), from, to);
+void CopyValues(const StripCopy& copy, const uint8_t* from, uint8_t* to) {
+  const size_t head_dim = copy.head_dim;
+  CopyRows(copy, head_dim * ElementBytes(copy.dtype), from, to);
   if (copy.dtype == KvDtype::kInt8) {
-    tokens(copy.head_dim / kKvInt8Block * sizeof(float),
-           from + copy.from_tokens * copy.head_dim,
-           to + copy.to_tokens * copy.head_dim);
+    CopyRows(copy, head_dim / kKvInt8Block * sizeof(float),
+             from + copy.from_tokens * head_dim,
+             to + copy.to_tokens * head_dim);
   }
 }
 

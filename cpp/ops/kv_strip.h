@@ -39,25 +39,20 @@ void LoadKey(KvDtype dtype, const uint8_t* strip, size_t head_dim, size_t index,
 void LoadValue(KvDtype dtype, const uint8_t* strip, size_t head_dim,
                size_t index, size_t strip_tokens, float* out);
 
-// Copies the bytes of tokens [0, count) between two strips of the same dtype
-// and head_dim that may hold different numbers of tokens; `count` need not be
-// a multiple of kKvGroup. Touches no byte of other tokens in either strip:
-// another thread may be writing those.
-void CopyKeys(KvDtype dtype, const uint8_t* from, size_t from_tokens,
-              size_t head_dim, size_t count, uint8_t* to, size_t to_tokens);
-void CopyValues(KvDtype dtype, const uint8_t* from, size_t from_tokens,
-                size_t head_dim, size_t count, uint8_t* to, size_t to_tokens);
-
-// Tokens [first, last) of one group, between strips of any number of tokens.
-struct GroupCopy {
+// Tokens [begin, end) of a strip, which come to lie from `to_begin` on in
+// another one. Strips may hold different numbers of tokens. Requires: begin and
+// to_begin have the same place within their groups.
+struct StripCopy {
   KvDtype dtype;
   size_t head_dim;
-  size_t first, last;              // within the group: 0 <= first < last <= 16
-  size_t from_tokens, from_group;  // size of the strip, index of the group
-  size_t to_tokens, to_group;
+  size_t begin, end;
+  size_t to_begin;
+  size_t from_tokens, to_tokens;  // sizes of the strips
 };
-void CopyKeyGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to);
-void CopyValueGroup(const GroupCopy& copy, const uint8_t* from, uint8_t* to);
+// Touch no byte of other tokens in either strip: another thread may be writing
+// those.
+void CopyKeys(const StripCopy& copy, const uint8_t* from, uint8_t* to);
+void CopyValues(const StripCopy& copy, const uint8_t* from, uint8_t* to);
 
 }  // namespace gkv
 

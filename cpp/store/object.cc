@@ -225,30 +225,26 @@ bool ObjectHead::operator==(const ObjectHead& other) const {
 void CopyPositions(const KvLayout& from, std::span<const HeldBlock> held,
                    const KvLayout& to, size_t group, size_t begin, size_t end,
                    uint8_t* block) {
-  GroupCopy copy;
-  copy.dtype = from.dtype();
-  copy.from_tokens = from.block_tokens();
-  copy.to_tokens = to.block_tokens();
   for (const HeldBlock& part : held) {
+    const size_t p = std::max(part.begin, begin);
     const size_t last = std::min(part.end, end);
-    for (size_t p = std::max(part.begin, begin); p < last;) {
-      const size_t next = std::min(last, (p / kKvGroup + 1) * kKvGroup);
-      copy.first = p % kKvGroup;
-      copy.last = copy.first + (next - p);
-      copy.from_group = p % copy.from_tokens / kKvGroup;
-      copy.to_group = p % copy.to_tokens / kKvGroup;
-      for (const size_t layer : from.groups()[group].layers) {
-        const KvLayerSpec& spec = from.layers()[layer];
-        copy.head_dim = spec.head_dim;
-        for (size_t head = 0; head < spec.kv_heads; ++head) {
-          CopyKeyGroup(copy, part.block.data() + from.key_offset(layer, head),
-                       block + to.key_offset(layer, head));
-          CopyValueGroup(copy,
-                         part.block.data() + from.value_offset(layer, head),
-                         block + to.value_offset(layer, head));
-        }
+    if (p >= last) continue;
+    StripCopy copy = {.dtype = from.dtype(),
+                      .head_dim = 0,
+                      .begin = p % from.block_tokens(),
+                      .end = p % from.block_tokens() + (last - p),
+                      .to_begin = p % to.block_tokens(),
+                      .from_tokens = from.block_tokens(),
+                      .to_tokens = to.block_tokens()};
+    for (const size_t layer : from.groups()[group].layers) {
+      const KvLayerSpec& spec = from.layers()[layer];
+      copy.head_dim = spec.head_dim;
+      for (size_t head = 0; head < spec.kv_heads; ++head) {
+        CopyKeys(copy, part.block.data() + from.key_offset(layer, head),
+                 block + to.key_offset(layer, head));
+        CopyValues(copy, part.block.data() + from.value_offset(layer, head),
+                   block + to.value_offset(layer, head));
       }
-      p = next;
     }
   }
 }

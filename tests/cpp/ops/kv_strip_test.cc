@@ -253,7 +253,8 @@ TEST(KvStripTest, CopiesTheFirstTokensBetweenStripsOfAnySize) {
         for (size_t t = 0; t < count; ++t) {
           expected.StoreKey(Normal(kHeadDim, static_cast<uint32_t>(t)), t);
         }
-        CopyKeys(dtype, from.data(), 64, kHeadDim, count, to.data(), to_tokens);
+        const StripCopy copy = {dtype, kHeadDim, 0, count, 0, 64, to_tokens};
+        CopyKeys(copy, from.data(), to.data());
         ASSERT_EQ(to.Bytes(), expected.Bytes());
 
         Strip values(dtype, to_tokens, kHeadDim),
@@ -262,15 +263,14 @@ TEST(KvStripTest, CopiesTheFirstTokensBetweenStripsOfAnySize) {
           expected_values.StoreValue(Normal(kHeadDim, static_cast<uint32_t>(t)),
                                      t);
         }
-        CopyValues(dtype, from_values.data(), 64, kHeadDim, count,
-                   values.data(), to_tokens);
+        CopyValues(copy, from_values.data(), values.data());
         ASSERT_EQ(values.Bytes(), expected_values.Bytes());
       }
     }
   }
 }
 
-TEST(KvStripTest, CopiesAPartOfAGroup) {
+TEST(KvStripTest, CopiesTokensToAnotherGroup) {
   constexpr size_t kHeadDim = 64;
   for (const KvDtype dtype : kDtypes) {
     Strip keys(dtype, 64, kHeadDim), values(dtype, 64, kHeadDim);
@@ -280,20 +280,21 @@ TEST(KvStripTest, CopiesAPartOfAGroup) {
       values.StoreValue(x, t);
     }
     for (const size_t first : {0u, 1u, 15u}) {
-      for (const size_t last : {1u, 7u, 16u}) {
+      for (const size_t last : {1u, 7u, 16u, 17u, 32u}) {
         if (first >= last) continue;
         SCOPED_TRACE(testing::Message() << first << " to " << last);
-        const GroupCopy copy = {dtype, kHeadDim, first, last, 64, 3, 32, 1};
-        Strip to_keys(dtype, 32, kHeadDim), want_keys(dtype, 32, kHeadDim);
-        Strip to_values(dtype, 32, kHeadDim), want_values(dtype, 32, kHeadDim);
+        const StripCopy copy = {dtype,      kHeadDim, 32 + first, 32 + last,
+                                16 + first, 64,       48};
+        Strip to_keys(dtype, 48, kHeadDim), want_keys(dtype, 48, kHeadDim);
+        Strip to_values(dtype, 48, kHeadDim), want_values(dtype, 48, kHeadDim);
         for (size_t t = first; t < last; ++t) {
           const std::vector<float> x =
-              Normal(kHeadDim, static_cast<uint32_t>(48 + t));
+              Normal(kHeadDim, static_cast<uint32_t>(32 + t));
           want_keys.StoreKey(x, 16 + t);
           want_values.StoreValue(x, 16 + t);
         }
-        CopyKeyGroup(copy, keys.data(), to_keys.data());
-        CopyValueGroup(copy, values.data(), to_values.data());
+        CopyKeys(copy, keys.data(), to_keys.data());
+        CopyValues(copy, values.data(), to_values.data());
         ASSERT_EQ(to_keys.Bytes(), want_keys.Bytes());
         ASSERT_EQ(to_values.Bytes(), want_values.Bytes());
       }
