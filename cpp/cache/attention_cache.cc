@@ -84,8 +84,19 @@ BlockRef AttentionCache::CopyBlock(const BlockRef& from, size_t tokens) const {
   return to;
 }
 
+// Whether positions from end_ on may be written where they are.
+bool AttentionCache::MayExtend(const BlockRef& block,
+                               const GroupCache* before) const {
+  if (block.writable() || before == nullptr) return block.writable();
+  const auto& past = static_cast<const AttentionCache&>(*before);
+  return past.end_ <= end_ && block.writable(2) &&
+         std::any_of(past.blocks_.begin(), past.blocks_.end(),
+                     [&](const BlockRef& b) { return b.get() == block.get(); });
+}
+
 GroupStep AttentionCache::Prepare(size_t begin, size_t end,
-                                  std::span<const size_t>) const {
+                                  std::span<const size_t>,
+                                  const GroupCache* before) const {
   const size_t block_tokens = layout_->block_tokens();
   GroupStep step;
   step.write_begin = end_;
@@ -99,7 +110,7 @@ GroupStep AttentionCache::Prepare(size_t begin, size_t end,
   for (size_t block = written / block_tokens; block <= last; ++block) {
     const size_t index = block - step.first_block;
     if (index < blocks_.size()) {
-      if (blocks_[index].writable()) continue;
+      if (MayExtend(blocks_[index], before)) continue;
       const size_t first = block * block_tokens;
       const size_t held = end_ > first ? end_ - first : 0;
       step.fresh.emplace_back(index, CopyBlock(blocks_[index], held));

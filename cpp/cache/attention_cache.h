@@ -17,7 +17,8 @@ namespace gkv {
 //
 // Sharing shares the blocks. One that is shared or read-only is copied before
 // it is written, the held part of it only: later positions may be under way in
-// another conversation's step.
+// another conversation's step. What a request would go back to does not count:
+// an end that it holds stays as it is when positions behind it are written.
 class AttentionCache final : public GroupCache {
  public:
   AttentionCache(size_t group, std::shared_ptr<const KvLayout> layout,
@@ -31,7 +32,8 @@ class AttentionCache final : public GroupCache {
   void Rewind(size_t position) override;
   void Restart(size_t begin, size_t target) override;
   GroupStep Prepare(size_t begin, size_t end,
-                    std::span<const size_t> keep) const override;
+                    std::span<const size_t> keep,
+                    const GroupCache* before) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   // The last position again: its window is kept, so that a finished prompt
   // can give logits once more.
@@ -45,6 +47,7 @@ class AttentionCache final : public GroupCache {
   const KvGroup& group() const { return layout_->groups()[group_]; }
   size_t WindowBegin(size_t position) const;
   BlockRef CopyBlock(const BlockRef& from, size_t tokens) const;
+  bool MayExtend(const BlockRef& block, const GroupCache* before) const;
   void Clear();
 
   size_t group_;

@@ -58,11 +58,11 @@ class BlockRef {
   explicit operator bool() const { return block_ != nullptr; }
   uint8_t* data() const { return block_->data; }
   size_t size_bytes() const { return block_->size_bytes; }
-  // False if another reference exists, or the storage is read-only: a copy
-  // must be written instead.
-  bool writable() const {
+  // False if there are not just so many references, or the storage is
+  // read-only: a copy must be written instead.
+  bool writable(uint32_t references = 1) const {
     return block_->writable() &&
-           block_->refs.load(std::memory_order_acquire) == 1;
+           block_->refs.load(std::memory_order_acquire) == references;
   }
   const Block* get() const { return block_; }
 

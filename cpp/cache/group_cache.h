@@ -81,11 +81,14 @@ class GroupCache {
   virtual void Restart(size_t begin, size_t target) = 0;
 
   // Storage for a step over [begin, end): new blocks, and private copies of
-  // shared ones that it writes. Throws CacheFull. Changes nothing.
+  // shared ones that it writes. `before` is a share that nobody writes: where
+  // it alone refers to a block too, what lies behind its part of the block may
+  // be written in place. Throws CacheFull. Changes nothing.
   // Requires: begin < end; a step can begin at `begin` on what is held; `keep`
   // is ascending, within (begin, end).
   virtual GroupStep Prepare(size_t begin, size_t end,
-                            std::span<const size_t> keep = {}) const = 0;
+                            std::span<const size_t> keep = {},
+                            const GroupCache* before = nullptr) const = 0;
   // Takes over what a step made of [begin, end). Until the next Forget the
   // group can rewind to all positions of `keep` below `end`. Requires: from
   // Prepare of this group or of one that it shares with, with the same begin;

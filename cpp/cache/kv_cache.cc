@@ -6,7 +6,7 @@
 //   conversation warm up together or not at all
 //   checkpoints are at positions <= computed, ascending, as are their lengths
 // A draft's keys and values are in the blocks of a step, never in a group.
-// Only Commit, Append, Truncate, MakeCheckpoint, AddCheckpoint, Reset and Swap
+// Only Commit, Append, Truncate, MakeCheckpoint, AddCheckpoint, Reset and Adopt
 // change a State, under the run lock and the state lock. Whoever holds the run
 // lock alone may still be forked: forks change no State.
 
@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -84,32 +85,25 @@ std::vector<int32_t> KVCache::tokens() const {
 // A block is the conversation's own if every reference to it is one of its
 // groups' or of a checkpoint that no fork carries.
 KVCache::Bytes KVCache::CountBytes() const {
+  std::unordered_map<const Block*, uint32_t> own_references;
+  const auto add = [&](const GroupSet& groups, uint32_t references) {
+    std::vector<const Block*> blocks;
+    for (const auto& group : groups) {
+      if (group) group->AddBlocks(blocks);
+    }
+    for (const Block* block : blocks) own_references[block] += references;
+  };
   std::unique_lock lock(state_mutex_);
-  std::vector<const Block*> own, shared;
-  for (const auto& group : state_.groups) group->AddBlocks(own);
+  add(state_.groups, 1);
   for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
-    for (const auto& group : *checkpoint.groups) {
-      if (!group) continue;
-      group->AddBlocks(checkpoint.groups.use_count() == 1 ? own : shared);
-    }
+    add(*checkpoint.groups, checkpoint.groups.use_count() == 1 ? 1 : 0);
   }
-  std::sort(own.begin(), own.end());
-  std::sort(shared.begin(), shared.end());
-  shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
   Bytes bytes;
-  for (const Block* block : shared) {
-    if (!std::binary_search(own.begin(), own.end(), block)) {
-      (block->mapped ? bytes.mapped : bytes.shared) += block->size_bytes;
-    }
-  }
-  for (auto at = own.begin(); at != own.end();) {
-    const auto next = std::upper_bound(at, own.end(), *at);
-    const auto references = static_cast<uint32_t>(next - at);
-    const bool alone = (*at)->refs.load() == references;
-    ((*at)->mapped ? bytes.mapped
+  for (const auto& [block, references] : own_references) {
+    const bool alone = block->refs.load() == references;
+    (block->mapped ? bytes.mapped
      : alone       ? bytes.own
-                   : bytes.shared) += (*at)->size_bytes;
-    at = next;
+                   : bytes.shared) += block->size_bytes;
   }
   return bytes;
 }
@@ -150,13 +144,6 @@ std::unique_lock<std::mutex> KVCache::Changing(
     [[maybe_unused]] const RunLock& run_lock) const {
   assert(gate_.Owns(run_lock));
   return std::unique_lock(state_mutex_);
-}
-
-void KVCache::Swap([[maybe_unused]] const RunLock& run_lock,
-                   KVCache& other) noexcept {
-  assert(gate_.Owns(run_lock));
-  std::scoped_lock lock(state_mutex_, other.state_mutex_);
-  std::swap(state_, other.state_);
 }
 
 void KVCache::Adopt(const RunLock& run_lock, KvContent content) noexcept {
@@ -301,7 +288,8 @@ void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
 }
 
 KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
-                            std::span<const size_t> keep) {
+                            std::span<const size_t> keep,
+                            const KvContent* before) {
   const auto lock = Changing(run_lock);
   assert(begin < state_.log.size() && begin < end && end <= capacity_tokens_);
   KvStepView view;
@@ -326,7 +314,8 @@ KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
     if (view.starts_replay && group->forgets()) {
       group = view.replacements[g].get();
     }
-    view.groups.push_back(group->Prepare(begin, end, keep));
+    view.groups.push_back(group->Prepare(
+        begin, end, keep, before ? before->groups[g].get() : nullptr));
   }
   return view;
 }

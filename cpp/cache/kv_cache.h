@@ -28,10 +28,8 @@ namespace gkv {
 // What one step may read and write of one conversation: raw pointers into its
 // blocks, valid until the step is committed or abandoned.
 struct KvStepView {
-  using Group = GroupStep;
-
-  std::vector<Group> groups;  // parallel to KvLayout::groups()
-  size_t begin = 0;           // first position of the step
+  std::vector<GroupStep> groups;  // parallel to KvLayout::groups()
+  size_t begin = 0;               // first position of the step
   size_t end = 0;
   // The step begins a replay: groups that go on from a checkpoint or from
   // nothing, to take the place of the cache's own when it is committed.
@@ -138,10 +136,6 @@ class KVCache {
   // Truncate(0), and unbinds.
   void Reset(const RunLock& lock);
   void Reset() { Reset(Lock()); }
-  // Exchanges the content (not the capacity) with `other`, which must have an
-  // equal layout and be nobody else's. The engine undoes a failed request with
-  // it.
-  void Swap(const RunLock& lock, KVCache& other) noexcept;
 
   // The right to change this conversation; see RunGate.
   RunLock Lock(const std::function<void()>& poll = {}) {
@@ -177,12 +171,15 @@ class KVCache {
   // sliding layers hold. Positions from length() on are of tokens that only the
   // step knows, as drafts. Recurrent layers copy their states where the step
   // comes to the positions `keep`: it can be committed up to there, and
-  // checkpoints be taken. Requires: begin is next_position() or
+  // checkpoints be taken. `before`: what was exported to go back to and is not
+  // used otherwise; it alone does not make a block that the step goes on in a
+  // shared one. Requires: begin is next_position() or
   // next_position_for_logits(), or continues the step before it;
   // begin < length(); begin < end <= capacity_tokens(); `keep` ascending,
   // within (begin, end). Throws CacheFull, changing nothing observable.
   KvStepView Prepare(const RunLock& lock, size_t begin, size_t end,
-                     std::span<const size_t> keep = {});
+                     std::span<const size_t> keep = {},
+                     const KvContent* before = nullptr);
   // The step's keys and values of [step.begin, end) are complete: they are held
   // from now on, the rest is dropped. Then releases sliding blocks that no row
   // from `end` on can see. An uncommitted step leaves no trace. Takes the

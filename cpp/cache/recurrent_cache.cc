@@ -43,7 +43,8 @@ void RecurrentCache::Restart(size_t begin, size_t) {
 }
 
 GroupStep RecurrentCache::Prepare(size_t begin, size_t end,
-                                  std::span<const size_t> keep) const {
+                                  std::span<const size_t> keep,
+                                  const GroupCache*) const {
   const size_t bytes = layout_->state_bytes();
   const auto before =
       std::find_if(states_.begin(), states_.end(),

@@ -27,7 +27,8 @@ class RecurrentCache final : public GroupCache {
   void Rewind(size_t position) override;
   void Restart(size_t begin, size_t target) override;
   GroupStep Prepare(size_t begin, size_t end,
-                    std::span<const size_t> keep) const override;
+                    std::span<const size_t> keep,
+                    const GroupCache* before) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
   size_t RewindFloor() const override;
   void Forget(size_t floor) override;

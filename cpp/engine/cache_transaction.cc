@@ -8,7 +8,7 @@ namespace gkv {
 CacheTransaction::CacheTransaction(std::shared_ptr<KVCache> cache,
                                    RunLock&& lock,
                                    std::span<const int32_t> prompt)
-    : backup_(cache->Fork()), start_length_(cache->length()) {
+    : before_(cache->Export()), start_length_(cache->length()) {
   cache->Append(lock, prompt);
   prompt_end_ = start_length_ + prompt.size();
   ended_cache_ = cache;
@@ -19,10 +19,10 @@ CacheTransaction::CacheTransaction(std::shared_ptr<KVCache> cache,
 void CacheTransaction::GiveBlocksBack() {
   std::vector<int32_t> added(cache_->length() - start_length_);
   cache_->CopyTokens(start_length_, added);
-  const std::unique_ptr<KVCache> again = backup_->Fork();
-  again->Append(again->Lock(), added);
-  again->Bind(cache_->fingerprint());
-  cache_->Swap(lock_, *again);
+  KvContent again = *before_;
+  again.log.Append(added);
+  again.fingerprint = cache_->fingerprint();
+  cache_->Adopt(lock_, std::move(again));
 }
 
 bool CacheTransaction::TruncateLate(size_t length) {
@@ -30,9 +30,9 @@ bool CacheTransaction::TruncateLate(size_t length) {
   if (cache == nullptr) return true;  // nobody can
   const RunLock lock = cache->TryLockAfter(lock_.serial());
   if (!lock) return false;
-  if (backup_ != nullptr && length == start_length_) {
-    cache->Swap(lock, *backup_);
-    backup_.reset();
+  if (before_ && length == start_length_) {
+    cache->Adopt(lock, *std::move(before_));
+    before_.reset();
   } else {
     cache->Truncate(lock, length);
   }
@@ -41,8 +41,8 @@ bool CacheTransaction::TruncateLate(size_t length) {
 
 void CacheTransaction::Close(bool undo, bool revocable) noexcept {
   if (!open()) return;
-  if (undo) cache_->Swap(lock_, *backup_);
-  if (!revocable) backup_.reset();
+  if (undo) cache_->Adopt(lock_, *std::move(before_));
+  if (!revocable) before_.reset();
   lock_.Release();
   cache_.reset();
 }

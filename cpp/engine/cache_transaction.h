@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "cache/kv_cache.h"
@@ -11,7 +12,7 @@
 namespace gkv {
 
 // What one request does to a conversation, from its beginning to its end: holds
-// the run lock, and a fork to go back to. Not thread-safe.
+// the run lock, and the content to go back to. Not thread-safe.
 class CacheTransaction {
  public:
   // Appends `prompt`. Throws CacheFull, changing nothing, if it does not fit.
@@ -26,6 +27,10 @@ class CacheTransaction {
   bool open() const { return cache_ != nullptr; }
   KVCache& cache() const { return *cache_; }
   const RunLock& lock() const { return lock_; }
+  // KVCache::Prepare of a step of the request.
+  KvStepView Prepare(size_t begin, size_t end, std::span<const size_t> keep) {
+    return cache_->Prepare(lock_, begin, end, keep, &*before_);
+  }
   // Gives back the blocks that were filled since the beginning. The transcript
   // stays, what was computed of it is pending again. Throws std::bad_alloc,
   // changing nothing.
@@ -36,11 +41,11 @@ class CacheTransaction {
   size_t prompt_end() const { return prompt_end_; }
 
   // Ends, from any thread. Whoever made the request decides how long the
-  // conversation lives: it is let go of. With `revocable`, the fork to go back
-  // to is not, until Confirm() or the end of this.
+  // conversation lives: it is let go of. With `revocable`, what to go back to
+  // is not, until Confirm() or the end of this.
   void Keep(bool revocable) noexcept { Close(false, revocable); }
   // Requires: not open.
-  void Confirm() noexcept { backup_.reset(); }
+  void Confirm() noexcept { before_.reset(); }
   void Undo() noexcept { Close(true, false); }
   // Cuts a conversation that was kept down to `length` tokens, if nobody has
   // used it since; false if somebody has. What is revocable is exactly as it
@@ -52,7 +57,7 @@ class CacheTransaction {
 
   std::shared_ptr<KVCache> cache_;
   std::weak_ptr<KVCache> ended_cache_;
-  std::unique_ptr<KVCache> backup_;
+  std::optional<KvContent> before_;
   RunLock lock_;  // destroyed before what it locks
   size_t start_length_ = 0;
   size_t prompt_end_ = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/rounding.h"
+
 namespace gkv {
 namespace {
 
@@ -12,7 +14,7 @@ constexpr size_t kStretch = 16 * kExpSumPartition;
 // fn(stretch, its first token, how many), for all. It must not throw.
 template <typename Fn>
 void ForStretches(size_t size, ThreadPool* pool, const Fn& fn) {
-  const size_t stretches = (size + kStretch - 1) / kStretch;
+  const size_t stretches = CeilDiv(size, kStretch);
   const auto run = [&](size_t i, size_t) {
     fn(i, i * kStretch, std::min(kStretch, size - i * kStretch));
   };
@@ -23,7 +25,7 @@ void ForStretches(size_t size, ThreadPool* pool, const Fn& fn) {
 }  // namespace
 
 ScoredToken ArgMax(std::span<const float> logits, ThreadPool* pool) {
-  std::vector<ScoredToken> found((logits.size() + kStretch - 1) / kStretch);
+  std::vector<ScoredToken> found(CeilDiv(logits.size(), kStretch));
   ForStretches(logits.size(), pool, [&](size_t i, size_t begin, size_t count) {
     found[i] = ArgMax(logits.data() + begin, count);
     if (found[i].id >= 0) found[i].id += static_cast<int32_t>(begin);
@@ -40,8 +42,7 @@ ScoredToken ArgMax(std::span<const float> logits, ThreadPool* pool) {
 
 std::vector<double> ExpSums(std::span<const float> logits, float max,
                             float inverse_temperature, ThreadPool* pool) {
-  std::vector<double> sums((logits.size() + kExpSumPartition - 1) /
-                           kExpSumPartition);
+  std::vector<double> sums(CeilDiv(logits.size(), kExpSumPartition));
   ForStretches(logits.size(), pool, [&](size_t, size_t begin, size_t count) {
     ExpSums(logits.data() + begin, max, inverse_temperature, count,
             sums.data() + begin / kExpSumPartition);

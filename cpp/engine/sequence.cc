@@ -5,11 +5,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace gkv {
 namespace {
 
-size_t MaskWords(size_t vocab_size) { return (vocab_size + 31) / 32; }
+size_t MaskWords(size_t vocab_size) { return CeilDiv(vocab_size, 32); }
 
 bool Has(std::span<const uint32_t> mask, int32_t id) {
   return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
@@ -80,8 +81,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     slice.masks.resize(slice.output.rows * MaskWords(vocab_size));
     slice.may_end.resize(slice.output.rows);
   }
-  slice.view = cache().Prepare(stream().transaction().lock(), plan.begin,
-                               plan.end, keep);
+  slice.view = stream().transaction().Prepare(plan.begin, plan.end, keep);
   return slice;
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace gkv {
 namespace {
@@ -29,6 +30,9 @@ SchedulerOptions Limited(SchedulerOptions options) {
   options.logits_rows = std::min(options.logits_rows, kMost);
   return options;
 }
+
+// Rows that decoding leaves to prompts.
+size_t Quarter(size_t rows) { return std::max<size_t>(1, rows / 4); }
 
 // Rows that are left in a step.
 struct Budget {
@@ -91,9 +95,8 @@ class Planner {
       kept.logits += LogitsRows(s.logits_begin, s.next,
                                 std::min(s.target, s.next + limit));
     }
-    kept.rows = std::min(limit, std::max<size_t>(1, options_.step_rows / 4));
-    kept.logits = std::min(kept.logits,
-                           std::max<size_t>(1, options_.logits_rows / 4));
+    kept.rows = std::min(limit, Quarter(options_.step_rows));
+    kept.logits = std::min(kept.logits, Quarter(options_.logits_rows));
     return kept;
   }
 
@@ -120,7 +123,7 @@ class Planner {
     for (size_t k = 0; k < prefilling_.size(); ++k) {
       const size_t i = prefilling_[k];
       const size_t waiting = prefilling_.size() - k;
-      const size_t share = (shared + waiting - 1) / waiting;
+      const size_t share = CeilDiv(shared, waiting);
       const size_t got = end_[i] - sequences_[i].next;
       if (share > got) Extend(i, share - got, false);
       shared -= std::min(shared, end_[i] - sequences_[i].next);
@@ -158,9 +161,6 @@ class Planner {
   std::vector<size_t> end_;                    // of what each has got
   Budget left_;
 };
-
-// Rows that decoding leaves to prompts.
-size_t Quarter(size_t rows) { return std::max<size_t>(1, rows / 4); }
 
 }  // namespace
 

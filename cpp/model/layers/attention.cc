@@ -108,7 +108,7 @@ void Attention::Store(size_t layer, const StepRow& row,
                       const float* v) const {
   const LayerConfig& shape = config_.layers[layer];
   const KvLayout& layout = *slice.layout;
-  const KvStepView::Group& table = slice.view->groups[layout.group_of(layer)];
+  const GroupStep& table = slice.view->groups[layout.group_of(layer)];
   const size_t block_tokens = layout.block_tokens();
   const size_t index = row.position % block_tokens;
   uint8_t* const block =

@@ -17,7 +17,7 @@ auto CutKey(const LayerConfig& layer) {
                     layer.head_dim);
 }
 
-const KvStepView::Group& TableOf(const SequenceSlice& slice, size_t layer) {
+const GroupStep& TableOf(const SequenceSlice& slice, size_t layer) {
   return slice.view->groups[slice.layout->group_of(layer)];
 }
 
@@ -39,7 +39,7 @@ class AttentionPlan::TileView {
            const Tile& tile, size_t layer, const float* q, float* out) {
     const LayerConfig& shape = config.layers[layer];
     const KvLayout& layout = *slice.layout;
-    const KvStepView::Group& table = TableOf(slice, layer);
+    const GroupStep& table = TableOf(slice, layer);
     kv_ = {table.blocks.data(),
            table.first_block,
            layout.block_tokens(),

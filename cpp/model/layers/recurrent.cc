@@ -69,7 +69,7 @@ class Recurrent::Block {
   void ForStretches(std::span<const SequenceSlice> slices, const Fn& fn) const {
     size_t row = 0;
     for (const SequenceSlice& slice : slices) {
-      const KvStepView::Group& group =
+      const GroupStep& group =
           slice.view->groups[slice.layout->group_of(layer_)];
       const auto state = [&](uint8_t* block) {
         return reinterpret_cast<float*>(block +

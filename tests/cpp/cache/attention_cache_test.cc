@@ -54,6 +54,28 @@ TEST_P(FullLayersTest, RewindingReturnsBlocks) {
   EXPECT_EQ(pool_->blocks_in_use(), 2u);
 }
 
+// What a request goes back to stays as it was, and takes no copy.
+TEST_P(FullLayersTest, GoesOnBesideWhatItMayGoBackTo) {
+  const std::vector<int> tokens = SomeTokens(30);
+  const std::vector<int> start(tokens.begin(), tokens.begin() + 20);
+  const auto group = Make();
+  Compute(*group, 0, 20, tokens);
+  const auto before = group->Share();
+  EXPECT_EQ(group->Prepare(20, 25).fresh.size(), 1u);
+  for (const size_t begin : {20u, 25u}) {
+    GroupStep step = group->Prepare(begin, begin + 5, {}, before.get());
+    EXPECT_TRUE(step.fresh.empty());
+    Run(step, begin, begin + 5, tokens);
+    group->Commit(step, begin, begin + 5);
+  }
+  ASSERT_NO_FATAL_FAILURE(Check(*group, tokens));
+  ASSERT_NO_FATAL_FAILURE(Check(*before, start));
+  // Who holds more counts, and so does everybody else.
+  EXPECT_EQ(before->Prepare(20, 21, {}, group.get()).fresh.size(), 1u);
+  const auto other = group->Share();
+  EXPECT_EQ(group->Prepare(30, 31, {}, before.get()).fresh.size(), 1u);
+}
+
 TEST_P(SlidingLayersTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
   const std::vector<int> tokens = SomeTokens(150);
   const auto group = Make();

@@ -130,18 +130,18 @@ class FakeModel {
     const size_t begin = window != 0 && p + 1 > window ? p + 1 - window : 0;
     return std::max(begin, readable);
   }
-  uint8_t* Strip(const KvStepView::Group& table, size_t layer, size_t p) const {
+  uint8_t* Strip(const GroupStep& table, size_t layer, size_t p) const {
     return table.blocks[p / layout_.block_tokens() - table.first_block] +
            layout_.key_offset(layer, 0);
   }
   // 24 bits are exact in a float.
-  void Write(const KvStepView::Group& table, size_t layer, size_t p,
+  void Write(const GroupStep& table, size_t layer, size_t p,
              uint32_t h) const {
     const std::vector<float> x(kHeadDim, static_cast<float>(h & 0xFFFFFF));
     StoreKey(KvDtype::kF32, x.data(), kHeadDim, p % layout_.block_tokens(),
              layout_.block_tokens(), Strip(table, layer, p));
   }
-  uint32_t Read(const KvStepView::Group& table, size_t layer, size_t p) const {
+  uint32_t Read(const GroupStep& table, size_t layer, size_t p) const {
     float x[kHeadDim];
     LoadKey(KvDtype::kF32, Strip(table, layer, p), kHeadDim,
             p % layout_.block_tokens(), layout_.block_tokens(), x);

@@ -468,6 +468,34 @@ TEST_F(SchedulerTest, WhatIsTooLargeForThePoolAloneFails) {
             gemma_->Generate(NewCache(), shorter, NoStop(50)).token_ids);
 }
 
+// What a request would go back to shares the block that it goes on in.
+TEST_F(SchedulerTest, WhatJustFitsThePoolGoesOn) {
+  Load();
+  const Tokens prompt = RandomTokens(5, 1);
+  const Tokens more = RandomTokens(3, 2);
+  const auto expected = NewCache();
+  size_t bytes = 0;
+  for (const KvGroup& group : expected->layout().groups()) {
+    bytes += group.block_bytes;
+  }
+  const auto cache = NewCache(0, BlockPool::Create(bytes));
+  for (const auto& c : {expected, cache}) {
+    gemma_->Generate(c, prompt, NoStop(2));
+  }
+  // Does not fit, and leaves nothing behind.
+  EXPECT_THROW(gemma_->Generate(cache, more, NoStop(20)), CacheFull);
+  EXPECT_EQ(cache->tokens(), expected->tokens());
+  const GenerateResult result = gemma_->Generate(cache, more, NoStop(3));
+  const GenerateResult wanted = gemma_->Generate(expected, more, NoStop(3));
+  EXPECT_EQ(result.token_ids, wanted.token_ids);
+  EXPECT_EQ(result.cached_tokens, wanted.cached_tokens);
+  for (size_t layer = 0; layer < cache->layout().layers().size(); ++layer) {
+    EXPECT_EQ(cache->CopyLayer(layer, false),
+              expected->CopyLayer(layer, false));
+    EXPECT_EQ(cache->CopyLayer(layer, true), expected->CopyLayer(layer, true));
+  }
+}
+
 // Streams give way too, keep what was delivered, and may be cancelled
 // meanwhile. One whose reader is away gives way to everybody.
 TEST_F(SchedulerTest, StreamsGiveWay) {
