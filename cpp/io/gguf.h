@@ -107,10 +107,10 @@ class GgufFile : public TensorSource {
   const Entry* FindEntry(std::string_view key) const;
   std::optional<GgufValue> GetScalar(std::string_view key,
                                      const char* expected) const;
-  std::vector<std::string_view> DecodeStrings(const Entry& entry) const;
-  std::vector<double> DecodeFloats(const Entry& entry) const;
-  std::vector<int64_t> DecodeInts(std::string_view key,
-                                  const Entry& entry) const;
+  GgufArray DecodeArray(std::string_view key, const Entry& entry) const;
+  template <typename T>
+  std::optional<std::vector<T>> GetArray(std::string_view key,
+                                         const char* expected) const;
   [[noreturn]] void WrongValue(std::string_view key, const Entry& entry,
                                const std::string& found,
                                const char* expected) const;

@@ -78,52 +78,56 @@ void GgufFile::WrongType(std::string_view key, const Entry& entry,
                          const char* expected) const {
   const std::string found =
       entry.type == kGgufArray
-          ? StrCat("an array of type ", GgufTypeName(entry.array_type))
-          : StrCat("type ", GgufTypeName(entry.type));
+          ? StrCat("an array of type ", kGgufTypes[entry.array_type].name)
+          : StrCat("type ", kGgufTypes[entry.type].name);
   WrongValue(key, entry, found, expected);
 }
 
-std::vector<std::string_view> GgufFile::DecodeStrings(
-    const Entry& entry) const {
+// Floats stay floats, all other scalars become integers.
+GgufArray GgufFile::DecodeArray(std::string_view key,
+                                const Entry& entry) const {
   const uint8_t* at = bytes_.data() + entry.offset;
-  std::vector<std::string_view> strings;
-  strings.reserve(entry.count);
-  for (uint64_t i = 0; i < entry.count; ++i) {
-    strings.push_back(NextString(at));
+  if (entry.array_type == kGgufString) {
+    std::vector<std::string_view> strings(entry.count);
+    for (std::string_view& string : strings) string = NextString(at);
+    return {std::move(strings)};
   }
-  return strings;
-}
-
-std::vector<double> GgufFile::DecodeFloats(const Entry& entry) const {
-  const uint8_t* at = bytes_.data() + entry.offset;
   const size_t bytes = GgufScalarBytes(entry.array_type);
-  std::vector<double> values(entry.count);
-  for (uint64_t i = 0; i < entry.count; ++i, at += bytes) {
-    values[i] = std::get<double>(DecodeScalar(entry.array_type, at));
-  }
-  return values;
-}
-
-std::vector<int64_t> GgufFile::DecodeInts(std::string_view key,
-                                          const Entry& entry) const {
-  const uint8_t* at = bytes_.data() + entry.offset;
-  const size_t bytes = GgufScalarBytes(entry.array_type);
-  std::vector<int64_t> values(entry.count);
+  std::vector<double> floats;
+  std::vector<int64_t> ints;
   for (uint64_t i = 0; i < entry.count; ++i, at += bytes) {
     const GgufValue value = DecodeScalar(entry.array_type, at);
-    if (const auto* u = std::get_if<uint64_t>(&value)) {
-      if (*u > uint64_t{std::numeric_limits<int64_t>::max()}) {
-        WrongValue(key, entry, StrCat("the element ", *u),
+    if (const auto* f = std::get_if<double>(&value)) {
+      floats.push_back(*f);
+    } else if (const auto* s = std::get_if<int64_t>(&value)) {
+      ints.push_back(*s);
+    } else if (const auto* b = std::get_if<bool>(&value)) {
+      ints.push_back(*b);
+    } else {
+      const uint64_t u = std::get<uint64_t>(value);
+      if (u > uint64_t{std::numeric_limits<int64_t>::max()}) {
+        WrongValue(key, entry, StrCat("the element ", u),
                    "integers that fit 63 bits");
       }
-      values[i] = static_cast<int64_t>(*u);
-    } else if (const auto* s = std::get_if<int64_t>(&value)) {
-      values[i] = *s;
-    } else {
-      values[i] = std::get<bool>(value) ? 1 : 0;
+      ints.push_back(static_cast<int64_t>(u));
     }
   }
-  return values;
+  if (IsFloat(entry.array_type)) return {std::move(floats)};
+  return {std::move(ints)};
+}
+
+template <typename T>
+std::optional<std::vector<T>> GgufFile::GetArray(std::string_view key,
+                                                 const char* expected) const {
+  const Entry* entry = FindEntry(key);
+  if (entry == nullptr) return std::nullopt;
+  if (entry->type == kGgufArray) {
+    GgufArray array = DecodeArray(key, *entry);
+    if (auto* values = std::get_if<std::vector<T>>(&array.values)) {
+      return std::move(*values);
+    }
+  }
+  WrongType(key, *entry, expected);
 }
 
 std::optional<GgufValue> GgufFile::Get(std::string_view key) const {
@@ -131,16 +135,8 @@ std::optional<GgufValue> GgufFile::Get(std::string_view key) const {
   if (entry == nullptr) return std::nullopt;
   const uint8_t* at = bytes_.data() + entry->offset;
   if (entry->type == kGgufString) return NextString(at);
-  if (entry->type != kGgufArray) return DecodeScalar(entry->type, at);
-  GgufArray array;
-  if (entry->array_type == kGgufString) {
-    array.values = DecodeStrings(*entry);
-  } else if (IsFloat(entry->array_type)) {
-    array.values = DecodeFloats(*entry);
-  } else {
-    array.values = DecodeInts(key, *entry);
-  }
-  return array;
+  if (entry->type == kGgufArray) return DecodeArray(key, *entry);
+  return DecodeScalar(entry->type, at);
 }
 
 std::optional<GgufValue> GgufFile::GetScalar(std::string_view key,
@@ -197,33 +193,17 @@ std::optional<std::string_view> GgufFile::GetString(
 
 std::optional<std::vector<std::string_view>> GgufFile::GetStrings(
     std::string_view key) const {
-  const Entry* entry = FindEntry(key);
-  if (entry == nullptr) return std::nullopt;
-  if (entry->type != kGgufArray || entry->array_type != kGgufString) {
-    WrongType(key, *entry, "an array of strings");
-  }
-  return DecodeStrings(*entry);
+  return GetArray<std::string_view>(key, "an array of strings");
 }
 
 std::optional<std::vector<double>> GgufFile::GetFloats(
     std::string_view key) const {
-  const Entry* entry = FindEntry(key);
-  if (entry == nullptr) return std::nullopt;
-  if (entry->type != kGgufArray || !IsFloat(entry->array_type)) {
-    WrongType(key, *entry, "an array of floats");
-  }
-  return DecodeFloats(*entry);
+  return GetArray<double>(key, "an array of floats");
 }
 
 std::optional<std::vector<int64_t>> GgufFile::GetInts(
     std::string_view key) const {
-  const Entry* entry = FindEntry(key);
-  if (entry == nullptr) return std::nullopt;
-  if (entry->type != kGgufArray || entry->array_type == kGgufString ||
-      IsFloat(entry->array_type)) {
-    WrongType(key, *entry, "an array of integers");
-  }
-  return DecodeInts(key, *entry);
+  return GetArray<int64_t>(key, "an array of integers");
 }
 
 }  // namespace gkv

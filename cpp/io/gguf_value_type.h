@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace gkv {
 
@@ -23,35 +24,18 @@ enum GgufValueType : uint32_t {
   kGgufFloat64 = 12,
 };
 
+struct GgufTypeInfo {
+  const char* name;  // as error messages have it
+  size_t bytes;      // of a scalar; 0: a string or an array
+};
+inline constexpr GgufTypeInfo kGgufTypes[] = {
+    {"uint8", 1},   {"int8", 1},   {"uint16", 2}, {"int16", 2},  {"uint32", 4},
+    {"int32", 4},   {"float32", 4}, {"bool", 1},  {"string", 0}, {"array", 0},
+    {"uint64", 8},  {"int64", 8},  {"float64", 8}};
+
 // 0 for strings, arrays and unknown types.
 constexpr size_t GgufScalarBytes(uint32_t type) {
-  switch (type) {
-    case kGgufUint8:
-    case kGgufInt8:
-    case kGgufBool:
-      return 1;
-    case kGgufUint16:
-    case kGgufInt16:
-      return 2;
-    case kGgufUint32:
-    case kGgufInt32:
-    case kGgufFloat32:
-      return 4;
-    case kGgufUint64:
-    case kGgufInt64:
-    case kGgufFloat64:
-      return 8;
-    default:
-      return 0;
-  }
-}
-
-// As error messages name it. Requires: a known type.
-constexpr const char* GgufTypeName(uint32_t type) {
-  constexpr const char* kNames[] = {
-      "uint8", "int8",   "uint16", "int16",  "uint32", "int32",  "float32",
-      "bool",  "string", "array",  "uint64", "int64",  "float64"};
-  return kNames[type];
+  return type < std::size(kGgufTypes) ? kGgufTypes[type].bytes : 0;
 }
 
 }  // namespace gkv

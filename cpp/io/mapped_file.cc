@@ -10,7 +10,6 @@
 #include <initializer_list>
 #include <cerrno>
 #include <ctime>
-#include <utility>
 
 #include "base/error.h"
 #include "base/rounding.h"
@@ -68,35 +67,17 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     throw CorruptFile(
         StrCat(path, ": offset 0: found an empty file, expected content"));
   }
-  size_ = static_cast<size_t>(info.st_size);
   owner_ = info.st_uid;
   identity_ = IdentityOf(info);
   place_ = PlaceOf(info);
-  void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  const auto size = static_cast<size_t>(info.st_size);
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) throw IoError(path, errno);
-  data_ = static_cast<const uint8_t*>(data);
+  data_ = {static_cast<uint8_t*>(data), Unmap{size}};
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      owner_(other.owner_),
-      identity_(other.identity_),
-      place_(other.place_) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  std::swap(owner_, other.owner_);
-  std::swap(identity_, other.identity_);
-  std::swap(place_, other.place_);
-  return *this;
+void MappedFile::Unmap::operator()(uint8_t* data) const noexcept {
+  munmap(data, size);
 }
 
 bool MappedFile::IsInPlace() const {
@@ -128,20 +109,20 @@ bool MappedFile::Populate(size_t offset, size_t size) const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t begin = offset / page * page;
   constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, since Linux 5.14
-  return madvise(const_cast<uint8_t*>(data_) + begin, offset + size - begin,
-                 kPopulateRead) == 0 ||
+  return madvise(data_.get() + begin, offset + size - begin, kPopulateRead) ==
+             0 ||
          (errno != EFAULT && errno != EHWPOISON);
 }
 
 void MappedFile::DropPages(size_t offset, size_t size) const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (offset > size_) return;
-  const size_t end = (offset + std::min(size, size_ - offset)) / page * page;
+  const size_t mapped = bytes().size();
+  if (offset > mapped) return;
+  const size_t end = (offset + std::min(size, mapped - offset)) / page * page;
   const size_t begin = RoundUp(offset, page);
   if (begin >= end) return;
   // A hint: nothing is wrong if it is not taken.
-  (void)madvise(const_cast<uint8_t*>(data_) + begin, end - begin,
-                MADV_DONTNEED);
+  (void)madvise(data_.get() + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace gkv

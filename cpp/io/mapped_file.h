@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -18,12 +19,11 @@ class MappedFile {
   // Throws IoError if `path` is missing, is not a regular file or cannot be
   // read, and CorruptFile if it is empty.
   explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(MappedFile&&) noexcept;
-  MappedFile& operator=(MappedFile&&) noexcept;
 
   const std::string& path() const { return path_; }
-  std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  std::span<const uint8_t> bytes() const {
+    return {data_.get(), data_ ? data_.get_deleter().size : 0};
+  }
   // User id of the file's owner when it was opened.
   uint32_t owner() const { return owner_; }
 
@@ -48,9 +48,13 @@ class MappedFile {
   void DropPages(size_t offset, size_t size) const;
 
  private:
+  struct Unmap {
+    void operator()(uint8_t* data) const noexcept;
+    size_t size;
+  };
+
   std::string path_;
-  const uint8_t* data_ = nullptr;
-  size_t size_ = 0;
+  std::unique_ptr<uint8_t[], Unmap> data_;
   uint32_t owner_ = 0;
   Hash128 identity_;
   Hash128 place_;  // of device and inode
