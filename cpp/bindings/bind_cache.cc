@@ -11,16 +11,22 @@
 namespace gkv {
 namespace {
 
-void CheckLayer(const KVCache& cache, size_t layer) {
-  if (layer >= cache.layout().layers().size()) {
-    throw py::index_error(StrCat("layer is ", layer, ", expected 0..",
-                                 cache.layout().layers().size() - 1));
-  }
+const KvLayerSpec& LayerOf(const KVCache& cache, size_t layer) {
+  const std::vector<KvLayerSpec>& layers = cache.layout().layers();
+  CheckRange<py::index_error>(layer, 0, layers.size() - 1, "layer");
+  return layers[layer];
+}
+
+// A method of the cache that takes a layer.
+template <typename Fn>
+auto ByLayer(Fn fn) {
+  return [fn](const KVCache& cache, size_t layer) {
+    return fn(LayerOf(cache, layer), cache, layer);
+  };
 }
 
 py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
-  CheckLayer(cache, layer);
-  const KvLayerSpec& spec = cache.layout().layers()[layer];
+  const KvLayerSpec& spec = LayerOf(cache, layer);
   if (spec.kind == LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0, 0});
   std::vector<float> copy;
   {
@@ -28,18 +34,14 @@ py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
     copy = cache.CopyLayer(layer, values);
   }
   const size_t tokens = copy.size() / (spec.kv_heads * spec.head_dim);
-  return ArrayOf(std::move(copy), {static_cast<py::ssize_t>(tokens),
-                                   static_cast<py::ssize_t>(spec.kv_heads),
-                                   static_cast<py::ssize_t>(spec.head_dim)});
+  return ArrayOf(std::move(copy), {tokens, spec.kv_heads, spec.head_dim});
 }
 
 py::array_t<float> LayerState(const KVCache& cache, size_t layer) {
-  CheckLayer(cache, layer);
-  const KvLayerSpec& spec = cache.layout().layers()[layer];
+  const KvLayerSpec& spec = LayerOf(cache, layer);
   if (spec.kind != LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0});
   return ArrayOf(cache.CopyLayerState(layer),
-                 {static_cast<py::ssize_t>(1 + spec.conv_tail),
-                  static_cast<py::ssize_t>(spec.lru_width)});
+                 {1 + spec.conv_tail, spec.lru_width});
 }
 
 // The bytes of any object with a contiguous buffer, while this is alive.
@@ -99,18 +101,6 @@ void Save(const KVCache& cache, const py::function& write, bool checkpoints) {
         WithGil([&] { write(BytesOf(piece)); });
       },
       checkpoints);
-}
-
-const char* NameOf(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kFull:
-      return "full";
-    case LayerKind::kSliding:
-      return "sliding";
-    case LayerKind::kRecurrent:
-      return "recurrent";
-  }
-  return "";
 }
 
 void RegisterPool(py::module_& module) {
@@ -181,8 +171,7 @@ void RegisterCache(py::module_& module) {
       .def_property_readonly("tokens",
                              [](const KVCache& cache) {
                                std::vector<int32_t> tokens = cache.tokens();
-                               const auto count =
-                                   static_cast<py::ssize_t>(tokens.size());
+                               const size_t count = tokens.size();
                                return ArrayOf(std::move(tokens), {count});
                              })
       .def("fork",
@@ -223,42 +212,31 @@ void RegisterCache(py::module_& module) {
                        ->hash();
           },
           py::arg("config"), "Whether a model of this shape can use it.")
-      .def(
-          "layer_kind",
-          [](const KVCache& cache, size_t layer) {
-            CheckLayer(cache, layer);
-            return NameOf(cache.layout().layers()[layer].kind);
-          },
-          py::arg("layer"))
-      .def(
-          "layer_shape",
-          [](const KVCache& cache, size_t layer) {
-            CheckLayer(cache, layer);
-            const KvLayerSpec& spec = cache.layout().layers()[layer];
-            return std::make_pair(spec.kv_heads, spec.head_dim);
-          },
-          py::arg("layer"))
-      .def(
-          "layer_window",
-          [](const KVCache& cache, size_t layer) {
-            CheckLayer(cache, layer);
-            return cache.layout().layers()[layer].window;
-          },
-          py::arg("layer"))
-      .def(
-          "layer_nbytes",
-          [](const KVCache& cache, size_t layer) {
-            CheckLayer(cache, layer);
-            return cache.LayerBytes(layer);
-          },
-          py::arg("layer"))
-      .def(
-          "held_range",
-          [](const KVCache& cache, size_t layer) {
-            CheckLayer(cache, layer);
-            return cache.HeldRange(layer);
-          },
-          py::arg("layer"))
+      .def("layer_kind",
+           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+             return NameOf(spec.kind);
+           }),
+           py::arg("layer"))
+      .def("layer_shape",
+           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+             return std::pair(spec.kv_heads, spec.head_dim);
+           }),
+           py::arg("layer"))
+      .def("layer_window",
+           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+             return spec.window;
+           }),
+           py::arg("layer"))
+      .def("layer_nbytes",
+           ByLayer([](const KvLayerSpec&, const KVCache& cache, size_t layer) {
+             return cache.LayerBytes(layer);
+           }),
+           py::arg("layer"))
+      .def("held_range",
+           ByLayer([](const KvLayerSpec&, const KVCache& cache, size_t layer) {
+             return cache.HeldRange(layer);
+           }),
+           py::arg("layer"))
       .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"))
       .def("layer_state", &LayerState, py::arg("layer"));
 

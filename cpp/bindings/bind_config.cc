@@ -22,34 +22,27 @@ namespace {
 
 constexpr size_t kDefaultBlockTokens = 64;
 
-constexpr std::pair<const char*, LayerKind> kKindNames[] = {
-    {"full", LayerKind::kFull},
-    {"sliding", LayerKind::kSliding},
-    {"recurrent", LayerKind::kRecurrent},
-};
-
 void SetKinds(const std::vector<std::string>& names, ModelConfig& config) {
   if (names.size() != config.num_layers()) {
     throw InvalidArgument(StrCat("model config: layer_kinds has ", names.size(),
                                  " entries, expected ", config.num_layers()));
   }
   for (size_t i = 0; i < names.size(); ++i) {
-    const auto* found =
-        std::find_if(std::begin(kKindNames), std::end(kKindNames),
-                     [&](const auto& kind) { return kind.first == names[i]; });
+    const auto* const found =
+        std::find(std::begin(kKindNames), std::end(kKindNames), names[i]);
     if (found == std::end(kKindNames)) {
       throw InvalidArgument(StrCat("layer_kinds holds '", names[i],
                                    "', expected 'full', 'sliding' or "
                                    "'recurrent'"));
     }
-    config.layers[i].kind = found->second;
+    config.layers[i].kind = static_cast<LayerKind>(found - kKindNames);
   }
 }
 
 std::vector<std::string> KindsOf(const ModelConfig& config) {
   std::vector<std::string> names;
   for (const LayerConfig& layer : config.layers) {
-    names.push_back(kKindNames[static_cast<size_t>(layer.kind)].first);
+    names.push_back(NameOf(layer.kind));
   }
   return names;
 }
@@ -282,16 +275,8 @@ void RegisterConfig(py::module_& module) {
           py::arg("tokens"), py::arg("dtype") = "bf16",
           "KV bytes of a conversation of so many tokens.");
 
-  module.def(
-      "model_type_names",
-      [] {
-        std::vector<std::string> names;
-        for (const ModelConfig& config : NamedConfigs()) {
-          names.push_back(config.name);
-        }
-        return names;
-      },
-      "Names of all model types.");
+  module.def("model_type_names", [] { return NamesOf(NamedConfigs()); },
+             "Names of all model types.");
 }
 
 }  // namespace gkv

@@ -264,7 +264,7 @@ void RegisterResults(py::module_& module) {
           [](const GenerateResult& r) -> py::object {
             if (r.logprobs.size() != r.token_ids.size()) return py::none();
             return ArrayOf(std::vector<float>(r.logprobs),
-                           {static_cast<py::ssize_t>(r.logprobs.size())});
+                           {r.logprobs.size()});
           })
       .def_property_readonly(
           "top_logprobs",

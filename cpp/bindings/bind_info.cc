@@ -154,26 +154,10 @@ void RegisterInfo(py::module_& module) {
       },
       py::arg("gguf_path"),
       "Serialized SentencePiece model of a file's vocabulary.");
-  module.def(
-      "tensor_types",
-      [] {
-        std::vector<std::string> names;
-        for (const TensorTypeInfo& type : kTensorTypes) {
-          names.emplace_back(type.name);
-        }
-        return names;
-      },
-      "Names of the tensor types that models may use.");
-  module.def(
-      "quantize_types",
-      [] {
-        std::vector<std::string> names;
-        for (const QuantizeTarget& target : kQuantizeTargets) {
-          names.emplace_back(target.name);
-        }
-        return names;
-      },
-      "What matrices can be quantized to while they are loaded.");
+  module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
+             "Names of the tensor types that models may use.");
+  module.def("quantize_types", [] { return NamesOf(kQuantizeTargets); },
+             "What matrices can be quantized to while they are loaded.");
   const auto no_lock = py::call_guard<GilReleased>();
   py::class_<MachineProbe>(module, "MachineProbe")
       .def(py::init<size_t>(), py::arg("threads"), no_lock)

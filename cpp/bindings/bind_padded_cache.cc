@@ -69,11 +69,8 @@ py::array_t<float> CopyOf(const PaddedCache& cache, bool values) {
     slots = values ? cache.Values() : cache.Keys();
   }
   const PaddedShape& shape = cache.shape();
-  return ArrayOf(std::move(slots.data),
-                 {static_cast<py::ssize_t>(shape.batch),
-                  static_cast<py::ssize_t>(slots.slots),
-                  static_cast<py::ssize_t>(shape.kv_heads),
-                  static_cast<py::ssize_t>(shape.head_dim)});
+  return ArrayOf(std::move(slots.data), {shape.batch, slots.slots,
+                                         shape.kv_heads, shape.head_dim});
 }
 
 py::array_t<uint8_t> CausalMask(const PaddedCache& cache, size_t q_len) {
@@ -82,10 +79,8 @@ py::array_t<uint8_t> CausalMask(const PaddedCache& cache, size_t q_len) {
     const GilReleased no_gil;
     mask = cache.CausalMask(q_len);
   }
-  return ArrayOf(
-      std::move(mask.data),
-      {static_cast<py::ssize_t>(cache.shape().batch),
-       static_cast<py::ssize_t>(q_len), static_cast<py::ssize_t>(mask.slots)});
+  return ArrayOf(std::move(mask.data),
+                 {cache.shape().batch, q_len, mask.slots});
 }
 
 py::array_t<float> Attend(const PaddedCache& cache, const Floats& q,
@@ -108,8 +103,8 @@ py::array_t<float> Attend(const PaddedCache& cache, const Floats& q,
 
 // int64 [batch].
 py::array_t<int64_t> CountsOf(const std::vector<size_t>& counts) {
-  const auto size = static_cast<py::ssize_t>(counts.size());
-  return ArrayOf(std::vector<int64_t>(counts.begin(), counts.end()), {size});
+  return ArrayOf(std::vector<int64_t>(counts.begin(), counts.end()),
+                 {counts.size()});
 }
 
 }  // namespace

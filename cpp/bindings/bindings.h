@@ -35,13 +35,22 @@ void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.
 template <typename T>
-py::array_t<T> ArrayOf(std::vector<T> values, std::vector<py::ssize_t> shape) {
+py::array_t<T> ArrayOf(std::vector<T> values,
+                       const std::vector<size_t>& shape) {
   auto owner = std::make_unique<std::vector<T>>(std::move(values));
   const T* data = owner->data();
   py::capsule release(owner.release(), [](void* pointer) {
     delete static_cast<std::vector<T>*>(pointer);
   });
-  return py::array_t<T>(std::move(shape), data, release);
+  return py::array_t<T>(shape, data, release);
+}
+
+// The names in a table.
+template <typename Table>
+std::vector<std::string> NamesOf(const Table& table) {
+  std::vector<std::string> names;
+  for (const auto& row : table) names.emplace_back(row.name);
+  return names;
 }
 
 // Calls `use`, which asks for the interpreter's lock. While the interpreter
@@ -100,6 +109,11 @@ py::str FsDecode(const std::string& text);
 // "f32", "bf16" or "int8"; throws InvalidArgument for another name.
 KvDtype DtypeFromName(const std::string& name);
 const char* NameOf(KvDtype dtype);
+// "full", "sliding" or "recurrent".
+inline constexpr const char* kKindNames[] = {"full", "sliding", "recurrent"};
+constexpr const char* NameOf(LayerKind kind) {
+  return kKindNames[static_cast<size_t>(kind)];
+}
 
 // Runs pending Python signal handlers (Ctrl-C); throws what they raise.
 // Requires: the interpreter's lock is not held.
