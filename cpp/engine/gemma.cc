@@ -144,11 +144,6 @@ void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   token_text_ = std::move(text);
 }
 
-bool Gemma::has_token_text() const {
-  std::unique_lock lock(mutex_);
-  return token_text_ != nullptr;
-}
-
 size_t Gemma::steps() const {
   std::unique_lock lock(mutex_);
   return scheduler_ ? scheduler_->steps() : 0;

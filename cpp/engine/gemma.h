@@ -56,7 +56,6 @@ class Gemma {
   const PackedReport& packed_report() const { return packed_report_; }
   // Replaces the text of tokens, used for stop strings and streamed text.
   void set_token_text(std::shared_ptr<const TokenText> text);
-  bool has_token_text() const;
 
   // Submits requests, merged into the same steps. The same order comes back.
   // Those that are not streamed succeed together, or one fails or is aborted
