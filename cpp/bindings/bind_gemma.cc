@@ -51,7 +51,7 @@ std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
   Gemma* const raw = gemma.get();
   return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
             if (PyGILState_Check() == 0) return gemma.reset();
-            py::gil_scoped_release release;
+            const GilReleased no_gil;
             gemma.reset();
           }};
 }
