@@ -228,9 +228,8 @@ py::object TopArrays(std::span<const TokenLogprob> top, size_t rows) {
     ids.push_back(token.id);
     logprobs.push_back(token.logprob);
   }
-  const size_t columns = top.size() / std::max(rows, size_t{1});
-  std::vector<py::ssize_t> shape = {static_cast<py::ssize_t>(columns)};
-  if (rows > 0) shape.insert(shape.begin(), static_cast<py::ssize_t>(rows));
+  std::vector<size_t> shape = {top.size() / std::max(rows, size_t{1})};
+  if (rows > 0) shape.insert(shape.begin(), rows);
   return py::make_tuple(ArrayOf(std::move(ids), shape),
                         ArrayOf(std::move(logprobs), shape));
 }

@@ -34,7 +34,6 @@ size_t ResolveThreads(size_t threads) {
 std::vector<RunLock> LockCaches(
     std::span<const Gemma::Job> jobs,
     const std::function<RunLock(KVCache&)>& lock_cache) {
-  const Clock::time_point called = Clock::now();
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -220,6 +219,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::TryStart(
 std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     std::span<const Job> jobs,
     const std::function<RunLock(KVCache&)>& lock_cache) {
+  const Clock::time_point called = Clock::now();
   CheckDistinct(jobs);
   std::shared_ptr<const TokenText> text;
   {
