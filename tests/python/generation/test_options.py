@@ -580,7 +580,7 @@ def test_a_deadline_that_is_over_samples_nothing(tiny: Gemma) -> None:
 
 def test_messages_state_no_empty_range(tiny: Gemma) -> None:
     cache = gemmakv.LayerCache(1, 8, 1, 32)
-    with pytest.raises(ValueError, match="of which there are 0"):
+    with pytest.raises(ValueError, match="expected columns to be given first"):
         cache.compute_causal_mask(1)
     with pytest.raises(ValueError, match="threads: .* at least 1, found 0"):
         Gemma.load("nothing.gguf", threads=0)
