@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
-from gemmakv.chat._templates import render, stop_ids, stop_texts, template_for
+from gemmakv.chat._templates import (
+    check_reply_options,
+    render,
+    stop_ids,
+    stop_texts,
+    template_for,
+)
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.generation._model import Model, check_cache
-from gemmakv.generation._options import Options, split_rows
+from gemmakv.generation._options import Options
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -64,6 +70,24 @@ class Gemma(Model):
             messages, cache, tools, template, template_kwargs, options
         )
         return _reply(cache, call[0], self._generate_reply(*call))
+
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        cache: KVCache | None = None,
+        tools: Tools | None = None,
+        template: Template | str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """`chat` on an asyncio event loop, which it does not block while the
+        model runs. A task that is cancelled leaves the cache as it was.
+        """
+        call = self._chat_call(
+            messages, cache, tools, template, template_kwargs, options
+        )
+        return _reply(cache, call[0], await self._agenerate_reply(*call))
 
     def apply_chat_template(
         self,
@@ -133,7 +157,7 @@ class Gemma(Model):
         """What a chat calls `_generate_reply` with: a cache of its own, with
         what `cache` holds of the conversation, and the rest of it.
         """
-        split_rows(options, 1, batch=False)  # names what is bad
+        check_reply_options(options)
         chosen = self._template(template)
         ids = self.apply_chat_template(
             messages, tools=tools, template=chosen, **(template_kwargs or {})

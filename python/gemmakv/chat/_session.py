@@ -24,9 +24,13 @@ from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Template
 from gemmakv.chat._session_file import SessionText
 from gemmakv.chat._stream import ChatStream
-from gemmakv.chat._templates import stop_texts, template_for
+from gemmakv.chat._templates import (
+    check_reply_options,
+    stop_texts,
+    template_for,
+)
 from gemmakv.errors import GemmaKVError, brief
-from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options, split_rows
+from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options
 from gemmakv.generation._result import Generation
 
 if TYPE_CHECKING:
@@ -124,7 +128,7 @@ class Session:
         self._gemma = gemma
         self.overflow = overflow
         self.options: dict[str, Any] = dict(options or {})
-        split_rows(self.options, 1, batch=False)
+        check_reply_options(self.options)
         of_cache = {
             "capacity_tokens": capacity_tokens,
             "kv_dtype": kv_dtype,
@@ -516,12 +520,7 @@ class Session:
     def _merged(self, options: Any) -> dict[str, Any]:
         """Options of one turn."""
         for keywords in (self.options, options):
-            split_rows(keywords, 1, batch=False)  # names what is bad
-            if keywords.get("parse_special"):
-                raise ValueError(
-                    "parse_special: expected False (messages are text, the "
-                    "template sets the control tokens), found True"
-                )
+            check_reply_options(keywords)
         merged = {**self.options, **options}
         merged["stop"] = stop_texts(self.template, self.options, options)
         return merged

@@ -23,6 +23,7 @@ from gemmakv.chat._messages import (
     messages_of,
 )
 from gemmakv.errors import MismatchError, brief
+from gemmakv.generation._options import split_rows
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -196,6 +197,16 @@ def stop_texts(template: Template, *options: Mapping[str, Any]) -> list[str]:
         stop = keywords.get("stop") or []
         texts += [stop] if isinstance(stop, str) else stop
     return list(dict.fromkeys(texts))
+
+
+def check_reply_options(options: Mapping[str, Any]) -> None:
+    """Raises for a generation keyword that is bad, or is not for messages."""
+    split_rows(options, 1, batch=False)
+    if options.get("parse_special"):
+        raise ValueError(
+            "parse_special: expected False (messages are text, the template "
+            "sets the control tokens), found True"
+        )
 
 
 def template_for(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -89,10 +91,37 @@ def test_a_call_that_raises_leaves_the_cache(tiny: Gemma) -> None:
         ({"messages": user("Yo"), "cache": "c"}, ValueError, "a KVCache"),
         ({"messages": user("Yo"), "template": "x"}, ValueError, "template: ex"),
         ({"messages": user("Yo"), "n": 2}, TypeError, "n"),
+        ({"messages": user("Yo"), "parse_special": True}, ValueError, "parse"),
     ]:
         with pytest.raises(error, match=found):
             tiny.chat(**{"cache": cache, **keywords})
         assert cache.to_bytes() == before
+
+
+def test_achat_is_chat(tiny: Gemma) -> None:
+    cache = gemmakv.create_kv_cache(tiny.config)
+    other = cache.fork()
+    for text in ("Hi", "Hi there"):
+        expected = tiny.chat(user(text), cache=other, **OPTIONS)
+        found = asyncio.run(tiny.achat(user(text), cache=cache, **OPTIONS))
+        assert found.token_ids == expected.token_ids
+        assert (found.text, found.usage) == (expected.text, expected.usage)
+    before = cache.to_bytes()
+    assert before == other.to_bytes()
+
+    async def cancelled() -> None:
+        reply = tiny.achat(
+            user("Hi, you"), cache=cache, max_tokens=60, ignore_eos=True,
+            logits_processor=lambda ids, logits: time.sleep(0.01),
+        )
+        task = asyncio.create_task(reply)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert cache.to_bytes() == before
 
 
 def test_stop_adds_to_the_templates(talker: Gemma) -> None:
