@@ -14,6 +14,7 @@ def brief(value: object) -> str:
     """`repr` of a value for a message: one line, not too long."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python prints no integer of thousands of digits
+    except (ValueError, RecursionError):
+        # An integer of thousands of digits, or lists in lists in lists.
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -259,7 +259,7 @@ def _beginning(
             raise ValueError(
                 "messages: expected a reply of the model last, found a user's"
             )
-    if turns and turns[0].role == "system":
+    if turns and turns[0].role in ("system", "developer"):
         if system is not None:
             raise ValueError("system: given twice, also as a message")
         system = turns.pop(0).text

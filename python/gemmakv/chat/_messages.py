@@ -14,6 +14,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "incomplete": (bool,),
     "name": (str, type(None)),
     "tool_call_id": (str, type(None)),
+    "extra": (Mapping,),
 }
 _OPTIONAL = ("incomplete", "name", "tool_calls", "tool_call_id")
 
@@ -85,7 +86,7 @@ class Message:
             return [content]
         if is_parts(content):
             return [part["text"] for part in content]
-        return [json.dumps(content, ensure_ascii=False)]
+        return [json.dumps(content, ensure_ascii=False, default=_dict_of)]
 
     @property
     def text(self) -> str:
@@ -100,7 +101,7 @@ class Message:
             if field.name != "extra"
         }
         said = {k: v for k, v in fields.items() if v not in (None, False, ())}
-        return {**said, **self.extra}
+        return {**self.extra, **said}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +210,21 @@ def plain_json(name: str, value: Any) -> Any:
         raise ValueError(
             f"{name}: expected what JSON can say, found {error}"
         ) from None
+
+
+def to_json(value: object, indent: int | None = None) -> bytes:
+    """ASCII, so that any str goes through, lone surrogates included.
+
+    Raises ValueError for what JSON cannot say.
+    """
+    try:
+        text = json.dumps(value, indent=indent, default=_dict_of)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            "messages: only what JSON can say can be kept; found "
+            + str(error)
+        ) from None
+    return text.encode("ascii")
 
 
 def _dict_of(value: object) -> object:

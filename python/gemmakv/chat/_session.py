@@ -111,8 +111,8 @@ class Session:
           template: "file", "gemma", "plain" or a Template; None chooses what
             fits the model, see `gemmakv.templates.template_for`.
           messages: turns that the conversation begins with, as `Message` or
-            dict: user and assistant by turns, a reply last. A system message
-            may stand first.
+            dict: user and assistant by turns, a reply last. A system or
+            developer message may stand first: its text becomes `system`.
           capacity_tokens, kv_dtype, checkpoint_bytes, pool: see
             `create_kv_cache`.
           cache: a cache that becomes the session's, instead of a new one of

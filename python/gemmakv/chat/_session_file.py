@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
-from gemmakv.chat._messages import Message, messages_of
+from gemmakv.chat._messages import Message, messages_of, to_json
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.generation._options import split_rows
 
@@ -54,7 +54,7 @@ def write(
     fields = {name: getattr(text, name) for name in _TYPES}
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
-    document = json.dumps(fields).encode("ascii")
+    document = to_json(fields)
     begun = False
 
     def write_piece(piece: bytes) -> None:

@@ -52,6 +52,21 @@ def test_dicts_there_and_back(fields: dict[str, Any]) -> None:
     assert messages_of([message.to_dict(), message]) == [message, message]
 
 
+def test_other_keys_change_no_field() -> None:
+    fields = Message("user", "a", extra={"role": "system", "x": 1}).to_dict()
+    assert fields == {"role": "user", "content": "a", "x": 1}
+    with pytest.raises(ValueError, match="extra: expected a Mapping"):
+        Message("user", "a", extra="x")  # type: ignore[arg-type]
+
+
+def test_content_nested_too_deep_to_print() -> None:
+    content: Any = "a"
+    for _ in range(100_000):
+        content = [content]
+    with pytest.raises(ValueError, match="too long to print"):
+        Message("tool", content)
+
+
 def test_what_clients_send() -> None:
     """Keys without a value say nothing; arguments come as JSON text."""
     [message] = messages_of(

@@ -504,6 +504,24 @@ def test_messages_given_at_the_start(tiny: Gemma) -> None:
     )
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_turns_behind_an_opening_message(tiny: Gemma, role: str) -> None:
+    talk = [
+        {"role": role, "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+    ]
+    session = Session(tiny, messages=talk)
+    assert (session.system, session.turns) == ("Be brief.", 1)
+    session.send("two", max_tokens=3, **NO_END)
+    assert_sound(session)
+    assert [m.text for m in session.undo()][:1] == ["two"]
+    assert [m.text for m in session.messages] == ["Be brief.", "one", "1"]
+    session.system = None
+    session.messages = talk
+    assert (session.system, session.turns) == ("Be brief.", 1)
+
+
 def test_messages_may_be_replaced(session: Session) -> None:
     said(session, "one", "two", "three")
     whole, tokens = session.messages, session.cache.tokens.tolist()

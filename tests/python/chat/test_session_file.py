@@ -142,6 +142,19 @@ def test_progress_is_not_saved(tiny: Gemma) -> None:
     assert again.options == {"top_k": 3}
 
 
+def test_messages_that_cannot_be_kept(tiny: Gemma, tmp_path: Path) -> None:
+    talk = [
+        {"role": "user", "content": "a", "x": object()},
+        {"role": "assistant", "content": "b"},
+    ]
+    session = Session(tiny, messages=talk)
+    path = tmp_path / "kept"
+    path.write_bytes(b"before")
+    with pytest.raises(ValueError, match="messages: only what JSON can say"):
+        session.save(path)
+    assert path.read_bytes() == b"before" and [*tmp_path.iterdir()] == [path]
+
+
 def test_numpy_values_in_options(tiny: Gemma) -> None:
     options: Any = {
         "top_k": np.int64(3),

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any
 
-from gemmakv.chat._messages import Message, messages_of
+from gemmakv.chat._messages import Message, messages_of, to_json
 from gemmakv.chat._session_file import options_from_json, options_to_json
 from gemmakv.errors import CorruptFile, MismatchError, brief
 
@@ -68,8 +68,7 @@ class Record:
         fields = {"format": FORMAT, **self.__dict__}
         fields["messages"] = [one.to_dict() for one in self.messages]
         fields["options"] = options_to_json(self.options)
-        # ASCII: any str goes through, lone surrogates included.
-        return json.dumps(fields, indent=1).encode("ascii") + b"\n"
+        return to_json(fields, indent=1) + b"\n"
 
 
 def from_json(data: bytes) -> Record:
