@@ -317,7 +317,9 @@ class Session:
                 self._talk.take_back(turn)
                 raise
             stream = ChatStream(inner, _OpenTurn(self, turn))
-            self._stream = weakref.ref(stream)
+            with self._changed:
+                self._stream = weakref.ref(stream)
+                self._tell()  # who waits is to look after the reader now
             return stream
         except BaseException:
             self._release()
@@ -490,17 +492,26 @@ class Session:
         )
 
     def close(self) -> None:
-        """Ends a running reply and lets go of the cache.
+        """Ends a running reply and lets go of the cache; waits for another
+        call that is under way.
 
         Any later use of the conversation is a ValueError; `messages` stay.
+        Raises GemmaKVError in a call of this thread, as of its `progress`.
         """
-        stream = None if self._stream is None else self._stream()
-        if stream is not None:
-            stream.cancel()
-        with self._changed:
-            while self._busy:
-                self._changed.wait()
-            self.cache.close()
+        while not self.cache.closed:
+            with self._changed:
+                ref = self._stream
+                stream = None if ref is None else ref()
+                if not self._busy:
+                    self.cache.close()
+                elif stream is None:
+                    if ref is None:
+                        self._check_caller()
+                    self._changed.wait(None if ref is None else _GRACE_S / 4)
+            if stream is not None:
+                if stream._read_here():
+                    raise _streamed()
+                stream.cancel()
 
     def _begin(self, text: str, options: dict[str, Any]) -> Turn:
         turn = self._talk.begin(
@@ -550,12 +561,8 @@ class Session:
         with self._changed:
             while not self._take(me):
                 stream = None if self._stream is None else self._stream()
-                if self._stream is None and self._caller == me:
-                    raise GemmaKVError(
-                        "session: a call of this thread is under way; expected "
-                        "`progress`, signal handlers and other tasks of its "
-                        "event loop to leave it alone, or to await asend()"
-                    )
+                if self._stream is None:
+                    self._check_caller()
                 if stream is not None and stream._read_here():
                     raise _streamed()
                 waiting_since = _patience(stream, waiting_since)
@@ -563,6 +570,15 @@ class Session:
                 del stream  # waiting must not keep it
                 if self._busy:  # letting go may have ended it
                     self._changed.wait(timeout)
+
+    def _check_caller(self) -> None:
+        """Raises where waiting for a call would be for ever."""
+        if self._caller == threading.get_ident():
+            raise GemmaKVError(
+                "session: a call of this thread is under way; expected "
+                "`progress`, signal handlers and other tasks of its "
+                "event loop to leave it alone, or to await asend()"
+            )
 
     async def _aacquire(self) -> None:
         me = threading.get_ident()
@@ -597,9 +613,13 @@ class Session:
         with self._changed:
             self._busy = False
             self._stream = None
-            self._changed.notify_all()
-            for bell in self._bells:
-                bell.core.ring()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wakes who waits. Requires: `_changed` is held."""
+        self._changed.notify_all()
+        for bell in self._bells:
+            bell.core.ring()
 
 
 def _patience(stream: ChatStream | None, waiting_since: float) -> float:

@@ -158,6 +158,88 @@ def test_nobody_waits_for_the_reader(session: Session) -> None:
     assert_sound(session)
 
 
+def test_nobody_waits_for_the_reader_of_a_stream_that_begins(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    begin = session._talk.begin
+
+    def slowly(*arguments: Any, **keywords: Any) -> Any:
+        begun.set()
+        assert go.wait(10)
+        return begin(*arguments, **keywords)
+
+    monkeypatch.setattr(session._talk, "begin", slowly)
+
+    async def asend() -> None:
+        await asyncio.wait_for(session.asend("three"), 10)
+
+    with ThreadPoolExecutor(4) as pool:
+        stream = pool.submit(session.stream, "two", **LONG)
+        assert begun.wait(10)
+        waiting = [
+            pool.submit(session.send, "three"),
+            pool.submit(asyncio.run, asend()),
+        ]
+        time.sleep(0.1)  # they wait
+        go.set()
+        opened = stream.result(10)
+        try:
+            for one in waiting:
+                with pytest.raises(GemmaKVError, match="still being streamed"):
+                    one.result(10)
+        finally:
+            opened.cancel()
+
+
+@pytest.mark.parametrize("kind", ["send", "stream", "asend"])
+def test_close_in_a_call_of_ones_own(session: Session, kind: str) -> None:
+    errors: list[BaseException] = []
+
+    def progress(done: int, total: int) -> None:
+        if not errors:
+            try:
+                session.close()
+            except GemmaKVError as error:
+                errors.append(error)
+
+    def call() -> None:
+        options: Any = {"max_tokens": 5, "progress": progress, **NO_END}
+        if kind == "asend":
+            asyncio.run(session.asend("two", **options))
+        elif kind == "send":
+            session.send("two", **options)
+        else:
+            session.stream("two", **options).result()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive() and len(errors) == 1
+    assert session.turns == 2
+    session.close()
+    with pytest.raises(ValueError, match="closed"):
+        session.send("three")
+
+
+def test_close_takes_its_turn_among_others(tiny: Gemma) -> None:
+    for _ in range(5):
+        session = Session(tiny, overflow="drop_oldest_turns")
+
+        def talk(session: Session = session) -> None:
+            with pytest.raises(ValueError, match="closed"):
+                while True:
+                    for _ in session.stream("two", max_tokens=3, **NO_END):
+                        pass
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        time.sleep(0.05)
+        session.close()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
     stream = session.stream("two", max_tokens=150, **NO_END)
     replies: list[str] = []
