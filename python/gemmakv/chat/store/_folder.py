@@ -35,7 +35,7 @@ from gemmakv._support.locks import lock
 from gemmakv.chat.store import _records
 from gemmakv.chat.store._protocol import Listing, SaveTo
 from gemmakv.chat.store._records import NewerRecord, Record
-from gemmakv.errors import CorruptFile
+from gemmakv.errors import CorruptFile, brief
 
 _RECORD = ".json"
 _SESSION = ".session"
@@ -230,6 +230,10 @@ class FolderStore:
     # ---- Files ----
 
     def _path(self, id: str, suffix: str) -> Path:
+        if not id or "/" in id or "\0" in id:
+            raise ValueError(
+                f"id: expected the id of a session, found {brief(id)}"
+            )
         return self._folder / (id + suffix)
 
     def _move(self, id: str, source: Path, target: Path) -> None:
@@ -286,7 +290,8 @@ class FolderStore:
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600)
 
 
 def _read(path: Path) -> Record:

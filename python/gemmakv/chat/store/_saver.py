@@ -19,7 +19,7 @@ class Saver:
         self._waiting: dict[str, SaveTo] = {}
         self._writing: str | None = None
         self._closing = False
-        self._failures: dict[str, OSError] = {}
+        self._failures: dict[str, Exception] = {}
         self._thread = threading.Thread(
             target=self._run, name="gemmakv-saver", daemon=True
         )
@@ -44,7 +44,7 @@ class Saver:
                 lambda: not self._waiting and self._writing is None
             )
 
-    def take_failures(self) -> dict[str, OSError]:
+    def take_failures(self) -> dict[str, Exception]:
         """What went wrong since the last call, by id."""
         with self._changed:
             failures, self._failures = self._failures, {}
@@ -72,7 +72,7 @@ class Saver:
                 self._writing = id
             try:
                 self._store.write_session(id, save)
-            except OSError as error:
+            except Exception as error:  # the others are to be written still
                 with self._changed:
                     self._failures[id] = error
             del save  # it holds a fork of the cache

@@ -339,7 +339,7 @@ class Chat:
         if before != (session.options, session.overflow, session.system):
             self.save(entry)
 
-    def _say_unsaved(self, what: str, error: OSError) -> None:
+    def _say_unsaved(self, what: str, error: Exception) -> None:
         self.view.error(
             f"{what} is not saved: {describe(error)}; the chat goes on, "
             "/save PATH keeps the session elsewhere"

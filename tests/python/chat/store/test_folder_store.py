@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,37 @@ def test_two_at_once_keep_everything(tmp_path: Path) -> None:
     second.close()
     assert first.hold(mine.id)
     first.close()
+
+
+@pytest.mark.parametrize("id", ["", "../other", "/etc/x", "a/b", "a\0"])
+def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
+    folder = tmp_path / "store"
+    store = FolderStore(folder)
+    (tmp_path / "other.json").write_bytes(Record("x", id="other").to_json())
+    calls: list[Callable[[str], object]] = [
+        store.hold,
+        store.read_record,
+        store.open_session,
+        store.undelete,
+        store.holder,
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="id: expected the id"):
+            call(id)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.json", "store"]
+    assert [p.name for p in folder.iterdir()] == ["lock"]
+    store.close()
+
+
+def test_a_lock_is_no_link(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"kept")
+    store = FolderStore(tmp_path / "store")
+    (tmp_path / "store" / "a.lock").symlink_to(other)
+    with pytest.raises(OSError):
+        store.hold("a")
+    assert other.read_bytes() == b"kept"
+    store.close()
 
 
 def test_holding_waits(tmp_path: Path) -> None:
@@ -497,6 +529,26 @@ def test_only_the_newest_is_written(tmp_path: Path) -> None:
     saver.close()
     assert slow.written[-1] == b"last"
     slow.close()
+
+
+def test_no_error_ends_the_saver(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    saver = Saver(store)
+
+    def fails(place: object) -> None:
+        raise MemoryError("no memory for it")
+
+    assert store.hold("a") and store.hold("b")
+    saver.submit("a", fails)
+    saver.submit("b", writes(b"b"))
+    deadline = time.monotonic() + 10
+    while session_file(store, "b") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    saver.close()
+    [(id, error)] = saver.take_failures().items()
+    assert id == "a" and isinstance(error, MemoryError)
+    store.close()
 
 
 # ---- Live sessions again ----
