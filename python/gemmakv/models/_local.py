@@ -46,7 +46,7 @@ def remove(model: LocalModel) -> None:
     for file in model.files:
         target = file.resolve()
         file.unlink(missing_ok=True)
-        if target != file and not _linked(target):
+        if _is_blob_of(target, file) and not _linked(target):
             target.unlink(missing_ok=True)
         for end in (".checked", ".lock"):
             file.with_name(file.name + end).unlink(missing_ok=True)
@@ -73,24 +73,30 @@ def _downloaded() -> Iterator[LocalModel]:
         return
     root = Path(constants.HF_HUB_CACHE)
     for snapshot in sorted(root.glob("models--*--*/snapshots/*")):
-        repository = snapshot.parents[1]
-        repo = repository.name.removeprefix("models--").replace("--", "/", 1)
-        main = repository / "refs" / "main"
-        current = main.read_text().strip() if main.is_file() else ""
-        if current != snapshot.name:
-            repo += f"@{snapshot.name}"
-        files = files_of(snapshot)
-        for file in models_among(files):
-            parts = tuple(snapshot / part for part in parts_of(file))
-            if all(map(os.path.isfile, parts)) and _is_gemma(parts[0]):
-                yield LocalModel(f"{repo}/{file}", str(parts[0]), parts)
-        if folder_here(snapshot) and _is_gemma(snapshot):
-            paths = tuple(
-                snapshot / file
-                for file in files
-                if not file.lower().endswith(".gguf")
-            )
-            yield LocalModel(repo, str(snapshot), paths)
+        # What is broken, or of another program, hides no other model.
+        with contextlib.suppress(GemmaKVError, OSError, ValueError):
+            yield from list(_models_in(snapshot))
+
+
+def _models_in(snapshot: Path) -> Iterator[LocalModel]:
+    repository = snapshot.parents[1]
+    repo = repository.name.removeprefix("models--").replace("--", "/", 1)
+    main = repository / "refs" / "main"
+    current = main.read_bytes().strip() if main.is_file() else b""
+    if current != os.fsencode(snapshot.name):
+        repo += f"@{snapshot.name}"
+    files = files_of(snapshot)
+    for file in models_among(files):
+        parts = tuple(snapshot / part for part in parts_of(file))
+        if all(map(os.path.isfile, parts)) and _is_gemma(parts[0]):
+            yield LocalModel(f"{repo}/{file}", str(parts[0]), parts)
+    if folder_here(snapshot) and _is_gemma(snapshot):
+        paths = tuple(
+            snapshot / file
+            for file in files
+            if not file.lower().endswith(".gguf")
+        )
+        yield LocalModel(repo, str(snapshot), paths)
 
 
 def _is_gemma(path: Path) -> bool:
@@ -103,6 +109,17 @@ def _is_gemma(path: Path) -> bool:
     except (GemmaKVError, OSError, KeyError):
         return False
     return isinstance(kind, str) and "gemma" in kind
+
+
+def _is_blob_of(target: Path, file: Path) -> bool:
+    """Whether it is where the hub's folder keeps a file's content. A link to
+    anything else is somebody's own.
+    """
+    snapshots = target.parent.parent / "snapshots"
+    return (
+        target.parent.name == "blobs"
+        and snapshots in file.parent.resolve().parents
+    )
 
 
 def _linked(blob: Path) -> bool:

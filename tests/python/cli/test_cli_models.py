@@ -115,6 +115,48 @@ def test_files_of_another_commit_stay(
     assert named.returncode == 0
 
 
+def test_rm_leaves_what_a_link_of_ones_own_leads_to(
+    cli: RunCli, server: FakeHub, env: dict[str, str], files: dict[str, bytes],
+    tmp_path: Path,
+) -> None:
+    server.add("org/tiny", files)
+    path = Path(cli("pull", "org/tiny:F32", **env).stdout.decode().strip())
+    own = tmp_path / "blobs" / "own.gguf"
+    own.parent.mkdir()
+    own.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(own)
+    assert cli("rm", "--yes", "org/tiny/tiny-F32.gguf", **env).returncode == 0
+    assert not path.is_symlink()
+    assert own.read_bytes() == files["tiny-F32.gguf"]
+
+
+def test_what_is_broken_hides_no_model(
+    cli: RunCli, server: FakeHub, env: dict[str, str], files: dict[str, bytes]
+) -> None:
+    server.add("org/tiny", files)
+    path = Path(cli("pull", "org/tiny:F32", **env).stdout.decode().strip())
+    hub = path.parents[3]
+    for name, text in {
+        "link": None,
+        "json": "{",
+        "path": '{"weight_map": {"a": "../../b.safetensors"}}',
+    }.items():
+        snapshot = hub / f"models--a--{name}" / "snapshots" / "c"
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text('{"model_type": "gemma3"}')
+        index = snapshot / "model.safetensors.index.json"
+        if text is None:
+            index.symlink_to("gone")
+        else:
+            index.write_text(text)
+    (hub / "models--a--link" / "snapshots" / ".DS_Store").touch()
+    refs = hub / "models--a--json" / "refs"
+    refs.mkdir()
+    (refs / "main").write_bytes(b"\xff")
+    assert list(listed(cli, env)) == ["org/tiny/tiny-F32.gguf"]
+
+
 def test_models_of_packages(
     cli: RunCli, env: dict[str, str], tmp_path: Path, model_path: str
 ) -> None:
