@@ -212,7 +212,8 @@ class FileTemplate:
                     constant.value = self._mark(constant.value)
             names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
             return plain, environment.from_string(tree), "tools" in names
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError,
+                ValueError) as error:  # the last two are of Python's compiler
             raise GemmaKVError(
                 "template: the file's chat template is not sound: "
                 f"{_line(error)}; choose template='gemma' or 'plain'"

@@ -30,6 +30,7 @@ from gemmakv.chat._templates import (
     template_for,
 )
 from gemmakv.errors import GemmaKVError, brief
+from gemmakv.generation._model import time_left
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options
 from gemmakv.generation._result import Generation
 
@@ -251,8 +252,9 @@ class Session:
         the conversation does not fit; Ctrl-C raises KeyboardInterrupt. The
         session is then as if nothing had been said.
         """
+        begin = time.monotonic()
         with self._exclusive():
-            merged = self._merged(options)
+            merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
                 generation = self._gemma._generate_reply(
@@ -268,9 +270,10 @@ class Session:
         it waits for the session. A task that is cancelled leaves the session
         as if nothing had been said.
         """
+        begin = time.monotonic()
         await self._aacquire()
         try:
-            merged = self._merged(options)
+            merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
                 generation = await self._gemma._agenerate_reply(
@@ -292,8 +295,9 @@ class Session:
         that fails stays in the conversation as far as it came, marked
         `incomplete`.
         """
+        begin = time.monotonic()
         self._acquire()
-        return self._stream_now(text, options)
+        return self._stream_now(text, options, begin)
 
     async def astream(
         self, text: str, **options: Unpack[Options]
@@ -301,13 +305,16 @@ class Session:
         """`stream` that does not block the event loop where the session is
         busy: it waits for it like `asend`.
         """
+        begin = time.monotonic()
         await self._aacquire()
-        return self._stream_now(text, options)
+        return self._stream_now(text, options, begin)
 
-    def _stream_now(self, text: str, options: Any) -> ChatStream:
+    def _stream_now(
+        self, text: str, options: Any, begin: float
+    ) -> ChatStream:
         """Requires: acquired."""
         try:
-            merged = self._merged(options)
+            merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
                 inner = self._gemma._stream_reply(
@@ -528,12 +535,13 @@ class Session:
         self._saved_prefill_tokens += generation.usage.cached_tokens
         return dataclasses.replace(generation, text=text)
 
-    def _merged(self, options: Any) -> dict[str, Any]:
-        """Options of one turn."""
+    def _merged(self, options: Any, begin: float) -> dict[str, Any]:
+        """Options of one turn, whose call began at `begin`."""
         for keywords in (self.options, options):
             check_reply_options(keywords)
         merged = {**self.options, **options}
         merged["stop"] = stop_texts(self.template, self.options, options)
+        merged["deadline"] = time_left(merged.get("deadline"), begin)
         return merged
 
     # ---- One call at a time ----

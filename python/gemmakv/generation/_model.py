@@ -594,8 +594,7 @@ class Model:
         prompt_only = core_options(row | {"max_tokens": 0})
         said = yield _Job([cache._core], [tokens], [prompt_only], None)
         if "deadline" in row:
-            left = row["deadline"] - (time.monotonic() - begin)
-            row["deadline"] = max(0.0, left)
+            row["deadline"] = time_left(row["deadline"], begin)
         seed = row.get("seed")
         core_rows = []
         for i in range(count):
@@ -687,7 +686,10 @@ class Model:
             if call is not None:
                 return call
             # Rings when the cache is free; a reader who stalls does not ring.
+            begin = time.monotonic()
             await bell.wait(_STALL_S)
+            for one in options:
+                one.deadline = time_left(one.deadline, begin)
 
 
 def _stream_of(
@@ -701,6 +703,13 @@ def _stream_of(
 def check_cache(name: str, cache: object) -> None:
     if not isinstance(cache, KVCache):
         raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
+
+
+def time_left(deadline: float | None, begin: float) -> float | None:
+    """Of a deadline in seconds that was set at `begin` (time.monotonic())."""
+    if deadline is None:
+        return None
+    return max(0.0, deadline - (time.monotonic() - begin))
 
 
 def _thread_count(threads: int | None) -> int:

@@ -186,6 +186,8 @@ def test_a_control_token_is_not_pieced_together(tokenizer: Tokenizer) -> None:
         ("{{ '<' ~ 'bos' ~ '>' }}", "control token '<bos>' together"),
         ("{{ '<' }}{{ 'eos>' }}", "control token '<eos>' together"),
         ("{% for %}", "not sound"),
+        ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "not sound"),
+        ("{{ " + "9" * 5000 + " }}", "not sound"),
         ("{{ messages[0].content + 1 }}", "fails"),
         ("{{ nothing.at.all }}", "fails"),
         ("{{ 1 // 0 }}", "fails"),

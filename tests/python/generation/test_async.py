@@ -219,6 +219,41 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
     assert session.to_bytes() == before[1]
 
 
+@pytest.mark.parametrize("kind", ["cache", "asend", "send", "astream"])
+def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
+    session = Session(slow, template="plain")
+    options: Any = {"max_tokens": 10, "deadline": 0.1, **NO_END}
+    long: Any = {
+        "max_tokens": 9000,
+        "deadline": 0.6,
+        "logits_processor": lambda ids, logits: time.sleep(0.004),
+        **NO_END,
+    }
+
+    async def main() -> None:
+        first = asyncio.create_task(
+            slow.agenerate(session.cache, "a", **long)
+            if kind == "cache"
+            else session.asend("a", **long)
+        )
+        await asyncio.sleep(0.05)
+        if kind == "cache":
+            found = await slow.agenerate(session.cache, "b", **options)
+        elif kind == "asend":
+            found = await session.asend("b", **options)
+        elif kind == "send":
+            found = await asyncio.to_thread(session.send, "b", **options)
+        else:
+            async with await session.astream("b", **options) as stream:
+                async for _ in stream:
+                    pass
+            found = stream.result()
+        assert (await first).finish_reason == "deadline"
+        assert found.finish_reason == "deadline" and found.token_ids == []
+
+    asyncio.run(main())
+
+
 def test_progress_that_raises_undoes(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 4096)
     slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
