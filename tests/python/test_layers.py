@@ -48,3 +48,10 @@ def test_rooms_do_not_import_the_package_itself(room: Path) -> None:
                 assert "gemmakv" not in names, path
             elif isinstance(node, ast.ImportFrom) and node.module == "gemmakv":
                 assert [a.name for a in node.names] == ["_core"], path
+
+
+def test_test_modules_share_through_support_alone() -> None:
+    for path in (ROOT / "tests" / "python").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("test_"), path

@@ -9,53 +9,19 @@ import pytest
 
 from gemmakv import Gemma, Message, Session
 from gemmakv.chat._templates import template_for
-from gemmakv.chat._transcript import Encoder
-from support import tiny_gguf, tokenizer_files
-from support.chat_cases import CASES, GENERATIONS, TURNS, messages_of, text_of
-from support.tokenizer_files import write_json
-from support.tokenizer_folders import KINDS, ROWS, directory
+from support import tiny_gguf
+from support.chat_cases import GENERATIONS, messages_of, text_of
+from support.template_folders import (
+    PLACES,
+    cases_of,
+    ids_of,
+    is_harmless,
+    model_with,
+    source_of,
+)
+from support.tokenizer_folders import KINDS, ROWS
 
-PLACES = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
 CONTROL = [i for i, kind in enumerate(ROWS[2]) if kind == 3]
-
-
-def source_of(generation: str) -> str:
-    """The template of a generation's instruction-tuned models."""
-    has_system = "true" if generation == "gemma-3" else "false"
-    return TURNS.replace("SYSTEM", has_system)
-
-
-def model_with(
-    folder: Path, kind: str, source: str, place: str = PLACES[0]
-) -> Gemma:
-    directory(folder, kind)
-    if place == PLACES[0]:
-        content = tokenizer_files.config(ROWS)
-        write_json(folder / place, {**content, "chat_template": source})
-    elif place == PLACES[1]:
-        (folder / place).write_text(source, "utf-8")
-    else:
-        write_json(folder / place, {"chat_template": source})
-    return Gemma.load(folder)
-
-
-def ids_of(gemma: Gemma, messages: list[Message], reply: bool) -> list[int]:
-    assert gemma.tokenizer is not None
-    template = template_for(gemma)
-    assert template.name == "file"
-    segments = template.render(messages, add_generation_prompt=reply)
-    encoder = Encoder(gemma.tokenizer, gemma.config.bos_id)
-    return [int(token) for token in encoder.encode(segments)]
-
-
-def is_harmless(case: dict[str, Any]) -> bool:
-    return not any("<" in content for _, content in case["messages"])
-
-
-def cases_of(generation: str) -> list[dict[str, Any]]:
-    found = [case for case in CASES if case["texts"][generation] is not None]
-    assert len(found) >= 16
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from test_session import NO_END, assert_same, said
 
 from gemmakv import Gemma, Session
 from support import family_models, tiny_gguf
+from support.sessions import NO_END, assert_same, said
 
 
 @pytest.fixture(params=family_models.FAMILIES)

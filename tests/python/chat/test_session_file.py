@@ -11,14 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_session import (
-    INF,
-    NO_END,
-    assert_same,
-    assert_sound,
-    said,
-    state,
-)
 
 from gemmakv import (
     CorruptFile,
@@ -31,6 +23,14 @@ from gemmakv import (
 )
 from gemmakv.chat._session_file import MAGIC
 from support import tiny_gguf
+from support.sessions import (
+    INF,
+    NO_END,
+    assert_same,
+    assert_sound,
+    said,
+    state,
+)
 
 TEXT_PART = struct.Struct("<8sIIQQ")
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from test_session import NO_END, assert_same, assert_sound, said, state
 
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
 from support import tiny_gguf
+from support.sessions import NO_END, assert_same, assert_sound, said, state
 
 LONG: Any = {"max_tokens": 200, **NO_END}
 

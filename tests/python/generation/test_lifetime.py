@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_session import NO_END, said
 
 from gemmakv import Gemma, KVCache, Message, Session, create_kv_cache
 from support import tiny_gguf
+from support.sessions import NO_END, said
 
 MIB = 1 << 20
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_directory_templates import (
-    cases_of,
-    ids_of,
-    is_harmless,
-    model_with,
-    source_of,
-)
-from test_tokenizer import CASES as TEXTS
 
 from gemmakv import Gemma, Tokenizer
 from gemmakv.chat._templates import template_for
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from support import tokenizer_files
 from support.chat_cases import GENERATIONS, messages_of, text_of
+from support.folders import GOLDEN
+from support.template_folders import (
+    cases_of,
+    ids_of,
+    is_harmless,
+    model_with,
+    source_of,
+)
 from support.tokenizer_folders import KINDS
+
+TEXTS = json.loads((GOLDEN / "tokens.json").read_text())
 
 transformers = pytest.importorskip(
     "transformers", reason="the reference is transformers"
