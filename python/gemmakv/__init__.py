@@ -44,6 +44,7 @@ from gemmakv.generation._result import (
     Piece,
     Prefill,
     Timings,
+    TopLogprobs,
     Usage,
 )
 from gemmakv.generation._stream import Stream
@@ -86,6 +87,7 @@ __all__ = [
     "Template",
     "Timings",
     "Tokenizer",
+    "TopLogprobs",
     "Truncation",
     "Usage",
     "attention",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,10 +58,17 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
-@pytest.mark.skipif(
-    sys.version_info < (3, 10), reason="signatures print otherwise before 3.10"
-)
+MODULES = [
+    gemmakv,
+    gemmakv.options,
+    gemmakv.templates,
+    gemmakv.verify,
+    importlib.import_module("gemmakv.chat.store"),
+]
+
+
 def test_api_reference_is_up_to_date() -> None:
+    pytest.importorskip("griffe", reason="griffe reads the docstrings")
     tool = ROOT / "tools" / "make_api_reference.py"
     done = subprocess.run(
         [sys.executable, str(tool), "--check"],
@@ -66,3 +77,22 @@ def test_api_reference_is_up_to_date() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_api_reference_has_every_option_and_field(module: ModuleType) -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert f"\n## {module.__name__}\n" in page
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if isinstance(thing, ModuleType):
+            continue
+        about = page.split(f"\n### {name}\n")[1].split("\n### ")[0]
+        keys = []
+        if typing.is_typeddict(thing):
+            keys = list(typing.get_type_hints(thing))
+            assert set(gemmakv.options.GenerationOptions.table) < set(keys)
+        elif dataclasses.is_dataclass(thing):
+            keys = [field.name for field in dataclasses.fields(thing)]
+        for key in keys:
+            assert f"`{key}" in about, f"{name}.{key}"

@@ -25,18 +25,19 @@ class Message:
 
     A dict with these fields as its keys does wherever a Message does.
 
-    role: "system", "user", "assistant" (or "model", which becomes that),
-    "tool" or "developer".
-    content: text, or a list of parts {"type": "text", "text": ...}. None if
-    a message of the assistant is nothing but tool calls. A tool's may also be
-    what it returned: a dict, or a list of dicts without a "type".
-    incomplete: whether an error cut the reply short.
-    name: of the tool whose result this is.
-    tool_calls: [{"type": "function", "function": {"name": ...,
-    "arguments": ...}}], with an "id" or without. Arguments are a dict; their
-    JSON text becomes one.
-    tool_call_id: the call whose result this is.
-    extra: any other keys of a dict, for templates that know them.
+    Attributes:
+      role: "system", "user", "assistant" (or "model", which becomes that),
+        "tool" or "developer".
+      content: text, or a list of parts {"type": "text", "text": ...}. None if
+        a message of the assistant is nothing but tool calls. A tool's may also
+        be what it returned: a dict, or a list of dicts without a "type".
+      incomplete: whether an error cut the reply short.
+      name: of the tool whose result this is.
+      tool_calls: [{"type": "function", "function": {"name": ...,
+        "arguments": ...}}], with an "id" or without. Arguments are a dict;
+        their JSON text becomes one.
+      tool_call_id: the call whose result this is.
+      extra: any other keys of a dict, for templates that know them.
 
     Raises ValueError for a role, a content or a part that is none of these.
     """
@@ -108,8 +109,11 @@ class Message:
 class Segment:
     """A piece of a rendered conversation.
 
-    If `special`, `text` is the name of one control token, else text without
-    any. Each segment is turned into tokens by itself.
+    Each segment is turned into tokens by itself.
+
+    Attributes:
+      text: the name of one control token, or text without any.
+      special: whether it is a control token.
     """
 
     text: str

@@ -50,13 +50,14 @@ TEMPLATE_NAMES = ("file", "gemma", "plain")
 class SessionStats:
     """Numbers of a session.
 
-    tokens: held by its cache.
-    own_bytes: of keys and values that it alone holds.
-    shared_bytes: of keys and values that forks hold as well.
-    saved_prefill_tokens: tokens of all prompts so far that the cache held
-      already and that were not computed again.
-    last_fork_us: microseconds that the last fork of it, or the fork that made
-      it, took; None if there was none.
+    Attributes:
+      tokens: held by its cache.
+      own_bytes: of keys and values that it alone holds.
+      shared_bytes: of keys and values that forks hold as well.
+      saved_prefill_tokens: tokens of all prompts so far that the cache held
+        already and that were not computed again.
+      last_fork_us: microseconds that the last fork of it, or the fork that
+        made it, took; None if there was none.
     """
 
     tokens: int

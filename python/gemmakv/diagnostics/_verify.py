@@ -42,18 +42,41 @@ _PASS_S = 1.5  # what one pass over the tokens may take, by default
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One way of computing the tokens."""
+    """One way of computing the tokens.
 
-    arithmetic: str  # those of one arithmetic must agree
+    Attributes:
+      arithmetic: those of one arithmetic must agree.
+      way: what was done, for people.
+      digest: SHA256 of the logits.
+      equal: to the first way of the same arithmetic.
+      seconds: that it took.
+    """
+
+    arithmetic: str
     way: str
-    digest: str  # SHA256 of the logits
-    equal: bool  # to the first way of the same arithmetic
+    digest: str
+    equal: bool
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `run` found."""
+    """What `run` found.
+
+    Attributes:
+      model: as it was given.
+      quantize: as it was given.
+      fingerprint: of the model.
+      cpu: the processor's name.
+      target: SIMD target of the ways that do not name another.
+      threads: of the ways that do not say otherwise.
+      kv_dtype: how keys and values were stored.
+      tokens: of the conversation.
+      positions: how many the hashed logits are of.
+      vocab_size: logits of a position.
+      sliding_window: in tokens; 0: none.
+      checks: one for each way.
+    """
 
     model: str
     quantize: str | None
@@ -63,9 +86,9 @@ class Report:
     threads: int
     kv_dtype: str
     tokens: int
-    positions: int  # how many the hashed logits are of
+    positions: int
     vocab_size: int
-    sliding_window: int  # 0: none
+    sliding_window: int
     checks: list[Check]
 
     @property

@@ -45,12 +45,15 @@ _Function = TypeVar("_Function")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A row of the table. Where `default` is None, None means it, too.
+    """A row of the table.
 
-    help: half a line on what it does.
-    more: what else the reference says.
-    in_chat: whether it is a setting of a chat.
-    in_core: whether the core is given it.
+    Attributes:
+      kind: what values it takes.
+      default: its default; where that is None, None may be given, too.
+      help: half a line on what it does.
+      more: what else the reference says.
+      in_chat: whether it is a setting of a chat.
+      in_core: whether the core is given it.
     """
 
     kind: Kind

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Usage:
     """Tokens of one call.
 
-    `prompt_tokens` were given, `completion_tokens` were sampled, and
-    `cached_tokens` stood in the cache before and were not computed again.
+    Attributes:
+      prompt_tokens: those given.
+      cached_tokens: those that the cache held before, not computed again.
+      completion_tokens: those sampled.
     """
 
     prompt_tokens: int
@@ -73,11 +75,17 @@ class Prefill:
 class Piece:
     """One sampled token of a stream.
 
-    `text` holds the characters that became complete with this token: a
-    character of several tokens arrives with the last of them, and text that
-    may turn out to be a stop string waits until that is decided; if the stream
-    is cancelled meanwhile, it comes in a last piece of token_id -1. The texts
-    of all pieces joined are the `text` of the generation.
+    The texts of all pieces joined are the `text` of the generation.
+
+    Attributes:
+      text: the characters that became complete with this token. A character
+        of several tokens arrives with the last of them; text that may turn
+        out to be a stop string waits until that is decided. If the stream is
+        cancelled meanwhile, it comes in a last piece.
+      token_id: the token; -1 in that last piece.
+      logprob: its log-probability; None unless asked for.
+      finish_reason: of the last piece, as in `Generation`; else None.
+      top_logprobs: the likeliest tokens of its place; None unless asked for.
     """
 
     text: str

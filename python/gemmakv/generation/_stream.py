@@ -171,7 +171,7 @@ class Stream(PieceStream):
         max_tokens: int,
         callback: Callback | None,
     ) -> None:
-        """`alive`: what is to live as long, its model and conversation."""
+        # What is to live as long: its model and conversation.
         self._handle = handle
         self._alive = alive
         self._max_tokens = max_tokens

@@ -35,12 +35,15 @@ _NAME = re.compile(r"([0-9a-f]{32})\.v(\d+)-(\d+)\.gkvpack(\.part)?")
 class PackedWeights:
     """Where the weights of a loaded model are.
 
-    `state` is "reused" (in a packed file that was there), "written" (in one
-    that this load made), "memory" (in this process's own memory, because the
-    file could not be used: `reason` says why) or "off" (in memory, because no
-    file was wanted). With "written", `reason` tells what was wrong with the
-    file that was replaced. `path` is None for "memory" and "off". `nbytes` is
-    the size of the file.
+    Attributes:
+      state: "reused" (in a packed file that was there), "written" (in one that
+        this load made), "memory" (in this process's own memory, because the
+        file could not be used) or "off" (in memory, because no file was asked
+        for).
+      path: of the file; None for "memory" and "off".
+      reason: why the file could not be used; with "written", what was wrong
+        with the file that was replaced.
+      nbytes: size of the file.
     """
 
     state: str

@@ -17,9 +17,10 @@ SaveTo = Callable[[PathOrFile], None]
 class Listing:
     """What a store holds.
 
-    records: those that can be read.
-    lines: one for each that cannot, for people.
-    taken: names of sessions that only a newer version can read.
+    Attributes:
+      records: those that can be read.
+      lines: one for each that cannot, for people.
+      taken: names of sessions that only a newer version can read.
     """
 
     records: list[Record]

@@ -30,11 +30,20 @@ class NewerRecord(MismatchError):
 class Record:
     """A session's text, settings and place among the others.
 
-    `messages` are without the system text. `draft` is what the user said
-    last, if its reply is not among them: it was not made, or not kept.
-    `parent` is the id of the session that this one was forked from, when it
-    had `forked_at` turns. Times are seconds since the epoch; `tokens` is the
-    length of the KV cache when the record was written.
+    Attributes:
+      name: what people call it.
+      id: 32 hexadecimal digits, its own for ever.
+      parent: id of the session that this one was forked from, or None.
+      forked_at: turns that one had then.
+      created: seconds since the epoch.
+      changed: seconds since the epoch.
+      system: the system text.
+      messages: the others.
+      draft: what the user said last, if its reply is not among the messages:
+        it was not made, or not kept.
+      options: generation keywords.
+      overflow: "error" or "drop_oldest_turns".
+      tokens: length of the KV cache when the record was written.
     """
 
     name: str
