@@ -57,6 +57,14 @@ class Screen:
         """What the screen shows now."""
         return "\n".join(line.rstrip() for line in self._screen.display)
 
+    def rows(self) -> list[list[pyte.screens.Char]]:
+        """The characters of the lines above the prompt's, with their looks."""
+        screen = self._screen
+        return [
+            [screen.buffer[y][x] for x in range(screen.columns)]
+            for y in range(screen.cursor.y)
+        ]
+
     @property
     def prompt(self) -> str:
         """The line that the cursor is in."""
