@@ -48,6 +48,15 @@ def test_guide_python_runs(model_path: str) -> None:
     assert chat.turns == 0
 
 
+def test_python_for_newcomers_runs(model_path: str) -> None:
+    del model_path
+    names = run_blocks(ROOT / "docs" / "coming-from.md")
+    cache, session = names["cache"], names["session"]
+    assert isinstance(cache, gemmakv.KVCache)
+    assert isinstance(session, gemmakv.Session)
+    assert session.turns == 2
+
+
 def test_links_lead_somewhere() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     broken = []
