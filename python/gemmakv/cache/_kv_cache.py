@@ -170,7 +170,7 @@ class KVCache:
 
         Always exact; `replay_tokens` of the result says what it costs: the
         tokens that the next use computes again. 0 at a checkpoint, and as
-        long as the window of the new end is still held. Checkpoints behind
+        long as the window of the new end is still held. Checkpoints after
         the new end are dropped. Raises ValueError if `length` is negative or
         exceeds len(cache).
         """
@@ -190,7 +190,7 @@ class KVCache:
         """Marks the present, so that truncating to len(cache) is free.
 
         Costs no copy: what sliding-window layers hold now is kept instead of
-        being dropped as the conversation goes on. Checkpoints share what they
+        being dropped as the conversation grows. Checkpoints share what they
         have in common; all of them together stay within `checkpoint_bytes`,
         old ones thin out first.
 

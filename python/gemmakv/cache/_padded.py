@@ -181,7 +181,7 @@ class _PaddedCache:
         A row starts at its first token. A later call appends to what is
         there, whatever its pads.
 
-        Raises ValueError for shapes that do not fit or a pad behind a token,
+        Raises ValueError for shapes that do not fit or a pad after a token,
         and what `update` raises; nothing has changed then.
         """
         keys, values = _floats("k", k), _floats("v", v)
@@ -197,7 +197,7 @@ class _PaddedCache:
         if holes.any():
             row = int(holes.argmax())
             raise ValueError(
-                f"segment_ids: row {row} has a pad behind a token, expected "
+                f"segment_ids: row {row} has a pad after a token, expected "
                 "pads on the left only"
             )
         self._core.append(keys, values, pads.tolist())
@@ -217,7 +217,7 @@ class _PaddedCache:
     def compute_causal_mask(self, q_len: int) -> npt.NDArray[np.bool_]:
         """Which slots the newest `q_len` columns attend to.
 
-        Call it behind the `prefill` or `update` that brought the columns.
+        Call it after the `prefill` or `update` that brought the columns.
         Returns bool [batch, q_len, slots], slots as in `keys`: True where a
         query attends. It sees itself and the tokens before it (in a
         CyclicCache, those of its window) as far as they are held; a pad sees
@@ -228,7 +228,7 @@ class _PaddedCache:
         return self._core.causal_mask(count).view(np.bool_)
 
     def reset(self) -> None:
-        """Forgets everything; rows start anew."""
+        """Forgets everything; rows start again at 0."""
         self._core.reset()
 
 
@@ -317,7 +317,7 @@ def attention(
     """Attention of the newest columns over a padded cache.
 
     softmax(mask(cap(scale * q . keys))) . values, with the mask of
-    `cache.compute_causal_mask(q_len)`, in float32. Call it behind the
+    `cache.compute_causal_mask(q_len)`, in float32. Call it after the
     `prefill` or `update` that brought the columns.
 
     Args:
@@ -357,7 +357,7 @@ def compute_left_pads(segment_ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
     Args:
       segment_ids: integers [batch, seq]; 0 is a pad.
 
-    Returns int32 [batch]. Zeros behind the first token of a row do not count;
+    Returns int32 [batch]. Zeros after the first token of a row do not count;
     a row of nothing but pads gives seq. Raises ValueError for other shapes
     and for numbers that are not integers.
     """

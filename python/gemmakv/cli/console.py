@@ -105,7 +105,7 @@ def load_progress() -> AbstractContextManager[ShowProgress | None]:
 def fetch(model: str) -> str:
     """Path of a model's file, with a progress bar if it is not here yet."""
     columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with work_progress("fetching", *columns) as progress:
+    with work_progress("downloading", *columns) as progress:
         return models.resolve(model, progress)
 
 

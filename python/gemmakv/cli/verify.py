@@ -26,7 +26,7 @@ def verify(
         None,
         metavar="N",
         help="How many to compute; default: enough to leave the sliding "
-        "window behind, fewer on slow machines.",
+        "window, fewer on slow machines.",
     ),
     kv_dtype: str = typer.Option(
         "bf16", metavar="TYPE", help="f32, bf16 or int8."

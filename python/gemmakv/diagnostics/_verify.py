@@ -110,7 +110,7 @@ def run(
 
     Args:
       model: as for `Gemma.load`.
-      tokens: how many; default: enough to leave the sliding window behind,
+      tokens: how many; default: enough to leave the sliding window,
         fewer if this machine would need minutes.
       kv_dtype: how keys and values are stored: "f32", "bf16" or "int8".
       threads: for the ways that do not say otherwise; default: all
@@ -229,7 +229,7 @@ def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
         plan.append(_Task(arithmetic, way, load=threaded))
     anew = partial(load, threads=usual, packed_cache=False)
     plan.append(
-        _Task(arithmetic, Way("weights packed anew", first.run), load=anew)
+        _Task(arithmetic, Way("weights packed again", first.run), load=anew)
     )
     return plan + later
 

@@ -118,7 +118,7 @@ class Model:
             with such a directory's files, "org/repo:Q4_K_M" or
             "org/repo/file.gguf" where there are several, or
             "org/repo@revision" with a branch, tag or commit. It is
-            downloaded once; a download that broke off goes on where it did.
+            downloaded once; a download that broke off continues.
             HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
             `pip install "gemmakv[hub]"`.
           threads: threads to compute with; default: all processors that this
@@ -134,7 +134,7 @@ class Model:
             step reads of it is checked before it is used: a damaged one is
             replaced, or, if that shows only later, makes the call a
             CorruptFile and the next load make it again. If it cannot be used
-            the load goes on without; `packed_weights` tells.
+            the load does without; `packed_weights` says why.
           quantize: "q8_0", "q5_0", "q4_0" or "bf16": what float matrices of
             the model (F32, F16, BF16) are made while they are loaded, without
             a copy of them in memory. With "q5_0" and "q4_0" the embedding and
@@ -148,7 +148,7 @@ class Model:
         """
         count = _thread_count(threads)
         target = quantize_target(quantize)
-        path = models.resolve(model, as_callback(progress, "fetching"))
+        path = models.resolve(model, as_callback(progress, "downloading"))
         loaded = loading.load(
             path, count, as_callback(progress, "loading"), packed_cache, target
         )
@@ -328,7 +328,7 @@ class Model:
         """Appends `prompt` to the conversation and samples a completion.
 
         A str gets BOS in front if the conversation is empty; token ids are
-        taken as they are. An empty str goes on with what is there.
+        taken as they are. An empty str continues what is there.
 
         Keywords are those of `gemmakv.options.Options`, which docs/options.md
         lists: max_tokens=256, temperature=0.0 (greedy), seed, stop, ...

@@ -125,7 +125,7 @@ class _Keywords(
         TokenIds(), None, "tokens that end the reply, as eos does",
         "They are not part of the text.")]
     ignore_eos: Annotated[_Bool, Option(
-        Flag(), False, "goes on after an end token of the model",
+        Flag(), False, "continues after an end token of the model",
         "Those of a chat template count as such.")]
     deadline: Annotated[_Seconds, Option(
         Number(0), None, "seconds after which the reply ends",

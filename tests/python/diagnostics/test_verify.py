@@ -87,7 +87,7 @@ def test_what_is_compared(
         "one chunk", "chunks of 7", "chunks of 1, 2, 3", "token by token",
         "sampled", "batch of 4", "fork", "snapshot", "4 callers",
         "rewind to a checkpoint",
-        f"past the window of {WINDOW}", "packed anew",
+        f"past the window of {WINDOW}", "packed again",
         f"{report.threads + 1} threads",
     ):
         assert words in ways

@@ -341,6 +341,6 @@ class Chat:
 
     def _say_unsaved(self, what: str, error: Exception) -> None:
         self.view.error(
-            f"{what} is not saved: {describe(error)}; the chat goes on, "
+            f"{what} is not saved: {describe(error)}; the chat continues, "
             "/save PATH keeps the session elsewhere"
         )

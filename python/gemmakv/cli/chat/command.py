@@ -83,7 +83,7 @@ def chat(
     """Talk with a model in many sessions at once.
 
     On a terminal, /help lists the commands; sessions, with their KV cache,
-    are stored after each turn and go on with the next start.
+    are stored after each turn and continue at the next start.
 
     On a pipe, each line of stdin is a message (or a command) and each reply
     one line of stdout, its line breaks made spaces. All else is on stderr.

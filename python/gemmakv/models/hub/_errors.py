@@ -53,7 +53,7 @@ def broken_off(
     return ConnectionAbortedError(
         errno.ECONNABORTED,
         f"the download broke off after {in_bytes(done)}{of} "
-        f"({_summary(error)}); the same command again goes on from there",
+        f"({_summary(error)}); the same command again continues from there",
         name,
     )
 
