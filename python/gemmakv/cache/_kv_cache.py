@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -59,12 +58,7 @@ class KVCache:
     def __enter__(self) -> KVCache:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

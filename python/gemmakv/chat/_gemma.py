@@ -69,7 +69,7 @@ class Gemma(Model):
         call = self._chat_call(
             messages, cache, tools, template, template_kwargs, options
         )
-        return _reply(cache, call[0], self._generate_reply(*call))
+        return _reply(cache, call[0], self._done(self._reply(*call)))
 
     async def achat(
         self,
@@ -87,7 +87,7 @@ class Gemma(Model):
         call = self._chat_call(
             messages, cache, tools, template, template_kwargs, options
         )
-        return _reply(cache, call[0], await self._agenerate_reply(*call))
+        return _reply(cache, call[0], await self._adone(self._reply(*call)))
 
     def apply_chat_template(
         self,
@@ -154,7 +154,7 @@ class Gemma(Model):
         template_kwargs: Mapping[str, Any] | None,
         options: Any,
     ) -> tuple[KVCache, TokenArray, dict[str, Any], list[int]]:
-        """What a chat calls `_generate_reply` with: a cache of its own, with
+        """What a chat calls `_reply` with: a cache of its own, with
         what `cache` holds of the conversation, and the rest of it.
         """
         check_reply_options(options)

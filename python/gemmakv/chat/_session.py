@@ -258,9 +258,10 @@ class Session:
             merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
-                generation = self._gemma._generate_reply(
+                work = self._gemma._reply(
                     self.cache, turn.ids, merged, self._talk.stop_ids()
                 )
+                generation = self._gemma._done(work)
                 return self._finish(turn, generation)
             except BaseException:
                 self._talk.take_back(turn)
@@ -277,9 +278,10 @@ class Session:
             merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
-                generation = await self._gemma._agenerate_reply(
+                work = self._gemma._reply(
                     self.cache, turn.ids, merged, self._talk.stop_ids()
                 )
+                generation = await self._gemma._adone(work)
                 return self._finish(turn, generation)
             except BaseException:
                 self._talk.take_back(turn)
@@ -318,9 +320,10 @@ class Session:
             merged = self._merged(options, begin)
             turn = self._begin(text, merged)
             try:
-                inner = self._gemma._stream_reply(
+                work = self._gemma._streamed(
                     self.cache, turn.ids, merged, self._talk.stop_ids()
                 )
+                inner = self._gemma._done(work)
             except BaseException:
                 self._talk.take_back(turn)
                 raise

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -73,7 +72,8 @@ class _Job(NamedTuple):
     caches: list[_core.KVCache]
     prompts: list[TokenArray]
     options: list[_core.GenerateOptions]
-    report: Callable[[int, bool], None] | None
+    report: Callable[[int, bool], None] | None = None
+    streamed: bool = False  # is not waited for
 
 
 # Yields jobs, gets them done: one form of a call, done on a thread or on
@@ -209,12 +209,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -342,7 +337,7 @@ class Model:
         """
         if n is not None:
             return self._done(self._samples(cache, prompt, n, options))
-        return self._generate_reply(cache, prompt, options, ())
+        return self._done(self._reply(cache, prompt, options))
 
     @overload
     async def agenerate(
@@ -380,7 +375,7 @@ class Model:
         """
         if n is not None:
             return await self._adone(self._samples(cache, prompt, n, options))
-        return await self._agenerate_reply(cache, prompt, options, ())
+        return await self._adone(self._reply(cache, prompt, options))
 
     def prefill(
         self,
@@ -436,7 +431,7 @@ class Model:
         cancelled keeps every token that it returned, and if that is none, not
         the prompt either.
         """
-        return self._stream_reply(cache, prompt, options, ())
+        return self._done(self._streamed(cache, prompt, options))
 
     async def astream(
         self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
@@ -444,67 +439,7 @@ class Model:
         """`stream` that does not block the event loop where the cache is in
         use: it waits for it like `agenerate`.
         """
-        return await self._astream_reply(cache, prompt, options, ())
-
-    def _generate_reply(
-        self,
-        cache: KVCache,
-        prompt: Prompt,
-        options: Any,
-        end_ids: Sequence[int],
-    ) -> Generation:
-        """`generate` that `end_ids` end as well as eos."""
-        return self._done(
-            self._rows([cache], [prompt], options, False, end_ids)
-        )[0]
-
-    async def _agenerate_reply(
-        self,
-        cache: KVCache,
-        prompt: Prompt,
-        options: Any,
-        end_ids: Sequence[int],
-    ) -> Generation:
-        """`agenerate` that `end_ids` end as well as eos."""
-        work = self._rows([cache], [prompt], options, False, end_ids)
-        return (await self._adone(work))[0]
-
-    def _stream_reply(
-        self,
-        cache: KVCache,
-        prompt: Prompt,
-        options: Any,
-        end_ids: Sequence[int],
-    ) -> Stream:
-        """`stream` that `end_ids` end as well as eos."""
-        job, row, callback = self._stream_job(cache, prompt, options, end_ids)
-        call = self._engine.start(*job[:3], True)
-        return _stream_of(call, (self, cache), row, callback)
-
-    async def _astream_reply(
-        self,
-        cache: KVCache,
-        prompt: Prompt,
-        options: Any,
-        end_ids: Sequence[int],
-    ) -> Stream:
-        """`astream` that `end_ids` end as well as eos."""
-        job, row, callback = self._stream_job(cache, prompt, options, end_ids)
-        call = await self._astart(*job[:3], True, Bell())
-        return _stream_of(call, (self, cache), row, callback)
-
-    def _stream_job(
-        self,
-        cache: KVCache,
-        prompt: Prompt,
-        options: Any,
-        end_ids: Sequence[int],
-    ) -> tuple[_Job, dict[str, Any], Callback | None]:
-        [row], [tokens], callback = self._prepare(
-            [cache], [prompt], options, batch=False
-        )
-        options = [core_options(row, end_ids)]
-        return _Job([cache._core], [tokens], options, None), row, callback
+        return await self._adone(self._streamed(cache, prompt, options))
 
     def logits(
         self,
@@ -582,6 +517,36 @@ class Model:
         )
         return [generation_of(result) for result in call.results()]
 
+    def _reply(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int] = (),
+    ) -> _Work[Generation]:
+        """`generate` that `end_ids` end as well as eos."""
+        [generation] = yield from self._rows(
+            [cache], [prompt], options, batch=False, end_ids=end_ids
+        )
+        return generation
+
+    def _streamed(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        options: Any,
+        end_ids: Sequence[int] = (),
+    ) -> _Work[Stream]:
+        """`stream` that `end_ids` end as well as eos."""
+        [row], [tokens], callback = self._prepare(
+            [cache], [prompt], options, batch=False
+        )
+        call = yield _Job(
+            [cache._core], [tokens], [core_options(row, end_ids)], streamed=True
+        )
+        total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
+        return Stream(call, (self, cache), total, callback)
+
     def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
     ) -> _Work[list[Generation]]:
@@ -592,7 +557,7 @@ class Model:
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
         prompt_only = core_options(row | {"max_tokens": 0})
-        said = yield _Job([cache._core], [tokens], [prompt_only], None)
+        said = yield _Job([cache._core], [tokens], [prompt_only])
         if "deadline" in row:
             row["deadline"] = time_left(row["deadline"], begin)
         seed = row.get("seed")
@@ -622,8 +587,8 @@ class Model:
     def _prefill(
         self, cache: KVCache, prompt: Prompt, options: Any
     ) -> _Work[Prefill]:
-        [generation] = yield from self._rows(
-            [cache], [prompt], {**options, "max_tokens": 0}, batch=False
+        generation = yield from self._reply(
+            cache, prompt, {**options, "max_tokens": 0}
         )
         return Prefill(generation.usage, generation.timings)
 
@@ -633,9 +598,10 @@ class Model:
             try:
                 job = next(work)
                 while True:
-                    call = self._engine.start(*job[:3], False)
+                    call = self._engine.start(*job[:3], job.streamed)
                     assert call is not None
-                    call.wait(job.report)
+                    if not job.streamed:
+                        call.wait(job.report)
                     job = work.send(call)
             except StopIteration as end:
                 result: _T = end.value
@@ -654,7 +620,17 @@ class Model:
                 return result
 
     async def _arun(self, job: _Job, bell: Bell) -> _core.Call:
-        call = await self._astart(*job[:3], False, bell)
+        call = None
+        while call is None:
+            begin = time.monotonic()
+            call = self._engine.start(*job[:3], job.streamed, bell.core)
+            if call is None:
+                # Rings when the cache is free; a reader who stalls does not.
+                await bell.wait(_STALL_S)
+                for one in job.options:
+                    one.deadline = time_left(one.deadline, begin)
+        if job.streamed:
+            return call
         try:
             while not call.done:
                 if job.report is not None:
@@ -670,34 +646,6 @@ class Model:
             await until_done(call, bell)
             call.abort()  # it may have been decided before
             raise
-
-    async def _astart(
-        self,
-        caches: list[_core.KVCache],
-        tokens: list[TokenArray],
-        options: list[_core.GenerateOptions],
-        streamed: bool,
-        bell: Bell,
-    ) -> _core.Call:
-        while True:
-            call = self._engine.start(
-                caches, tokens, options, streamed, bell.core
-            )
-            if call is not None:
-                return call
-            # Rings when the cache is free; a reader who stalls does not ring.
-            begin = time.monotonic()
-            await bell.wait(_STALL_S)
-            for one in options:
-                one.deadline = time_left(one.deadline, begin)
-
-
-def _stream_of(
-    call: _core.Call | None, alive: object, row: Any, callback: Any
-) -> Stream:
-    assert call is not None
-    total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-    return Stream(call, alive, total, callback)
 
 
 def check_cache(name: str, cache: object) -> None:

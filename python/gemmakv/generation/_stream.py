@@ -7,7 +7,6 @@ import contextlib
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from gemmakv import _core
@@ -71,23 +70,13 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.cancel()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         if not self._over():
             self._handle.cancel()
             await self._sleep_until_done()

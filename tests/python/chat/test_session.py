@@ -561,17 +561,17 @@ def check_turn(session: Session, text: str, seed: int) -> None:
         "logprobs": True,
     }
     turns: list[list[int]] = []
-    run = session.gemma._generate_reply
+    run = session.gemma._reply
 
-    def spy(cache: KVCache, ids: Any, *rest: Any) -> Generation:
+    def spy(cache: KVCache, ids: Any, *rest: Any) -> Any:
         turns.append([*cache.tokens.tolist(), *ids.tolist()])
         return run(cache, ids, *rest)
 
-    session.gemma._generate_reply = spy  # type: ignore[method-assign]
+    session.gemma._reply = spy  # type: ignore[method-assign]
     try:
         reply = session.send(text, **options)
     finally:
-        del session.gemma._generate_reply  # type: ignore[method-assign]
+        del session.gemma._reply  # type: ignore[method-assign]
     capacity = session.cache.capacity_tokens
     other = create_kv_cache(session.gemma.config, capacity)
     expected = session.gemma.generate(
