@@ -10,6 +10,11 @@ from gemmakv._core import (
 __all__ = ["CacheFullError", "CorruptFile", "GemmaKVError", "MismatchError"]
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def brief(value: object) -> str:
     """`repr` of a value for a message: one line, not too long."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv.errors import CorruptFile, brief
+from gemmakv.errors import CorruptFile, brief, one_line
 
 # Longer files are no configuration and no tokenizer of a model.
 _MAX_BYTES = 256 << 20
@@ -37,9 +37,13 @@ def parse_object(text: bytes, source: str) -> dict[str, Any]:
         )
     except CorruptFile:
         raise
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
         raise CorruptFile(
-            f"{source}: expected JSON, found {_reason(error)}"
+            f"{source}: expected JSON, found objects nested too deeply"
+        ) from None
+    except ValueError as error:
+        raise CorruptFile(
+            f"{source}: expected JSON, found {one_line(error)}"
         ) from None
     if not isinstance(document, dict):
         raise CorruptFile(
@@ -75,10 +79,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(read_bytes(path), str(path))
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "objects nested too deeply"
-    return " ".join(str(error).split()) or type(error).__name__
+def is_size(value: object) -> bool:
+    """Whether a value of a document is an integer >= 0, not too large."""
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 class Section:
@@ -106,21 +109,13 @@ class Section:
 
     def size(self, key: str, default: int) -> int:
         """A positive integer."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(key, "an integer")
-        if not 0 < value <= 1 << 30:
+        value: int = self._typed(key, int, "an integer", default)
+        if key in self and not 0 < value <= 1 << 30:
             raise self.wrong(key, f"1..{1 << 30}")
         return value
 
     def number(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, "a number")
+        value = self._typed(key, (int, float), "a number", default)
         try:
             number = float(value)
         except OverflowError:
@@ -130,50 +125,45 @@ class Section:
         return number
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+        found: bool = self._typed(key, bool, "true or false", default)
+        return found
 
     def text(self, key: str, default: str) -> str:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+        found: str = self._typed(key, str, "a string", default)
+        return found
 
     def texts(self, key: str) -> list[str] | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(
-            isinstance(entry, str) for entry in value
-        ):
+        value = self._typed(key, list, "a list of strings", [])
+        if not all(isinstance(entry, str) for entry in value):
             raise self.wrong(key, "a list of strings")
-        return list(value)
+        return list(value) if key in self else None
 
     def section(self, key: str) -> Section | None:
-        value = self.values.get(key)
-        if value is None:
+        value = self._typed(key, dict, "an object", {})
+        if key not in self:
             return None
-        if not isinstance(value, dict):
-            raise self.wrong(key, "an object")
         return Section(value, self.source, f"{self.prefix}{key}.")
 
     def token_ids(self, key: str) -> list[int] | None:
         """One token id or a list of them."""
-        value = self.values.get(key)
-        if value is None:
+        if key not in self:
             return None
+        value = self.values[key]
         ids = value if isinstance(value, list) else [value]
         for token in ids:
-            if (
-                isinstance(token, bool)
-                or not isinstance(token, int)
-                or not 0 <= token < 1 << 31
-            ):
+            if not is_size(token) or token >= 1 << 31:
                 raise self.wrong(key, "a token id or a list of them")
         return list(ids)
+
+    def _typed(
+        self, key: str, kind: Any, expected: str, default: object
+    ) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        # A bool of Python is an int, one of JSON is not.
+        if not isinstance(value, kind) or (
+            isinstance(value, bool) and kind is not bool
+        ):
+            raise self.wrong(key, expected)
+        return value

@@ -9,7 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError, brief
+from gemmakv.errors import (
+    CorruptFile,
+    GemmaKVError,
+    MismatchError,
+    brief,
+    one_line,
+)
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, byte_piece
 
@@ -236,5 +242,5 @@ def _run(
     except Exception as error:  # the library raises no narrower type
         raise CorruptFile(
             f"{path}: the package tokenizers rejects it: "
-            + " ".join(str(error).split())
+            + one_line(error)
         ) from None

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import sentencepiece
 
-from gemmakv.errors import CorruptFile
+from gemmakv.errors import CorruptFile, one_line
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
@@ -21,9 +21,9 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise CorruptFile(
-                f"{name}: SentencePiece rejects the vocabulary: {reason}"
+                f"{name}: SentencePiece rejects the vocabulary: "
+                + one_line(error)
             ) from None
         super().__init__(int(self._processor.get_piece_size()))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gemmakv._support.sizes import in_bytes
+from gemmakv.errors import one_line
 
 _NOT_FOUND = ("RemoteEntryNotFoundError", "EntryNotFoundError")
 
@@ -155,5 +156,5 @@ def _if_private() -> str:
 
 def _summary(error: Exception) -> str:
     """One line of an error, not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error)
     return text if len(text) <= 120 else text[:117] + "..."

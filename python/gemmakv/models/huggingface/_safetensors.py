@@ -15,6 +15,7 @@ from typing import Any
 
 from gemmakv._support.documents import (
     check_regular,
+    is_size,
     parse_object,
     read_object,
 )
@@ -109,14 +110,14 @@ def _stored(path: Path, name: str, entry: Any, data: int) -> StoredTensor:
     if (
         not isinstance(shape, list)
         or len(shape) > 8
-        or not all(_is_size(n) for n in shape)
+        or not all(is_size(n) for n in shape)
     ):
         raise wrong("shape", shape, "a list of at most 8 sizes")
     offsets = entry.get("data_offsets")
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
-        or not all(_is_size(n) for n in offsets)
+        or not all(is_size(n) for n in offsets)
     ):
         raise wrong("data_offsets", offsets, "two offsets")
     begin, end = offsets
@@ -128,14 +129,6 @@ def _stored(path: Path, name: str, entry: Any, data: int) -> StoredTensor:
             f"{size} bytes for {dtype} {brief(shape)}",
         )
     return StoredTensor(str(path), data + begin, dtype, tuple(shape))
-
-
-def _is_size(value: Any) -> bool:
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 0 <= value < 1 << 62
-    )
 
 
 def _check_cover(
