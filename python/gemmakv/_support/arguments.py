@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 
 import numpy as np
 
 from gemmakv import _core
 from gemmakv.errors import brief
-
-__all__ = ["integer", "number", "quantize_target"]
 
 _LARGEST = (1 << 62) - 1
 
@@ -63,6 +62,16 @@ def number(
     else:
         return number
     raise ValueError(f"{name}: expected {bound}, found {number}")
+
+
+def path_text(name: str, value: object, expected: str) -> str:
+    """A path as a str that is not empty. Raises ValueError that says what was
+    `expected`.
+    """
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(f"{name}: expected {expected}, found {brief(path)}")
+    return path
 
 
 def quantize_target(value: object) -> str:

@@ -11,20 +11,14 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, Union
+from typing import BinaryIO
 
 from gemmakv.errors import brief
 
-StrPath = Union[str, "os.PathLike[str]"]
-PathOrFile = Union[str, "os.PathLike[str]", BinaryIO]
+StrPath = str | os.PathLike[str]
+PathOrFile = StrPath | BinaryIO
 
 _PIECE_BYTES = 1 << 20
-
-
-def write_all(path_or_file: PathOrFile, data: bytes) -> None:
-    """Writes to a binary file object, or replaces a path in one step."""
-    with piecewise_writer(path_or_file) as write:
-        write(data)
 
 
 @contextmanager

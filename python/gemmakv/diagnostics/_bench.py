@@ -16,12 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer, quantize_target
+from gemmakv._support.files import StrPath
+from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
@@ -37,7 +39,6 @@ FIRST_TOKEN = "load to first token"
 PEAK_MEMORY = "peak memory"
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
-StrPath = Union[str, "os.PathLike[str]"]
 Pair = tuple[float, float]  # what was measured, the machine's limit
 
 
@@ -263,13 +264,14 @@ def run(
     rounds: int = 5,
     packed_cache: bool = True,
     quantize: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
 ) -> Report:
     """Measures a model; half a minute for one of 270M parameters.
 
-    `progress` is called with measurements done and in total. Raises what
-    `Gemma.load` raises, and ValueError for bad arguments.
+    `progress` is told of measurements. Raises what `Gemma.load` raises, and
+    ValueError for bad arguments.
     """
+    callback = as_callback(progress, "measuring")
     count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
@@ -283,8 +285,8 @@ def run(
             pair = measure()
             if number > 0:
                 results[name].append(pair)
-            if progress is not None:
-                progress(number * len(measures) + at + 1, total)
+            if callback is not None:
+                callback(number * len(measures) + at + 1, total)
     cpu = cpu_info()
     return Report(
         model=os.fspath(model),

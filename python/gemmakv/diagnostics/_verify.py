@@ -13,15 +13,14 @@ themselves.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Union
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer
+from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback, Progress, as_callback
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
@@ -33,8 +32,6 @@ from gemmakv.diagnostics._verify_ways import (
     ways_of,
 )
 from gemmakv.errors import brief
-
-StrPath = Union[str, "os.PathLike[str]"]
 
 _MARGIN = 128  # tokens beyond the sliding window, by default
 _PASS_S = 1.5  # what one pass over the tokens may take, by default

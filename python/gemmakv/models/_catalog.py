@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from gemmakv._support.arguments import path_text
 from gemmakv._support.files import (
     StrPath,
     atomic_writer,
@@ -17,7 +18,7 @@ from gemmakv._support.files import (
 from gemmakv._support.folders import cache_folder
 from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
-from gemmakv.errors import CorruptFile, GemmaKVError, brief
+from gemmakv.errors import CorruptFile, GemmaKVError
 from gemmakv.models._aliases import ALIASES, Alias
 from gemmakv.models._split import parts_of
 from gemmakv.models.hub import _download as hub
@@ -34,17 +35,7 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
     bytes while a file is made or downloaded. Raises OSError, ValueError
     or GemmaKVError with one clear line.
     """
-    if not isinstance(model, (str, os.PathLike)):
-        raise ValueError(
-            f"model: expected an alias or a path, found {brief(model)}"
-        )
-    path = os.fspath(model)
-    if not isinstance(path, str):
-        raise ValueError(f"model: expected a str path, found {brief(path)}")
-    if not path or "\0" in path:
-        raise ValueError(
-            f"model: expected an alias or a path, found {brief(path)}"
-        )
+    path = path_text("model", model, "an alias or a path")
     if isinstance(model, str) and model in ALIASES:
         return str(fetch(ALIASES[model], progress))
     if os.path.isdir(path):
@@ -88,17 +79,13 @@ def _refuse_folder(path: str) -> NoReturn:
     names = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
     if names:
         holds = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise IsADirectoryError(
-            errno.EISDIR,
-            f"expected a .gguf file, found a folder; it holds {holds}",
-            path,
+        reason = f"expected a .gguf file, found a folder; it holds {holds}"
+    else:
+        reason = (
+            "expected a .gguf file, or a folder with config.json and "
+            "*.safetensors; found a folder without"
         )
-    raise IsADirectoryError(
-        errno.EISDIR,
-        "expected a .gguf file, or a folder with config.json and "
-        "*.safetensors; found a folder without",
-        path,
-    )
+    raise IsADirectoryError(errno.EISDIR, reason, path)
 
 
 def fetch(alias: Alias, progress: Callback | None = None) -> Path:
@@ -164,10 +151,8 @@ def _is_sound(path: Path, alias: Alias) -> bool:
     try:
         if path.stat().st_size != alias.size_bytes:
             return False
-        digest = hashlib.sha256()
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            digest = hashlib.file_digest(file, "sha256")
     except FileNotFoundError:
         return False
     return digest.hexdigest() == alias.sha256

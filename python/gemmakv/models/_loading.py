@@ -47,40 +47,44 @@ def load(
 
     `threads` 0 means all, `quantize` "" that weights stay as they are.
     """
-    if os.path.isdir(path):
-        return _load_folder(path, threads, progress, packed_cache, quantize)
-    nbytes = sum(os.path.getsize(part) for part in parts_of(path))
-    folder, report = packed.choose_folder(packed_cache, nbytes)
-    engine = _core.Engine.load_gguf(
-        os.fsencode(path), threads, progress, _encoded(folder), quantize
+    model = ModelFolder.open(path) if os.path.isdir(path) else None
+    files = parts_of(path) if model is None else model.files
+    folder, report = packed.choose_folder(
+        packed_cache, sum(map(os.path.getsize, files))
     )
-    tokenizer = _tokenizer_of_gguf(path, engine)
-    report = _report(engine, folder, report, path, quantize, packed_cache)
-    return Loaded(engine, tokenizer, info_of_gguf(path), report)
+    encoded = b"" if folder is None else os.fsencode(folder)
+    how = (threads, progress, encoded, quantize)
+    if model is None:
+        engine = _core.Engine.load_gguf(os.fsencode(path), *how)
+        tokenizer = _tokenizer_of_gguf(path, engine)
+        info = info_of_gguf(path)
+    else:
+        engine, tokenizer = _load_folder(path, model, how)
+        info = model.info
+    if folder is not None:
+        report = _packed_report(engine)
+        packed.note_use(report, path, quantize)
+        # A folder of the user's own choice is the user's to keep.
+        if report.state == "written" and packed_cache is True:
+            with contextlib.suppress(OSError):
+                packed.expire(folder, keep=report.path)
+    return Loaded(engine, tokenizer, info, report)
 
 
 def _load_folder(
     path: str,
-    threads: int,
-    progress: Callback | None,
-    packed_cache: bool | StrPath,
-    quantize: str,
-) -> Loaded:
-    model = ModelFolder.open(path)
+    model: ModelFolder,
+    how: tuple[int, Callback | None, bytes, str],
+) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
     tokenizer = tokenizer_of_folder(Path(path))
     model.check_tied_head()
-    nbytes = sum(os.path.getsize(file) for file in model.files)
-    folder, report = packed.choose_folder(packed_cache, nbytes)
     engine = _core.Engine.load_files(
         model.config,
         os.fsencode(path),
         [os.fsencode(file) for file in model.files],
         model.places,
-        threads,
-        progress,
-        _encoded(folder),
-        quantize,
+        *how,
     )
     if tokenizer is not None:
         check_vocab_size(tokenizer, engine)
@@ -93,36 +97,15 @@ def _load_folder(
             PartialModelWarning,
             stacklevel=4,
         )
-    report = _report(engine, folder, report, path, quantize, packed_cache)
-    return Loaded(engine, tokenizer, model.info, report)
+    return engine, tokenizer
 
 
-def _encoded(folder: Path | None) -> bytes:
-    return b"" if folder is None else os.fsencode(folder)
-
-
-def _report(
-    engine: _core.Engine,
-    folder: Path | None,
-    otherwise: PackedWeights,
-    source: str,
-    quantize: str,
-    packed_cache: bool | StrPath,
-) -> PackedWeights:
-    """Where the weights are, which is noted beside a packed file."""
-    if folder is None:
-        return otherwise
+def _packed_report(engine: _core.Engine) -> PackedWeights:
     state, file, reason = engine.packed_report
     nbytes = 0
     with contextlib.suppress(OSError):
         nbytes = os.path.getsize(file) if file else 0
-    report = PackedWeights(state, file or None, reason or None, nbytes)
-    packed.note_use(report, source, quantize)
-    # A folder of the user's own choice is the user's to keep.
-    if state == "written" and packed_cache is True:
-        with contextlib.suppress(OSError):
-            packed.expire(folder, keep=file)
-    return report
+    return PackedWeights(state, file or None, reason or None, nbytes)
 
 
 def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:

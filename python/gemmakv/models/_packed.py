@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gemmakv._support.arguments import path_text
 from gemmakv._support.files import StrPath, write_atomically
 from gemmakv._support.folders import cache_folder
 from gemmakv._support.sizes import in_bytes
-from gemmakv.errors import brief
 
 # Loading less takes no time worth a file.
 MIN_MODEL_BYTES = 16 << 20
@@ -118,16 +118,14 @@ def choose_folder(
 
 
 def _as_folder(value: object) -> Path:
-    expected = "packed_cache: expected True, False or the path of a folder"
-    if not isinstance(value, (str, os.PathLike)):
-        raise ValueError(f"{expected}, found {brief(value)}")
-    path = os.fspath(value)
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"{expected}, found {brief(path)}")
+    expected = "True, False or the path of a folder"
+    path = path_text("packed_cache", value, expected)
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{expected}, found {path}: no such user") from None
+        raise ValueError(
+            f"packed_cache: expected {expected}, found {path}: no such user"
+        ) from None
 
 
 def files(folder: StrPath) -> list[PackedFile]:

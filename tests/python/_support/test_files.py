@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,16 +79,21 @@ class Trickle(io.RawIOBase):
         return len(data[:3])
 
 
+def write_all(file: Any, data: bytes) -> None:
+    with files.piecewise_writer(file) as write:
+        write(data)
+
+
 def test_files_that_give_or_take_a_part_at_a_time() -> None:
     assert files.read_all(Trickle(b"0123456789")) == b"0123456789"
     file = Trickle(b"")
-    files.write_all(file, b"0123456789")
+    write_all(file, b"0123456789")
     assert file.taken == b"0123456789"
 
 
 @pytest.mark.parametrize("wrong", [io.StringIO("text"), 5, None, True])
 def test_what_is_no_binary_file_is_refused(wrong: object) -> None:
-    for call in (files.read_all, lambda f: files.write_all(f, b"1")):
+    for call in (files.read_all, lambda f: write_all(f, b"1")):
         with pytest.raises(ValueError, match="expected a path or a binary"):
             call(wrong)  # type: ignore[operator]
 
@@ -128,6 +134,6 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     read = []
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
     reader.start()
-    files.write_all(path, b"content")
+    write_all(path, b"content")
     reader.join(10)
     assert read == [b"content"]

@@ -21,7 +21,7 @@ import pytest
 
 import gemmakv
 from gemmakv._support import folders
-from gemmakv._support.files import write_all
+from gemmakv._support.files import PathOrFile, piecewise_writer
 from gemmakv.chat._session import Message, Session
 from gemmakv.chat.store import (
     FolderStore,
@@ -45,7 +45,11 @@ TALK = [
 
 
 def writes(data: bytes) -> SaveTo:
-    return lambda place: write_all(place, data)
+    def save(place: PathOrFile) -> None:
+        with piecewise_writer(place) as write:
+            write(data)
+
+    return save
 
 
 def kept_by(store: SessionStore, *records: Record) -> None:
@@ -241,7 +245,7 @@ def test_holding_waits(tmp_path: Path) -> None:
 
 WRITER = """
 import pathlib, sys
-from gemmakv._support.files import write_all
+from gemmakv._support.files import write_atomically
 from gemmakv.chat._session import Message
 from gemmakv.chat.store import FolderStore, Record
 name = sys.argv[2]
@@ -253,7 +257,8 @@ for i in range(record.turns, int(sys.argv[3])):
     record.messages += [Message("user", str(i)), Message("model", "x" * 999)]
     store.write_record(record)
     print(i + 1, flush=True)
-    store.write_session(record.id, lambda p: write_all(p, b"%d " % i * 50000))
+    data = b"%d " % i * 50000
+    store.write_session(record.id, lambda p: write_atomically(p, data))
 """
 
 
