@@ -545,6 +545,7 @@ def own_process(source: str, *arguments: object) -> str:
     return result.stdout
 
 
+# Token ids: SentencePiece's own module crashes when a thread is in it.
 EXIT = """
 import sys, threading, time, gemmakv
 gemma = gemmakv.Gemma.load(sys.argv[1])
@@ -556,19 +557,19 @@ def work():
         cache.reset()
         started.set()
         if how == "generate":
-            gemma.generate(cache, "a", max_tokens=450)
+            gemma.generate(cache, [2, 20], max_tokens=450)
         elif how == "progress":
-            gemma.generate(cache, "a", max_tokens=450,
+            gemma.generate(cache, [2, 20], max_tokens=450,
                            progress=lambda *_: time.sleep(0.01))
         elif how == "save":
             class File:
                 def write(self, data):
                     time.sleep(0.001)
                     return len(data)
-            gemma.generate(cache, "a", max_tokens=5)
+            gemma.generate(cache, [2, 20], max_tokens=5)
             cache.save(File())
         else:
-            for _ in gemma.stream(cache, "a", max_tokens=450):
+            for _ in gemma.stream(cache, [2, 20], max_tokens=450):
                 pass
 threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads: thread.start()
