@@ -146,7 +146,7 @@ class KVCache:
         """An independent conversation with the same content.
 
         Shares the blocks: no key or value is copied. `copy.copy` and
-        `copy.deepcopy` do the same; pickling goes by way of `to_bytes`.
+        `copy.deepcopy` do the same; pickling uses `to_bytes`.
         """
         return KVCache(self._core.fork())
 
@@ -186,7 +186,7 @@ class KVCache:
         Costs no copy: what sliding-window layers hold now is kept instead of
         being dropped as the conversation grows. Checkpoints share what they
         have in common; all of them together stay within `checkpoint_bytes`,
-        old ones thin out first.
+        old ones are thinned out first.
 
         Returns True if `truncate` to this length will cost nothing; False if
         one checkpoint exceeds the budget, or if nothing is there to keep
@@ -275,7 +275,7 @@ class KVCache:
     ) -> KVCache:
         """Reads what `save` wrote; see `from_bytes`.
 
-        What does not begin as a snapshot is not read any further.
+        A file that does not begin as a snapshot is not read further.
         """
         data = read_all(path_or_file, _HEAD_BYTES, _snapshot_bytes)
         return KVCache.from_bytes(data, gemma, pool=pool)

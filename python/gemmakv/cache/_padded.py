@@ -179,7 +179,7 @@ class _PaddedCache:
             token. Pads stand before the tokens of a row and are not stored.
 
         A row starts at its first token. A later call appends to what is
-        there, whatever its pads.
+        there; its pads do not count.
 
         Raises ValueError for shapes that do not fit or a pad after a token,
         and what `update` raises; nothing has changed then.
@@ -220,7 +220,7 @@ class _PaddedCache:
         Call it after the `prefill` or `update` that brought the columns.
         Returns bool [batch, q_len, slots], slots as in `keys`: True where a
         query attends. It sees itself and the tokens before it (in a
-        CyclicCache, those of its window) as far as they are held; a pad sees
+        CyclicCache, those of its window) that are held; a pad sees
         nothing. Raises ValueError unless q_len is 1 to the number of columns
         given.
         """

@@ -51,8 +51,8 @@ class Gemma(Model):
         Args:
           messages: each a `Message` or a dict of role and content; see
             `apply_chat_template`.
-          cache: what it holds of the conversation already is not computed
-            again, the rest of it is taken off; on return it holds the
+          cache: what it already holds of the conversation is not computed
+            again, what else it holds is removed; on return it holds the
             conversation and the reply. The result is the same as without, bit
             for bit. None for a new one, which is dropped.
           tools, template: as for `apply_chat_template`.
@@ -101,7 +101,7 @@ class Gemma(Model):
         """Token ids of a conversation, int32 [n], BOS first.
 
         Control tokens are those of the template. Text of messages, tools and
-        keywords never becomes one, whatever it says.
+        keywords never becomes one.
 
         Args:
           messages: each a `Message` or a dict of role and content.

@@ -77,9 +77,9 @@ class Session:
     that a new session with the same messages has, and so the same results.
 
     Calls of one session wait for each other, from any thread, but never for a
-    reader: one that meets a half-read stream raises GemmaKVError. Sessions of
+    reader: one that finds a half-read stream raises GemmaKVError. Sessions of
     one Gemma run at the same time. `messages`, `turns`, `stats` and `system`
-    never wait and tell of the last turn that ended. A call that raises leaves
+    never wait and show the last turn that ended. A call that raises leaves
     the session as it was.
     """
 
@@ -119,7 +119,7 @@ class Session:
             `create_kv_cache`.
           cache: a cache that becomes the session's, instead of a new one of
             those four: what it holds of the conversation is not computed
-            again, what else it holds is taken off with the first turn.
+            again, what else it holds is removed with the first turn.
           options: generation keywords for all turns.
 
         Raises ValueError naming the argument that is bad, GemmaKVError if the
@@ -215,7 +215,7 @@ class Session:
     def messages(self) -> list[Message]:
         """The conversation, the system message first if there is one.
 
-        Others may take their place: user and assistant by turns, a reply last;
+        May be set: user and assistant by turns, a reply last;
         without a system message, that of the session stays. What is not the
         same as before is computed with the next message.
         """
@@ -495,7 +495,7 @@ class Session:
     ) -> Session:
         """Reads what `save` wrote; see `from_bytes`.
 
-        A file that is none is found by its first bytes, and not read on.
+        A file that is no session is found by its first bytes, and not read.
         """
         data = session_file.read(path_or_file)
         return cls.from_bytes(
