@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_USAGE, cache, console, fail, models
+from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, cache, console, fail, models
 from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
 from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from gemmakv.cli.bench import bench
@@ -86,6 +86,32 @@ def _with_flags(command: Any, arguments: list[str], message: str) -> str:
     return message
 
 
+def _fail_usage(error: Exception) -> int:
+    """Says what is wrong with a command line; gives the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(str(error))
+        return EXIT_USAGE
+    missing = getattr(getattr(error, "param", None), "name", None)
+    if type(error).__name__ == "MissingParameter" and missing == "model":
+        return fail(no_model(), EXIT_USAGE)
+    text: str = getattr(error, "format_message", error.__str__)()
+    message = " ".join(text.split())
+    parsing = getattr(error.__cause__, "errors", None)
+    if parsing is not None:  # newer typers check with pydantic
+        found = repr(parsing()[0]["input"])
+        message = re.sub(
+            "Input should be a valid integer.*",
+            lambda _: f"expected an integer, found {found}",
+            message,
+        )
+    value = re.fullmatch(
+        "Invalid value.*?(--[^' :]+)'?(: expected .+)", message
+    )
+    if value:
+        return fail(value[1] + value[2], EXIT_USAGE)
+    return fail(f"{message} (--help lists the options)", EXIT_USAGE)
+
+
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. Errors of the commands pass through."""
     command = typer.main.get_command(app)
@@ -98,18 +124,10 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except (ValueError, gemmakv.CacheFullError) as error:
-        full = isinstance(error, gemmakv.CacheFullError)
-        raise (gemmakv.CacheFullError if full else ValueError)(
-            _with_flags(command, arguments, str(error))
-        ) from error
+        message = " ".join(_with_flags(command, arguments, str(error)).split())
+        # What a model lacks is found in its file, not on the command line.
+        usage = re.match("--(?!model:)", message)
+        return fail(message, EXIT_USAGE if usage else EXIT_FAILURE)
     except _CLICK_ERROR as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(str(error))
-            return EXIT_USAGE
-        missing = getattr(getattr(error, "param", None), "name", None)
-        if type(error).__name__ == "MissingParameter" and missing == "model":
-            return fail(no_model(), EXIT_USAGE)
-        text: str = getattr(error, "format_message", error.__str__)()
-        message = " ".join(text.split())
-        return fail(f"{message} (--help lists the options)", EXIT_USAGE)
+        return _fail_usage(error)
     return result if isinstance(result, int) else 0

@@ -86,18 +86,22 @@ def test_other_encodings(encoding: str, talker_path: Path) -> None:
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("--top-p 7", "--top-p "),
+        ("--top-p 7", "--top-p: expected"),
         ("--max-tokens=-1", "--max-tokens: expected"),
         ("--capacity-tokens 0", "--capacity-tokens: expected"),
+        ("--capacity-tokens x", "--capacity-tokens: "),
         ("--kv-dtype x", "--kv-dtype"),
         ("--logit-bias x", "--logit-bias: expected"),
+        ("--threads 0", "--threads: expected"),
+        ("--quantize x", "--quantize: expected"),
     ],
 )
 def test_errors_name_the_flag(
     option: str, message: str, talker_path: Path
 ) -> None:
+    """Whoever finds the mistake, it is one of usage."""
     result = shell(f"exec $GEMMAKV generate -m {talker_path} {option} a")
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert one_line(result).startswith(f"gemmakv: error: {message}")
 
 

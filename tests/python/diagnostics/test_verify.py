@@ -306,10 +306,14 @@ def test_bad_arguments(
     cli: RunCli, tiny_path: Path, tmp_path: Path
 ) -> None:
     base = ["verify", "--model", tiny_path]
-    assert_fails(cli(*base, "--tokens", 3), "tokens", "96", "3")
-    assert_fails(cli(*base, "--tokens", 10**9), "tokens", "context")
-    assert_fails(cli(*base, "--kv-dtype", "fp4"), "kv_dtype", "fp4")
-    assert_fails(cli(*base, "--threads", 0), "threads")
+    for flag, value, words in (
+        ("--tokens", 3, "expected 96 to"),
+        ("--tokens", 10**9, "context"),
+        ("--kv-dtype", "fp4", "found 'fp4'"),
+        ("--threads", 0, "found 0"),
+    ):
+        result = cli(*base, flag, value)
+        assert_fails(result, f"error: {flag}: ", words, code=2)
     assert_fails(cli("verify", "-m", "no-such"), "no-such", "gemma-3-270m")
     meta = tiny_gguf.metadata()
     meta["gemma3.context_length"] = (4, 64)

@@ -377,7 +377,7 @@ def test_bad_names_on_the_command_line(cli: RunCli, command: str) -> None:
     result = cli(
         command, "-m", "no-such/repository", "--quantize", "q4_k", *arguments
     )
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert result.stdout == b""
     [line] = result.stderr.decode().splitlines()
     assert line.endswith(
