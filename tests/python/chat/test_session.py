@@ -12,7 +12,6 @@ import pytest
 from gemmakv import (
     CacheFullError,
     Gemma,
-    Generation,
     KVCache,
     Message,
     Session,
