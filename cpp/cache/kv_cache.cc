@@ -83,7 +83,7 @@ std::vector<int32_t> KVCache::tokens() const {
 }
 
 // A block is the conversation's own if every reference to it is one of its
-// groups' or of a checkpoint that no fork carries.
+// groups', of a checkpoint that no fork carries, or of a prefix index.
 KVCache::Bytes KVCache::CountBytes() const {
   std::unordered_map<const Block*, uint32_t> own_references;
   const auto add = [&](const GroupSet& groups, uint32_t references) {
@@ -100,7 +100,8 @@ KVCache::Bytes KVCache::CountBytes() const {
   }
   Bytes bytes;
   for (const auto& [block, references] : own_references) {
-    const bool alone = block->refs.load() == references;
+    const bool alone =
+        block->refs.load() - block->indexed.load() == references;
     (block->mapped ? bytes.mapped
      : alone       ? bytes.own
                    : bytes.shared) += block->size_bytes;
