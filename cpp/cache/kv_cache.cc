@@ -75,6 +75,11 @@ size_t KVCache::length() const {
   return state_.log.size();
 }
 
+size_t KVCache::computed() const {
+  std::unique_lock lock(state_mutex_);
+  return state_.computed;
+}
+
 std::vector<int32_t> KVCache::tokens() const {
   std::unique_lock lock(state_mutex_);
   std::vector<int32_t> tokens(state_.log.size());

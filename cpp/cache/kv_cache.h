@@ -88,6 +88,8 @@ class KVCache {
   size_t checkpoint_bytes() const { return checkpoint_bytes_; }
 
   size_t length() const;
+  // Positions that have been through the model.
+  size_t computed() const;
   std::vector<int32_t> tokens() const;
   // Bytes of blocks that only this conversation, its checkpoints and prefix
   // indexes refer to, and of those that others refer to as well.

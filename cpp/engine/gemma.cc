@@ -138,6 +138,12 @@ Hash128 Gemma::fingerprint() const {
   return hasher.Finish();
 }
 
+std::shared_ptr<PrefixView> Gemma::MakePrefixView(
+    std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const {
+  return std::make_shared<PrefixView>(std::move(cache), fingerprint(), salt,
+                                      config().eos_ids);
+}
+
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   std::unique_lock lock(mutex_);
   token_text_ = std::move(text);
@@ -261,6 +267,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     }
     parts.deadline = DeadlineOf(job, called);
     parts.drafter = job.drafter;
+    parts.prefix = job.prefix;
     if (job.constraint) parts.constraint = job.constraint->Clone();
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
@@ -283,7 +290,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
 std::shared_ptr<TokenStream> Gemma::StartRows(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
     RowOutput::Kind kind, bool all_positions, float* rows,
-    const std::function<void()>& poll) {
+    const std::function<void()>& poll, const PrefixUse& prefix) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
@@ -299,7 +306,8 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
   sequences.emplace_back(Sequence::Parts{
       .stream = stream,
       .consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows}),
-      .output_rows = count});
+      .output_rows = count,
+      .prefix = prefix});
   cache->Bind(identity);
   scheduler().Submit(std::move(sequences));
   return stream;

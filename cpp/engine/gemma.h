@@ -24,6 +24,7 @@
 #include "model/forward.h"
 #include "model/weights/packed_weights.h"
 #include "model/weights/quantization.h"
+#include "store/prefix_cache.h"
 
 namespace gkv {
 
@@ -75,6 +76,7 @@ class Gemma {
     // What tokens may come; cloned for each request.
     std::shared_ptr<const Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
+    PrefixUse prefix = {};  // of MakePrefixView
   };
   std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
@@ -88,7 +90,7 @@ class Gemma {
   std::shared_ptr<TokenStream> StartRows(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       RowOutput::Kind kind, bool all_positions, float* rows,
-      const std::function<void()>& poll = {});
+      const std::function<void()>& poll = {}, const PrefixUse& prefix = {});
   std::shared_ptr<TokenStream> StartLogits(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       bool all_positions, float* logits,
@@ -96,6 +98,11 @@ class Gemma {
     return StartRows(cache, tokens, RowOutput::kLogits, all_positions, logits,
                      poll);
   }
+
+  // The prefix cache as this model sees it, for a tenant. Requests use it that
+  // name it.
+  std::shared_ptr<PrefixView> MakePrefixView(
+      std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const;
 
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.

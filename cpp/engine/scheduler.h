@@ -57,6 +57,7 @@ class Scheduler {
   bool WaitForWork();
   bool HasWork() const;
   bool CanStart(const Sequence& sequence) const;
+  bool FollowsAnother(Sequence& sequence);
   void Interrupt();
   void StartSequences();
   void DropEnded();

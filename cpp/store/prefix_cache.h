@@ -91,6 +91,10 @@ class PrefixView {
 
   // What one token of a prompt takes, as measured last.
   void set_seconds_per_token(double seconds) { seconds_per_token_ = seconds; }
+  // For a full pool: see PrefixIndex::GiveUp.
+  bool GiveUp(const KVCache& cache) const {
+    return cache_->index().GiveUp(&cache.pool());
+  }
 
  private:
   Address Root(const KvLayout& layout) const {
@@ -102,6 +106,20 @@ class PrefixView {
   const Address salt_;
   const std::vector<int32_t> turn_ends_;
   std::atomic<double> seconds_per_token_ = 1e-3;
+};
+
+// What a request may do with it.
+struct PrefixUse {
+  std::shared_ptr<PrefixView> view = nullptr;  // null: nothing
+  PrefixMode mode = PrefixMode::kOn;
+  std::vector<size_t> boundaries = {};  // see PrefixView::Points
+
+  bool reads() const {
+    return view && (mode == PrefixMode::kRead || mode == PrefixMode::kOn);
+  }
+  bool writes() const {
+    return view && (mode == PrefixMode::kWrite || mode == PrefixMode::kOn);
+  }
 };
 
 }  // namespace gkv

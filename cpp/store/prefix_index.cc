@@ -307,6 +307,9 @@ void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
       added->held[g].back().end = std::min(held.end, point.position);
     }
   }
+  bool empty = true;
+  ForBlocks(*added, [&](const Block*) { empty = false; });
+  if (empty) return;  // all is in the pages before it
   Point* const entry = added.get();
   node->points.push_back(std::move(added));
   try {
