@@ -17,6 +17,7 @@
 
 #include "cache/kv_cache.h"
 #include "gemmakv/kv_dtype.h"
+#include "gemmakv/results.h"
 
 // What the files of this folder share. Each registers one group of classes;
 // module.cc calls them in order.
@@ -31,6 +32,7 @@ void RegisterCache(py::module_& module);
 void RegisterOptions(py::module_& module);
 void RegisterGemma(py::module_& module);
 void RegisterPaddedCache(py::module_& module);
+void RegisterPrefix(py::module_& module);
 void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.
@@ -114,6 +116,8 @@ inline constexpr const char* kKindNames[] = {"full", "sliding", "recurrent"};
 constexpr const char* NameOf(LayerKind kind) {
   return kKindNames[static_cast<size_t>(kind)];
 }
+// "divergent", "evicted", ...; "" for none.
+const char* NameOf(PrefixMiss miss);
 
 // Runs pending Python signal handlers (Ctrl-C); throws what they raise.
 // Requires: the interpreter's lock is not held.

@@ -76,7 +76,7 @@ class Gemma {
     // What tokens may come; cloned for each request.
     std::shared_ptr<const Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
-    PrefixUse prefix = {};  // of MakePrefixView
+    PrefixUse prefix = {};  // instead of that of WithPrefix
   };
   std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
@@ -99,10 +99,15 @@ class Gemma {
                      poll);
   }
 
-  // The prefix cache as this model sees it, for a tenant. Requests use it that
-  // name it.
+  // The prefix cache as this model sees it, for a tenant.
   std::shared_ptr<PrefixView> MakePrefixView(
       std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const;
+  // The same model, weights and scheduler, whose requests use the view as their
+  // options say; null: none.
+  std::shared_ptr<Gemma> WithPrefix(std::shared_ptr<PrefixView> view) const;
+  const std::shared_ptr<PrefixView>& prefix_view() const {
+    return prefix_.view;
+  }
 
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.
@@ -118,8 +123,19 @@ class Gemma {
   size_t preemptions() const;
 
  private:
+  // What all that WithPrefix gives have in common.
+  struct Shared {
+    ~Shared();
+
+    mutable std::mutex mutex;  // guards what follows
+    std::shared_ptr<const TokenText> token_text;
+    std::unique_ptr<Scheduler> scheduler;
+    int scheduler_pid = 0;
+  };
+
   Gemma(ModelConfig config, Weights weights, size_t num_threads,
         PackedReport packed_report, const SchedulerOptions& scheduler_options);
+  Gemma(const Gemma&);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
   std::vector<std::shared_ptr<TokenStream>> StartLocked(
@@ -131,10 +147,8 @@ class Gemma {
   size_t num_threads_;
   PackedReport packed_report_;
   SchedulerOptions scheduler_options_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::shared_ptr<const TokenText> token_text_;
-  std::unique_ptr<Scheduler> scheduler_;
-  int scheduler_pid_ = 0;
+  std::shared_ptr<Shared> shared_;
+  PrefixUse prefix_;
 };
 
 }  // namespace gkv

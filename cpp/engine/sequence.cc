@@ -86,8 +86,11 @@ void Sequence::LookUp() {
   if (parts_.prefix.reads()) {
     const size_t before = next_;
     PrefixOffer offer = view.Find(cache(), tokens, limit);
-    if (offer.match.parts) parts_at = offer.match.known;
-    PrefixHit hit{.miss = PrefixView::MissOf(offer.match, limit)};
+    // It is asked for a second time up to here.
+    if (offer.match.parts || offer.match.known == limit) {
+      parts_at = offer.match.known;
+    }
+    PrefixHit hit{.miss = PrefixView::MissOf(offer, limit)};
     if (offer.start > 0 &&
         view.Take(cache(), stream().transaction().lock(), std::move(offer))) {
       computed_ = true;  // there is something to give back

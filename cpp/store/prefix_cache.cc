@@ -10,6 +10,9 @@
 namespace gkv {
 namespace {
 
+// Fewer positions take a step no time.
+constexpr size_t kWorthTaking = 16;
+
 // Blocks that a cache of `layout` on `pool` may refer to, of what was kept in
 // others: itself, or a copy.
 void Append(const PrefixPart& part, const KvLayout& layout,
@@ -61,6 +64,8 @@ PrefixOffer PrefixView::Find(const KVCache& cache,
                              std::span<const int32_t> tokens,
                              size_t limit) const {
   PrefixOffer offer;
+  // Another arithmetic gives other bits: kernels may have changed to it.
+  if (cache.fingerprint() != fingerprint_) return offer;
   offer.match = cache_->index().Match(Root(cache.layout()), tokens, limit);
   const PrefixMatch& match = offer.match;
   // Where a warm-up behind the last known position would begin.
@@ -75,7 +80,11 @@ PrefixOffer PrefixView::Find(const KVCache& cache,
   if (!keeps_all) warm_up = 0;
   offer.start = std::max(match.resume, warm_up);
   offer.computed = warm_up > match.resume ? match.known : match.resume;
-  if (offer.start <= cache.next_position_for_logits()) offer.start = 0;
+  const size_t own = cache.next_position_for_logits();
+  if (offer.start < own + kWorthTaking) {
+    offer.cheaper = offer.start > own;
+    offer.start = 0;
+  }
   return offer;
 }
 
@@ -112,7 +121,9 @@ bool PrefixView::Take(KVCache& cache, const RunLock& lock,
   return false;
 }
 
-PrefixMiss PrefixView::MissOf(const PrefixMatch& match, size_t limit) {
+PrefixMiss PrefixView::MissOf(const PrefixOffer& offer, size_t limit) {
+  const PrefixMatch& match = offer.match;
+  if (offer.cheaper) return PrefixMiss::kCheaper;
   if (match.known >= limit) return PrefixMiss::kNoResumePoint;
   return match.evicted ? PrefixMiss::kEvicted : PrefixMiss::kDivergent;
 }

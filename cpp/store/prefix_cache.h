@@ -11,14 +11,12 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "gemmakv/options.h"
 #include "gemmakv/results.h"
 #include "store/address.h"
 #include "store/prefix_index.h"
 
 namespace gkv {
-
-// How a request uses the prefix cache.
-enum class PrefixMode { kOff, kRead, kWrite, kOn };
 
 struct PrefixStats {
   PrefixIndexStats ram;
@@ -51,6 +49,7 @@ struct PrefixOffer {
   PrefixMatch match;
   size_t start = 0;     // the first position that would be computed then
   size_t computed = 0;  // of full layers that would be taken over
+  bool cheaper = false;  // it is not worth it
 };
 
 // The prefix cache as one model sees it, for one tenant. Thread-safe.
@@ -67,15 +66,15 @@ class PrefixView {
            salt_ == other.salt_;
   }
 
-  // What is known of [0, limit), better than what `cache` would go on from:
-  // else its start is 0. `tokens` are those of `cache`. Requires: limit <
+  // What is known of [0, limit), if it is worth more than what `cache` would go
+  // on from: else its start is 0. `tokens` are those of `cache`. Requires: limit <
   // tokens.size().
   PrefixOffer Find(const KVCache& cache, std::span<const int32_t> tokens,
                    size_t limit) const;
   // Takes it over; false, changing nothing, if there is no memory for copies.
   bool Take(KVCache& cache, const RunLock& lock, PrefixOffer offer) const;
-  // Why less than [0, limit) was known.
-  static PrefixMiss MissOf(const PrefixMatch& match, size_t limit);
+  // Why it is less than [0, limit).
+  static PrefixMiss MissOf(const PrefixOffer& offer, size_t limit);
 
   // Takes in what `cache` has computed, and points that Commit gave. Where
   // memory does not suffice, nothing or a part. `at_end`: and where it stands.

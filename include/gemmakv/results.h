@@ -34,8 +34,9 @@ enum class PrefixMiss {
   kDivergent,      // the first token that is not known ended it
   kEvicted,        // more was known once
   kNoResumePoint,  // all is known, but no position near to go on from
+  kCheaper,        // so little is known that it is as quick to compute it
 };
-inline constexpr size_t kPrefixMisses = 4;
+inline constexpr size_t kPrefixMisses = 5;
 
 // What a request took over from the prefix cache.
 struct PrefixHit {

@@ -124,7 +124,9 @@ def run(
             "kv_dtype: expected f32, bf16 or int8, found " + brief(kv_dtype)
         )
     count = None if tokens is None else integer("tokens", tokens)
-    load = partial(Gemma.load, model, quantize=quantize)
+    load = partial(
+        Gemma.load, model, quantize=quantize, prefix_cache=False
+    )
     gemma = load(threads=threads)
     limit = gemma.config.context_length
     if limit < MIN_TOKENS:

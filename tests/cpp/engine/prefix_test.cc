@@ -113,6 +113,7 @@ TEST_P(PrefixTest, APromptThatIsKnownIsNotComputedAgain) {
   EXPECT_EQ(second.token_ids, first.token_ids);
   EXPECT_GE(second.prefix.ram, 256u) << "the last page boundary of the prompt";
   EXPECT_EQ(second.prefix.ram, second.cached_tokens);
+  EXPECT_EQ(Run(NewCache(), prompt, 5).prefix.ram, 499u) << "asked for again";
   // The whole conversation, in another cache, and on.
   const Tokens all = cache->tokens();
   const GenerateResult third = Run(NewCache(), Join(all, Text(20, 2)), 5);
@@ -220,6 +221,28 @@ TEST_P(PrefixTest, ACancelledLeaderLeavesWhatItComputed) {
   EXPECT_GE(second->Result().prefix.ram, 8u * 20);
   EXPECT_EQ(second->Result().token_ids,
             Run(NewCache(), prompt, 4, PrefixMode::kOff).token_ids);
+}
+
+// One model, with and without, on one scheduler.
+TEST_P(PrefixTest, AModelWithAPrefixCacheUsesItWhereOptionsLetIt) {
+  Load(GetParam());
+  const auto with = gemma_->WithPrefix(view_);
+  const Tokens prompt = Text(400, 1);
+  const auto run = [&](Gemma& gemma, PrefixMode mode) {
+    GenerateOptions options = NoStop(2);
+    options.prefix_cache = mode;
+    return gemma.Generate(NewCache(), prompt, options).prefix.ram;
+  };
+  EXPECT_EQ(run(*gemma_, PrefixMode::kOn), 0u);
+  EXPECT_EQ(run(*with, PrefixMode::kRead), 0u);
+  EXPECT_EQ(run(*with, PrefixMode::kOn), 0u);
+  EXPECT_EQ(run(*with, PrefixMode::kOff), 0u);
+  EXPECT_GE(run(*with, PrefixMode::kOn), 256u);
+  EXPECT_EQ(run(*gemma_, PrefixMode::kOn), 0u);
+  EXPECT_EQ(with->steps(), gemma_->steps());
+  // It lives for as long as one of them.
+  gemma_ = with;
+  EXPECT_GE(run(*with, PrefixMode::kOn), 256u);
 }
 
 TEST_P(PrefixTest, TenantsDoNotWaitForEachOther) {

@@ -140,7 +140,7 @@ TEST_F(PrefixCacheTest, FullLayersNeedNoPoint) {
   layers_ = FullLayers();
   const std::vector<int32_t> first = Tokens(700, 1);
   Known(first);
-  for (const size_t position : {1u, 255u, 256u, 511u, 600u, 699u}) {
+  for (const size_t position : {16u, 255u, 256u, 511u, 600u, 699u}) {
     std::vector<int32_t> tokens = first;
     tokens.resize(position);
     EXPECT_EQ(ExpectSame(*Conversation(Join(tokens, {5, 6}))), position);
@@ -182,12 +182,16 @@ TEST_F(PrefixCacheTest, WhyMoreWasNotKnown) {
   Known(first);
   const auto miss = [&](const std::vector<int32_t>& tokens) {
     const auto cache = Conversation(tokens);
-    return PrefixView::MissOf(Find(*cache).match, tokens.size() - 1);
+    return PrefixView::MissOf(Find(*cache), tokens.size() - 1);
   };
   std::vector<int32_t> part = first;
   part.resize(300);
   EXPECT_EQ(miss(Join(part, Tokens(9, 2))), PrefixMiss::kDivergent);
   EXPECT_EQ(miss(part), PrefixMiss::kNoResumePoint);
+  layers_ = FullLayers();
+  Known(first);
+  part.resize(9);
+  EXPECT_EQ(miss(Join(part, Tokens(9, 2))), PrefixMiss::kCheaper);
   cache_->Clear();
   EXPECT_EQ(cache_->stats().ram.bytes, 0u);
   EXPECT_EQ(miss(first), PrefixMiss::kDivergent);
@@ -226,7 +230,7 @@ TEST_F(PrefixCacheTest, TheBudgetHoldsAndWhatIsUsedStays) {
   }
   EXPECT_GT(cache_->stats().ram.evictions, 0u);
   const auto old = Conversation(Join(Join(system, Tokens(400, 100)), {7, 8}));
-  EXPECT_EQ(PrefixView::MissOf(Find(*old).match, old->length() - 1),
+  EXPECT_EQ(PrefixView::MissOf(Find(*old), old->length() - 1),
             PrefixMiss::kEvicted);
 }
 
