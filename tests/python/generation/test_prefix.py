@@ -53,6 +53,18 @@ def test_what_is_known_is_not_computed_again(
         )
 
 
+def test_a_request_says_what_it_may_do(model: Gemma) -> None:
+    def cached(mode: str) -> int:
+        cache = create_kv_cache(model.config)
+        return model.generate(
+            cache, TEXT, max_tokens=1, prefix_cache=mode
+        ).usage.cached_tokens
+
+    assert cached("read") == cached("on") == 0
+    assert cached("off") == cached("write") == 0
+    assert cached("read") > 200
+
+
 def test_every_way_to_ask_uses_it(model: Gemma) -> None:
     usage(model, TEXT)
     usage(model, TEXT)
@@ -164,9 +176,13 @@ def test_bad_arguments(tiny_path: Path) -> None:
         PrefixCache(salt=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="prefix_cache: expected a gemmakv"):
         Gemma.load(tiny_path, prefix_cache="yes")  # type: ignore[arg-type]
+    model = Gemma.load(tiny_path)
+    with pytest.raises(ValueError, match="prefix_cache: expected 'off', 'rea"):
+        model.generate(
+            create_kv_cache(model.config), "a", prefix_cache="yes"
+        )
     options = _core.GenerateOptions()
     assert options.prefix_cache == "on"
-    options.prefix_cache = "read"
     with pytest.raises(ValueError, match="expected 'off', 'read'"):
         options.prefix_cache = "yes"
 
