@@ -267,6 +267,10 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
         return true;
       }
     }
+    if (sequence.LeavePrefix()) {
+      Preempt(sequence);
+      return true;
+    }
     if (sequence.catching_up() && plan.end - plan.begin > 1) {
       plan.end -= (plan.end - plan.begin) / 2;
       return false;
@@ -282,7 +286,7 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
 // of it must be copied. Then has another one give its blocks back: one that
 // waits for its reader, else one that is younger; of these, the youngest. A
 // batch that does not fit takes nothing from its own that are done.
-bool Scheduler::MakeRoom(const Sequence& sequence) {
+bool Scheduler::MakeRoom(Sequence& sequence) {
   if (sequence.GiveUpIndexed()) return true;
   Sequence* victim = nullptr;
   bool younger = true;

@@ -64,7 +64,7 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
-  bool MakeRoom(const Sequence& sequence);
+  bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
   void Deliver();

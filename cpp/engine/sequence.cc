@@ -135,8 +135,18 @@ void Sequence::PublishEnd() noexcept {
   lead_ = nullptr;
 }
 
-bool Sequence::GiveUpIndexed() const {
-  return parts_.prefix.view && parts_.prefix.view->GiveUp(cache());
+bool Sequence::GiveUpIndexed() {
+  if (!parts_.prefix.view) return false;
+  const bool took = std::exchange(takes_points_, false);
+  return parts_.prefix.view->GiveUp(cache()) || took;
+}
+
+bool Sequence::LeavePrefix() {
+  if (!computed_ || (!parts_.prefix.reads() && !parts_.prefix.writes())) {
+    return false;
+  }
+  parts_.prefix.mode = PrefixMode::kOff;
+  return true;
 }
 
 void Sequence::NoteSpeed(double seconds) const {
@@ -198,7 +208,8 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     slice.may_end.resize(slice.output.rows);
   }
   // A step over what was computed before may be a warm-up.
-  if (parts_.prefix.writes() && plan.begin >= cache().computed()) {
+  if (takes_points_ && parts_.prefix.writes() &&
+      plan.begin >= cache().computed()) {
     slice.points = PointsWithin(plan.begin, plan.end);
     for (const size_t p : slice.points) {
       if (p < plan.end) keep.push_back(p);

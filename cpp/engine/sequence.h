@@ -125,8 +125,13 @@ class Sequence {
                     size_t hidden_size);
   // Fills the slice's masks; any thread. What it throws is in mask_error.
   void ComputeMasks(StepSlice& slice) noexcept;
-  // Has the index give up blocks of its pool; false if there is nothing.
-  bool GiveUpIndexed() const;
+  // Has the index give up blocks of its pool, and takes no more points, which
+  // need room, too; false if that was so.
+  bool GiveUpIndexed();
+  // Does without the prefix cache from now on; false if it did already, or has
+  // computed nothing. What it took, or had to copy because the index had it,
+  // may be a block more than what it needs alone.
+  bool LeavePrefix();
   // What one row of a prompt took.
   void NoteSpeed(double seconds) const;
   // The step has run: takes its rows, and commits as far as guesses were right.
@@ -170,6 +175,7 @@ class Sequence {
   std::vector<size_t> points_;    // to take for the prefix cache, ascending
   std::shared_ptr<Lead> lead_;    // of this one, if somebody follows
   std::shared_ptr<const Lead> leader_;
+  bool takes_points_ = true;
   size_t awaited_ = 0;   // position of its leader
   size_t warm_end_ = 0;  // a warm-up leads up to here; it ends a step
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here

@@ -67,8 +67,8 @@ class PrefixView {
   }
 
   // What is known of [0, limit), if it is worth more than what `cache` would go
-  // on from: else its start is 0. `tokens` are those of `cache`. Requires: limit <
-  // tokens.size().
+  // on from: else its start is 0. `tokens` are those of `cache`. Requires:
+  // limit < tokens.size().
   PrefixOffer Find(const KVCache& cache, std::span<const int32_t> tokens,
                    size_t limit) const;
   // Takes it over; false, changing nothing, if there is no memory for copies.
