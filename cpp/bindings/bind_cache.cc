@@ -98,7 +98,7 @@ void Save(const KVCache& cache, const py::function& write, bool checkpoints) {
   const GilReleased no_gil;
   cache.Save(
       [&](std::span<const uint8_t> piece) {
-        WithGil([&] { write(BytesOf(piece)); });
+        WithGil([&] { CallPython(write, BytesOf(piece)); });
       },
       checkpoints);
 }

@@ -1,9 +1,9 @@
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -21,7 +21,7 @@ namespace {
 
 using TokenArray =
     py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-using Progress = std::optional<std::function<void(size_t, size_t)>>;
+using Progress = std::optional<py::function>;
 
 // How long a waiting thread goes without looking for Ctrl-C.
 constexpr std::chrono::milliseconds kSignalInterval{50};
@@ -46,10 +46,14 @@ std::span<const int32_t> SpanOf(const TokenArray& tokens) {
 }
 
 // Its end waits for running steps, which may wait for the interpreter's lock
-// to call a logits processor.
+// to call a logits processor; once that is not to be had any more, it stays.
 std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
   Gemma* const raw = gemma.get();
   return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
+            if (InterpreterEnds()) {
+              new std::shared_ptr<Gemma>(std::move(gemma));
+              return;
+            }
             if (PyGILState_Check() == 0) return gemma.reset();
             const GilReleased no_gil;
             gemma.reset();
@@ -84,7 +88,8 @@ std::vector<GenerateResult> ResultsOf(const Streams& streams) {
 // Waits for requests with the interpreter's lock released, calling `poll` now
 // and then, and in the end, with true, when all have succeeded. If that throws
 // or one of them fails, all are undone: their caches are as before the call.
-// Later aborts undo it, too, until the streams are confirmed.
+// Later aborts undo it, too, until the streams are confirmed:
+// what there was before holds blocks until then.
 void WaitAll(const Streams& streams, const std::function<void(bool)>& poll) {
   try {
     for (const auto& stream : streams) {
@@ -124,9 +129,10 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
   float* out = logits.mutable_data();
   {
     const GilReleased no_gil;
-    WaitAll({gemma.StartLogits(cache, SpanOf(tokens), all_positions, out,
-                               &CheckSignals)},
-            [](bool) { CheckSignals(); });
+    const Streams streams = {gemma.StartLogits(
+        cache, SpanOf(tokens), all_positions, out, &CheckSignals)};
+    WaitAll(streams, [](bool) { CheckSignals(); });
+    streams[0]->Confirm();
   }
   return logits;
 }
@@ -144,6 +150,7 @@ class Call {
     } else if (!taken_) {
       Abort();
     }
+    Confirm();
   }
   Call(Call&&) = default;
 
@@ -155,7 +162,7 @@ class Call {
     const auto deadline = std::chrono::steady_clock::now() +
                           std::chrono::duration<double>(timeout_s);
     const bool waits = timeout_s > 0;
-    if (waits) stream.Wake();  // it may have been read without
+    if (waits) WakeAll({this});  // it may have been read without
     while (true) {
       if (auto event = stream.NextEvent(
               waits ? kSignalInterval : std::chrono::milliseconds(0), waits)) {
@@ -169,11 +176,11 @@ class Call {
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     }
   }
-  void Wait(const std::optional<std::function<void(size_t, bool)>>& progress) {
+  void Wait(const Progress& progress) {
     WaitAll(streams_, [&](bool ended) {
       CheckSignals();
       if (!progress) return;
-      WithGil([&] { (*progress)(ProgressOf(streams_), ended); });
+      WithGil([&] { CallPython(*progress, ProgressOf(streams_), ended); });
     });
   }
   GenerateResult Result() {
@@ -201,10 +208,18 @@ class Call {
   std::vector<GenerateResult> Results() {
     auto results = ResultsOf(streams_);
     taken_ = true;
+    Confirm();
     return results;
   }
   // After reads that did not wait.
-  void Wake() { streams_[0]->Wake(); }
+  static void WakeAll(const std::vector<Call*>& calls) {
+    std::vector<TokenStream*> behind;
+    for (Call* call : calls) {
+      TokenStream* const stream = call->streams_[0].get();
+      if (stream->Acknowledge()) behind.push_back(stream);
+    }
+    for (TokenStream* stream : behind) stream->Notify();
+  }
   // `bell` rings when there is an event, or the end.
   void Watch(const Bell& bell) {
     for (const auto& stream : streams_) {
@@ -213,6 +228,10 @@ class Call {
   }
 
  private:
+  void Confirm() {
+    for (const auto& stream : streams_) stream->Confirm();
+  }
+
   Streams streams_;
   bool streamed_;
   bool taken_ = false;  // the results
@@ -330,7 +349,8 @@ void RegisterResults(py::module_& module) {
       .def_property_readonly("waits_for_reader", &Call::WaitsForReader)
       .def_property_readonly("done", &Call::done)
       .def_property_readonly("progress", &Call::progress)
-      .def("wake", &Call::Wake)
+      .def_static("wake", &Call::WakeAll, py::arg("calls"),
+                  "Goes on with all of them, in steps that they share.")
       .def("watch", &Call::Watch, py::arg("bell"))
       .def("wait", &Call::Wait, py::arg("progress") = py::none(), no_gil,
            "`progress(tokens, ended)` is called now and then; what it raises "
@@ -349,7 +369,7 @@ LoadOptions OptionsOf(size_t threads, const Progress& progress,
   options.packed_folder = packed_folder;
   options.progress = [&progress](size_t done, size_t total) {
     CheckSignals();
-    if (progress) WithGil([&] { (*progress)(done, total); });
+    if (progress) WithGil([&] { CallPython(*progress, done, total); });
   };
   return options;
 }
@@ -391,7 +411,7 @@ void RegisterGemma(py::module_& module) {
   py::class_<Gemma, std::shared_ptr<Gemma>>(module, "Engine")
       .def_static(
           "load_gguf",
-          [](const std::string& path, size_t threads, Progress progress,
+          [](const std::string& path, size_t threads, const Progress& progress,
              const std::string& packed_folder, const std::string& quantize) {
             const LoadOptions options =
                 OptionsOf(threads, progress, packed_folder, quantize);
@@ -406,7 +426,7 @@ void RegisterGemma(py::module_& module) {
           [](const ModelConfig& config, const std::string& description,
              const std::vector<std::string>& paths,
              const std::vector<PlaceTuple>& places, size_t threads,
-             Progress progress, const std::string& packed_folder,
+             const Progress& progress, const std::string& packed_folder,
              const std::string& quantize) {
             const LoadOptions options =
                 OptionsOf(threads, progress, packed_folder, quantize);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -13,27 +11,10 @@
 namespace gkv {
 namespace {
 
-// Threads of the engine hold it while they are in the interpreter. A thread
-// that asked for the interpreter's lock during its shutdown would not return.
-std::shared_mutex in_interpreter;
-bool interpreter_ends = false;  // guarded by it
-
-// fn(), with the interpreter's lock; false if there is no interpreter any more.
-template <typename Fn>
-bool InInterpreter(const Fn& fn) {
-  if (PyGILState_Check() != 0) {
-    fn();
-    return true;
-  }
-  const std::shared_lock in(in_interpreter);
-  if (interpreter_ends) return false;
-  const py::gil_scoped_acquire acquire;
-  fn();
-  return true;
-}
-
+// Runs on any thread. Holding a lock that somebody may want who has the
+// interpreter's, it would wait for ever.
 void Drop(PyObject* object) {
-  InInterpreter([&] { Py_DECREF(object); });
+  WithGil([&] { Py_DECREF(object); });
 }
 
 std::shared_ptr<PyObject> Share(py::object object) {
@@ -55,7 +36,7 @@ void Process(PyObject* processor, std::span<const int32_t> token_ids,
                                    token_ids.data());
     const py::array_t<float> row(static_cast<py::ssize_t>(logits.size()),
                                  logits.data());
-    py::object result = py::handle(processor)(ids, row);
+    py::object result = CallPython(processor, ids, row);
     if (result.is_none()) result = row;
     const Row given = Row::ensure(result);
     if (!given || given.ndim() != 1 || given.shape(0) != row.shape(0)) {
@@ -80,10 +61,7 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
   if (callable.is_none()) return nullptr;
   return [callable = Share(callable)](std::span<const int32_t> token_ids,
                                       std::span<float> logits) {
-    if (!InInterpreter(
-            [&] { Process(callable.get(), token_ids, logits); })) {
-      throw Error("logits_processor: the interpreter ends");
-    }
+    WithGil([&] { Process(callable.get(), token_ids, logits); });
   };
 }
 
@@ -145,11 +123,6 @@ void RegisterOptions(py::module_& module) {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     }
   });
-  py::module_::import("atexit").attr("register")(py::cpp_function([] {
-    const py::gil_scoped_release release;
-    const std::unique_lock out(in_interpreter);
-    interpreter_ends = true;
-  }));
 }
 
 }  // namespace gkv

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #if defined(__GLIBCXX__)
@@ -55,12 +56,20 @@ std::vector<std::string> NamesOf(const Table& table) {
   return names;
 }
 
+// Whether the interpreter shuts down, or has done so.
+inline bool InterpreterEnds() { return Py_IsInitialized() == 0; }
+// Whether it does so on another thread: this one will not get its lock again.
+bool InterpreterIsLost();
+
 // Calls `use`, which asks for the interpreter's lock. While the interpreter
 // shuts down, a thread that asks is ended there and then (pthread_exit), which
-// unwinds the stack: through noexcept code that ends the process. Such a thread
-// stays here instead, as later Pythons have it; the process ends without it.
+// unwinds the stack: through noexcept code, which includes most destructors,
+// that ends the process. Such a thread stays here instead, as later Pythons
+// have it; the process ends without it. What is unwound up to here is destroyed
+// without the lock: `use` should call into Python and do nothing else.
 template <typename Use>
 void OrStay(const Use& use) {
+  while (InterpreterIsLost()) pause();
 #if defined(__GLIBCXX__)
   try {
     use();
@@ -99,6 +108,18 @@ void WithGil(const Use& use) {
     const Held held;
     use();
   });
+}
+
+// callable(...) of Python code, which may let others have the interpreter's
+// lock and not get it back. pybind11's own calls would be unwound then.
+template <typename... Arguments>
+py::object CallPython(const py::handle& callable, Arguments&&... arguments) {
+  const py::tuple tuple =
+      py::make_tuple(std::forward<Arguments>(arguments)...);
+  PyObject* result = nullptr;
+  OrStay([&] { result = PyObject_CallObject(callable.ptr(), tuple.ptr()); });
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
 }
 
 inline py::bytes BytesOf(std::span<const uint8_t> bytes) {

@@ -1,7 +1,9 @@
 #include "base/error.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "bindings/bindings.h"
 
@@ -26,6 +28,8 @@ struct ErrorTypes {
 };
 
 ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
+
+std::atomic<std::thread::id> exiting_thread;  // that shuts the interpreter down
 
 py::object NewError(py::module_& module, const char* name,
                     const py::object& base, const char* doc) {
@@ -77,12 +81,21 @@ void RegisterErrors(py::module_& module) {
       SetError(error_types->base.ptr(), error);
     }
   });
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [] { exiting_thread = std::this_thread::get_id(); }));
 }
 
 void CheckSignals() {
   WithGil([] {
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    int raised = 0;
+    OrStay([&] { raised = PyErr_CheckSignals(); });
+    if (raised != 0) throw py::error_already_set();
   });
+}
+
+bool InterpreterIsLost() {
+  return InterpreterEnds() &&
+         exiting_thread.load() != std::this_thread::get_id();
 }
 
 }  // namespace gkv

@@ -2,6 +2,9 @@
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of gemmakv.";
+  // NumPy is found now: later, pybind11 would let go of the interpreter's lock
+  // for that, on a thread that may not get it back.
+  (void)gkv::py::dtype::of<float>();
   gkv::RegisterErrors(module);
   gkv::RegisterConfig(module);
   gkv::RegisterCache(module);

@@ -322,12 +322,14 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     }
   } catch (...) {
     error_ = std::current_exception();
+    slice.view = {};  // its blocks are free when the failure is told
   }
 }
 
 void Sequence::Conclude() noexcept {
   if (error_) return Fail(std::exchange(error_, nullptr));
-  if (reason_ != FinishReason::kNone) Settle(reason_);
+  if (reason_ != FinishReason::kNone) return Settle(reason_);
+  if (sampled_ && stream().streamed()) stream().Tell();
 }
 
 void Sequence::Settle(FinishReason reason) noexcept {

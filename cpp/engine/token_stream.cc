@@ -57,7 +57,7 @@ bool TokenStream::Stop(Interrupt how, size_t read) {
     if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
     transaction_.lock().set_waits_for_reader(false);
   }
-  Wake();
+  Notify();
   return true;
 }
 
@@ -69,8 +69,9 @@ void TokenStream::Abort() {
 }
 
 void TokenStream::Confirm() {
+  if (pid_ != getpid()) return;
   const std::lock_guard lock(mutex_);
-  transaction_.Confirm();
+  if (done_) transaction_.Confirm();
 }
 
 // Requires: mutex_ is held, and the end has come.
@@ -115,7 +116,7 @@ void TokenStream::CheckProcess() const {
 }
 
 std::optional<TokenEvent> TokenStream::NextEvent(
-    std::chrono::milliseconds timeout, bool wake) {
+    std::chrono::milliseconds timeout, bool acknowledge) {
   CheckProcess();
   TokenEvent event;
   {
@@ -139,9 +140,8 @@ std::optional<TokenEvent> TokenStream::NextEvent(
       transaction_.Confirm();
       return event;
     }
-    transaction_.lock().set_waits_for_reader(false);
   }
-  if (wake) Wake();
+  if (acknowledge && Acknowledge()) Notify();
   return event;
 }
 
@@ -189,11 +189,19 @@ void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
 
 bool TokenStream::waits_for_reader() const {
   const std::lock_guard lock(mutex_);
-  return events_.size() >= kMaxUnread && interrupt_ == Interrupt::kNone &&
-         !done_;
+  return ahead_ >= kMaxUnread && interrupt_ == Interrupt::kNone && !done_;
 }
 
-void TokenStream::Wake() {
+bool TokenStream::Acknowledge() {
+  if (pid_ != getpid()) return false;
+  const std::lock_guard lock(mutex_);
+  const bool behind = std::exchange(ahead_, events_.size()) >= kMaxUnread;
+  if (!behind || ahead_ >= kMaxUnread || done_) return false;
+  transaction_.lock().set_waits_for_reader(false);
+  return true;
+}
+
+void TokenStream::Notify() {
   std::shared_ptr<WakeUp> wake_up;
   {
     const std::lock_guard lock(mutex_);
@@ -206,9 +214,7 @@ void TokenStream::Wake() {
   wake_up->changed.notify_all();
 }
 
-void TokenStream::Changed(std::unique_lock<std::mutex> lock) {
-  lock.unlock();
-  changed_.notify_all();
+void TokenStream::Tell() noexcept {
   const std::lock_guard calling(on_change_mutex_);
   if (on_change_) on_change_();
 }
@@ -244,9 +250,11 @@ void TokenStream::Push(TokenEvent event) {
   }
   if (!options_.streamed) return;
   events_.push_back(std::move(event));
-  transaction_.lock().set_waits_for_reader(events_.size() >= kMaxUnread &&
+  ++ahead_;
+  transaction_.lock().set_waits_for_reader(ahead_ >= kMaxUnread &&
                                            interrupt_ == Interrupt::kNone);
-  Changed(std::move(lock));
+  lock.unlock();
+  changed_.notify_all();
 }
 
 // Tokens. Requires: mutex_ is held.
@@ -298,6 +306,8 @@ void TokenStream::Settle(FinishReason reason) {
 
 void TokenStream::End(FinishReason reason, std::exception_ptr error,
                       bool decided) noexcept {
+  // What an error holds may take locks when it goes: not behind mutex_.
+  const std::exception_ptr given = error;
   std::unique_lock lock(mutex_);
   if (done_) return;
   const Clock::time_point now = Clock::now();
@@ -335,7 +345,9 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   keep ? transaction_.Keep(revocable) : transaction_.Undo();
   error_ = std::move(error);
   done_ = true;
-  Changed(std::move(lock));
+  lock.unlock();
+  changed_.notify_all();
+  Tell();
 }
 
 }  // namespace gkv

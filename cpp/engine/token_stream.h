@@ -72,16 +72,18 @@ class TokenStream {
   bool Stop(Interrupt how, size_t read = std::numeric_limits<size_t>::max());
   // Has it aborted, whenever it ends, and waits for that.
   void Abort();
-  // Nobody will abort it: lets go of what there was before. Requires: done.
+  // Nobody will abort it, if it is done: lets go of what there was before.
   void Confirm();
   // Waits until an event is there, the request has ended, or the time is over.
   // nullopt in the last two cases.
-  // With `wake` false the scheduler goes on with a stream that was behind only
-  // when it has other reasons, or at Wake(): readers of many streams call that
-  // once they have read all of them, so that their next tokens share a step.
+  // With `acknowledge` false what is read makes no room for further tokens
+  // before Acknowledge(): readers of many streams call that of all, then
+  // Notify(), once they have read all, so that their next tokens share a step.
   std::optional<TokenEvent> NextEvent(
-      std::chrono::milliseconds timeout = kLong, bool wake = true);
-  void Wake();
+      std::chrono::milliseconds timeout = kLong, bool acknowledge = true);
+  // True if the scheduler waits for that: it is to be notified.
+  bool Acknowledge();
+  void Notify();
   // True once the request has ended and every event was taken.
   bool Drained() const;
   // Waits; true once the request has ended.
@@ -91,13 +93,14 @@ class TokenStream {
   size_t progress() const;
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
-  // `on_change` is called, on any thread, when an event has come or the request
-  // has ended. It must not throw, nor set another one, and should not take
-  // long. On return, the one before is called no more.
+  // `on_change` is called, on any thread, when a step has brought an event, or
+  // the request has ended. It must not throw, nor set another one, and should
+  // not take long. On return, the one before is called no more.
   void set_on_change(std::function<void()> on_change);
 
   // ---- The scheduler's side ----
 
+  bool streamed() const { return options_.streamed; }
   // Requires: not ended, for the cache.
   CacheTransaction& transaction() { return transaction_; }
   Interrupt interrupt() const { return interrupt_.load(); }
@@ -113,6 +116,9 @@ class TokenStream {
   void MarkDecoding();
   // Takes a token that was appended to the transcript. Throws std::bad_alloc.
   void Push(TokenEvent event);
+  // Calls `on_change`. One that reads many streams finds them all changed if it
+  // is told when the whole step is done.
+  void Tell() noexcept;
   // Ends the request, once: with a reason, or with the failure `error`, or,
   // with neither, as if it had never been made. An interrupt that nobody has
   // looked at counts, unless the end is `decided`. Never fails: where memory
@@ -130,7 +136,6 @@ class TokenStream {
   void PutBack();
   size_t KeptEnd() const;
   void CheckProcess() const;
-  void Changed(std::unique_lock<std::mutex> lock);
 
   const Options options_;
   const int pid_;  // of the process with the scheduler
@@ -147,6 +152,7 @@ class TokenStream {
   std::string end_text_;     // of that event
   TokenEvent last_;          // that was handed out
   size_t handed_out_ = 0;    // events
+  size_t ahead_ = 0;         // events that were not acknowledged
   size_t delivered_ = 0;     // tokens
   size_t delivered_bytes_ = 0;
   size_t computed_ = 0;  // tokens of the prompt

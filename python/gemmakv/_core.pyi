@@ -278,7 +278,8 @@ class Call:
     waits_for_reader: Final[bool]
     done: Final[bool]
     progress: Final[int]
-    def wake(self) -> None: ...
+    @staticmethod
+    def wake(calls: Sequence[Call]) -> None: ...
     def watch(self, bell: Bell) -> None: ...
     def wait(
         self, progress: Callable[[int, bool], object] | None = None

@@ -30,8 +30,7 @@ class _Hub:
         loop.add_reader(self.waker.fd, self._take)
 
     def wake_read(self) -> None:
-        for call in self.read:
-            call.wake()
+        _core.Call.wake(list(self.read))
         self.read.clear()
 
     def _take(self) -> None:

@@ -115,7 +115,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             return False
         self._bell = Bell()
         self._handle.watch(self._bell.core)
-        self._handle.wake()  # another loop may have left it asleep
+        _core.Call.wake([self._handle])  # another loop may have left it asleep
         return True
 
     async def _sleep(self) -> None:

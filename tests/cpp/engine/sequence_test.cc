@@ -160,6 +160,52 @@ TEST_F(SequenceTest, WaitsForItsReader) {
   EXPECT_EQ(stream->Result().token_ids, Tokens{7});
 }
 
+// As that of a Python exception: whoever has the interpreter's lock may be
+// asking the stream something.
+TEST_F(SequenceTest, AnErrorThatNobodyGetsIsDestroyedBehindNoLock) {
+  const auto stream = NewStream(20);
+  struct AsksAtItsEnd {
+    std::shared_ptr<bool> asked;
+    std::shared_ptr<TokenStream> stream;
+    ~AsksAtItsEnd() {
+      if (asked.use_count() > 2) return;  // a copy of what is thrown
+      *asked = stream->done();
+    }
+  };
+  const auto asked = std::make_shared<bool>(false);
+  stream->Stop(TokenStream::Interrupt::kAbort);
+  stream->End(FinishReason::kNone,
+              std::make_exception_ptr(AsksAtItsEnd{asked, stream}));
+  EXPECT_TRUE(*asked);
+}
+
+TEST_F(SequenceTest, ReadersOfManyStreamsSayWhenTheyHaveReadAll) {
+  const auto stream = NewStream(20, true);
+  size_t told = 0;
+  stream->set_on_change([&] { ++told; });
+  Sequence& s =
+      Make({.stream = stream,
+            .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(told, 1u);
+  EXPECT_FALSE(stream->Acknowledge());  // nobody waits for that
+  Step(s);
+  EXPECT_FALSE(s.runnable());
+  EXPECT_FALSE(stream->Acknowledge());  // nothing was read
+  const std::chrono::milliseconds now(0);
+  EXPECT_EQ(stream->NextEvent(now, false)->token_id, 7);
+  EXPECT_EQ(stream->NextEvent(now, false)->token_id, 8);
+  EXPECT_FALSE(s.runnable());
+  EXPECT_TRUE(stream->waits_for_reader());
+  EXPECT_TRUE(stream->Acknowledge());
+  EXPECT_FALSE(stream->Acknowledge());
+  EXPECT_TRUE(s.runnable());
+  Step(s);
+  EXPECT_EQ(told, 3u);
+  stream->set_on_change({});
+}
+
 TEST_F(SequenceTest, GivesItsBlocksBackAndComesBack) {
   const auto stream = NewStream(20);
   Sequence& s = Make({.stream = stream,

@@ -31,6 +31,25 @@ def test_counts_what_caches_hold(tiny: Gemma) -> None:
     assert pool.used_bytes == pool.blocks_in_use == 0
 
 
+def test_a_call_that_has_returned_holds_nothing(tiny: Gemma) -> None:
+    pool = BlockPool()
+    a, b = (create_kv_cache(tiny.config, pool=pool) for _ in range(2))
+    calls = [
+        lambda: tiny.logits(a, [7]),
+        lambda: tiny.generate(a, [7], max_tokens=1),
+        lambda: tiny.generate_batch([a, b], [[7], [7]], max_tokens=1),
+        lambda: tiny.stream(a, [7], max_tokens=0).result(),
+    ]
+    # What there was before the call was let go of a moment later, now and then.
+    for i in range(1600):
+        for cache in (a, b):
+            tiny.logits(cache, TOKENS[:3])
+        calls[i % len(calls)]()
+        for cache in (a, b):
+            cache.reset()
+        assert pool.blocks_in_use == 0, i
+
+
 def test_exceeding_it_changes_nothing(tiny: Gemma) -> None:
     measure = create_kv_cache(tiny.config)
     tiny.logits(measure, TOKENS)

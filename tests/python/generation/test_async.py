@@ -530,6 +530,21 @@ def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
         assert [done for done in told if 0 < done < 15001]
 
 
+def test_streams_of_a_loop_share_their_steps(tiny_path: Path) -> None:
+    gemma = Gemma.load(tiny_path, threads=1)
+
+    async def read() -> None:
+        cache = create_kv_cache(gemma.config)
+        async for _ in gemma.stream(cache, PROMPT, max_tokens=200, **NO_END):
+            pass
+
+    async def read_all() -> None:
+        await asyncio.gather(*[read() for _ in range(32)])
+
+    asyncio.run(read_all())
+    assert gemma._engine.steps < 1000
+
+
 # ---- Processes ----
 
 
@@ -545,7 +560,8 @@ def own_process(source: str, *arguments: object) -> str:
     return result.stdout
 
 
-# Token ids: SentencePiece's own module crashes when a thread is in it.
+# Without text: a tokenizer may let go of the interpreter's lock, too, and end
+# the process when it does not get it back.
 EXIT = """
 import sys, threading, time, gemmakv
 gemma = gemmakv.Gemma.load(sys.argv[1])
@@ -557,19 +573,22 @@ def work():
         cache.reset()
         started.set()
         if how == "generate":
-            gemma.generate(cache, [2, 20], max_tokens=450)
+            gemma.generate(cache, [2, 5], max_tokens=450)
         elif how == "progress":
-            gemma.generate(cache, [2, 20], max_tokens=450,
+            gemma.generate(cache, [2, 5], max_tokens=450,
                            progress=lambda *_: time.sleep(0.01))
+        elif how == "processor":
+            gemma.generate(cache, [2, 5], max_tokens=450,
+                           logits_processor=lambda *_: time.sleep(0.01))
         elif how == "save":
             class File:
                 def write(self, data):
                     time.sleep(0.001)
                     return len(data)
-            gemma.generate(cache, [2, 20], max_tokens=5)
+            gemma.generate(cache, [2, 5], max_tokens=5)
             cache.save(File())
         else:
-            for _ in gemma.stream(cache, [2, 20], max_tokens=450):
+            for _ in gemma.stream(cache, [2, 5], max_tokens=450):
                 pass
 threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads: thread.start()
@@ -579,7 +598,9 @@ print("end")
 """
 
 
-@pytest.mark.parametrize("how", ["generate", "progress", "save", "stream"])
+@pytest.mark.parametrize(
+    "how", ["generate", "progress", "processor", "save", "stream"]
+)
 def test_exit_while_daemon_threads_call(tiny_path: Path, how: str) -> None:
     for i in range(4):
         assert own_process(EXIT, tiny_path, how, 0.05 * i) == "end\n"
