@@ -293,6 +293,18 @@ def test_an_unknown_option_or_deep_nesting_is_one_line(
         assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
+def test_stored_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    [path] = tmp_path.rglob("*.json")
+    record = json.loads(path.read_text())
+    record["name"] = "\x1b]0;title\x07"
+    path.write_text(json.dumps(record))
+    result = run(b"/list\n/tree\n/stats\n", "--session", "other")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("\u241b]0;title\u2407".encode()) == 2
+    assert b"\x1b" not in result.stderr and b"\x07" not in result.stderr
+
+
 def test_deleting_can_be_undone(run: Run) -> None:
     text = b"one\n/new other\n/delete main\n/restore\n/switch main\ntwo\n"
     result = run(text, "--session", "main")

@@ -11,7 +11,7 @@ from rich.tree import Tree
 
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli.chat import table
-from gemmakv.cli.chat.table import count, quoted
+from gemmakv.cli.chat.table import count, printable, quoted
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.book import Entry
@@ -30,7 +30,7 @@ def list_sessions(chat: Chat) -> None:
         rows.append(
             [
                 Text("*" if here else " ", style=_HERE),
-                Text(entry.name, style=_HERE if here else "bold"),
+                Text(printable(entry.name), style=_HERE if here else "bold"),
                 Text(count(record.turns, "turn")),
                 Text(count(record.tokens, "token")),
                 Text(table.ago(record.changed), style="dim"),
@@ -107,7 +107,7 @@ def _label(chat: Chat, entry: Entry) -> Text:
     record = entry.record
     here = entry is chat.book.current
     label = Text(no_wrap=True, overflow="ellipsis")
-    label.append(entry.name, style=_HERE if here else "bold")
+    label.append(printable(entry.name), style=_HERE if here else "bold")
     if here:
         label.append(" ← here", style="green")
     if record.parent is not None:

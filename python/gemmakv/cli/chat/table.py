@@ -55,7 +55,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Padding:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     for name, text in rows:
-        table.add_row(Text(name), Text(text))
+        table.add_row(Text(printable(name)), Text(printable(text)))
     return Padding(table, (0, 0, 0, 2), expand=False)
 
 
