@@ -11,19 +11,23 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import gemmakv
+from support import template_folders
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_blocks(page: Path) -> dict[str, object]:
-    """Runs a page's Python from top to bottom; gives the names it made."""
+def run_blocks(page: Path, **given: object) -> dict[str, object]:
+    """Runs a page's Python from top to bottom, with `given` names; gives the
+    names it made.
+    """
     text = page.read_text("utf-8")
     blocks = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
     assert blocks
-    names: dict[str, object] = {}
+    names = given
     for block in blocks:
         # Errors name the page's own lines.
         before = text[: block.start(1)].count("\n")
@@ -55,6 +59,61 @@ def test_python_for_newcomers_runs(model_path: str) -> None:
     assert isinstance(cache, gemmakv.KVCache)
     assert isinstance(session, gemmakv.Session)
     assert session.turns == 2
+
+
+TOOLS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{{ tools | tojson }}"
+)
+
+
+def test_sessions_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gemma = template_folders.model_with(tmp_path, "model", TOOLS)
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(
+        ROOT / "docs" / "sessions.md",
+        gemmakv=gemmakv,
+        gemma=gemma,
+        long_text="Be kind.",
+    )
+    session = names["session"]
+    assert isinstance(session, gemmakv.Session)
+    assert session.messages[-1].text == "Hello."
+
+
+def test_padded_caches_python_runs() -> None:
+    k = np.ones((2, 5, 1, 32), np.float32)
+    names = run_blocks(
+        ROOT / "docs" / "padded-caches.md",
+        gemmakv=gemmakv,
+        **{"k": k, "v": k, "q": k, "k1": k[:, :1], "v1": k[:, :1]},
+        q1=k[:, :1],
+        segment_ids=np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]),
+    )
+    cache = names["cache"]
+    assert isinstance(cache, gemmakv.LayerCache)
+    assert cache.length.tolist() == [4, 6]
+
+
+def test_verify_python_runs(model_path: str) -> None:
+    del model_path
+    names = run_blocks(ROOT / "docs" / "verify.md")
+    assert isinstance(names["report"], gemmakv.verify.Report)
+
+
+def test_every_page_is_listed() -> None:
+    text = (ROOT / "docs" / "README.md").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in text, page.name
+
+
+def test_every_page_with_python_is_run() -> None:
+    here = Path(__file__).read_text("utf-8")
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if "```python" in page.read_text("utf-8"):
+            assert f'"{page.name}")' in here or f'"{page.name}",' in here
 
 
 def test_links_lead_somewhere() -> None:

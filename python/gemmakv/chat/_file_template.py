@@ -132,7 +132,7 @@ class FileTemplate:
             raise GemmaKVError(
                 "template: what the file's chat template makes depends on "
                 "names of control tokens in the messages, so they cannot be "
-                "told from text; choose template='gemma' or 'plain'"
+                "told apart from text; choose template='gemma' or 'plain'"
             )
         return segments
 
@@ -148,8 +148,8 @@ class FileTemplate:
                     raise GemmaKVError(
                         "template: the file's chat template puts the control "
                         f"token {brief(name)} together from pieces, so it "
-                        "cannot be told from text; choose template='gemma' or "
-                        "'plain'"
+                        "cannot be told apart from text; choose "
+                        "template='gemma' or 'plain'"
                     )
 
     @cached_property

@@ -31,7 +31,7 @@ def bench(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure speed and memory beside what this machine could do at most.
+    """Measure speed and memory, as shares of what this machine could do.
 
     Prefill, decode, batches, loading and memory of a model, each as a share
     of what the measured bandwidth and arithmetic of the machine allow.

@@ -42,7 +42,7 @@ def info(
     if types:
         if file is not None or tensors:
             raise typer.BadParameter(
-                "no MODEL or --tensors can stand beside it; --tensors MODEL "
+                "expected no MODEL or --tensors with it; --tensors MODEL "
                 "lists the tensors of a model",
                 param_hint="--types",
             )

@@ -69,8 +69,8 @@ def _show_help(chat: Chat, name: str | None) -> None:
 
 _KEYS = (
     "Enter sends, Alt-Enter (or Esc, Enter) begins a new line, Tab completes. "
-    "Ctrl-C stops a reply; what is typed meanwhile waits, Enter being a line "
-    "break. A message that begins with / is typed with //."
+    "Ctrl-C stops a reply; what is typed during one waits, with Enter as a "
+    "line break. A message that begins with / is typed with //."
 )
 _NEW_NAME = Argument("NAME", Kind.NEW_NAME)
 _OPTIONAL_NAME = Argument("NAME", Kind.NEW_NAME, optional=True)

@@ -1,6 +1,6 @@
 """Models of the Hugging Face hub: names like `org/repo`.
 
-What is fetched goes where huggingface_hub keeps its files (HF_HOME), so that
+Downloads go where huggingface_hub keeps its files (HF_HOME), so that
 every program shares one copy. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE hold.
 """
 
@@ -47,7 +47,7 @@ def parse(name: str) -> HubName | None:
     """What `name` means on the hub; None for what can only be a path.
 
     Names are `org/repo`, `org/repo:Q4_K_M` and `org/repo/file.gguf`, each with
-    `@revision` behind `repo` for a branch, tag or commit.
+    `@revision` after `repo` for a branch, tag or commit.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -72,7 +72,7 @@ def fetch(name: HubName, progress: Callback | None = None) -> str:
     """Path of the model's file or folder on this machine, downloaded if need
     be.
 
-    A download that broke off goes on where it did. `progress` gets (bytes
+    A download that broke off continues. `progress` gets (bytes
     that are here, bytes of the model). If the hub cannot be reached, a copy
     that is here is used, with a warning; under HF_HUB_OFFLINE nothing is
     asked and nothing said.

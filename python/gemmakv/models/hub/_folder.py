@@ -43,7 +43,7 @@ def fetch_folder(
 ) -> str:
     """The snapshot's folder, with all files that a model needs.
 
-    What is here already is not fetched again, and what broke off goes on.
+    What is here already is not downloaded again, and what broke off continues.
     `progress` gets (bytes that are here, bytes of all). The revision is noted
     last, so that a folder which is found later is whole.
     """

@@ -1,4 +1,4 @@
-"""A download that goes on where it broke off, also in a later process."""
+"""A download that continues after it broke off, also in a later process."""
 
 from __future__ import annotations
 
