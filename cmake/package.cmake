@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(_gkv_objects "")
-foreach(_gkv_layer IN ITEMS base io ops cache model engine api hwy)
+foreach(_gkv_layer IN ITEMS base io ops cache store model engine api hwy)
   get_target_property(_gkv_type gkv_${_gkv_layer} TYPE)
   if(NOT _gkv_type STREQUAL "INTERFACE_LIBRARY")
     list(APPEND _gkv_objects $<TARGET_OBJECTS:gkv_${_gkv_layer}>)
