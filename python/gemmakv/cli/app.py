@@ -123,7 +123,7 @@ def run(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except typer.Exit as leave:
         return leave.exit_code
-    except (ValueError, gemmakv.CacheFullError) as error:
+    except (ValueError, gemmakv.GemmaKVError) as error:
         message = " ".join(_with_flags(command, arguments, str(error)).split())
         # What a model lacks is found in its file, not on the command line.
         usage = re.match("--(?!model:)", message)

@@ -27,6 +27,8 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models
 
+_MAX_TEXT_BYTES = 64 << 20  # far beyond what fits into a context
+
 
 class ReaderGone(Exception):
     """The reader of stdout has closed it.
@@ -55,11 +57,32 @@ def write(text: str) -> None:
         raise OSError(error.errno, error.strerror, "stdout") from None
 
 
-def read_stdin() -> BinaryIO:
+def stdin() -> BinaryIO:
     """Where stdin's bytes are; ValueError if there is none."""
     if sys.stdin is None:
         raise ValueError("stdin is closed; expected text on it")
     return sys.stdin.buffer
+
+
+def read_stdin() -> bytes:
+    """All of stdin. Raises ValueError where it has no end, as `lines` does."""
+    return _check_size("stdin", stdin().read(_MAX_TEXT_BYTES + 1))
+
+
+def lines() -> Iterator[bytes]:
+    """Lines of stdin, with their ends."""
+    number = 1
+    while line := stdin().readline(_MAX_TEXT_BYTES + 1):
+        yield _check_size(f"line {number} of stdin", line)
+        number += 1
+
+
+def _check_size(what: str, data: bytes) -> bytes:
+    if len(data) > _MAX_TEXT_BYTES:
+        raise ValueError(
+            f"{what}: expected at most {_MAX_TEXT_BYTES:,} bytes, found more"
+        )
+    return data
 
 
 def render(*parts: RenderableType) -> str:

@@ -96,7 +96,7 @@ def generate(
 
 
 def _read_stdin() -> str:
-    data = console.read_stdin().read()
+    data = console.read_stdin()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

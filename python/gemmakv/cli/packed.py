@@ -112,8 +112,8 @@ def _named(
     ]
     if not found:
         raise ValueError(
-            f"{name}: no packed file of that name; `gemmakv packed` lists "
-            "what there is"
+            f"{name or repr('')}: no packed file of that name; "
+            "`gemmakv packed` lists what there is"
         )
     return found
 

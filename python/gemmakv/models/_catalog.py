@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gemmakv._support.arguments import path_text
+from gemmakv._support.documents import check_regular
 from gemmakv._support.files import (
     StrPath,
     atomic_writer,
@@ -43,6 +44,7 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
             _refuse_folder(path)
         return path
     if os.path.exists(path):
+        check_regular(Path(path))
         if os.path.basename(path) == "config.json" or path.endswith(
             ".safetensors"
         ):

@@ -177,8 +177,8 @@ def expire(folder: StrPath, keep: str | None = None) -> list[PackedFile]:
 
     These are files whose models are gone, files unused for
     GEMMAKV_PACKED_DAYS, and beyond GEMMAKV_PACKED_GB those that were not used
-    for the longest time. A variable that is no number is no limit. `keep` is
-    the path of one that stays.
+    for the longest time. A variable that is no number of at least 0 is no
+    limit. `keep` is the path of one that stays.
     """
     oldest = time.time() - 86400 * _number(*_DAYS)
     room = 1e9 * _number(*_LIMIT_GB)
@@ -244,6 +244,7 @@ def _read_note(path: Path, otherwise: float) -> dict[str, Any]:
 
 def _number(variable: str, default: float) -> float:
     try:
-        return float(os.environ.get(variable) or default)
+        number = float(os.environ.get(variable) or default)
     except ValueError:
         return math.inf
+    return number if number >= 0 else math.inf

@@ -18,10 +18,12 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 @pytest.fixture
 def run(talker_path: Path, tmp_path: Path) -> Run:
     def run(
-        text: bytes, *arguments: object, model: object = talker_path, **env: str
+        text: bytes, *arguments: object, model: object = talker_path,
+        code: str | None = None, **env: str,
     ) -> subprocess.CompletedProcess[bytes]:
+        program = ["-m", "gemmakv"] if code is None else ["-c", code]
         return subprocess.run(
-            [sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
+            [sys.executable, *program, "chat", "--model", str(model),
              "--max-tokens", "12", *map(str, arguments)],
             input=text,
             capture_output=True,
@@ -319,14 +321,16 @@ def test_deleting_can_be_undone(run: Run) -> None:
     [
         (["--temperature", "-1"], "temperature"),
         (["--overflow", "wrap"], "drop_oldest_turns"),
-        (["--template", "chatml"], "template"),
+        (["--template", "chatml"], "--template: expected"),
+        (["--template", "file"], "--template: the model carries no"),
         (["--session", "a b"], "is no name"),
         (["--kv-dtype", "fp8"], "--kv-dtype"),
     ],
 )
 def test_bad_options(run: Run, arguments: list[str], words: str) -> None:
     result = run(b"one\n", *arguments)
-    assert result.returncode in (1, 2)
+    code = 1 if arguments[0] == "--session" else 2
+    assert result.returncode == code
     assert result.stdout == b""
     assert words in result.stderr.decode()
     assert len(result.stderr.splitlines()) == 1
@@ -379,3 +383,75 @@ def test_the_demo_model_answers(tmp_path: Path, model_path: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert b"Paris" in result.stdout
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "pipe"])
+def test_a_device_or_a_pipe_is_no_place_to_save(
+    run: Run, tmp_path: Path, path: str
+) -> None:
+    """/save to /dev/null said that /load opens it; a pipe was waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    result = run(b"/save %s\n" % bytes(tmp_path / path))
+    assert result.returncode == 1
+    assert b"is no saved session; choose another name" in result.stderr
+
+
+def test_a_session_needs_a_name(run: Run) -> None:
+    result = run(b"one\n", "--session", "")
+    assert result.returncode == 1 and result.stdout == b""
+    assert b"'' is no name: expected 1 to 40 letters" in result.stderr
+
+
+def test_an_endless_line(talker_path: Path) -> None:
+    """It took all memory of the machine."""
+    with open("/dev/zero", "rb") as zeros:
+        for arguments in (["chat", "-m"], ["generate", "-", "-m"]):
+            result = subprocess.run(
+                [sys.executable, "-m", "gemmakv", *arguments, talker_path],
+                stdin=zeros,
+                capture_output=True,
+                timeout=120,
+                check=False,
+            )
+            assert result.returncode == 1
+            [line] = result.stderr.decode().splitlines()
+            assert "stdin: expected at most 67,108,864 bytes" in line
+
+
+def test_what_is_not_stored_is_a_failure(
+    run: Run, tmp_path: Path
+) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    text = (
+        "import sys\n"
+        "from gemmakv import cli\n"
+        "from gemmakv.chat.store import _folder\n"
+        "def full(path, data):\n"
+        "    raise OSError(28, 'No space left on device', str(path))\n"
+        "_folder.write_atomically = full\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    result = run(b"two\n", "--session", "main", code=text)
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) == 1
+    [line] = result.stderr.decode().splitlines()
+    assert "main is not saved: " in line and "No space left" in line
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_record_that_is_no_file(
+    run: Run, tmp_path: Path, kind: str
+) -> None:
+    """A pipe was waited for, /dev/zero read without end."""
+    assert run(b"one\n", "--session", "main").returncode == 0
+    [record] = tmp_path.rglob("*.json")
+    odd = record.with_name("odd.json")
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("/dev/zero")
+    result = run(b"two\n", "--session", "main")
+    assert result.returncode == 0, result.stderr
+    [line] = result.stderr.decode().splitlines()
+    assert "expected a regular file" in line
+    assert not odd.exists()

@@ -72,6 +72,13 @@ def test_errors_of_files_name_them(tmp_path: Path) -> None:
         assert f"{name}: No such file" in one_line(result)
 
 
+@pytest.mark.parametrize("model", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_model(model: str) -> None:
+    result = shell(f"exec $GEMMAKV info {model}")
+    assert result.returncode == 1
+    assert f"{model}: expected a regular file" in one_line(result)
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_other_encodings(encoding: str, talker_path: Path) -> None:
     line = f"exec $GEMMAKV chat -m {talker_path} --max-tokens 3"

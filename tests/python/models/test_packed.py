@@ -453,8 +453,11 @@ def test_unused_files_expire(
 ) -> None:
     old, new = _make(tmp_path, 1), _make(tmp_path, 2)
     os.utime(old, (time.time() - 31 * 86400,) * 2)
-    monkeypatch.setenv("GEMMAKV_PACKED_DAYS", "never")
-    assert packed.expire(tmp_path) == []
+    for no_limit in ("never", "-1", "nan"):
+        monkeypatch.setenv("GEMMAKV_PACKED_DAYS", no_limit)
+        monkeypatch.setenv("GEMMAKV_PACKED_GB", no_limit)
+        assert packed.expire(tmp_path) == []
+    monkeypatch.delenv("GEMMAKV_PACKED_GB")
     monkeypatch.delenv("GEMMAKV_PACKED_DAYS")
     assert packed.expire(tmp_path, keep=str(old)) == []
     assert [file.path for file in packed.expire(tmp_path)] == [old]

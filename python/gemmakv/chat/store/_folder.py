@@ -295,6 +295,8 @@ def _open_lock(path: Path) -> int:
 
 
 def _read(path: Path) -> Record:
+    if path.exists() and not path.is_file():  # a pipe would wait
+        raise CorruptFile("expected a regular file")
     record = _records.from_json(path.read_bytes())
     if record.id != path.stem:
         raise CorruptFile(f"expected id {path.stem}")

@@ -141,10 +141,12 @@ def save(chat: Chat, path: str) -> None:
     target = Path(path).expanduser()
     session = chat.session()
     if target.is_dir():
-        raise ValueError(f"{path} is a folder; give a file, as in {path}/chat")
+        raise ValueError(
+            f"{path} is a folder; give a file, as in {path.rstrip('/')}/chat"
+        )
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {target.parent}; make it first")
-    if target.exists() and not is_session(target):
+    if target.exists() and not (target.is_file() and is_session(target)):
         raise ValueError(
             f"{path} exists and is no saved session; choose another name"
         )

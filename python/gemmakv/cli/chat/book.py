@@ -109,9 +109,10 @@ class Book:
             raise ValueError(
                 f"{name!r} is no name: expected letters without spaces"
             )
-        if name.startswith("/") or len(name) > _MAX_NAME_CHARS:
+        too_long = len(name) > _MAX_NAME_CHARS
+        if not name or name.startswith("/") or too_long:
             raise ValueError(
-                f"{name!r} is no name: expected at most {_MAX_NAME_CHARS} "
+                f"{name!r} is no name: expected 1 to {_MAX_NAME_CHARS} "
                 "letters, the first not /"
             )
         if name in self._taken:

@@ -52,6 +52,8 @@ class Chat:
         self.defaults = defaults
         self.store = store
         self._saver: Saver | None = None
+        # Why the records of these sessions are not on disk.
+        self.unsaved: dict[str, str] = {}
         self.book = Book()
         if store is not None:
             listing = store.listing()
@@ -197,12 +199,15 @@ class Chat:
             self._hold(entry)
             self.store.write_record(entry.record)
         except OSError as error:
-            self._say_unsaved(entry.name, error)
+            self._say_unsaved(entry.name, error, self.unsaved.get(entry.id))
+            self.unsaved[entry.id] = str(error)
             return False
+        self.unsaved.pop(entry.id, None)
         return True
 
     def save_draft(self, entry: Entry, text: str) -> None:
         """Has what is said next outlive this process, whatever the reply."""
+        self.unsaved.pop(entry.id, None)  # said once for each message
         entry.record.draft = text
         self.save_record(entry)
 
@@ -223,6 +228,7 @@ class Chat:
                 self.save_record(fork)
             if not held:
                 self._release(fork)
+        self.unsaved.pop(entry.id, None)
         if self._saver is not None:
             self._saver.drop(entry.id)
         if self.store is not None and self.store.writable:
@@ -339,7 +345,11 @@ class Chat:
         if before != (session.options, session.overflow, session.system):
             self.save(entry)
 
-    def _say_unsaved(self, what: str, error: Exception) -> None:
+    def _say_unsaved(
+        self, what: str, error: Exception, said: str | None = None
+    ) -> None:
+        if said == str(error):
+            return
         self.view.error(
             f"{what} is not saved: {describe(error)}; the chat continues, "
             "/save PATH keeps the session elsewhere"

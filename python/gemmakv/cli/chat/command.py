@@ -94,8 +94,7 @@ def chat(
         raise typer.BadParameter(
             f"--overflow: expected {' or '.join(OVERFLOW)}, found {overflow!r}"
         )
-    stdin = console.read_stdin()
-    on_terminal = stdin.isatty() and sys.stdout.isatty()
+    on_terminal = console.stdin().isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")
     _check_prompt_toolkit(on_terminal)
@@ -120,7 +119,7 @@ def chat(
             from gemmakv.cli.chat import pipe
 
             open_chat.open(session)
-            return pipe.run(open_chat, stdin)
+            return pipe.run(open_chat, console.lines())
         from gemmakv._support.folders import data_folder
         from gemmakv.cli.chat.terminal import Terminal
 

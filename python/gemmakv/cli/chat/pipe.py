@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def run(chat: Chat, lines: Iterable[bytes]) -> int:
     """Exit code. The first line that fails ends the run.
 
-    What follows would otherwise go to another session than was meant.
+    What follows would otherwise go to another session than was meant. What
+    is not stored when the run ends is a failure as well.
     """
     for number, line in enumerate(lines, 1):
         try:
@@ -41,4 +42,4 @@ def run(chat: Chat, lines: Iterable[bytes]) -> int:
         except (ValueError, OSError, GemmaKVError) as error:
             chat.view.error(f"line {number} of stdin: {describe(error)}")
             return EXIT_FAILURE
-    return 0
+    return EXIT_FAILURE if chat.unsaved else 0
