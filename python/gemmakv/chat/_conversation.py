@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from gemmakv.chat._messages import (
 from gemmakv.chat._templates import render, stop_ids
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
 from gemmakv.errors import CacheFullError, brief
+from gemmakv.generation._options import DEFAULT_MAX_TOKENS
+from gemmakv.generation._result import Generation
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
@@ -27,13 +29,47 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Turn:
-    """A turn in the making: what there is to say, and the way back."""
+    """A turn in the making: what there is to say, and the way back.
 
+    A block of `with` whose body raises takes it back.
+    """
+
+    talk: Conversation
     messages: list[Message]  # up to the user's new one
     ids: Ids  # to be appended to the cache
     kept: int  # tokens of the cache that stay where they are
     backup: KVCache  # the cache as it was
-    stop: Sequence[str] = ()  # texts that end the reply
+    options: dict[str, Any]  # of its generation
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None:
+            self.take_back()
+
+    def finish(self, generation: Generation) -> Generation:
+        """Takes in the reply; gives it as it stands in the messages."""
+        cancelled = generation.finish_reason == "cancelled"
+        text = self.keep(generation.text, cancelled)
+        self.talk.saved_prefill_tokens += generation.usage.cached_tokens
+        return dataclasses.replace(generation, text=text)
+
+    def keep(self, text: str, incomplete: bool = True) -> str:
+        """Takes in what there is of a reply; returns its text, trimmed.
+
+        One that is cut short does not keep half a text that would end it.
+        """
+        if incomplete:
+            text = text[: len(text) - _half_stop(text, self.options["stop"])]
+        text = text.strip()
+        reply = Message("assistant", text, incomplete)
+        self.talk._take_in([*self.messages, reply], self.kept)
+        return text
+
+    def take_back(self) -> None:
+        """Leaves all as it was before the turn."""
+        self.talk.cache._become(self.backup)
 
 
 class Conversation:
@@ -64,6 +100,7 @@ class Conversation:
         self.template = template
         self.cache = cache
         self.system, self.messages = _beginning(system, messages)
+        self.saved_prefill_tokens = 0
         # Of each turn, the cache's length when it ended; None if that has
         # been computed anew since, or never was.
         self.ends: list[int | None] = [None] * (len(self.messages) // 2)
@@ -128,7 +165,7 @@ class Conversation:
         count = len(turns) // 2
         self.ends = [*kept, *[None] * count][:count]
 
-    def begin(self, text: str, max_tokens: int, drop: bool) -> Turn:
+    def begin(self, text: str, options: dict[str, Any], drop: bool) -> Turn:
         """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(
@@ -139,6 +176,7 @@ class Conversation:
         capacity = self.cache.capacity_tokens
         # Some more than is needed goes at once: what is left is computed
         # anew, and that should not happen at every turn.
+        max_tokens = options.get("max_tokens", DEFAULT_MAX_TOKENS)
         limit = capacity - min(max(max_tokens, 1), capacity // 4)
         dropped = False
         while drop and len(messages) > 1 and len(wanted) > limit:
@@ -158,17 +196,11 @@ class Conversation:
             held = said = max(common_exact(self.cache.tokens, wanted) - 1, 0)
         backup = self.cache.fork()
         self.cache.truncate(held)
-        return Turn(messages, wanted[said:], 0 if dropped else held, backup)
+        kept = 0 if dropped else held
+        return Turn(self, messages, wanted[said:], kept, backup, options)
 
-    def finish(self, turn: Turn, text: str, incomplete: bool = False) -> str:
-        """Takes the reply into the conversation; returns its text, trimmed.
-
-        One that is cut short does not keep half a text that would end it.
-        """
-        if incomplete:
-            text = text[: len(text) - _half_stop(text, turn.stop)]
-        text = text.strip()
-        messages = [*turn.messages, Message("assistant", text, incomplete)]
+    def _take_in(self, messages: list[Message], kept: int) -> None:
+        """Goes on with messages, of which a turn has added the last two."""
         self._keep_common(messages)
         # Where an undo, or the next reply's stop string that is taken off,
         # may lead back to.
@@ -176,13 +208,8 @@ class Conversation:
         self.messages = messages
         count = len(messages) // 2 - 1
         ends = self.ends[len(self.ends) - count :]
-        self._forget_ends(ends, turn.kept)
+        self._forget_ends(ends, kept)
         self.ends = [*ends, len(self.cache)]
-        return text
-
-    def take_back(self, turn: Turn) -> None:
-        """Leaves all as it was before `begin`."""
-        self.cache._become(turn.backup)
 
     def rewind(self, turns: int) -> list[Message]:
         """Keeps the first `turns` turns; returns the other messages."""

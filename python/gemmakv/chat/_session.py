@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
-import math
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gemmakv._support.arguments import integer
 from gemmakv._support.files import PathOrFile, piecewise_writer
-from gemmakv._support.loops import Bell
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Template
+from gemmakv.chat._one_call import OneCall
 from gemmakv.chat._session_file import SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
@@ -29,18 +25,15 @@ from gemmakv.chat._templates import (
     stop_texts,
     template_for,
 )
-from gemmakv.errors import GemmaKVError, brief
+from gemmakv.errors import brief
 from gemmakv.generation._model import time_left
-from gemmakv.generation._options import DEFAULT_MAX_TOKENS, Options
+from gemmakv.generation._options import Options
 from gemmakv.generation._result import Generation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["Message", "Session", "SessionStats"]
-
-# A reader that is at it may take what there is in this time.
-_GRACE_S = 0.1
 
 OVERFLOWS = ("error", "drop_oldest_turns")
 TEMPLATE_NAMES = ("file", "gemma", "plain")
@@ -82,8 +75,6 @@ class Session:
     never wait and show the last turn that ended. A call that raises leaves
     the session as it was.
     """
-
-    _stream: weakref.ref[ChatStream] | None
 
     def __init__(
         self,
@@ -150,9 +141,8 @@ class Session:
         self._talk = Conversation(
             gemma, template_for(gemma, template), cache, system, messages
         )
-        self._saved_prefill_tokens = 0
         self._last_fork_us: float | None = None
-        self._set_free()
+        self._calls = OneCall()
 
     def __repr__(self) -> str:
         return (
@@ -163,12 +153,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
@@ -208,7 +193,7 @@ class Session:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        with self._exclusive():
+        with self._calls:
             self._talk.set_system(text)
 
     @property
@@ -223,7 +208,7 @@ class Session:
 
     @messages.setter
     def messages(self, messages: Messages) -> None:
-        with self._exclusive():
+        with self._calls:
             self._talk.set_messages(messages)
 
     @property
@@ -237,7 +222,7 @@ class Session:
             tokens=len(self.cache),
             own_bytes=self.cache.nbytes,
             shared_bytes=self.cache.shared_nbytes,
-            saved_prefill_tokens=self._saved_prefill_tokens,
+            saved_prefill_tokens=self._talk.saved_prefill_tokens,
             last_fork_us=self._last_fork_us,
         )
 
@@ -254,18 +239,11 @@ class Session:
         session is then as if nothing had been said.
         """
         begin = time.monotonic()
-        with self._exclusive():
-            merged = self._merged(options, begin)
-            turn = self._begin(text, merged)
-            try:
-                work = self._gemma._reply(
-                    self.cache, turn.ids, merged, self._talk.stop_ids()
-                )
-                generation = self._gemma._done(work)
-                return self._finish(turn, generation)
-            except BaseException:
-                self._talk.take_back(turn)
-                raise
+        with self._calls, self._begin(text, options, begin) as turn:
+            work = self._gemma._reply(
+                self.cache, turn.ids, turn.options, self._talk.stop_ids()
+            )
+            return turn.finish(self._gemma._done(work))
 
     async def asend(self, text: str, **options: Unpack[Options]) -> Generation:
         """`send` on an asyncio event loop, which it never blocks, also where
@@ -273,21 +251,12 @@ class Session:
         as if nothing had been said.
         """
         begin = time.monotonic()
-        await self._aacquire()
-        try:
-            merged = self._merged(options, begin)
-            turn = self._begin(text, merged)
-            try:
+        async with self._calls:
+            with self._begin(text, options, begin) as turn:
                 work = self._gemma._reply(
-                    self.cache, turn.ids, merged, self._talk.stop_ids()
+                    self.cache, turn.ids, turn.options, self._talk.stop_ids()
                 )
-                generation = await self._gemma._adone(work)
-                return self._finish(turn, generation)
-            except BaseException:
-                self._talk.take_back(turn)
-                raise
-        finally:
-            self._release()
+                return turn.finish(await self._gemma._adone(work))
 
     def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
         """`send` piece by piece: an iterator and async iterator.
@@ -299,7 +268,7 @@ class Session:
         `incomplete`.
         """
         begin = time.monotonic()
-        self._acquire()
+        self._calls.acquire()
         return self._stream_now(text, options, begin)
 
     async def astream(
@@ -309,32 +278,24 @@ class Session:
         busy: it waits for it like `asend`.
         """
         begin = time.monotonic()
-        await self._aacquire()
+        await self._calls.aacquire()
         return self._stream_now(text, options, begin)
 
     def _stream_now(
         self, text: str, options: Any, begin: float
     ) -> ChatStream:
         """Requires: acquired."""
-        try:
-            merged = self._merged(options, begin)
-            turn = self._begin(text, merged)
-            try:
-                work = self._gemma._streamed(
-                    self.cache, turn.ids, merged, self._talk.stop_ids()
-                )
-                inner = self._gemma._done(work)
-            except BaseException:
-                self._talk.take_back(turn)
-                raise
-            stream = ChatStream(inner, _OpenTurn(self, turn))
-            with self._changed:
-                self._stream = weakref.ref(stream)
-                self._tell()  # who waits is to look after the reader now
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._calls.release)
+            turn = undo.enter_context(self._begin(text, options, begin))
+            work = self._gemma._streamed(
+                self.cache, turn.ids, turn.options, self._talk.stop_ids()
+            )
+            inner = self._gemma._done(work)
+            stream = ChatStream(inner, turn, self._calls.release)
+            self._calls.keep_for(stream)
+            undo.pop_all()
             return stream
-        except BaseException:
-            self._release()
-            raise
 
     def fork(self) -> Session:
         """An independent session with the same conversation and settings.
@@ -344,7 +305,7 @@ class Session:
         computed first, so that it is shared too. `copy.copy` and
         `copy.deepcopy` are forks.
         """
-        with self._exclusive():
+        with self._calls:
             beginning = self._talk.beginning()
             if len(beginning):
                 self._gemma.generate(self.cache, beginning, max_tokens=0)
@@ -354,7 +315,7 @@ class Session:
             other.__dict__.update(self.__dict__)
             other.options = dict(self.options)
             other._talk = talk
-            other._set_free()
+            other._calls = OneCall()
             return other
 
     def __copy__(self) -> Session:
@@ -372,7 +333,7 @@ class Session:
 
         Raises ValueError if there are not so many.
         """
-        with self._exclusive():
+        with self._calls:
             count = _checked_count("turns", turns, 1, self.turns)
             return self._talk.rewind(self.turns - count)
 
@@ -380,7 +341,7 @@ class Session:
         """Keeps the first `turn` turns, 0 to `turns`; returns the messages
         that were taken back.
         """
-        with self._exclusive():
+        with self._calls:
             return self._talk.rewind(
                 _checked_count("turn", turn, 0, self.turns)
             )
@@ -407,7 +368,7 @@ class Session:
 
     def _saving(self) -> Callable[[PathOrFile], None]:
         """`save` of what the session is now, for whenever it is called."""
-        with self._exclusive():
+        with self._calls:
             text = SessionText(
                 template=self.template.name,
                 system=self.system,
@@ -416,7 +377,7 @@ class Session:
                 options=dict(self.options),
                 capacity_tokens=self.cache.capacity_tokens,
                 kv_dtype=self.cache.kv_dtype,
-                saved_prefill_tokens=self._saved_prefill_tokens,
+                saved_prefill_tokens=self._talk.saved_prefill_tokens,
                 ends=list(self._talk.ends),
             )
             cache = self.cache.fork()
@@ -477,7 +438,7 @@ class Session:
             pool=pool,
             options=text.options,
         )
-        session._saved_prefill_tokens = text.saved_prefill_tokens
+        session._talk.saved_prefill_tokens = text.saved_prefill_tokens
         if not rebuild:
             cache = session_file.restore(snapshot, gemma, pool)
             session._talk.resume(cache, text.ends)
@@ -509,35 +470,14 @@ class Session:
         Any later use of the conversation is a ValueError; `messages` stay.
         Raises GemmaKVError in a call of this thread, as of its `progress`.
         """
-        while not self.cache.closed:
-            with self._changed:
-                ref = self._stream
-                stream = None if ref is None else ref()
-                if not self._busy:
-                    self.cache.close()
-                elif stream is None:
-                    if ref is None:
-                        self._check_caller()
-                    self._changed.wait(None if ref is None else _GRACE_S / 4)
-            if stream is not None:
-                if stream._read_here():
-                    raise _streamed()
-                stream.cancel()
+        self._calls.close(self.cache)
 
-    def _begin(self, text: str, options: dict[str, Any]) -> Turn:
-        turn = self._talk.begin(
+    def _begin(self, text: str, options: Any, begin: float) -> Turn:
+        return self._talk.begin(
             text,
-            options.get("max_tokens", DEFAULT_MAX_TOKENS),
+            self._merged(options, begin),
             drop=self.overflow == "drop_oldest_turns",
         )
-        turn.stop = options["stop"]
-        return turn
-
-    def _finish(self, turn: Turn, generation: Generation) -> Generation:
-        cancelled = generation.finish_reason == "cancelled"
-        text = self._talk.finish(turn, generation.text, cancelled)
-        self._saved_prefill_tokens += generation.usage.cached_tokens
-        return dataclasses.replace(generation, text=text)
 
     def _merged(self, options: Any, begin: float) -> dict[str, Any]:
         """Options of one turn, whose call began at `begin`."""
@@ -547,129 +487,6 @@ class Session:
         merged["stop"] = stop_texts(self.template, self.options, options)
         merged["deadline"] = time_left(merged.get("deadline"), begin)
         return merged
-
-    # ---- One call at a time ----
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _set_free(self) -> None:
-        # Held by a call that works on the conversation, or by a stream from
-        # its beginning to its end, whichever threads read it.
-        self._changed = threading.Condition()
-        self._busy = False
-        self._caller = 0  # the thread of the call
-        self._stream = None
-        self._bells: set[Bell] = set()  # of tasks that wait
-
-    def _acquire(self) -> None:
-        me = threading.get_ident()
-        waiting_since = math.inf
-        with self._changed:
-            while not self._take(me):
-                stream = None if self._stream is None else self._stream()
-                if self._stream is None:
-                    self._check_caller()
-                if stream is not None and stream._read_here():
-                    raise _streamed()
-                waiting_since = _patience(stream, waiting_since)
-                timeout = None if self._stream is None else _GRACE_S / 4
-                del stream  # waiting must not keep it
-                if self._busy:  # letting go may have ended it
-                    self._changed.wait(timeout)
-
-    def _check_caller(self) -> None:
-        """Raises where waiting for a call would be for ever."""
-        if self._caller == threading.get_ident():
-            raise GemmaKVError(
-                "session: a call of this thread is under way; expected "
-                "`progress`, signal handlers and other tasks of its "
-                "event loop to leave it alone, or to await asend()"
-            )
-
-    async def _aacquire(self) -> None:
-        me = threading.get_ident()
-        waiting_since = math.inf
-        bell = Bell()
-        try:
-            while True:
-                with self._changed:
-                    if self._take(me):
-                        return
-                    self._bells.add(bell)
-                    stream = None if self._stream is None else self._stream()
-                    timeout = None if self._stream is None else _GRACE_S / 4
-                waiting_since = _patience(stream, waiting_since)
-                del stream
-                if self._busy:
-                    await bell.wait(timeout)
-        finally:
-            with self._changed:
-                self._bells.discard(bell)
-
-    def _take(self, me: int) -> bool:
-        """Requires: `_changed` is held."""
-        if self._busy:
-            return False
-        _ = self.cache._core  # raises if closed
-        self._busy = True
-        self._caller = me
-        return True
-
-    def _release(self) -> None:
-        with self._changed:
-            self._busy = False
-            self._stream = None
-            self._tell()
-
-    def _tell(self) -> None:
-        """Wakes who waits. Requires: `_changed` is held."""
-        self._changed.notify_all()
-        for bell in self._bells:
-            bell.core.ring()
-
-
-def _patience(stream: ChatStream | None, waiting_since: float) -> float:
-    """Since when `stream` waits for its reader; raises if that is long."""
-    if stream is None or not stream._waits_for_reader():
-        return math.inf
-    now = time.monotonic()
-    waiting_since = min(waiting_since, now)
-    if now - waiting_since >= _GRACE_S:
-        raise _streamed()
-    return waiting_since
-
-
-def _streamed() -> GemmaKVError:
-    return GemmaKVError(
-        "session: its reply is still being streamed; read it to its end or "
-        "cancel() it first"
-    )
-
-
-class _OpenTurn:
-    """A turn of a session whose reply is being streamed."""
-
-    def __init__(self, session: Session, turn: Turn) -> None:
-        self._session = session
-        self._turn = turn
-
-    def finish(self, generation: Generation) -> Generation:
-        return self._session._finish(self._turn, generation)
-
-    def keep(self, text: str) -> str:
-        return self._session._talk.finish(self._turn, text, True)
-
-    def take_back(self) -> None:
-        self._session._talk.take_back(self._turn)
-
-    def end(self) -> None:
-        self._session._release()
 
 
 def _checked_count(name: str, value: int, least: int, most: int) -> int:

@@ -5,28 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
+from gemmakv.chat._conversation import Turn
 from gemmakv.generation._result import Generation, Piece
 from gemmakv.generation._stream import _POLL_S, PieceStream, Stream
-
-
-class OpenTurn(Protocol):
-    """What a reply is said in. One of the first three is called, then `end`;
-    each raises only with everything as it was before the turn.
-    """
-
-    def finish(self, generation: Generation) -> Generation:
-        """Takes in the reply; gives it as it stands in the messages."""
-
-    def keep(self, text: str) -> str:
-        """Takes in what there is of a reply that failed."""
-
-    def take_back(self) -> None:
-        """Leaves all as it was before the turn."""
-
-    def end(self) -> None:
-        """Lets others in."""
 
 
 class ChatStream(PieceStream):
@@ -43,10 +27,14 @@ class ChatStream(PieceStream):
     nothing, the session is as it was before the turn.
     """
 
-    def __init__(self, inner: Stream, turn: OpenTurn) -> None:
+    def __init__(
+        self, inner: Stream, turn: Turn, release: Callable[[], None]
+    ) -> None:
+        """`release` is called when the turn has ended."""
         self._inner = inner
         self._handle = inner._handle
         self._turn = turn
+        self._release = release
         self._trim = _Trimmer()
         self._text = ""  # of all pieces of `inner`
         self._ready: deque[Piece] = deque()  # read, but not given out
@@ -225,7 +213,7 @@ class ChatStream(PieceStream):
 
     def _end(self) -> None:
         self._ended = True
-        self._turn.end()
+        self._release()
 
 
 class _Trimmer:

@@ -1,0 +1,146 @@
+"""One call of a session at a time: locking that never waits for a reader."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+from gemmakv._support.loops import Bell
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.chat._stream import ChatStream
+from gemmakv.errors import GemmaKVError
+
+# A reader that is at it may take what there is in this time.
+_GRACE_S = 0.1
+
+
+class OneCall:
+    """The right to work on a conversation: `with`, or `async with`, which
+    does not block its event loop.
+
+    Held by a call, or by a stream from its beginning to its end, whichever
+    threads read it. Entering raises GemmaKVError where waiting would never
+    end: in the middle of a call of the same thread, or behind a stream that
+    nobody reads.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy = False
+        self._caller = 0  # the thread of the call
+        self._stream: weakref.ref[ChatStream] | None = None
+        self._bells: set[Bell] = set()  # of tasks that wait
+
+    def acquire(self) -> None:
+        with self._changed:
+            for timeout in self._waits(blocking=True):
+                if self._busy:  # letting go of a stream may have ended it
+                    self._changed.wait(timeout)
+
+    async def aacquire(self) -> None:
+        bell = Bell()
+        with self._changed:
+            self._bells.add(bell)
+        try:
+            for timeout in self._waits(blocking=False):
+                if self._busy:
+                    await bell.wait(timeout)
+        finally:
+            with self._changed:
+                self._bells.discard(bell)
+
+    def keep_for(self, stream: ChatStream) -> None:
+        """It is the stream's now, which releases it. Requires: acquired."""
+        with self._changed:
+            self._stream = weakref.ref(stream)
+            self._tell()  # who waits is to look after the reader now
+
+    def release(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._stream = None
+            self._tell()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    async def __aenter__(self) -> None:
+        await self.aacquire()
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.release()
+
+    def close(self, cache: KVCache) -> None:
+        """Ends a stream, waits for a call and closes the cache."""
+        while not cache.closed:
+            with self._changed:
+                ref = self._stream
+                stream = None if ref is None else ref()
+                if not self._busy:
+                    cache.close()
+                elif stream is None:
+                    if ref is None:
+                        self._check_caller()
+                    self._changed.wait(None if ref is None else _GRACE_S / 4)
+            if stream is not None:
+                if stream._read_here():
+                    raise _streamed()
+                stream.cancel()
+
+    def _tell(self) -> None:
+        """Wakes who waits. Requires: `_changed` is held."""
+        self._changed.notify_all()
+        for bell in self._bells:
+            bell.core.ring()
+
+    def _check_caller(self) -> None:
+        """Raises where waiting for a call would be for ever."""
+        if self._caller == threading.get_ident():
+            raise GemmaKVError(
+                "session: a call of this thread is under way; expected "
+                "`progress`, signal handlers and other tasks of its "
+                "event loop to leave it alone, or to await asend()"
+            )
+
+    def _waits(self, blocking: bool) -> Iterator[float | None]:
+        """Seconds to wait at most before another try, until one succeeds."""
+        waiting_since = math.inf
+        while True:
+            with self._changed:
+                if not self._busy:
+                    self._busy = True
+                    self._caller = threading.get_ident()
+                    return
+                stream = None if self._stream is None else self._stream()
+                timeout = None if self._stream is None else _GRACE_S / 4
+                if blocking and self._stream is None:
+                    self._check_caller()
+            if blocking and stream is not None and stream._read_here():
+                raise _streamed()
+            waiting_since = _patience(stream, waiting_since)
+            del stream  # waiting must not keep it
+            yield timeout
+
+
+def _patience(stream: ChatStream | None, waiting_since: float) -> float:
+    """Since when `stream` waits for its reader; raises if that is long."""
+    if stream is None or not stream._waits_for_reader():
+        return math.inf
+    now = time.monotonic()
+    waiting_since = min(waiting_since, now)
+    if now - waiting_since >= _GRACE_S:
+        raise _streamed()
+    return waiting_since
+
+
+def _streamed() -> GemmaKVError:
+    return GemmaKVError(
+        "session: its reply is still being streamed; read it to its end or "
+        "cancel() it first"
+    )
