@@ -9,6 +9,10 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 def exit_at_them() -> None:
@@ -19,6 +23,16 @@ def exit_at_them() -> None:
 def raise_them() -> None:
     """Undoes `exit_at_them`: Ctrl-C raises KeyboardInterrupt again."""
     _replace(_exit, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def handled(number: int, function: Handler) -> Iterator[None]:
+    """Has a signal call `function` while the body runs."""
+    before = signal.signal(number, function)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _exit(number: int, frame: object) -> None:

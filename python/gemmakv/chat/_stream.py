@@ -80,7 +80,10 @@ class ChatStream(PieceStream):
 
     def _waits_for_reader(self) -> bool:
         """Whether the reply comes to no end before somebody reads."""
-        return not self._ended and self._inner._handle.waits_for_reader
+        if self._ended:
+            return False
+        self._handle.wake()  # the loop that would do it may be waiting here
+        return self._handle.waits_for_reader
 
     def _read_here(self) -> bool:
         """Whether this thread is in the middle of a read."""

@@ -247,7 +247,7 @@ def test_bad_commands_say_what_to_do(start: Start, tmp_path: Path) -> None:
     screen.wait_for_prompt("main")
     for line, answer in (
         ("/swich x", "no command /swich; did you mean /switch?"),
-        ("/switch", "/switch needs NAME; usage: /switch NAME"),
+        ("/switch", "/switch needs SESSION; usage: /switch SESSION"),
         ("/switch maim", "did you mean main?"),
         ("/undo x", "usage: /undo [N]"),
         ("/undo 3", "main has 0 turns, so 3 cannot be undone"),

@@ -7,16 +7,17 @@ import enum
 
 
 class Kind(enum.Enum):
-    """What an argument means; completion goes by it."""
+    """What an argument means; completion goes by it. Usage lines name it."""
 
-    COMMAND = "command"
-    SESSION = "session"  # one that exists
-    NEW_NAME = "new name"
-    COUNT = "count"
-    PATH = "path"
-    TEXT = "text"
-    SETTING = "setting"
-    VALUE = "value"  # of the setting before it
+    COMMAND = "COMMAND"
+    SESSION = "SESSION"  # one that exists
+    NEW_NAME = "NAME"
+    COUNT = "N"
+    TURN = "TURN"
+    PATH = "PATH"
+    TEXT = "TEXT"
+    SETTING = "KEY"
+    VALUE = "VALUE"  # of the setting before it
 
 
 # These take the rest of the line, spaces and newlines included.
@@ -25,13 +26,13 @@ _REST = (Kind.PATH, Kind.TEXT, Kind.VALUE)
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    label: str
     kind: Kind
     optional: bool = False
 
-    @property
-    def usage(self) -> str:
-        return f"[{self.label}]" if self.optional else self.label
+    @classmethod
+    def of(cls, usage: str) -> Argument:
+        """The argument of "N", or of "[N]", which may be left out."""
+        return cls(Kind(usage.strip("[]")), usage.startswith("["))
 
     @property
     def takes_rest(self) -> bool:
@@ -39,11 +40,11 @@ class Argument:
 
     def read(self, text: str) -> str | int:
         """The value of what was typed; ValueError says what it may be."""
-        if self.kind is Kind.COUNT:
+        if self.kind in (Kind.COUNT, Kind.TURN):
             if text.isdecimal() and len(text) < 10:
                 return int(text)
             raise ValueError(
-                f"{self.label} is a whole number (0, 1, 2, ...), found "
+                f"{self.kind.value} is a whole number (0, 1, 2, ...), found "
                 f"{text!r}"
             )
         if self.kind is Kind.PATH and len(text) > 1 and text[0] in "\"'":

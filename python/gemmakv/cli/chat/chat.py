@@ -258,10 +258,6 @@ class Chat:
             if entry is not None:
                 self._say_unsaved(f"the KV cache of {entry.name}", error)
 
-    def wait_for_saves(self) -> None:
-        if self._saver is not None:
-            self._saver.wait()
-
     def close(self) -> None:
         """Writes what is still to be written and lets go of the store."""
         if self._saver is not None:

@@ -6,31 +6,29 @@ entry to `COMMANDS`.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gemmakv.cli.chat import actions, reports, table
-from gemmakv.cli.chat.arguments import Argument, Kind, split
+from gemmakv.cli.chat.arguments import Argument, split
 from gemmakv.cli.chat.settings import SETTINGS
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.chat import Chat
 
 
-@dataclasses.dataclass(frozen=True)
 class Command:
-    """`run` takes the chat and a value (or None) for each argument."""
+    """`run` takes the chat and a value (or None) for each argument of the
+    usage line, which names their kinds.
+    """
 
-    name: str
-    arguments: tuple[Argument, ...]
-    help: str
-    run: Callable[..., None]
-
-    @property
-    def usage(self) -> str:
-        return " ".join(["/" + self.name, *(a.usage for a in self.arguments)])
+    def __init__(self, usage: str, help: str, run: Callable[..., None]) -> None:
+        self.usage = "/" + usage
+        self.name, *arguments = usage.split()
+        self.arguments = tuple(map(Argument.of, arguments))
+        self.help = help
+        self.run = run
 
     def read(self, tail: str) -> list[str | int | None]:
         """Values of the arguments; ValueError says what is wrong."""
@@ -49,7 +47,8 @@ class Command:
                 values.append(None)
             else:
                 raise ValueError(
-                    f"/{self.name} needs {argument.label}; usage: {self.usage}"
+                    f"/{self.name} needs {argument.kind.value}; usage: "
+                    f"{self.usage}"
                 )
         return values
 
@@ -72,91 +71,60 @@ _KEYS = (
     "Ctrl-C stops a reply; what is typed during one waits, with Enter as a "
     "line break. A message that begins with / is typed with //."
 )
-_NEW_NAME = Argument("NAME", Kind.NEW_NAME)
-_OPTIONAL_NAME = Argument("NAME", Kind.NEW_NAME, optional=True)
-_SESSION = Argument("NAME", Kind.SESSION)
-
 _TABLE = (
+    Command("new [NAME]", "start a session and go to it", actions.new),
+    Command("list", "all sessions", reports.list_sessions),
     Command(
-        "new",
-        (_OPTIONAL_NAME,),
-        "start a session and go to it",
-        actions.new,
-    ),
-    Command("list", (), "all sessions", reports.list_sessions),
-    Command(
-        "switch",
-        (_SESSION,),
+        "switch SESSION",
         "go to another session (the start of its name is enough)",
         actions.switch,
     ),
     Command(
-        "fork",
-        (_OPTIONAL_NAME,),
+        "fork [NAME]",
         "copy this session, sharing its KV cache, and go to the copy",
         actions.fork,
     ),
     Command(
-        "undo",
-        (Argument("N", Kind.COUNT, optional=True),),
-        "take back the last N turns (default 1)",
-        actions.undo,
+        "undo [N]", "take back the last N turns (default 1)", actions.undo
     ),
     Command(
-        "goto",
-        (Argument("TURN", Kind.COUNT),),
+        "goto TURN",
         "keep the first TURN turns only (0: start over)",
         actions.goto,
     ),
-    Command("rename", (_NEW_NAME,), "rename this session", actions.rename),
+    Command("rename NAME", "rename this session", actions.rename),
     Command(
-        "delete",
-        (Argument("NAME", Kind.SESSION, optional=True),),
+        "delete [SESSION]",
         "delete a session (default: this one)",
         actions.delete,
     ),
-    Command("restore", (), "bring back what was deleted", actions.restore),
+    Command("restore", "bring back what was deleted", actions.restore),
     Command(
-        "save",
-        (Argument("PATH", Kind.PATH),),
+        "save PATH",
         "write this session, KV cache included, to a file",
         actions.save,
     ),
     Command(
-        "load",
-        (Argument("PATH", Kind.PATH),),
+        "load PATH",
         "open a file that /save wrote as a new session",
         actions.load,
     ),
     Command(
-        "system",
-        (Argument("TEXT", Kind.TEXT, optional=True),),
+        "system [TEXT]",
         "show or set what the model is told first (none: nothing)",
         actions.system,
     ),
     Command(
-        "set",
-        (
-            Argument("KEY", Kind.SETTING, optional=True),
-            Argument("VALUE", Kind.VALUE, optional=True),
-        ),
+        "set [KEY] [VALUE]",
         "show or change how replies are made (default: as it was)",
         actions.set_option,
     ),
     Command(
-        "stats",
-        (),
-        "tokens, KV bytes, last fork, prefill saved",
-        reports.stats,
+        "stats", "tokens, KV bytes, last fork, prefill saved", reports.stats
     ),
-    Command("tree", (), "sessions and their forks", reports.tree),
-    Command(
-        "help",
-        (Argument("COMMAND", Kind.COMMAND, optional=True),),
-        "this list, or one command",
-        _show_help,
-    ),
-    Command("exit", (), "leave (Ctrl-D does too)", actions.leave),
+    Command("tree", "sessions and their forks", reports.tree),
+    Command("help [COMMAND]", "this list, or one command", _show_help),
+    Command("exit", "leave (Ctrl-D does too)", actions.leave),
 )
 COMMANDS: Mapping[str, Command] = {one.name: one for one in _TABLE}
 _ALIASES = {"quit": "exit", "q": "exit", "?": "help"}

@@ -24,6 +24,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 from prompt_toolkit.shortcuts import confirm
 
+from gemmakv._support.interrupts import handled
 from gemmakv.cli.chat.table import printable
 
 _ENTER = (Keys.ControlM, Keys.ControlJ)
@@ -108,8 +109,7 @@ class Keyboard:
             (signal.SIGTSTP, self._suspend),
             (signal.SIGCONT, self._resume),
         ):
-            before = signal.signal(number, function)
-            self._open.callback(signal.signal, number, before)
+            self._open.enter_context(handled(number, function))
         reader.start()
 
     def _enter(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
+from gemmakv._support.interrupts import handled
 from gemmakv.errors import CacheFullError
 
 if TYPE_CHECKING:
@@ -26,12 +27,22 @@ def reply(
     session = chat.session(entry)
     chat.save_draft(entry, text)
     chat.view.begin_reply()
+    stopped = False
+    stream = None
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        if on_stop is not None:
+            on_stop()
+        if stream is not None:
+            stream.cancel()
+
     try:
-        nothing = contextlib.nullcontext()
-        with _Interrupts(on_stop) if on_stop else nothing as stop:
+        with handled(signal.SIGINT, stop) if on_stop else nullcontext():
             stream = session.stream(text)
-            if stop is not None:
-                stop.call(stream.cancel)
+            if stopped:
+                stream.cancel()
             for piece in stream:
                 chat.view.piece(piece.text)
         generation = stream.result()
@@ -50,35 +61,3 @@ def reply(
         session.undo()
         chat.view.say("nothing was said, so the message is taken back")
     chat.save(entry)
-
-
-class _Interrupts:
-    """While its body runs, Ctrl-C calls two functions and raises nothing.
-
-    A Ctrl-C that comes before there is the second one is kept for it.
-    """
-
-    def __init__(self, first: Callable[[], None]) -> None:
-        self._first = first
-        self._function: Callable[[], None] | None = None
-        self._happened = False
-        self._before: Any = None
-
-    def call(self, function: Callable[[], None]) -> None:
-        self._function = function
-        if self._happened:
-            function()
-
-    def __enter__(self) -> _Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: object) -> None:
-        del number, frame
-        self._happened = True
-        self._first()
-        if self._function is not None:
-            self._function()
