@@ -18,7 +18,7 @@ from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Template
 from gemmakv.chat._one_call import OneCall
-from gemmakv.chat._session_file import SessionText
+from gemmakv.chat._session_file import OVERFLOWS, SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
     check_reply_options,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Message", "Session", "SessionStats"]
 
-OVERFLOWS = ("error", "drop_oldest_turns")
 TEMPLATE_NAMES = ("file", "gemma", "plain")
 
 
@@ -178,8 +177,8 @@ class Session:
     def overflow(self, value: str) -> None:
         if value not in OVERFLOWS:
             raise ValueError(
-                "overflow: expected 'error' or 'drop_oldest_turns', found "
-                + brief(value)
+                f"overflow: expected {' or '.join(map(repr, OVERFLOWS))}, "
+                f"found {brief(value)}"
             )
         self._overflow = value
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv.cache._kv_cache import KVCache
@@ -24,6 +25,7 @@ VERSION = 2
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
+OVERFLOWS = ("error", "drop_oldest_turns")
 # Where a snapshot states its size (docs/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
@@ -47,11 +49,19 @@ class SessionText:
     ends: list[int | None] = dataclasses.field(default_factory=list)
 
 
+def kinds_of(fields: type) -> dict[str, Any]:
+    """What `isinstance` may ask of a dataclass's fields as JSON has them."""
+    return {
+        name: get_origin(hint) if isinstance(hint, GenericAlias) else hint
+        for name, hint in get_type_hints(fields).items()
+    }
+
+
 def write(
     text: SessionText, cache: KVCache, write: Callable[[bytes], None]
 ) -> None:
     """Has `write` take the bytes, one piece after the other."""
-    fields = {name: getattr(text, name) for name in _TYPES}
+    fields = {name: getattr(text, name) for name in _KINDS}
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
     document = to_json(fields)
@@ -172,17 +182,7 @@ def _size(head: bytes) -> int:
     return size
 
 
-_TYPES: dict[str, Any] = {
-    "template": str,
-    "system": (str, type(None)),
-    "messages": list,
-    "overflow": str,
-    "options": dict,
-    "capacity_tokens": int,
-    "kv_dtype": str,
-    "saved_prefill_tokens": int,
-    "ends": list,
-}
+_KINDS = kinds_of(SessionText)
 
 
 def _upgrade(fields: dict[str, Any]) -> None:
@@ -199,11 +199,11 @@ def _upgrade(fields: dict[str, Any]) -> None:
 
 def _checked(fields: Any) -> SessionText:
     """Fields of the right types. Raises KeyError, TypeError or ValueError."""
-    for name, kind in _TYPES.items():
+    for name, kind in _KINDS.items():
         value = fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {brief(value)}")
-    if unknown := fields.keys() - _TYPES:
+    if unknown := fields.keys() - _KINDS:
         raise TypeError(f"unknown field {min(unknown)}")
     text = SessionText(**fields)
     text.messages = messages_of(text.messages) if text.messages else []

@@ -9,7 +9,12 @@ import uuid
 from typing import Any
 
 from gemmakv.chat._messages import Message, messages_of, to_json
-from gemmakv.chat._session_file import options_from_json, options_to_json
+from gemmakv.chat._session_file import (
+    OVERFLOWS,
+    kinds_of,
+    options_from_json,
+    options_to_json,
+)
 from gemmakv.errors import CorruptFile, MismatchError, brief
 
 FORMAT = 2
@@ -108,7 +113,7 @@ def from_json(data: bytes) -> Record:
         value = document[field]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise CorruptFile(f"{field}: found {type(value).__name__}")
-    if document["overflow"] not in ("error", "drop_oldest_turns"):
+    if document["overflow"] not in OVERFLOWS:
         raise CorruptFile(f"overflow: found {brief(document['overflow'])}")
     return Record(
         **{
@@ -119,20 +124,8 @@ def from_json(data: bytes) -> Record:
     )
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "id": (str,),
-    "parent": (str, type(None)),
-    "forked_at": (int,),
-    "created": (int, float),
-    "changed": (int, float),
-    "system": (str, type(None)),
-    "messages": (list,),
-    "draft": (str, type(None)),
-    "options": (dict,),
-    "overflow": (str,),
-    "tokens": (int,),
-}
+# JSON has one kind of number.
+_KINDS = kinds_of(Record) | {"created": (int, float), "changed": (int, float)}
 
 
 def _upgrade(document: dict[str, Any]) -> None:

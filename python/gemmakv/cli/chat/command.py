@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 import gemmakv
+from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.cli import console, describe
 from gemmakv.cli.arguments import (
     QUANTIZE,
@@ -17,7 +18,6 @@ from gemmakv.cli.arguments import (
     examples,
     model_option,
 )
-from gemmakv.cli.chat.settings import OVERFLOW
 from gemmakv.cli.option_flags import with_options
 from gemmakv.options import GenerationOptions
 
@@ -55,7 +55,7 @@ def chat(
     overflow: str | None = typer.Option(
         None,
         metavar="WHAT",
-        help=f"When the context is full: {' or '.join(OVERFLOW)}.",
+        help=f"When the context is full: {' or '.join(OVERFLOWS)}.",
     ),
     template: str | None = typer.Option(
         None,
@@ -90,9 +90,9 @@ def chat(
     The first line that fails ends the run with exit code 1. Nothing is stored
     unless --session names a session.
     """
-    if overflow is not None and overflow not in OVERFLOW:
+    if overflow is not None and overflow not in OVERFLOWS:
         raise typer.BadParameter(
-            f"--overflow: expected {' or '.join(OVERFLOW)}, found {overflow!r}"
+            f"--overflow: expected {' or '.join(OVERFLOWS)}, found {overflow!r}"
         )
     on_terminal = console.stdin().isatty() and sys.stdout.isatty()
     if on_terminal and as_json:

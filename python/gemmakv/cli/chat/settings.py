@@ -6,10 +6,10 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 
+from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.generation._option_kinds import Flag, Seed
 from gemmakv.options import GenerationOptions, Option
 
-OVERFLOW = ("error", "drop_oldest_turns")
 DEFAULT_WORD = "default"
 
 
@@ -39,9 +39,9 @@ class Setting:
 
 
 def _overflow(name: str, text: str) -> str:
-    if text not in OVERFLOW:
+    if text not in OVERFLOWS:
         raise ValueError(
-            f"{name}: expected {' or '.join(OVERFLOW)}, found {text!r}"
+            f"{name}: expected {' or '.join(OVERFLOWS)}, found {text!r}"
         )
     return text
 
@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, Setting] = {
     if option.in_chat
 } | {
     "overflow": Setting(
-        "overflow", "when the context is full", _overflow, "error", OVERFLOW
+        "overflow", "when the context is full", _overflow, "error", OVERFLOWS
     )
 }
 
