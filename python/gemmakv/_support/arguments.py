@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -62,6 +63,15 @@ def number(
     else:
         return number
     raise ValueError(f"{name}: expected {bound}, found {number}")
+
+
+def choice(name: str, value: object, names: Sequence[str]) -> str:
+    """`value`, one of `names`. Raises ValueError that lists them."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(
+            f"{name}: expected one of {', '.join(names)}; found {brief(value)}"
+        )
+    return value
 
 
 def path_text(name: str, value: object, expected: str) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._core import Truncation
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import choice, integer
 from gemmakv._support.files import PathOrFile, piecewise_writer, read_all
 from gemmakv.cache._pool import BlockPool, core_pool
 from gemmakv.errors import MismatchError, brief
@@ -26,6 +26,7 @@ __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 # Of a snapshot's head: magic, version, dtype and the bytes of the whole.
 _MAGIC = b"GKVCACHE"
 _HEAD_BYTES = 24
+KV_DTYPES = ("f32", "bf16", "int8")
 
 
 class KVCache:
@@ -400,16 +401,6 @@ def create_kv_cache(
     capacity = 0
     if capacity_tokens is not None:
         capacity = integer("capacity_tokens", capacity_tokens, 1)
-    if not isinstance(kv_dtype, str):
-        raise ValueError(
-            "kv_dtype: expected 'f32', 'bf16' or 'int8', found "
-            + brief(kv_dtype)
-        )
-    blocks = integer("block_tokens", block_tokens)
-    if not 16 <= blocks <= 128:
-        raise ValueError(
-            f"block_tokens: expected a power of two, 16 to 128, found {blocks}"
-        )
     checkpoints = None
     if checkpoint_bytes is not None:
         checkpoints = integer("checkpoint_bytes", checkpoint_bytes, 0)
@@ -417,8 +408,8 @@ def create_kv_cache(
         _core.create_kv_cache(
             config_of(model),
             capacity,
-            kv_dtype,
-            blocks,
+            choice("kv_dtype", kv_dtype, KV_DTYPES),
+            integer("block_tokens", block_tokens, 16),
             checkpoints,
             core_pool(pool),
         )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import integer, number
+from gemmakv._support.arguments import choice, integer, number
 from gemmakv.errors import brief
 
 __all__ = [
@@ -87,17 +87,14 @@ class _PaddedCache:
         head_dim: int,
         dtype: str,
     ) -> None:
-        if dtype not in ("f32", "bf16"):
-            raise ValueError(
-                f"dtype: expected 'f32' or 'bf16', found {brief(dtype)}"
-            )
+        choice("dtype", dtype, ("f32", "bf16"))
         sizes = {
             "batch": batch,
             "capacity": capacity,
             "kv_heads": kv_heads,
             "head_dim": head_dim,
         }
-        sizes = {name: _size(name, value) for name, value in sizes.items()}
+        sizes = {name: integer(name, value, 1) for name, value in sizes.items()}
         self._core = _core.PaddedCache(**sizes, window=window, dtype=dtype)
         self._shape = sizes
         self._dtype = dtype
@@ -224,7 +221,7 @@ class _PaddedCache:
         nothing. Raises ValueError unless q_len is 1 to the number of columns
         given.
         """
-        count = _size("q_len", q_len)
+        count = integer("q_len", q_len, 1)
         return self._core.causal_mask(count).view(np.bool_)
 
     def reset(self) -> None:
@@ -296,8 +293,10 @@ class CyclicCache(_PaddedCache):
         *,
         window: int | None = None,
     ) -> None:
-        limit = _size("capacity", capacity)
-        self._window = limit if window is None else _size("window", window)
+        limit = integer("capacity", capacity, 1)
+        if window is None:
+            window = limit
+        self._window = integer("window", window, 1)
         super().__init__(
             batch, limit, self._window, kv_heads, head_dim, dtype
         )
@@ -340,10 +339,10 @@ def attention(
     if scale is None:
         factor = 1.0 / math.sqrt(cache.head_dim)
     else:
-        factor = _number("scale", scale)
+        factor = number("scale", scale, -1e30, 1e30)
     cap = 0.0
     if soft_cap is not None:
-        cap = _number("soft_cap", soft_cap)
+        cap = number("soft_cap", soft_cap, -1e30, 1e30)
         if cap <= 0:
             raise ValueError(
                 f"soft_cap: expected a number above 0 or None, found {cap}"
@@ -399,11 +398,3 @@ def _array(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ValueError(
             f"{name}: expected an array, found {brief(value)} ({error})"
         ) from None
-
-
-def _size(name: str, value: object) -> int:
-    return integer(name, value, 1)
-
-
-def _number(name: str, value: object) -> float:
-    return number(name, value, -1e30, 1e30)

@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from gemmakv import _core
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import choice, integer
 from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback, Progress, as_callback
+from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.diagnostics._verify_ways import (
@@ -31,7 +32,6 @@ from gemmakv.diagnostics._verify_ways import (
     Way,
     ways_of,
 )
-from gemmakv.errors import brief
 
 _MARGIN = 128  # tokens beyond the sliding window, by default
 _PASS_S = 1.5  # what one pass over the tokens may take, by default
@@ -119,10 +119,7 @@ def run(
     process meanwhile: no other thread may compute. Raises what `Gemma.load`
     raises, and ValueError.
     """
-    if kv_dtype not in ("f32", "bf16", "int8"):
-        raise ValueError(
-            "kv_dtype: expected f32, bf16 or int8, found " + brief(kv_dtype)
-        )
+    choice("kv_dtype", kv_dtype, KV_DTYPES)
     count = None if tokens is None else integer("tokens", tokens)
     load = partial(
         Gemma.load, model, quantize=quantize, prefix_cache=False

@@ -28,7 +28,7 @@ _LIMIT_GB = ("GEMMAKV_PACKED_GB", 50)
 _RECORD = re.compile(r"[0-9a-f]{32}\.gkvsource")
 # Where huggingface_hub keeps a repository's files.
 _HUB = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+(?:/(.+))?$")
-_NAME = re.compile(r"([0-9a-f]{32})\.v(\d+)-(\d+)\.gkvpack(\.part)?")
+_NAME = re.compile(r"([0-9a-f]{32})\.v\d+-\d+\.gkvpack(\.part)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,6 @@ class PackedFile:
 
     path: Path
     fingerprint: str
-    version: int
-    layout_version: int
     nbytes: int
     complete: bool  # False: being written, or left behind by a killed process
     used: float  # when it was opened last, as time.time() has it
@@ -139,7 +137,7 @@ def files(folder: StrPath) -> list[PackedFile]:
         match = _NAME.fullmatch(entry.name)
         if match is None or not entry.is_file(follow_symlinks=False):
             continue
-        fingerprint, version, layout_version, part = match.groups()
+        fingerprint, part = match.groups()
         try:
             stat = entry.stat(follow_symlinks=False)
         except FileNotFoundError:  # renamed or deleted just now
@@ -148,8 +146,6 @@ def files(folder: StrPath) -> list[PackedFile]:
             PackedFile(
                 path=Path(entry.path),
                 fingerprint=fingerprint,
-                version=int(version),
-                layout_version=int(layout_version),
                 nbytes=stat.st_size,
                 complete=part is None,
                 **_read_note(Path(entry.path), stat.st_mtime),

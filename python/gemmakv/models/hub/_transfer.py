@@ -174,8 +174,7 @@ def _check_content(name: str, file: FileIO, expected: str) -> None:
     else:
         return
     file.seek(0)
-    while chunk := file.read(_CHUNK_BYTES):
-        digest.update(chunk)
+    hashlib.file_digest(file, lambda: digest)
     if digest.hexdigest() == expected:
         return
     file.seek(0)
