@@ -121,14 +121,13 @@ def _stored(path: Path, name: str, entry: Any, data: int) -> StoredTensor:
     ):
         raise wrong("data_offsets", offsets, "two offsets")
     begin, end = offsets
-    size = math.prod(shape) * _DTYPE_BITS[dtype] // 8
+    tensor = StoredTensor(str(path), data + begin, dtype, tuple(shape))
+    size = byte_size(tensor)
     if end - begin != size:
         raise wrong(
-            "data_offsets",
-            offsets,
-            f"{size} bytes for {dtype} {brief(shape)}",
+            "data_offsets", offsets, f"{size} bytes for {dtype} {brief(shape)}"
         )
-    return StoredTensor(str(path), data + begin, dtype, tuple(shape))
+    return tensor
 
 
 def _check_cover(

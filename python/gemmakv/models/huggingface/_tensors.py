@@ -85,6 +85,14 @@ def _norm(core: str, name: str, size: int) -> _Want:
     return _Want(core, name, (size,), _PLUS_ONE)
 
 
+def _linear(
+    core: str, name: str, shape: tuple[int, ...], bias: bool = True
+) -> Iterator[_Want]:
+    yield _Want(f"{core}.weight", f"{name}.weight", shape)
+    if bias:
+        yield _Want(f"{core}.bias", f"{name}.bias", shape[:1])
+
+
 def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
     hidden, ffn = config.hidden_size, config.ffn_dim
     core, name = f"blk.{i}.", f"layers.{i}."
@@ -106,13 +114,12 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
         ("up", ffn, hidden),
         ("down", hidden, ffn),
     ):
-        yield _Want(
-            f"{core}ffn_{part}.weight", f"{mlp}{part}_proj.weight", (rows, cols)
+        yield from _linear(
+            f"{core}ffn_{part}",
+            f"{mlp}{part}_proj",
+            (rows, cols),
+            config.biases,
         )
-        if config.biases:
-            yield _Want(
-                f"{core}ffn_{part}.bias", f"{mlp}{part}_proj.bias", (rows,)
-            )
 
 
 def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
@@ -133,13 +140,12 @@ def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
                 f"{block}{part}_norm.weight",
                 head_dim,
             )
-    yield _Want(
-        core + "attn_output.weight",
-        block + "o_proj.weight",
+    yield from _linear(
+        core + "attn_output",
+        block + "o_proj",
         (hidden, config.num_heads * head_dim),
+        config.biases,
     )
-    if config.biases:
-        yield _Want(core + "attn_output.bias", block + "o_proj.bias", (hidden,))
 
 
 def _recurrent(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
@@ -151,20 +157,12 @@ def _recurrent(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
         ("y", "y", width, hidden),
         ("output", "out", hidden, width),
     ):
-        yield _Want(
-            f"{core}rec_{part}.weight",
-            f"{block}linear_{name}.weight",
-            (rows, cols),
+        yield from _linear(
+            f"{core}rec_{part}", f"{block}linear_{name}", (rows, cols)
         )
-        yield _Want(
-            f"{core}rec_{part}.bias", f"{block}linear_{name}.bias", (rows,)
-        )
-    yield _Want(
-        core + "rec_conv.weight",
-        block + "conv_1d.weight",
-        (width, 1, config.conv_width),
+    yield from _linear(
+        core + "rec_conv", block + "conv_1d", (width, 1, config.conv_width)
     )
-    yield _Want(core + "rec_conv.bias", block + "conv_1d.bias", (width,))
     for part, name in (
         ("input_gate", "input_gate"),
         ("a_gate", "recurrent_gate"),
