@@ -220,7 +220,7 @@ def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
             name += f", {chunked.name}"
             later.append(_Task(own, Way(name, chunked.run), target))
     for count in _thread_counts(usual):
-        way = Way(_plural(count, "thread"), first.run)
+        way = Way(f"{count} thread" + "s" * (count > 1), first.run)
         threaded = partial(load, threads=count)
         plan.append(_Task(arithmetic, way, load=threaded))
     anew = partial(load, threads=usual, packed_cache=False)
@@ -268,7 +268,3 @@ def _default_tokens(gemma: Gemma) -> int:
         wanted = 4 * _MARGIN
     affordable = max(MIN_TOKENS, int(_PASS_S * speed))
     return min(wanted, affordable, config.context_length)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

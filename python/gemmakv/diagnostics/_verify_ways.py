@@ -129,7 +129,7 @@ def ways_of(case: Case) -> list[Way]:
     else:
         rewind += " tokens"
     return [
-        Way("one chunk", _one_chunk),
+        Way("one chunk", partial(_chunks, size=0)),
         Way("chunks of 64", partial(_chunks, size=64)),
         Way("chunks of 7", partial(_chunks, size=7)),
         Way("chunks of 1, 2, 3, ...", _growing),
@@ -142,12 +142,6 @@ def ways_of(case: Case) -> list[Way]:
         Way("rewind to a checkpoint", _checkpoint),
         Way(f"{_CALLERS} callers at once", _callers),
     ]
-
-
-def _one_chunk(case: Case) -> list[str]:
-    cache = case.new_cache()
-    case.feed(cache, case.body)
-    return [case.digest(cache)]
 
 
 def _chunks(case: Case, size: int) -> list[str]:
