@@ -119,6 +119,10 @@ class Session:
             raise ValueError(f"gemma: expected a Gemma, found {brief(gemma)}")
         self._gemma = gemma
         self.overflow = overflow
+        if not isinstance(options, Mapping | None):
+            raise ValueError(
+                f"options: expected a mapping or None, found {brief(options)}"
+            )
         self.options: dict[str, Any] = dict(options or {})
         check_reply_options(self.options)
         of_cache = {

@@ -177,3 +177,11 @@ def test_a_model_without_a_tokenizer(tiny: Gemma) -> None:
     for call in (gemma.chat, gemma.apply_chat_template, gemma.count_tokens):
         with pytest.raises(ValueError, match="has no tokenizer"):
             call(user("a"))
+
+
+def test_keywords_and_options_that_are_no_mapping(tiny: Gemma) -> None:
+    bad: Any = 5
+    with pytest.raises(ValueError, match="template_kwargs: expected"):
+        tiny.chat(user("Hi"), template_kwargs=bad)
+    with pytest.raises(ValueError, match="options: expected"):
+        Session(tiny, options=bad)
