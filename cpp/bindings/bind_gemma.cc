@@ -205,6 +205,7 @@ class Call {
   }
   bool done() const { return Done(streams_); }
   size_t progress() const { return ProgressOf(streams_); }
+  size_t prompt_end() const { return streams_[0]->prompt_end(); }
   std::vector<GenerateResult> Results() {
     auto results = ResultsOf(streams_);
     taken_ = true;
@@ -351,6 +352,7 @@ void RegisterResults(py::module_& module) {
       .def_property_readonly("progress", &Call::progress)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
                   "Goes on with all of them, in steps that they share.")
+      .def_property_readonly("prompt_end", &Call::prompt_end)
       .def("watch", &Call::Watch, py::arg("bell"))
       .def("wait", &Call::Wait, py::arg("progress") = py::none(), no_gil,
            "`progress(tokens, ended)` is called now and then; what it raises "

@@ -91,6 +91,8 @@ class TokenStream {
   bool done() const;
   // Tokens of the prompt that were computed or held, and all that were sampled.
   size_t progress() const;
+  // Of the conversation, behind the prompt.
+  size_t prompt_end() const { return transaction_.prompt_end(); }
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
   // `on_change` is called, on any thread, when a step has brought an event, or

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
     NamedTuple,
+    NoReturn,
     Self,
     TypeAlias,
     TypeVar,
@@ -35,7 +36,7 @@ from gemmakv.cache._prefix import (
     core_prefix_cache,
     salt_bytes,
 )
-from gemmakv.errors import brief
+from gemmakv.errors import GemmaKVError, brief
 from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
     DEFAULT_MAX_TOKENS,
@@ -220,6 +221,18 @@ class Model:
 
     def __enter__(self) -> Self:
         return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise GemmaKVError(
+            "gemma: weights cannot be pickled; expected a pickler whose "
+            "persistent_id names the model, or Session.to_bytes"
+        )
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -458,9 +471,8 @@ class Model:
         cache twice is a ValueError. If the call raises, all caches are left
         as they were.
         """
-        return self._done(
-            self._rows(list(caches), list(prompts), options, batch=True)
-        )
+        rows = _listed("caches", caches), _listed("prompts", prompts)
+        return self._done(self._rows(*rows, options, batch=True))
 
     def stream(
         self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
@@ -606,7 +618,17 @@ class Model:
             own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
             core_rows.append(core_options(row | own))
         try:
-            forks = [cache.fork() for _ in range(count)]
+            # Others may have appended to the conversation since.
+            spoken = cache.fork()
+            end = said.prompt_end
+            if len(spoken) > end:
+                spoken.truncate(end)
+            if spoken.tokens[end - len(tokens) :].tolist() != list(tokens):
+                raise GemmaKVError(
+                    "cache: somebody took the prompt back before it was "
+                    "continued; expected no truncate during the call"
+                )
+            forks = [spoken.fork() for _ in range(count)]
             call = yield _Job(
                 [fork._core for fork in forks],
                 [np.empty(0, np.int32)] * count,
@@ -698,6 +720,13 @@ def time_left(deadline: float | None, begin: float) -> float | None:
     if deadline is None:
         return None
     return max(0.0, deadline - (time.monotonic() - begin))
+
+
+def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
+    # A str is a sequence of prompts, too, which nobody means.
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise ValueError(f"{name}: expected a list, found {brief(rows)}")
+    return list(rows)
 
 
 def _thread_count(threads: int | None) -> int:

@@ -7,11 +7,12 @@ import contextlib
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
 from gemmakv._support.progress import Callback
+from gemmakv.errors import GemmaKVError
 from gemmakv.generation._result import (
     Generation,
     Piece,
@@ -66,6 +67,12 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             if not self._over() and not self._watch():
                 await self._sleep()
         raise StopAsyncIteration
+
+    def __reduce__(self) -> NoReturn:
+        raise GemmaKVError(
+            "stream: a running generation cannot be copied or pickled; "
+            "expected result() of it"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -28,6 +28,8 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(int(self._processor.get_piece_size()))
 
     def id_of(self, piece: str) -> int | None:
+        if not isinstance(piece, str):
+            return None
         token = int(self._processor.piece_to_id(piece))
         return token if self._processor.id_to_piece(token) == piece else None
 

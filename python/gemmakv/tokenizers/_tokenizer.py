@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from gemmakv.errors import CorruptFile
+from gemmakv.errors import CorruptFile, brief
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
 
@@ -132,27 +133,30 @@ class Tokenizer(abc.ABC):
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Bytes of token ids: exact where `decode` must replace."""
+        if not isinstance(ids, Iterable):
+            raise ValueError(f"ids: expected token ids, found {brief(ids)}")
         table = self.token_bytes
         parts = []
         for token in ids:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(
-                    f"ids: expected token ids in [0, {self._vocab_size}), "
-                    f"found {token}"
-                )
-            parts.append(table[token])
+            parts.append(table[self._checked("ids", token)])
         return b"".join(parts)
 
     def piece_of(self, token: int) -> str:
         """The piece of a token, the inverse of `id_of`. Raises ValueError for
         an id that is no token.
         """
-        if not 0 <= token < self._vocab_size:
-            raise ValueError(
-                f"token: expected a token id in [0, {self._vocab_size}), "
-                f"found {token}"
-            )
-        return self._piece(token)
+        return self._piece(self._checked("token", token))
+
+    def _checked(self, name: str, token: int) -> int:
+        try:
+            if 0 <= (index := operator.index(token)) < self._vocab_size:
+                return index
+        except TypeError:
+            pass
+        raise ValueError(
+            f"{name}: expected a token id in [0, {self._vocab_size}), found "
+            + brief(token)
+        )
 
     def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Non-overlapping (start, end, token), leftmost, longest first."""

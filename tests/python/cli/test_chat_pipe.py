@@ -189,7 +189,8 @@ def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
         timeout=120,
         check=False,
     )
-    assert result.returncode == 0
+    # What was said is lost with its record alone.
+    assert result.returncode == (0 if suffix == ".session" else 1)
     assert len(result.stdout.splitlines()) == 2
     lines = result.stderr.decode().splitlines()
     # A start and two turns, the message and the reply of each.

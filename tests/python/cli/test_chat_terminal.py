@@ -255,7 +255,7 @@ def test_bad_commands_say_what_to_do(start: Start, tmp_path: Path) -> None:
         ("/set nope 1", "no setting 'nope'; there are max_tokens,"),
         ("/set top_p 7", "top_p"),
         ("/set seed -5", "seed: expected an integer of at least 0, found -5"),
-        ("/load /nonexistent", "/nonexistent: No such file or directory"),
+        ("/load /no/such", "/no/such: No such file or directory"),
         (f"/save {tmp_path}", "is a folder; give a file"),
     ):
         screen.line(line)

@@ -459,3 +459,24 @@ def test_everything_banned(tiny: Gemma, used: KVCache) -> None:
 def test_lone_surrogate_prompt(tiny: Gemma, used: KVCache) -> None:
     with pytest.raises(ValueError, match="surrogate"):
         tiny.generate(used, "a\ud800b")
+
+
+@pytest.mark.parametrize("bad", ["abc", b"abc", None, 5])
+def test_a_batch_is_of_lists(tiny: Gemma, used: KVCache, bad: Any) -> None:
+    before = used.tokens.tolist()
+    with pytest.raises(ValueError, match="prompts: expected a list"):
+        tiny.generate_batch([used], bad)
+    with pytest.raises(ValueError, match="caches: expected a list"):
+        tiny.generate_batch(bad, ["a"])
+    assert used.tokens.tolist() == before
+
+
+@pytest.mark.parametrize("bad", [None, 1.5, "5", -1, 10**30])
+def test_what_is_no_token_id(tiny: Gemma, bad: Any) -> None:
+    assert tiny.tokenizer is not None
+    with pytest.raises(ValueError, match="ids: expected"):
+        tiny.tokenizer.decode([bad])
+    with pytest.raises(ValueError, match="token: expected"):
+        tiny.tokenizer.piece_of(bad)
+    with pytest.raises(ValueError, match="ids: expected"):
+        tiny.tokenizer.decode(5)  # type: ignore[arg-type]

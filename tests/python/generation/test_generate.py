@@ -554,3 +554,38 @@ def test_a_cache_may_be_longer_than_the_file_s_context(family: str) -> None:
     # The model's own configuration still limits what it makes.
     with pytest.raises(ValueError, match="the model's context of 32"):
         create_kv_cache(narrow.config, capacity_tokens=33)
+
+
+def test_samples_continue_the_prompt_of_their_own_call(talker: Gemma) -> None:
+    def alone(before: list[int], prompt: list[int]) -> list[list[int]]:
+        cache = create_kv_cache(talker.config)
+        talker.logits(cache, before)
+        return [
+            g.token_ids
+            for g in talker.generate(
+                cache, prompt, n=2, max_tokens=3, temperature=1.0, seed=4)
+        ]
+
+    prompts = [[300 + i] * (i + 2) for i in range(4)]
+    for _ in range(10):
+        cache = create_kv_cache(talker.config)
+        talker.logits(cache, [BOS])
+        found: dict[int, list[gemmakv.Generation]] = {}
+
+        def ask(i: int, cache: KVCache = cache,
+                found: dict[int, list[gemmakv.Generation]] = found) -> None:
+            found[i] = talker.generate(
+                cache, prompts[i], n=2, max_tokens=3, temperature=1.0, seed=4)
+
+        threads = [threading.Thread(target=ask, args=[i]) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i, prompt in enumerate(prompts):
+            for g in found[i]:
+                assert g.cache is not None
+                said = g.cache.tokens.tolist()[: -len(g.token_ids)]
+                assert said[-len(prompt):] == prompt
+            assert [g.token_ids for g in found[i]] == alone(
+                said[: -len(prompt)], prompt)

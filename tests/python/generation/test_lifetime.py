@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gemmakv import Gemma, KVCache, Message, Session, create_kv_cache
+from gemmakv import (
+    Gemma,
+    GemmaKVError,
+    KVCache,
+    Message,
+    Session,
+    create_kv_cache,
+)
 from support import tiny_gguf
 from support.sessions import NO_END, said
 
@@ -398,3 +408,26 @@ def test_samples_by_fork_have_their_own_memory(tiny: Gemma) -> None:
         del samples, sample, own
         gc.collect()
         assert cache.shared_nbytes == 0 and cache.nbytes >= whole
+
+
+def test_a_model_is_its_own_copy_and_is_not_pickled(tiny: Gemma) -> None:
+    assert copy.copy(tiny) is copy.deepcopy(tiny) is tiny
+    for thing in (tiny, Session(tiny)):
+        with pytest.raises(GemmaKVError, match="persistent_id"):
+            pickle.dumps(thing)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_has_no_copies(
+    tiny: Gemma, copied: Callable[[object], object]
+) -> None:
+    cache = create_kv_cache(tiny.config)
+    with tiny.stream(cache, "ab", max_tokens=4) as stream:
+        with pytest.raises(GemmaKVError, match="cannot be copied"):
+            copied(stream)
+        assert [p.token_id for p in stream] == stream.result().token_ids
+    with (
+        Session(tiny).stream("ab", max_tokens=4) as reply,
+        pytest.raises(GemmaKVError, match="cannot be copied"),
+    ):
+        copied(reply)
