@@ -106,7 +106,8 @@ void WaitAll(const Streams& streams, const std::function<void(bool)>& poll) {
 std::vector<Gemma::Job> JobsOf(
     const std::vector<std::shared_ptr<KVCache>>& caches,
     const std::vector<TokenArray>& prompts,
-    const std::vector<GenerateOptions>& options, bool streamed) {
+    const std::vector<GenerateOptions>& options,
+    const std::vector<bool>& optional_bos, bool streamed) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -114,7 +115,11 @@ std::vector<Gemma::Job> JobsOf(
   }
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
-    jobs.push_back({caches[i], SpanOf(prompts[i]), options[i], streamed});
+    jobs.push_back({.cache = caches[i],
+                    .prompt = SpanOf(prompts[i]),
+                    .options = options[i],
+                    .streamed = streamed,
+                    .optional_bos = i < optional_bos.size() && optional_bos[i]});
   }
   return jobs;
 }
@@ -259,9 +264,10 @@ std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
                           const std::vector<TokenArray>& prompts,
                           const std::vector<GenerateOptions>& options,
-                          bool streamed, const Bell* bell) {
+                          bool streamed, const Bell* bell,
+                          const std::vector<bool>& optional_bos) {
   const std::vector<Gemma::Job> jobs =
-      JobsOf(caches, prompts, options, streamed);
+      JobsOf(caches, prompts, options, optional_bos, streamed);
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
@@ -494,6 +500,7 @@ void RegisterGemma(py::module_& module) {
       .def("start", &Start, py::arg("caches"), py::arg("prompts"),
            py::arg("options"), py::arg("streamed"),
            py::arg("bell") = py::none(),
+           py::arg("optional_bos") = std::vector<bool>(),
            "None, without waiting, if a cache is in use and there is a bell.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));

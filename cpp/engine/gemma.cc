@@ -257,8 +257,12 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
   std::vector<RunLock> locks = LockCaches(jobs, lock_cache);
   if (locks.size() != jobs.size()) return {};
   const Hash128 identity = fingerprint();
+  const auto prompt_of = [](const Job& job) {
+    const bool drops = job.optional_bos && job.cache->length() > 0;
+    return job.prompt.subspan(drops ? 1 : 0);
+  };
   for (const Job& job : jobs) {
-    CheckTokens(*job.cache, job.prompt);
+    CheckTokens(*job.cache, prompt_of(job));
     CheckBinding(*job.cache, identity);
   }
   std::vector<std::shared_ptr<TokenStream>> streams;
@@ -269,7 +273,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     const uint64_t seed =
         job.options.seed ? *job.options.seed : RandomSeed();
     streams.push_back(std::make_shared<TokenStream>(
-        job.cache, std::move(locks[i]), job.prompt,
+        job.cache, std::move(locks[i]), prompt_of(job),
         TokenStream::Options{job.streamed, job.options.WantsLogprobs(),
                              job.options.top_logprobs, seed, text}));
     Sequence::Parts parts{.stream = streams.back()};

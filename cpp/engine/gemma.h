@@ -77,6 +77,9 @@ class Gemma {
     std::shared_ptr<const Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
     PrefixUse prefix = {};  // instead of that of WithPrefix
+    // The prompt begins with BOS, for an empty conversation; another goes
+    // without. Known only once nobody else uses the cache.
+    bool optional_bos = false;
   };
   std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});

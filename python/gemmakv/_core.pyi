@@ -331,6 +331,7 @@ class Engine:
         options: list[GenerateOptions],
         streamed: bool,
         bell: Bell | None = None,
+        optional_bos: Sequence[bool] = ...,
     ) -> Call | None: ...
     def logits(
         self,

@@ -81,6 +81,7 @@ class _Job(NamedTuple):
     options: list[_core.GenerateOptions]
     report: Callable[[int, bool], None] | None = None
     streamed: bool = False  # is not waited for
+    optional_bos: Sequence[bool] = ()
 
 
 # Yields jobs, gets them done: one form of a call, done on a thread or on
@@ -542,11 +543,15 @@ class Model:
                     prompt,
                     self._config,
                     self._tokenizer,
-                    len(cache) == 0,
                     rows[i].get("parse_special", False),
                 )
             )
         return rows, tokens, as_callback(options.get("progress"), "generating")
+
+    def _optional_bos(self, prompts: Sequence[Prompt]) -> list[bool]:
+        """Which begin with a BOS that is for empty conversations alone."""
+        has = self._config.bos_id >= 0
+        return [has and isinstance(prompt, str) for prompt in prompts]
 
     def _rows(
         self,
@@ -557,15 +562,18 @@ class Model:
         end_ids: Sequence[int] = (),
     ) -> _Work[list[Generation]]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
+        bos = self._optional_bos(prompts)
         total = sum(
             len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
         )
+        total -= sum(b and len(c) > 0 for b, c in zip(bos, caches))
         call = yield _Job(
             [cache._core for cache in caches],
             tokens,
             [core_options(row, end_ids) for row in rows],
             token_report(total, callback),
+            optional_bos=bos,
         )
         return [generation_of(result) for result in call.results()]
 
@@ -594,7 +602,11 @@ class Model:
             [cache], [prompt], options, batch=False
         )
         call = yield _Job(
-            [cache._core], [tokens], [core_options(row, end_ids)], streamed=True
+            [cache._core],
+            [tokens],
+            [core_options(row, end_ids)],
+            streamed=True,
+            optional_bos=self._optional_bos([prompt]),
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(call, (self, cache), total, callback)
@@ -609,7 +621,10 @@ class Model:
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
         prompt_only = core_options(row | {"max_tokens": 0})
-        said = yield _Job([cache._core], [tokens], [prompt_only])
+        bos = self._optional_bos([prompt])
+        said = yield _Job(
+            [cache._core], [tokens], [prompt_only], optional_bos=bos
+        )
         if "deadline" in row:
             row["deadline"] = time_left(row["deadline"], begin)
         seed = row.get("seed")
@@ -623,7 +638,8 @@ class Model:
             end = said.prompt_end
             if len(spoken) > end:
                 spoken.truncate(end)
-            if spoken.tokens[end - len(tokens) :].tolist() != list(tokens):
+            ids = tokens[len(tokens) - said.results()[0].prompt_tokens :]
+            if spoken.tokens[end - len(ids) :].tolist() != ids.tolist():
                 raise GemmaKVError(
                     "cache: somebody took the prompt back before it was "
                     "continued; expected no truncate during the call"
@@ -660,7 +676,9 @@ class Model:
             try:
                 job = next(work)
                 while True:
-                    call = self._engine.start(*job[:3], job.streamed)
+                    call = self._engine.start(
+                        *job[:3], job.streamed, None, job.optional_bos
+                    )
                     assert call is not None
                     if not job.streamed:
                         call.wait(job.report)
@@ -685,7 +703,9 @@ class Model:
         call = None
         while call is None:
             begin = time.monotonic()
-            call = self._engine.start(*job[:3], job.streamed, bell.core)
+            call = self._engine.start(
+                *job[:3], job.streamed, bell.core, job.optional_bos
+            )
             if call is None:
                 # Rings when the cache is free; a reader who stalls does not.
                 await bell.wait(_STALL_S)

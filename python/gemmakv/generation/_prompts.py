@@ -21,10 +21,9 @@ def prompt_ids(
     prompt: Prompt,
     config: ModelConfig,
     tokenizer: Tokenizer | None,
-    empty: bool,
     parse_special: bool,
 ) -> TokenArray:
-    """int32 [n]; a str gets BOS in front if the conversation is `empty`.
+    """int32 [n]; a str gets BOS in front, for an empty conversation.
 
     Raises ValueError that begins with `name` for what is no prompt.
     """
@@ -44,7 +43,7 @@ def prompt_ids(
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if empty and config.bos_id >= 0:
+    if config.bos_id >= 0:
         ids.insert(0, config.bos_id)
     return np.array(ids, np.int32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -589,3 +590,40 @@ def test_samples_continue_the_prompt_of_their_own_call(talker: Gemma) -> None:
                 assert said[-len(prompt):] == prompt
             assert [g.token_ids for g in found[i]] == alone(
                 said[: -len(prompt)], prompt)
+
+
+def test_one_bos_whoever_comes_first(talker: Gemma) -> None:
+    for turn in range(10):
+        cache = create_kv_cache(talker.config)
+        threads = [
+            threading.Thread(
+                target=talker.generate, args=(cache, "ab"),
+                kwargs={"max_tokens": 3, "n": 2 if turn % 2 else None},
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert cache.tokens.tolist().count(BOS) == 1
+        assert cache.tokens[0] == BOS
+
+
+def test_bos_is_there_if_the_call_before_was_undone(talker: Gemma) -> None:
+    async def talk() -> None:
+        first = asyncio.create_task(
+            talker.agenerate(cache, "ab", max_tokens=100_000))
+        while len(cache) == 0:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(
+            talker.agenerate(cache, "c", max_tokens=3))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait([first, second])
+        assert first.cancelled() and not second.exception()
+
+    cache, alone = caches_of(talker, 2)
+    asyncio.run(talk())
+    talker.generate(alone, "c", max_tokens=3)
+    assert cache.to_bytes() == alone.to_bytes()
