@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gemmakv import _core
 from gemmakv.chat._conversation import Turn
 from gemmakv.generation._result import Generation, Piece
 from gemmakv.generation._stream import _POLL_S, PieceStream, Stream
@@ -82,7 +83,8 @@ class ChatStream(PieceStream):
         """Whether the reply comes to no end before somebody reads."""
         if self._ended:
             return False
-        self._handle.wake()  # the loop that would do it may be waiting here
+        # The loop that would do it may be waiting here.
+        _core.Call.wake([self._handle])
         return self._handle.waits_for_reader
 
     def _read_here(self) -> bool:

@@ -45,7 +45,7 @@ class ModelPrefixCache:
         A str gets BOS in front; token ids are taken as they are.
         """
         ids = prompt_ids(
-            "prompt", prompt, self._config, self._tokenizer, True, False
+            "prompt", prompt, self._config, self._tokenizer, False
         )
         cache = create_kv_cache(self._config)
         _core.prefix_match(self._engine, cache._core, ids)
