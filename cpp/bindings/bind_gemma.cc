@@ -45,21 +45,6 @@ std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
-// Its end waits for running steps, which may wait for the interpreter's lock
-// to call a logits processor; once that is not to be had any more, it stays.
-std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
-  Gemma* const raw = gemma.get();
-  return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
-            if (InterpreterEnds()) {
-              new std::shared_ptr<Gemma>(std::move(gemma));
-              return;
-            }
-            if (PyGILState_Check() == 0) return gemma.reset();
-            const GilReleased no_gil;
-            gemma.reset();
-          }};
-}
-
 // "" is none.
 std::optional<TensorType> TargetOf(const std::string& quantize) {
   if (quantize.empty()) return std::nullopt;
@@ -210,7 +195,10 @@ class Call {
   }
   bool done() const { return Done(streams_); }
   size_t progress() const { return ProgressOf(streams_); }
-  size_t prompt_end() const { return streams_[0]->prompt_end(); }
+  // Positions of the prompt.
+  std::pair<size_t, size_t> prompt_range() const {
+    return {streams_[0]->prompt_begin(), streams_[0]->prompt_end()};
+  }
   std::vector<GenerateResult> Results() {
     auto results = ResultsOf(streams_);
     taken_ = true;
@@ -358,7 +346,7 @@ void RegisterResults(py::module_& module) {
       .def_property_readonly("progress", &Call::progress)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
                   "Goes on with all of them, in steps that they share.")
-      .def_property_readonly("prompt_end", &Call::prompt_end)
+      .def_property_readonly("prompt_range", &Call::prompt_range)
       .def("watch", &Call::Watch, py::arg("bell"))
       .def("wait", &Call::Wait, py::arg("progress") = py::none(), no_gil,
            "`progress(tokens, ended)` is called now and then; what it raises "
@@ -412,6 +400,19 @@ std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
 }
 
 }  // namespace
+
+std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
+  Gemma* const raw = gemma.get();
+  return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
+            if (InterpreterEnds()) {
+              new std::shared_ptr<Gemma>(std::move(gemma));
+              return;
+            }
+            if (PyGILState_Check() == 0) return gemma.reset();
+            const GilReleased no_gil;
+            gemma.reset();
+          }};
+}
 
 void RegisterGemma(py::module_& module) {
   RegisterResults(module);

@@ -36,7 +36,7 @@ using TokenArray =
 
 void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
-  const py::gil_scoped_release release;
+  const GilReleased no_gil;
   const auto& view = gemma.prefix_view();
   if (!view || tokens.empty()) return;
   const RunLock lock = cache.Lock(&CheckSignals);
@@ -62,14 +62,14 @@ void RegisterPrefix(py::module_& module) {
           [](const PrefixCache& cache) { return cache.index().budget_bytes(); })
       .def("stats", &StatsOf)
       .def("clear", &PrefixCache::Clear,
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<GilReleased>());
 
   module.def(
       "with_prefix_cache",
       [](const Gemma& gemma, const std::shared_ptr<PrefixCache>& cache,
          const std::string& salt) {
-        return gemma.WithPrefix(
-            cache ? gemma.MakePrefixView(cache, AsBytes(salt)) : nullptr);
+        return Unlocked(gemma.WithPrefix(
+            cache ? gemma.MakePrefixView(cache, AsBytes(salt)) : nullptr));
       },
       py::arg("engine"), py::arg("cache"), py::arg("salt"),
       "The same model, whose requests use the cache; None: none.");
@@ -79,7 +79,7 @@ void RegisterPrefix(py::module_& module) {
   module.def(
       "prefix_publish",
       [](const Gemma& gemma, const KVCache& cache) {
-        const py::gil_scoped_release release;
+        const GilReleased no_gil;
         if (const auto& view = gemma.prefix_view()) {
           view->Publish(cache, {}, true);
         }

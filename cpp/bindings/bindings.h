@@ -25,6 +25,8 @@
 
 namespace gkv {
 
+class Gemma;
+
 namespace py = pybind11;
 
 void RegisterErrors(py::module_& module);
@@ -139,6 +141,11 @@ constexpr const char* NameOf(LayerKind kind) {
 }
 // "divergent", "evicted", ...; "" for none.
 const char* NameOf(PrefixMiss miss);
+
+// The model with an end that may be on any thread. It waits for running steps,
+// which may wait for the interpreter's lock to call a logits processor; once
+// that is not to be had any more, it stays.
+std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma);
 
 // Runs pending Python signal handlers (Ctrl-C); throws what they raise.
 // Requires: the interpreter's lock is not held.

@@ -91,7 +91,8 @@ class TokenStream {
   bool done() const;
   // Tokens of the prompt that were computed or held, and all that were sampled.
   size_t progress() const;
-  // Of the conversation, behind the prompt.
+  // Positions of the prompt.
+  size_t prompt_begin() const { return transaction_.start_length(); }
   size_t prompt_end() const { return transaction_.prompt_end(); }
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;

@@ -278,7 +278,7 @@ class Call:
     waits_for_reader: Final[bool]
     done: Final[bool]
     progress: Final[int]
-    prompt_end: Final[int]
+    prompt_range: Final[tuple[int, int]]
     @staticmethod
     def wake(calls: Sequence[Call]) -> None: ...
     def watch(self, bell: Bell) -> None: ...

@@ -635,11 +635,11 @@ class Model:
         try:
             # Others may have appended to the conversation since.
             spoken = cache.fork()
-            end = said.prompt_end
+            first, end = said.prompt_range
             if len(spoken) > end:
                 spoken.truncate(end)
-            ids = tokens[len(tokens) - said.results()[0].prompt_tokens :]
-            if spoken.tokens[end - len(ids) :].tolist() != ids.tolist():
+            ids = tokens[len(tokens) - (end - first) :]
+            if spoken.tokens[first:].tolist() != ids.tolist():
                 raise GemmaKVError(
                     "cache: somebody took the prompt back before it was "
                     "continued; expected no truncate during the call"

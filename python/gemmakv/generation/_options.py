@@ -142,7 +142,7 @@ class _Keywords(
         "Implies logprobs.", in_chat=False)]
     prefix_cache: Annotated[_Text, Option(
         Choice(("off", "read", "write", "on")), "on",
-        "whether to take from the prefix cache, and to leave in it",
+        "take from the prefix cache, and leave in it",
         '"read" takes and "write" leaves only.', in_chat=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",

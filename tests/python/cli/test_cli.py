@@ -232,13 +232,16 @@ def test_options_of_the_command_line_reach_the_call(
         ["generate", "--model", "m", "two", "prompts"],
         ["generate", "--model", "m", "--logprobs", "prompt"],
         ["info"],
-        ["info", "--types", "m"],
-        ["info", "--types", "--tensors"],
         ["no-such-command"],
     ],
 )
 def test_usage_errors(cli: RunCli, arguments: list[str]) -> None:
     assert_fails(cli(*arguments), "--help", code=2)
+
+
+def test_flags_that_exclude_each_other(cli: RunCli) -> None:
+    for argument in ("m", "--tensors"):
+        assert_fails(cli("info", "--types", argument), "--types", code=2)
 
 
 def broken_file(kind: str, folder: Path) -> Path:

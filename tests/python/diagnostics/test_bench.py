@@ -123,7 +123,7 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
     for name in [*NAMES, "parallel loops", "limits: read"]:
         assert name in table
     failed = cli("bench", "--model", tiny_path, "--rounds", 0)
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.count(b"\n") == 1
 
 
