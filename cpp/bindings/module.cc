@@ -11,6 +11,5 @@ PYBIND11_MODULE(_core, module) {
   gkv::RegisterPaddedCache(module);
   gkv::RegisterOptions(module);
   gkv::RegisterGemma(module);
-  gkv::RegisterPrefix(module);
   gkv::RegisterInfo(module);
 }

@@ -57,14 +57,13 @@ class Scheduler {
   bool WaitForWork();
   bool HasWork() const;
   bool CanStart(const Sequence& sequence) const;
-  bool FollowsAnother(Sequence& sequence);
   void Interrupt();
   void StartSequences();
   void DropEnded();
   void RunStep();
   void PrepareStep();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
-  bool MakeRoom(Sequence& sequence);
+  bool MakeRoom(const Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
   void Deliver();

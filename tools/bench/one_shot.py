@@ -22,8 +22,7 @@ def first_token_gemmakv(model: str, threads: int) -> float:
     import gemmakv
 
     begin = time.perf_counter()
-    gemma = gemmakv.Gemma.load(
-        model, threads=threads, prefix_cache=False)
+    gemma = gemmakv.Gemma.load(model, threads=threads)
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens=512)
     gemma.generate(cache, PROMPT, max_tokens=1)
     return time.perf_counter() - begin
@@ -47,8 +46,7 @@ def generate_long(model: str, threads: int) -> None:
 
     text = (HERE.parent / "quality" / "texts" / "english.txt").read_text(
         "utf-8")
-    gemma = gemmakv.Gemma.load(
-        model, threads=threads, prefix_cache=False)
+    gemma = gemmakv.Gemma.load(model, threads=threads)
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens=2304)
     ids = [2, *gemma.tokenizer.encode(text)][:2048]
     gemma.generate(cache, ids, max_tokens=128)

@@ -38,8 +38,7 @@ def engine_stream(engine: str, args, state: dict):
     import gemmakv
 
     if "gemma" not in state:
-        state["gemma"] = gemmakv.Gemma.load(
-            args.gguf, threads=args.threads, prefix_cache=False)
+        state["gemma"] = gemmakv.Gemma.load(args.gguf, threads=args.threads)
     gemma = state["gemma"]
     kv_dtype = "bf16"
     if engine == "gemmakv-f32":

@@ -78,8 +78,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
     if kind.repeated:
         help += "; repeatable"
     if default is not None and not isinstance(kind, Flag):
-        text = default if isinstance(default, str) else f"{default:g}"
-        help += f". Default: {text}"
+        help += f". Default: {default:g}"
     annotation: Any = bool if isinstance(kind, Flag) else str
     return inspect.Parameter(
         name,

@@ -121,9 +121,7 @@ def run(
     """
     choice("kv_dtype", kv_dtype, KV_DTYPES)
     count = None if tokens is None else integer("tokens", tokens)
-    load = partial(
-        Gemma.load, model, quantize=quantize, prefix_cache=False
-    )
+    load = partial(Gemma.load, model, quantize=quantize)
     gemma = load(threads=threads)
     limit = gemma.config.context_length
     if limit < MIN_TOKENS:
