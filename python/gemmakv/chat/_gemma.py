@@ -137,8 +137,17 @@ class Gemma(Model):
     ) -> int:
         """Tokens of a text, without BOS, or of a conversation as `chat`
         computes it, with the opening of the reply.
+
+        Raises ValueError for a text with anything else: that is for messages.
         """
         if isinstance(messages, str):
+            keywords = {"tools": tools, "template": template, **kwargs}
+            for key, value in keywords.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{key}: a text is counted without a template; "
+                        "expected messages with it, found a str"
+                    )
             return len(self._needed_tokenizer().encode(messages))
         return len(
             self.apply_chat_template(

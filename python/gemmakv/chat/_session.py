@@ -26,9 +26,9 @@ from gemmakv.chat._templates import (
     template_for,
 )
 from gemmakv.errors import brief
-from gemmakv.generation._model import time_left
 from gemmakv.generation._options import Options
 from gemmakv.generation._result import Generation
+from gemmakv.generation._work import time_left
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -62,7 +62,7 @@ class PlainTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        checked = _without_tools(self.name, messages, tools)
+        checked = _plain_messages(self.name, messages, tools, kwargs)
         segments = [Segment("<bos>", special=True)]
         roles = [message.role for message in checked[1:]]
         roles.append("assistant" if add_generation_prompt else "")
@@ -111,7 +111,7 @@ class GemmaTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        checked = _without_tools(self.name, messages, tools)
+        checked = _plain_messages(self.name, messages, tools, kwargs)
         check_turns(checked)
         segments = [Segment("<bos>", special=True)]
         opening = ""
@@ -136,9 +136,17 @@ class GemmaTemplate:
         return segments
 
 
-def _without_tools(name: str, messages: Any, tools: Any) -> list[Message]:
-    """Checked messages for a template that knows no tools."""
+def _plain_messages(
+    name: str, messages: Any, tools: Any, keywords: Mapping[str, Any]
+) -> list[Message]:
+    """Checked messages for a template that knows no tools and no variables."""
     checked = messages_of(messages)
+    for key, value in keywords.items():
+        if value is not None:
+            raise ValueError(
+                f"{key}: the template {name!r} has no such variable; expected "
+                f"none, found {brief(value)}"
+            )
     if tools:
         raise ValueError(
             f"tools: the template {name!r} does not say them to the model; "

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
-    NamedTuple,
     NoReturn,
     Self,
-    TypeAlias,
     TypeVar,
     cast,
     overload,
@@ -23,7 +20,6 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer, quantize_target
-from gemmakv._support.loops import Bell, until_done
 from gemmakv._support.progress import (
     Callback,
     Progress,
@@ -49,6 +45,7 @@ from gemmakv.generation._prompts import (
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._stream import Stream
+from gemmakv.generation._work import Job, Work, adone, done, time_left
 from gemmakv.models import _catalog as models
 from gemmakv.models import _loading as loading
 from gemmakv.models._config import ModelConfig, ModelType, type_of
@@ -59,28 +56,7 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# How often a call on an event loop tells its progress, and looks whether what
-# it waits for is a reader who stalls.
-_REPORT_S = 0.05
-_STALL_S = 0.05
-
 _T = TypeVar("_T")
-
-
-class _Job(NamedTuple):
-    """A batch for the engine."""
-
-    caches: list[_core.KVCache]
-    prompts: list[TokenArray]
-    options: list[_core.GenerateOptions]
-    report: Callable[[int, bool], None] | None = None
-    streamed: bool = False  # is not waited for
-    optional_bos: Sequence[bool] = ()
-
-
-# Yields jobs, gets them done: one form of a call, done on a thread or on
-# an event loop.
-_Work: TypeAlias = Generator[_Job, _core.Call, _T]
 
 
 class Model:
@@ -520,7 +496,7 @@ class Model:
         options: Any,
         batch: bool,
         end_ids: Sequence[int] = (),
-    ) -> _Work[list[Generation]]:
+    ) -> Work[list[Generation]]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
         bos = self._optional_bos(prompts)
         total = sum(
@@ -528,7 +504,7 @@ class Model:
             for ids, row in zip(tokens, rows)
         )
         total -= sum(b and len(c) > 0 for b, c in zip(bos, caches))
-        call = yield _Job(
+        call = yield Job(
             [cache._core for cache in caches],
             tokens,
             [core_options(row, end_ids) for row in rows],
@@ -543,7 +519,7 @@ class Model:
         prompt: Prompt,
         options: Any,
         end_ids: Sequence[int] = (),
-    ) -> _Work[Generation]:
+    ) -> Work[Generation]:
         """`generate` that `end_ids` end as well as eos."""
         [generation] = yield from self._rows(
             [cache], [prompt], options, batch=False, end_ids=end_ids
@@ -556,12 +532,12 @@ class Model:
         prompt: Prompt,
         options: Any,
         end_ids: Sequence[int] = (),
-    ) -> _Work[Stream]:
+    ) -> Work[Stream]:
         """`stream` that `end_ids` end as well as eos."""
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
-        call = yield _Job(
+        call = yield Job(
             [cache._core],
             [tokens],
             [core_options(row, end_ids)],
@@ -573,7 +549,7 @@ class Model:
 
     def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
-    ) -> _Work[list[Generation]]:
+    ) -> Work[list[Generation]]:
         count = integer("n", n, 1, MAX_INT)
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
@@ -582,7 +558,7 @@ class Model:
         begin = time.monotonic()
         prompt_only = core_options(row | {"max_tokens": 0})
         bos = self._optional_bos([prompt])
-        said = yield _Job(
+        said = yield Job(
             [cache._core], [tokens], [prompt_only], optional_bos=bos
         )
         if "deadline" in row:
@@ -605,7 +581,7 @@ class Model:
                     "continued; expected no truncate during the call"
                 )
             forks = [spoken.fork() for _ in range(count)]
-            call = yield _Job(
+            call = yield Job(
                 [fork._core for fork in forks],
                 [np.empty(0, np.int32)] * count,
                 core_rows,
@@ -624,82 +600,24 @@ class Model:
 
     def _prefill(
         self, cache: KVCache, prompt: Prompt, options: Any
-    ) -> _Work[Prefill]:
+    ) -> Work[Prefill]:
         generation = yield from self._reply(
             cache, prompt, {**options, "max_tokens": 0}
         )
         return Prefill(generation.usage, generation.timings)
 
-    def _done(self, work: _Work[_T]) -> _T:
+    def _done(self, work: Work[_T]) -> _T:
         """Does it, waiting on this thread."""
-        with contextlib.closing(work):
-            try:
-                job = next(work)
-                while True:
-                    call = self._engine.start(
-                        *job[:3], job.streamed, None, job.optional_bos
-                    )
-                    assert call is not None
-                    if not job.streamed:
-                        call.wait(job.report)
-                    job = work.send(call)
-            except StopIteration as end:
-                result: _T = end.value
-                return result
+        return done(self._engine, work)
 
-    async def _adone(self, work: _Work[_T]) -> _T:
+    async def _adone(self, work: Work[_T]) -> _T:
         """Does it, waiting on this thread's event loop."""
-        bell = Bell()
-        with contextlib.closing(work):
-            try:
-                job = next(work)
-                while True:
-                    job = work.send(await self._arun(job, bell))
-            except StopIteration as end:
-                result: _T = end.value
-                return result
-
-    async def _arun(self, job: _Job, bell: Bell) -> _core.Call:
-        call = None
-        while call is None:
-            begin = time.monotonic()
-            call = self._engine.start(
-                *job[:3], job.streamed, bell.core, job.optional_bos
-            )
-            if call is None:
-                # Rings when the cache is free; a reader who stalls does not.
-                await bell.wait(_STALL_S)
-                for one in job.options:
-                    one.deadline = time_left(one.deadline, begin)
-        if job.streamed:
-            return call
-        try:
-            while not call.done:
-                if job.report is not None:
-                    job.report(call.progress, False)
-                await bell.wait(None if job.report is None else _REPORT_S)
-            call.wait(job.report)  # it is done: raises if it failed
-            return call
-        except GeneratorExit:  # nothing can be waited for
-            call.abort()
-            raise
-        except BaseException:
-            call.abort()
-            await until_done(call, bell)
-            call.abort()  # it may have been decided before
-            raise
+        return await adone(self._engine, work)
 
 
 def check_cache(name: str, cache: object) -> None:
     if not isinstance(cache, KVCache):
         raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
-
-
-def time_left(deadline: float | None, begin: float) -> float | None:
-    """Of a deadline in seconds that was set at `begin` (time.monotonic())."""
-    if deadline is None:
-        return None
-    return max(0.0, deadline - (time.monotonic() - begin))
 
 
 def _listed(name: str, rows: Sequence[_T]) -> list[_T]:

@@ -185,3 +185,18 @@ def test_keywords_and_options_that_are_no_mapping(tiny: Gemma) -> None:
         tiny.chat(user("Hi"), template_kwargs=bad)
     with pytest.raises(ValueError, match="options: expected"):
         Session(tiny, options=bad)
+
+
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_what_no_template_reads_is_refused(
+    tiny: Gemma, template: str
+) -> None:
+    for call in (tiny.apply_chat_template, tiny.count_tokens):
+        with pytest.raises(ValueError, match="thinking: .* no such variable"):
+            call(TALK, template=template, thinking=True)
+        call(TALK, template=template, thinking=None)
+    with pytest.raises(ValueError, match="thinking"):
+        tiny.chat(TALK, template=template, template_kwargs={"thinking": 1})
+    for keywords in ({"tools": [{}]}, {"template": template}, {"thinking": 1}):
+        with pytest.raises(ValueError, match="a text is counted without"):
+            tiny.count_tokens("text", **keywords)

@@ -1,0 +1,107 @@
+"""Calls of the engine: one form of each, done on a thread or on a loop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from gemmakv import _core
+from gemmakv._support.loops import Bell, until_done
+from gemmakv.generation._prompts import TokenArray
+
+# How often a call on an event loop tells its progress, and looks whether what
+# it waits for is a reader who stalls.
+_REPORT_S = 0.05
+_STALL_S = 0.05
+
+_T = TypeVar("_T")
+
+
+class Job(NamedTuple):
+    """A batch for the engine."""
+
+    caches: list[_core.KVCache]
+    prompts: list[TokenArray]
+    options: list[_core.GenerateOptions]
+    report: Callable[[int, bool], None] | None = None
+    streamed: bool = False  # is not waited for
+    optional_bos: Sequence[bool] = ()
+
+
+# Yields jobs, and is sent the calls that they became: ended, unless streamed.
+Work: TypeAlias = Generator[Job, _core.Call, _T]
+
+
+def done(engine: _core.Engine, work: Work[_T]) -> _T:
+    """Does it, waiting on this thread."""
+    with contextlib.closing(work):
+        try:
+            job = next(work)
+            while True:
+                call = _start(engine, job, None)
+                assert call is not None
+                if not job.streamed:
+                    call.wait(job.report)
+                job = work.send(call)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+
+async def adone(engine: _core.Engine, work: Work[_T]) -> _T:
+    """Does it, waiting on this thread's event loop."""
+    bell = Bell()
+    with contextlib.closing(work):
+        try:
+            job = next(work)
+            while True:
+                job = work.send(await _run(engine, job, bell))
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+
+def time_left(deadline: float | None, begin: float) -> float | None:
+    """Of a deadline in seconds that was set at `begin` (time.monotonic())."""
+    if deadline is None:
+        return None
+    return max(0.0, deadline - (time.monotonic() - begin))
+
+
+def _start(
+    engine: _core.Engine, job: Job, bell: Bell | None
+) -> _core.Call | None:
+    """None if a cache is in use and there is a bell, which rings then."""
+    core_bell = None if bell is None else bell.core
+    return engine.start(*job[:3], job.streamed, core_bell, job.optional_bos)
+
+
+async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
+    call = None
+    while call is None:
+        begin = time.monotonic()
+        call = _start(engine, job, bell)
+        if call is None:
+            # Rings when the cache is free; a reader who stalls does not.
+            await bell.wait(_STALL_S)
+            for one in job.options:
+                one.deadline = time_left(one.deadline, begin)
+    if job.streamed:
+        return call
+    try:
+        while not call.done:
+            if job.report is not None:
+                job.report(call.progress, False)
+            await bell.wait(None if job.report is None else _REPORT_S)
+        call.wait(job.report)  # it is done: raises if it failed
+        return call
+    except GeneratorExit:  # nothing can be waited for
+        call.abort()
+        raise
+    except BaseException:
+        call.abort()
+        await until_done(call, bell)
+        call.abort()  # it may have been decided before
+        raise
