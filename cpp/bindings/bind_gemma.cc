@@ -290,6 +290,11 @@ void RegisterResults(py::module_& module) {
           [](const GenerateResult& r) { return NameOf(r.finish_reason); })
       .def_readonly("prompt_tokens", &GenerateResult::prompt_tokens)
       .def_readonly("cached_tokens", &GenerateResult::cached_tokens)
+      .def_property_readonly(
+          "ram_tokens", [](const GenerateResult& r) { return r.prefix.ram; })
+      .def_property_readonly(
+          "miss_reason",
+          [](const GenerateResult& r) { return NameOf(r.prefix.miss); })
       .def_readonly("prefill_s", &GenerateResult::prefill_s)
       .def_readonly("decode_s", &GenerateResult::decode_s);
 

@@ -65,6 +65,16 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
   };
 }
 
+constexpr const char* kPrefixModes[] = {"off", "read", "write", "on"};
+
+PrefixMode PrefixModeOf(const std::string& name) {
+  for (size_t i = 0; i < std::size(kPrefixModes); ++i) {
+    if (name == kPrefixModes[i]) return static_cast<PrefixMode>(i);
+  }
+  throw InvalidArgument(StrCat("prefix_cache is '", name,
+                               "', expected 'off', 'read', 'write' or 'on'"));
+}
+
 }  // namespace
 
 void RegisterOptions(py::module_& module) {
@@ -95,6 +105,14 @@ void RegisterOptions(py::module_& module) {
             options.logits_processor = ProcessorOf(callable);
           },
           "None, or what is called; reads as whether there is one.")
+      .def_property(
+          "prefix_cache",
+          [](const O& options) {
+            return kPrefixModes[static_cast<size_t>(options.prefix_cache)];
+          },
+          [](O& options, const std::string& name) {
+            options.prefix_cache = PrefixModeOf(name);
+          })
       .def("validate", &O::Validate, py::arg("vocab_size"));
 
   py::register_exception_translator([](std::exception_ptr pointer) {

@@ -18,6 +18,7 @@
 
 #include "cache/kv_cache.h"
 #include "gemmakv/kv_dtype.h"
+#include "gemmakv/results.h"
 
 // What the files of this folder share. Each registers one group of classes;
 // module.cc calls them in order.
@@ -34,6 +35,7 @@ void RegisterCache(py::module_& module);
 void RegisterOptions(py::module_& module);
 void RegisterGemma(py::module_& module);
 void RegisterPaddedCache(py::module_& module);
+void RegisterPrefix(py::module_& module);
 void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.
@@ -137,6 +139,8 @@ inline constexpr const char* kKindNames[] = {"full", "sliding", "recurrent"};
 constexpr const char* NameOf(LayerKind kind) {
   return kKindNames[static_cast<size_t>(kind)];
 }
+// "divergent", "evicted", ...; "" for none.
+const char* NameOf(PrefixMiss miss);
 
 // The model with an end that may be on any thread. It waits for running steps,
 // which may wait for the interpreter's lock to call a logits processor; once

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_core, module) {
   gkv::RegisterPaddedCache(module);
   gkv::RegisterOptions(module);
   gkv::RegisterGemma(module);
+  gkv::RegisterPrefix(module);
   gkv::RegisterInfo(module);
 }

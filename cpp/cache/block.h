@@ -28,6 +28,8 @@ struct Block {
   size_t size_bytes = 0;
   bool mapped = false;
   std::atomic<uint32_t> refs = 1;
+  // How many of them are of a prefix index, which gives them up when asked to.
+  mutable std::atomic<uint32_t> indexed = 0;
   std::shared_ptr<BlockOwner> owner;
   Block* next = nullptr;  // of a list that the owner keeps
 };

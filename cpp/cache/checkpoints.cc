@@ -66,7 +66,9 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   }
   std::erase_if(references, [&](const auto& entry) {
     const auto& [block, count] = entry;
-    return block->owner.get() != owner || block->refs.load() != count;
+    // What prefix indexes hold beside it, they give up next.
+    return block->owner.get() != owner ||
+           block->refs.load() - block->indexed.load() != count;
   });
   std::vector<Checkpoint> given_up;
   given_up.reserve(list_.size());

@@ -37,8 +37,8 @@ class CheckpointList {
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
   // Takes out those whose loss costs least, in the order of Add, until at least
   // `bytes` of blocks of `owner` lose their last reference when the result is
-  // destroyed; `freed` is how many do. What forks or the conversation itself
-  // hold as well stays.
+  // destroyed; `freed` is how many do, or have references of prefix indexes
+  // alone. What forks or the conversation itself hold as well stays.
   std::vector<Checkpoint> GiveUp(const BlockOwner* owner, size_t bytes,
                                  size_t& freed);
   // The last one with position <= `position`; null if there is none.

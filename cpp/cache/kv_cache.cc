@@ -75,6 +75,11 @@ size_t KVCache::length() const {
   return state_.log.size();
 }
 
+size_t KVCache::computed() const {
+  std::unique_lock lock(state_mutex_);
+  return state_.computed;
+}
+
 std::vector<int32_t> KVCache::tokens() const {
   std::unique_lock lock(state_mutex_);
   std::vector<int32_t> tokens(state_.log.size());
@@ -83,7 +88,7 @@ std::vector<int32_t> KVCache::tokens() const {
 }
 
 // A block is the conversation's own if every reference to it is one of its
-// groups' or of a checkpoint that no fork carries.
+// groups', of a checkpoint that no fork carries, or of a prefix index.
 KVCache::Bytes KVCache::CountBytes() const {
   std::unordered_map<const Block*, uint32_t> own_references;
   const auto add = [&](const GroupSet& groups, uint32_t references) {
@@ -100,7 +105,8 @@ KVCache::Bytes KVCache::CountBytes() const {
   }
   Bytes bytes;
   for (const auto& [block, references] : own_references) {
-    const bool alone = block->refs.load() == references;
+    const bool alone =
+        block->refs.load() - block->indexed.load() == references;
     (block->mapped ? bytes.mapped
      : alone       ? bytes.own
                    : bytes.shared) += block->size_bytes;

@@ -84,12 +84,15 @@ class KVCache {
   const std::string& model_type() const { return model_type_; }
   size_t capacity_tokens() const { return capacity_tokens_; }
   const BlockPool& pool() const { return *pool_; }
+  const std::shared_ptr<BlockPool>& pool_ptr() const { return pool_; }
   size_t checkpoint_bytes() const { return checkpoint_bytes_; }
 
   size_t length() const;
+  // Positions that have been through the model.
+  size_t computed() const;
   std::vector<int32_t> tokens() const;
-  // Bytes of blocks that only this conversation and its checkpoints refer to,
-  // and of those that others refer to as well.
+  // Bytes of blocks that only this conversation, its checkpoints and prefix
+  // indexes refer to, and of those that others refer to as well.
   size_t nbytes() const;
   size_t shared_nbytes() const;
   // Bytes of mapped files that it refers to; not among the others, which count

@@ -90,11 +90,16 @@ Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
       num_threads_(num_threads),
       packed_report_(std::move(packed_report)),
-      scheduler_options_(scheduler_options) {}
+      scheduler_options_(scheduler_options),
+      shared_(std::make_shared<Shared>()) {}
 
-Gemma::~Gemma() {
+Gemma::Gemma(const Gemma&) = default;
+
+Gemma::~Gemma() = default;
+
+Gemma::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
-  if (scheduler_ && scheduler_pid_ != getpid()) (void)scheduler_.release();
+  if (scheduler && scheduler_pid != getpid()) (void)scheduler.release();
 }
 
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
@@ -138,38 +143,52 @@ Hash128 Gemma::fingerprint() const {
   return hasher.Finish();
 }
 
+std::shared_ptr<PrefixView> Gemma::MakePrefixView(
+    std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const {
+  return std::make_shared<PrefixView>(std::move(cache), fingerprint(), salt,
+                                      config().eos_ids);
+}
+
+std::shared_ptr<Gemma> Gemma::WithPrefix(
+    std::shared_ptr<PrefixView> view) const {
+  const std::shared_ptr<Gemma> other(new Gemma(*this));
+  other->prefix_.view = std::move(view);
+  return other;
+}
+
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
-  std::unique_lock lock(mutex_);
-  token_text_ = std::move(text);
+  std::unique_lock lock(shared_->mutex);
+  shared_->token_text = std::move(text);
 }
 
 size_t Gemma::steps() const {
-  std::unique_lock lock(mutex_);
-  return scheduler_ ? scheduler_->steps() : 0;
+  std::unique_lock lock(shared_->mutex);
+  return shared_->scheduler ? shared_->scheduler->steps() : 0;
 }
 
 size_t Gemma::parallel_loops() const {
-  std::unique_lock lock(mutex_);
-  return scheduler_ ? scheduler_->parallel_loops() : 0;
+  std::unique_lock lock(shared_->mutex);
+  return shared_->scheduler ? shared_->scheduler->parallel_loops() : 0;
 }
 
 size_t Gemma::preemptions() const {
-  std::unique_lock lock(mutex_);
-  return scheduler_ ? scheduler_->preemptions() : 0;
+  std::unique_lock lock(shared_->mutex);
+  return shared_->scheduler ? shared_->scheduler->preemptions() : 0;
 }
 
 Scheduler& Gemma::scheduler() {
-  std::unique_lock lock(mutex_);
-  if (scheduler_ && scheduler_pid_ != getpid()) {
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  if (shared.scheduler && shared.scheduler_pid != getpid()) {
     // Its threads stayed in the parent; nothing of it can be reused or freed.
-    (void)scheduler_.release();
+    (void)shared.scheduler.release();
   }
-  if (!scheduler_) {
-    scheduler_ = std::make_unique<Scheduler>(model_, num_threads_,
-                                             scheduler_options_);
-    scheduler_pid_ = getpid();
+  if (!shared.scheduler) {
+    shared.scheduler = std::make_unique<Scheduler>(model_, num_threads_,
+                                                   scheduler_options_);
+    shared.scheduler_pid = getpid();
   }
-  return *scheduler_;
+  return *shared.scheduler;
 }
 
 void Gemma::CheckTokens(const KVCache& cache,
@@ -223,8 +242,8 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
   CheckDistinct(jobs);
   std::shared_ptr<const TokenText> text;
   {
-    std::unique_lock lock(mutex_);
-    text = token_text_;
+    std::unique_lock lock(shared_->mutex);
+    text = shared_->token_text;
   }
   for (const Job& job : jobs) {
     job.options.Validate(config().vocab_size);
@@ -265,6 +284,11 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     }
     parts.deadline = DeadlineOf(job, called);
     parts.drafter = job.drafter;
+    parts.prefix = job.prefix;
+    if (!parts.prefix.view) {
+      parts.prefix = prefix_;
+      parts.prefix.mode = job.options.prefix_cache;
+    }
     if (job.constraint) parts.constraint = job.constraint->Clone();
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
@@ -287,7 +311,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
 std::shared_ptr<TokenStream> Gemma::StartRows(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
     RowOutput::Kind kind, bool all_positions, float* rows,
-    const std::function<void()>& poll) {
+    const std::function<void()>& poll, const PrefixUse& prefix) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
@@ -303,7 +327,8 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
   sequences.emplace_back(Sequence::Parts{
       .stream = stream,
       .consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows}),
-      .output_rows = count});
+      .output_rows = count,
+      .prefix = prefix.view ? prefix : prefix_});
   cache->Bind(identity);
   scheduler().Submit(std::move(sequences));
   return stream;

@@ -24,6 +24,7 @@
 #include "model/forward.h"
 #include "model/weights/packed_weights.h"
 #include "model/weights/quantization.h"
+#include "store/prefix_cache.h"
 
 namespace gkv {
 
@@ -75,6 +76,7 @@ class Gemma {
     // What tokens may come; cloned for each request.
     std::shared_ptr<const Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
+    PrefixUse prefix = {};  // instead of that of WithPrefix
     // The prompt begins with BOS, for an empty conversation; another goes
     // without. Known only once nobody else uses the cache.
     bool optional_bos = false;
@@ -91,13 +93,23 @@ class Gemma {
   std::shared_ptr<TokenStream> StartRows(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       RowOutput::Kind kind, bool all_positions, float* rows,
-      const std::function<void()>& poll = {});
+      const std::function<void()>& poll = {}, const PrefixUse& prefix = {});
   std::shared_ptr<TokenStream> StartLogits(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       bool all_positions, float* logits,
       const std::function<void()>& poll = {}) {
     return StartRows(cache, tokens, RowOutput::kLogits, all_positions, logits,
                      poll);
+  }
+
+  // The prefix cache as this model sees it, for a tenant.
+  std::shared_ptr<PrefixView> MakePrefixView(
+      std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const;
+  // The same model, weights and scheduler, whose requests use the view as their
+  // options say; null: none.
+  std::shared_ptr<Gemma> WithPrefix(std::shared_ptr<PrefixView> view) const;
+  const std::shared_ptr<PrefixView>& prefix_view() const {
+    return prefix_.view;
   }
 
   // Generates on the calling thread's time. `on_token` runs on the calling
@@ -114,8 +126,19 @@ class Gemma {
   size_t preemptions() const;
 
  private:
+  // What all that WithPrefix gives have in common.
+  struct Shared {
+    ~Shared();
+
+    mutable std::mutex mutex;  // guards what follows
+    std::shared_ptr<const TokenText> token_text;
+    std::unique_ptr<Scheduler> scheduler;
+    int scheduler_pid = 0;
+  };
+
   Gemma(ModelConfig config, Weights weights, size_t num_threads,
         PackedReport packed_report, const SchedulerOptions& scheduler_options);
+  Gemma(const Gemma&);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
   std::vector<std::shared_ptr<TokenStream>> StartLocked(
@@ -127,10 +150,8 @@ class Gemma {
   size_t num_threads_;
   PackedReport packed_report_;
   SchedulerOptions scheduler_options_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::shared_ptr<const TokenText> token_text_;
-  std::unique_ptr<Scheduler> scheduler_;
-  int scheduler_pid_ = 0;
+  std::shared_ptr<Shared> shared_;
+  PrefixUse prefix_;
 };
 
 }  // namespace gkv

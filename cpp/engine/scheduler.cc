@@ -15,6 +15,10 @@ namespace {
 
 using State = Sequence::State;
 
+// Steps of fewer are bound by reading weights: they do not tell what a row of a
+// prompt takes.
+constexpr size_t kMeasuredRows = 32;
+
 // Competes for the blocks of its pool, now or when others let it.
 bool Active(const Sequence& sequence) {
   const State state = sequence.state();
@@ -134,10 +138,12 @@ bool Scheduler::HasWork() const {
 // Whether one that waits for its turn, or gave way, is to run now.
 bool Scheduler::CanStart(const Sequence& sequence) const {
   if (sequence.state() == State::kWaiting) {
+    if (sequence.follows()) return false;
     size_t running = 0;
     for (const Sequence& other : sequences_) {
       if (&other == &sequence) break;
-      if (other.state() == State::kWaiting) return false;  // it came first
+      // It came first.
+      if (other.state() == State::kWaiting && !other.follows()) return false;
     }
     for (const Sequence& other : sequences_) running += Active(other);
     return running < options_.max_running;
@@ -159,11 +165,21 @@ bool Scheduler::CanStart(const Sequence& sequence) const {
 
 void Scheduler::StartSequences() {
   for (Sequence& sequence : sequences_) {
-    if (!CanStart(sequence)) continue;
+    if (!CanStart(sequence) || FollowsAnother(sequence)) continue;
     // Behind those that run; who comes back is where it was.
     if (sequence.state() == State::kWaiting) sequence.set_served(served_);
     sequence.Start();
   }
+}
+
+// Whether an earlier one reads now what it begins with.
+bool Scheduler::FollowsAnother(Sequence& sequence) {
+  if (sequence.state() != State::kWaiting) return false;
+  for (Sequence& other : sequences_) {
+    if (&other == &sequence) break;
+    if (sequence.Follow(other)) return true;
+  }
+  return false;
 }
 
 // Ends what was stopped, or has run out of time.
@@ -195,7 +211,16 @@ void Scheduler::DropEnded() {
 void Scheduler::RunStep() {
   PrepareStep();
   if (slices_.empty()) return;
+  const Sequence::Clock::time_point begin = Sequence::Clock::now();
   RunModel();
+  size_t rows = 0;
+  for (const StepSlice& slice : slices_) rows += slice.ids.size();
+  if (rows >= kMeasuredRows) {
+    const std::chrono::duration<double> time = Sequence::Clock::now() - begin;
+    for (const StepSlice& slice : slices_) {
+      slice.sequence->NoteSpeed(time.count() / static_cast<double>(rows));
+    }
+  }
   Deliver();
 }
 
@@ -242,6 +267,10 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
         return true;
       }
     }
+    if (sequence.LeavePrefix()) {
+      Preempt(sequence);
+      return true;
+    }
     if (sequence.catching_up() && plan.end - plan.begin > 1) {
       plan.end -= (plan.end - plan.begin) / 2;
       return false;
@@ -253,10 +282,12 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
   return true;
 }
 
-// Has another one give its blocks back: one that waits for its reader, else one
-// that is younger; of these, the youngest. A batch that does not fit takes
-// nothing from its own that are done.
-bool Scheduler::MakeRoom(const Sequence& sequence) {
+// Has the prefix cache give up what is shared with those that run, so that none
+// of it must be copied. Then has another one give its blocks back: one that
+// waits for its reader, else one that is younger; of these, the youngest. A
+// batch that does not fit takes nothing from its own that are done.
+bool Scheduler::MakeRoom(Sequence& sequence) {
+  if (sequence.GiveUpIndexed()) return true;
   Sequence* victim = nullptr;
   bool younger = true;
   for (auto other = sequences_.rbegin(); other != sequences_.rend(); ++other) {

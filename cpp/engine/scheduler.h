@@ -57,13 +57,14 @@ class Scheduler {
   bool WaitForWork();
   bool HasWork() const;
   bool CanStart(const Sequence& sequence) const;
+  bool FollowsAnother(Sequence& sequence);
   void Interrupt();
   void StartSequences();
   void DropEnded();
   void RunStep();
   void PrepareStep();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
-  bool MakeRoom(const Sequence& sequence);
+  bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
   void Deliver();

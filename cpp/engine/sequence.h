@@ -16,6 +16,7 @@
 #include "engine/row_consumer.h"
 #include "engine/step_plan.h"
 #include "engine/token_stream.h"
+#include "store/prefix_cache.h"
 
 namespace gkv {
 
@@ -27,6 +28,7 @@ struct StepSlice {
   Sequence* sequence = nullptr;
   std::vector<int32_t> ids;
   KvStepView view;
+  std::vector<size_t> points;  // for the prefix cache, ascending
   RowOutput output;  // of the last output.rows rows
   size_t row_size = 0;
 
@@ -73,6 +75,7 @@ class Sequence {
     std::shared_ptr<Drafter> drafter = nullptr;
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::shared_ptr<Batch> batch = nullptr;  // null: alone
+    PrefixUse prefix = {};
   };
 
   // Requires: the stream's transaction is open.
@@ -98,7 +101,14 @@ class Sequence {
     return state_ == State::kPrefilling && preempted_;
   }
 
-  // kWaiting or kPreempted -> kPrefilling.
+  // Whether `earlier`, which came before, reads a prompt now that begins as
+  // this one does: then this one waits for it up to there, without a turn.
+  bool Follow(Sequence& earlier);
+  bool follows() const {
+    return leader_ && !leader_->over && leader_->reached < awaited_;
+  }
+
+  // kWaiting or kPreempted -> kPrefilling, behind what the prefix cache has.
   void Start();
   // kPrefilling or kDecoding -> kPreempted: gives back what it computed, and
   // will compute it again. One that is kSettled stays so, and whoever uses the
@@ -115,6 +125,15 @@ class Sequence {
                     size_t hidden_size);
   // Fills the slice's masks; any thread. What it throws is in mask_error.
   void ComputeMasks(StepSlice& slice) noexcept;
+  // Has the index give up blocks of its pool, and takes no more points, which
+  // need room, too; false if that was so.
+  bool GiveUpIndexed();
+  // Does without the prefix cache from now on; false if it did already, or has
+  // computed nothing. What it took, or had to copy because the index had it,
+  // may be a block more than what it needs alone.
+  bool LeavePrefix();
+  // What one row of a prompt took.
+  void NoteSpeed(double seconds) const;
   // The step has run: takes its rows, and commits as far as guesses were right.
   // `pool` as in parallel_logits.h. Conclude() is due then.
   void TakeRows(StepSlice& slice, ThreadPool* pool) noexcept;
@@ -130,7 +149,18 @@ class Sequence {
   void EndWithBatch() noexcept;
 
  private:
+  // For those that wait for this one.
+  struct Lead {
+    size_t reached = 0;
+    bool over = false;
+  };
+
   bool TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool);
+  size_t LookUpLimit() const;
+  void LookUp();
+  void AddPoint(size_t position);
+  std::vector<size_t> PointsWithin(size_t begin, size_t end) const;
+  void PublishEnd() noexcept;
 
   Parts parts_;
   State state_ = State::kWaiting;
@@ -141,6 +171,13 @@ class Sequence {
   bool sampled_ = false;    // its transcript ends with a token of its own
   bool computed_ = false;   // since it was started
   bool preempted_ = false;  // and has not caught up yet
+  std::vector<int32_t> prompt_;   // the transcript when it came
+  std::vector<size_t> points_;    // to take for the prefix cache, ascending
+  std::shared_ptr<Lead> lead_;    // of this one, if somebody follows
+  std::shared_ptr<const Lead> leader_;
+  bool takes_points_ = true;
+  size_t awaited_ = 0;   // position of its leader
+  size_t warm_end_ = 0;  // a warm-up leads up to here; it ends a step
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
   std::vector<int32_t> guesses_;
   FinishReason reason_ = FinishReason::kNone;  // why it is done

@@ -181,9 +181,10 @@ void TokenStream::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
   wake_up_ = std::move(wake_up);
 }
 
-void TokenStream::set_cached_tokens(size_t count) {
+void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
   const std::lock_guard lock(mutex_);
   result_.cached_tokens = count;
+  result_.prefix = prefix;
 }
 
 bool TokenStream::waits_for_reader() const {

@@ -111,7 +111,8 @@ class TokenStream {
   bool waits_for_reader() const;
   // Who is to be woken when that or interrupt() changes.
   void set_wake_up(std::shared_ptr<WakeUp> wake_up);
-  void set_cached_tokens(size_t count);
+  // Tokens that need no computing, those of the prefix cache among them.
+  void set_cached_tokens(size_t count, const PrefixHit& prefix = {});
   // The transcript was computed up to `position`.
   void MarkComputed(size_t position);
   // The first logits are there.

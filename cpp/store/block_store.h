@@ -56,8 +56,8 @@ struct StoreStats {
 
 // A tier below RAM: immutable objects by address, which may vanish at any
 // time. Thread-safe. Nothing throws for what may happen to a medium: what fails
-// is a miss, or is not stored. Calls may take as long as the medium does, and so
-// come from the prefix cache's own threads where `blocks()` says so.
+// is a miss, or is not stored. Calls may take as long as the medium does, and
+// so come from the prefix cache's own threads where `blocks()` says so.
 //
 // One conformance suite, tests/cpp/store/block_store_conformance.h, which every
 // tier instantiates.

@@ -351,16 +351,16 @@ ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout) {
   if (payload_at != HeadBytes(head) || payload_at > size) {
     ThrowCorrupt("the payload is not where it should be");
   }
-  std::vector<uint8_t> first(object.begin(),
-                             object.begin() + static_cast<ptrdiff_t>(payload_at));
+  const auto head_bytes = object.first(payload_at);
+  std::vector<uint8_t> first(head_bytes.begin(), head_bytes.end());
   std::memset(&first[kHeadHashAt], 0, sizeof(Hash128));
   if (HashBytes(first) != head_hash) ThrowCorrupt("a wrong head hash");
   static_assert(kPayloadHashAt + sizeof(Hash128) == kHeadHashAt);
   size_t payload_bytes = 0;
   PayloadBlocks(head, *StoredLayout(layout), payload_bytes);
   if (payload_bytes != size - payload_at) {
-    ThrowCorrupt(StrCat(size - payload_at, " bytes of keys and values, expected ",
-                        payload_bytes));
+    ThrowCorrupt(StrCat(size - payload_at,
+                        " bytes of keys and values, expected ", payload_bytes));
   }
   if (HashBytes(object.subspan(payload_at)) != payload_hash) {
     ThrowCorrupt("a wrong payload hash");

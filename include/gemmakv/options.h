@@ -26,6 +26,14 @@ class BlockPool;
 using LogitsProcessor = std::function<void(std::span<const int32_t> token_ids,
                                            std::span<float> logits)>;
 
+// How a request uses the prefix cache of its model, where that has one.
+enum class PrefixMode {
+  kOff,
+  kRead,   // takes over what is known
+  kWrite,  // leaves what it computes
+  kOn,     // both
+};
+
 // How one request samples and when it stops. Defaults: greedy, 256 tokens.
 //
 // A token is drawn in this order: logits_processor; logit_bias, repetition,
@@ -49,6 +57,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;  // UTF-8; the text ends before the first one
   std::vector<int32_t> stop_token_ids;  // end the request, as eos does
   bool ignore_eos = false;  // the model's eos ids are tokens like any other
+  PrefixMode prefix_cache = PrefixMode::kOn;
   bool logprobs = false;  // log-probability of each token under the raw logits
   size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
   LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts

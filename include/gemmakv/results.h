@@ -28,6 +28,22 @@ struct TokenEvent {
   std::vector<TokenLogprob> top_logprobs = {};  // [options.top_logprobs]
 };
 
+// Why less of a prompt came from the prefix cache than could have.
+enum class PrefixMiss {
+  kNone,           // nothing was missed, or nobody asked
+  kDivergent,      // the first token that is not known ended it
+  kEvicted,        // more was known once
+  kNoResumePoint,  // all is known, but no position near to go on from
+  kCheaper,        // so little is known that it is as quick to compute it
+};
+inline constexpr size_t kPrefixMisses = 5;
+
+// What a request took over from the prefix cache.
+struct PrefixHit {
+  size_t ram = 0;  // tokens that need no computing by it
+  PrefixMiss miss = PrefixMiss::kNone;
+};
+
 struct GenerateResult {
   std::vector<int32_t> token_ids;  // all sampled, the stopping one last
   std::string text;                // without eos and stop string
@@ -38,6 +54,7 @@ struct GenerateResult {
   FinishReason finish_reason = FinishReason::kNone;
   size_t prompt_tokens = 0;  // of this request's prompt
   size_t cached_tokens = 0;  // transcript tokens that needed no computing
+  PrefixHit prefix;          // of those, from the prefix cache
   double prefill_s = 0;      // from submission to the first logits
   double decode_s = 0;
 };

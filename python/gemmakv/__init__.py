@@ -28,6 +28,7 @@ from gemmakv.cache._padded import (
     compute_left_pads,
 )
 from gemmakv.cache._pool import BlockPool
+from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Segment, Template
 from gemmakv.chat._session import Session, SessionStats
@@ -79,6 +80,8 @@ __all__ = [
     "PartialModelWarning",
     "Piece",
     "Prefill",
+    "PrefixCache",
+    "PrefixStats",
     "Segment",
     "SentencePieceTokenizer",
     "Session",

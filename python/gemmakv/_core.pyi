@@ -226,6 +226,7 @@ class GenerateOptions:
     top_logprobs: int
     deadline: float | None
     logits_processor: Any
+    prefix_cache: str
     def __init__(self) -> None: ...
     def validate(self, vocab_size: int) -> None: ...
 
@@ -241,6 +242,8 @@ class Result:
     finish_reason: Final[str]
     prompt_tokens: Final[int]
     cached_tokens: Final[int]
+    ram_tokens: Final[int]
+    miss_reason: Final[str]
     prefill_s: Final[float]
     decode_s: Final[float]
 
@@ -337,6 +340,23 @@ class Engine:
         all_positions: bool,
     ) -> npt.NDArray[np.float32]: ...
 
+@final
+class PrefixCache:
+    def __init__(self, ram_bytes: int) -> None: ...
+    @property
+    def ram_bytes(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def clear(self) -> None: ...
+
+def with_prefix_cache(
+    engine: Engine, cache: PrefixCache | None, salt: bytes
+) -> Engine: ...
+def prefix_match(
+    engine: Engine,
+    cache: KVCache,
+    tokens: Sequence[int] | npt.NDArray[np.int32],
+) -> None: ...
+def prefix_publish(engine: Engine, cache: KVCache) -> None: ...
 def model_type_names() -> list[str]: ...
 def check_snapshot(
     data: bytes,

@@ -103,6 +103,22 @@ def test_verify_python_runs(model_path: str) -> None:
     assert isinstance(names["report"], gemmakv.verify.Report)
 
 
+def test_prefix_cache_python_runs(model_path: str) -> None:
+    del model_path
+    gemma = gemmakv.Gemma.load("gemma-3-270m")
+    prompt = "The capital of France is " * 60
+    caches = [gemmakv.create_kv_cache(gemma.config) for _ in range(2)]
+    gemma.generate(caches[0], prompt, max_tokens=1)
+    names = run_blocks(
+        ROOT / "docs" / "prefix-cache.md",
+        gemmakv=gemmakv,
+        cache=caches[1],
+        prompt=prompt,
+    )
+    assert names["tenant"].prefix_cache is not None
+    assert len(names["gemma"].prefix_cache.match(prompt)) > 0
+
+
 def test_every_page_is_listed() -> None:
     text = (ROOT / "docs" / "README.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):

@@ -22,7 +22,8 @@ TEXT = (pathlib.Path(__file__).resolve().parents[1] / "quality" / "texts"
 
 class Bench:
     def __init__(self, model: str, threads: int):
-        self.gemma = gemmakv.Gemma.load(model, threads=threads)
+        self.gemma = gemmakv.Gemma.load(
+            model, threads=threads, prefix_cache=False)
         ids = self.gemma.tokenizer.encode(TEXT.read_text("utf-8"))
         self.ids = ids * (1 + 16384 // len(ids))
         self.offset = 0  # of prompts; moved on when a model ends a text early

@@ -38,7 +38,8 @@ def engine_stream(engine: str, args, state: dict):
     import gemmakv
 
     if "gemma" not in state:
-        state["gemma"] = gemmakv.Gemma.load(args.gguf, threads=args.threads)
+        state["gemma"] = gemmakv.Gemma.load(
+            args.gguf, threads=args.threads, prefix_cache=False)
     gemma = state["gemma"]
     kv_dtype = "bf16"
     if engine == "gemmakv-f32":

@@ -115,7 +115,8 @@ def main() -> None:
     args = parser.parse_args()
     import gemmakv
 
-    gemma = gemmakv.Gemma.load(args.gguf, threads=args.threads)
+    gemma = gemmakv.Gemma.load(
+        args.gguf, threads=args.threads, prefix_cache=False)
     ids = token_stream(gemma, max(args.lengths))
     if args.float32:
         gemma = backends.gemmakv_float32(gemma, args.gguf)

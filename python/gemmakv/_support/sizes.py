@@ -1,6 +1,12 @@
-"""How bytes are told to people."""
+"""Bytes: as people say them, and how many there are."""
 
 from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from gemmakv.errors import brief
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -14,3 +20,41 @@ def in_bytes(number: float) -> str:
         unit += 1
     digits = 0 if unit == 0 or value >= 99.95 else 1
     return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def parse_bytes(name: str, size: object) -> int:
+    """Of an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki" is
+    1024. Raises ValueError that begins with `name`.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if isinstance(size, str):
+        found = _SIZE.fullmatch(size.strip())
+        if found:
+            step = 1024 if found["binary"] else 1000
+            power = " KMGT".index((found["unit"] or " ").upper())
+            return int(float(found["number"]) * step**power)
+    raise ValueError(
+        f"{name}: expected bytes, as 1073741824 or \"1GiB\", found "
+        + brief(size)
+    )
+
+
+_SIZE = re.compile(
+    r"(?P<number>\d+(\.\d+)?)\s*((?P<unit>[KMGT])(?P<binary>i)?)?B?",
+    re.IGNORECASE,
+)
+
+
+def memory_limit() -> int:
+    """Bytes that this process may use: the machine's, or its cgroup's."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
+        try:
+            limit = min(limit, int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue  # no such cgroup, or "max"
+    return limit

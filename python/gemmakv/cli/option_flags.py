@@ -78,7 +78,8 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
     if kind.repeated:
         help += "; repeatable"
     if default is not None and not isinstance(kind, Flag):
-        help += f". Default: {default:g}"
+        text = default if isinstance(default, str) else f"{default:g}"
+        help += f". Default: {text}"
     annotation: Any = bool if isinstance(kind, Flag) else str
     return inspect.Parameter(
         name,

@@ -137,7 +137,9 @@ class Bench:
             "packed_cache": packed_cache,
             "quantize": quantize,
         }
-        self.gemma = Gemma.load(path, threads=threads, **self.options)
+        self.gemma = Gemma.load(
+            path, threads=threads, prefix_cache=False, **self.options
+        )
         self.threads = self.gemma.threads
         self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
@@ -233,7 +235,7 @@ def child() -> None:
     """Loads a model, generates, and prints what that took as JSON."""
     request = json.loads(sys.argv[1])
     begin = time.perf_counter()
-    gemma = Gemma.load(**request)
+    gemma = Gemma.load(**request, prefix_cache=False)
     context = gemma.config.context_length
     cache = create_kv_cache(gemma.config, min(1024, context))
     gemma.generate(cache, [2], max_tokens=1)

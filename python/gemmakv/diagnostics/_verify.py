@@ -121,7 +121,9 @@ def run(
     """
     choice("kv_dtype", kv_dtype, KV_DTYPES)
     count = None if tokens is None else integer("tokens", tokens)
-    load = partial(Gemma.load, model, quantize=quantize)
+    load = partial(
+        Gemma.load, model, quantize=quantize, prefix_cache=False
+    )
     gemma = load(threads=threads)
     limit = gemma.config.context_length
     if limit < MIN_TOKENS:

@@ -27,6 +27,11 @@ from gemmakv._support.progress import (
     token_report,
 )
 from gemmakv.cache._kv_cache import KVCache
+from gemmakv.cache._prefix import (
+    PrefixCache,
+    core_prefix_cache,
+    salt_bytes,
+)
 from gemmakv.errors import GemmaKVError, brief
 from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
@@ -37,6 +42,7 @@ from gemmakv.generation._options import (
     core_options,
     split_rows,
 )
+from gemmakv.generation._prefix import ModelPrefixCache
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
@@ -76,6 +82,7 @@ class Model:
         self._config = engine.config
         self._info = ModelInfo() if info is None else info
         self._packed_weights = packed_weights
+        self._prefix: PrefixCache | None = None
 
     @classmethod
     def load(
@@ -86,6 +93,7 @@ class Model:
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
         quantize: str | None = None,
+        prefix_cache: bool | PrefixCache = True,
     ) -> Self:
         """Loads a model.
 
@@ -119,6 +127,9 @@ class Model:
             the output head are made Q8_0. Vectors, and the gates of recurrent
             layers, stay as they are, and so do matrices that are quantized
             already; if all are, that is a ValueError.
+          prefix_cache: what conversations of this model share of what they
+            begin with; True: a `PrefixCache` of its own, in RAM; False: none.
+            Results do not depend on it.
 
         Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
@@ -126,6 +137,7 @@ class Model:
         """
         count = _thread_count(threads)
         target = quantize_target(quantize)
+        prefix = core_prefix_cache(prefix_cache)
         path = models.resolve(model, as_callback(progress, "downloading"))
         loaded = loading.load(
             path, count, as_callback(progress, "loading"), packed_cache, target
@@ -135,7 +147,7 @@ class Model:
             loaded.tokenizer,
             loaded.info,
             loaded.packed_weights,
-        )
+        )._with_prefix(prefix, prefix._salt if prefix else b"")
 
     @classmethod
     def from_tensors(
@@ -227,6 +239,34 @@ class Model:
                 "gemma: closed; load the model again with Gemma.load"
             )
         return engine
+
+    @property
+    def prefix_cache(self) -> ModelPrefixCache | None:
+        """What this model has of its prefix cache; None if it has none."""
+        prefix = self._prefix
+        if prefix is None:
+            return None
+        return ModelPrefixCache(
+            prefix, self._engine, self._config, self._tokenizer
+        )
+
+    def with_salt(self, salt: str | bytes | None) -> Self:
+        """The same model for another tenant of its prefix cache.
+
+        Nothing that one salt computes is found, or waited for, by another.
+        Weights and threads are shared.
+        """
+        return self._with_prefix(self._prefix, salt_bytes(salt))
+
+    def _with_prefix(self, prefix: PrefixCache | None, salt: bytes) -> Self:
+        engine = _core.with_prefix_cache(
+            self._engine, prefix._core if prefix else None, salt
+        )
+        model = type(self)(
+            engine, self._tokenizer, self._info, self._packed_weights
+        )
+        model._prefix = prefix
+        return model
 
     @property
     def model_type(self) -> ModelType | None:

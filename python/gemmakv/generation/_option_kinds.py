@@ -107,6 +107,27 @@ class Number(Kind):
         return {"type": "number", least: self.least, "maximum": self.most}
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice(Kind):
+    names: tuple[str, ...] = ()
+    metavar = "NAME"
+
+    def check(self, name: str, value: object) -> str:
+        if isinstance(value, str) and value in self.names:
+            return value
+        *most, last = map(repr, self.names)
+        raise ValueError(
+            f"{name}: expected {', '.join(most)} or {last}, found "
+            + brief(value)
+        )
+
+    def parse(self, name: str, text: str) -> str:
+        return self.check(name, text)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.names)}
+
+
 class Flag(Kind):
     _WORDS = {"true": True, "on": True, "false": False, "off": False}
 

@@ -15,6 +15,7 @@ from gemmakv import _core
 from gemmakv._support.progress import Progress
 from gemmakv.generation._option_kinds import (
     Bias,
+    Choice,
     Flag,
     Function,
     Integer,
@@ -41,6 +42,7 @@ _Bias = TypeVar("_Bias")
 _Stop = TypeVar("_Stop")
 _Ids = TypeVar("_Ids")
 _Function = TypeVar("_Function")
+_Text = TypeVar("_Text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Option:
 class _Keywords(
     TypedDict,
     Generic[
-        _Int, _Float, _Seconds, _Bool, _Seed, _Bias, _Stop, _Ids, _Function
+        _Int, _Float, _Seconds, _Bool, _Seed, _Bias, _Stop, _Ids, _Function,
+        _Text,
     ],
     total=False,
 ):
@@ -137,6 +140,10 @@ class _Keywords(
     top_logprobs: Annotated[_Int, Option(
         Integer(), 0, "... and of so many likeliest at each place",
         "Implies logprobs.", in_chat=False)]
+    prefix_cache: Annotated[_Text, Option(
+        Choice(("off", "read", "write", "on")), "on",
+        "take from the prefix cache, and leave in it",
+        '"read" takes and "write" leaves only.', in_chat=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
@@ -154,6 +161,7 @@ class Options(
         Stop,
         Sequence[int] | None,
         LogitsProcessor | None,
+        str,
     ],
     total=False,
 ):
@@ -175,6 +183,7 @@ class BatchOptions(
         Stop | Sequence[Stop],
         Sequence[int] | None | Sequence[Sequence[int] | None],
         LogitsProcessor | None | Sequence[LogitsProcessor | None],
+        str | Sequence[str],
     ],
     total=False,
 ):

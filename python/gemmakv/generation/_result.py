@@ -20,13 +20,21 @@ class Usage:
 
     Attributes:
       prompt_tokens: those given.
-      cached_tokens: those that the cache held before, not computed again.
+      cached_tokens: those that were not computed: they stood in the
+        conversation's cache before, or came from the prefix cache.
       completion_tokens: those sampled.
+      cached: tokens that came from the prefix cache, by tier: {"ram": n}.
+      miss_reason: why the prefix cache had less than it could have:
+        "divergent" (the first token that is not known), "evicted", "no resume
+        point" (all is known, but no position near to continue from) or
+        "cheaper to compute"; None if it did not.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    cached: dict[str, int] = dataclasses.field(default_factory=dict)
+    miss_reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +158,8 @@ def generation_of(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,
             completion_tokens=len(token_ids),
+            cached={"ram": result.ram_tokens} if result.ram_tokens else {},
+            miss_reason=result.miss_reason or None,
         ),
         timings=Timings(
             prefill_s=prompt.prefill_s,

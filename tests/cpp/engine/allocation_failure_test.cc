@@ -14,6 +14,7 @@
 
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
+#include "store/prefix_cache.h"
 
 namespace {
 
@@ -194,6 +195,46 @@ TEST_F(AllocationFailureTest, EndsARequestAtMost) {
             expected[0]);
   last.reset();
   EXPECT_EQ(pool_->bytes_in_use(), begun[0]->nbytes() + begun[1]->nbytes());
+}
+
+// The prefix cache loses an entry, or is not asked; what it has stays right.
+TEST_F(AllocationFailureTest, ThePrefixCacheStaysWhole) {
+  const auto prefix = std::make_shared<PrefixCache>(size_t{1} << 20);
+  auto with = gemma_->WithPrefix(gemma_->MakePrefixView(prefix, {}));
+  const Tokens system = RandomTokens(300, 1);
+  size_t failed = 0, hits = 0;
+  for (long n = 0; n < 240; ++n) {
+    Tokens prompt = system;
+    prompt.resize(40 + static_cast<size_t>(n) % 7 * 40);
+    const Tokens end = RandomTokens(20, static_cast<uint32_t>(n % 5));
+    prompt.insert(prompt.end(), end.begin(), end.end());
+    const std::shared_ptr<KVCache> cache = NewCache();
+    const Gemma::Job job{cache, prompt, Options(1)};
+    Tokens found;
+    allocations_left = n * 11 % 1200;
+    try {
+      const auto stream = with->Start({&job, 1})[0];
+      stream->WaitDone();
+      allocations_left = -1;
+      stream->Confirm();
+      found = stream->Result().token_ids;
+      hits += stream->Result().prefix.ram > 0;
+    } catch (const std::exception&) {
+      allocations_left = -1;
+      ++failed;
+      ASSERT_EQ(cache->length(), 0u) << n;
+      continue;
+    }
+    ASSERT_EQ(found,
+              gemma_->Generate(NewCache(), prompt, Options(1)).token_ids)
+        << n;
+  }
+  EXPECT_GT(failed, 50u);
+  EXPECT_GT(hits, 30u);
+  gemma_ = with = nullptr;
+  prefix->Clear();
+  EXPECT_EQ(prefix->stats().ram.bytes, 0u);
+  EXPECT_EQ(pool_->bytes_in_use(), 0u);
 }
 
 // A step of which only some groups of layers were committed leaves nothing that

@@ -1,0 +1,518 @@
+#include "store/prefix_index.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+
+namespace gkv {
+namespace {
+
+// Of an entry, beside its blocks and token ids.
+constexpr size_t kEntryBytes = 256;
+// Pages that were evicted and are remembered as such, as hashes.
+constexpr size_t kMaxGhosts = 1 << 14;
+
+size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  const size_t size = std::min(a.size(), b.size());
+  const auto end = a.begin() + static_cast<ptrdiff_t>(size);
+  return static_cast<size_t>(
+      std::mismatch(a.begin(), end, b.begin()).first - a.begin());
+}
+
+template <typename Entry, typename Fn>
+void ForBlocks(const Entry& entry, const Fn& fn) {
+  for (const auto& group : entry.held) {
+    for (const HeldBlock& held : group) fn(held.block.get());
+  }
+}
+
+template <typename Entry>
+size_t OwnBytes(const Entry& entry) {
+  return kEntryBytes + entry.tokens.size() * sizeof(int32_t);
+}
+
+uint64_t ChainHash(uint64_t parent, std::span<const int32_t> page) {
+  return HashBytes(AsBytes(page), parent).low;
+}
+
+}  // namespace
+
+// What may be given up: a page, or a resume point.
+struct PrefixIndex::Entry {
+  virtual ~Entry() = default;
+  virtual bool is_page() const = 0;
+  // Out of the tree that it is in.
+  virtual std::unique_ptr<Entry> TakeOut() = 0;
+
+  Node* parent = nullptr;  // of a point: the page it stands behind
+  std::vector<int32_t> tokens;
+  std::shared_ptr<const KvLayout> layout;
+  HeldSet held;
+  size_t bytes = 0;    // that were added by it
+  double seconds = 0;  // to compute it again
+  uint32_t uses = 0;
+  double worth = 0;
+};
+
+// `tokens` lie between the page it stands behind and its position.
+struct PrefixIndex::Point final : Entry {
+  bool is_page() const override { return false; }
+  std::unique_ptr<Entry> TakeOut() override;
+
+  size_t position = 0;
+};
+
+struct PrefixIndex::Node final : Entry {
+  bool is_page() const override { return true; }
+  std::unique_ptr<Entry> TakeOut() override;
+  bool leaf() const { return children.empty() && points.empty(); }
+
+  size_t end = 0;           // position behind the page
+  uint64_t chain = 0;       // hash of all pages up to this
+  bool lost_point = false;  // one that stood here was given up
+  // By their chain.
+  std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
+  std::vector<std::unique_ptr<Point>> points;
+};
+
+std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Point::TakeOut() {
+  auto& points = parent->points;
+  const auto at =
+      std::find_if(points.begin(), points.end(),
+                   [&](const auto& point) { return point.get() == this; });
+  std::unique_ptr<Entry> self = std::move(*at);
+  points.erase(at);
+  return self;
+}
+
+std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Node::TakeOut() {
+  auto [at, last] = parent->children.equal_range(chain);
+  while (at->second.get() != this) ++at;
+  std::unique_ptr<Entry> self = std::move(at->second);
+  parent->children.erase(at);
+  return self;
+}
+
+bool PrefixIndex::LessWorth::operator()(const Entry* a, const Entry* b) const {
+  return std::tie(a->worth, a) < std::tie(b->worth, b);
+}
+
+// A pool's way to the index for as long as both exist.
+class PrefixIndex::PoolReclaimer final : public Reclaimer {
+ public:
+  PoolReclaimer(std::weak_ptr<PrefixIndex> index, std::weak_ptr<BlockPool> pool)
+      : index_(std::move(index)), pool_(std::move(pool)) {}
+  bool expired() const { return pool_.expired(); }
+  size_t Reclaim(size_t bytes) override {
+    const std::shared_ptr<PrefixIndex> index = index_.lock();
+    const std::shared_ptr<BlockPool> pool = pool_.lock();
+    return index && pool ? index->Reclaim(pool.get(), bytes) : 0;
+  }
+
+ private:
+  const std::weak_ptr<PrefixIndex> index_;
+  const std::weak_ptr<BlockPool> pool_;
+};
+
+std::shared_ptr<PrefixIndex> PrefixIndex::Create(size_t budget_bytes) {
+  return std::shared_ptr<PrefixIndex>(new PrefixIndex(budget_bytes));
+}
+
+PrefixIndex::PrefixIndex(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
+
+PrefixIndex::~PrefixIndex() { Clear(nullptr); }
+
+PrefixIndex::Node* PrefixIndex::Descend(Node* node,
+                                        std::span<const int32_t> page,
+                                        uint64_t hash) const {
+  const auto [first, last] = node->children.equal_range(hash);
+  for (auto at = first; at != last; ++at) {
+    if (std::equal(page.begin(), page.end(), at->second->tokens.begin())) {
+      return at->second.get();
+    }
+  }
+  return nullptr;
+}
+
+PrefixMatch PrefixIndex::Match(const Address& root,
+                               std::span<const int32_t> tokens, size_t limit) {
+  PrefixMatch match;
+  const std::lock_guard lock(mutex_);
+  const auto tree = trees_.find(root);
+  if (tree == trees_.end()) return match;
+  Node* node = tree->second.get();
+  Point* best = nullptr;
+  while (true) {
+    const std::span rest = tokens.subspan(node->end);
+    const Entry* longest = nullptr;  // of those that are not whole
+    size_t common = 0;
+    const auto offer = [&](const Entry& entry) {
+      const size_t with = CommonPrefix(entry.tokens, rest);
+      if (with <= common && longest != nullptr) return;
+      common = with;
+      longest = &entry;
+    };
+    for (const auto& point : node->points) {
+      offer(*point);
+      if (point->position <= limit &&
+          (best == nullptr || point->position > best->position) &&
+          CommonPrefix(point->tokens, rest) == point->tokens.size()) {
+        best = point.get();
+      }
+    }
+    Node* next = nullptr;
+    if (rest.size() >= kPageTokens) {
+      const std::span page = rest.first(kPageTokens);
+      const uint64_t chain = ChainHash(node->chain, page);
+      next = Descend(node, page, chain);
+      match.evicted |= next == nullptr && ghosts_.contains(chain);
+    }
+    match.evicted |= node->lost_point;
+    if (next == nullptr || next->end > limit) {
+      for (const auto& [hash, child] : node->children) offer(*child);
+      const size_t known = node->end + common;
+      match.known = std::min(known, limit);
+      match.parts = longest != nullptr && known < limit &&
+                    common < longest->tokens.size();
+      if (longest != nullptr && match.known > node->end) {
+        match.pages.push_back({longest->layout, longest->held});
+      }
+      break;
+    }
+    node = next;
+    Touch(node);
+    match.pages.push_back({node->layout, node->held});
+  }
+  if (best == nullptr) return match;
+  Touch(best);
+  match.resume = best->position;
+  match.at_resume = {best->layout, best->held};
+  return match;
+}
+
+void PrefixIndex::Publish(const Address& root,
+                          std::shared_ptr<const KvLayout> layout,
+                          const std::shared_ptr<BlockPool>& pool,
+                          std::span<const int32_t> tokens,
+                          const KvContent& content,
+                          std::span<const Checkpoint> points, double seconds) {
+  HeldSet full(content.groups.size());
+  for (size_t g = 0; g < full.size(); ++g) {
+    if (!content.groups[g]->forgets()) {
+      full[g] = content.groups[g]->Export(content.computed);
+    }
+  }
+  Register(pool);
+  Victims victims;  // destroyed behind the lock
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Node>& tree = trees_[root];
+  if (!tree) tree = std::make_unique<Node>();
+  Node* node = tree.get();
+  // Points stand behind the pages before them, so those come first.
+  for (const Checkpoint& point : points) {
+    AddPages(node, tokens.first(point.position), layout, full, seconds);
+    AddPoint(node, tokens, layout, full, point, seconds);
+  }
+  AddPages(node, tokens.first(content.computed), layout, full, seconds);
+  while (stats_.bytes > budget_bytes_ && !queue_.empty()) {
+    Evict(*queue_.begin(), victims);
+  }
+}
+
+// From `node` on, as long as there are whole pages.
+void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
+                           const std::shared_ptr<const KvLayout>& layout,
+                           const HeldSet& full, double seconds) {
+  const size_t blocks = kPageTokens / layout->block_tokens();
+  while (tokens.size() - node->end >= kPageTokens) {
+    const std::span page = tokens.subspan(node->end, kPageTokens);
+    const uint64_t chain = ChainHash(node->chain, page);
+    if (Node* known = Descend(node, page, chain)) {
+      node = known;
+      Touch(node);
+      continue;
+    }
+    auto added = std::make_unique<Node>();
+    added->parent = node;
+    added->tokens.assign(page.begin(), page.end());
+    added->layout = layout;
+    added->end = node->end + kPageTokens;
+    added->chain = chain;
+    added->seconds = seconds * kPageTokens;
+    added->held.resize(full.size());
+    for (size_t g = 0; g < full.size(); ++g) {
+      if (full[g].empty()) continue;
+      const size_t index = node->end / kPageTokens * blocks;
+      const auto first = full[g].begin() + static_cast<ptrdiff_t>(index);
+      added->held[g].assign(first, first + static_cast<ptrdiff_t>(blocks));
+    }
+    Node* const child = added.get();
+    node->children.emplace(chain, std::move(added));
+    try {
+      Insert(child);
+    } catch (...) {
+      child->TakeOut();
+      throw;
+    }
+    ghosts_.erase(chain);
+    ++stats_.pages;
+    node = child;
+  }
+}
+
+void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
+                           const std::shared_ptr<const KvLayout>& layout,
+                           const HeldSet& full, const Checkpoint& point,
+                           double seconds) {
+  const std::span tail =
+      tokens.subspan(node->end, point.position - node->end);
+  size_t before = 0;  // the point that would be gone on from instead
+  for (const auto& other : node->points) {
+    if (other->tokens.size() > tail.size() ||
+        CommonPrefix(other->tokens, tail) < other->tokens.size()) {
+      continue;
+    }
+    before = std::max(before, other->position);
+    if (other->position == point.position) return Touch(other.get());
+  }
+  for (const Node* at = static_cast<Node*>(node->parent);
+       at != nullptr && before == 0; at = static_cast<Node*>(at->parent)) {
+    for (const auto& other : at->points) {
+      const std::span behind =
+          tokens.subspan(at->end, other->tokens.size());
+      if (std::equal(behind.begin(), behind.end(), other->tokens.begin())) {
+        before = std::max(before, other->position);
+      }
+    }
+  }
+  auto added = std::make_unique<Point>();
+  added->parent = node;
+  added->position = point.position;
+  added->tokens.assign(tail.begin(), tail.end());
+  added->layout = layout;
+  added->seconds = seconds * static_cast<double>(point.position - before);
+  added->held.resize(full.size());
+  for (size_t g = 0; g < full.size(); ++g) {
+    if ((*point.groups)[g]) {
+      added->held[g] = (*point.groups)[g]->Export(point.position);
+      continue;
+    }
+    for (const HeldBlock& held : full[g]) {
+      if (held.begin < node->end || held.begin >= point.position) continue;
+      added->held[g].push_back(held);
+      added->held[g].back().end = std::min(held.end, point.position);
+    }
+  }
+  bool empty = true;
+  ForBlocks(*added, [&](const Block*) { empty = false; });
+  if (empty) return;  // all is in the pages before it
+  Point* const entry = added.get();
+  node->points.push_back(std::move(added));
+  try {
+    Insert(entry);
+  } catch (...) {
+    entry->TakeOut();
+    throw;
+  }
+  ++stats_.resume_points;
+}
+
+// Counts what the entry, which is in the tree, refers to. Throws
+// std::bad_alloc; the caller takes it out again.
+void PrefixIndex::Insert(Entry* entry) {
+  size_t bytes = OwnBytes(*entry);
+  size_t counted = 0;
+  try {
+    ForBlocks(*entry, [&](const Block* block) {
+      if (references_[block]++ == 0 && !block->mapped) {
+        bytes += block->size_bytes;
+      }
+      ++counted;
+    });
+    entry->bytes = bytes;
+    SetWorth(entry);
+    queue_.insert(entry);
+  } catch (...) {
+    ForBlocks(*entry, [&](const Block* block) {
+      if (counted == 0) return;
+      --counted;
+      const auto found = references_.find(block);
+      if (--found->second == 0) references_.erase(found);
+    });
+    throw;
+  }
+  ForBlocks(*entry, [](const Block* block) {
+    block->indexed.fetch_add(1, std::memory_order_relaxed);
+  });
+  stats_.bytes += bytes;
+  ++stats_.published;
+  // What it hangs on may not go before it.
+  if (entry->parent->parent != nullptr) queue_.erase(entry->parent);
+}
+
+// GreedyDual-Size-Frequency.
+void PrefixIndex::SetWorth(Entry* entry) {
+  ++entry->uses;
+  entry->worth = worth_gone_ + entry->uses * entry->seconds /
+                                   static_cast<double>(entry->bytes);
+}
+
+// Moves within the queue, where it is in it: allocates nothing.
+void PrefixIndex::Touch(Entry* entry) {
+  auto place = queue_.extract(entry);
+  SetWorth(entry);
+  if (place) queue_.insert(std::move(place));
+}
+
+// Takes a leaf out of its tree. Its place in the queue goes to what it hung on
+// if that is a leaf now; roots, which have no parent, stay. Allocates nothing
+// that it needs.
+std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
+  auto place = queue_.extract(entry);
+  size_t bytes = OwnBytes(*entry);
+  ForBlocks(*entry, [&](const Block* block) {
+    block->indexed.fetch_sub(1, std::memory_order_relaxed);
+    const auto found = references_.find(block);
+    if (--found->second > 0) return;
+    references_.erase(found);
+    if (!block->mapped) bytes += block->size_bytes;
+  });
+  stats_.bytes -= bytes;
+  ++stats_.evictions;
+  Node* const parent = entry->parent;
+  std::unique_ptr<Entry> removed = entry->TakeOut();
+  if (entry->is_page()) {
+    --stats_.pages;
+    try {
+      if (ghosts_.size() == kMaxGhosts) ghosts_.clear();
+      ghosts_.insert(static_cast<Node*>(entry)->chain);
+    } catch (const std::bad_alloc&) {
+      // Nobody will know that it was there.
+    }
+  } else {
+    --stats_.resume_points;
+    parent->lost_point = true;
+  }
+  if (parent->parent != nullptr && parent->leaf()) {
+    place.value() = parent;
+    queue_.insert(std::move(place));
+  }
+  return removed;
+}
+
+void PrefixIndex::Evict(Entry* entry, Victims& victims) {
+  if (victims.size() == victims.capacity()) {
+    victims.reserve(2 * victims.size() + 1);
+  }
+  worth_gone_ = std::max(worth_gone_, entry->worth);
+  victims.push_back(Remove(entry));
+}
+
+// Whether the index alone holds a block of it, and the bytes that are free when
+// it is gone.
+bool PrefixIndex::Frees(const Entry& entry, const BlockOwner* owner,
+                        size_t& bytes) const {
+  std::map<const Block*, uint32_t> mine;
+  ForBlocks(entry, [&](const Block* block) { ++mine[block]; });
+  bool alone = false;
+  bytes = 0;
+  for (const auto& [block, count] : mine) {
+    if (block->owner.get() != owner) continue;
+    const uint32_t indexed = references_.at(block);
+    if (block->refs.load() != indexed) continue;
+    alone = true;
+    if (indexed == count) bytes += block->size_bytes;
+  }
+  return alone;
+}
+
+size_t PrefixIndex::Reclaim(const BlockOwner* owner, size_t bytes) {
+  Victims victims;
+  size_t freed = 0;
+  const std::lock_guard lock(mutex_);
+  bool found = true;
+  while (freed < bytes && found) {
+    found = false;
+    for (auto at = queue_.begin(); at != queue_.end() && freed < bytes;) {
+      Entry* const entry = *at++;
+      size_t frees = 0;
+      if (!Frees(*entry, owner, frees)) continue;
+      freed += frees;
+      Evict(entry, victims);
+      found = true;  // what it hung on may follow
+    }
+  }
+  return freed;
+}
+
+bool PrefixIndex::GiveUp(const BlockOwner* owner) {
+  Victims victims;
+  const std::lock_guard lock(mutex_);
+  const auto holds = [&](const Entry& entry) {
+    bool any = false;
+    ForBlocks(entry, [&](const Block* block) {
+      any = any || block->owner.get() == owner;
+    });
+    return any;
+  };
+  for (bool found = true; found;) {
+    found = false;
+    for (auto at = queue_.begin(); at != queue_.end();) {
+      Entry* const entry = *at++;
+      if (!holds(*entry)) continue;
+      Evict(entry, victims);
+      found = true;
+    }
+  }
+  return !victims.empty();
+}
+
+void PrefixIndex::Clear(const Address* root) {
+  std::map<Address, std::unique_ptr<Node>> trees;
+  Victims victims;
+  const std::lock_guard lock(mutex_);
+  for (auto at = trees_.begin(); at != trees_.end();) {
+    if (root != nullptr && at->first != *root) {
+      ++at;
+      continue;
+    }
+    std::vector<Node*> nodes{at->second.get()};
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      for (const auto& [hash, child] : nodes[i]->children) {
+        nodes.push_back(child.get());
+      }
+    }
+    for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
+      while (!(*node)->points.empty()) {
+        Evict((*node)->points.back().get(), victims);
+      }
+      if ((*node)->parent != nullptr) Evict(*node, victims);
+    }
+    trees.insert(trees_.extract(at++));
+  }
+}
+
+void PrefixIndex::Register(const std::shared_ptr<BlockPool>& pool) {
+  std::shared_ptr<PoolReclaimer> added;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(reclaimers_,
+                  [](const auto& entry) { return entry.second->expired(); });
+    std::shared_ptr<PoolReclaimer>& reclaimer = reclaimers_[pool.get()];
+    if (reclaimer) return;
+    added = reclaimer =
+        std::make_shared<PoolReclaimer>(weak_from_this(), pool);
+  }
+  pool->AddReclaimer(added);
+}
+
+PrefixIndexStats PrefixIndex::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace gkv

@@ -1,0 +1,127 @@
+#ifndef GEMMAKV_STORE_PREFIX_INDEX_H_
+#define GEMMAKV_STORE_PREFIX_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/kv_content.h"
+#include "store/address.h"
+#include "store/object.h"
+
+namespace gkv {
+
+// Blocks of positions of a known prefix, by group.
+struct PrefixPart {
+  std::shared_ptr<const KvLayout> layout;
+  HeldSet held;
+};
+
+// What is known of some tokens.
+struct PrefixMatch {
+  size_t known = 0;   // the first so many tokens
+  size_t resume = 0;  // the last resume point among them; 0 if there is none
+  // The known tokens go on otherwise: somebody parted from them here.
+  bool parts = false;
+  bool evicted = false;  // more was known once
+  // In the order of positions: what groups that forget nothing hold of
+  // [0, known), the last part maybe of more.
+  std::vector<PrefixPart> pages;
+  PrefixPart at_resume;  // what the others hold there
+};
+
+struct PrefixIndexStats {
+  size_t bytes = 0;  // of the heap
+  size_t pages = 0;
+  size_t resume_points = 0;
+  uint64_t published = 0;  // pages and resume points that were new
+  uint64_t evictions = 0;  // of either
+};
+
+// The RAM tier: trees of pages and resume points by tokens, which refer to the
+// blocks that conversations filled. docs/prefix-cache.md says what is kept.
+//
+// Thread-safe. While its lock is held no block is acquired and no reference
+// destroyed.
+class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
+ public:
+  static std::shared_ptr<PrefixIndex> Create(size_t budget_bytes);
+  ~PrefixIndex();
+  PrefixIndex(const PrefixIndex&) = delete;
+
+  size_t budget_bytes() const { return budget_bytes_; }
+
+  // The longest resume point at most at `limit`, and how far the tokens before
+  // that are known. Requires: limit <= tokens.size().
+  PrefixMatch Match(const Address& root, std::span<const int32_t> tokens,
+                    size_t limit);
+  // Takes in the whole pages of [0, content.computed) that are new, and what
+  // `points` are, which Commit or CheckpointGroups gave. `tokens` are those of
+  // the content; `seconds` is what computing one of them takes; `pool` is that
+  // of the content. Throws std::bad_alloc.
+  void Publish(const Address& root, std::shared_ptr<const KvLayout> layout,
+               const std::shared_ptr<BlockPool>& pool,
+               std::span<const int32_t> tokens, const KvContent& content,
+               std::span<const Checkpoint> points, double seconds);
+  // Gives up what is worth least, until `bytes` of blocks of `owner` are free
+  // by it where there are so many: blocks that nobody else refers to. What
+  // frees nothing stays. Returns the bytes that are free.
+  size_t Reclaim(const BlockOwner* owner, size_t bytes);
+  // Gives up all that refers to blocks of `owner`, for whoever would have to
+  // copy one of them in a full pool. False if there is nothing.
+  bool GiveUp(const BlockOwner* owner);
+  // Forgets a tree, or with a null pointer all.
+  void Clear(const Address* root);
+
+  PrefixIndexStats stats() const;
+
+ private:
+  struct Node;
+  struct Entry;
+  struct Point;
+  struct LessWorth {
+    bool operator()(const Entry* a, const Entry* b) const;
+  };
+  class PoolReclaimer;
+  // Handed out by whoever holds the lock, destroyed behind it.
+  using Victims = std::vector<std::unique_ptr<Entry>>;
+
+  explicit PrefixIndex(size_t budget_bytes);
+  Node* Descend(Node* node, std::span<const int32_t> page, uint64_t hash) const;
+  void Insert(Entry* entry);
+  void SetWorth(Entry* entry);
+  void Touch(Entry* entry);
+  std::unique_ptr<Entry> Remove(Entry* entry);
+  void Evict(Entry* entry, Victims& victims);
+  bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const;
+  void Register(const std::shared_ptr<BlockPool>& pool);
+  void AddPages(Node*& node, std::span<const int32_t> tokens,
+                const std::shared_ptr<const KvLayout>& layout,
+                const HeldSet& full, double seconds);
+  void AddPoint(Node* node, std::span<const int32_t> tokens,
+                const std::shared_ptr<const KvLayout>& layout,
+                const HeldSet& full, const Checkpoint& point, double seconds);
+
+  const size_t budget_bytes_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::map<Address, std::unique_ptr<Node>> trees_;
+  std::unordered_map<const Block*, uint32_t> references_;
+  std::set<Entry*, LessWorth> queue_;  // leaves, which may go
+  double worth_gone_ = 0;              // of what went last
+  std::unordered_set<uint64_t> ghosts_;  // hashes of pages that went
+  std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_;
+  PrefixIndexStats stats_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_STORE_PREFIX_INDEX_H_
