@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "engine/gemma.h"
+#include "store/block_store.h"
 #include "store/prefix_cache.h"
 
 namespace gkv {
@@ -31,6 +32,26 @@ py::dict StatsOf(const PrefixCache& cache) {
   return all;
 }
 
+py::dict StoreStatsOf(const BlockStore& store) {
+  StoreStats stats;
+  {
+    const GilReleased no_gil;
+    stats = store.stats();
+  }
+  py::dict all;
+  all["hits"] = stats.hits;
+  all["misses"] = stats.misses;
+  all["not_ready"] = stats.not_ready;
+  all["writes"] = stats.writes;
+  all["failed_writes"] = stats.failed_writes;
+  all["evictions"] = stats.evictions;
+  all["damaged"] = stats.damaged;
+  all["entries"] = stats.entries;
+  all["bytes"] = stats.bytes;
+  all["queued"] = stats.queued;
+  return all;
+}
+
 using TokenArray =
     py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
@@ -55,6 +76,14 @@ const char* NameOf(PrefixMiss miss) {
 }
 
 void RegisterPrefix(py::module_& module) {
+  py::class_<BlockStore, std::shared_ptr<BlockStore>>(module, "BlockStore")
+      .def_property_readonly("tier", &BlockStore::tier)
+      .def("flush", &BlockStore::Flush, py::call_guard<GilReleased>())
+      .def(
+          "clear", [](BlockStore& store) { store.Clear(nullptr); },
+          py::call_guard<GilReleased>())
+      .def("stats", &StoreStatsOf);
+
   py::class_<PrefixCache, std::shared_ptr<PrefixCache>>(module, "PrefixCache")
       .def(py::init<size_t>(), py::arg("ram_bytes"))
       .def_property_readonly(
