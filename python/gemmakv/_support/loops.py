@@ -23,9 +23,9 @@ class _Hub:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.waker = _core.Waker()
         # Weak: what is left over on a loop that was closed can go.
-        self.waiting: weakref.WeakValueDictionary[
-            int, asyncio.Future[None]
-        ] = weakref.WeakValueDictionary()
+        self.bells: weakref.WeakValueDictionary[int, Bell] = (
+            weakref.WeakValueDictionary()
+        )
         self.read: set[_core.Call] = set()
         loop.add_reader(self.waker.fd, self._take)
 
@@ -35,14 +35,16 @@ class _Hub:
 
     def _take(self) -> None:
         for key in self.waker.take():
-            _wake(self.waiting.get(key))
+            bell = self.bells.get(key)
+            for future in () if bell is None else bell.waiting:
+                _wake(future)
 
 
 class Bell:
-    """Lets a task sleep until another thread rings.
+    """Lets tasks sleep until another thread rings.
 
-    Of the loop that runs when it is made, for one task at a time. No thread
-    waits or polls for it, and `core.ring()` takes no lock of the interpreter.
+    Of the loop that runs when it is made. No thread waits or polls for it, and
+    `core.ring()` takes no lock of the interpreter.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,8 @@ class Bell:
                 hub = _hubs[self.loop] = _Hub(self.loop)
         self._hub = hub
         self.core = _core.Bell(hub.waker)
+        self.waiting: set[asyncio.Future[None]] = set()
+        hub.bells[self.core.key] = self
 
     def runs_here(self) -> bool:
         """Whether the running loop is its loop."""
@@ -79,17 +83,17 @@ class Bell:
         timer = None
         if seconds is not None:
             timer = self.loop.call_later(seconds, _wake, future)
-        self._hub.waiting[self.core.key] = future
+        self.waiting.add(future)
         try:
             await future
         finally:
-            self._hub.waiting.pop(self.core.key, None)
+            self.waiting.discard(future)
             if timer is not None:
                 timer.cancel()
 
 
-def _wake(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
         future.set_result(None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -41,16 +42,10 @@ class OneCall:
                     self._changed.wait(timeout)
 
     async def aacquire(self) -> None:
-        bell = Bell()
-        with self._changed:
-            self._bells.add(bell)
-        try:
+        with self._told() as bell:
             for timeout in self._waits(blocking=False):
                 if self._busy:
                     await bell.wait(timeout)
-        finally:
-            with self._changed:
-                self._bells.discard(bell)
 
     def keep_for(self, stream: ChatStream) -> None:
         """It is the stream's now, which releases it. Requires: acquired."""
@@ -80,18 +75,50 @@ class OneCall:
         """Ends a stream, waits for a call and closes the cache."""
         while not cache.closed:
             with self._changed:
-                ref = self._stream
-                stream = None if ref is None else ref()
-                if not self._busy:
-                    cache.close()
-                elif stream is None:
-                    if ref is None:
+                stream, timeout = self._try_to_close(cache)
+                if stream is None and not cache.closed:
+                    if timeout is None:
                         self._check_caller()
-                    self._changed.wait(None if ref is None else _GRACE_S / 4)
+                    self._changed.wait(timeout)
             if stream is not None:
                 if stream._read_here():
                     raise _streamed()
                 stream.cancel()
+
+    async def aclose(self, cache: KVCache) -> None:
+        """`close` that does not block its event loop."""
+        with self._told() as bell:
+            while not cache.closed:
+                with self._changed:
+                    stream, timeout = self._try_to_close(cache)
+                if stream is not None:
+                    await stream.acancel()
+                elif not cache.closed:
+                    await bell.wait(timeout)
+
+    def _try_to_close(
+        self, cache: KVCache
+    ) -> tuple[ChatStream | None, float | None]:
+        """The stream that is to end first, or none and the seconds to wait at
+        most. Requires: `_changed` is held.
+        """
+        if not self._busy:
+            cache.close()
+        if self._stream is None:
+            return None, None
+        return self._stream(), _GRACE_S / 4
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[Bell]:
+        """A bell of this loop that rings when something has changed."""
+        bell = Bell()
+        with self._changed:
+            self._bells.add(bell)
+        try:
+            yield bell
+        finally:
+            with self._changed:
+                self._bells.discard(bell)
 
     def _tell(self) -> None:
         """Wakes who waits. Requires: `_changed` is held."""

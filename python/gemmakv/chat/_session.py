@@ -73,6 +73,10 @@ class Session:
     one Gemma run at the same time. `messages`, `turns`, `stats` and `system`
     never wait and show the last turn that ended. A call that raises leaves
     the session as it was.
+
+    On an event loop, `asend`, `astream`, `afork`, `aclose` and `async with`
+    never block it; all other methods may, where they wait for a call or for
+    the model.
     """
 
     def __init__(
@@ -159,6 +163,12 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
     @property
     def gemma(self) -> Gemma:
         return self._gemma
@@ -174,7 +184,7 @@ class Session:
 
     @property
     def overflow(self) -> str:
-        """"error" or "drop_oldest_turns"; may be changed at any time."""
+        """ "error" or "drop_oldest_turns"; may be changed at any time."""
         return self._overflow
 
     @overflow.setter
@@ -284,9 +294,7 @@ class Session:
         await self._calls.aacquire()
         return self._stream_now(text, options, begin)
 
-    def _stream_now(
-        self, text: str, options: Any, begin: float
-    ) -> ChatStream:
+    def _stream_now(self, text: str, options: Any, begin: float) -> ChatStream:
         """Requires: acquired."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
@@ -305,21 +313,36 @@ class Session:
 
         Shares the blocks of the cache: no key or value is copied. What a
         session that has not said anything begins with (the system text) is
-        computed first, so that it is shared too. `copy.copy` and
-        `copy.deepcopy` are forks.
+        computed first, so that it is shared too: this waits for it.
+        `copy.copy` and `copy.deepcopy` are forks.
         """
         with self._calls:
             beginning = self._talk.beginning()
             if len(beginning):
-                self._gemma.generate(self.cache, beginning, max_tokens=0)
-                self.cache.checkpoint()
-            talk, self._last_fork_us = self._talk.fork()
-            other = Session.__new__(type(self))
-            other.__dict__.update(self.__dict__)
-            other.options = dict(self.options)
-            other._talk = talk
-            other._calls = OneCall()
-            return other
+                self._gemma.prefill(self.cache, beginning)
+            return self._forked(len(beginning) > 0)
+
+    async def afork(self) -> Session:
+        """`fork` on an asyncio event loop, which it never blocks, also where
+        it waits for the session.
+        """
+        async with self._calls:
+            beginning = self._talk.beginning()
+            if len(beginning):
+                await self._gemma.aprefill(self.cache, beginning)
+            return self._forked(len(beginning) > 0)
+
+    def _forked(self, begun: bool) -> Session:
+        """`begun`: its beginning was just computed. Requires: acquired."""
+        if begun:
+            self.cache.checkpoint()
+        talk, self._last_fork_us = self._talk.fork()
+        other = Session.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.options = dict(self.options)
+        other._talk = talk
+        other._calls = OneCall()
+        return other
 
     def __copy__(self) -> Session:
         return self.fork()
@@ -467,13 +490,19 @@ class Session:
         )
 
     def close(self) -> None:
-        """Ends a running reply and frees the cache; waits for another call
-        that is running.
+        """Ends a running reply and frees the cache; waits for the model's
+        step that runs, and for another call that is running.
 
         Any later use of the conversation is a ValueError; `messages` stay.
         Raises GemmaKVError in a call of this thread, as of its `progress`.
         """
         self._calls.close(self.cache)
+
+    async def aclose(self) -> None:
+        """`close` that does not block the event loop, for any task of it;
+        also done by `async with`.
+        """
+        await self._calls.aclose(self.cache)
 
     def _begin(self, text: str, options: Any, begin: float) -> Turn:
         return self._talk.begin(

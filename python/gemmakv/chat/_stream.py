@@ -65,8 +65,10 @@ class ChatStream(PieceStream):
     def cancel(self) -> None:
         """Ends the reply; from any thread, any number of times.
 
-        On return the session is free, and holds what was delivered.
-        Going on to iterate gives at most text that had been held back.
+        On return the session is free, and holds what was delivered: this
+        waits for the model's step that runs (`acancel` and `async with` do so
+        without blocking an event loop). Going on to iterate gives at most
+        text that had been held back.
         """
         self._inner.cancel()
         with self._lock:
@@ -129,7 +131,9 @@ class ChatStream(PieceStream):
                 self._given += 0 if piece is None else len(piece.text)
             finally:
                 self._working = False
-        if self._inner._cancelled:
+        # By a callback, in the middle of this. On a loop the next read, once
+        # all is done, ends the turn.
+        if self._inner._cancelled and (seconds > 0 or self._handle.done):
             self.cancel()
         return piece
 

@@ -64,7 +64,9 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
                 assert self._bell is not None
                 self._bell.note_read(self._handle)
                 return piece
-            if not self._over() and not self._watch():
+            if self._over() or self._ending():
+                continue
+            if not self._watch():
                 await self._sleep()
         raise StopAsyncIteration
 
@@ -84,13 +86,26 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        if not self._over():
-            self._handle.cancel()
-            await self._sleep_until_done()
-            self.cancel()
+        await self.acancel()
 
     @abstractmethod
     def cancel(self) -> None: ...
+
+    async def acancel(self) -> None:
+        """`cancel` that waits for the end of the generation, a step of the
+        model at most, without blocking the event loop.
+        """
+        if self._over():
+            return
+        reader = self._bell
+        self._handle.cancel()
+        try:
+            await self._sleep_until_done()
+        finally:
+            if reader is not None:
+                reader.core.ring()  # on another loop
+            if self._handle.done:
+                self.cancel()
 
     @abstractmethod
     def result(self) -> Generation: ...
@@ -105,7 +120,10 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
 
     @abstractmethod
     def _read(self, seconds: float) -> Piece | None:
-        """The next piece, or None if there is none within that time."""
+        """The next piece, or None if there is none within that time.
+
+        After a cancel, waits for the end, or for nothing with 0 seconds.
+        """
 
     @abstractmethod
     def _save(self) -> Any:
@@ -133,9 +151,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             self._handle.cancel()
             raise
         except BaseException:  # the task is cancelled
-            self._handle.cancel()
-            await self._sleep_until_done()
-            self.cancel()
+            await self.acancel()
             raise
 
     async def _sleep_until_done(self) -> None:
@@ -176,6 +192,7 @@ class Stream(PieceStream):
         self._events = 0  # read of the handle
         self._unreported = False  # the last piece, to `progress`
         self._failure: BaseException | None = None  # of `progress`
+        self._failed = False  # it is to be raised
         self._finished = False
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._cancelled = False
@@ -237,6 +254,9 @@ class Stream(PieceStream):
             return self._ready.popleft()
         if self._unreported:
             self._report(self._max_tokens)
+        if self._cancelled and seconds <= 0 and not self._handle.done:
+            return None
+        self._raise_failure()
         try:
             if self._cancelled:
                 # What is unread is taken back when the generation ends, so
@@ -272,6 +292,7 @@ class Stream(PieceStream):
         self._unreported = not event.finished
         if event.finished:
             self._report(self._count)
+            self._raise_failure()
         return self._ready.popleft() if self._ready else None
 
     def _report(self, total: int) -> None:
@@ -284,8 +305,14 @@ class Stream(PieceStream):
         except BaseException as error:
             self._callback = None
             self._failure = error
+            self._failed = True
             self.cancel()
+
+    def _raise_failure(self) -> None:
+        if self._failed:
+            self._failed = False
+            assert self._failure is not None
             # The first failure counts.
             with contextlib.suppress(Exception):
                 self._handle.result()  # waits: the cache is in use
-            raise
+            raise self._failure

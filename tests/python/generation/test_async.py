@@ -290,9 +290,7 @@ def test_ctrl_c_anywhere_keeps_what_was_returned(
         shown = [next(stream).token_id for _ in range(2)]
         seen = 0
 
-        def trace(
-            frame: Any, event: str, _: object, place: int = place
-        ) -> Any:
+        def trace(frame: Any, event: str, _: object, place: int = place) -> Any:
             nonlocal seen
             name = frame.f_code.co_name
             if name in ("_restore", "cancel", "_save", "_settle", "_over"):
@@ -366,9 +364,7 @@ def test_waiting_for_a_cache_does_not_block(slow: Gemma) -> None:
             waiting = [
                 slow.agenerate(cache, "the", max_tokens=400, **NO_END)
                 for _ in range(3)
-            ] + [
-                session.asend("a", max_tokens=400, **NO_END) for _ in range(3)
-            ]
+            ] + [session.asend("a", max_tokens=400, **NO_END) for _ in range(3)]
             await asyncio.gather(*waiting)
             stream = await slow.astream(cache, "", max_tokens=300, **NO_END)
             other = asyncio.create_task(
@@ -450,9 +446,7 @@ def test_two_loops_in_two_threads(tiny: Gemma) -> None:
     assert found == [expected] * 16
 
 
-def test_a_stream_may_move_to_another_loop(
-    tiny: Gemma, cache: KVCache
-) -> None:
+def test_a_stream_may_move_to_another_loop(tiny: Gemma, cache: KVCache) -> None:
     stream = tiny.stream(cache, "the", max_tokens=30, **NO_END)
 
     async def some(count: int) -> list[int]:
@@ -675,3 +669,153 @@ def test_samples_that_fail_leave_the_pending_token(tiny: Gemma) -> None:
     # The pending token and the prompt were computed, the rest was held.
     assert said[0].usage.cached_tokens == len(PROMPT) + 2
     assert said[0].timings.prefill_s > 0
+
+
+# ---- Ends that wait for the step that runs ----
+
+
+class HeldStep:
+    """The model's second step, or its first, that lasts until `end`."""
+
+    def __init__(self, number: int = 2) -> None:
+        self._left = number
+        self._begun = threading.Event()
+        self._end = threading.Event()
+        self.options: Any = {**LONG, "logits_processor": self._process}
+
+    def _process(self, ids: object, logits: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._begun.set()
+            self._end.wait(5)
+
+    async def during(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Does it while the step runs: the loop is free all the time, and the
+        work is not done before the step has ended.
+        """
+        while not self._begun.is_set():
+            await asyncio.sleep(0.001)
+        task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([task], timeout=0.05)
+        assert not done and not self._end.is_set()
+        self._end.set()
+        return await task
+
+
+@pytest.mark.parametrize("how", ["acancel", "aclose", "exit", "both"])
+def test_ending_a_reply_does_not_block(slow: Gemma, how: str) -> None:
+    async def main() -> None:
+        step = HeldStep()
+        session = Session(slow, capacity_tokens=4096)
+        stream = session.stream("hello", **step.options)
+        reader = asyncio.ensure_future(asyncio.wait_for(read_all(stream), 5))
+        if how == "exit":
+            await step.during(stream.__aexit__())
+        elif how == "acancel":
+            await step.during(stream.acancel())
+        elif how == "aclose":
+            await step.during(session.aclose())
+        else:
+            await step.during(both(session, stream))
+        assert stream.result().finish_reason == "cancelled"
+        assert stream.result().usage.completion_tokens <= 2
+        assert session.messages[-1].text == (await reader).strip()
+        assert session.cache.closed is (how in ("aclose", "both"))
+
+    asyncio.run(main())
+
+
+async def both(session: Session, stream: Any) -> None:
+    await asyncio.gather(session.aclose(), stream.acancel())
+
+
+async def read_all(stream: Any) -> str:
+    return "".join([piece.text async for piece in stream])
+
+
+@pytest.mark.parametrize("kind", ["stream", "chat"])
+def test_progress_that_raises_does_not_block(slow: Gemma, kind: str) -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("no more")
+
+    async def main() -> None:
+        step = HeldStep()
+        session = Session(slow, capacity_tokens=4096)
+        options = {**step.options, "progress": fail}
+        stream: Any
+        if kind == "chat":
+            stream = session.stream("hello", **options)
+        else:
+            stream = slow.stream(session.cache, PROMPT, **options)
+        with pytest.raises(RuntimeError, match="no more"):
+            await step.during(read_all(stream))
+        with pytest.raises(RuntimeError, match="no more"):
+            stream.result()
+        if kind == "chat":
+            assert session.messages[-1].incomplete
+            await session.asend("more", max_tokens=1)
+        else:
+            assert len(session.cache) == len(PROMPT) + 1
+
+    asyncio.run(main())
+
+
+def test_a_callback_that_cancels_does_not_block(slow: Gemma) -> None:
+    async def main() -> None:
+        step = HeldStep()
+        session = Session(slow, capacity_tokens=4096)
+        options = {**step.options, "progress": lambda *_: stream.cancel()}
+        stream = session.stream("hello", **options)
+        text = await step.during(read_all(stream))
+        assert session.messages[-1].text == text.strip()
+        assert stream.result().finish_reason == "cancelled"
+
+    asyncio.run(main())
+
+
+def test_a_session_is_closed_by_its_block(tiny: Gemma) -> None:
+    async def main() -> Session:
+        async with Session(tiny) as session:
+            await session.asend("hello", max_tokens=2)
+            assert not session.cache.closed
+        await session.aclose()
+        return session
+
+    assert asyncio.run(main()).cache.closed
+
+
+def test_afork_is_fork_that_does_not_block(slow: Gemma) -> None:
+    def session() -> Session:
+        return Session(slow, "be kind " * 200, capacity_tokens=4096)
+
+    async def main() -> None:
+        expected = session().fork()
+        own = session()
+        steps: list[int] = []
+
+        async def count() -> None:
+            while True:
+                steps.append(1)
+                await asyncio.sleep(0)
+
+        counter = asyncio.ensure_future(count())
+        found = await own.afork()
+        counter.cancel()
+        assert len(steps) > 2
+        assert same(found.cache, expected.cache) and len(found.cache) > 200
+        assert found.cache.shared_nbytes and same(own.cache, found.cache)
+        reply = await found.asend("hello", max_tokens=8, **NO_END)
+        assert reply.text == expected.send("hello", max_tokens=8, **NO_END).text
+        # It takes its turn.
+        step = HeldStep()
+        task = asyncio.ensure_future(own.asend("hello", **step.options))
+        fork = await step.during(aforked_after(own, task))
+        assert fork.messages == own.messages
+
+    asyncio.run(main())
+
+
+async def aforked_after(session: Session, task: asyncio.Task[Any]) -> Session:
+    fork = await session.afork()
+    assert task.done()
+    return fork
