@@ -88,9 +88,10 @@ class Number(Kind):
 
     def check(self, name: str, value: object) -> float:
         found = number(name, value, self.least, self.most)
-        if self.above and found == self.least:
+        if self.above and np.float32(found) <= self.least:
+            also = " also as float32" if found > self.least else ""
             raise ValueError(
-                f"{name}: expected a number above {self.least:g}, found "
+                f"{name}: expected a number above {self.least:g}{also}, found "
                 f"{found}"
             )
         return found
@@ -236,10 +237,18 @@ class Bias(Kind):
         return [
             (
                 integer(f"{name} key", token, 0, MAX_INT),
-                number(f"{name}[{token!r}]", bias),
+                self._bias(f"{name}[{token!r}]", bias),
             )
             for token, bias in value.items()
         ]
+
+    def _bias(self, name: str, value: object) -> float:
+        bias = number(name, value)
+        if bias > FLOAT_MAX:
+            raise ValueError(
+                f"{name}: expected a finite float32 or -inf, found {bias}"
+            )
+        return bias
 
     def from_flags(self, name: str, texts: list[str]) -> dict[int, float]:
         found = {}
@@ -275,9 +284,7 @@ class Function(Kind):
         return callable(value) or super().is_one(value)
 
 
-def _json_list(
-    name: str, text: str, kind: type, expected: str
-) -> list[Any]:
+def _json_list(name: str, text: str, kind: type, expected: str) -> list[Any]:
     try:
         found = json.loads(text)
     except ValueError:

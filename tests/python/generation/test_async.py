@@ -679,22 +679,22 @@ class HeldStep:
 
     def __init__(self, number: int = 2) -> None:
         self._left = number
-        self._begun = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
         self._end = threading.Event()
         self.options: Any = {**LONG, "logits_processor": self._process}
 
     def _process(self, ids: object, logits: object) -> None:
         self._left -= 1
         if self._left == 0:
-            self._begun.set()
+            self._loop.call_soon_threadsafe(self._begun.set)
             self._end.wait(5)
 
     async def during(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Does it while the step runs: the loop is free all the time, and the
         work is not done before the step has ended.
         """
-        while not self._begun.is_set():
-            await asyncio.sleep(0.001)
+        await self._begun.wait()
         task = asyncio.ensure_future(work)
         done, _ = await asyncio.wait([task], timeout=0.05)
         assert not done and not self._end.is_set()

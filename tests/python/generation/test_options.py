@@ -86,7 +86,10 @@ BAD = [
     ("temperature", -0.5, "a number of at least 0, found -0.5"),
     ("top_p", 0, "a number above 0, found 0"),
     ("top_p", 1.5, "a number of at most 1, found 1.5"),
+    ("top_p", 1e-300, "a number above 0 also as float32, found 1e-300"),
     ("repetition_penalty", 0.0, "a number above 0"),
+    ("repetition_penalty", 5e-324, "above 0 also as float32, found 5e-324"),
+    ("temperature", 1e39, "found 1e[+]39"),
     ("seed", 2**64, "at most 18446744073709551615"),
     ("seed", False, "expected an integer, found False"),
     ("stop", "", "a str that is not empty"),
@@ -103,6 +106,7 @@ BAD = [
     ("logits_processor", 5, r"a callable\(token_ids, logits\), found 5"),
     ("logit_bias", [5], "a mapping"),
     ("logit_bias", {True: 1.0}, "logit_bias key: expected an integer"),
+    ("logit_bias", {3: 1e39}, r"logit_bias\[3\]: .* or -inf, found 1e[+]39"),
     ("logprobs", None, "True or False"),
 ]
 
@@ -116,7 +120,7 @@ def test_bad_values_are_named(
     tiny: Gemma, name: str, value: object, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words) as caught:
-        GenerationOptions.check({name: value})
+        GenerationOptions.check({name: value}, 100)
     assert str(caught.value).startswith(name)
     cache = create_kv_cache(tiny.config)
     options: Any = {name: value}
@@ -421,9 +425,7 @@ def test_min_tokens_and_bias_come_behind_the_processor(tiny: Gemma) -> None:
 
     g = run(tiny, max_tokens=9, min_tokens=3, logits_processor=force)
     assert len(g.token_ids) == 4 and g.token_ids[-1] == eos
-    g = run(
-        tiny, max_tokens=3, logit_bias={eos: -INF}, logits_processor=force
-    )
+    g = run(tiny, max_tokens=3, logit_bias={eos: -INF}, logits_processor=force)
     assert eos not in g.token_ids
 
 
