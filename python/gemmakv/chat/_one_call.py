@@ -25,12 +25,13 @@ class OneCall:
     Held by a call, or by a stream from its beginning to its end, whichever
     threads read it. Entering raises GemmaKVError where waiting would never
     end: in the middle of a call of the same thread, or behind a stream that
-    nobody reads.
+    nobody reads; ValueError when it was closed.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._busy = False
+        self._closed = False
         self._caller = 0  # the thread of the call
         self._stream: weakref.ref[ChatStream] | None = None
         self._bells: set[Bell] = set()  # of tasks that wait
@@ -71,6 +72,13 @@ class OneCall:
     async def __aexit__(self, *exception: object) -> None:
         self.release()
 
+    def check_open(self) -> None:
+        """Raises ValueError if it was closed."""
+        if self._closed:
+            raise ValueError(
+                "session: closed; begin a new one, or load one that was saved"
+            )
+
     def close(self, cache: KVCache) -> None:
         """Ends a stream, waits for a call and closes the cache."""
         while not cache.closed:
@@ -103,6 +111,7 @@ class OneCall:
         most. Requires: `_changed` is held.
         """
         if not self._busy:
+            self._closed = True
             cache.close()
         if self._stream is None:
             return None, None
@@ -141,6 +150,7 @@ class OneCall:
         while True:
             with self._changed:
                 if not self._busy:
+                    self.check_open()
                     self._busy = True
                     self._caller = threading.get_ident()
                     return

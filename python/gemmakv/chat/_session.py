@@ -231,6 +231,7 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
+        self._calls.check_open()
         return SessionStats(
             tokens=len(self.cache),
             own_bytes=self.cache.nbytes,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -210,9 +212,7 @@ def test_undo_leaves_no_trace(session: Session) -> None:
     assert session.messages == before
     # The reply's closing may have joined it meanwhile.
     assert session.cache.tokens[: len(tokens)].tolist() == tokens
-    assert_same(
-        session.send("three", max_tokens=9, seed=3, **NO_END), expected
-    )
+    assert_same(session.send("three", max_tokens=9, seed=3, **NO_END), expected)
     assert session.cache.tokens.tolist() == other.cache.tokens.tolist()
 
 
@@ -315,8 +315,9 @@ def test_dropped_turns_leave_a_fresh_session(tiny: Gemma) -> None:
         reply = session.send("t" * 9, max_tokens=12, seed=turn, **NO_END)
         kept = session.turns - 1
         assert session.messages[0] == messages[0]
-        assert session.messages[1 : 1 + 2 * kept] == (
-            messages[1:][len(messages) - 1 - 2 * kept :]
+        assert (
+            session.messages[1 : 1 + 2 * kept]
+            == (messages[1:][len(messages) - 1 - 2 * kept :])
         )
         assert_sound(session)
         if 2 * kept < len(messages) - 1:
@@ -335,9 +336,7 @@ def test_dropped_turns_leave_a_fresh_session(tiny: Gemma) -> None:
 
 
 def test_one_turn_too_long_drops_nothing(tiny: Gemma) -> None:
-    session = Session(
-        tiny, overflow="drop_oldest_turns", capacity_tokens=128
-    )
+    session = Session(tiny, overflow="drop_oldest_turns", capacity_tokens=128)
     said(session, "a" * 20, "b" * 20)
     before = state(session)
     with pytest.raises(CacheFullError, match="leaves no room") as error:
@@ -591,3 +590,28 @@ def test_letting_go_of_a_stream_while_another_call_waits(tiny: Gemma) -> None:
         del stream
         reply.result()
     assert session.turns == 2
+
+
+def test_a_closed_session_says_so(tiny: Gemma) -> None:
+    session = Session(tiny, "be kind")
+    session.send("hello", max_tokens=2)
+    messages = session.messages
+    session.close()
+    session.close()
+    uses: list[Callable[[], object]] = [
+        lambda: session.send("more"),
+        lambda: session.stream("more"),
+        lambda: asyncio.run(session.asend("more")),
+        lambda: asyncio.run(session.afork()),
+        lambda: session.fork(),
+        lambda: session.undo(),
+        lambda: session.goto(0),
+        lambda: session.to_bytes(),
+        lambda: session.stats,
+        lambda: setattr(session, "system", "be brief"),
+        lambda: setattr(session, "messages", messages),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="^session: closed; begin a new"):
+            use()
+    assert session.messages == messages
