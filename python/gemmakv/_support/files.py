@@ -97,19 +97,21 @@ def _check_binary(file: object, method: str) -> None:
         )
 
 
-def write_atomically(path: StrPath, data: bytes) -> None:
+def write_atomically(path: StrPath, data: bytes, private: bool = False) -> None:
     """Replaces `path` with `data` in one step."""
-    with atomic_writer(path) as file:
+    with atomic_writer(path, private) as file:
         file.write(data)
 
 
 @contextmanager
-def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
+def atomic_writer(path: StrPath, private: bool = False) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the body ends, and vanishes if it fails.
 
     The content is written beside `path`, forced to disk and renamed; the
     folder is forced to disk last. A link is followed. What is there and no
-    regular file (a device, a pipe) is written to as it is.
+    regular file (a device, a pipe) is written to as it is. With `private`,
+    nobody but the user may read it, whatever was there; else it has the
+    permissions of that, or those of a new file.
     """
     name = os.fspath(path)
     target = os.path.realpath(name)
@@ -126,7 +128,7 @@ def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
         f"{secrets.token_hex(4)}.tmp",
     )
     try:
-        with _create(beside, target) as file:
+        with _create(beside, None if private else target) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -140,11 +142,15 @@ def atomic_writer(path: StrPath) -> Iterator[BinaryIO]:
         raise
 
 
-def _create(path: str, like: str) -> BinaryIO:
-    """A new file with the permissions of `like`, or those of a new file."""
+def _create(path: str, like: str | None) -> BinaryIO:
+    """A new file with the permissions of `like`, or those of a new file if
+    there is none; the user's alone without `like`.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    mode = 0o600
     try:
-        mode = os.stat(like).st_mode & 0o7777
+        if like is not None:
+            mode = os.stat(like).st_mode & 0o7777
     except OSError:
         return os.fdopen(os.open(path, flags, 0o666), "wb")
     descriptor = os.open(path, flags, 0o600)

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from gemmakv._support.files import write_atomically
+from gemmakv._support.files import atomic_writer, write_atomically
 from gemmakv._support.folders import data_folder
 from gemmakv._support.locks import lock
 from gemmakv.chat.store import _records
@@ -152,7 +152,11 @@ class FolderStore:
         listing = Listing([], [], set())
         for path in sorted(self._folder.glob("*" + _RECORD)):
             try:
-                listing.records.append(_read(path))
+                found = self._sound(path)
+                if isinstance(found, Record):
+                    listing.records.append(found)
+                else:
+                    listing.lines.append(found)
             except FileNotFoundError:
                 continue  # deleted meanwhile
             except NewerRecord as error:
@@ -161,17 +165,27 @@ class FolderStore:
                     f"the stored session {error.name or path.name} is of a "
                     f"newer gemmakv ({error}); it is left as it is"
                 )
-            except (CorruptFile, OSError) as error:
-                kept = path
-                if isinstance(error, CorruptFile) and self.hold(path.stem):
-                    kept = self._set_aside(path)
-                    self._set_aside(self._path(path.stem, _SESSION))
-                    self.release(path.stem)
-                listing.lines.append(
-                    f"a stored session cannot be read ({error}); kept as "
-                    f"{kept}"
-                )
+            except OSError as error:
+                listing.lines.append(_unreadable(error, path))
         return listing
+
+    def _sound(self, path: Path) -> Record | str:
+        """The record of a file, or what to say of a damaged one, which is put
+        aside unless somebody holds it.
+        """
+        try:
+            return _read(path)
+        except CorruptFile as error:
+            if not self.hold(path.stem):
+                return _unreadable(error, path)
+        try:
+            return _read(path)  # its holder may have mended it meanwhile
+        except CorruptFile as error:
+            kept = self._set_aside(path)
+            self._set_aside(self._path(path.stem, _SESSION))
+            return _unreadable(error, kept)
+        finally:
+            self.release(path.stem)
 
     def read_record(self, id: str) -> Record | None:
         try:
@@ -181,7 +195,8 @@ class FolderStore:
 
     def write_record(self, record: Record) -> None:
         self._check_held(record.id)
-        write_atomically(self._path(record.id, _RECORD), record.to_json())
+        path = self._path(record.id, _RECORD)
+        write_atomically(path, record.to_json(), private=True)
 
     def open_session(self, id: str) -> BinaryIO | None:
         try:
@@ -191,7 +206,8 @@ class FolderStore:
 
     def write_session(self, id: str, save: SaveTo) -> None:
         self._check_held(id)
-        save(self._path(id, _SESSION))
+        with atomic_writer(self._path(id, _SESSION), private=True) as file:
+            save(file)
 
     def delete(self, id: str) -> None:
         self._check_held(id)
@@ -225,7 +241,8 @@ class FolderStore:
 
     def write_current(self, id: str) -> None:
         if self.writable and self.current_id != id:
-            write_atomically(self._folder / "current", id.encode("ascii"))
+            current = self._folder / "current"
+            write_atomically(current, id.encode("ascii"), private=True)
 
     # ---- Files ----
 
@@ -287,6 +304,10 @@ class FolderStore:
         ]
         for path in doomed:
             path.unlink(missing_ok=True)
+
+
+def _unreadable(error: Exception, kept: Path) -> str:
+    return f"a stored session cannot be read ({error}); kept as {kept}"
 
 
 def _open_lock(path: Path) -> int:

@@ -39,7 +39,10 @@ from gemmakv.errors import CorruptFile
 TALK = [
     Message(role, text)
     for role, text in (
-        ("user", "one"), ("model", "1"), ("user", "two"), ("model", "2")
+        ("user", "one"),
+        ("model", "1"),
+        ("user", "two"),
+        ("model", "2"),
     )
 ]
 
@@ -245,7 +248,6 @@ def test_holding_waits(tmp_path: Path) -> None:
 
 WRITER = """
 import pathlib, sys
-from gemmakv._support.files import write_atomically
 from gemmakv.chat._session import Message
 from gemmakv.chat.store import FolderStore, Record
 name = sys.argv[2]
@@ -258,7 +260,7 @@ for i in range(record.turns, int(sys.argv[3])):
     store.write_record(record)
     print(i + 1, flush=True)
     data = b"%d " % i * 50000
-    store.write_session(record.id, lambda p: write_atomically(p, data))
+    store.write_session(record.id, lambda file: file.write(data))
 """
 
 
@@ -325,6 +327,62 @@ def test_damaged_records_are_kept_aside(tmp_path: Path) -> None:
     aside = tmp_path / f"{bad.id}.session.damaged-1"
     assert aside.read_bytes() == b"kv"
     assert store.listing().records == [good] and not store.listing().lines
+    store.close()
+
+
+def test_a_record_mended_meanwhile_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = FolderStore(tmp_path), FolderStore(tmp_path)
+    record = Record("main")
+    kept_by(other, record)
+    path = tmp_path / f"{record.id}.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    hold = store.hold
+
+    def hold_late(id: str, wait_s: float = 0) -> bool:
+        other.write_record(record)
+        other.release(id)
+        return hold(id, wait_s)
+
+    monkeypatch.setattr(store, "hold", hold_late)
+    listing = store.listing()
+    assert listing.records == [record] and not listing.lines
+    assert path.read_bytes() == whole
+    assert not list(tmp_path.glob("*.damaged-*"))
+    assert hold(record.id)  # it was let go of
+    # One that somebody holds is left to them.
+    path.write_bytes(whole[:-20])
+    [line] = other.listing().lines
+    assert f"kept as {path}" in line and path.exists()
+    store.close()
+    other.close()
+
+
+def test_every_file_is_the_user_s_alone(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    old, new = Record("old"), Record("new")
+    kept_by(store, old, new)
+    for suffix in ("json", "session"):  # as they once were
+        path = tmp_path / f"{old.id}.{suffix}"
+        path.write_bytes(path.read_bytes() if path.exists() else b"kv")
+        path.chmod(0o644)
+    assert store.read_record(old.id) == old
+    file = store.open_session(old.id)
+    assert file is not None
+    with file:
+        assert file.read() == b"kv"
+    for record in (old, new):
+        store.write_record(record)
+        store.write_session(record.id, writes(b"kv"))
+    store.write_current(new.id)
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert {"lock", "current", f"{new.id}.session", f"{old.id}.json"} <= {
+        path.name for path in files
+    }
+    for path in files:
+        assert path.stat().st_mode & 0o777 == 0o600, path
     store.close()
 
 
@@ -475,9 +533,7 @@ def test_a_store_of_each_format_opens(
         path = folder / f"{record.id}.json"
         stated = json.loads(path.read_text("ascii"))
         assert record.draft == stated.get("draft")
-        session, line = restored(
-            talker, record, session_file(store, record.id)
-        )
+        session, line = restored(talker, record, session_file(store, record.id))
         assert line == "" and session.system == "Be brief."
         assert [m.content for m in session.messages[1:]] == [
             one[1] if version == 1 else one["content"]
@@ -568,14 +624,15 @@ def test_a_whole_session_needs_no_computing(talker: gemmakv.Gemma) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "empty"])
-def test_text_survives_its_kv_cache(
-    talker: gemmakv.Gemma, damage: str
-) -> None:
+def test_text_survives_its_kv_cache(talker: gemmakv.Gemma, damage: str) -> None:
     session = talk(talker, "one", "two")
     data = session.to_bytes()
     flipped = data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]
     damaged = {
-        "cut": data[:-9], "flipped": flipped, "missing": None, "empty": b""
+        "cut": data[:-9],
+        "flipped": flipped,
+        "missing": None,
+        "empty": b"",
     }[damage]
     again, line = restored(talker, record_of(session), damaged)
     assert again.messages == session.messages
