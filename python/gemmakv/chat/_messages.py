@@ -23,7 +23,8 @@ _OPTIONAL = ("incomplete", "name", "tool_calls", "tool_call_id")
 class Message:
     """What one side said.
 
-    A dict with these fields as its keys does wherever a Message does.
+    A dict with these fields as its keys does wherever a Message does. Lists
+    and dicts are copied: what becomes of the caller's changes no message.
 
     Attributes:
       role: "system", "user", "assistant" (or "model", which becomes that),
@@ -74,8 +75,14 @@ class Message:
                     f"{field}: expected a {kinds[0].__name__}, found "
                     + brief(value)
                 )
-        object.__setattr__(self, "role", role)
-        object.__setattr__(self, "tool_calls", tuple(calls))
+        fields = {
+            "role": role,
+            "content": self.content,
+            "tool_calls": tuple(calls),
+            "extra": self.extra,
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, _own(field, value))
 
     @property
     def parts(self) -> list[str]:
@@ -96,13 +103,14 @@ class Message:
 
     def to_dict(self) -> dict[str, Any]:
         """The message as a dict, without keys that say nothing."""
-        fields = {
+        fields: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name != "extra"
         }
         said = {k: v for k, v in fields.items() if v not in (None, False, ())}
-        return {**self.extra, **said}
+        fields = _copied({**self.extra, **said})
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +233,7 @@ def to_json(value: object, indent: int | None = None) -> bytes:
         text = json.dumps(value, indent=indent, default=_dict_of)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            "messages: only what JSON can say can be kept; found "
-            + str(error)
+            "messages: only what JSON can say can be kept; found " + str(error)
         ) from None
     return text.encode("ascii")
 
@@ -244,6 +251,27 @@ def items(name: str, values: Any) -> list[Any]:
     ):
         return list(values)
     raise ValueError(f"{name}: expected a list, found {brief(values)}")
+
+
+def _copied(value: Any) -> Any:
+    """A copy of lists and dicts, and of those in them."""
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    if isinstance(value, tuple):
+        return tuple(_copied(one) for one in value)
+    return value
+
+
+def _own(name: str, value: Any) -> Any:
+    """Raises ValueError that begins with `name` if it is nested too deep."""
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise ValueError(
+            f"{name}: expected less nesting, found {brief(value)}"
+        ) from None
 
 
 def _message(value: Any) -> Message:

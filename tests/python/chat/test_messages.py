@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -65,6 +66,45 @@ def test_content_nested_too_deep_to_print() -> None:
         content = [content]
     with pytest.raises(ValueError, match="too long to print"):
         Message("tool", content)
+
+
+def test_what_the_caller_changes_later_changes_no_message() -> None:
+    parts = [{"type": "text", "text": "a", "x": {"y": [1]}}]
+    data = {"b": [{"c": 1}]}
+    call = copy.deepcopy(CALL)
+    extra = {"z": {"list": [1]}}
+    said = Message("assistant", parts, tool_calls=[call], extra=extra)
+    result = Message("tool", data)
+    [of_dict] = messages_of([{"role": "user", "content": parts, **extra}])
+    kept = [said, result, of_dict]
+    before = copy.deepcopy([one.to_dict() for one in kept])
+
+    def spoil(fields: dict[str, Any], call: dict[str, Any]) -> None:
+        fields["content"][0]["x"]["y"].append(2)
+        fields["content"][0]["text"] = "b"
+        fields["content"].append({"type": "text", "text": "c"})
+        fields["z"]["list"].append(2)
+        call["function"]["arguments"]["a"] = 2
+        call["function"]["name"] = "g"
+
+    spoil({"content": parts, **extra}, call)
+    data["b"][0]["c"] = 2
+    assert [one.to_dict() for one in kept] == before
+    assert said.text == "a" and result.text == '{"b": [{"c": 1}]}'
+    # Nor does what is done to the dict that was made of it.
+    given = said.to_dict()
+    spoil(given, given["tool_calls"][0])
+    assert said.to_dict() == before[0]
+
+
+def test_content_nested_too_deep_to_copy() -> None:
+    content: Any = "a"
+    for _ in range(100_000):
+        content = {"a": content}
+    with pytest.raises(ValueError, match="content: expected less nesting"):
+        Message("tool", content)
+    with pytest.raises(ValueError, match="extra: expected less nesting"):
+        Message("user", "a", extra=content)
 
 
 def test_what_clients_send() -> None:
