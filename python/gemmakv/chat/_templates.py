@@ -42,16 +42,11 @@ __all__ = [
 ]
 
 
-class PlainTemplate:
-    """A dialogue in plain text, for models that were not tuned for chat.
+class _TextTemplate:
+    """A template for text alone: no tools, and no variables of its own."""
 
-    A base model continues what looks like a conversation written down, and
-    what it writes for the other side ends the reply. Any order of system,
-    user and assistant is possible. Not for tools.
-    """
-
-    name = "plain"
-    stop = ("\nUser:", "\nAssistant:")
+    name = ""
+    stop: tuple[str, ...] = ()
     stop_tokens = ("<end_of_turn>",)
 
     def render(
@@ -63,12 +58,32 @@ class PlainTemplate:
         **kwargs: Any,
     ) -> list[Segment]:
         checked = _plain_messages(self.name, messages, tools, kwargs)
-        segments = [Segment("<bos>", special=True)]
-        roles = [message.role for message in checked[1:]]
-        roles.append("assistant" if add_generation_prompt else "")
+        body = self._body(checked, add_generation_prompt)
+        return [Segment("<bos>", special=True), *body]
+
+    def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
+        """What follows BOS; `opens`: the model's turn at the end."""
+        raise NotImplementedError
+
+
+class PlainTemplate(_TextTemplate):
+    """A dialogue in plain text, for models that were not tuned for chat.
+
+    A base model continues what looks like a conversation written down, and
+    what it writes for the other side ends the reply. Any order of system,
+    user and assistant is possible. Not for tools.
+    """
+
+    name = "plain"
+    stop = ("\nUser:", "\nAssistant:")
+
+    def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
+        segments = []
+        roles = [message.role for message in messages[1:]]
+        roles.append("assistant" if opens else "")
         gap = ""  # between what stands there and what follows
         opened = False  # a reply, at the end of the user's turn
-        for message, following in zip(checked, roles):
+        for message, following in zip(messages, roles):
             text = message.text.strip()
             if message.role == "assistant":
                 if not opened:
@@ -86,12 +101,12 @@ class PlainTemplate:
                 segments.append(Segment(gap + text))
                 opened = False
             gap = "\n\n"
-        if add_generation_prompt and not opened:
+        if opens and not opened:
             segments.append(Segment("\n\nAssistant:"))
         return segments
 
 
-class GemmaTemplate:
+class GemmaTemplate(_TextTemplate):
     """The turns of instruction-tuned Gemma models.
 
     A system message stands at the beginning of the first user turn, and the
@@ -100,22 +115,12 @@ class GemmaTemplate:
     """
 
     name = "gemma"
-    stop: tuple[str, ...] = ()
-    stop_tokens = ("<end_of_turn>",)
 
-    def render(
-        self,
-        messages: Messages,
-        *,
-        tools: Tools | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> list[Segment]:
-        checked = _plain_messages(self.name, messages, tools, kwargs)
-        check_turns(checked)
-        segments = [Segment("<bos>", special=True)]
+    def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
+        check_turns(messages)
+        segments = []
         opening = ""
-        for message in checked:
+        for message in messages:
             if message.role in ("system", "developer"):
                 opening = message.text + "\n\n"
                 continue
@@ -128,7 +133,7 @@ class GemmaTemplate:
                 Segment("\n"),
             ]
             opening = ""
-        if add_generation_prompt:
+        if opens:
             segments += [
                 Segment("<start_of_turn>", special=True),
                 Segment("model\n"),
