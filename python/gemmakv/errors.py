@@ -23,3 +23,13 @@ def brief(value: object) -> str:
         # An integer of thousands of digits, or lists in lists in lists.
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def unexpected(
+    name: object,
+    expected: str,
+    found: object,
+    kind: type[Exception] = ValueError,
+) -> Exception:
+    """The error for a value of `name`, an argument or a file, to be raised."""
+    return kind(f"{name}: expected {expected}, found {brief(found)}")

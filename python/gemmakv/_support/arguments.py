@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemmakv import _core
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 _LARGEST = (1 << 62) - 1
 
@@ -24,18 +24,14 @@ def integer(
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(
-            f"{name}: expected an integer, found {brief(value)}"
-        ) from None
+        raise unexpected(name, "an integer", value) from None
     if number < least:
         bound = f"at least {least}"
     elif number > most:
         bound = f"at most {most}"
     else:
         return number
-    raise ValueError(
-        f"{name}: expected an integer of {bound}, found {brief(number)}"
-    )
+    raise unexpected(name, f"an integer of {bound}", number)
 
 
 def number(
@@ -49,9 +45,7 @@ def number(
             raise TypeError
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"{name}: expected a number, found {brief(value)}"
-        ) from None
+        raise unexpected(name, "a number", value) from None
     if math.isnan(number):
         bound = "a number"
     elif math.isinf(number) and not least <= number <= most:
@@ -74,13 +68,23 @@ def choice(name: str, value: object, names: Sequence[str]) -> str:
     return value
 
 
+def byte_view(name: str, value: object) -> memoryview:
+    """The bytes of an object that holds some. Raises ValueError naming the
+    argument.
+    """
+    try:
+        return memoryview(value).cast("B")  # type: ignore[arg-type]
+    except TypeError:
+        raise unexpected(name, "bytes", value) from None
+
+
 def path_text(name: str, value: object, expected: str) -> str:
     """A path as a str that is not empty. Raises ValueError that says what was
     `expected`.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"{name}: expected {expected}, found {brief(path)}")
+        raise unexpected(name, expected, path)
     return path
 
 

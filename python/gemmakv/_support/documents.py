@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv.errors import CorruptFile, brief, one_line
+from gemmakv.errors import CorruptFile, brief, one_line, unexpected
 
 # Longer files are no configuration and no tokenizer of a model.
 _MAX_BYTES = 256 << 20
@@ -46,9 +46,7 @@ def parse_object(text: bytes, source: str) -> dict[str, Any]:
             f"{source}: expected JSON, found {one_line(error)}"
         ) from None
     if not isinstance(document, dict):
-        raise CorruptFile(
-            f"{source}: expected a JSON object, found {brief(document)}"
-        )
+        raise unexpected(source, "a JSON object", document, CorruptFile)
     return document
 
 

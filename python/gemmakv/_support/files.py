@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 StrPath = str | os.PathLike[str]
 PathOrFile = StrPath | BinaryIO
@@ -91,10 +91,7 @@ def _read(file: BinaryIO, data: io.BytesIO, size: int) -> None:
 def _check_binary(file: object, method: str) -> None:
     """Raises ValueError for what is neither a path nor a binary file."""
     if isinstance(file, io.TextIOBase) or not hasattr(file, method):
-        raise ValueError(
-            "path_or_file: expected a path or a binary file object, found "
-            + brief(file)
-        )
+        raise unexpected("path_or_file", "a path or a binary file object", file)
 
 
 def write_atomically(path: StrPath, data: bytes, private: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 
 Progress = Callable[[int, int], object] | bool | None
 Callback = Callable[[int, int], object]
@@ -22,9 +22,8 @@ def as_callback(progress: Progress, label: str) -> Callback | None:
         return _StderrLine(label)
     if callable(progress):
         return progress
-    raise ValueError(
-        "progress: expected a callable(done, total), True or None, found "
-        + brief(progress)
+    raise unexpected(
+        "progress", "a callable(done, total), True or None", progress
     )
 
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._core import Truncation
-from gemmakv._support.arguments import choice, integer
+from gemmakv._support.arguments import byte_view, choice, integer
 from gemmakv._support.files import PathOrFile, piecewise_writer, read_all
 from gemmakv.cache._pool import BlockPool, core_pool
-from gemmakv.errors import MismatchError, brief
+from gemmakv.errors import MismatchError, unexpected
 from gemmakv.models._config import (
     LoadedModel,
     ModelConfig,
@@ -233,12 +233,7 @@ class KVCache:
         are not a whole, sound snapshot, CacheFullError if the pool has no room
         for it.
         """
-        try:
-            view = memoryview(data).cast("B")
-        except TypeError:
-            raise ValueError(
-                f"data: expected bytes, found {brief(data)}"
-            ) from None
+        view = byte_view("data", data)
         if gemma is None:
             core = _core.KVCache.from_bytes(view, None, core_pool(pool))
         else:
@@ -293,9 +288,7 @@ def _config_of_loaded(gemma: LoadedModel) -> tuple[ModelConfig, str]:
     try:
         return gemma.config, gemma.fingerprint
     except AttributeError:
-        raise ValueError(
-            f"gemma: expected a Gemma or None, found {brief(gemma)}"
-        ) from None
+        raise unexpected("gemma", "a Gemma or None", gemma) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import choice, integer, number
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 __all__ = [
     "CacheProtocol",
@@ -332,10 +332,7 @@ def attention(
     tokens that lie in the window of a query.
     """
     if not isinstance(cache, _PaddedCache):
-        raise ValueError(
-            "cache: expected a LayerCache or CyclicCache, found "
-            + brief(cache)
-        )
+        raise unexpected("cache", "a LayerCache or CyclicCache", cache)
     if scale is None:
         factor = 1.0 / math.sqrt(cache.head_dim)
     else:

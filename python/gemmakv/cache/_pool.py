@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 
 __all__ = ["BlockPool"]
 
@@ -59,7 +59,5 @@ def core_pool(pool: BlockPool | None) -> _core.BlockPool | None:
     if pool is None:
         return None
     if not isinstance(pool, BlockPool):
-        raise ValueError(
-            f"pool: expected a gemmakv.BlockPool, found {brief(pool)}"
-        )
+        raise unexpected("pool", "a gemmakv.BlockPool", pool)
     return pool._core

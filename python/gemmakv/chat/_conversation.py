@@ -19,7 +19,7 @@ from gemmakv.chat._messages import (
 )
 from gemmakv.chat._templates import render, stop_ids
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
-from gemmakv.errors import CacheFullError, brief
+from gemmakv.errors import CacheFullError, unexpected
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS
 from gemmakv.generation._result import Generation
 
@@ -168,9 +168,7 @@ class Conversation:
     def begin(self, text: str, options: dict[str, Any], drop: bool) -> Turn:
         """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(
-                "text: expected a str that is not empty, found " + brief(text)
-            )
+            raise unexpected("text", "a str that is not empty", text)
         messages = [*self.messages, Message("user", text)]
         wanted = self._encode(messages, True)
         capacity = self.cache.capacity_tokens
@@ -308,7 +306,5 @@ def _half_stop(text: str, stops: Sequence[str]) -> int:
 
 def _checked_system(text: str | None) -> str | None:
     if text is not None and not isinstance(text, str):
-        raise ValueError(
-            f"system: expected a str or None, found {brief(text)}"
-        )
+        raise unexpected("system", "a str or None", text)
     return text or None

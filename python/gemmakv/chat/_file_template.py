@@ -19,7 +19,7 @@ from gemmakv.chat._messages import (
     messages_of,
     plain_json,
 )
-from gemmakv.errors import GemmaKVError, brief
+from gemmakv.errors import GemmaKVError, brief, unexpected
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -169,9 +169,8 @@ class FileTemplate:
         given = items("tools", tools)
         for i, tool in enumerate(given):
             if not isinstance(tool, Mapping):
-                raise ValueError(
-                    f"tools[{i}]: expected the JSON schema of a function, a "
-                    f"dict, found {brief(tool)}"
+                raise unexpected(
+                    f"tools[{i}]", "the JSON schema of a function, a dict", tool
                 )
         if given and not self._uses_tools:
             raise ValueError(

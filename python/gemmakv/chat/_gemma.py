@@ -17,7 +17,7 @@ from gemmakv.chat._templates import (
     template_for,
 )
 from gemmakv.chat._transcript import Encoder, common_exact
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 from gemmakv.generation._model import Model, check_cache
 from gemmakv.generation._options import Options
 from gemmakv.generation._prompts import TokenArray
@@ -170,9 +170,8 @@ class Gemma(Model):
         check_reply_options(options)
         chosen = self._template(template)
         if not isinstance(template_kwargs, Mapping | None):
-            raise ValueError(
-                "template_kwargs: expected a mapping or None, found "
-                + brief(template_kwargs)
+            raise unexpected(
+                "template_kwargs", "a mapping or None", template_kwargs
             )
         ids = self.apply_chat_template(
             messages, tools=tools, template=chosen, **(template_kwargs or {})

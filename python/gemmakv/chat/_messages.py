@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -59,10 +59,7 @@ class Message:
     def __post_init__(self) -> None:
         role = "assistant" if self.role == "model" else self.role
         if role not in ROLES:
-            raise ValueError(
-                f"role: expected one of {', '.join(ROLES)}, found "
-                + brief(self.role)
-            )
+            raise unexpected("role", f"one of {', '.join(ROLES)}", self.role)
         calls = [
             _call(f"tool_calls[{i}]", call)
             for i, call in enumerate(items("tool_calls", self.tool_calls or ()))
@@ -71,10 +68,7 @@ class Message:
         for field, kinds in _KINDS.items():
             value = getattr(self, field)
             if not isinstance(value, kinds):
-                raise ValueError(
-                    f"{field}: expected a {kinds[0].__name__}, found "
-                    + brief(value)
-                )
+                raise unexpected(field, f"a {kinds[0].__name__}", value)
         fields = {
             "role": role,
             "content": self.content,
@@ -177,9 +171,10 @@ def messages_of(values: Messages, name: str = "messages") -> list[Message]:
         except ValueError as error:
             raise ValueError(f"{name}[{i}].{error}") from None
         except TypeError:
-            raise ValueError(
-                f"{name}[{i}]: expected a Message or a dict with 'role' and "
-                f"'content', found {brief(value)}"
+            raise unexpected(
+                f"{name}[{i}]",
+                "a Message or a dict with 'role' and 'content'",
+                value,
             ) from None
     if not messages:
         raise ValueError(f"{name}: expected at least one, found none")
@@ -196,9 +191,10 @@ def check_turns(messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages[start:]):
         expected = ROLES[1 + i % 2]
         if message.role != expected:
-            raise ValueError(
-                f"messages[{start + i}].role: expected {expected!r} (user and "
-                f"assistant take turns), found {brief(message.role)}"
+            raise unexpected(
+                f"messages[{start + i}].role",
+                f"{expected!r} (user and assistant take turns)",
+                message.role,
             )
 
 
@@ -250,7 +246,7 @@ def items(name: str, values: Any) -> list[Any]:
         values, (str, bytes, Mapping)
     ):
         return list(values)
-    raise ValueError(f"{name}: expected a list, found {brief(values)}")
+    raise unexpected(name, "a list", values)
 
 
 def _copied(value: Any) -> Any:
@@ -269,9 +265,7 @@ def _own(name: str, value: Any) -> Any:
     try:
         return _copied(value)
     except RecursionError:
-        raise ValueError(
-            f"{name}: expected less nesting, found {brief(value)}"
-        ) from None
+        raise unexpected(name, "less nesting", value) from None
 
 
 def _message(value: Any) -> Message:
@@ -300,23 +294,20 @@ def _check_content(content: Any, role: str, calls: bool) -> None:
     if data and isinstance(content, Mapping):
         return
     if not isinstance(content, (list, tuple)):
-        raise ValueError(
-            f"content: expected a str or a list of parts, found "
-            f"{brief(content)}"
-        )
+        raise unexpected("content", "a str or a list of parts", content)
     for i, part in enumerate(content):
         if data and isinstance(part, Mapping) and "type" not in part:
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in (None, "text"):
-            raise ValueError(
-                f"content[{i}].type: expected 'text' (images and other kinds "
-                f"are not supported), found {brief(kind)}"
+            raise unexpected(
+                f"content[{i}].type",
+                "'text' (images and other kinds are not supported)",
+                kind,
             )
         if kind is None or not isinstance(part.get("text"), str):
-            raise ValueError(
-                f"content[{i}]: expected {{'type': 'text', 'text': ...}}, "
-                f"found {brief(part)}"
+            raise unexpected(
+                f"content[{i}]", "{'type': 'text', 'text': ...}", part
             )
 
 
@@ -326,9 +317,8 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(
         function.get("name"), str
     ):
-        raise ValueError(
-            f"{name}: expected {{'function': {{'name': ..., 'arguments': "
-            f"...}}}}, found {brief(call)}"
+        raise unexpected(
+            name, "{'function': {'name': ..., 'arguments': ...}}", call
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -337,9 +327,10 @@ def _call(name: str, call: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            raise ValueError(
-                f"{name}.function.arguments: expected a dict or the JSON text "
-                f"of one, found {brief(function['arguments'])}"
+            raise unexpected(
+                f"{name}.function.arguments",
+                "a dict or the JSON text of one",
+                function["arguments"],
             )
         function = {**function, "arguments": arguments}
     return {**call, "function": dict(function)}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import byte_view, integer
 from gemmakv._support.files import PathOrFile, piecewise_writer
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
@@ -25,7 +25,7 @@ from gemmakv.chat._templates import (
     stop_texts,
     template_for,
 )
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 from gemmakv.generation._options import Options
 from gemmakv.generation._result import Generation
 from gemmakv.generation._work import time_left
@@ -120,13 +120,11 @@ class Session:
         template cannot be used.
         """
         if not isinstance(gemma, Gemma):
-            raise ValueError(f"gemma: expected a Gemma, found {brief(gemma)}")
+            raise unexpected("gemma", "a Gemma", gemma)
         self._gemma = gemma
         self.overflow = overflow
         if not isinstance(options, Mapping | None):
-            raise ValueError(
-                f"options: expected a mapping or None, found {brief(options)}"
-            )
+            raise unexpected("options", "a mapping or None", options)
         self.options: dict[str, Any] = dict(options or {})
         check_reply_options(self.options)
         of_cache = {
@@ -139,7 +137,7 @@ class Session:
         if cache is None:
             cache = create_kv_cache(gemma.config, **given)  # type: ignore[arg-type]
         elif not isinstance(cache, KVCache):
-            raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
+            raise unexpected("cache", "a KVCache", cache)
         elif given:
             raise ValueError(
                 f"{next(iter(given))}: belongs to a new cache, and `cache` is "
@@ -190,9 +188,8 @@ class Session:
     @overflow.setter
     def overflow(self, value: str) -> None:
         if value not in OVERFLOWS:
-            raise ValueError(
-                f"overflow: expected {' or '.join(map(repr, OVERFLOWS))}, "
-                f"found {brief(value)}"
+            raise unexpected(
+                "overflow", " or ".join(map(repr, OVERFLOWS)), value
             )
         self._overflow = value
 
@@ -438,12 +435,7 @@ class Session:
         (`rebuild` then keeps the text), the model has no such template, or a
         newer version wrote them.
         """
-        try:
-            view = memoryview(data).cast("B")
-        except TypeError:
-            raise ValueError(
-                f"data: expected bytes, found {brief(data)}"
-            ) from None
+        view = byte_view("data", data)
         text, snapshot = session_file.split(view, whole=not rebuild)
         if template is None and text.template not in TEMPLATE_NAMES:
             raise ValueError(

@@ -14,7 +14,7 @@ from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of, to_json
-from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
 from gemmakv.generation._options import split_rows
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def split(
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptFile(
             "session: the text part is not that of a session: "
-            + " ".join(str(error).split())
+            + one_line(error)
         ) from None
 
 

@@ -170,12 +170,7 @@ class ChatStream(PieceStream):
             return
         self._inner._callback = None
         try:
-            while self._inner._ready or not self._inner._finished:
-                piece = self._inner._read(_POLL_S)
-                if piece is not None:
-                    piece = self._take(piece)
-                if piece is not None:
-                    self._ready.append(piece)
+            self._drain()
             self._generation = self._turn.finish(self._inner.result())
             self._cut(len(self._generation.text))
         except BaseException as error:
@@ -189,7 +184,7 @@ class ChatStream(PieceStream):
         self._inner._callback = None
         self._inner.cancel()
         try:
-            self._drain()
+            self._drain(Exception)  # the failure itself, again
             kept = self._inner._count > 0
             if kept:
                 self._cut(len(self._turn.keep(self._text)))
@@ -200,14 +195,14 @@ class ChatStream(PieceStream):
                 self._turn.take_back()
             self._end()
 
-    def _drain(self) -> None:
+    def _drain(self, *passed_over: type[Exception]) -> None:
         """Reads what `inner` still has; waits until its cache is free."""
         inner = self._inner
         while inner._ready or not inner._finished:
             try:
                 piece = inner._read(_POLL_S)
-            except Exception:
-                continue  # the failure itself, again
+            except passed_over:
+                continue
             piece = None if piece is None else self._take(piece)
             if piece is not None:
                 self._ready.append(piece)

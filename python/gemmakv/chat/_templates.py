@@ -22,7 +22,7 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
-from gemmakv.errors import MismatchError, brief
+from gemmakv.errors import MismatchError, brief, unexpected
 from gemmakv.generation._options import split_rows
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -257,9 +257,8 @@ def template_for(
             bos_id=gemma.config.bos_id,
             eos_ids=gemma.config.eos_ids,
         )
-    raise ValueError(
-        "template: expected 'file', 'gemma', 'plain', a Template or None, "
-        f"found {brief(template)}"
+    raise unexpected(
+        "template", "'file', 'gemma', 'plain', a Template or None", template
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gemmakv import _core
 from gemmakv._support.documents import Section, read_object
 from gemmakv.cli import model_types
-from gemmakv.errors import CorruptFile, MismatchError
+from gemmakv.errors import CorruptFile, MismatchError, one_line
 from gemmakv.models.huggingface import ModelFolder
 from gemmakv.models.huggingface._safetensors import byte_size, read_folder
 
@@ -137,8 +137,7 @@ def _of_folder(path: str) -> dict[str, Any]:
 
 
 def _unsupported(error: MismatchError) -> dict[str, Any]:
-    reason = " ".join(str(error).split())
-    return {"model": None, "supported": False, "reason": reason}
+    return {"model": None, "supported": False, "reason": one_line(error)}
 
 
 def _sums(tensors: list[dict[str, Any]]) -> dict[str, Any]:

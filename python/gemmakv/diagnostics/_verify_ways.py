@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -233,26 +232,9 @@ def _checkpoint(case: Case) -> list[str]:
 
 
 def _callers(case: Case) -> list[str]:
+    from concurrent.futures import ThreadPoolExecutor  # few need it
+
     sizes = (33, 50, 64, 99)
-    return _at_once([partial(_chunks, case, size) for size in sizes])
-
-
-def _at_once(works: Iterable[Callable[[], list[str]]]) -> list[str]:
-    """Digests of several calls, each in a thread of its own."""
-    digests: list[str] = []
-    failures: list[BaseException] = []
-
-    def call(work: Callable[[], list[str]]) -> None:
-        try:
-            digests.extend(work())
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=call, args=(w,)) for w in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return digests
+    with ThreadPoolExecutor(_CALLERS) as pool:
+        calls = [pool.submit(_chunks, case, size) for size in sizes]
+        return [digest for call in calls for digest in call.result()]

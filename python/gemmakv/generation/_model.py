@@ -32,7 +32,7 @@ from gemmakv.cache._prefix import (
     core_prefix_cache,
     salt_bytes,
 )
-from gemmakv.errors import GemmaKVError, brief
+from gemmakv.errors import GemmaKVError, unexpected
 from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
     DEFAULT_MAX_TOKENS,
@@ -174,14 +174,9 @@ class Model:
         has the wrong shape.
         """
         if not isinstance(config, ModelConfig):
-            raise ValueError(
-                f"config: expected a ModelConfig, found {brief(config)}"
-            )
+            raise unexpected("config", "a ModelConfig", config)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-            raise ValueError(
-                "tokenizer: expected a Tokenizer or None, found "
-                + brief(tokenizer)
-            )
+            raise unexpected("tokenizer", "a Tokenizer or None", tokenizer)
         engine = _core.Engine.from_tensors(
             config, source, _thread_count(threads), quantize_target(quantize)
         )
@@ -657,13 +652,13 @@ class Model:
 
 def check_cache(name: str, cache: object) -> None:
     if not isinstance(cache, KVCache):
-        raise ValueError(f"{name}: expected a KVCache, found {brief(cache)}")
+        raise unexpected(name, "a KVCache", cache)
 
 
 def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
     # A str is a sequence of prompts, too, which nobody means.
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise ValueError(f"{name}: expected a list, found {brief(rows)}")
+        raise unexpected(name, "a list", rows)
     return list(rows)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmakv._support.arguments import integer, number
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 MAX_INT = (1 << 31) - 1
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -134,9 +134,7 @@ class Flag(Kind):
 
     def check(self, name: str, value: object) -> bool:
         if not isinstance(value, bool):
-            raise ValueError(
-                f"{name}: expected True or False, found {brief(value)}"
-            )
+            raise unexpected(name, "True or False", value)
         return value
 
     def parse(self, name: str, text: str) -> bool:
@@ -159,9 +157,8 @@ class Texts(Kind):
         stops = []
         for text in texts:
             if not isinstance(text, str) or not text:
-                raise ValueError(
-                    f"{name}: expected a str that is not empty, or a list of "
-                    f"them, found {brief(text)}"
+                raise unexpected(
+                    name, "a str that is not empty, or a list of them", text
                 )
             try:
                 stops.append(text.encode("utf-8"))
@@ -197,9 +194,7 @@ class TokenIds(Kind):
 
     def check(self, name: str, value: Any) -> list[int]:
         if super().is_one(value):
-            raise ValueError(
-                f"{name}: expected a list of token ids, found {brief(value)}"
-            )
+            raise unexpected(name, "a list of token ids", value)
         return [
             integer(f"{name}[{i}]", one, 0, MAX_INT)
             for i, one in enumerate(value)
@@ -230,10 +225,7 @@ class Bias(Kind):
 
     def check(self, name: str, value: object) -> list[tuple[int, float]]:
         if not isinstance(value, Mapping):
-            raise ValueError(
-                f"{name}: expected a mapping of token ids to numbers, found "
-                f"{brief(value)}"
-            )
+            raise unexpected(name, "a mapping of token ids to numbers", value)
         return [
             (
                 integer(f"{name} key", token, 0, MAX_INT),
@@ -274,10 +266,7 @@ class Bias(Kind):
 class Function(Kind):
     def check(self, name: str, value: object) -> object:
         if not callable(value):
-            raise ValueError(
-                f"{name}: expected a callable(token_ids, logits), found "
-                f"{brief(value)}"
-            )
+            raise unexpected(name, "a callable(token_ids, logits)", value)
         return value
 
     def is_one(self, value: object) -> bool:

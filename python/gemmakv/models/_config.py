@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gemmakv import _core
 from gemmakv._core import ModelConfig
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 from gemmakv.models._aliases import ALIASES
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ def config_of(
         return ModelConfig.from_name(alias.model_type if alias else str(model))
     if isinstance(model, LoadedModel):
         return model.config
-    raise ValueError(
-        "model: expected a ModelType, its name, an alias, a ModelConfig or a "
-        f"Gemma, found {brief(model)}"
+    raise unexpected(
+        "model",
+        "a ModelType, its name, an alias, a ModelConfig or a Gemma",
+        model,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv._support.documents import read_object
-from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 
 # Control tokens of Gemma by their names. Its vocabulary files call them
 # user-defined, as if they were text, and not every directory says otherwise.
@@ -130,15 +130,13 @@ def _added_by_id(
 ) -> Iterator[tuple[int, AddedToken]]:
     table = config.get("added_tokens_decoder") or {}
     if not isinstance(table, dict):
-        raise CorruptFile(
-            f"{path}: expected an object added_tokens_decoder, found "
-            + brief(table)
+        raise unexpected(
+            path, "an object added_tokens_decoder", table, CorruptFile
         )
     for key, entry in table.items():
         if not re.fullmatch(r"[0-9]{1,9}", key):
-            raise CorruptFile(
-                f"{path}: expected token ids in added_tokens_decoder, found "
-                + brief(key)
+            raise unexpected(
+                path, "token ids in added_tokens_decoder", key, CorruptFile
             )
         yield int(key), _added_token(entry, path)
 
@@ -148,9 +146,7 @@ def _added_in_list(
 ) -> Iterator[tuple[int, AddedToken]]:
     entries = content.get("added_tokens") or []
     if not isinstance(entries, list):
-        raise CorruptFile(
-            f"{path}: expected a list added_tokens, found {brief(entries)}"
-        )
+        raise unexpected(path, "a list added_tokens", entries, CorruptFile)
     for entry in entries:
         token = _added_token(entry, path)
         _check_id(entry.get("id"), path)
@@ -159,23 +155,21 @@ def _added_in_list(
 
 def _check_id(token: object, path: Path) -> None:
     if type(token) is not int or not 0 <= token < 1 << 30:
-        raise CorruptFile(
-            f"{path}: expected the id of an added token, found {brief(token)}"
-        )
+        raise unexpected(path, "the id of an added token", token, CorruptFile)
 
 
 def _added_token(entry: Any, path: Path) -> AddedToken:
     content = entry.get("content") if isinstance(entry, dict) else None
     if not isinstance(content, str) or not content:
-        raise CorruptFile(
-            f"{path}: expected an added token, found {brief(entry)}"
-        )
+        raise unexpected(path, "an added token", entry, CorruptFile)
     for flag in ("special", "lstrip", "rstrip", "single_word"):
         value = entry.get(flag, False)
         if not isinstance(value, bool):
-            raise CorruptFile(
-                f"{path}: expected true or false for {flag} of "
-                f"{brief(content)}, found {brief(value)}"
+            raise unexpected(
+                path,
+                f"true or false for {flag} of {brief(content)}",
+                value,
+                CorruptFile,
             )
         if value and flag != "special":
             raise MismatchError(
@@ -201,9 +195,7 @@ def _named(config: Mapping[str, Any], path: Path) -> Iterator[str]:
         if key in _TOKEN_LISTS:
             values = value.values() if isinstance(value, dict) else value
             if values is not None and not isinstance(value, (dict, list)):
-                raise CorruptFile(
-                    f"{path}: expected a list {key}, found {brief(value)}"
-                )
+                raise unexpected(path, f"a list {key}", value, CorruptFile)
             for one in values or ():
                 yield _token_text(one, key, path)
         elif key.endswith("_token") and not isinstance(value, bool | None):
@@ -213,7 +205,5 @@ def _named(config: Mapping[str, Any], path: Path) -> Iterator[str]:
 def _token_text(value: Any, key: str, path: Path) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str) or not text:
-        raise CorruptFile(
-            f"{path}: expected a token for {key}, found {brief(value)}"
-        )
+        raise unexpected(path, f"a token for {key}", value, CorruptFile)
     return text

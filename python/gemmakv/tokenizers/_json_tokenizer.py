@@ -15,6 +15,7 @@ from gemmakv.errors import (
     MismatchError,
     brief,
     one_line,
+    unexpected,
 )
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, byte_piece
@@ -106,7 +107,7 @@ def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
     """Raises unless text goes through nothing but Gemma's own steps."""
     model = content.get("model")
     if not isinstance(model, dict):
-        raise CorruptFile(f"{path}: expected a model, found {brief(model)}")
+        raise unexpected(path, "a model", model, CorruptFile)
     for key, expected in _MODEL_SETTINGS.items():
         value = model.get(key)
         if (value or None) != expected:
@@ -116,17 +117,22 @@ def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
             )
     normalizers = _steps(content.get("normalizer"), "normalizers")
     if normalizers != [_NORMALIZER]:
-        raise MismatchError(
-            f"{path}: expected a normalizer that marks spaces as in Gemma's "
-            f"tokenizers, found {brief(content.get('normalizer'))}"
+        raise unexpected(
+            path,
+            "a normalizer that marks spaces as in Gemma's tokenizers",
+            content.get("normalizer"),
+            MismatchError,
         )
     # Gemma's splits at spaces, of which the normalizer has left none.
     for step in _steps(content.get("pre_tokenizer"), "pretokenizers"):
         kind = step.get("type") if isinstance(step, dict) else None
         if kind != "Split" or step.get("pattern") != {"String": " "}:
-            raise MismatchError(
-                f"{path}: expected no pre_tokenizer but one that splits at "
-                f"spaces, as in Gemma's tokenizers, found {brief(step)}"
+            raise unexpected(
+                path,
+                "no pre_tokenizer but one that splits at spaces, as in "
+                "Gemma's tokenizers",
+                step,
+                MismatchError,
             )
 
 
@@ -146,7 +152,7 @@ def _vocabulary(
     """Ids of all pieces, added ones included: each id below their number."""
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
-        raise CorruptFile(f"{path}: expected a vocab, found {brief(vocab)}")
+        raise unexpected(path, "a vocab", vocab, CorruptFile)
     ids: dict[str, int] = dict(vocab)
     if set(map(type, ids.values())) != {int}:
         raise CorruptFile(f"{path}: vocab has ids that are no integers")
@@ -194,12 +200,12 @@ def _check_merges(
             )
     merges = model.get("merges")
     if not isinstance(merges, list):
-        raise CorruptFile(f"{path}: expected merges, found {brief(merges)}")
+        raise unexpected(path, "merges", merges, CorruptFile)
     for merge in merges:
         # ["a", "b"], in older files "a b".
         pair = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(pair, list) or len(pair) != 2:
-            raise CorruptFile(f"{path}: expected a merge, found {brief(pair)}")
+            raise unexpected(path, "a merge", pair, CorruptFile)
         try:
             token = ids[pair[0] + pair[1]]
         except (KeyError, TypeError):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from gemmakv.errors import CorruptFile, brief
+from gemmakv.errors import CorruptFile, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
 
@@ -134,7 +134,7 @@ class Tokenizer(abc.ABC):
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Bytes of token ids: exact where `decode` must replace."""
         if not isinstance(ids, Iterable):
-            raise ValueError(f"ids: expected token ids, found {brief(ids)}")
+            raise unexpected("ids", "token ids", ids)
         table = self.token_bytes
         parts = []
         for token in ids:
@@ -153,10 +153,7 @@ class Tokenizer(abc.ABC):
                 return index
         except TypeError:
             pass
-        raise ValueError(
-            f"{name}: expected a token id in [0, {self._vocab_size}), found "
-            + brief(token)
-        )
+        raise unexpected(name, f"a token id in [0, {self._vocab_size})", token)
 
     def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Non-overlapping (start, end, token), leftmost, longest first."""

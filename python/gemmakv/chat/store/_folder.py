@@ -35,7 +35,7 @@ from gemmakv._support.locks import lock
 from gemmakv.chat.store import _records
 from gemmakv.chat.store._protocol import Listing, SaveTo
 from gemmakv.chat.store._records import NewerRecord, Record
-from gemmakv.errors import CorruptFile, brief
+from gemmakv.errors import CorruptFile, unexpected
 
 _RECORD = ".json"
 _SESSION = ".session"
@@ -248,9 +248,7 @@ class FolderStore:
 
     def _path(self, id: str, suffix: str) -> Path:
         if not id or "/" in id or "\0" in id:
-            raise ValueError(
-                f"id: expected the id of a session, found {brief(id)}"
-            )
+            raise unexpected("id", "the id of a session", id)
         return self._folder / (id + suffix)
 
     def _move(self, id: str, source: Path, target: Path) -> None:

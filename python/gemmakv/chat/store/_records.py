@@ -15,7 +15,7 @@ from gemmakv.chat._session_file import (
     options_from_json,
     options_to_json,
 )
-from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 
 FORMAT = 2
 
@@ -104,7 +104,7 @@ def from_json(data: bytes) -> Record:
     if version == 1:
         _upgrade(document)
     elif version != FORMAT:
-        raise CorruptFile(f"format: expected 1 or 2, found {brief(version)}")
+        raise unexpected("format", "1 or 2", version, CorruptFile)
     if missing := _KINDS.keys() - document.keys():
         raise CorruptFile(f"missing: {', '.join(sorted(missing))}")
     if unknown := document.keys() - _KINDS.keys():
