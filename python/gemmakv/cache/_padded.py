@@ -340,10 +340,8 @@ def attention(
     cap = 0.0
     if soft_cap is not None:
         cap = number("soft_cap", soft_cap, -1e30, 1e30)
-        if cap <= 0:
-            raise ValueError(
-                f"soft_cap: expected a number above 0 or None, found {cap}"
-            )
+        if np.float32(cap) <= 0:
+            raise unexpected("soft_cap", "a float32 above 0 or None", cap)
     return cache._core.attend(_floats("q", q), factor, cap)
 
 

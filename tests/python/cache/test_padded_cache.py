@@ -521,6 +521,7 @@ BAD_CALLS: list[tuple[str, Callable[[Cache, np.ndarray], object]]] = [
     ("scale", lambda c, k: attention(k, c, scale="1")),
     ("soft_cap", lambda c, k: attention(k, c, soft_cap=0.0)),
     ("soft_cap", lambda c, k: attention(k, c, soft_cap=math.inf)),
+    ("found 1e-300", lambda c, k: attention(k, c, soft_cap=1e-300)),
 ]
 
 
