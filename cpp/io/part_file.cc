@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/file_access.h"
 
 namespace gkv {
 namespace {
@@ -78,12 +78,7 @@ PartFile::~PartFile() {
 }
 
 void PartFile::Reserve(uint64_t size) {
-  // Writing beyond this limit would be a signal, not an error.
-  struct rlimit limit;
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-      size > limit.rlim_cur) {
-    throw IoError(part_path_, EFBIG);
-  }
+  if (!MayBeWritten(size)) throw IoError(part_path_, EFBIG);
   // Empty first: nothing of a killed writer's content stays.
   if (ftruncate(file_.get(), 0) != 0 ||
       ftruncate(file_.get(), static_cast<off_t>(size)) != 0) {
@@ -98,16 +93,7 @@ void PartFile::Reserve(uint64_t size) {
 
 int PartFile::WriteAt(uint64_t offset,
                       std::span<const uint8_t> bytes) const noexcept {
-  while (!bytes.empty()) {
-    const ssize_t written =
-        pwrite(file_.get(), bytes.data(), bytes.size(),
-               static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return written < 0 ? errno : ENOSPC;
-    offset += static_cast<uint64_t>(written);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
-  return 0;
+  return WriteFileAt(file_.get(), offset, bytes);
 }
 
 void PartFile::Publish() {

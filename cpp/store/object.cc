@@ -147,8 +147,8 @@ Address ReadAddress(ByteReader& reader, std::string_view what) {
   return address;
 }
 
-// Numbers that would give other lengths than a writer's.
-void CheckPositions(const ObjectHead& head, const KvLayout& layout) {
+// Numbers that would give other lengths than a writer's, with any layout.
+void CheckPositions(const ObjectHead& head) {
   if (head.begin % kPageTokens != 0 || head.begin > kMaxPosition ||
       head.end < head.begin) {
     ThrowCorrupt(StrCat("positions ", head.begin, " to ", head.end,
@@ -159,6 +159,12 @@ void CheckPositions(const ObjectHead& head, const KvLayout& layout) {
   if (resume ? count >= kPageTokens || head.end == 0 : count != kPageTokens) {
     ThrowCorrupt(StrCat(count, " tokens, expected those of one page"));
   }
+  if (head.kind != ObjectKind::kWindowPage && head.window != 0) {
+    ThrowCorrupt("a window that is none");
+  }
+}
+
+void CheckWindows(const ObjectHead& head, const KvLayout& layout) {
   std::vector<uint64_t> windows;
   for (const KvGroup& group : layout.groups()) {
     if (group.window != 0) windows.push_back(group.window);
@@ -169,10 +175,7 @@ void CheckPositions(const ObjectHead& head, const KvLayout& layout) {
     throw Mismatch(StrCat("stored keys and values of a window of ", head.window,
                           " tokens, expected one of the model's"));
   }
-  if (head.kind != ObjectKind::kWindowPage && head.window != 0) {
-    ThrowCorrupt("a window that is none");
-  }
-  if (!resume) windows.clear();
+  if (head.kind != ObjectKind::kResume) windows.clear();
   if (head.sliding.size() != windows.size()) {
     ThrowCorrupt(StrCat(head.sliding.size(), " sliding ranges, expected ",
                         windows.size()));
@@ -299,7 +302,7 @@ StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
   return {{buffer->data(), buffer->size()}, buffer, false};
 }
 
-ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout) {
+ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
   ByteReader reader(object);
   const auto magic = reader.ReadBytes(sizeof(kMagic), "magic");
   if (!std::equal(magic.begin(), magic.end(), std::begin(kMagic))) {
@@ -321,9 +324,6 @@ ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout) {
   }
   head.fingerprint = ReadHash(reader, "model fingerprint");
   head.layout = ReadHash(reader, "layout");
-  if (head.layout != layout.hash()) {
-    throw Mismatch("stored keys and values of another layout");
-  }
   head.salt = ReadAddress(reader, "salt");
   head.parent = ReadAddress(reader, "parent");
   head.begin = reader.Read<uint64_t>("begin");
@@ -340,14 +340,16 @@ ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout) {
   if (!tokens.empty()) {
     std::memcpy(head.tokens.data(), tokens.data(), tokens.size());
   }
-  if (ranges > layout.groups().size()) ThrowCorrupt("too many sliding ranges");
+  if (ranges > reader.remaining() / (3 * sizeof(uint64_t))) {
+    ThrowCorrupt("too many sliding ranges");
+  }
   head.sliding.resize(ranges);
   for (SlidingRange& range : head.sliding) {
     range.window = reader.Read<uint64_t>("window");
     range.from = reader.Read<uint64_t>("from");
     range.own = reader.Read<uint64_t>("own");
   }
-  CheckPositions(head, layout);
+  CheckPositions(head);
   if (payload_at != HeadBytes(head) || payload_at > size) {
     ThrowCorrupt("the payload is not where it should be");
   }
@@ -356,14 +358,36 @@ ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout) {
   std::memset(&first[kHeadHashAt], 0, sizeof(Hash128));
   if (HashBytes(first) != head_hash) ThrowCorrupt("a wrong head hash");
   static_assert(kPayloadHashAt + sizeof(Hash128) == kHeadHashAt);
+  if (check_payload && HashBytes(object.subspan(payload_at)) != payload_hash) {
+    ThrowCorrupt("a wrong payload hash");
+  }
+  return head;
+}
+
+Address AddressOf(const ObjectHead& head) {
+  switch (head.kind) {
+    case ObjectKind::kPage:
+      return PageAddress(head.parent, head.tokens);
+    case ObjectKind::kWindowPage:
+      return WindowAddress(head.parent, head.window);
+    default:
+      return ResumeAddress(head.parent, head.end, head.tokens);
+  }
+}
+
+ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout,
+                      bool check_payload) {
+  ObjectHead head = ReadHead(object, check_payload);
+  if (head.layout != layout.hash()) {
+    throw Mismatch("stored keys and values of another layout");
+  }
+  CheckWindows(head, layout);
   size_t payload_bytes = 0;
   PayloadBlocks(head, *StoredLayout(layout), payload_bytes);
-  if (payload_bytes != size - payload_at) {
-    ThrowCorrupt(StrCat(size - payload_at,
-                        " bytes of keys and values, expected ", payload_bytes));
-  }
-  if (HashBytes(object.subspan(payload_at)) != payload_hash) {
-    ThrowCorrupt("a wrong payload hash");
+  const size_t found = object.size() - HeadBytes(head);
+  if (payload_bytes != found) {
+    ThrowCorrupt(StrCat(found, " bytes of keys and values, expected ",
+                        payload_bytes));
   }
   return head;
 }

@@ -69,10 +69,18 @@ std::vector<HeldBlock> CopyHeld(const KvLayout& from,
 StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
                          const HeldSet& held);
 
-// What bytes of unknown origin say, for a model of that layout, once every
-// length and both hashes are right. Throws CorruptFile, or Mismatch for another
-// format version or layout.
-ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout);
+// What bytes of unknown origin say, once both hashes are right and everything
+// else that can be known without a layout. Throws CorruptFile, or Mismatch for
+// another format version. `check_payload`: false if its hash was right before.
+ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload = true);
+
+// The address that follows from a head. Requires: it is what ReadHead gave.
+Address AddressOf(const ObjectHead& head);
+
+// The same for a model of that layout, once every length is right too. Throws
+// Mismatch for another layout as well.
+ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout,
+                      bool check_payload = true);
 
 // The blocks of an object in blocks of `layout`: the mapping's own where it is
 // mapped and sizes are equal, else copies from `pool`. Requires: `head` is what
