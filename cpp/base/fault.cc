@@ -1,5 +1,6 @@
 #include "base/fault.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <csignal>
@@ -8,6 +9,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -20,11 +23,11 @@ struct Fault {
   uint32_t delay_ms = 0;
   uint32_t error = 0;
   uint64_t pass = 1;
+  uint64_t passed = 0;
 };
 
 std::mutex mutex;  // guards what follows
-Fault fault;
-uint64_t passed = 0;
+std::vector<Fault> faults;
 
 bool ParseNumber(std::string_view text, auto& number) {
   const char* const end = text.data() + text.size();
@@ -57,17 +60,23 @@ bool Parse(std::string_view text, Fault& out) {
 std::atomic<bool> internal::fault_is_set = false;
 
 void ReadFault() {
-  const char* const text = std::getenv("GEMMAKV_FAULT");
-  const std::lock_guard lock(mutex);
-  passed = 0;
-  fault = Fault{};
-  if (text != nullptr && !Parse(text, fault)) {
-    throw InvalidArgument(
-        StrCat("GEMMAKV_FAULT is \"", text,
-               "\", expected NAME:ACTION[:PASS] with kill, delay=MILLISECONDS "
-               "or errno=NUMBER"));
+  const char* const variable = std::getenv("GEMMAKV_FAULT");
+  std::vector<Fault> found;
+  for (std::string_view text = variable != nullptr ? variable : "";
+       variable != nullptr;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    if (!Parse(text.substr(0, comma), found.emplace_back())) {
+      throw InvalidArgument(
+          StrCat("GEMMAKV_FAULT is \"", variable,
+                 "\", expected NAME:ACTION[:PASS],... with kill, "
+                 "delay=MILLISECONDS or errno=NUMBER"));
+    }
+    if (comma == text.size()) break;
+    text.remove_prefix(comma + 1);
   }
-  internal::fault_is_set = text != nullptr;
+  const std::lock_guard lock(mutex);
+  faults = std::move(found);
+  internal::fault_is_set = !faults.empty();
 }
 
 int internal::ReachFault(std::string_view name) noexcept {
@@ -75,11 +84,13 @@ int internal::ReachFault(std::string_view name) noexcept {
   int error = 0;
   {
     const std::lock_guard lock(mutex);
-    if (fault.name != "*" && fault.name != name) return 0;
-    if (++passed < fault.pass) return 0;
-    if (fault.kill && passed == fault.pass) (void)std::raise(SIGKILL);
-    delay_ms = fault.delay_ms;
-    error = static_cast<int>(fault.error);
+    for (Fault& fault : faults) {
+      if (fault.name != "*" && fault.name != name) continue;
+      if (++fault.passed < fault.pass) continue;
+      if (fault.kill && fault.passed == fault.pass) (void)std::raise(SIGKILL);
+      delay_ms += fault.delay_ms;
+      if (fault.error != 0) error = static_cast<int>(fault.error);
+    }
   }
   if (delay_ms != 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));

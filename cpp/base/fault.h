@@ -8,7 +8,7 @@ namespace gkv {
 
 // Places where a test makes something go wrong, by an environment variable:
 //
-//   GEMMAKV_FAULT=NAME:ACTION[:PASS]
+//   GEMMAKV_FAULT=NAME:ACTION[:PASS][,NAME:ACTION[:PASS]]...
 //
 // NAME is that of a FaultAt call, or * for any. ACTION is kill (SIGKILL to this
 // process), delay=MILLISECONDS or errno=NUMBER (the call fails with it). PASS

@@ -17,7 +17,9 @@ namespace gkv {
 struct ObjectKey {
   ObjectKind kind = ObjectKind::kPage;
   Address address;
-  Address parent;    // of a page: the one before, or the root
+  // Of a page: the one before, or the root. Zeros for what hangs on no object:
+  // models without full layers store no pages.
+  Address parent;
   uint64_t end = 0;  // position behind its last token
   Address salt;      // digest
 };
@@ -28,6 +30,9 @@ struct StoredBytes {
   std::shared_ptr<const void> owner;
   // They are a mapped file's: blocks may refer to them, and are not writable.
   bool mapped = false;
+  // The tier has found both hashes right, in bytes that do not change: the
+  // reader need not hash the payload again (DecodeHead's check_payload).
+  bool checked = false;
 };
 
 enum class LoadState {
@@ -52,6 +57,7 @@ struct StoreStats {
   uint64_t entries = 0;
   uint64_t bytes = 0;
   uint64_t queued = 0;  // writes that are still to be done
+  bool paused = false;  // writes failed a moment ago and are not tried now
 };
 
 // A tier below RAM: immutable objects by address, which may vanish at any

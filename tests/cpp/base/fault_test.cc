@@ -39,6 +39,10 @@ TEST_F(FaultTest, FailsFromAPassOn) {
   EXPECT_EQ(FaultAt("link"), 0);
   Set("*:errno=5");
   EXPECT_EQ(FaultAt("link"), EIO);
+  Set("write:errno=5,link:errno=28:2");
+  EXPECT_EQ(FaultAt("write"), EIO);
+  EXPECT_EQ(FaultAt("link"), 0);
+  EXPECT_EQ(FaultAt("link"), ENOSPC);
 }
 
 TEST_F(FaultTest, Delays) {
@@ -63,7 +67,7 @@ TEST_F(FaultTest, WhatItCannotMeanIsAnError) {
   for (const char* text :
        {"", "write", "write:", ":kill", "write:die", "write:kill:0",
         "write:kill:x", "write:delay=", "write:errno=0", "write:errno=-1",
-        "write:kill:1:2"}) {
+        "write:kill:1:2", "write:kill,", ",write:kill"}) {
     setenv("GEMMAKV_FAULT", text, 1);
     EXPECT_THROW(ReadFault(), InvalidArgument) << text;
   }

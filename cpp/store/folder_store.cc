@@ -1,0 +1,622 @@
+#include "store/folder_store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/error.h"
+#include "base/fault.h"
+#include "io/file_access.h"
+#include "store/folder.h"
+#include "store/object.h"
+
+namespace gkv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kSweepShare = 16;  // of the budget, written since the last
+constexpr size_t kMaxMappings = 4096;
+constexpr size_t kMaxKnown = 65'536;
+constexpr int64_t kTouchNs = 60'000'000'000;
+constexpr auto kLookAgain = std::chrono::milliseconds(250);
+constexpr auto kFirstPause = std::chrono::milliseconds(250);
+constexpr auto kLongestPause = std::chrono::seconds(64);
+constexpr uint64_t kLeastObject = 192;  // a head without tokens
+
+// What tells a file from another one, or from itself with other content. Not
+// the time of its last change: being touched, or unlinked, is one.
+struct Identity {
+  dev_t device = 0;
+  ino_t inode = 0;
+  off_t size = 0;
+  int64_t written_ns = 0;
+  bool operator==(const Identity&) const = default;
+};
+
+int64_t Nanoseconds(const struct timespec& t) {
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+Identity IdentityOf(const struct stat& info) {
+  return {info.st_dev, info.st_ino, info.st_size, Nanoseconds(info.st_mtim)};
+}
+
+// Readers may keep it longer than the store lives.
+class Mapping {
+ public:
+  using Count = std::shared_ptr<std::atomic<size_t>>;
+
+  // Null if it cannot be mapped.
+  static std::shared_ptr<const Mapping> Make(int file, const Identity& id,
+                                             std::string path, Count count) {
+    const auto size = static_cast<size_t>(id.size);
+    std::shared_ptr<Mapping> mapping(
+        new Mapping(id, std::move(path), std::move(count)));
+    void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+    if (data == MAP_FAILED) return nullptr;
+    mapping->data_ = static_cast<const uint8_t*>(data);
+    return mapping;
+  }
+  ~Mapping() {
+    if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), bytes().size());
+    --*count_;
+  }
+  Mapping(const Mapping&) = delete;
+
+  std::span<const uint8_t> bytes() const {
+    return {data_, static_cast<size_t>(id_.size)};
+  }
+  const Identity& identity() const { return id_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  Mapping(const Identity& id, std::string path, Count count)
+      : id_(id), path_(std::move(path)), count_(std::move(count)) {
+    ++*count_;
+  }
+  const Identity id_;
+  const std::string path_;  // relative to the folder
+  const Count count_;
+  const uint8_t* data_ = nullptr;
+};
+
+// A file whose content was checked in this process.
+struct CheckedFile {
+  Identity id;
+  Address address;
+  std::weak_ptr<const Mapping> mapping;
+};
+
+enum class Verdict {
+  kSound,
+  kOther,    // sound, and of another address with the same name
+  kDamaged,  // by its own hashes, or its name is not its own
+};
+
+Verdict Check(const Folder& folder, const ObjectKey& key,
+              std::span<const uint8_t> bytes, Address& address) {
+  try {
+    const ObjectHead head = ReadHead(bytes);
+    address = AddressOf(head);
+    if (address == key.address && head.kind == key.kind &&
+        head.salt == key.salt) {
+      return Verdict::kSound;
+    }
+  } catch (const Error&) {
+    return Verdict::kDamaged;
+  }
+  return address != key.address && folder.NameOfAddress(address) ==
+                                       folder.NameOfAddress(key.address)
+             ? Verdict::kOther
+             : Verdict::kDamaged;
+}
+
+// What this process may use: of the machine, or its cgroup.
+uint64_t MemoryLimit() {
+  uint64_t limit = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) *
+                   static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES));
+  for (const char* path : {"/sys/fs/cgroup/memory.max",
+                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    uint64_t found = 0;
+    if (std::ifstream(path) >> found) limit = std::min(limit, found);
+  }
+  return limit;
+}
+
+// 0: as large as memory is.
+uint64_t FileSystemBytes(int folder) {
+  struct statvfs info;
+  if (fstatvfs(folder, &info) != 0) return 0;
+  return uint64_t{info.f_blocks} * uint64_t{info.f_frsize};
+}
+
+class FolderStoreOnFiles final : public FolderStore {
+ public:
+  FolderStoreOnFiles(std::string path, const FolderOptions& options,
+                     uint64_t budget_bytes,
+                     std::shared_ptr<const Folder> folder)
+      : path_(std::move(path)),
+        tier_(options.tier),
+        mapped_(options.mapped),
+        budget_bytes_(budget_bytes),
+        folder_(std::move(folder)) {}
+
+  std::string_view tier() const override { return tier_; }
+  bool blocks() const override { return !mapped_; }
+  uint64_t budget_bytes() const override { return budget_bytes_; }
+
+  void Has(std::span<const ObjectKey> keys,
+           std::span<uint8_t> found) noexcept override;
+  std::vector<Loaded> Load(std::span<const ObjectKey> keys) override;
+  void Put(const ObjectKey& key, StoredBytes object) override;
+  void Remove(std::span<const ObjectKey> keys) noexcept override;
+  void Damaged(const ObjectKey& key) noexcept override;
+  void Flush() noexcept override {}  // Put has written
+  void Clear(const Address* salt) noexcept override;
+  StoreStats stats() const override;
+  SweepResult Sweep() override;
+
+ private:
+  // The folder that its path leads to, looked up now and then. For a writer it
+  // is made again where it is gone; null if that fails.
+  std::shared_ptr<const Folder> Current(bool writing, bool look = false);
+  Loaded LoadOne(const Folder& folder, const ObjectKey& key);
+  std::optional<StoredBytes> Map(const Folder& folder, const ObjectKey& key,
+                                 const FileName& name, int file,
+                                 const Identity& id, Verdict& verdict);
+  std::optional<StoredBytes> Read(const Folder& folder, const ObjectKey& key,
+                                  int file, const Identity& id,
+                                  Verdict& verdict);
+  bool Unlink(const Folder& folder, const FileName& name) noexcept;
+  void Reject(const Folder& folder, const FileName& name) noexcept;
+  uint64_t PinnedBytes(const Folder& folder);
+  void TryToSweep() noexcept;
+  bool IsPaused() const;  // requires the mutex
+
+  const std::string path_;
+  const std::string tier_;
+  const bool mapped_;
+  const uint64_t budget_bytes_;
+  const Mapping::Count mappings_ = std::make_shared<std::atomic<size_t>>(0);
+
+  std::mutex sweeping_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const Folder> folder_;
+  Clock::time_point looked_ = Clock::now();
+  std::map<ObjectName, CheckedFile> checked_;
+  std::vector<std::weak_ptr<const Mapping>> live_;  // and dead ones
+  mutable bool counted_ = false;  // entries and bytes are those of the folder
+  mutable StoreStats stats_;
+  uint64_t written_since_sweep_ = 0;
+  bool swept_once_ = false;
+  Clock::duration pause_{};
+  Clock::time_point paused_until_{};
+};
+
+std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
+                                                          bool look) {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (!look && now - looked_ < kLookAgain) return folder_;
+  looked_ = now;
+  const Folder::Place place = folder_->PlaceOf(path_);
+  if (place == Folder::Place::kHere ||
+      (place == Folder::Place::kGone && !writing)) {
+    return folder_;
+  }
+  try {
+    // Another one has another key: what was known of files is not of these.
+    auto folder = Folder::Open(path_, writing);
+    if (tier_ == "shared" && !IsInMemory(folder->descriptor())) {
+      return writing ? nullptr : folder_;
+    }
+    folder_ = std::move(folder);
+    checked_.clear();
+    counted_ = false;
+  } catch (const std::exception&) {
+    // A symbolic link, a stranger's: what is read is still the old one.
+    return writing ? nullptr : folder_;
+  }
+  return folder_;
+}
+
+void FolderStoreOnFiles::Has(std::span<const ObjectKey> keys,
+                             std::span<uint8_t> found) noexcept {
+  try {
+    const auto folder = Current(false);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::string path = folder->NameFor(keys[i]).Path();
+      found[i] = faccessat(folder->descriptor(), path.c_str(), F_OK,
+                           AT_SYMLINK_NOFOLLOW) == 0;
+    }
+  } catch (const std::exception&) {
+    std::fill(found.begin(), found.end(), uint8_t{0});
+  }
+}
+
+std::vector<Loaded> FolderStoreOnFiles::Load(std::span<const ObjectKey> keys) {
+  const auto folder = Current(false);
+  std::vector<Loaded> loaded(keys.size());
+  uint64_t hits = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    try {
+      loaded[i] = LoadOne(*folder, keys[i]);
+    } catch (const std::bad_alloc&) {
+      loaded[i] = {};  // no memory for it: a miss
+    }
+    hits += loaded[i].state == LoadState::kHit;
+  }
+  const std::lock_guard lock(mutex_);
+  stats_.hits += hits;
+  stats_.misses += keys.size() - hits;
+  return loaded;
+}
+
+Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
+  const FileName name = folder.NameFor(key);
+  const std::string path = name.Path();
+  const auto open_it = [&](int more) {
+    return Uninterrupted([&] {
+      return openat(
+          folder.descriptor(), path.c_str(),
+          O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
+    });
+  };
+  int descriptor = open_it(O_NOATIME);
+  if (descriptor < 0 && errno == EPERM) descriptor = open_it(0);
+  const Descriptor file(descriptor);
+  if (!file.is_open()) {
+    // Of this user's own files none is a link, a socket or unreadable.
+    if (errno == ELOOP || errno == ENXIO || errno == EACCES) {
+      Reject(folder, name);
+    }
+    return {};
+  }
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) return {};
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() ||
+      (info.st_mode & 0222) != 0 || size < kLeastObject) {
+    Reject(folder, name);
+    return {};
+  }
+  // It may be another process's with a larger budget.
+  if (size > budget_bytes_) return {};
+  Verdict verdict = Verdict::kSound;
+  auto object =
+      mapped_ ? Map(folder, key, name, file.get(), IdentityOf(info), verdict)
+              : Read(folder, key, file.get(), IdentityOf(info), verdict);
+  if (verdict == Verdict::kDamaged) Reject(folder, name);
+  if (!object) return {};
+  struct timespec now = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t age = Nanoseconds(now) - Nanoseconds(info.st_atim);
+  if (age < 0 || age >= kTouchNs) {
+    (void)FaultAt("touch");
+    const struct timespec times[2] = {now, {0, UTIME_OMIT}};
+    (void)futimens(file.get(), times);  // where it may be written
+  }
+  return {LoadState::kHit, *std::move(object)};
+}
+
+std::optional<StoredBytes> FolderStoreOnFiles::Map(
+    const Folder& folder, const ObjectKey& key, const FileName& name, int file,
+    const Identity& id, Verdict& verdict) {
+  const auto as_object = [](std::shared_ptr<const Mapping> mapping) {
+    const auto bytes = mapping->bytes();
+    return StoredBytes{bytes, std::move(mapping), true, true};
+  };
+  bool checked = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = checked_.find(name.name);
+    if (known != checked_.end() && known->second.id == id) {
+      if (known->second.address != key.address) return std::nullopt;
+      checked = true;
+      if (auto mapping = known->second.mapping.lock()) {
+        return as_object(std::move(mapping));
+      }
+    }
+  }
+  if (*mappings_ >= kMaxMappings) return std::nullopt;
+  auto mapping = Mapping::Make(file, id, name.Path(), mappings_);
+  if (!mapping) return std::nullopt;
+  Address address = key.address;
+  if (!checked) verdict = Check(folder, key, mapping->bytes(), address);
+  if (verdict == Verdict::kDamaged) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  CheckedFile& known = checked_[name.name];
+  if (known.id == id) {
+    // Another thread was quicker.
+    if (auto theirs = known.mapping.lock()) mapping = std::move(theirs);
+  }
+  known = {id, address, mapping};
+  if (verdict == Verdict::kOther) return std::nullopt;
+  if (live_.size() >= 2 * kMaxMappings) {
+    std::erase_if(live_, [](const auto& one) { return one.expired(); });
+  }
+  live_.push_back(mapping);
+  if (checked_.size() > kMaxKnown) {
+    std::erase_if(checked_,
+                  [](const auto& one) { return one.second.mapping.expired(); });
+  }
+  return as_object(std::move(mapping));
+}
+
+std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
+                                                    const ObjectKey& key,
+                                                    int file,
+                                                    const Identity& id,
+                                                    Verdict& verdict) {
+  const auto buffer = std::make_shared<AlignedBuffer<uint8_t>>(
+      static_cast<size_t>(id.size));
+  const int error = ReadFileAt(file, 0, {buffer->data(), buffer->size()});
+  if (error != 0) {
+    if (error == EIO) verdict = Verdict::kDamaged;  // a bad sector, or it is cut
+    return std::nullopt;
+  }
+  Address address;
+  verdict = Check(folder, key, {buffer->data(), buffer->size()}, address);
+  if (verdict != Verdict::kSound) return std::nullopt;
+  return StoredBytes{{buffer->data(), buffer->size()}, buffer, false, true};
+}
+
+void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
+  const uint64_t size = object.bytes.size();
+  {
+    const std::lock_guard lock(mutex_);
+    if (IsPaused() || CountedBytes(size) > budget_bytes_ - budget_bytes_ / 10) {
+      ++stats_.failed_writes;
+      return;
+    }
+  }
+  auto folder = Current(true);
+  const auto publish = [&] {
+    return folder ? folder->Publish(folder->NameFor(key), object.bytes)
+                  : ENOENT;
+  };
+  int error = publish();
+  if (error == ENOENT) {
+    folder = Current(true, true);
+    error = publish();
+  }
+  bool sweep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error == 0 || error == EEXIST) {
+      pause_ = {};
+    } else {
+      ++stats_.failed_writes;
+      pause_ = pause_ == Clock::duration{}
+                   ? Clock::duration(kFirstPause)
+                   : std::min<Clock::duration>(2 * pause_, kLongestPause);
+      paused_until_ = Clock::now() + pause_;
+    }
+    if (error == 0) {
+      ++stats_.writes;
+      ++stats_.entries;
+      stats_.bytes += size;
+      written_since_sweep_ += CountedBytes(size);
+      sweep = !swept_once_ ||
+              written_since_sweep_ >= budget_bytes_ / kSweepShare;
+    }
+  }
+  if (sweep) TryToSweep();
+}
+
+bool FolderStoreOnFiles::IsPaused() const {
+  return pause_ != Clock::duration{} && Clock::now() < paused_until_;
+}
+
+bool FolderStoreOnFiles::Unlink(const Folder& folder,
+                                const FileName& name) noexcept {
+  try {
+    const std::string path = name.Path();
+    struct stat info;
+    const bool known = fstatat(folder.descriptor(), path.c_str(), &info,
+                               AT_SYMLINK_NOFOLLOW) == 0;
+    if (unlinkat(folder.descriptor(), path.c_str(), 0) != 0) return false;
+    const std::lock_guard lock(mutex_);
+    if (stats_.entries > 0) --stats_.entries;
+    if (known && S_ISREG(info.st_mode)) {
+      stats_.bytes -=
+          std::min(stats_.bytes, static_cast<uint64_t>(info.st_size));
+    }
+    checked_.erase(name.name);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void FolderStoreOnFiles::Reject(const Folder& folder,
+                                const FileName& name) noexcept {
+  Unlink(folder, name);
+  const std::lock_guard lock(mutex_);
+  ++stats_.damaged;
+}
+
+void FolderStoreOnFiles::Remove(std::span<const ObjectKey> keys) noexcept {
+  try {
+    const auto folder = Current(false);
+    for (const ObjectKey& key : keys) Unlink(*folder, folder->NameFor(key));
+  } catch (const std::exception&) {
+    // Out of memory: they go when they are old.
+  }
+}
+
+void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
+  try {
+    const auto folder = Current(false);
+    {
+      const std::lock_guard lock(mutex_);
+      checked_.erase(folder->NameFor(key).name);
+    }
+    // Checks all of it again, and unlinks what is not sound.
+    LoadOne(*folder, key);
+  } catch (const std::exception&) {
+    // Out of memory: the next reader finds out.
+  }
+}
+
+void FolderStoreOnFiles::Clear(const Address* salt) noexcept {
+  try {
+    ClearFolder(*Current(false), salt);
+    const std::lock_guard lock(mutex_);
+    counted_ = false;
+    checked_.clear();
+  } catch (const std::exception&) {
+    // Out of memory: nothing went, or a part.
+  }
+}
+
+StoreStats FolderStoreOnFiles::stats() const {
+  const std::lock_guard lock(mutex_);
+  if (!counted_) {
+    try {
+      const FolderContent content = ReadFolder(*folder_);
+      stats_.entries = content.entries.size();
+      stats_.bytes = content.bytes;
+      counted_ = true;
+    } catch (const std::exception&) {
+      // Out of memory: as far as is known.
+    }
+  }
+  StoreStats stats = stats_;
+  stats.paused = IsPaused();
+  return stats;
+}
+
+// Files that are gone for others and take memory as long as this process has
+// them mapped.
+uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
+  std::vector<std::shared_ptr<const Mapping>> live;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& one : live_) {
+      if (auto mapping = one.lock()) live.push_back(std::move(mapping));
+    }
+  }
+  std::sort(live.begin(), live.end());
+  live.erase(std::unique(live.begin(), live.end()), live.end());
+  uint64_t bytes = 0;
+  for (const auto& mapping : live) {
+    struct stat info;
+    if (fstatat(folder.descriptor(), mapping->path().c_str(), &info,
+                AT_SYMLINK_NOFOLLOW) != 0 ||
+        IdentityOf(info) != mapping->identity()) {
+      bytes += CountedBytes(mapping->bytes().size());
+    }
+  }
+  return bytes;
+}
+
+SweepResult FolderStoreOnFiles::Sweep() {
+  const std::lock_guard one_at_a_time(sweeping_);
+  const auto folder = Current(false);
+  uint64_t written = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    written = written_since_sweep_;
+  }
+  const SweepResult result =
+      SweepFolder(*folder, budget_bytes_, PinnedBytes(*folder));
+  const std::lock_guard lock(mutex_);
+  // Who does not get the lock leaves it to the one who has it.
+  written_since_sweep_ -= std::min(written, written_since_sweep_);
+  swept_once_ = true;
+  if (!result.swept) return result;
+  stats_.evictions += result.removed;
+  stats_.entries = result.entries;
+  stats_.bytes = result.bytes;
+  counted_ = true;
+  return result;
+}
+
+void FolderStoreOnFiles::TryToSweep() noexcept {
+  try {
+    Sweep();
+  } catch (const std::exception&) {
+    // Out of memory: at the next sixteenth again.
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
+                                             const FolderOptions& options) {
+  ReadFault();
+  const bool shared = options.tier == "shared";
+  if (!shared && options.tier != "disk") {
+    throw InvalidArgument(StrCat("tier is \"", options.tier,
+                                 "\", expected \"shared\" or \"disk\""));
+  }
+  if (options.mapped && !shared) {
+    throw InvalidArgument(
+        "mapped is true, expected false for the tier \"disk\": a bad sector of "
+        "a mapped file ends the process");
+  }
+  if (options.budget_bytes == 0) {
+    throw InvalidArgument("budget_bytes is 0, expected at least 1");
+  }
+  auto folder = Folder::Open(path, true);
+  uint64_t budget = options.budget_bytes;
+  if (shared) {
+    if (!IsInMemory(folder->descriptor())) {
+      throw InvalidArgument(
+          StrCat(path, " is on a file system of type ",
+                 FileSystemName(folder->descriptor()),
+                 ", expected one in memory (tmpfs), as /dev/shm"));
+    }
+    uint64_t limit = MemoryLimit();
+    if (const uint64_t all = FileSystemBytes(folder->descriptor()); all > 0) {
+      limit = std::min(limit, all);
+    }
+    budget = std::min(budget, limit / 2);
+  }
+  return std::make_shared<FolderStoreOnFiles>(path, options, budget,
+                                              std::move(folder));
+}
+
+FolderReport DescribeFolder(const std::string& path) {
+  const auto folder = Folder::Open(path, false);
+  const FolderContent content = ReadFolder(*folder);
+  FolderReport report;
+  report.file_system = FileSystemName(folder->descriptor());
+  report.temporary_files = content.temporary.size();
+  using GroupKey = std::pair<std::array<uint8_t, 8>, ObjectKind>;
+  std::map<GroupKey, FolderReport::Group> groups;
+  for (const FolderEntry& entry : content.entries) {
+    auto& group = groups[{entry.name.salt, entry.name.kind}];
+    ++group.entries;
+    group.bytes += entry.bytes;
+    report.oldest_ns = report.oldest_ns == 0
+                           ? entry.used_ns
+                           : std::min(report.oldest_ns, entry.used_ns);
+    report.newest_ns = std::max(report.newest_ns, entry.used_ns);
+  }
+  for (auto& [key, group] : groups) {
+    std::tie(group.salt, group.kind) = key;
+    report.groups.push_back(group);
+  }
+  return report;
+}
+
+}  // namespace gkv

@@ -1,0 +1,294 @@
+#include "store/folder_sweep.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <set>
+#include <utility>
+
+#include "base/fault.h"
+#include "base/rounding.h"
+#include "io/file_access.h"
+
+namespace gkv {
+namespace {
+
+constexpr uint64_t kMemoryPage = 4096;
+constexpr int64_t kDayNs = 86'400'000'000'000;
+constexpr int kSubfolders = 256;
+
+int64_t Nanoseconds(const struct timespec& t) {
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+int64_t Now() {
+  struct timespec now = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return Nanoseconds(now);
+}
+
+// Calls `visit` with each regular file of a folder and what lstat says of it.
+template <typename Visit>
+void VisitFolder(int folder, const Visit& visit) {
+  struct Close {
+    void operator()(DIR* stream) const { closedir(stream); }
+  };
+  // One of its own: duplicates would read on where another one stands.
+  const int own = Uninterrupted([&] {
+    return openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  });
+  if (own < 0) return;
+  const std::unique_ptr<DIR, Close> stream(fdopendir(own));
+  if (!stream) {
+    close(own);
+    return;
+  }
+  while (const dirent* const entry = readdir(stream.get())) {
+    struct stat info;
+    if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISREG(info.st_mode)) {
+      visit(std::string_view(entry->d_name), info);
+    }
+  }
+}
+
+void ReadSubfolder(const Folder& folder, const std::string& subfolder,
+                   int64_t now, FolderContent& content) {
+  const Descriptor descriptor = folder.OpenSubfolder(subfolder, false);
+  if (!descriptor.is_open()) return;
+  VisitFolder(descriptor.get(),
+              [&](std::string_view text, const struct stat& info) {
+                if (text.starts_with(kTemporaryPrefix)) {
+                  content.temporary.push_back(subfolder + "/" +
+                                              std::string(text));
+                  return;
+                }
+                const auto name = FileName::Parse(text);
+                if (!name || name->Subfolder() != subfolder) return;
+                const int64_t used = std::max(Nanoseconds(info.st_atim),
+                                              Nanoseconds(info.st_mtim));
+                content.entries.push_back(
+                    {*name, static_cast<uint64_t>(info.st_size),
+                     std::min(used, now)});
+                content.bytes += static_cast<uint64_t>(info.st_size);
+              });
+}
+
+// Which objects hang on which.
+class Tree {
+ public:
+  explicit Tree(const std::vector<FolderEntry>& entries)
+      : entries_(entries), children_(entries.size()) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      by_name_.emplace(entries[i].name.name, i);
+    }
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].name.HangsOnObject()) {
+        hanging_.emplace(entries[i].name.parent, i);
+        if (const auto at = ParentOf(i)) ++children_[*at];
+      }
+    }
+  }
+
+  std::optional<size_t> ParentOf(size_t i) const {
+    if (!entries_[i].name.HangsOnObject()) return std::nullopt;
+    const auto at = by_name_.find(entries_[i].name.parent);
+    if (at == by_name_.end()) return std::nullopt;
+    return at->second;
+  }
+  size_t children(size_t i) const { return children_[i]; }
+  // One of its children went; true if none are left.
+  bool DropChild(size_t i) { return --children_[i] == 0; }
+
+  // Whether its parents are there up to a root, for each.
+  std::vector<bool> Rooted() const {
+    std::vector<bool> rooted(entries_.size());
+    std::vector<size_t> open;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (!entries_[i].name.HangsOnObject()) open.push_back(i);
+    }
+    while (!open.empty()) {
+      const size_t i = open.back();
+      open.pop_back();
+      if (rooted[i]) continue;
+      rooted[i] = true;
+      const auto [begin, end] = hanging_.equal_range(entries_[i].name.name);
+      for (auto at = begin; at != end; ++at) open.push_back(at->second);
+    }
+    return rooted;
+  }
+
+ private:
+  const std::vector<FolderEntry>& entries_;
+  std::vector<size_t> children_;
+  std::map<ObjectName, size_t> by_name_;
+  std::multimap<ObjectName, size_t> hanging_;
+};
+
+// A parent that was published behind the reader's back: its folder had been
+// read when the child's had not. Reads those again; true if it found any.
+bool ReadMissingParents(const Folder& folder, int64_t now,
+                        FolderContent& content) {
+  std::set<ObjectName> names;
+  for (const FolderEntry& entry : content.entries) {
+    names.insert(entry.name.name);
+  }
+  std::set<uint8_t> subfolders;
+  for (const FolderEntry& entry : content.entries) {
+    if (entry.name.HangsOnObject() && !names.contains(entry.name.parent)) {
+      subfolders.insert(entry.name.parent.bytes[0]);
+    }
+  }
+  std::set<FileName> known;
+  for (const FolderEntry& entry : content.entries) known.insert(entry.name);
+  FolderContent again;
+  for (const uint8_t i : subfolders) {
+    ReadSubfolder(folder, Folder::SubfolderName(i), now, again);
+  }
+  bool found = false;
+  for (FolderEntry& entry : again.entries) {
+    if (!known.insert(entry.name).second) continue;
+    content.bytes += entry.bytes;
+    content.entries.push_back(std::move(entry));
+    found = true;
+  }
+  return found;
+}
+
+// Their writers hold locks while they live.
+bool IsDead(const Folder& folder, const std::string& path, int64_t now) {
+  const Descriptor file(Uninterrupted([&] {
+    return openat(folder.descriptor(), path.c_str(),
+                  O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  }));
+  struct stat info;
+  if (!file.is_open() || fstat(file.get(), &info) != 0) return false;
+  const LockResult lock = TryLock(file.get(), false);
+  return lock == LockResult::kHeld ||
+         (lock == LockResult::kImpossible &&
+          Nanoseconds(info.st_mtim) + kDayNs < now);
+}
+
+}  // namespace
+
+uint64_t CountedBytes(uint64_t bytes) {
+  return bytes > UINT64_MAX - kMemoryPage ? bytes : RoundUp(bytes, kMemoryPage);
+}
+
+uint64_t FolderContent::CountedBytes() const {
+  uint64_t counted = 0;
+  for (const FolderEntry& entry : entries) {
+    counted += gkv::CountedBytes(entry.bytes);
+  }
+  return counted;
+}
+
+FolderContent ReadFolder(const Folder& folder) {
+  FolderContent content;
+  const int64_t now = Now();
+  VisitFolder(folder.descriptor(),
+              [&](std::string_view text, const struct stat&) {
+                if (text.starts_with(kTemporaryPrefix)) {
+                  content.temporary.emplace_back(text);
+                }
+              });
+  for (int i = 0; i < kSubfolders; ++i) {
+    ReadSubfolder(folder, Folder::SubfolderName(static_cast<size_t>(i)), now,
+                  content);
+  }
+  return content;
+}
+
+SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
+                        uint64_t pinned_bytes) {
+  SweepResult result;
+  const Descriptor lock = folder.OpenLock();
+  // Where there are no locks, two at once do no harm either.
+  if (lock.is_open() && TryLock(lock.get(), true) == LockResult::kTaken) {
+    return result;
+  }
+  (void)FaultAt("sweep-locked");
+  result.swept = true;
+  const int64_t now = Now();
+  FolderContent content = ReadFolder(folder);
+  for (const std::string& path : content.temporary) {
+    if (IsDead(folder, path, now) &&
+        unlinkat(folder.descriptor(), path.c_str(), 0) == 0) {
+      ++result.removed_temporary;
+    }
+  }
+  while (ReadMissingParents(folder, now, content)) {
+  }
+  const std::vector<FolderEntry>& entries = content.entries;
+  result.entries = entries.size();
+  result.bytes = content.bytes;
+  uint64_t counted = content.CountedBytes() + pinned_bytes;
+  Tree tree(entries);
+  const std::vector<bool> rooted = tree.Rooted();
+  const auto remove = [&](size_t i) {
+    const FolderEntry& entry = entries[i];
+    (void)FaultAt("sweep-unlink");
+    if (unlinkat(folder.descriptor(), entry.name.Path().c_str(), 0) != 0 &&
+        errno != ENOENT) {
+      return;
+    }
+    ++result.removed;
+    result.removed_bytes += entry.bytes;
+    --result.entries;
+    result.bytes -= entry.bytes;
+    counted -= CountedBytes(entry.bytes);
+  };
+  using Victim = std::pair<int64_t, size_t>;
+  std::priority_queue<Victim, std::vector<Victim>, std::greater<>> leaves;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!rooted[i]) {
+      remove(i);
+    } else if (tree.children(i) == 0) {
+      leaves.push({entries[i].used_ns, i});
+    }
+  }
+  const uint64_t target = budget_bytes - budget_bytes / 10;
+  while (counted > target && !leaves.empty()) {
+    const size_t i = leaves.top().second;
+    leaves.pop();
+    remove(i);
+    const auto parent = tree.ParentOf(i);
+    if (parent && tree.DropChild(*parent)) {
+      leaves.push({entries[*parent].used_ns, *parent});
+    }
+  }
+  return result;
+}
+
+void ClearFolder(const Folder& folder, const Address* salt) {
+  FolderContent content = ReadFolder(folder);
+  auto& entries = content.entries;
+  if (salt != nullptr) {
+    std::erase_if(entries, [&](const FolderEntry& entry) {
+      return !std::equal(entry.name.salt.begin(), entry.name.salt.end(),
+                         salt->bytes.begin());
+    });
+  }
+  // Resume points, window pages, pages; the longest prefix first.
+  std::sort(entries.begin(), entries.end(),
+            [](const FolderEntry& a, const FolderEntry& b) {
+              return std::pair(a.name.kind, a.name.end) >
+                     std::pair(b.name.kind, b.name.end);
+            });
+  for (const FolderEntry& entry : entries) {
+    (void)FaultAt("clear-unlink");
+    unlinkat(folder.descriptor(), entry.name.Path().c_str(), 0);
+  }
+}
+
+}  // namespace gkv
