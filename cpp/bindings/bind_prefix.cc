@@ -49,6 +49,7 @@ py::dict StoreStatsOf(const BlockStore& store) {
   all["entries"] = stats.entries;
   all["bytes"] = stats.bytes;
   all["queued"] = stats.queued;
+  all["paused"] = stats.paused;
   return all;
 }
 
@@ -83,6 +84,7 @@ void RegisterPrefix(py::module_& module) {
           "clear", [](BlockStore& store) { store.Clear(nullptr); },
           py::call_guard<GilReleased>())
       .def("stats", &StoreStatsOf);
+  RegisterFolderStore(module);
 
   py::class_<PrefixCache, std::shared_ptr<PrefixCache>>(module, "PrefixCache")
       .def(py::init<size_t>(), py::arg("ram_bytes"))

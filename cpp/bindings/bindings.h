@@ -36,6 +36,7 @@ void RegisterOptions(py::module_& module);
 void RegisterGemma(py::module_& module);
 void RegisterPaddedCache(py::module_& module);
 void RegisterPrefix(py::module_& module);
+void RegisterFolderStore(py::module_& module);  // by RegisterPrefix
 void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.

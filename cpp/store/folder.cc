@@ -233,13 +233,21 @@ std::shared_ptr<const Folder> Folder::Open(const std::string& given,
                                            bool make) {
   const std::string path = WithoutSlash(given);
   if (path.empty()) throw InvalidArgument("a folder's path is empty");
-  if (make) MakeFolder(path);
-  Descriptor descriptor = OpenFolder(AT_FDCWD, path.c_str());
-  if (!descriptor.is_open()) ThrowUnopened(path, errno);
-  CheckOwner(path, descriptor.get());
-  const std::shared_ptr<Folder> folder(new Folder(std::move(descriptor)));
-  folder->FindKey(path, make);
-  return folder;
+  constexpr int kTries = 20;
+  for (int tries = 1;; ++tries) {
+    try {
+      if (make) MakeFolder(path);
+      Descriptor descriptor = OpenFolder(AT_FDCWD, path.c_str());
+      if (!descriptor.is_open()) ThrowUnopened(path, errno);
+      CheckOwner(path, descriptor.get());
+      const std::shared_ptr<Folder> folder(new Folder(std::move(descriptor)));
+      folder->FindKey(path, make);
+      return folder;
+    } catch (const IoError& error) {
+      // Somebody deletes it at this moment.
+      if (!make || error.error_number() != ENOENT || tries == kTries) throw;
+    }
+  }
 }
 
 Folder::KeyState Folder::ReadKey() {
@@ -291,6 +299,7 @@ void Folder::FindKey(const std::string& path, bool make) {
   }
   if (state == KeyState::kRead) return;
   if (state == KeyState::kMissing) {
+    if (make) throw IoError(key_path, ENOENT);
     throw InvalidArgument(
         StrCat(path, " has no file `key`, expected a folder of stored objects"));
   }

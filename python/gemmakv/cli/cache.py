@@ -1,4 +1,4 @@
-"""`gemmakv cache`: what saved conversations hold."""
+"""`gemmakv cache`: what saved conversations and folders hold."""
 
 from __future__ import annotations
 
@@ -15,21 +15,32 @@ from rich.table import Table
 from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, LayerView
 from gemmakv.chat import _session_file as session_file
-from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, console, fail
+from gemmakv.cli import (
+    EXIT_FAILURE,
+    EXIT_USAGE,
+    cache_folder,
+    console,
+    fail,
+)
 from gemmakv.cli import describe as describe_error
 from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 app = typer.Typer(
-    help="Inspect, verify and compare saved conversations.",
+    help="Inspect, verify and compare saved conversations; look after folders "
+    "of the prefix cache.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=examples(
         "gemmakv cache inspect talk.kv",
         "gemmakv cache verify talk.kv",
         "gemmakv cache diff talk.kv other.kv",
+        "gemmakv cache stats ~/.cache/prefixes",
     ),
 )
+app.command(epilog=cache_folder.STATS_EXAMPLES)(cache_folder.stats)
+app.command(epilog=cache_folder.SWEEP_EXAMPLES)(cache_folder.sweep)
+app.command(epilog=cache_folder.CLEAR_EXAMPLES)(cache_folder.clear)
 _FILE = typer.Argument(
     ...,
     metavar="FILE",

@@ -20,6 +20,7 @@ COMMANDS = [
     ["chat"], ["generate"], ["info"], ["verify"], ["bench"], ["packed"],
     ["pull"], ["list"], ["rm"],
     ["cache"], ["cache", "inspect"], ["cache", "verify"], ["cache", "diff"],
+    ["cache", "stats"], ["cache", "sweep"], ["cache", "clear"],
 ]
 needs_bash = pytest.mark.skipif(
     shutil.which("bash") is None, reason="no bash here"
