@@ -1,0 +1,74 @@
+#ifndef GEMMAKV_STORE_REMOTE_STORE_H_
+#define GEMMAKV_STORE_REMOTE_STORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/block_store.h"
+#include "store/remote_calls.h"
+
+namespace gkv {
+
+// Bytes of a value, and who keeps them.
+struct RemoteValue {
+  std::span<const uint8_t> bytes;
+  std::shared_ptr<const void> owner;
+};
+
+struct RemoteItem {
+  std::string key;
+  RemoteValue value;
+};
+
+// A store of bytes by keys. Called by several threads at once, each of them the
+// store's own. Throws a std::exception for what fails, a wrong number of
+// results included.
+class RemoteClient {
+ public:
+  virtual ~RemoteClient() = default;
+  // Parallel to `keys`; none where a key is absent.
+  virtual std::vector<std::optional<RemoteValue>> GetMany(
+      std::span<const std::string> keys) = 0;
+  virtual void PutMany(std::span<const RemoteItem> items) = 0;
+  // Parallel to `keys`.
+  virtual std::vector<bool> HasMany(std::span<const std::string> keys) = 0;
+
+  // A client may be without these: then they do nothing.
+  virtual void DeleteMany(std::span<const std::string> keys) = 0;
+  // Deletes some of the keys that begin with `prefix`; false if none is left.
+  virtual bool DeleteSome(const std::string& prefix) = 0;
+};
+
+struct RemoteOptions {
+  // Signs values and names them; empty: unsigned values, whose writers must be
+  // trusted.
+  std::vector<uint8_t> secret;
+  RemoteCallOptions calls;
+  uint64_t max_object_bytes = uint64_t{1} << 30;
+};
+
+// Values are cut into pieces of that size.
+inline constexpr size_t kRemoteChunkBytes = size_t{4} << 20;
+
+// Objects as remote values: docs/block-store-format.md. A call takes at most
+// the time-out, a Put one for each 16 MiB that it writes; what is late, fails
+// or is not what was written is a miss, and while the remote is dead so is all,
+// at once. entries, bytes and evictions are not known: 0.
+class RemoteStore : public BlockStore {
+ public:
+  std::string_view tier() const override { return "remote"; }
+  bool blocks() const override { return true; }
+  virtual RemoteCallStats call_stats() const = 0;
+};
+
+std::shared_ptr<RemoteStore> MakeRemoteStore(
+    std::shared_ptr<RemoteClient> client, RemoteOptions options);
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_STORE_REMOTE_STORE_H_

@@ -1,0 +1,307 @@
+#include "store/remote_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace gkv {
+namespace {
+
+using namespace std::chrono_literals;
+using Call = RemoteCalls::Call;
+using enum RemoteCalls::Side;
+using Clock = std::chrono::steady_clock;
+
+// Holds who comes by until it is opened.
+class Gate {
+ public:
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+    ++passed_;
+    changed_.notify_all();
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  void WaitForWaiting(int count) {
+    Wait([&] { return waiting_ >= count; });
+  }
+  void WaitForPassed(int count) {
+    Wait([&] { return passed_ >= count; });
+  }
+
+ private:
+  template <typename Condition>
+  void Wait(const Condition& condition) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, condition);
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  int waiting_ = 0, passed_ = 0;
+};
+
+RemoteCallOptions Options() {
+  return {.timeout = 100ms,
+          .first_backoff = 50ms,
+          .longest_backoff = 200ms,
+          .max_calls = 3};
+}
+
+void Nothing(Call&) {}
+void Fail(Call&) { throw std::runtime_error("no such luck"); }
+
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  for (int i = 0; i < 1000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(10ms);
+  }
+  return false;
+}
+
+double Seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
+
+TEST(RemoteCallsTest, RunsOnAnotherThreadAndEnds) {
+  RemoteCalls calls(Options(), Nothing);
+  std::thread::id id;
+  EXPECT_TRUE(calls.Run(kRead, [&](Call& call) {
+    EXPECT_TRUE(call.Step());
+    id = std::this_thread::get_id();
+  }));
+  EXPECT_NE(id, std::this_thread::get_id());
+  const RemoteCallStats stats = calls.stats();
+  EXPECT_EQ(stats.calls, 1u);
+  EXPECT_EQ(stats.running, 0u);
+  EXPECT_EQ(stats.failures + stats.timeouts + stats.refused, 0u);
+}
+
+TEST(RemoteCallsTest, AFailureOpensItsSideAndAProbeClosesIt) {
+  std::atomic<bool> dead = true;
+  std::atomic<int> probes = 0;
+  RemoteCalls calls(Options(), [&](Call&) {
+    ++probes;
+    if (dead) throw std::runtime_error("dead");
+  });
+  EXPECT_FALSE(calls.Run(kRead, Fail));
+  RemoteCallStats stats = calls.stats();
+  EXPECT_TRUE(stats.reads_open);
+  EXPECT_FALSE(stats.writes_open);
+  EXPECT_EQ(stats.failures, 1u);
+  EXPECT_EQ(stats.last_error, "no such luck");
+  // Nothing is asked while it is open, neither side.
+  int ran = 0;
+  const auto count = [&](Call&) { ++ran; };
+  EXPECT_FALSE(calls.Run(kRead, count));
+  EXPECT_FALSE(calls.Run(kWrite, count));
+  EXPECT_EQ(ran, 0);
+  EXPECT_EQ(probes, 0);
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_FALSE(calls.Run(kRead, count));
+    return probes >= 2;
+  }));
+  dead = false;
+  EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, count); }));
+  EXPECT_EQ(ran, 1);
+  EXPECT_FALSE(calls.stats().reads_open);
+}
+
+TEST(RemoteCallsTest, BackoffDoublesUpToItsLimit) {
+  std::atomic<int> probes = 0;
+  RemoteCalls calls(Options(), [&](Call&) {
+    ++probes;
+    throw std::runtime_error("dead");
+  });
+  calls.Run(kRead, Fail);
+  const auto since = Clock::now();
+  while (Seconds(since) < 1.0) {
+    calls.Run(kRead, Nothing);
+    std::this_thread::sleep_for(1ms);
+  }
+  // At 50, 150, 350, 550, 750, 950 ms, or later on a busy machine.
+  EXPECT_LE(probes, 6);
+  EXPECT_GE(probes, 1);
+}
+
+TEST(RemoteCallsTest, AFailedWriteLeavesReadingAlone) {
+  RemoteCalls calls(Options(), Nothing);
+  EXPECT_FALSE(calls.Run(kWrite, Fail));
+  EXPECT_TRUE(calls.stats().writes_open);
+  EXPECT_TRUE(calls.Run(kRead, Nothing));
+  int ran = 0;
+  EXPECT_FALSE(calls.Run(kWrite, [&](Call&) { ++ran; }));
+  EXPECT_EQ(ran, 0);
+  // One is let through after the back-off.
+  EXPECT_TRUE(Eventually([&] { return calls.Run(kWrite, Nothing); }));
+  EXPECT_FALSE(calls.stats().writes_open);
+}
+
+TEST(RemoteCallsTest, ALateReadIsAbandonedAndOpensBothSides) {
+  const auto gate = std::make_shared<Gate>();
+  RemoteCalls calls(Options(), Nothing);
+  std::atomic<bool> went_on = false;
+  const auto since = Clock::now();
+  EXPECT_FALSE(calls.Run(kRead, [gate, &went_on](Call& call) {
+    if (!call.Step()) return;
+    gate->Pass();
+    went_on = call.Step();
+  }));
+  EXPECT_GE(Seconds(since), 0.1);
+  EXPECT_TRUE(Eventually([&] { return calls.stats().reads_open; }));
+  RemoteCallStats stats = calls.stats();
+  EXPECT_TRUE(stats.writes_open);
+  EXPECT_EQ(stats.timeouts, 1u);
+  EXPECT_EQ(stats.running, 1u);
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
+  EXPECT_FALSE(went_on);  // nobody waits for its next step
+}
+
+// A read that came forward and ran out of time is not a dead remote, but costs
+// nobody else a time-out before that is known.
+TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
+  const auto gate = std::make_shared<Gate>();
+  RemoteCallOptions options = Options();
+  options.timeout = 600ms;
+  RemoteCalls calls(options, Nothing);
+  EXPECT_FALSE(calls.Run(kRead, [gate](Call& call) {
+    std::this_thread::sleep_for(400ms);
+    if (!call.Step()) return;
+    gate->Pass();
+  }));
+  int ran = 0;
+  const auto since = Clock::now();
+  EXPECT_FALSE(calls.Run(kRead, [&](Call&) { ++ran; }));
+  EXPECT_LT(Seconds(since), 0.3);
+  EXPECT_EQ(ran, 0);
+  if (calls.stats().reads_open) {
+    GTEST_SKIP() << "the machine was too slow for its second step";
+  }
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
+  EXPECT_TRUE(calls.Run(kRead, Nothing));
+  EXPECT_EQ(calls.stats().opened, 0u);
+}
+
+TEST(RemoteCallsTest, AWriteHasATimeoutForEachStep) {
+  RemoteCallOptions options = Options();
+  options.timeout = 400ms;
+  RemoteCalls calls(options, Nothing);
+  const auto work = [](Call& call) {
+    for (int i = 0; i < 6 && call.Step(); ++i) {
+      std::this_thread::sleep_for(100ms);
+    }
+  };
+  EXPECT_TRUE(calls.Run(kWrite, work));
+  EXPECT_FALSE(calls.Run(kRead, work));
+}
+
+// However many calls hang, threads are bounded, and a remote that lives again
+// is found once one of them comes back.
+TEST(RemoteCallsTest, HungThreadsAreBounded) {
+  const auto gate = std::make_shared<Gate>();
+  std::atomic<int> begun = 0;
+  const auto hang = [gate, &begun](Call&) {
+    ++begun;
+    gate->Pass();
+  };
+  RemoteCalls calls(Options(), hang);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] { EXPECT_FALSE(calls.Run(kRead, hang)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto since = Clock::now();
+  while (Seconds(since) < 1.0) {
+    const auto one = Clock::now();
+    EXPECT_FALSE(calls.Run(kRead, hang));
+    EXPECT_LT(Seconds(one), 0.09);  // no time-out any more
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_LE(begun, 3);
+  EXPECT_LE(calls.stats().running, 3u);
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, Nothing); }));
+}
+
+TEST(RemoteCallsTest, AHungProbeIsNotWaitedForForEver) {
+  const auto gate = std::make_shared<Gate>();
+  std::atomic<int> probes = 0;
+  RemoteCalls calls(Options(), [gate, &probes](Call&) {
+    if (++probes == 1) gate->Pass();
+  });
+  EXPECT_FALSE(calls.Run(kRead, Fail));
+  EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, Nothing); }));
+  EXPECT_EQ(probes, 2);
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
+  EXPECT_TRUE(calls.Run(kRead, Nothing));
+}
+
+TEST(RemoteCallsTest, MayGoWhileCallsHang) {
+  const auto gate = std::make_shared<Gate>();
+  const auto owned = std::make_shared<int>(7);
+  {
+    RemoteCalls calls(Options(), Nothing);
+    EXPECT_FALSE(calls.Run(kRead, [gate, owned](Call& call) {
+      gate->Pass();
+      EXPECT_FALSE(call.Step());
+      EXPECT_EQ(*owned, 7);
+    }));
+  }
+  EXPECT_EQ(owned.use_count(), 2);
+  gate->Open();
+  EXPECT_TRUE(Eventually([&] { return owned.use_count() == 1; }));
+}
+
+TEST(RemoteCallsTest, WorkIsGoneWhenRunReturns) {
+  RemoteCalls calls(Options(), Nothing);
+  for (int i = 0; i < 200; ++i) {
+    const auto owned = std::make_shared<int>(i);
+    calls.Run(kWrite, [owned](Call&) {});
+    EXPECT_EQ(owned.use_count(), 1);
+  }
+}
+
+TEST(RemoteCallsTest, ManyThreadsShareFewCalls) {
+  RemoteCallOptions options = Options();
+  options.timeout = 10s;
+  RemoteCalls calls(options, Nothing);
+  std::atomic<int> inside = 0, most = 0, ran = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        EXPECT_TRUE(calls.Run(t % 2 == 0 ? kRead : kWrite, [&](Call&) {
+          const int now = ++inside;
+          int before = most;
+          while (before < now && !most.compare_exchange_weak(before, now)) {
+          }
+          ++ran;
+          --inside;
+        }));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ran, 400);
+  EXPECT_LE(most, 3);
+}
+
+}  // namespace
+}  // namespace gkv
