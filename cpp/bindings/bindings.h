@@ -37,6 +37,7 @@ void RegisterGemma(py::module_& module);
 void RegisterPaddedCache(py::module_& module);
 void RegisterPrefix(py::module_& module);
 void RegisterFolderStore(py::module_& module);  // by RegisterPrefix
+void RegisterRemoteStore(py::module_& module);
 void RegisterInfo(py::module_& module);
 
 // A NumPy array that owns `values`, with the given shape.

@@ -12,5 +12,6 @@ PYBIND11_MODULE(_core, module) {
   gkv::RegisterOptions(module);
   gkv::RegisterGemma(module);
   gkv::RegisterPrefix(module);
+  gkv::RegisterRemoteStore(module);
   gkv::RegisterInfo(module);
 }

@@ -29,6 +29,7 @@ from gemmakv.cache._padded import (
 )
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
+from gemmakv.cache._remote import RemoteStore
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Segment, Template
 from gemmakv.chat._session import Session, SessionStats
@@ -82,6 +83,7 @@ __all__ = [
     "Prefill",
     "PrefixCache",
     "PrefixStats",
+    "RemoteStore",
     "Segment",
     "SentencePieceTokenizer",
     "Session",

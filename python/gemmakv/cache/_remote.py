@@ -1,0 +1,181 @@
+"""Stores beyond this machine: what opens them, and what they must offer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import SplitResult, urlsplit
+
+from gemmakv import _core
+from gemmakv.errors import brief
+
+__all__ = ["CHUNK_BYTES", "RemoteStore", "import_extra", "open_remote"]
+
+# Values are never larger (kRemoteChunkBytes).
+CHUNK_BYTES = 4 << 20
+_LEAST_SECRET = 16
+_TIMEOUT_S = 2.0
+_REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
+_OBJECTS = ("s3", "gs", "az", "file", "memory")
+
+
+@runtime_checkable
+class RemoteStore(Protocol):
+    """A store of bytes by keys, for the remote tier of a prefix cache.
+
+        class InADict:
+            def __init__(self):
+                self.values = {}
+            def get_many(self, keys):
+                return [self.values.get(key) for key in keys]
+            def put_many(self, items):
+                self.values.update((key, bytes(data)) for key, data in items)
+            def has_many(self, keys):
+                return [key in self.values for key in keys]
+
+    Methods are called on threads of the cache's own, several at once, never on
+    one that computes. What they raise, and results of another length or type,
+    count as failures; what is not there or not what was written is computed.
+    Bound the time that they take: a call that is late is abandoned, and at most
+    eight run at a time.
+
+    It may have two more methods. Without them, what is removed or cleared
+    stays in the store:
+
+    - `delete_many(keys: list[str]) -> None`;
+    - `delete_some(prefix: str) -> bool`: deletes some of the keys that begin
+      so; False once none is left.
+    """
+
+    def get_many(
+        self, keys: list[str]
+    ) -> Sequence[bytes | bytearray | memoryview | None]:
+        """A list parallel to `keys`: bytes, or None where there are none."""
+
+    def put_many(self, items: list[tuple[str, memoryview]]) -> None:
+        """Stores each value, of at most 4 MiB, replacing what is there. Views
+        are read-only and stay valid as long as they are referred to.
+        """
+
+    def has_many(self, keys: list[str]) -> list[bool]:
+        """A list parallel to `keys`, of at most some hundreds."""
+
+
+def open_remote(
+    remote: str | RemoteStore,
+    secret: str | bytes | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> _core.RemoteStore:
+    """The tier of a URL or an object. Nothing is connected to yet.
+
+    Args:
+      remote: "redis://[user:password@]host[:port][/db][?ttl=seconds]",
+        "rediss://" (TLS), "valkey://", "valkeys://", "unix:///path",
+        "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix",
+        "file:///folder", or an object with get_many, put_many and has_many.
+      secret: of all who share the store, at least 16 bytes; None: whoever can
+        write to the store is trusted.
+      timeout_s: seconds that a request waits for the store at most.
+
+    Raises ValueError for what is none of these, ImportError for a package that
+    is not installed.
+    """
+    client: Any = (
+        _open_url(remote, timeout_s) if isinstance(remote, str) else remote
+    )
+    return _core.RemoteStore(
+        client, secret=_secret_bytes(secret), timeout_s=_timeout(timeout_s)
+    )
+
+
+def import_extra(name: str, extra: str) -> ModuleType:
+    """A module of an optional package. Raises ImportError that names it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"remote: needs the package {name.partition('.')[0]}; install it "
+            f'with: pip install "gemmakv[{extra}]"'
+        ) from error
+
+
+def _timeout(timeout_s: object) -> float:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise ValueError(
+            f"timeout_s: expected seconds, found {brief(timeout_s)}"
+        )
+    if not 0 < timeout_s <= 3600:
+        raise ValueError(
+            f"timeout_s is {timeout_s}, expected more than 0, at most 3600"
+        )
+    return float(timeout_s)
+
+
+def _secret_bytes(secret: object) -> bytes:
+    if secret is None:
+        return b""
+    if isinstance(secret, str):
+        secret = secret.encode("utf-8", "surrogatepass")
+    # What it is stands in no message.
+    if not isinstance(secret, bytes):
+        raise ValueError(
+            "remote_secret: expected a str or bytes, found a "
+            + type(secret).__name__
+        )
+    if len(secret) < _LEAST_SECRET:
+        raise ValueError(
+            f"remote_secret: expected at least {_LEAST_SECRET} bytes, found "
+            f"{len(secret)}"
+        )
+    return secret
+
+
+def _open_url(url: str, timeout_s: float) -> RemoteStore:
+    scheme, separator, _ = url.partition("://")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"remote: {error}, in a URL of {scheme!r}") from None
+    if not separator or scheme not in _REDIS + _OBJECTS:
+        # There may be a password in what follows.
+        known = ", ".join(f"{name}://" for name in _REDIS + _OBJECTS)
+        found = f"{scheme}://..." if separator else "no scheme"
+        raise ValueError(
+            f"remote: expected a URL that begins with one of {known}, or an "
+            f"object with get_many, put_many and has_many; found {found}"
+        )
+    if port == 0:
+        raise ValueError("remote: the URL has port 0, expected 1 to 65535")
+    if parts.fragment:
+        raise ValueError("remote: the URL has a fragment, expected none")
+    timeout_s = _timeout(timeout_s)
+    if scheme in _REDIS:
+        from gemmakv.cache._remote_redis import open_redis
+
+        return open_redis(parts, timeout_s)
+    _check_objects(parts)
+    from gemmakv.cache._remote_objects import open_objects
+
+    return open_objects(url, timeout_s)
+
+
+def _check_objects(parts: SplitResult) -> None:
+    if parts.query:
+        raise ValueError(
+            f"remote: a {parts.scheme}:// URL has no options; regions, "
+            "endpoints and credentials come from the environment"
+        )
+    if parts.scheme in ("file", "memory"):
+        if parts.netloc or (parts.scheme == "file" and len(parts.path) < 2):
+            raise ValueError(
+                f"remote: expected {parts.scheme}:///path, found "
+                f"{brief(parts.geturl())}"
+            )
+    elif not parts.hostname:
+        raise ValueError(
+            f"remote: expected {parts.scheme}://bucket/prefix, found no bucket"
+        )
