@@ -291,7 +291,8 @@ void RegisterResults(py::module_& module) {
       .def_readonly("prompt_tokens", &GenerateResult::prompt_tokens)
       .def_readonly("cached_tokens", &GenerateResult::cached_tokens)
       .def_property_readonly(
-          "ram_tokens", [](const GenerateResult& r) { return r.prefix.ram; })
+          "prefix_tokens",
+          [](const GenerateResult& r) { return TokensByTier(r.prefix); })
       .def_property_readonly(
           "miss_reason",
           [](const GenerateResult& r) { return NameOf(r.prefix.miss); })
@@ -400,19 +401,6 @@ std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
 }
 
 }  // namespace
-
-std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma) {
-  Gemma* const raw = gemma.get();
-  return {raw, [gemma = std::move(gemma)](Gemma*) mutable {
-            if (InterpreterEnds()) {
-              new std::shared_ptr<Gemma>(std::move(gemma));
-              return;
-            }
-            if (PyGILState_Check() == 0) return gemma.reset();
-            const GilReleased no_gil;
-            gemma.reset();
-          }};
-}
 
 void RegisterGemma(py::module_& module) {
   RegisterResults(module);

@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "bindings/bindings.h"
@@ -13,31 +15,18 @@ namespace {
 constexpr const char* kMissNames[kPrefixMisses] = {
     "", "divergent", "evicted", "no resume point", "cheaper to compute"};
 
-py::dict StatsOf(const PrefixCache& cache) {
-  const PrefixStats stats = cache.stats();
-  py::dict misses;
-  for (size_t i = 1; i < kPrefixMisses; ++i) {
-    misses[kMissNames[i]] = stats.misses[i];
+constexpr const char* kTierNames[kPrefixTiers] = {"ram", "shared", "disk",
+                                                  "remote"};
+
+PrefixTier TierOf(const std::string& name) {
+  for (size_t i = 0; i < kPrefixTiers; ++i) {
+    if (name == kTierNames[i]) return static_cast<PrefixTier>(i);
   }
-  py::dict all;
-  all["requests"] = stats.requests;
-  all["prompt_tokens"] = stats.prompt_tokens;
-  all["ram_tokens"] = stats.ram_tokens;
-  all["misses"] = misses;
-  all["ram_bytes"] = stats.ram.bytes;
-  all["ram_pages"] = stats.ram.pages;
-  all["ram_resume_points"] = stats.ram.resume_points;
-  all["published"] = stats.ram.published;
-  all["evictions"] = stats.ram.evictions;
-  return all;
+  throw InvalidArgument(StrCat("tier is '", name,
+                               "', expected ram, shared, disk or remote"));
 }
 
-py::dict StoreStatsOf(const BlockStore& store) {
-  StoreStats stats;
-  {
-    const GilReleased no_gil;
-    stats = store.stats();
-  }
+py::dict DictOf(const StoreStats& stats) {
   py::dict all;
   all["hits"] = stats.hits;
   all["misses"] = stats.misses;
@@ -53,8 +42,68 @@ py::dict StoreStatsOf(const BlockStore& store) {
   return all;
 }
 
+py::dict StatsOf(const PrefixCache& cache) {
+  const PrefixStats stats = [&] {
+    const GilReleased no_gil;
+    return cache.stats();
+  }();
+  py::dict misses;
+  for (size_t i = 1; i < kPrefixMisses; ++i) {
+    misses[kMissNames[i]] = stats.misses[i];
+  }
+  py::dict all;
+  all["requests"] = stats.requests;
+  all["prompt_tokens"] = stats.prompt_tokens;
+  all["tokens"] = TokensByTier(stats.tokens);
+  all["misses"] = misses;
+  all["ram_bytes"] = stats.ram.bytes;
+  all["ram_pages"] = stats.ram.pages;
+  all["ram_resume_points"] = stats.ram.resume_points;
+  all["published"] = stats.ram.published;
+  all["evictions"] = stats.ram.evictions;
+  py::dict tiers;
+  for (const PrefixStats::Tier& tier : stats.tiers) {
+    py::dict one = DictOf(tier.store);
+    one["timeouts"] = tier.loading.timeouts;
+    one["latency_s"] = tier.loading.latency;
+    one["bytes_per_s"] = tier.loading.rate;
+    tiers[kTierNames[static_cast<size_t>(tier.tier)]] = one;
+  }
+  all["tiers"] = tiers;
+  all["queued"] = stats.writer.queued;
+  all["queued_bytes"] = stats.writer.queued_bytes;
+  all["written"] = stats.writer.written;
+  all["dropped"] = stats.writer.dropped;
+  all["failed"] = stats.writer.failed + stats.loader.failed;
+  all["fetches"] = stats.loader.fetches;
+  all["fetched"] = stats.loader.hits;
+  all["timeouts"] = stats.loader.timeouts;
+  return all;
+}
+
+py::dict StoreStatsOf(const BlockStore& store) {
+  StoreStats stats;
+  {
+    const GilReleased no_gil;
+    stats = store.stats();
+  }
+  return DictOf(stats);
+}
+
 using TokenArray =
     py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+// Waits for what the tiers below RAM have.
+std::shared_ptr<PrefixFetch> FetchNow(const PrefixView& view,
+                                      const KVCache& cache,
+                                      std::span<const int32_t> tokens,
+                                      size_t limit) {
+  const auto fetch = view.Fetch(cache, tokens, limit, {}, {});
+  if (!fetch) return nullptr;
+  fetch->Wait();
+  if (!fetch->done()) view.cache().loader()->TimedOut(*fetch);
+  return fetch;
+}
 
 void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
@@ -64,13 +113,38 @@ void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   const RunLock lock = cache.Lock(&CheckSignals);
   cache.Bind(gemma.fingerprint());
   cache.Append(lock, tokens);
-  PrefixOffer offer = view->Find(cache, tokens, tokens.size() - 1);
+  const size_t limit = tokens.size() - 1;
+  const auto fetch = FetchNow(*view, cache, tokens, limit);
+  const PrefixOffer offer = view->Find(cache, tokens, limit, fetch.get());
   size_t known = offer.start;
-  if (known > 0 && !view->Take(cache, lock, std::move(offer))) known = 0;
+  if (known > 0 && !view->Take(cache, lock, offer)) known = 0;
   cache.Truncate(lock, known);
 }
 
+// Brings what the tiers below RAM have of the tokens into RAM. The cache, which
+// is empty, says in which blocks. Returns how many are known there then.
+size_t Prefetch(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
+  const std::span tokens(array.data(), static_cast<size_t>(array.size()));
+  const GilReleased no_gil;
+  const auto& view = gemma.prefix_view();
+  if (!view || tokens.empty()) return 0;
+  const RunLock lock = cache.Lock(&CheckSignals);
+  cache.Bind(gemma.fingerprint());
+  const size_t limit = tokens.size() - 1;
+  FetchNow(*view, cache, tokens, limit);
+  return view->Find(cache, tokens, limit).start;
+}
+
 }  // namespace
+
+py::dict TokensByTier(PrefixHit hit) {
+  py::dict tokens;
+  for (size_t i = 0; i < kPrefixTiers; ++i) {
+    const size_t count = hit.of(static_cast<PrefixTier>(i));
+    if (count > 0) tokens[kTierNames[i]] = count;
+  }
+  return tokens;
+}
 
 const char* NameOf(PrefixMiss miss) {
   return kMissNames[static_cast<size_t>(miss)];
@@ -87,13 +161,23 @@ void RegisterPrefix(py::module_& module) {
   RegisterFolderStore(module);
 
   py::class_<PrefixCache, std::shared_ptr<PrefixCache>>(module, "PrefixCache")
-      .def(py::init<size_t>(), py::arg("ram_bytes"))
+      .def(py::init([](size_t ram_bytes, const PrefixTiers& tiers) {
+             return Unlocked(std::make_shared<PrefixCache>(ram_bytes, tiers));
+           }),
+           py::arg("ram_bytes"), py::arg("tiers") = PrefixTiers())
       .def_property_readonly(
           "ram_bytes",
           [](const PrefixCache& cache) { return cache.index().budget_bytes(); })
       .def("stats", &StatsOf)
-      .def("clear", &PrefixCache::Clear,
-           py::call_guard<GilReleased>());
+      .def("flush", &PrefixCache::Flush, py::call_guard<GilReleased>())
+      .def("close", &PrefixCache::Close, py::call_guard<GilReleased>())
+      .def(
+          "clear",
+          [](PrefixCache& cache, const std::optional<std::string>& tier) {
+            if (!tier) return cache.Clear();
+            cache.Clear(TierOf(*tier));
+          },
+          py::arg("tier") = std::nullopt, py::call_guard<GilReleased>());
 
   module.def(
       "with_prefix_cache",
@@ -107,6 +191,8 @@ void RegisterPrefix(py::module_& module) {
   module.def("prefix_match", &Match, py::arg("engine"), py::arg("cache"),
              py::arg("tokens"),
              "Fills an empty cache with what is known of the tokens.");
+  module.def("prefix_prefetch", &Prefetch, py::arg("engine"), py::arg("cache"),
+             py::arg("tokens"));
   module.def(
       "prefix_publish",
       [](const Gemma& gemma, const KVCache& cache) {

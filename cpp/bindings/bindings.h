@@ -144,10 +144,25 @@ constexpr const char* NameOf(LayerKind kind) {
 // "divergent", "evicted", ...; "" for none.
 const char* NameOf(PrefixMiss miss);
 
+// {"ram": n}: tiers that gave nothing are left out.
+py::dict TokensByTier(PrefixHit hit);
+
 // The model with an end that may be on any thread. It waits for running steps,
 // which may wait for the interpreter's lock to call a logits processor; once
 // that is not to be had any more, it stays.
-std::shared_ptr<Gemma> Unlocked(std::shared_ptr<Gemma> gemma);
+template <typename T>
+std::shared_ptr<T> Unlocked(std::shared_ptr<T> object) {
+  T* const raw = object.get();
+  return {raw, [object = std::move(object)](T*) mutable {
+            if (InterpreterEnds()) {
+              new std::shared_ptr<T>(std::move(object));
+              return;
+            }
+            if (PyGILState_Check() == 0) return object.reset();
+            const GilReleased no_gil;
+            object.reset();
+          }};
+}
 
 // Runs pending Python signal handlers (Ctrl-C); throws what they raise.
 // Requires: the interpreter's lock is not held.

@@ -100,10 +100,13 @@ void Scheduler::Loop() {
 // False when all is over.
 bool Scheduler::WaitForWork() {
   std::optional<Sequence::Clock::time_point> deadline;
+  const auto wake_at = [&](Sequence::Clock::time_point time) {
+    deadline = std::min(deadline.value_or(time), time);
+  };
   for (const Sequence& sequence : sequences_) {
-    if (!sequence.deadline() || !Undecided(sequence)) continue;
-    deadline = std::min(deadline.value_or(*sequence.deadline()),
-                        *sequence.deadline());
+    if (!Undecided(sequence)) continue;
+    if (sequence.deadline()) wake_at(*sequence.deadline());
+    if (sequence.fetches()) wake_at(sequence.fetch_deadline());
   }
   bool stopping;
   {
@@ -138,12 +141,15 @@ bool Scheduler::HasWork() const {
 // Whether one that waits for its turn, or gave way, is to run now.
 bool Scheduler::CanStart(const Sequence& sequence) const {
   if (sequence.state() == State::kWaiting) {
-    if (sequence.follows()) return false;
+    if (sequence.follows() || sequence.fetches()) return false;
     size_t running = 0;
     for (const Sequence& other : sequences_) {
       if (&other == &sequence) break;
       // It came first.
-      if (other.state() == State::kWaiting && !other.follows()) return false;
+      if (other.state() == State::kWaiting && !other.follows() &&
+          !other.fetches()) {
+        return false;
+      }
     }
     for (const Sequence& other : sequences_) running += Active(other);
     return running < options_.max_running;
@@ -165,7 +171,10 @@ bool Scheduler::CanStart(const Sequence& sequence) const {
 
 void Scheduler::StartSequences() {
   for (Sequence& sequence : sequences_) {
-    if (!CanStart(sequence) || FollowsAnother(sequence)) continue;
+    if (!CanStart(sequence) || FollowsAnother(sequence) ||
+        sequence.Fetch(wake_up_)) {
+      continue;
+    }
     // Behind those that run; who comes back is where it was.
     if (sequence.state() == State::kWaiting) sequence.set_served(served_);
     sequence.Start();

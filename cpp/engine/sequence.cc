@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -65,6 +66,34 @@ bool Sequence::Follow(Sequence& earlier) {
   return true;
 }
 
+bool Sequence::Fetch(const std::shared_ptr<WakeUp>& wake_up) {
+  if (state_ != State::kWaiting || !parts_.prefix.reads() ||
+      std::exchange(fetched_, true)) {
+    return false;
+  }
+  try {
+    fetch_ = parts_.prefix.view->Fetch(
+        cache(), prompt_, LookUpLimit(), parts_.prefix.boundaries, [wake_up] {
+          // Taking the lock orders this behind a check that is under way.
+          { const std::lock_guard lock(wake_up->mutex); }
+          wake_up->changed.notify_all();
+        });
+  } catch (const std::bad_alloc&) {
+  } catch (const std::system_error&) {
+    // It computes what it would have found.
+  }
+  return fetches();
+}
+
+// Leaves what did not come in time.
+void Sequence::EndFetch() {
+  if (!fetch_) return;
+  if (!fetch_->done()) {
+    parts_.prefix.view->cache().loader()->TimedOut(*fetch_);
+  }
+  fetch_ = nullptr;
+}
+
 void Sequence::Start() {
   state_ = State::kPrefilling;
   leader_ = nullptr;
@@ -74,6 +103,7 @@ void Sequence::Start() {
   } catch (const std::bad_alloc&) {
     // It computes what it would have found.
   }
+  EndFetch();
 }
 
 void Sequence::LookUp() {
@@ -85,20 +115,23 @@ void Sequence::LookUp() {
   size_t parts_at = 0;
   if (parts_.prefix.reads()) {
     const size_t before = next_;
-    PrefixOffer offer = view.Find(cache(), tokens, limit);
+    PrefixOffer offer = view.Find(cache(), tokens, limit, fetch_.get());
     // It is asked for a second time up to here.
     if (offer.match.parts || offer.match.known == limit) {
       parts_at = offer.match.known;
     }
-    PrefixHit hit{.miss = PrefixView::MissOf(offer, limit)};
+    PrefixHit hit;
+    const bool cheaper = offer.start == 0 && fetch_ && fetch_->cheaper();
+    const PrefixMiss miss = cheaper ? PrefixMiss::kCheaper
+                                    : PrefixView::MissOf(offer, limit);
     if (offer.start > 0 &&
-        view.Take(cache(), stream().transaction().lock(), std::move(offer))) {
+        view.Take(cache(), stream().transaction().lock(), offer)) {
       computed_ = true;  // there is something to give back
       next_ = cache().next_position_for_logits();
       warm_end_ = cache().computed();
+      hit = PrefixView::HitOf(offer, before, next_);
     }
-    hit.ram = next_ - before;
-    if (next_ >= limit) hit.miss = PrefixMiss::kNone;
+    if (next_ < limit) hit.miss = miss;
     if (!preempted_) {
       stream().set_cached_tokens(next_, hit);
       view.cache().Count(limit, hit);
@@ -128,6 +161,8 @@ std::vector<size_t> Sequence::PointsWithin(size_t begin, size_t end) const {
 }
 
 void Sequence::PublishEnd() noexcept {
+  if (fetch_) fetch_->Abandon();
+  fetch_ = nullptr;
   if (computed_ && parts_.prefix.writes()) {
     parts_.prefix.view->Publish(cache(), {}, true);
   }

@@ -108,6 +108,13 @@ class Sequence {
     return leader_ && !leader_->over && leader_->reached < awaited_;
   }
 
+  // Asks the tiers below RAM, once. True if it waits for them now, without a
+  // turn; `wake_up` is told when that is over.
+  bool Fetch(const std::shared_ptr<WakeUp>& wake_up);
+  bool fetches() const { return fetch_ && fetch_->pending(); }
+  // When it waits no longer. Requires: fetches().
+  Clock::time_point fetch_deadline() const { return fetch_->deadline(); }
+
   // kWaiting or kPreempted -> kPrefilling, behind what the prefix cache has.
   void Start();
   // kPrefilling or kDecoding -> kPreempted: gives back what it computed, and
@@ -160,6 +167,7 @@ class Sequence {
   void LookUp();
   void AddPoint(size_t position);
   std::vector<size_t> PointsWithin(size_t begin, size_t end) const;
+  void EndFetch();
   void PublishEnd() noexcept;
 
   Parts parts_;
@@ -175,6 +183,8 @@ class Sequence {
   std::vector<size_t> points_;    // to take for the prefix cache, ascending
   std::shared_ptr<Lead> lead_;    // of this one, if somebody follows
   std::shared_ptr<const Lead> leader_;
+  std::shared_ptr<PrefixFetch> fetch_;  // on its way, or not yet looked at
+  bool fetched_ = false;                // the tiers were asked
   bool takes_points_ = true;
   size_t awaited_ = 0;   // position of its leader
   size_t warm_end_ = 0;  // a warm-up leads up to here; it ends a step

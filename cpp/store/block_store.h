@@ -17,8 +17,9 @@ namespace gkv {
 struct ObjectKey {
   ObjectKind kind = ObjectKind::kPage;
   Address address;
-  // Of a page: the one before, or the root. Zeros for what hangs on no object:
-  // models without full layers store no pages.
+  // The object that it hangs on, as in its header: of a page the one before, or
+  // the root; of a window page the page; of a resume point the last whole page,
+  // or the root. Zeros for models without full layers: they store no pages.
   Address parent;
   uint64_t end = 0;  // position behind its last token
   Address salt;      // digest

@@ -1,14 +1,20 @@
 #include "store/prefix_cache.h"
 
 #include <algorithm>
+#include <iterator>
 #include <new>
-#include <optional>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
 
 namespace gkv {
 namespace {
+
+// By PrefixTier.
+constexpr std::string_view kTierNames[kPrefixTiers] = {"ram", "shared", "disk",
+                                                       "remote"};
 
 // Fewer positions take a step no time.
 constexpr size_t kWorthTaking = 16;
@@ -24,20 +30,81 @@ void Append(const PrefixPart& part, const KvLayout& layout,
     if (block.begin >= end && block.begin != block.end) break;
     held.push_back(block);
     held.back().end = std::min(held.back().end, end);
-    usable = usable && (block.block.get()->mapped ||
-                        block.block.get()->owner == pool);
+    usable = usable &&
+             (block.block.get()->mapped || block.block.get()->owner == pool);
   }
   if (!usable) held = CopyHeld(*part.layout, held, layout, group, *pool);
   std::move(held.begin(), held.end(), std::back_inserter(out));
 }
 
+// Puts what was fetched in place of what is known less far, where that reaches
+// up to it.
+void AddFetched(PrefixNews fetched, PrefixMatch& match) {
+  const bool has_point = !fetched.points.empty();
+  if (!has_point && fetched.pages.empty()) return;
+  const size_t end =
+      has_point ? fetched.points[0].end : fetched.pages.back().end;
+  const size_t begin = fetched.pages.empty()
+                           ? end / kPageTokens * kPageTokens
+                           : fetched.pages.front().end - kPageTokens;
+  if (end < match.resume || match.known < begin) return;
+  if (match.known < end) {
+    match.pages.resize(begin / kPageTokens);
+    for (const PrefixEntry& page : fetched.pages) {
+      match.pages.push_back(page.part);
+    }
+    if (has_point) match.pages.push_back(fetched.points[0].part);
+    match.known = end;
+    match.parts = false;
+  }
+  // The index may have it by now: it came from below all the same.
+  const auto mark = [&](size_t page, PrefixTier tier) {
+    if (page < match.pages.size()) match.pages[page].tier = tier;
+  };
+  for (const PrefixEntry& page : fetched.pages) {
+    mark(page.end / kPageTokens - 1, page.part.tier);
+  }
+  if (end % kPageTokens != 0) {
+    mark(end / kPageTokens, fetched.points[0].part.tier);
+  }
+  if (!has_point) return;
+  match.resume = end;
+  match.at_resume = std::move(fetched.points[0].part);
+}
+
 }  // namespace
+
+PrefixCache::PrefixCache(size_t ram_bytes, PrefixTiers tiers,
+                         const PrefixTierOptions& options)
+    : index_(PrefixIndex::Create(ram_bytes)), tiers_(std::move(tiers)) {
+  for (const auto& tier : tiers_) {
+    const auto name =
+        std::find(std::begin(kTierNames), std::end(kTierNames), tier->tier());
+    const auto which = static_cast<PrefixTier>(name - std::begin(kTierNames));
+    if (name == std::end(kTierNames) || which == PrefixTier::kRam) {
+      throw InvalidArgument(StrCat("a tier of the prefix cache is '",
+                                   tier->tier(),
+                                   "', expected shared, disk or remote"));
+    }
+    if (std::find(names_.begin(), names_.end(), which) != names_.end()) {
+      throw InvalidArgument(StrCat("the prefix cache has two tiers '",
+                                   tier->tier(), "', expected one"));
+    }
+    names_.push_back(which);
+  }
+  if (tiers_.empty()) return;
+  transfer_ = std::make_shared<Transfer>(index_, tiers_, names_, options);
+  index_->set_holder(transfer_);
+}
 
 void PrefixCache::Count(size_t prompt_tokens, const PrefixHit& hit) {
   const std::lock_guard lock(mutex_);
   ++stats_.requests;
   stats_.prompt_tokens += prompt_tokens;
-  stats_.ram_tokens += hit.ram;
+  stats_.tokens.ram += hit.ram;
+  stats_.tokens.shared += hit.shared;
+  stats_.tokens.disk += hit.disk;
+  stats_.tokens.remote += hit.remote;
   ++stats_.misses[static_cast<size_t>(hit.miss)];
 }
 
@@ -48,7 +115,40 @@ PrefixStats PrefixCache::stats() const {
     stats = stats_;
   }
   stats.ram = index_->stats();
+  if (!transfer_) return stats;
+  stats.writer = transfer_->writer.stats();
+  stats.loader = transfer_->loader.stats();
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    stats.tiers.push_back(
+        {names_[t], tiers_[t]->stats(), stats.loader.tiers[t]});
+  }
   return stats;
+}
+
+void PrefixCache::Flush() {
+  if (transfer_) transfer_->writer.Flush();
+}
+
+void PrefixCache::Clear() {
+  index_->Clear(nullptr);
+  if (transfer_) transfer_->writer.Drop();
+  for (const auto& tier : tiers_) tier->Clear(nullptr);
+}
+
+void PrefixCache::Clear(PrefixTier tier) {
+  if (tier == PrefixTier::kRam) return index_->Clear(nullptr);
+  const auto at = std::find(names_.begin(), names_.end(), tier);
+  if (at == names_.end()) {
+    throw InvalidArgument(StrCat("the prefix cache has no tier '",
+                                 kTierNames[static_cast<size_t>(tier)], "'"));
+  }
+  tiers_[static_cast<size_t>(at - names_.begin())]->Clear(nullptr);
+}
+
+void PrefixCache::Close() {
+  if (!transfer_) return;
+  transfer_->loader.Close();
+  transfer_->writer.Close();
 }
 
 PrefixView::PrefixView(std::shared_ptr<PrefixCache> cache,
@@ -56,18 +156,19 @@ PrefixView::PrefixView(std::shared_ptr<PrefixCache> cache,
                        std::span<const uint8_t> salt,
                        std::vector<int32_t> turn_ends)
     : cache_(std::move(cache)),
-      fingerprint_(fingerprint),
-      salt_(SaltDigest(salt)),
+      id_{fingerprint, SaltDigest(salt)},
       turn_ends_(std::move(turn_ends)) {}
 
 PrefixOffer PrefixView::Find(const KVCache& cache,
-                             std::span<const int32_t> tokens,
-                             size_t limit) const {
+                             std::span<const int32_t> tokens, size_t limit,
+                             PrefixFetch* fetch) const {
   PrefixOffer offer;
   // Another arithmetic gives other bits: kernels may have changed to it.
-  if (cache.fingerprint() != fingerprint_) return offer;
+  if (cache.fingerprint() != id_.fingerprint) return offer;
   offer.match = cache_->index().Match(Root(cache.layout()), tokens, limit);
+  if (fetch != nullptr) AddFetched(fetch->Take(), offer.match);
   const PrefixMatch& match = offer.match;
+  for (const PrefixPart& part : match.pages) offer.found.push_back(part.tier);
   // Where a warm-up behind the last known position would begin.
   size_t warm_up = match.known;
   bool keeps_all = false;
@@ -89,7 +190,7 @@ PrefixOffer PrefixView::Find(const KVCache& cache,
 }
 
 bool PrefixView::Take(KVCache& cache, const RunLock& lock,
-                      PrefixOffer offer) const {
+                      const PrefixOffer& offer) const {
   try {
     KvContent content = cache.Export();
     const KvLayout& layout = cache.layout();
@@ -121,6 +222,41 @@ bool PrefixView::Take(KVCache& cache, const RunLock& lock,
   return false;
 }
 
+std::shared_ptr<PrefixFetch> PrefixView::Fetch(
+    const KVCache& cache, std::span<const int32_t> tokens, size_t limit,
+    std::span<const size_t> boundaries, std::function<void()> on_done) const {
+  PrefixLoader* const loader = cache_->loader();
+  if (loader == nullptr || cache.fingerprint() != id_.fingerprint) {
+    return nullptr;
+  }
+  const PrefixOffer known = Find(cache, tokens, limit);
+  const size_t start = std::max(known.start, cache.next_position_for_logits());
+  if (limit < start + kWorthTaking) return nullptr;
+  return loader->Fetch({id_,
+                        cache.layout_ptr(),
+                        cache.pool_ptr(),
+                        {tokens.begin(), tokens.end()},
+                        limit,
+                        turn_ends_,
+                        {boundaries.begin(), boundaries.end()},
+                        start,
+                        seconds_per_token_,
+                        std::move(on_done)});
+}
+
+PrefixHit PrefixView::HitOf(const PrefixOffer& offer, size_t begin,
+                            size_t end) {
+  PrefixHit hit;
+  for (size_t p = begin; p < end;) {
+    const size_t page = p / kPageTokens;
+    const size_t next = std::min(end, (page + 1) * kPageTokens);
+    const bool paged = page < offer.found.size();
+    hit.of(paged ? offer.found[page] : PrefixTier::kRam) += next - p;
+    p = next;
+  }
+  return hit;
+}
+
 PrefixMiss PrefixView::MissOf(const PrefixOffer& offer, size_t limit) {
   const PrefixMatch& match = offer.match;
   if (offer.cheaper) return PrefixMiss::kCheaper;
@@ -133,7 +269,7 @@ void PrefixView::Publish(const KVCache& cache,
                          bool at_end) const noexcept {
   try {
     const KvContent content = cache.Export();
-    if (content.fingerprint != fingerprint_) return;
+    if (content.fingerprint != id_.fingerprint) return;
     std::vector<Checkpoint> all(points.begin(), points.end());
     const size_t end = content.computed;
     if (at_end && end > 0) {
@@ -142,11 +278,18 @@ void PrefixView::Publish(const KVCache& cache,
     }
     std::vector<int32_t> tokens(end);
     content.log.Copy(0, tokens);
+    PrefixWriter* const writer = cache_->writer();
+    PrefixNews news;
     cache_->index().Publish(Root(cache.layout()), cache.layout_ptr(),
                             cache.pool_ptr(), tokens, content, all,
-                            seconds_per_token_);
+                            seconds_per_token_, writer ? &news : nullptr);
+    if (writer == nullptr) return;
+    writer->Write(
+        {id_, cache.layout_ptr(), std::move(tokens), std::move(news)});
   } catch (const std::bad_alloc&) {
     // It will be computed again.
+  } catch (const std::system_error&) {
+    // No thread is to be had: it stays in RAM.
   }
 }
 
@@ -160,8 +303,8 @@ std::vector<size_t> PrefixView::Points(std::span<const int32_t> tokens,
     }
   }
   if (!tokens.empty()) {
-    for (const size_t p : ResumeCandidates(tokens, turn_ends_, {},
-                                           tokens.size() - 1, 1)) {
+    for (const size_t p :
+         ResumeCandidates(tokens, turn_ends_, {}, tokens.size() - 1, 1)) {
       if (p > begin) points.push_back(p);
     }
   }

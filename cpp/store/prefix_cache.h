@@ -15,31 +15,85 @@
 #include "gemmakv/results.h"
 #include "store/address.h"
 #include "store/prefix_index.h"
+#include "store/prefix_loader.h"
+#include "store/prefix_writer.h"
 
 namespace gkv {
 
 struct PrefixStats {
   PrefixIndexStats ram;
-  uint64_t requests = 0;      // that asked
-  uint64_t prompt_tokens = 0;  // of those
-  uint64_t ram_tokens = 0;     // that they took over
+  uint64_t requests = 0;                         // that asked
+  uint64_t prompt_tokens = 0;                    // of those
+  PrefixHit tokens;                              // that they took over
   std::array<uint64_t, kPrefixMisses> misses{};  // by PrefixMiss
+
+  struct Tier {
+    PrefixTier tier;
+    StoreStats store;
+    PrefixTierStats loading;
+  };
+  std::vector<Tier> tiers;  // below RAM, the nearest first
+  PrefixWriterStats writer;
+  PrefixLoaderStats loader;
+};
+
+struct PrefixTierOptions {
+  size_t queue_bytes = size_t{256} << 20;  // of blocks that wait to be written
+  std::chrono::milliseconds time_out{2000};  // of one question to a tier
 };
 
 // What models, conversations and tenants share. Thread-safe.
 class PrefixCache {
  public:
-  // `ram_bytes` bounds the blocks that the index refers to.
-  explicit PrefixCache(size_t ram_bytes)
-      : index_(PrefixIndex::Create(ram_bytes)) {}
+  // `ram_bytes` bounds the blocks that the index refers to. `tiers` lie below
+  // it, the nearest first. Throws InvalidArgument if two of them are of one
+  // kind, or one is of none that there is.
+  explicit PrefixCache(size_t ram_bytes, PrefixTiers tiers = {},
+                       const PrefixTierOptions& options = {});
+  ~PrefixCache() { Close(); }
+  PrefixCache(const PrefixCache&) = delete;
 
   PrefixIndex& index() const { return *index_; }
+  // What goes between the index and the tiers; null without tiers.
+  PrefixWriter* writer() const {
+    return transfer_ ? &transfer_->writer : nullptr;
+  }
+  PrefixLoader* loader() const {
+    return transfer_ ? &transfer_->loader : nullptr;
+  }
   void Count(size_t prompt_tokens, const PrefixHit& hit);
   PrefixStats stats() const;
-  void Clear() { index_->Clear(nullptr); }
+  // Returns when what was published is written, or has failed.
+  void Flush();
+  // Forgets everything, in all tiers.
+  void Clear();
+  // Of one tier alone: the index, or what is stored there. Throws
+  // InvalidArgument if there is no such tier.
+  void Clear(PrefixTier tier);
+  // Writes what is queued; the tiers are neither asked nor written from then
+  // on. What is in RAM stays usable.
+  void Close();
 
  private:
+  struct Transfer final : BlockHolder {
+    Transfer(const std::shared_ptr<PrefixIndex>& index,
+             const PrefixTiers& tiers, const std::vector<PrefixTier>& names,
+             const PrefixTierOptions& options)
+        : writer(index, tiers, options.queue_bytes),
+          loader(index, tiers, names, writer, options.time_out) {}
+    bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed) override {
+      return loader.GiveUp(owner, bytes, freed) ||
+             writer.GiveUp(owner, bytes, freed);
+    }
+
+    PrefixWriter writer;
+    PrefixLoader loader;
+  };
+
   const std::shared_ptr<PrefixIndex> index_;
+  const PrefixTiers tiers_;
+  std::vector<PrefixTier> names_;  // of the tiers
+  std::shared_ptr<Transfer> transfer_;
   mutable std::mutex mutex_;  // guards what follows
   PrefixStats stats_;
 };
@@ -49,6 +103,8 @@ struct PrefixOffer {
   PrefixMatch match;
   size_t start = 0;     // the first position that would be computed then
   size_t computed = 0;  // of full layers that would be taken over
+  // By page, up to `computed` or more: where it was found.
+  std::vector<PrefixTier> found;
   bool cheaper = false;  // it is not worth it
 };
 
@@ -62,17 +118,28 @@ class PrefixView {
   PrefixCache& cache() const { return *cache_; }
   // Whether they see the same.
   bool Same(const PrefixView& other) const {
-    return cache_ == other.cache_ && fingerprint_ == other.fingerprint_ &&
-           salt_ == other.salt_;
+    return cache_ == other.cache_ && id_ == other.id_;
   }
 
   // What is known of [0, limit), if it is worth more than what `cache` would go
   // on from: else its start is 0. `tokens` are those of `cache`. Requires:
-  // limit < tokens.size().
+  // limit < tokens.size(). `fetch`, which asked for the same, adds what came of
+  // it.
   PrefixOffer Find(const KVCache& cache, std::span<const int32_t> tokens,
-                   size_t limit) const;
+                   size_t limit, PrefixFetch* fetch = nullptr) const;
+  // Asks the tiers below RAM for more than Find gives. Null if there is nothing
+  // to ask or to win. `on_done` is called on another thread, unless it is
+  // abandoned. Throws std::bad_alloc, std::system_error.
+  std::shared_ptr<PrefixFetch> Fetch(const KVCache& cache,
+                                     std::span<const int32_t> tokens,
+                                     size_t limit,
+                                     std::span<const size_t> boundaries,
+                                     std::function<void()> on_done) const;
+  // Of [begin, end), which Take took over of it.
+  static PrefixHit HitOf(const PrefixOffer& offer, size_t begin, size_t end);
   // Takes it over; false, changing nothing, if there is no memory for copies.
-  bool Take(KVCache& cache, const RunLock& lock, PrefixOffer offer) const;
+  bool Take(KVCache& cache, const RunLock& lock,
+            const PrefixOffer& offer) const;
   // Why it is less than [0, limit).
   static PrefixMiss MissOf(const PrefixOffer& offer, size_t limit);
 
@@ -85,7 +152,7 @@ class PrefixView {
   std::vector<size_t> Points(std::span<const int32_t> tokens,
                              std::span<const size_t> boundaries,
                              size_t begin) const;
-  // Forgets what this view sees of caches of a layout.
+  // Forgets what RAM has for this view of caches of a layout.
   void Clear(const KvLayout& layout) const;
 
   // What one token of a prompt takes, as measured last.
@@ -96,13 +163,10 @@ class PrefixView {
   }
 
  private:
-  Address Root(const KvLayout& layout) const {
-    return RootAddress(fingerprint_, layout.hash(), salt_);
-  }
+  Address Root(const KvLayout& layout) const { return id_.Root(layout); }
 
   const std::shared_ptr<PrefixCache> cache_;
-  const Hash128 fingerprint_;
-  const Address salt_;
+  const PrefixId id_;
   const std::vector<int32_t> turn_ends_;
   std::atomic<double> seconds_per_token_ = 1e-3;
 };

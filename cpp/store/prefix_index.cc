@@ -19,8 +19,8 @@ constexpr size_t kMaxGhosts = 1 << 14;
 size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   const size_t size = std::min(a.size(), b.size());
   const auto end = a.begin() + static_cast<ptrdiff_t>(size);
-  return static_cast<size_t>(
-      std::mismatch(a.begin(), end, b.begin()).first - a.begin());
+  return static_cast<size_t>(std::mismatch(a.begin(), end, b.begin()).first -
+                             a.begin());
 }
 
 template <typename Entry, typename Fn>
@@ -199,7 +199,8 @@ void PrefixIndex::Publish(const Address& root,
                           const std::shared_ptr<BlockPool>& pool,
                           std::span<const int32_t> tokens,
                           const KvContent& content,
-                          std::span<const Checkpoint> points, double seconds) {
+                          std::span<const Checkpoint> points, double seconds,
+                          PrefixNews* news) {
   HeldSet full(content.groups.size());
   for (size_t g = 0; g < full.size(); ++g) {
     if (!content.groups[g]->forgets()) {
@@ -209,67 +210,141 @@ void PrefixIndex::Publish(const Address& root,
   Register(pool);
   Victims victims;  // destroyed behind the lock
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<Node>& tree = trees_[root];
-  if (!tree) tree = std::make_unique<Node>();
-  Node* node = tree.get();
+  Node* node = Tree(root);
   // Points stand behind the pages before them, so those come first.
   for (const Checkpoint& point : points) {
-    AddPages(node, tokens.first(point.position), layout, full, seconds);
-    AddPoint(node, tokens, layout, full, point, seconds);
+    AddPages(node, tokens.first(point.position), layout, full, seconds, news);
+    PrefixPart part{layout, HeldSet(full.size())};
+    for (size_t g = 0; g < full.size(); ++g) {
+      if ((*point.groups)[g]) {
+        part.held[g] = (*point.groups)[g]->Export(point.position);
+        continue;
+      }
+      for (const HeldBlock& held : full[g]) {
+        if (held.begin < node->end || held.begin >= point.position) continue;
+        part.held[g].push_back(held);
+        part.held[g].back().end = std::min(held.end, point.position);
+      }
+    }
+    if (news != nullptr) news->points.push_back({point.position, part});
+    if (!AddPoint(node, tokens, point.position, std::move(part), seconds) &&
+        news != nullptr) {
+      news->points.pop_back();
+    }
   }
-  AddPages(node, tokens.first(content.computed), layout, full, seconds);
+  AddPages(node, tokens.first(content.computed), layout, full, seconds, news);
+  KeepBudget(victims);
+}
+
+void PrefixIndex::Add(const Address& root,
+                      const std::shared_ptr<BlockPool>& pool,
+                      std::span<const int32_t> tokens, const PrefixNews& found,
+                      double seconds) {
+  Register(pool);
+  Victims victims;  // destroyed behind the lock
+  const std::lock_guard lock(mutex_);
+  Node* node = Tree(root);
+  auto next = found.pages.begin();
+  const auto descend = [&](size_t end) {
+    while (node->end + kPageTokens <= end) {
+      const std::span page = tokens.subspan(node->end, kPageTokens);
+      const uint64_t chain = ChainHash(node->chain, page);
+      while (next != found.pages.end() && next->end <= node->end) ++next;
+      Node* child = KnownPage(node, page, chain);
+      if (child == nullptr) {
+        if (next == found.pages.end() || next->end != node->end + kPageTokens) {
+          return false;  // what comes before went meanwhile
+        }
+        child = AddPage(node, page, chain, next->part, seconds);
+      }
+      node = child;
+    }
+    return true;
+  };
+  for (const PrefixEntry& point : found.points) {
+    if (!descend(point.end)) break;
+    AddPoint(node, tokens, point.end, point.part, seconds);
+  }
+  if (!found.pages.empty()) descend(found.pages.back().end);
+  KeepBudget(victims);
+}
+
+PrefixIndex::Node* PrefixIndex::Tree(const Address& root) {
+  std::unique_ptr<Node>& tree = trees_[root];
+  if (!tree) tree = std::make_unique<Node>();
+  return tree.get();
+}
+
+void PrefixIndex::KeepBudget(Victims& victims) {
   while (stats_.bytes > budget_bytes_ && !queue_.empty()) {
     Evict(*queue_.begin(), victims);
   }
 }
 
+PrefixIndex::Node* PrefixIndex::KnownPage(Node* node,
+                                          std::span<const int32_t> page,
+                                          uint64_t chain) {
+  Node* const known = Descend(node, page, chain);
+  if (known != nullptr) Touch(known);
+  return known;
+}
+
+PrefixIndex::Node* PrefixIndex::AddPage(Node* node,
+                                        std::span<const int32_t> page,
+                                        uint64_t chain, PrefixPart part,
+                                        double seconds) {
+  auto added = std::make_unique<Node>();
+  added->parent = node;
+  added->tokens.assign(page.begin(), page.end());
+  added->layout = std::move(part.layout);
+  added->held = std::move(part.held);
+  added->end = node->end + kPageTokens;
+  added->chain = chain;
+  added->seconds = seconds * kPageTokens;
+  Node* const child = added.get();
+  node->children.emplace(chain, std::move(added));
+  try {
+    Insert(child);
+  } catch (...) {
+    child->TakeOut();
+    throw;
+  }
+  ghosts_.erase(chain);
+  ++stats_.pages;
+  return child;
+}
+
 // From `node` on, as long as there are whole pages.
 void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
                            const std::shared_ptr<const KvLayout>& layout,
-                           const HeldSet& full, double seconds) {
+                           const HeldSet& full, double seconds,
+                           PrefixNews* news) {
   const size_t blocks = kPageTokens / layout->block_tokens();
   while (tokens.size() - node->end >= kPageTokens) {
     const std::span page = tokens.subspan(node->end, kPageTokens);
     const uint64_t chain = ChainHash(node->chain, page);
-    if (Node* known = Descend(node, page, chain)) {
+    if (Node* known = KnownPage(node, page, chain)) {
       node = known;
-      Touch(node);
       continue;
     }
-    auto added = std::make_unique<Node>();
-    added->parent = node;
-    added->tokens.assign(page.begin(), page.end());
-    added->layout = layout;
-    added->end = node->end + kPageTokens;
-    added->chain = chain;
-    added->seconds = seconds * kPageTokens;
-    added->held.resize(full.size());
+    PrefixPart part{layout, HeldSet(full.size())};
     for (size_t g = 0; g < full.size(); ++g) {
       if (full[g].empty()) continue;
       const size_t index = node->end / kPageTokens * blocks;
       const auto first = full[g].begin() + static_cast<ptrdiff_t>(index);
-      added->held[g].assign(first, first + static_cast<ptrdiff_t>(blocks));
+      part.held[g].assign(first, first + static_cast<ptrdiff_t>(blocks));
     }
-    Node* const child = added.get();
-    node->children.emplace(chain, std::move(added));
-    try {
-      Insert(child);
-    } catch (...) {
-      child->TakeOut();
-      throw;
+    if (news != nullptr) {
+      news->pages.push_back({node->end + kPageTokens, part});
     }
-    ghosts_.erase(chain);
-    ++stats_.pages;
-    node = child;
+    node = AddPage(node, page, chain, std::move(part), seconds);
   }
 }
 
-void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
-                           const std::shared_ptr<const KvLayout>& layout,
-                           const HeldSet& full, const Checkpoint& point,
-                           double seconds) {
-  const std::span tail =
-      tokens.subspan(node->end, point.position - node->end);
+// False if it adds nothing to what is there.
+bool PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
+                           size_t position, PrefixPart part, double seconds) {
+  const std::span tail = tokens.subspan(node->end, position - node->end);
   size_t before = 0;  // the point that would be gone on from instead
   for (const auto& other : node->points) {
     if (other->tokens.size() > tail.size() ||
@@ -277,13 +352,15 @@ void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
       continue;
     }
     before = std::max(before, other->position);
-    if (other->position == point.position) return Touch(other.get());
+    if (other->position == position) {
+      Touch(other.get());
+      return false;
+    }
   }
   for (const Node* at = static_cast<Node*>(node->parent);
        at != nullptr && before == 0; at = static_cast<Node*>(at->parent)) {
     for (const auto& other : at->points) {
-      const std::span behind =
-          tokens.subspan(at->end, other->tokens.size());
+      const std::span behind = tokens.subspan(at->end, other->tokens.size());
       if (std::equal(behind.begin(), behind.end(), other->tokens.begin())) {
         before = std::max(before, other->position);
       }
@@ -291,25 +368,14 @@ void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
   }
   auto added = std::make_unique<Point>();
   added->parent = node;
-  added->position = point.position;
+  added->position = position;
   added->tokens.assign(tail.begin(), tail.end());
-  added->layout = layout;
-  added->seconds = seconds * static_cast<double>(point.position - before);
-  added->held.resize(full.size());
-  for (size_t g = 0; g < full.size(); ++g) {
-    if ((*point.groups)[g]) {
-      added->held[g] = (*point.groups)[g]->Export(point.position);
-      continue;
-    }
-    for (const HeldBlock& held : full[g]) {
-      if (held.begin < node->end || held.begin >= point.position) continue;
-      added->held[g].push_back(held);
-      added->held[g].back().end = std::min(held.end, point.position);
-    }
-  }
+  added->layout = std::move(part.layout);
+  added->held = std::move(part.held);
+  added->seconds = seconds * static_cast<double>(position - before);
   bool empty = true;
   ForBlocks(*added, [&](const Block*) { empty = false; });
-  if (empty) return;  // all is in the pages before it
+  if (empty) return false;  // all is in the pages before it
   Point* const entry = added.get();
   node->points.push_back(std::move(added));
   try {
@@ -319,6 +385,7 @@ void PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
     throw;
   }
   ++stats_.resume_points;
+  return true;
 }
 
 // Counts what the entry, which is in the tree, refers to. Throws
@@ -430,7 +497,18 @@ bool PrefixIndex::Frees(const Entry& entry, const BlockOwner* owner,
   return alone;
 }
 
+// What is held elsewhere as well frees nothing before that is given up.
 size_t PrefixIndex::Reclaim(const BlockOwner* owner, size_t bytes) {
+  size_t freed = ReclaimEntries(owner, bytes);
+  if (freed >= bytes) return freed;
+  const std::shared_ptr<BlockHolder> other = holder();
+  while (other && freed < bytes && other->GiveUp(owner, bytes - freed, freed)) {
+    if (freed < bytes) freed += ReclaimEntries(owner, bytes - freed);
+  }
+  return freed;
+}
+
+size_t PrefixIndex::ReclaimEntries(const BlockOwner* owner, size_t bytes) {
   Victims victims;
   size_t freed = 0;
   const std::lock_guard lock(mutex_);
@@ -450,6 +528,10 @@ size_t PrefixIndex::Reclaim(const BlockOwner* owner, size_t bytes) {
 }
 
 bool PrefixIndex::GiveUp(const BlockOwner* owner) {
+  size_t freed = 0;
+  const std::shared_ptr<BlockHolder> other = holder();
+  const bool held =
+      other && other->GiveUp(owner, std::numeric_limits<size_t>::max(), freed);
   Victims victims;
   const std::lock_guard lock(mutex_);
   const auto holds = [&](const Entry& entry) {
@@ -468,7 +550,7 @@ bool PrefixIndex::GiveUp(const BlockOwner* owner) {
       found = true;
     }
   }
-  return !victims.empty();
+  return held || !victims.empty();
 }
 
 void PrefixIndex::Clear(const Address* root) {
@@ -504,8 +586,7 @@ void PrefixIndex::Register(const std::shared_ptr<BlockPool>& pool) {
                   [](const auto& entry) { return entry.second->expired(); });
     std::shared_ptr<PoolReclaimer>& reclaimer = reclaimers_[pool.get()];
     if (reclaimer) return;
-    added = reclaimer =
-        std::make_shared<PoolReclaimer>(weak_from_this(), pool);
+    added = reclaimer = std::make_shared<PoolReclaimer>(weak_from_this(), pool);
   }
   pool->AddReclaimer(added);
 }

@@ -15,6 +15,7 @@
 
 #include "cache/block_pool.h"
 #include "cache/kv_content.h"
+#include "gemmakv/results.h"
 #include "store/address.h"
 #include "store/object.h"
 
@@ -24,6 +25,7 @@ namespace gkv {
 struct PrefixPart {
   std::shared_ptr<const KvLayout> layout;
   HeldSet held;
+  PrefixTier tier = PrefixTier::kRam;  // that it was found in
 };
 
 // What is known of some tokens.
@@ -37,6 +39,28 @@ struct PrefixMatch {
   // [0, known), the last part maybe of more.
   std::vector<PrefixPart> pages;
   PrefixPart at_resume;  // what the others hold there
+};
+
+// A page or a resume point, by where it ends.
+struct PrefixEntry {
+  size_t end = 0;
+  PrefixPart part;
+};
+
+// What was new to the index, each in the order of positions.
+struct PrefixNews {
+  std::vector<PrefixEntry> pages;
+  std::vector<PrefixEntry> points;
+};
+
+// Whoever refers to the index's blocks and will give them up when asked to.
+class BlockHolder {
+ public:
+  virtual ~BlockHolder() = default;
+  // Gives up blocks of `owner`, at least `bytes` of them where there are so
+  // many. Adds the bytes that are free by it. False if there is nothing. Called
+  // without locks of the index; see Reclaimer.
+  virtual bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed) = 0;
 };
 
 struct PrefixIndexStats {
@@ -67,11 +91,25 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   // Takes in the whole pages of [0, content.computed) that are new, and what
   // `points` are, which Commit or CheckpointGroups gave. `tokens` are those of
   // the content; `seconds` is what computing one of them takes; `pool` is that
-  // of the content. Throws std::bad_alloc.
+  // of the content. What was new is added to `news`, if there is one. Throws
+  // std::bad_alloc.
   void Publish(const Address& root, std::shared_ptr<const KvLayout> layout,
                const std::shared_ptr<BlockPool>& pool,
                std::span<const int32_t> tokens, const KvContent& content,
-               std::span<const Checkpoint> points, double seconds);
+               std::span<const Checkpoint> points, double seconds,
+               PrefixNews* news = nullptr);
+  // Takes in what came from elsewhere, in blocks of `layout` that are of `pool`
+  // or mapped: pages one after the other, and resume points behind them, as far
+  // as it knows what comes before. `tokens` are those up to the last of them.
+  // Throws std::bad_alloc.
+  void Add(const Address& root, const std::shared_ptr<BlockPool>& pool,
+           std::span<const int32_t> tokens, const PrefixNews& found,
+           double seconds);
+  // Asked where giving up entries does not do.
+  void set_holder(std::weak_ptr<BlockHolder> holder) {
+    const std::lock_guard lock(mutex_);
+    holder_ = std::move(holder);
+  }
   // Gives up what is worth least, until `bytes` of blocks of `owner` are free
   // by it where there are so many: blocks that nobody else refers to. What
   // frees nothing stays. Returns the bytes that are free.
@@ -104,22 +142,32 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   void Evict(Entry* entry, Victims& victims);
   bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const;
   void Register(const std::shared_ptr<BlockPool>& pool);
+  Node* Tree(const Address& root);
+  Node* KnownPage(Node* node, std::span<const int32_t> page, uint64_t chain);
+  Node* AddPage(Node* node, std::span<const int32_t> page, uint64_t chain,
+                PrefixPart part, double seconds);
   void AddPages(Node*& node, std::span<const int32_t> tokens,
                 const std::shared_ptr<const KvLayout>& layout,
-                const HeldSet& full, double seconds);
-  void AddPoint(Node* node, std::span<const int32_t> tokens,
-                const std::shared_ptr<const KvLayout>& layout,
-                const HeldSet& full, const Checkpoint& point, double seconds);
+                const HeldSet& full, double seconds, PrefixNews* news);
+  bool AddPoint(Node* node, std::span<const int32_t> tokens, size_t position,
+                PrefixPart part, double seconds);
+  void KeepBudget(Victims& victims);
+  size_t ReclaimEntries(const BlockOwner* owner, size_t bytes);
+  std::shared_ptr<BlockHolder> holder() const {
+    const std::lock_guard lock(mutex_);
+    return holder_.lock();
+  }
 
   const size_t budget_bytes_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<Address, std::unique_ptr<Node>> trees_;
   std::unordered_map<const Block*, uint32_t> references_;
-  std::set<Entry*, LessWorth> queue_;  // leaves, which may go
-  double worth_gone_ = 0;              // of what went last
+  std::set<Entry*, LessWorth> queue_;    // leaves, which may go
+  double worth_gone_ = 0;                // of what went last
   std::unordered_set<uint64_t> ghosts_;  // hashes of pages that went
   std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_;
   PrefixIndexStats stats_;
+  std::weak_ptr<BlockHolder> holder_;
 };
 
 }  // namespace gkv

@@ -38,10 +38,24 @@ enum class PrefixMiss {
 };
 inline constexpr size_t kPrefixMisses = 5;
 
+// Where the prefix cache has what it has.
+enum class PrefixTier { kRam, kShared, kDisk, kRemote };
+inline constexpr size_t kPrefixTiers = 4;
+
 // What a request took over from the prefix cache.
 struct PrefixHit {
-  size_t ram = 0;  // tokens that need no computing by it
+  // Tokens that need no computing by it, by the tier that they came from.
+  size_t ram = 0;
+  size_t shared = 0;
+  size_t disk = 0;
+  size_t remote = 0;
   PrefixMiss miss = PrefixMiss::kNone;
+
+  size_t& of(PrefixTier tier) {
+    size_t* const all[kPrefixTiers] = {&ram, &shared, &disk, &remote};
+    return *all[static_cast<size_t>(tier)];
+  }
+  size_t total() const { return ram + shared + disk + remote; }
 };
 
 struct GenerateResult {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+import weakref
+from typing import Any, Self
 
 from gemmakv import _core
 from gemmakv._support.sizes import memory_limit, parse_bytes
@@ -22,15 +24,26 @@ class PrefixStats:
     Attributes:
       requests: calls that asked it; a batch has one for each row.
       prompt_tokens: tokens of these that could have come from it.
-      cached: of those, the tokens that did, by tier: {"ram": n}.
+      cached: of those, the tokens that did, by the tier that had them:
+        {"ram": n, "disk": m}.
       misses: requests that got less than all, by reason: "divergent" (the
         first token that is not known), "evicted", "no resume point" (all is
         known, but no position near enough to go on from), "cheaper to
         compute".
-      bytes: bytes of keys, values and states that it refers to, by tier.
+      bytes: bytes of keys, values and states that it has, by tier.
       entries: pages and resume points that it has, by tier.
-      writes: entries that were new.
-      evictions: entries that went.
+      writes: entries that were new, by tier.
+      evictions: entries that went, by tier.
+      queued: objects that are still to be written to the tiers below RAM.
+      dropped: objects that were not, because memory was needed for requests
+        or a tier was too slow.
+      failed_writes: objects that a tier could not take, by tier.
+      damaged: objects that were not what they should be, by tier; each is a
+        miss.
+      timeouts: requests that went on without a tier that did not answer, by
+        tier.
+      latency_s: seconds that a tier takes to answer, lately, by tier.
+      bytes_per_s: bytes a second that a tier gives, lately, by tier.
     """
 
     requests: int
@@ -39,8 +52,15 @@ class PrefixStats:
     misses: dict[str, int]
     bytes: dict[str, int]
     entries: dict[str, int]
-    writes: int
-    evictions: int
+    writes: dict[str, int]
+    evictions: dict[str, int]
+    queued: int
+    dropped: int
+    failed_writes: dict[str, int]
+    damaged: dict[str, int]
+    timeouts: dict[str, int]
+    latency_s: dict[str, float]
+    bytes_per_s: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
         """The attributes by their names."""
@@ -50,7 +70,7 @@ class PrefixStats:
 class PrefixCache:
     """Keys and values of what conversations began with, kept for others.
 
-        prefix = gemmakv.PrefixCache(ram="2GiB")
+        prefix = gemmakv.PrefixCache(ram="2GiB", disk="~/.cache/chats")
         gemma = gemmakv.Gemma.load("gemma-3-270m", prefix_cache=prefix)
 
     Conversations of one model that begin with the same tokens share what is
@@ -58,15 +78,30 @@ class PrefixCache:
     have the same bits. Several models may use one: each finds its own only.
     `Gemma.load` makes one by itself. Thread-safe.
 
+    Below RAM there may be tiers that outlive the process: what is new is
+    written through to all of them in the background, and what RAM lacks is
+    looked for in them, the nearest first. A tier that fails or is slow is a
+    miss, never an error of a request. A context manager, which closes it.
+
     Args:
       ram: bytes of keys, values and states that it may refer to, an int or
         text as "512MiB" or "2GB"; 0: nothing is kept; None: 1 GiB, at most a
         16th of the memory that this process may use. They are blocks of the
         conversations' own pools, which get them back before they are full.
+      shared: folder on a memory file system, which processes of this user
+        share without copies; True: the default place.
+      shared_bytes: bytes of files in it.
+      disk: folder on a disk.
+      disk_bytes: bytes of files in it.
+      remote: "redis://host:6379/0", "valkey://...", "s3://bucket/prefix", or
+        an object of the remote store's protocol.
+      remote_secret: str or bytes: values in the remote store that are not
+        signed with it are misses.
       salt: a tenant, str or bytes: what another salt computed is never found,
         nor waited for. `Gemma.with_salt` gives one model to many.
 
-    Raises ValueError for a size or a salt that is none.
+    Raises ValueError for a size, a folder or a salt that is none, or for a
+    secret without a remote store.
     """
 
     __slots__ = ("_core", "_salt", "__weakref__")
@@ -75,6 +110,12 @@ class PrefixCache:
         self,
         ram: int | str | None = None,
         *,
+        shared: str | os.PathLike[str] | bool | None = None,
+        shared_bytes: int | str = "4GiB",
+        disk: str | os.PathLike[str] | None = None,
+        disk_bytes: int | str = "50GiB",
+        remote: object = None,
+        remote_secret: str | bytes | None = None,
         salt: str | bytes | None = None,
     ) -> None:
         if ram is None:
@@ -82,7 +123,25 @@ class PrefixCache:
         else:
             budget = parse_bytes("ram", ram)
         self._salt = salt_bytes(salt)
-        self._core = _core.PrefixCache(budget)
+        tiers: list[_core.BlockStore] = []
+        shared_budget = parse_bytes("shared_bytes", shared_bytes)
+        disk_budget = parse_bytes("disk_bytes", disk_bytes)
+        if shared is not None and shared is not False:
+            tiers.append(_folder("shared", shared, shared_budget))
+        if disk is not None:
+            tiers.append(_folder("disk", disk, disk_budget))
+        if remote is not None:
+            from gemmakv.cache._remote import open_remote
+
+            tiers.append(open_remote(remote, remote_secret))
+        elif remote_secret is not None:
+            raise ValueError(
+                "remote_secret: expected none without remote, found one"
+            )
+        self._core = _core.PrefixCache(budget, tiers)
+        if tiers:
+            # What is queued is written, also where nobody closes it.
+            weakref.finalize(self, self._core.close)
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -90,6 +149,12 @@ class PrefixCache:
             f"<PrefixCache: {stats.bytes['ram']} of {self.ram} bytes of RAM, "
             f"{sum(stats.cached.values())} tokens given>"
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def ram(self) -> int:
@@ -99,22 +164,63 @@ class PrefixCache:
     def stats(self) -> PrefixStats:
         """Over all models and tenants that use it."""
         found = self._core.stats()
+        tiers = found["tiers"]
+
+        def by_tier(name: str, **ram: int) -> dict[str, Any]:
+            return ram | {tier: of[name] for tier, of in tiers.items()}
+
         return PrefixStats(
             requests=found["requests"],
             prompt_tokens=found["prompt_tokens"],
-            cached={"ram": found["ram_tokens"]},
+            cached={"ram": 0} | found["tokens"],
             misses=found["misses"],
-            bytes={"ram": found["ram_bytes"]},
-            entries={
-                "ram": found["ram_pages"] + found["ram_resume_points"],
-            },
-            writes=found["published"],
-            evictions=found["evictions"],
+            bytes=by_tier("bytes", ram=found["ram_bytes"]),
+            entries=by_tier(
+                "entries",
+                ram=found["ram_pages"] + found["ram_resume_points"],
+            ),
+            writes=by_tier("writes", ram=found["published"]),
+            evictions=by_tier("evictions", ram=found["evictions"]),
+            queued=found["queued"],
+            dropped=found["dropped"],
+            failed_writes=by_tier("failed_writes"),
+            damaged=by_tier("damaged"),
+            timeouts=by_tier("timeouts"),
+            latency_s=by_tier("latency_s"),
+            bytes_per_s=by_tier("bytes_per_s"),
         )
 
-    def clear(self) -> None:
-        """Forgets everything, of all models and tenants."""
-        self._core.clear()
+    def flush(self) -> None:
+        """Waits until what was computed so far is written to all tiers, or
+        could not be."""
+        self._core.flush()
+
+    def clear(self, tier: str | None = None) -> None:
+        """Forgets everything, of all models and tenants.
+
+        `tier`: "ram", "shared", "disk" or "remote" alone. Raises ValueError
+        for one that there is not.
+        """
+        self._core.clear(tier)
+
+    def close(self) -> None:
+        """Writes what is still to be written, and leaves the tiers below RAM.
+        Models that use it go on with RAM alone."""
+        self._core.close()
+
+
+def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
+    """A tier of files. Raises ValueError for what is no path."""
+    if place is True and tier == "shared":
+        from gemmakv.cache._folders import default_shared_folder
+
+        place = default_shared_folder()
+    if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+        raise ValueError(f"{tier}: expected a folder, found {brief(place)}")
+    path = os.path.expanduser(os.fspath(place))
+    return _core.FolderStore(
+        path, tier=tier, mapped=tier == "shared", budget_bytes=budget
+    )
 
 
 def salt_bytes(salt: object) -> bytes:

@@ -51,6 +51,17 @@ class ModelPrefixCache:
         _core.prefix_match(self._engine, cache._core, ids)
         return cache
 
+    def prefetch(self, prompt: Prompt) -> int:
+        """Brings what the tiers below RAM have of `prompt` into RAM, and
+        waits for it. Returns how many of its tokens RAM has then: what a
+        request that comes soon need not compute.
+        """
+        ids = prompt_ids(
+            "prompt", prompt, self._config, self._tokenizer, False
+        )
+        cache = create_kv_cache(self._config)
+        return _core.prefix_prefetch(self._engine, cache._core, ids)
+
     def publish(self, cache: KVCache) -> None:
         """Takes in what a conversation of this model has computed, as the end
         of each request does.

@@ -23,7 +23,8 @@ class Usage:
       cached_tokens: those that were not computed: they stood in the
         conversation's cache before, or came from the prefix cache.
       completion_tokens: those sampled.
-      cached: tokens that came from the prefix cache, by tier: {"ram": n}.
+      cached: tokens that came from the prefix cache, by the tier that had
+        them: {"ram": n, "disk": m}; tiers that gave none are left out.
       miss_reason: why the prefix cache had less than it could have:
         "divergent" (the first token that is not known), "evicted", "no resume
         point" (all is known, but no position near to continue from) or
@@ -158,7 +159,7 @@ def generation_of(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,
             completion_tokens=len(token_ids),
-            cached={"ram": result.ram_tokens} if result.ram_tokens else {},
+            cached=prompt.prefix_tokens,
             miss_reason=result.miss_reason or None,
         ),
         timings=Timings(

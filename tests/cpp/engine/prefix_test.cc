@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
+#include "store/memory_store.h"
 
 namespace gkv {
 namespace {
@@ -89,6 +90,8 @@ class PrefixTest : public ::testing::TestWithParam<std::string> {
     cached_ = stream->Result().cached_tokens;
     return logits;
   }
+
+  void RandomRequests(const PrefixTiers& tiers);
 
   std::shared_ptr<BlockPool> pool_ = [] {
     auto pool = BlockPool::Create();
@@ -290,10 +293,13 @@ TEST_P(PrefixTest, AFullPoolGoesToTheRequests) {
 // cancelled, that begin alike or not, several at once, in every dtype and block
 // size, with an index and a pool that are too small. Every one gives what it
 // gives alone and cold.
-TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) {
+void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
   for (uint32_t seed = 0; seed < 3; ++seed) {
     Load(GetParam());
-    prefix_ = std::make_shared<PrefixCache>(size_t{1} << (seed == 0 ? 28 : 20));
+    size_t ram = size_t{1} << (seed == 0 ? 28 : 20);
+    // Everything goes through the tiers then.
+    if (!tiers.empty()) ram = seed == 0 ? size_t{1} << 17 : 0;
+    prefix_ = std::make_shared<PrefixCache>(ram, tiers);
     view_ = View();
     const auto pool = BlockPool::Create(seed == 2 ? size_t{9} << 20 : 0);
     pool->set_poison(true);
@@ -302,6 +308,7 @@ TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) {
                                    KvDtype::kInt8};
     std::vector<std::shared_ptr<KVCache>> caches;
     size_t hits = 0;
+    size_t below = 0;
     for (size_t round = 0; round < 30; ++round) {
       std::vector<Tokens> prompts;
       std::vector<std::shared_ptr<KVCache>> used, cold;
@@ -351,6 +358,7 @@ TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) {
         streams[i]->Confirm();
         const GenerateResult& result = streams[i]->Result();
         hits += result.prefix.ram;
+        below += result.prefix.total() - result.prefix.ram;
         if (jobs[i].streamed) {
           // What a cancel keeps is told elsewhere.
           cold[i] = NewCache(BlockPool::Create(), used[i]->layout().dtype());
@@ -369,13 +377,114 @@ TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) {
       }
       if (caches.size() > 5) caches.erase(caches.begin());
     }
-    EXPECT_GT(hits, 100u);
+    EXPECT_GT(tiers.empty() ? hits : below, 100u);
     caches.clear();
     gemma_ = nullptr;  // and what its scheduler has yet to let go of
     EXPECT_LE(prefix_->stats().ram.bytes, prefix_->index().budget_bytes());
+    prefix_->Close();
     prefix_->Clear();
     EXPECT_EQ(pool->blocks_in_use(), 0u);
   }
+}
+
+TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) { RandomRequests({}); }
+
+TEST_P(PrefixTest, RandomRequestsThroughTiers) {
+  RandomRequests({std::make_shared<MemoryStore>("shared", false, true),
+                  std::make_shared<MemoryStore>("disk")});
+}
+
+TEST_P(PrefixTest, AnotherProcessFindsWhatThisOneWrote) {
+  const auto disk = std::make_shared<MemoryStore>("disk");
+  prefix_ = std::make_shared<PrefixCache>(size_t{1} << 26, PrefixTiers{disk});
+  Load(GetParam());
+  const Tokens prompt = Text(500, 1);
+  const GenerateResult first = Run(NewCache(), prompt, 5);
+  prefix_->Flush();
+  prefix_ = std::make_shared<PrefixCache>(size_t{1} << 26, PrefixTiers{disk});
+  view_ = View();
+  const GenerateResult second = Run(NewCache(), prompt, 5);
+  EXPECT_EQ(second.token_ids, first.token_ids);
+  EXPECT_EQ(second.prefix.disk, 256u);
+  EXPECT_EQ(second.prefix.total(), second.cached_tokens);
+  const GenerateResult third = Run(NewCache(), prompt, 5);
+  EXPECT_EQ(third.token_ids, first.token_ids);
+  EXPECT_EQ(third.prefix.ram, third.cached_tokens);
+}
+
+// One waits for a tier; others go on, and it can be stopped.
+TEST_P(PrefixTest, AFetchHoldsUpNobodyElse) {
+  const auto disk = std::make_shared<MemoryStore>("disk");
+  prefix_ = std::make_shared<PrefixCache>(
+      size_t{1} << 26, PrefixTiers{disk},
+      PrefixTierOptions{.time_out = std::chrono::minutes(10)});
+  Load(GetParam());
+  const Tokens prompt = Text(500, 1);
+  const Tokens expected = Run(NewCache(), prompt, 5).token_ids;
+  prefix_->Flush();
+  prefix_->Clear(PrefixTier::kRam);
+  disk->Hang();
+  view_->set_seconds_per_token(1e9);  // worth any wait
+  const Gemma::Job job = Job(NewCache(), prompt, 5);
+  const auto waiting = gemma_->Start({&job, 1})[0];
+  while (disk->hanging() == 0) std::this_thread::yield();
+  EXPECT_EQ(Run(NewCache(), Text(40, 2), 3, PrefixMode::kOff).token_ids.size(),
+            3u);
+  EXPECT_FALSE(waiting->done());
+  // One is cancelled, one runs out of time.
+  Gemma::Job others[] = {Job(NewCache(), prompt, 5), Job(NewCache(), prompt, 5)};
+  const auto cancelled = gemma_->Start({&others[0], 1})[0];
+  others[1].options.deadline = 0.02;
+  const auto late = gemma_->Start({&others[1], 1})[0];
+  cancelled->Stop(TokenStream::Interrupt::kCancel);
+  cancelled->WaitDone();
+  late->WaitDone();
+  EXPECT_EQ(cancelled->Result().finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(late->Result().finish_reason, FinishReason::kDeadline);
+  EXPECT_FALSE(waiting->done());
+  disk->Release();
+  waiting->WaitDone();
+  EXPECT_EQ(waiting->Result().token_ids, expected);
+  EXPECT_EQ(waiting->Result().prefix.disk, 256u);
+}
+
+TEST_P(PrefixTest, ADeadTierCostsOneTimeOut) {
+  const auto remote = std::make_shared<MemoryStore>("remote");
+  prefix_ = std::make_shared<PrefixCache>(
+      size_t{1} << 26, PrefixTiers{remote},
+      PrefixTierOptions{.time_out = std::chrono::milliseconds(100)});
+  Load(GetParam());
+  const Tokens prompt = Text(500, 1);
+  const Tokens expected = Run(NewCache(), prompt, 5).token_ids;
+  prefix_->Flush();
+  prefix_->Clear(PrefixTier::kRam);
+  remote->Hang();
+  for (int i = 0; i < 3; ++i) {
+    const GenerateResult result =
+        Run(NewCache(), prompt, 5, PrefixMode::kRead);
+    EXPECT_EQ(result.token_ids, expected);
+    EXPECT_EQ(result.cached_tokens, 0u);
+  }
+  EXPECT_EQ(prefix_->stats().loader.timeouts, 1u);
+  EXPECT_EQ(remote->hanging(), 1u);
+  remote->Release();
+}
+
+// The model goes while a fetch is on its way.
+TEST_P(PrefixTest, AModelMayGoBeforeItsPrefixCache) {
+  const auto disk = std::make_shared<MemoryStore>("disk");
+  prefix_ = std::make_shared<PrefixCache>(size_t{1} << 26, PrefixTiers{disk});
+  Load(GetParam());
+  const Tokens prompt = Text(500, 1);
+  Run(NewCache(), prompt, 5);
+  prefix_->Clear(PrefixTier::kRam);
+  disk->set_delay(std::chrono::milliseconds(20));
+  const Gemma::Job job = Job(NewCache(), prompt, 5);
+  const auto stream = gemma_->Start({&job, 1})[0];
+  view_ = nullptr;
+  gemma_ = nullptr;
+  stream->WaitDone();
+  EXPECT_TRUE(stream->done());
 }
 
 TEST_P(PrefixTest, ManyCallersShareOneIndex) {

@@ -115,7 +115,7 @@ def test_models_share_one_and_find_their_own_only(
     assert usage(other.with_salt(None), TEXT).cached_tokens > 200
     stats = prefix.stats()
     assert stats.requests == 5 and stats.misses["divergent"] == 2
-    assert stats.bytes["ram"] > 0 and stats.as_dict()["writes"] > 0
+    assert stats.bytes["ram"] > 0 and stats.as_dict()["writes"]["ram"] > 0
     prefix.clear()
     assert prefix.stats().bytes == {"ram": 0}
     assert usage(a, TEXT).cached_tokens == 0
@@ -162,13 +162,41 @@ def test_memory_goes_back_to_the_conversations(tiny_path: Path) -> None:
         assert cache.nbytes > 0
     assert pool.used_bytes <= 3 << 20
     view = model.prefix_cache
-    assert view is not None and view.stats().evictions > 0
+    assert view is not None and view.stats().evictions["ram"] > 0
     del cache
     view.cache.clear()
     assert pool.used_bytes == 0
 
 
+def test_without_tiers_there_is_ram_alone(tiny_path: Path) -> None:
+    with PrefixCache(ram="64MiB") as prefix:
+        model = Gemma.load(tiny_path, prefix_cache=prefix)
+        usage(model, TEXT)
+        view = model.prefix_cache
+        assert view is not None and view.prefetch(TEXT) > 200
+        assert set(usage(model, TEXT).cached) == {"ram"}
+        prefix.flush()
+        stats = prefix.stats()
+        assert stats.queued == stats.dropped == 0
+        assert stats.latency_s == stats.timeouts == {}
+        for tier in ("disk", "tape"):
+            with pytest.raises(ValueError, match="tier"):
+                prefix.clear(tier)
+        prefix.clear("ram")
+        assert prefix.stats().entries == {"ram": 0}
+    usage(model, TEXT)  # it may go on behind the end
+    assert usage(model, TEXT).cached["ram"] > 200
+
+
 def test_bad_arguments(tiny_path: Path) -> None:
+    for name in ("shared_bytes", "disk_bytes"):
+        with pytest.raises(ValueError, match=f"{name}: expected bytes"):
+            PrefixCache(**{name: "much"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="remote_secret: expected none"):
+        PrefixCache(remote_secret="x")
+    for place in (5, True, ""):
+        with pytest.raises(ValueError, match="disk: expected a folder"):
+            PrefixCache(disk=place)  # type: ignore[arg-type]
     for size in ("1 Gig", "-1", "", -1, 1.5, True, "1e9"):
         with pytest.raises(ValueError, match="ram: expected bytes"):
             PrefixCache(ram=size)  # type: ignore[arg-type]

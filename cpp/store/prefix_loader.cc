@@ -1,0 +1,575 @@
+#include "store/prefix_loader.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+
+namespace gkv {
+namespace {
+
+constexpr size_t kWorkers = 2;
+// Fewer positions take a step no time.
+constexpr size_t kWorthLoading = 16;
+// Resume points that are tried where one turns out to be useless.
+constexpr size_t kAttempts = 4;
+// Bytes of pages that are held beside the blocks they are copied to.
+constexpr size_t kBatchBytes = size_t{32} << 20;
+// For how long one that hung is left alone once it has answered.
+constexpr std::chrono::seconds kSuspension{10};
+// How fast what was measured long ago counts less.
+constexpr double kWeight = 0.25;
+// A tier that is not asked for being slow may have become quicker.
+constexpr double kForget = 0.9;
+
+double SecondsSince(PrefixFetch::Clock::time_point begin) {
+  return std::chrono::duration<double>(PrefixFetch::Clock::now() - begin)
+      .count();
+}
+
+bool KeepsAll(const KvLayout& layout) {
+  return std::all_of(
+      layout.groups().begin(), layout.groups().end(),
+      [](const KvGroup& group) { return group.kind == LayerKind::kFull; });
+}
+
+size_t PageBytes(const KvLayout& layout) {
+  return layout.bytes_per_token(LayerKind::kFull) * kPageTokens;
+}
+
+template <typename Fn>
+void ForBlocks(const PrefixNews& news, const Fn& fn) {
+  for (const auto* entries : {&news.pages, &news.points}) {
+    for (const PrefixEntry& entry : *entries) {
+      for (const auto& group : entry.part.held) {
+        for (const HeldBlock& held : group) fn(held.block.get());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void PrefixFetch::Wait() {
+  std::unique_lock lock(mutex_);
+  while (pending()) changed_.wait_until(lock, deadline());
+}
+
+PrefixNews PrefixFetch::Take() {
+  const std::lock_guard lock(mutex_);
+  return done() && !given_up_ ? std::exchange(found_, {}) : PrefixNews();
+}
+
+PrefixLoader::PrefixLoader(std::shared_ptr<PrefixIndex> index,
+                           PrefixTiers tiers, std::vector<PrefixTier> names,
+                           PrefixWriter& writer,
+                           std::chrono::milliseconds time_out)
+    : index_(std::move(index)),
+      tiers_(std::move(tiers)),
+      names_(std::move(names)),
+      writer_(writer),
+      time_out_(time_out),
+      paces_(tiers_.size()) {}
+
+// Requires: mutex_ is held.
+bool PrefixLoader::Usable(size_t tier, Clock::time_point now) const {
+  return paces_[tier].hung == 0 && paces_[tier].suspended_until <= now;
+}
+
+std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
+  const Clock::time_point now = Clock::now();
+  auto fetch = std::make_shared<PrefixFetch>(std::move(request), time_out_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_ || (pid_ != 0 && pid_ != getpid())) return nullptr;
+    LeaveHung();
+    bool any = false;
+    for (size_t t = 0; t < tiers_.size(); ++t) any = any || Usable(t, now);
+    if (!any) return nullptr;
+    pid_ = getpid();
+    while (workers_.size() < kWorkers) StartWorker();
+    std::erase_if(fetches_, [](const auto& f) { return f.expired(); });
+    fetches_.push_back(fetch);
+    queue_.push_back(fetch);
+    ++stats_.fetches;
+  }
+  changed_.notify_all();
+  return fetch;
+}
+
+// Requires: mutex_ is held.
+void PrefixLoader::StartWorker() {
+  for (auto at = workers_.begin(); at != workers_.end();) {
+    if (at->ended) at->thread.join();
+    at = at->ended ? workers_.erase(at) : std::next(at);
+  }
+  Worker& worker = workers_.emplace_back();
+  try {
+    worker.thread = std::thread([this, &worker] { Loop(worker); });
+  } catch (...) {
+    workers_.pop_back();
+    throw;
+  }
+}
+
+void PrefixLoader::TimedOut(PrefixFetch& fetch) {
+  fetch.Abandon();
+  const std::lock_guard lock(mutex_);
+  if (pid_ != getpid()) return;
+  ++stats_.timeouts;
+  std::erase_if(queue_, [&](const auto& f) { return f.get() == &fetch; });
+  LeaveHung();
+}
+
+// Another one works in the place of each worker that a tier does not answer.
+// Requires: mutex_ is held.
+void PrefixLoader::LeaveHung() {
+  const Clock::time_point now = Clock::now();
+  size_t left = 0;
+  for (Worker& worker : workers_) {
+    if (worker.calling == 0 || worker.lost || now < worker.since + time_out_) {
+      continue;
+    }
+    Pace& pace = paces_[worker.calling - 1];
+    ++pace.stats.timeouts;
+    ++pace.hung;
+    worker.lost = true;
+    ++left;
+  }
+  if (closing_) return;
+  try {
+    while (left-- > 0) StartWorker();
+  } catch (const std::exception&) {
+    // Those that are left do the work of all.
+  }
+}
+
+// One after the other where they begin alike: the second finds in RAM what the
+// first one loads. Requires: mutex_ is held.
+std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
+  const auto alike = [](const PrefixFetch& a, const PrefixFetch& b) {
+    const size_t size = std::min(
+        {a.request_.tokens.size(), b.request_.tokens.size(), kPageTokens});
+    return a.request_.id == b.request_.id &&
+           std::equal(a.request_.tokens.begin(),
+                      a.request_.tokens.begin() + static_cast<ptrdiff_t>(size),
+                      b.request_.tokens.begin());
+  };
+  for (auto at = queue_.begin(); at != queue_.end(); ++at) {
+    if (std::any_of(workers_.begin(), workers_.end(), [&](const Worker& w) {
+          return w.fetch != nullptr && !w.lost && alike(*w.fetch, **at);
+        })) {
+      continue;
+    }
+    std::shared_ptr<PrefixFetch> fetch = std::move(*at);
+    queue_.erase(at);
+    return fetch;
+  }
+  return nullptr;
+}
+
+void PrefixLoader::Loop(Worker& worker) {
+  std::unique_lock lock(mutex_);
+  while (!closing_ && !worker.lost) {
+    std::shared_ptr<PrefixFetch> fetch = NextFetch();
+    if (!fetch) {
+      changed_.wait(lock);
+      continue;
+    }
+    worker.fetch = fetch.get();
+    fetch->NoteProgress();
+    lock.unlock();
+    bool failed = false;
+    try {
+      Run(worker, *fetch);
+    } catch (const std::exception&) {
+      failed = true;  // no memory; it is computed
+    }
+    {
+      const std::lock_guard done(fetch->mutex_);
+      if (fetch->found_.points.empty() && fetch->found_.pages.empty()) {
+        fetch->found_ = {};
+      }
+      if (failed) fetch->given_up_ = true;
+      fetch->done_.store(true, std::memory_order_release);
+    }
+    fetch->changed_.notify_all();
+    if (!fetch->abandoned_ && fetch->request_.on_done) {
+      fetch->request_.on_done();
+    }
+    lock.lock();
+    stats_.failed += failed;
+    worker.fetch = nullptr;
+    lock.unlock();
+    fetch.reset();
+    changed_.notify_all();  // one that begins alike may go on
+    lock.lock();
+  }
+  worker.ended = true;
+}
+
+// False if the fetch is not to go on.
+template <typename Fn>
+bool PrefixLoader::Ask(Worker& worker, size_t tier, const Fn& ask) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_ || worker.lost || worker.fetch->abandoned_) return false;
+    if (!Usable(tier, Clock::now())) return true;
+    worker.calling = tier + 1;
+    worker.since = Clock::now();
+    worker.fetch->NoteProgress();  // so it is left not before that
+  }
+  const auto end = [&] {
+    const std::lock_guard lock(mutex_);
+    worker.calling = 0;
+    if (!worker.lost) {
+      // Those that wait for their turn see that it goes on.
+      for (const auto& waiting : queue_) waiting->NoteProgress();
+      return true;
+    }
+    --paces_[tier].hung;
+    paces_[tier].suspended_until = Clock::now() + kSuspension;
+    return false;
+  };
+  try {
+    ask();
+  } catch (...) {
+    end();
+    throw;
+  }
+  return end();
+}
+
+void PrefixLoader::NoteLatency(size_t tier, double seconds) {
+  const std::lock_guard lock(mutex_);
+  double& latency = paces_[tier].stats.latency;
+  latency = latency == 0 ? seconds : latency + kWeight * (seconds - latency);
+}
+
+void PrefixLoader::NoteRate(size_t tier, double seconds, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  PrefixTierStats& stats = paces_[tier].stats;
+  const double rate = static_cast<double>(bytes) /
+                      std::max(seconds - stats.latency, seconds / 16 + 1e-9);
+  stats.rate =
+      stats.rate == 0 ? rate : stats.rate + kWeight * (rate - stats.rate);
+}
+
+// Against computing the same positions.
+bool PrefixLoader::WorthIt(PrefixFetch& fetch, size_t tier, size_t begin,
+                           size_t position) {
+  const PrefixRequest& request = fetch.request_;
+  const KvLayout& layout = *request.layout;
+  const auto bytes = static_cast<double>(
+      (position - begin) * layout.bytes_per_token(LayerKind::kFull) +
+      layout.checkpoint_bytes());
+  const std::lock_guard lock(mutex_);
+  PrefixTierStats& stats = paces_[tier].stats;
+  double seconds = 2 * stats.latency;
+  if (stats.rate > 0) seconds += bytes / stats.rate;
+  if (seconds <=
+      request.seconds * static_cast<double>(position - request.start)) {
+    return true;
+  }
+  stats.latency *= kForget;
+  stats.rate /= kForget;
+  ++stats_.cheaper;
+  fetch.cheaper_ = true;
+  return false;
+}
+
+void PrefixLoader::Run(Worker& worker, PrefixFetch& fetch) {
+  const PrefixRequest& request = fetch.request_;
+  const KvLayout& layout = *request.layout;
+  const std::span<const int32_t> tokens = request.tokens;
+  size_t start = request.start;
+  size_t begin = 0;  // whole pages that RAM has
+  {
+    const PrefixMatch match =
+        index_->Match(request.id.Root(layout), tokens, request.limit);
+    start = std::max(start, match.resume);
+    begin = match.known / kPageTokens * kPageTokens;
+  }
+  std::vector<size_t> candidates = ResumeCandidates(
+      tokens, request.turn_ends, request.boundaries, request.limit);
+  std::erase_if(candidates,
+                [&](size_t p) { return p < start + kWorthLoading; });
+  if (candidates.empty()) return;
+  const ObjectChain chain(request.id, layout, tokens.first(request.limit));
+  std::vector<ObjectKey> keys;
+  for (const size_t p : candidates) {
+    // Pages are all there is to a whole number of them.
+    const bool page = KeepsAll(layout) && p % kPageTokens == 0;
+    keys.push_back(page ? chain.PageKey(p / kPageTokens - 1)
+                        : chain.ResumeKey(p));
+  }
+  // The first tier that has it.
+  std::vector<size_t> where(keys.size(), tiers_.size());
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    std::vector<uint8_t> found(keys.size());
+    const auto ask = [&] {
+      const Clock::time_point asked = Clock::now();
+      tiers_[t]->Has(keys, found);
+      NoteLatency(t, SecondsSince(asked));
+    };
+    if (!Ask(worker, t, ask)) return;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (found[i] != 0) where[i] = std::min(where[i], t);
+    }
+  }
+  size_t attempts = 0;
+  for (size_t i = 0; i < candidates.size() && attempts < kAttempts; ++i) {
+    if (where[i] == tiers_.size()) continue;
+    const size_t first =
+        std::min(begin, candidates[i] / kPageTokens * kPageTokens);
+    if (!WorthIt(fetch, where[i], first, candidates[i])) return;
+    ++attempts;
+    if (TryPoint(worker, fetch, chain, candidates[i], first)) return;
+    const std::lock_guard lock(fetch.mutex_);
+    if (fetch.given_up_) return;
+    fetch.found_ = {};
+  }
+}
+
+// Parallel to `wanted`: what the first tier has that gives it as it must be.
+std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
+    Worker& worker, PrefixFetch& fetch, std::span<const Wanted> wanted) {
+  std::vector<std::optional<Piece>> pieces(wanted.size());
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    std::vector<size_t> at;
+    std::vector<ObjectKey> keys;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (pieces[i]) continue;
+      at.push_back(i);
+      keys.push_back(wanted[i].key);
+    }
+    if (keys.empty()) break;
+    std::vector<Loaded> loaded;
+    const auto ask = [&] {
+      const Clock::time_point asked = Clock::now();
+      loaded = tiers_[t]->Load(keys);
+      size_t bytes = 0;
+      for (const Loaded& one : loaded) bytes += one.object.bytes.size();
+      if (bytes > 0) NoteRate(t, SecondsSince(asked), bytes);
+    };
+    if (!Ask(worker, t, ask)) return {};
+    std::vector<ObjectKey> damaged;
+    uint64_t loads = 0;
+    for (size_t k = 0; k < loaded.size() && k < at.size(); ++k) {
+      if (loaded[k].state != LoadState::kHit) continue;
+      const Wanted& want = wanted[at[k]];
+      try {
+        ObjectHead head =
+            DecodeHead(loaded[k].object.bytes, *fetch.request_.layout);
+        if (head == want.head) {
+          pieces[at[k]] = {std::move(loaded[k].object), std::move(head), t};
+          ++loads;
+          continue;
+        }
+        damaged.push_back(want.key);  // another's, under its name
+      } catch (const Mismatch&) {
+        // Of another version: not ours to judge.
+      } catch (const Error&) {
+        damaged.push_back(want.key);
+      }
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      paces_[t].stats.loads += loads;
+      paces_[t].stats.damaged += damaged.size();
+    }
+    const auto tell = [&] {
+      for (const ObjectKey& key : damaged) tiers_[t]->Damaged(key);
+    };
+    if (!damaged.empty() && !Ask(worker, t, tell)) return {};
+  }
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i] && pieces[i]->tier > 0) {
+      writer_.Promote(wanted[i].key, pieces[i]->object, pieces[i]->tier);
+    }
+  }
+  return pieces;
+}
+
+// False if it was given up.
+bool PrefixLoader::Keep(PrefixFetch& fetch, bool point, size_t end,
+                        PrefixPart part) {
+  const std::lock_guard lock(fetch.mutex_);
+  if (fetch.given_up_) return false;
+  auto& entries = point ? fetch.found_.points : fetch.found_.pages;
+  entries.push_back({end, std::move(part)});
+  return true;
+}
+
+// Loads what RAM, which has pages up to `begin`, lacks for going on at
+// `position`. False if a piece is missing.
+bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
+                            const ObjectChain& chain, size_t position,
+                            size_t begin) {
+  const PrefixRequest& request = fetch.request_;
+  const auto& layout = request.layout;
+  const bool has_full = layout->bytes_per_token(LayerKind::kFull) > 0;
+  const size_t pages = position / kPageTokens;
+  PrefixPart point{layout, HeldSet(layout->groups().size())};
+  const auto add = [&](const Piece& piece) {
+    HeldSet held =
+        DecodeBlocks(piece.object, piece.head, *layout, *request.pool);
+    for (size_t g = 0; g < held.size(); ++g) {
+      std::move(held[g].begin(), held[g].end(),
+                std::back_inserter(point.held[g]));
+    }
+  };
+  const bool has_point = !KeepsAll(*layout) || position % kPageTokens != 0;
+  if (has_point) {
+    Wanted want{chain.ResumeKey(position), chain.ResumeHead(position)};
+    const auto loaded = LoadAll(worker, fetch, {&want, 1});
+    if (loaded.empty() || !loaded[0]) return false;
+    point.tier = names_[loaded[0]->tier];
+    add(*loaded[0]);
+    std::vector<Wanted> windows;
+    for (const SlidingRange& range : loaded[0]->head.sliding) {
+      if (range.from >= loaded[0]->head.begin) continue;
+      for (size_t page = pages; page-- > range.own / kPageTokens;) {
+        windows.push_back({chain.WindowKey(page, range.window),
+                           chain.WindowHead(page, range.window)});
+      }
+    }
+    if (!windows.empty()) {
+      const auto found = LoadAll(worker, fetch, windows);
+      if (found.empty()) return false;
+      for (const auto& piece : found) {
+        if (!piece) return false;
+      }
+      for (const auto& piece : found) add(*piece);
+    }
+    for (auto& group : point.held) {
+      std::sort(group.begin(), group.end(),
+                [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    }
+    const PrefixTier tier = point.tier;
+    if (!Keep(fetch, true, position, std::move(point))) return false;
+    point = {layout, {}, tier};
+  }
+  // Leaf first, some at a time.
+  std::vector<PrefixEntry> entries(pages - begin / kPageTokens);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    entries[i].end = begin + (i + 1) * kPageTokens;
+    entries[i].part = {layout, HeldSet(layout->groups().size()), point.tier};
+  }
+  const size_t batch = std::max<size_t>(
+      1, kBatchBytes / std::max<size_t>(1, PageBytes(*layout)));
+  for (size_t last = has_full ? entries.size() : 0; last > 0;) {
+    const size_t first = last > batch ? last - batch : 0;
+    std::vector<Wanted> want;
+    for (size_t i = last; i-- > first;) {
+      const size_t page = begin / kPageTokens + i;
+      want.push_back({chain.PageKey(page), chain.PageHead(page)});
+    }
+    auto found = LoadAll(worker, fetch, want);
+    if (found.empty()) return false;
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!found[i]) return false;
+      PrefixEntry& entry = entries[last - 1 - i];
+      entry.part.held = DecodeBlocks(found[i]->object, found[i]->head, *layout,
+                                     *request.pool);
+      entry.part.tier = names_[found[i]->tier];
+      found[i].reset();
+      if (!Keep(fetch, false, entry.end, std::move(entry.part))) return false;
+    }
+    last = first;
+  }
+  PrefixNews news;
+  {
+    const std::lock_guard lock(fetch.mutex_);
+    if (fetch.given_up_) return false;
+    if (!has_full) fetch.found_.pages = std::move(entries);
+    std::sort(fetch.found_.pages.begin(), fetch.found_.pages.end(),
+              [](const auto& a, const auto& b) { return a.end < b.end; });
+    news = fetch.found_;
+  }
+  index_->Add(request.id.Root(*layout), request.pool, request.tokens, news,
+              request.seconds);
+  const std::lock_guard lock(mutex_);
+  ++stats_.hits;
+  return true;
+}
+
+bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
+                          size_t& freed) {
+  std::vector<std::shared_ptr<PrefixFetch>> fetches;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : fetches_) {
+      if (auto fetch = weak.lock()) fetches.push_back(std::move(fetch));
+    }
+  }
+  size_t given = 0;
+  bool any = false;
+  for (const auto& fetch : fetches) {
+    if (given >= bytes) break;
+    PrefixNews victim;
+    {
+      const std::lock_guard lock(fetch->mutex_);
+      bool holds = false;
+      ForBlocks(fetch->found_, [&](const Block* block) {
+        holds = holds || block->owner.get() == owner;
+      });
+      if (!holds) continue;
+      fetch->given_up_ = true;
+      victim = std::exchange(fetch->found_, {});
+    }
+    any = true;
+    std::map<const Block*, uint32_t> mine;
+    ForBlocks(victim, [&](const Block* block) { ++mine[block]; });
+    for (const auto& [block, count] : mine) {
+      if (block->owner.get() != owner) continue;
+      given += block->size_bytes;
+      if (block->refs.load() == count) freed += block->size_bytes;
+    }
+  }
+  return any;
+}
+
+void PrefixLoader::Close() {
+  std::deque<std::shared_ptr<PrefixFetch>> left;
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    left.swap(queue_);
+    if (pid_ != 0 && pid_ != getpid()) {
+      // They are in the parent.
+      for (Worker& worker : workers_) {
+        (void)new std::thread(std::move(worker.thread));
+      }
+      return;
+    }
+  }
+  changed_.notify_all();
+  for (const auto& fetch : left) {
+    {
+      const std::lock_guard lock(fetch->mutex_);
+      fetch->done_.store(true, std::memory_order_release);
+    }
+    fetch->changed_.notify_all();
+    if (!fetch->abandoned_ && fetch->request_.on_done) {
+      fetch->request_.on_done();
+    }
+  }
+  for (Worker& worker : workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
+}
+
+PrefixLoaderStats PrefixLoader::stats() const {
+  const std::lock_guard lock(mutex_);
+  PrefixLoaderStats stats = stats_;
+  for (const Pace& pace : paces_) stats.tiers.push_back(pace.stats);
+  return stats;
+}
+
+}  // namespace gkv

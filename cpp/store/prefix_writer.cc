@@ -1,0 +1,449 @@
+#include "store/prefix_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace gkv {
+namespace {
+
+bool HasFullLayers(const KvLayout& layout) {
+  return std::any_of(
+      layout.groups().begin(), layout.groups().end(),
+      [](const KvGroup& group) { return group.kind == LayerKind::kFull; });
+}
+
+template <typename Fn>
+void ForBlocks(const PrefixNews& news, const Fn& fn) {
+  for (const auto* entries : {&news.pages, &news.points}) {
+    for (const PrefixEntry& entry : *entries) {
+      for (const auto& group : entry.part.held) {
+        for (const HeldBlock& held : group) fn(held.block.get());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// What is queued. Its references count as an index's: they go when asked for.
+struct PrefixWriter::Job {
+  Job() = default;
+  Job(const Job&) = delete;
+  ~Job() { CountBlocks(-1); }
+
+  void CountBlocks(int by) {
+    ForBlocks(addition.news, [&](const Block* block) {
+      block->indexed.fetch_add(static_cast<uint32_t>(by),
+                               std::memory_order_relaxed);
+    });
+  }
+  size_t Objects() const {
+    return addition.news.pages.size() + addition.news.points.size() +
+           (promoted ? 1 : 0);
+  }
+  size_t Bytes() const {
+    size_t bytes = promoted ? promoted->bytes.size() : 0;
+    ForBlocks(addition.news,
+              [&](const Block* block) { bytes += block->size_bytes; });
+    return bytes;
+  }
+  // Takes what it refers to away.
+  PrefixNews GiveUp() {
+    CountBlocks(-1);
+    given_up = true;
+    return std::exchange(addition.news, {});
+  }
+
+  PrefixAddition addition;
+  size_t bytes = 0;       // as counted in the queue
+  bool given_up = false;  // what is not written yet is not to be had
+  // Or an object as it is, for the first `tiers` tiers.
+  std::optional<StoredBytes> promoted;
+  ObjectKey key;
+  size_t tiers = 0;
+};
+
+struct PrefixWriter::Item {
+  ObjectKey key;
+  ObjectHead head;
+  bool of_page = false;        // of the addition's pages, else of its points
+  size_t end = 0;              // of the entry that has the blocks
+  std::vector<uint8_t> lacks;  // by tier
+};
+
+PrefixWriter::PrefixWriter(std::shared_ptr<PrefixIndex> index,
+                           PrefixTiers tiers, size_t max_bytes)
+    : index_(std::move(index)),
+      tiers_(std::move(tiers)),
+      max_bytes_(max_bytes) {}
+
+PrefixWriter::~PrefixWriter() { Close(); }
+
+void PrefixWriter::Write(PrefixAddition addition) {
+  if (addition.news.pages.empty() && addition.news.points.empty()) return;
+  auto job = std::make_unique<Job>();
+  job->addition = std::move(addition);
+  job->CountBlocks(1);
+  Enqueue(std::move(job));
+}
+
+void PrefixWriter::Promote(const ObjectKey& key, StoredBytes object,
+                           size_t tiers) {
+  auto job = std::make_unique<Job>();
+  job->promoted = std::move(object);
+  job->key = key;
+  job->tiers = tiers;
+  Enqueue(std::move(job));
+}
+
+void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
+  job->bytes = job->Bytes();
+  std::vector<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return victims.push_back(std::move(job));
+    Start();
+    if (pid_ != getpid()) return victims.push_back(std::move(job));
+    stats_.queued += job->Objects();
+    stats_.queued_bytes += job->bytes;
+    queue_.push_back(std::move(job));
+    MakeRoom(victims);
+  }
+  changed_.notify_all();
+}
+
+// The newest stays, however large.
+void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
+  while (stats_.queued_bytes > max_bytes_ && queue_.size() > 1) {
+    victims.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+    stats_.queued -= victims.back()->Objects();
+    stats_.queued_bytes -= victims.back()->bytes;
+    stats_.dropped += victims.back()->Objects();
+  }
+}
+
+// After fork() the thread is in the parent, which writes what it had queued.
+void PrefixWriter::Start() {
+  if (thread_) return;
+  pid_ = getpid();
+  thread_ = std::make_unique<std::thread>([this] { Loop(); });
+}
+
+void PrefixWriter::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::unique_ptr<Job> job = std::move(queue_.front());
+    queue_.pop_front();
+    stats_.queued -= job->Objects();
+    stats_.queued_bytes -= job->bytes;
+    current_ = job.get();
+    lock.unlock();
+    bool failed = false;
+    try {
+      Run(*job);
+    } catch (const std::exception&) {
+      failed = true;  // it may be had from memory again, or computed
+    }
+    lock.lock();
+    current_ = nullptr;
+    stats_.failed += failed;
+    // Nobody gives up what it has now.
+    encoding_ = true;
+    lock.unlock();
+    job.reset();
+    lock.lock();
+    encoding_ = false;
+    changed_.notify_all();
+  }
+}
+
+void PrefixWriter::Run(Job& job) {
+  if (job.promoted) {
+    std::vector<uint8_t> to(tiers_.size());
+    std::fill_n(to.begin(), job.tiers, uint8_t{1});
+    return Put(job.key, *job.promoted, to);
+  }
+  const ObjectChain chain(job.addition.id, *job.addition.layout,
+                          job.addition.tokens);
+  std::vector<Item> items = ItemsOf(job, chain);
+  std::vector<ObjectKey> keys;
+  for (const Item& item : items) keys.push_back(item.key);
+  std::vector<uint8_t> found(keys.size());
+  for (const auto& tier : tiers_) {
+    std::fill(found.begin(), found.end(), uint8_t{0});
+    tier->Has(keys, found);
+    for (size_t i = 0; i < items.size(); ++i) {
+      items[i].lacks.push_back(found[i] == 0);
+    }
+  }
+  FindMissing(job, items);
+  // Where a page ends that is nowhere.
+  size_t broken = std::numeric_limits<size_t>::max();
+  uint64_t dropped = 0;
+  for (const Item& item : items) {
+    if (std::none_of(item.lacks.begin(), item.lacks.end(),
+                     [](uint8_t lacks) { return lacks != 0; })) {
+      continue;
+    }
+    std::optional<StoredBytes> object;
+    if (item.head.end <= broken) object = Encode(job, item);
+    if (object) {
+      Put(item.key, *object, item.lacks);
+      continue;
+    }
+    ++dropped;
+    // Nobody could use what hangs on it.
+    if (item.of_page) broken = std::min<size_t>(broken, item.head.end);
+  }
+  const std::lock_guard lock(mutex_);
+  stats_.dropped += dropped;
+}
+
+// In the order of writing. Refers to the job's entries by where they end.
+std::vector<PrefixWriter::Item> PrefixWriter::ItemsOf(
+    const Job& job, const ObjectChain& chain) {
+  std::vector<Item> items;
+  const KvLayout& layout = *job.addition.layout;
+  // What the job refers to may be given up meanwhile.
+  const std::lock_guard lock(mutex_);
+  const PrefixNews& news = job.addition.news;
+  size_t pages = news.pages.empty() ? 0 : news.pages.back().end / kPageTokens;
+  for (const PrefixEntry& point : news.points) {
+    pages = std::max(pages, point.end / kPageTokens);
+  }
+  if (!HasFullLayers(layout)) pages = 0;
+  for (size_t page = 0; page < pages; ++page) {
+    items.push_back({chain.PageKey(page),
+                     chain.PageHead(page),
+                     true,
+                     (page + 1) * kPageTokens,
+                     {}});
+  }
+  for (const PrefixEntry& point : news.points) {
+    ObjectHead head = chain.ResumeHead(point.end);
+    for (size_t g = 0; g < layout.groups().size(); ++g) {
+      const size_t window = layout.groups()[g].window;
+      if (window == 0) continue;
+      const auto& held = point.part.held[g];
+      const SlidingRange range = SlidingRangeAt(
+          window, held.empty() ? point.end : held.front().begin, point.end);
+      head.sliding.push_back(range);
+      if (range.from >= head.begin) continue;
+      for (size_t page = range.own / kPageTokens;
+           page < head.begin / kPageTokens; ++page) {
+        items.push_back({chain.WindowKey(page, window),
+                         chain.WindowHead(page, window),
+                         false,
+                         point.end,
+                         {}});
+      }
+    }
+    std::sort(head.sliding.begin(), head.sliding.end(),
+              [](const auto& a, const auto& b) { return a.window < b.window; });
+    items.push_back(
+        {chain.ResumeKey(point.end), std::move(head), false, point.end, {}});
+  }
+  return items;
+}
+
+// Pages that a tier lost, or never got, and the index has.
+void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
+  size_t end = 0;
+  const auto lacks = [](const Item& item) {
+    return std::find(item.lacks.begin(), item.lacks.end(), uint8_t{1}) !=
+           item.lacks.end();
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    const auto& pages = job.addition.news.pages;
+    for (const Item& item : items) {
+      if (item.of_page && lacks(item) &&
+          std::none_of(pages.begin(), pages.end(), [&](const auto& page) {
+            return page.end == item.end;
+          })) {
+        end = item.end;
+      }
+    }
+    if (end == 0 || job.given_up) return;
+    encoding_ = true;
+  }
+  PrefixNews more;
+  {
+    const PrefixMatch match =
+        index_->Match(job.addition.id.Root(*job.addition.layout),
+                      std::span(job.addition.tokens).first(end), end);
+    for (const Item& item : items) {
+      const size_t page = item.end / kPageTokens - 1;
+      if (item.of_page && lacks(item) && page < match.known / kPageTokens) {
+        more.pages.push_back({item.end, match.pages[page]});
+      }
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    encoding_ = false;
+    auto& pages = job.addition.news.pages;
+    for (PrefixEntry& page : more.pages) {
+      if (std::any_of(pages.begin(), pages.end(), [&](const auto& known) {
+            return known.end == page.end;
+          })) {
+        continue;
+      }
+      for (const auto& group : page.part.held) {
+        for (const HeldBlock& held : group) {
+          held.block.get()->indexed.fetch_add(1, std::memory_order_relaxed);
+        }
+      }
+      pages.push_back(std::move(page));
+    }
+  }
+  changed_.notify_all();
+}
+
+// Nothing if its blocks were given up.
+std::optional<StoredBytes> PrefixWriter::Encode(Job& job, const Item& item) {
+  PrefixPart part;
+  {
+    const std::lock_guard lock(mutex_);
+    const PrefixNews& news = job.addition.news;
+    const auto& entries = item.of_page ? news.pages : news.points;
+    const auto entry =
+        std::find_if(entries.begin(), entries.end(),
+                     [&](const auto& e) { return e.end == item.end; });
+    if (entry == entries.end()) return std::nullopt;
+    part = entry->part;
+    encoding_ = true;
+  }
+  std::optional<StoredBytes> object;
+  std::exception_ptr error;
+  try {
+    object = EncodeObject(item.head, *part.layout, part.held);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  part = {};
+  {
+    const std::lock_guard lock(mutex_);
+    encoding_ = false;
+  }
+  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
+  return object;
+}
+
+void PrefixWriter::Put(const ObjectKey& key, const StoredBytes& object,
+                       std::span<const uint8_t> to) {
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    if (to[t] != 0) tiers_[t]->Put(key, object);
+  }
+  const std::lock_guard lock(mutex_);
+  ++stats_.written;
+}
+
+bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
+                          size_t& freed) {
+  std::vector<PrefixNews> victims;  // destroyed behind the lock
+  bool any = false;
+  size_t given = 0;
+  const auto holds = [&](const Job& job) {
+    bool found = false;
+    ForBlocks(job.addition.news, [&](const Block* block) {
+      found = found || block->owner.get() == owner;
+    });
+    return found;
+  };
+  {
+    std::unique_lock lock(mutex_);
+    if (pid_ != 0 && pid_ != getpid()) return false;
+    changed_.wait(lock, [&] { return !encoding_; });
+    const auto take = [&](Job& job) {
+      any = true;
+      ForBlocks(job.addition.news, [&](const Block* block) {
+        if (block->owner.get() == owner) given += block->size_bytes;
+      });
+      victims.push_back(job.GiveUp());
+    };
+    for (auto job = queue_.begin(); job != queue_.end() && given < bytes;) {
+      if (!holds(**job)) {
+        ++job;
+        continue;
+      }
+      stats_.queued -= (*job)->Objects();
+      stats_.queued_bytes -= (*job)->bytes;
+      stats_.dropped += (*job)->Objects();
+      take(**job);
+      job = queue_.erase(job);
+    }
+    // What the thread is at is the last to go; the thread counts it.
+    if (given < bytes && current_ != nullptr && holds(*current_)) {
+      take(*current_);
+    }
+  }
+  std::map<const Block*, uint32_t> mine;
+  for (const PrefixNews& news : victims) {
+    ForBlocks(news, [&](const Block* block) { ++mine[block]; });
+  }
+  for (const auto& [block, count] : mine) {
+    if (block->owner.get() == owner && block->refs.load() == count) {
+      freed += block->size_bytes;
+    }
+  }
+  return any;
+}
+
+void PrefixWriter::Flush() {
+  {
+    std::unique_lock lock(mutex_);
+    if (pid_ != 0 && pid_ != getpid()) return;
+    changed_.wait(lock, [&] {
+      return queue_.empty() && current_ == nullptr && !encoding_;
+    });
+  }
+  for (const auto& tier : tiers_) tier->Flush();
+}
+
+void PrefixWriter::Drop() {
+  {
+    std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+    PrefixNews current;
+    std::unique_lock lock(mutex_);
+    if (pid_ != 0 && pid_ != getpid()) return;
+    changed_.wait(lock, [&] { return !encoding_; });
+    for (const auto& job : queue_) stats_.dropped += job->Objects();
+    stats_.queued = stats_.queued_bytes = 0;
+    queue_.swap(victims);
+    if (current_ != nullptr) current = current_->GiveUp();
+  }
+  std::unique_lock lock(mutex_);
+  const Job* const running = current_;
+  changed_.wait(lock, [&] { return current_ != running || !running; });
+}
+
+void PrefixWriter::Close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (!thread_) return;
+    if (pid_ != getpid()) {
+      (void)thread_.release();  // it is in the parent
+      return;
+    }
+  }
+  changed_.notify_all();
+  if (thread_->joinable()) thread_->join();
+}
+
+PrefixWriterStats PrefixWriter::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace gkv

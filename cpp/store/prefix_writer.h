@@ -1,0 +1,102 @@
+#ifndef GEMMAKV_STORE_PREFIX_WRITER_H_
+#define GEMMAKV_STORE_PREFIX_WRITER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "store/block_store.h"
+#include "store/object_chain.h"
+#include "store/prefix_index.h"
+
+namespace gkv {
+
+using PrefixTiers = std::vector<std::shared_ptr<BlockStore>>;
+
+// What one conversation added to the index.
+struct PrefixAddition {
+  PrefixId id;
+  std::shared_ptr<const KvLayout> layout;
+  std::vector<int32_t> tokens;  // up to the end of the last entry, or more
+  PrefixNews news;
+};
+
+struct PrefixWriterStats {
+  uint64_t queued = 0;        // objects that wait
+  uint64_t queued_bytes = 0;  // of their blocks
+  uint64_t written = 0;       // objects that a tier took
+  uint64_t dropped = 0;       // because the queue or a pool was full
+  uint64_t failed = 0;
+};
+
+// Writes through to the tiers below RAM what is new in the index, on a thread
+// of its own, which starts when it is first needed. Of one addition: pages from
+// the root on, window pages, the resume points they belong to, so that a reader
+// who finds a resume point finds the rest.
+//
+// What is queued is referred to, so that it may go from an index that is
+// smaller than what is being written. It goes, unwritten, where a pool is full:
+// so the queue never makes a request fail. Thread-safe. No lock is held while a
+// tier is asked.
+class PrefixWriter {
+ public:
+  // The oldest addition goes where more than `max_bytes` of blocks are queued.
+  PrefixWriter(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
+               size_t max_bytes);
+  ~PrefixWriter();
+  PrefixWriter(const PrefixWriter&) = delete;
+
+  // Queues it. Throws std::bad_alloc, std::system_error.
+  void Write(PrefixAddition addition);
+  // Queues an object that was found below for the first `tiers` tiers.
+  void Promote(const ObjectKey& key, StoredBytes object, size_t tiers);
+  // As BlockHolder says. Waits for what is being encoded.
+  bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
+  // Returns when all that is queued is written.
+  void Flush();
+  // Forgets what is queued; what is being written is written on return.
+  void Drop();
+  // Writes what is queued and ends the thread. Nothing is written afterwards.
+  void Close();
+  PrefixWriterStats stats() const;
+
+ private:
+  struct Job;
+  struct Item;
+
+  void Start();
+  void Loop();
+  void Run(Job& job);
+  std::vector<Item> ItemsOf(const Job& job, const ObjectChain& chain);
+  void FindMissing(Job& job, std::span<const Item> items);
+  std::optional<StoredBytes> Encode(Job& job, const Item& item);
+  void Put(const ObjectKey& key, const StoredBytes& object,
+           std::span<const uint8_t> to);
+  void Enqueue(std::unique_ptr<Job> job);
+  void MakeRoom(std::vector<std::unique_ptr<Job>>& victims);
+
+  const std::shared_ptr<PrefixIndex> index_;
+  const PrefixTiers tiers_;
+  const size_t max_bytes_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Job>> queue_;
+  Job* current_ = nullptr;  // that the thread is at
+  bool encoding_ = false;   // the thread refers to blocks
+  bool closing_ = false;
+  PrefixWriterStats stats_;
+  std::unique_ptr<std::thread> thread_;
+  int pid_ = 0;  // of the process that the thread is in
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_STORE_PREFIX_WRITER_H_
