@@ -26,7 +26,9 @@ def default_shared_folder() -> str:
     if os.path.isdir(_SHARED_MEMORY):
         return str(Path(_SHARED_MEMORY, f"gemmakv-{os.geteuid()}"))
     raise FileNotFoundError(
-        errno.ENOENT, "no memory file system; set XDG_RUNTIME_DIR", _SHARED_MEMORY
+        errno.ENOENT,
+        "no memory file system; set XDG_RUNTIME_DIR",
+        _SHARED_MEMORY,
     )
 
 

@@ -109,9 +109,7 @@ def test_clear_asks(folder: Path, answer: str, stays: bool) -> None:
 
 
 @pytest.mark.parametrize("command", ["stats", "sweep", "clear"])
-def test_errors_are_one_line(
-    cli: RunCli, tmp_path: Path, command: str
-) -> None:
+def test_errors_are_one_line(cli: RunCli, tmp_path: Path, command: str) -> None:
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
     (other / "letter.txt").write_text("private")
