@@ -39,6 +39,7 @@ constexpr auto kLookAgain = std::chrono::milliseconds(250);
 constexpr auto kFirstPause = std::chrono::milliseconds(250);
 constexpr auto kLongestPause = std::chrono::seconds(64);
 constexpr uint64_t kLeastObject = 192;  // a head without tokens
+constexpr uint64_t kSizeAt = 16;        // where an object says its size
 
 // What tells a file from another one, or from itself with other content. Not
 // the time of its last change: being touched, or unlinked, is one.
@@ -297,6 +298,14 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
     Reject(folder, name);
     return {};
   }
+  // Before memory is taken for what may be cut, or grown beyond all memory.
+  uint64_t said = 0;
+  const int error = ReadFileAt(
+      file.get(), kSizeAt, {reinterpret_cast<uint8_t*>(&said), sizeof(said)});
+  if (error != 0 || said != size) {
+    if (error == 0 || error == EIO) Reject(folder, name);
+    return {};
+  }
   // It may be another process's with a larger budget.
   if (size > budget_bytes_) return {};
   Verdict verdict = Verdict::kSound;
@@ -404,6 +413,9 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
       pause_ = {};
     } else {
       ++stats_.failed_writes;
+    }
+    // What stands in the place of one subfolder is no matter of the medium.
+    if (error != 0 && error != EEXIST && error != ENOTDIR && error != ELOOP) {
       pause_ = pause_ == Clock::duration{}
                    ? Clock::duration(kFirstPause)
                    : std::min<Clock::duration>(2 * pause_, kLongestPause);
@@ -488,15 +500,23 @@ void FolderStoreOnFiles::Clear(const Address* salt) noexcept {
 }
 
 StoreStats FolderStoreOnFiles::stats() const {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!counted_) {
+    const auto folder = folder_;
+    lock.unlock();
+    FolderContent content;
+    bool read = false;
     try {
-      const FolderContent content = ReadFolder(*folder_);
+      content = ReadFolder(*folder);
+      read = true;
+    } catch (const std::exception&) {
+      // Out of memory: as far as is known.
+    }
+    lock.lock();
+    if (read && folder == folder_) {
       stats_.entries = content.entries.size();
       stats_.bytes = content.bytes;
       counted_ = true;
-    } catch (const std::exception&) {
-      // Out of memory: as far as is known.
     }
   }
   StoreStats stats = stats_;
