@@ -77,8 +77,8 @@ Descriptor OpenFolder(int at, const char* path) {
 // A folder that cannot be opened, in words where the system's do not do.
 [[noreturn]] void ThrowUnopened(const std::string& path, int error) {
   struct stat info;
-  if ((error == ENOTDIR || error == ELOOP) &&
-      lstat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+  if ((error == ENOTDIR || error == ELOOP) && lstat(path.c_str(), &info) == 0 &&
+      !S_ISDIR(info.st_mode)) {
     throw InvalidArgument(
         StrCat(path, " is a ", S_ISLNK(info.st_mode) ? "symbolic link" : "file",
                ", expected a folder"));
@@ -111,8 +111,8 @@ void CheckNothingElse(const std::string& path) {
     const std::string name = entry.path().filename();
     if (name != kKeyName && name != kLockName && !IsSubfolder(name) &&
         !name.starts_with(kTemporaryPrefix)) {
-      throw InvalidArgument(StrCat(path, " holds ", name,
-                                   ", expected a folder of its own"));
+      throw InvalidArgument(
+          StrCat(path, " holds ", name, ", expected a folder of its own"));
     }
   }
 }
@@ -166,11 +166,11 @@ struct KnownFileSystem {
 };
 constexpr uint32_t kTmpfs = 0x01021994, kRamfs = 0x858458F6;
 constexpr KnownFileSystem kFileSystems[] = {
-    {kTmpfs, "tmpfs"},      {kRamfs, "ramfs"},      {0xEF53, "ext4"},
-    {0x58465342, "xfs"},    {0x9123683E, "btrfs"},  {0xF2F52010, "f2fs"},
+    {kTmpfs, "tmpfs"},       {kRamfs, "ramfs"},     {0xEF53, "ext4"},
+    {0x58465342, "xfs"},     {0x9123683E, "btrfs"}, {0xF2F52010, "f2fs"},
     {0x794C7630, "overlay"}, {0x2FC12FC1, "zfs"},   {0x6969, "nfs"},
-    {0xFF534D42, "cifs"},   {0xFE534D42, "smb2"},   {0x65735546, "fuse"},
-    {0x01021997, "9p"},     {0x4D44, "vfat"},       {0x2011BAB0, "exfat"}};
+    {0xFF534D42, "cifs"},    {0xFE534D42, "smb2"},  {0x65735546, "fuse"},
+    {0x01021997, "9p"},      {0x4D44, "vfat"},      {0x2011BAB0, "exfat"}};
 
 uint32_t MagicOf(int file) {
   struct statfs info;
@@ -259,11 +259,10 @@ Folder::KeyState Folder::ReadKey() {
     return errno == ENOENT ? KeyState::kMissing : KeyState::kBad;
   }
   struct stat info;
-  const bool sound =
-      fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
-      info.st_uid == geteuid() && (info.st_mode & 0277) == 0 &&
-      info.st_size == static_cast<off_t>(key_.size()) &&
-      ReadFileAt(file.get(), 0, key_) == 0;
+  const bool sound = fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
+                     info.st_uid == geteuid() && (info.st_mode & 0277) == 0 &&
+                     info.st_size == static_cast<off_t>(key_.size()) &&
+                     ReadFileAt(file.get(), 0, key_) == 0;
   return sound ? KeyState::kRead : KeyState::kBad;
 }
 
@@ -300,8 +299,8 @@ void Folder::FindKey(const std::string& path, bool make) {
   if (state == KeyState::kRead) return;
   if (state == KeyState::kMissing) {
     if (make) throw IoError(key_path, ENOENT);
-    throw InvalidArgument(
-        StrCat(path, " has no file `key`, expected a folder of stored objects"));
+    throw InvalidArgument(StrCat(
+        path, " has no file `key`, expected a folder of stored objects"));
   }
   throw CorruptFile(StrCat(key_path, ": expected 32 bytes of this user's"));
 }
@@ -309,8 +308,8 @@ void Folder::FindKey(const std::string& path, bool make) {
 Folder::Place Folder::PlaceOf(const std::string& path) const {
   struct stat here, there;
   if (lstat(WithoutSlash(path).c_str(), &there) != 0) return Place::kGone;
-  return fstat(descriptor_.get(), &here) == 0 &&
-                 here.st_dev == there.st_dev && here.st_ino == there.st_ino
+  return fstat(descriptor_.get(), &here) == 0 && here.st_dev == there.st_dev &&
+                 here.st_ino == there.st_ino
              ? Place::kHere
              : Place::kOther;
 }
@@ -375,13 +374,13 @@ int Folder::PublishIn(int folder, const std::string& name,
   std::string temporary;
   const auto open_temporary = [&] {
     if (!named_only_) {
-      const int file = FaultAt("unnamed") != 0
-                           ? (errno = EOPNOTSUPP, -1)
-                           : Uninterrupted([&] {
-                               return openat(
-                                   folder, ".",
-                                   O_TMPFILE | O_WRONLY | O_CLOEXEC, 0400);
-                             });
+      const int file =
+          FaultAt("unnamed") != 0
+              ? (errno = EOPNOTSUPP, -1)
+              : Uninterrupted([&] {
+                  return openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC,
+                                0400);
+                });
       if (file >= 0 ||
           (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
         return file;

@@ -73,8 +73,7 @@ class Folder {
   static std::string SubfolderName(size_t i);
 
  private:
-  explicit Folder(Descriptor descriptor)
-      : descriptor_(std::move(descriptor)) {}
+  explicit Folder(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
   enum class KeyState { kRead, kMissing, kBad };
   KeyState ReadKey();
   void FindKey(const std::string& path, bool make);

@@ -275,9 +275,8 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   const std::string path = name.Path();
   const auto open_it = [&](int more) {
     return Uninterrupted([&] {
-      return openat(
-          folder.descriptor(), path.c_str(),
-          O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
+      return openat(folder.descriptor(), path.c_str(),
+                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
     });
   };
   int descriptor = open_it(O_NOATIME);
@@ -325,9 +324,11 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   return {LoadState::kHit, *std::move(object)};
 }
 
-std::optional<StoredBytes> FolderStoreOnFiles::Map(
-    const Folder& folder, const ObjectKey& key, const FileName& name, int file,
-    const Identity& id, Verdict& verdict) {
+std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
+                                                   const ObjectKey& key,
+                                                   const FileName& name,
+                                                   int file, const Identity& id,
+                                                   Verdict& verdict) {
   const auto as_object = [](std::shared_ptr<const Mapping> mapping) {
     const auto bytes = mapping->bytes();
     return StoredBytes{bytes, std::move(mapping), true, true};
@@ -374,11 +375,12 @@ std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
                                                     int file,
                                                     const Identity& id,
                                                     Verdict& verdict) {
-  const auto buffer = std::make_shared<AlignedBuffer<uint8_t>>(
-      static_cast<size_t>(id.size));
+  const auto buffer =
+      std::make_shared<AlignedBuffer<uint8_t>>(static_cast<size_t>(id.size));
   const int error = ReadFileAt(file, 0, {buffer->data(), buffer->size()});
   if (error != 0) {
-    if (error == EIO) verdict = Verdict::kDamaged;  // a bad sector, or it is cut
+    if (error == EIO)
+      verdict = Verdict::kDamaged;  // a bad sector, or it is cut
     return std::nullopt;
   }
   Address address;
@@ -426,8 +428,8 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
       ++stats_.entries;
       stats_.bytes += size;
       written_since_sweep_ += CountedBytes(size);
-      sweep = !swept_once_ ||
-              written_since_sweep_ >= budget_bytes_ / kSweepShare;
+      sweep =
+          !swept_once_ || written_since_sweep_ >= budget_bytes_ / kSweepShare;
     }
   }
   if (sweep) TryToSweep();

@@ -44,9 +44,8 @@ void VisitFolder(int folder, const Visit& visit) {
     void operator()(DIR* stream) const { closedir(stream); }
   };
   // One of its own: duplicates would read on where another one stands.
-  const int own = Uninterrupted([&] {
-    return openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  });
+  const int own = Uninterrupted(
+      [&] { return openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (own < 0) return;
   const std::unique_ptr<DIR, Close> stream(fdopendir(own));
   if (!stream) {
@@ -66,22 +65,20 @@ void ReadSubfolder(const Folder& folder, const std::string& subfolder,
                    int64_t now, FolderContent& content) {
   const Descriptor descriptor = folder.OpenSubfolder(subfolder, false);
   if (!descriptor.is_open()) return;
-  VisitFolder(descriptor.get(),
-              [&](std::string_view text, const struct stat& info) {
-                if (text.starts_with(kTemporaryPrefix)) {
-                  content.temporary.push_back(subfolder + "/" +
-                                              std::string(text));
-                  return;
-                }
-                const auto name = FileName::Parse(text);
-                if (!name || name->Subfolder() != subfolder) return;
-                const int64_t used = std::max(Nanoseconds(info.st_atim),
-                                              Nanoseconds(info.st_mtim));
-                content.entries.push_back(
-                    {*name, static_cast<uint64_t>(info.st_size),
-                     std::min(used, now)});
-                content.bytes += static_cast<uint64_t>(info.st_size);
-              });
+  VisitFolder(
+      descriptor.get(), [&](std::string_view text, const struct stat& info) {
+        if (text.starts_with(kTemporaryPrefix)) {
+          content.temporary.push_back(subfolder + "/" + std::string(text));
+          return;
+        }
+        const auto name = FileName::Parse(text);
+        if (!name || name->Subfolder() != subfolder) return;
+        const int64_t used =
+            std::max(Nanoseconds(info.st_atim), Nanoseconds(info.st_mtim));
+        content.entries.push_back(
+            {*name, static_cast<uint64_t>(info.st_size), std::min(used, now)});
+        content.bytes += static_cast<uint64_t>(info.st_size);
+      });
 }
 
 // Which objects hang on which.

@@ -75,10 +75,9 @@ class BlockStoreConformance
     while (true) {
       std::vector<Loaded> loaded = store.Load(keys);
       EXPECT_EQ(loaded.size(), keys.size());
-      const bool ready =
-          std::none_of(loaded.begin(), loaded.end(), [](const Loaded& one) {
-            return one.state == LoadState::kNotReady;
-          });
+      const bool ready = std::none_of(
+          loaded.begin(), loaded.end(),
+          [](const Loaded& one) { return one.state == LoadState::kNotReady; });
       if (ready || std::chrono::steady_clock::now() > end) return loaded;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -40,8 +40,7 @@ class MemoryStore final : public BlockStore {
       ++(at == medium_->end() ? stats_.misses : stats_.hits);
       if (at == medium_->end()) continue;
       const auto& bytes = at->second.second;
-      const auto copy =
-          std::make_shared<AlignedBuffer<uint8_t>>(bytes.size());
+      const auto copy = std::make_shared<AlignedBuffer<uint8_t>>(bytes.size());
       std::copy(bytes.begin(), bytes.end(), copy->data());
       loaded.back() = {LoadState::kHit,
                        {{copy->data(), copy->size()}, copy, false}};
@@ -52,9 +51,9 @@ class MemoryStore final : public BlockStore {
     const std::lock_guard lock(mutex_);
     stats_.writes +=
         medium_
-            ->try_emplace(key.address, key,
-                          std::vector<uint8_t>(object.bytes.begin(),
-                                               object.bytes.end()))
+            ->try_emplace(
+                key.address, key,
+                std::vector<uint8_t>(object.bytes.begin(), object.bytes.end()))
             .second;
   }
   void Remove(std::span<const ObjectKey> keys) noexcept override {

@@ -64,8 +64,8 @@ inline std::vector<ChainObject> Chain(std::string_view salt, uint32_t seed,
       for (size_t at = 0; at < layout.groups()[0].block_bytes; ++at) {
         block.data()[at] = static_cast<uint8_t>(random());
       }
-      held[0].push_back({p, std::min(p + kStoredBlockTokens, head.end),
-                         std::move(block)});
+      held[0].push_back(
+          {p, std::min(p + kStoredBlockTokens, head.end), std::move(block)});
     }
     ObjectKey key{head.kind, AddressOf(head), head.parent, head.end, head.salt};
     chain.push_back({key, EncodeObject(head, layout, held)});

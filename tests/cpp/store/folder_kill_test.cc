@@ -34,9 +34,9 @@ constexpr uint64_t kBudget = 400'000;  // a part of all objects: sweeps are many
 // Every place on the way that can be the last; * dies at some pass of any.
 // The first three come once in a process.
 constexpr const char* kPoints[] = {
-    "folder-done",  "key",          "touch",   "subfolder-done", "opened",
-    "half-written", "written",      "linked",  "sweep-locked",   "sweep-unlink",
-    "clear-unlink", "*"};
+    "folder-done",  "key",          "touch",        "subfolder-done",
+    "opened",       "half-written", "written",      "linked",
+    "sweep-locked", "sweep-unlink", "clear-unlink", "*"};
 constexpr size_t kOncePoints = 3;
 
 const std::vector<ChainObject>& Objects() {
@@ -95,8 +95,8 @@ struct Outcome {
   std::map<std::string, size_t> by_point;
 };
 
-// Four processes at once, of which all are to die when they pass `point` for the
-// n-th time, n <= most, or, without one, by the parent's hand.
+// Four processes at once, of which all are to die when they pass `point` for
+// the n-th time, n <= most, or, without one, by the parent's hand.
 void Round(const std::string& path, const FolderOptions& options,
            std::mt19937& random, const char* point, uint32_t most, bool named,
            Outcome& outcome) {

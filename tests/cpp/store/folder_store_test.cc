@@ -158,10 +158,8 @@ TEST_P(FolderStoreTest, SaysWhatItCannotUse) {
   EXPECT_THROW(OpenFolderStore("", Options()), InvalidArgument);
   EXPECT_THROW(OpenFolderStore("/dev/null/x", Options()), Error);
   EXPECT_THROW(Open(0), InvalidArgument);
-  EXPECT_THROW(OpenFolderStore(path_, {"ram", false, kLarge}),
-               InvalidArgument);
-  EXPECT_THROW(OpenFolderStore(path_, {"disk", true, kLarge}),
-               InvalidArgument);
+  EXPECT_THROW(OpenFolderStore(path_, {"ram", false, kLarge}), InvalidArgument);
+  EXPECT_THROW(OpenFolderStore(path_, {"disk", true, kLarge}), InvalidArgument);
   setenv("GEMMAKV_FAULT", "nonsense", 1);
   EXPECT_THROW(Open(), InvalidArgument);
 }
@@ -212,23 +210,26 @@ TEST_P(FolderStoreTest, FilesThatWereTamperedWith) {
          fs::rename(second, file);
          fs::rename(file + "x", second);
        }},
-      {"renamed over", [](auto& file, auto& second) {
-         fs::rename(second, file);
-       }},
-      {"foreign", [](auto& file, auto&) {
+      {"renamed over",
+       [](auto& file, auto& second) { fs::rename(second, file); }},
+      {"foreign",
+       [](auto& file, auto&) {
          WriteWhole(file, std::string(20'000, 'x'));
          chmod(file.c_str(), 0400);
        }},
       {"writable", [](auto& file, auto&) { chmod(file.c_str(), 0600); }},
-      {"a link", [](auto& file, auto& second) {
+      {"a link",
+       [](auto& file, auto& second) {
          fs::remove(file);
          fs::create_symlink(second, file);
        }},
-      {"a link to nothing", [](auto& file, auto&) {
+      {"a link to nothing",
+       [](auto& file, auto&) {
          fs::remove(file);
          fs::create_symlink("/nowhere", file);
        }},
-      {"a pipe", [](auto& file, auto&) {
+      {"a pipe",
+       [](auto& file, auto&) {
          fs::remove(file);
          ASSERT_EQ(mkfifo(file.c_str(), 0400), 0);
        }},
@@ -301,9 +302,18 @@ TEST_P(FolderStoreTest, NamesThatAreNone) {
   const std::string folder = fs::path(FileOf(chain[0])).parent_path();
   const std::string name = fs::path(FileOf(chain[0])).filename();
   std::vector<std::string> others{
-      "x", "-", "----", std::string(255, 'a'), name + "0", name.substr(1),
-      name + "-1", name.substr(0, name.size() - 1) + "4", "0" + name, "\xff\n",
-      std::string(200, '-'), name.substr(0, 66) + "0256" + name.substr(69)};
+      "x",
+      "-",
+      "----",
+      std::string(255, 'a'),
+      name + "0",
+      name.substr(1),
+      name + "-1",
+      name.substr(0, name.size() - 1) + "4",
+      "0" + name,
+      "\xff\n",
+      std::string(200, '-'),
+      name.substr(0, 66) + "0256" + name.substr(69)};
   for (const std::string& other : others) {
     EXPECT_FALSE(FileName::Parse(other)) << other;
     WriteWhole(folder + "/" + other, "not ours");
@@ -311,8 +321,7 @@ TEST_P(FolderStoreTest, NamesThatAreNone) {
   EXPECT_TRUE(FileName::Parse(name));
   EXPECT_EQ(FileName::Parse(name)->Text(), name);
   // Right, and in another's folder.
-  const std::string wrong =
-      path_ + (folder.ends_with("00") ? "/01/" : "/00/");
+  const std::string wrong = path_ + (folder.ends_with("00") ? "/01/" : "/00/");
   fs::create_directory(wrong);
   WriteWhole(wrong + name, "not ours");
   EXPECT_EQ(store->Sweep().entries, chain.size());
@@ -475,9 +484,8 @@ TEST_P(FolderStoreTest, WithoutUnnamedFiles) {
 
 // What fails is not stored and not tried for a while; reading goes on.
 TEST_P(FolderStoreTest, WritesThatFailAreNotTriedForAWhile) {
-  for (const char* fault :
-       {"opened:errno=28", "half-written:errno=122", "written:errno=30",
-        "half-written:errno=5"}) {
+  for (const char* fault : {"opened:errno=28", "half-written:errno=122",
+                            "written:errno=30", "half-written:errno=5"}) {
     SCOPED_TRACE(fault);
     const auto there = Chain("", 1, 2);
     const auto fresh = Chain("", 2, 2);
@@ -563,7 +571,8 @@ TEST_P(FolderStoreTest, AnotherFolderInItsPlace) {
 TEST_P(FolderStoreTest, AKeyThatWasTornIsMadeAgain) {
   const auto chain = Chain("", 1, 2);
   PutAll(*Open(), chain);
-  for (const char* content : {"", "short", "far too long for a key of a store"}) {
+  for (const char* content :
+       {"", "short", "far too long for a key of a store"}) {
     WriteWhole(path_ + "/key", content);
     chmod((path_ + "/key").c_str(), 0400);
     EXPECT_THROW(DescribeFolder(path_), CorruptFile);
@@ -708,8 +717,7 @@ TEST(FolderStorePlaceTest, WhatIsMappedCountsUntilItIsLetGo) {
 TEST(FolderStorePlaceTest, ThousandsOfMappingsNotMore) {
   const FolderAt above(InMemory());
   const std::string path = above / "cache";
-  const auto store =
-      OpenFolderStore(path, {"shared", true, uint64_t{1} << 30});
+  const auto store = OpenFolderStore(path, {"shared", true, uint64_t{1} << 30});
   std::vector<Loaded> held;
   const auto chain = Chain("", 1, 4200);
   PutAll(*store, chain);
