@@ -72,7 +72,10 @@ struct Buffers {
   if (value != nullptr) OrStay([&] { said = PyObject_Str(value); });
   const Ref said_owner(said);
   const char* words = said != nullptr ? PyUnicode_AsUTF8(said) : nullptr;
-  if (words != nullptr) text += StrCat(": ", OneLine(words));
+  if (words != nullptr) {  // some say pages
+    const std::string_view line(words);
+    text += StrCat(": ", OneLine(line.substr(0, line.find('\n'))));
+  }
   PyErr_Clear();
   throw std::runtime_error(text);
 }

@@ -1,66 +1,22 @@
-"""Stores beyond this machine: what opens them, and what they must offer."""
+"""Stores beyond this machine, by URL."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gemmakv import _core
+from gemmakv.cache._remote_client import RemoteStore
+from gemmakv.cache._remote_objects import open_objects
+from gemmakv.cache._remote_redis import open_redis
 from gemmakv.errors import brief
 
-__all__ = ["CHUNK_BYTES", "RemoteStore", "import_extra", "open_remote"]
+__all__ = ["open_remote"]
 
-# Values are never larger (kRemoteChunkBytes).
-CHUNK_BYTES = 4 << 20
 _LEAST_SECRET = 16
 _TIMEOUT_S = 2.0
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 _OBJECTS = ("s3", "gs", "az", "file", "memory")
-
-
-@runtime_checkable
-class RemoteStore(Protocol):
-    """A store of bytes by keys, for the remote tier of a prefix cache.
-
-        class InADict:
-            def __init__(self):
-                self.values = {}
-            def get_many(self, keys):
-                return [self.values.get(key) for key in keys]
-            def put_many(self, items):
-                self.values.update((key, bytes(data)) for key, data in items)
-            def has_many(self, keys):
-                return [key in self.values for key in keys]
-
-    Methods are called on threads of the cache's own, several at once, never on
-    one that computes. What they raise, and results of another length or type,
-    count as failures; what is not there or not what was written is computed.
-    Bound the time that they take: a call that is late is abandoned, and at most
-    eight run at a time.
-
-    It may have two more methods. Without them, what is removed or cleared
-    stays in the store:
-
-    - `delete_many(keys: list[str]) -> None`;
-    - `delete_some(prefix: str) -> bool`: deletes some of the keys that begin
-      so; False once none is left.
-    """
-
-    def get_many(
-        self, keys: list[str]
-    ) -> Sequence[bytes | bytearray | memoryview | None]:
-        """A list parallel to `keys`: bytes, or None where there are none."""
-
-    def put_many(self, items: list[tuple[str, memoryview]]) -> None:
-        """Stores each value, of at most 4 MiB, replacing what is there. Views
-        are read-only and stay valid as long as they are referred to.
-        """
-
-    def has_many(self, keys: list[str]) -> list[bool]:
-        """A list parallel to `keys`, of at most some hundreds."""
 
 
 def open_remote(
@@ -89,17 +45,6 @@ def open_remote(
     return _core.RemoteStore(
         client, secret=_secret_bytes(secret), timeout_s=_timeout(timeout_s)
     )
-
-
-def import_extra(name: str, extra: str) -> ModuleType:
-    """A module of an optional package. Raises ImportError that names it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"remote: needs the package {name.partition('.')[0]}; install it "
-            f'with: pip install "gemmakv[{extra}]"'
-        ) from error
 
 
 def _timeout(timeout_s: object) -> float:
@@ -154,12 +99,8 @@ def _open_url(url: str, timeout_s: float) -> RemoteStore:
         raise ValueError("remote: the URL has a fragment, expected none")
     timeout_s = _timeout(timeout_s)
     if scheme in _REDIS:
-        from gemmakv.cache._remote_redis import open_redis
-
         return open_redis(parts, timeout_s)
     _check_objects(parts)
-    from gemmakv.cache._remote_objects import open_objects
-
     return open_objects(url, timeout_s)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from gemmakv.cache._remote import CHUNK_BYTES, import_extra
+from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
 from gemmakv.errors import one_line
 
 __all__ = ["open_objects"]
@@ -26,14 +27,20 @@ def open_objects(url: str, timeout_s: float) -> _Objects:
     elif not url.startswith("memory:"):
         limit = datetime.timedelta(seconds=timeout_s)
         arguments = {
-            "client_options": {"timeout": limit, "connect_timeout": limit},
-            "retry_config": {"max_retries": 1, "retry_timeout": limit},
+            "client_options": {
+                "timeout": limit,
+                "connect_timeout": limit,
+                # These replace what the environment says of the client.
+                "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower()
+                in ("1", "true"),
+            },
+            "retry_config": {"max_retries": 0, "retry_timeout": limit},
         }
     try:
         store = obstore.store.from_url(url, **arguments)
     except Exception as error:  # its own errors have no base but this
         raise ValueError(f"remote: {one_line(error)}") from error
-    return _Objects(obstore, store, timeout_s)
+    return _Objects(obstore, store)
 
 
 def _path(key: str) -> str:
@@ -44,32 +51,34 @@ def _path(key: str) -> str:
 class _Objects:
     """Asks for several objects at a time."""
 
-    def __init__(self, obstore: Any, store: Any, timeout_s: float) -> None:
+    def __init__(self, obstore: Any, store: Any) -> None:
         self._obstore = obstore
         self._store = store
-        self._timeout_s = timeout_s
 
     def _all(
         self, one: Callable[[Any], Awaitable[_T]], items: list[Any]
     ) -> list[_T]:
         async def run() -> list[_T]:
             slots = asyncio.Semaphore(_AT_ONCE)
+            failed: list[Exception] = []
 
-            async def bounded(item: Any) -> _T:
+            async def bounded(item: Any) -> Any:
                 async with slots:
-                    return await one(item)
+                    if failed:
+                        return None
+                    try:
+                        return await one(item)
+                    except Exception as error:
+                        failed.append(error)
 
-            async with (
-                asyncio.timeout(self._timeout_s),
-                asyncio.TaskGroup() as group,
-            ):
-                tasks = [group.create_task(bounded(item)) for item in items]
-            return [task.result() for task in tasks]
+            # Nothing is cancelled: obstore would find its loop closed. The
+            # store's own time-outs end each request.
+            results = await asyncio.gather(*map(bounded, items))
+            if failed:
+                raise failed[0]
+            return results
 
-        try:
-            return asyncio.run(run())
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+        return asyncio.run(run())
 
     def get_many(self, keys: list[str]) -> list[bytes | memoryview | None]:
         async def get(key: str) -> Any:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote
 
-from gemmakv.cache._remote import CHUNK_BYTES, import_extra
+from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
 from gemmakv.errors import brief
 
 __all__ = ["open_redis"]
