@@ -33,12 +33,10 @@ class RemoteStore(Protocol):
     Bound the time that they take: a call that is late is abandoned, and at most
     eight run at a time.
 
-    It may have two more methods. Without them, what is removed or cleared
-    stays in the store:
-
-    - `delete_many(keys: list[str]) -> None`;
-    - `delete_some(prefix: str) -> bool`: deletes some of the keys that begin
-      so; False once none is left.
+    It may have two more methods: `delete_many(keys)`, and
+    `delete_some(prefix) -> bool`, which deletes some of the keys that begin so
+    and returns False once none is left. Without them, what is removed or
+    cleared stays in the store.
     """
 
     def get_many(
