@@ -596,7 +596,7 @@ TEST(RemoteStoreTest, WhatIsLateIsDropped) {
 
 TEST(RemoteStoreTest, ALatePutWritesNoKey) {
   RemoteOptions options = Options();
-  options.calls.timeout = 300ms;
+  options.calls.timeout = 3s;
   Fixture f(options);
   std::atomic<bool> stay = true, back = false;
   f.client->before = [&](const std::string& call) {
