@@ -13,7 +13,9 @@
 
 #include "base/error.h"
 #include "engine/gemma.h"
+#include "io/temp_folder.h"
 #include "model/tiny_model.h"
+#include "model/weights/packed_file.h"
 #include "store/memory_store.h"
 
 namespace gkv {
@@ -410,6 +412,40 @@ TEST_P(PrefixTest, AnotherProcessFindsWhatThisOneWrote) {
   const GenerateResult third = Run(NewCache(), prompt, 5);
   EXPECT_EQ(third.token_ids, first.token_ids);
   EXPECT_EQ(third.prefix.ram, third.cached_tokens);
+}
+
+// Packed weights are compared with their sums where a step first uses them: what
+// is computed from others is committed nowhere.
+TEST_P(PrefixTest, NothingOfDamagedWeightsIsWritten) {
+  const TempFolder folder;
+  const TinyOptions tiny = TinyFamily(GetParam());
+  MemorySource source = TinyTensors(tiny);
+  LoadOptions options;
+  options.threads = 2;
+  options.packed_folder = folder.path();
+  const auto load = [&] {
+    return Gemma::FromTensors(TinyConfig(tiny), source, options);
+  };
+  const std::string path = load()->packed_report().path;
+  std::string bytes = ReadWhole(path);
+  {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    const PackedFile file(path, *FingerprintOf(name));
+    bytes[file.Find("blk.1.ffn_down.weight")->offset] ^= 1;
+  }
+  WriteWhole(path, bytes);
+  const auto disk = std::make_shared<MemoryStore>("disk");
+  prefix_ = std::make_shared<PrefixCache>(size_t{1} << 26, PrefixTiers{disk});
+  gemma_ = load();
+  view_ = View();
+  EXPECT_THROW(Run(NewCache(), Text(300, 1), 3), CorruptFile);
+  prefix_->Flush();
+  EXPECT_EQ(disk->stats().writes, 0u);
+  EXPECT_EQ(prefix_->stats().ram.published, 0u);
+  gemma_ = load();
+  Run(NewCache(), Text(300, 1), 3);
+  prefix_->Flush();
+  EXPECT_GT(disk->stats().writes, 0u);
 }
 
 // One waits for a tier; others go on, and it can be stopped.
