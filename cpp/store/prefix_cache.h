@@ -40,6 +40,7 @@ struct PrefixStats {
 struct PrefixTierOptions {
   size_t queue_bytes = size_t{256} << 20;  // of blocks that wait to be written
   std::chrono::milliseconds time_out{2000};  // of one question to a tier
+  bool weighs = true;  // computes what is quicker to compute
 };
 
 // What models, conversations and tenants share. Thread-safe.
@@ -80,7 +81,8 @@ class PrefixCache {
              const PrefixTiers& tiers, const std::vector<PrefixTier>& names,
              const PrefixTierOptions& options)
         : writer(index, tiers, options.queue_bytes),
-          loader(index, tiers, names, writer, options.time_out) {}
+          loader(index, tiers, names, writer, options.time_out,
+                 options.weighs) {}
     bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed) override {
       return loader.GiveUp(owner, bytes, freed) ||
              writer.GiveUp(owner, bytes, freed);

@@ -68,12 +68,13 @@ PrefixNews PrefixFetch::Take() {
 PrefixLoader::PrefixLoader(std::shared_ptr<PrefixIndex> index,
                            PrefixTiers tiers, std::vector<PrefixTier> names,
                            PrefixWriter& writer,
-                           std::chrono::milliseconds time_out)
+                           std::chrono::milliseconds time_out, bool weighs)
     : index_(std::move(index)),
       tiers_(std::move(tiers)),
       names_(std::move(names)),
       writer_(writer),
       time_out_(time_out),
+      weighs_(weighs),
       paces_(tiers_.size()) {}
 
 // Requires: mutex_ is held.
@@ -263,6 +264,7 @@ void PrefixLoader::NoteRate(size_t tier, double seconds, size_t bytes) {
 // Against computing the same positions.
 bool PrefixLoader::WorthIt(PrefixFetch& fetch, size_t tier, size_t begin,
                            size_t position) {
+  if (!weighs_) return true;
   const PrefixRequest& request = fetch.request_;
   const KvLayout& layout = *request.layout;
   const auto bytes = static_cast<double>(

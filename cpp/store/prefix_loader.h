@@ -111,7 +111,7 @@ class PrefixLoader {
   // Requires: the writer outlives it.
   PrefixLoader(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
                std::vector<PrefixTier> names, PrefixWriter& writer,
-               std::chrono::milliseconds time_out);
+               std::chrono::milliseconds time_out, bool weighs);
   ~PrefixLoader() { Close(); }
   PrefixLoader(const PrefixLoader&) = delete;
 
@@ -175,6 +175,7 @@ class PrefixLoader {
   const std::vector<PrefixTier> names_;
   PrefixWriter& writer_;
   const std::chrono::milliseconds time_out_;
+  const bool weighs_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

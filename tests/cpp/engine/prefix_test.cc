@@ -296,12 +296,15 @@ TEST_P(PrefixTest, AFullPoolGoesToTheRequests) {
 // size, with an index and a pool that are too small. Every one gives what it
 // gives alone and cold.
 void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
+  size_t below = 0;  // hits of all seeds: a full pool may leave none
   for (uint32_t seed = 0; seed < 3; ++seed) {
     Load(GetParam());
     size_t ram = size_t{1} << (seed == 0 ? 28 : 20);
     // Everything goes through the tiers then.
     if (!tiers.empty()) ram = seed == 0 ? size_t{1} << 17 : 0;
-    prefix_ = std::make_shared<PrefixCache>(ram, tiers);
+    // A tiny model computes anything sooner than a busy machine loads it.
+    prefix_ = std::make_shared<PrefixCache>(ram, tiers,
+                                            PrefixTierOptions{.weighs = false});
     view_ = View();
     const auto pool = BlockPool::Create(seed == 2 ? size_t{9} << 20 : 0);
     pool->set_poison(true);
@@ -310,7 +313,6 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
                                    KvDtype::kInt8};
     std::vector<std::shared_ptr<KVCache>> caches;
     size_t hits = 0;
-    size_t below = 0;
     for (size_t round = 0; round < 30; ++round) {
       std::vector<Tokens> prompts;
       std::vector<std::shared_ptr<KVCache>> used, cold;
@@ -378,14 +380,20 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
             << GetParam() << " seed " << seed << " round " << round;
       }
       if (caches.size() > 5) caches.erase(caches.begin());
+      if (round % 2 == 0) prefix_->Flush();
     }
-    EXPECT_GT(tiers.empty() ? hits : below, 100u);
+    if (tiers.empty()) {
+      EXPECT_GT(hits, 100u);
+    }
     caches.clear();
     gemma_ = nullptr;  // and what its scheduler has yet to let go of
     EXPECT_LE(prefix_->stats().ram.bytes, prefix_->index().budget_bytes());
     prefix_->Close();
     prefix_->Clear();
     EXPECT_EQ(pool->blocks_in_use(), 0u);
+  }
+  if (!tiers.empty()) {
+    EXPECT_GT(below, 100u);
   }
 }
 

@@ -191,7 +191,7 @@ def test_without_tiers_there_is_ram_alone(tiny_path: Path) -> None:
 def test_bad_arguments(tiny_path: Path) -> None:
     for name in ("shared_bytes", "disk_bytes"):
         with pytest.raises(ValueError, match=f"{name}: expected bytes"):
-            PrefixCache(**{name: "much"})  # type: ignore[arg-type]
+            PrefixCache(**{name: "much"})
     with pytest.raises(ValueError, match="remote_secret: expected none"):
         PrefixCache(remote_secret="x")
     for place in (5, True, ""):
