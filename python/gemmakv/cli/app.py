@@ -20,6 +20,8 @@ from gemmakv.cli.info import EXAMPLES as INFO_EXAMPLES
 from gemmakv.cli.info import info
 from gemmakv.cli.packed import EXAMPLES as PACKED_EXAMPLES
 from gemmakv.cli.packed import packed_files
+from gemmakv.cli.serve import EXAMPLES as SERVE_EXAMPLES
+from gemmakv.cli.serve import serve
 from gemmakv.cli.verify import EXAMPLES as VERIFY_EXAMPLES
 from gemmakv.cli.verify import verify
 
@@ -35,6 +37,7 @@ app = typer.Typer(
 )
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=INFO_EXAMPLES)(info)
 app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.command(epilog=BENCH_EXAMPLES)(bench)

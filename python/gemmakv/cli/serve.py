@@ -1,0 +1,325 @@
+"""`gemmakv serve`: HTTP on one model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gemmakv.cli import console
+from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
+
+EXAMPLES = examples(
+    "gemmakv serve -m gemma-3-270m",
+    "gemmakv serve -m model.gguf --port 8080 --max-model-len 8192",
+    "gemmakv serve -m org/repo --host 0.0.0.0 --api-key-file keys.txt",
+    "gemmakv serve --config server.toml --log-format json",
+)
+_PREFIX = "GEMMAKV_"
+_NEEDED = ("starlette", "uvicorn", "msgspec")
+_OFF = ("0", "off")
+
+
+def _option(flag: str, default: Any, help: str, metavar: str = "") -> Any:
+    """A flag that is also a variable and a key of the file."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return typer.Option(
+        default,
+        flag,
+        metavar=metavar or None,
+        help=help,
+        envvar=_PREFIX + name.upper(),
+        show_envvar=False,
+    )
+
+
+def _read_config(context: typer.Context, path: str | None) -> str | None:
+    """Makes the file's values the defaults of the command."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(Path(path).read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    known = {
+        str(p.name): p
+        for p in context.command.params
+        if p.name not in ("config", "help")
+    }
+    defaults = {}
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise typer.BadParameter(
+                f"{path}: {key}: expected one of " + ", ".join(sorted(known))
+            )
+        several = bool(getattr(known[name], "multiple", False))
+        if several and isinstance(value, str):
+            value = [value]
+        values = value if several and isinstance(value, list) else [value]
+        if not all(isinstance(v, str | int | float) for v in values):
+            raise typer.BadParameter(
+                f"{path}: {key}: expected a text, a number, true or false"
+                + (", or a list of them" if several else "")
+            )
+        flag = bool(getattr(known[name], "is_flag", False))
+        if flag != isinstance(value, bool):
+            expected = "true or false" if flag else "no true or false"
+            raise typer.BadParameter(f"{path}: {key}: expected {expected}")
+        defaults[name] = value
+    context.default_map = defaults
+    return path
+
+
+_CONFIG = typer.Option(
+    None,
+    "--config",
+    metavar="FILE",
+    help="A TOML file with options by their names, port = 8080; flags and "
+    "variables come first.",
+    envvar=_PREFIX + "CONFIG",
+    show_envvar=False,
+    is_eager=True,
+    callback=_read_config,
+)
+
+
+def serve(
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help=MODEL_HELP,
+        autocompletion=complete_model,
+        envvar=_PREFIX + "MODEL",
+        show_envvar=False,
+    ),
+    config: str | None = _CONFIG,
+    served_model_name: list[str] | None = _option(
+        "--served-model-name",
+        None,
+        "What requests call the model; repeatable. Default: MODEL.",
+        "NAME",
+    ),  # fmt: skip
+    host: str = _option(
+        "--host",
+        "127.0.0.1",
+        "Address to listen at; others than loopback need a key.",
+        "ADDRESS",
+    ),  # fmt: skip
+    port: int = _option("--port", 8000, "0 takes a free one.", "N"),
+    threads: int | None = _option(
+        "--threads",
+        None,
+        "Default: all processors. Results do not depend on it.",
+        "N",
+    ),  # fmt: skip
+    api_key: list[str] | None = _option(
+        "--api-key",
+        None,
+        "A key that requests may have; repeatable. Other programs see it "
+        "here: rather a file.",
+        "KEY",
+    ),  # fmt: skip
+    api_key_file: str | None = _option(
+        "--api-key-file", None, "A file with a key a line.", "FILE"
+    ),
+    max_queue: int = _option(
+        "--max-queue", 64, "Requests that may wait; more get 429.", "N"
+    ),
+    max_running: int = _option(
+        "--max-running", 16, "Continuations that run at once.", "N"
+    ),
+    max_model_len: int | None = _option(
+        "--max-model-len",
+        None,
+        "Tokens of a prompt and its reply. Default: the model's context.",
+        "N",
+    ),  # fmt: skip
+    default_max_tokens: int | None = _option(
+        "--default-max-tokens",
+        None,
+        "Where a request has no max_tokens. Default: what fits.",
+        "N",
+    ),  # fmt: skip
+    default_temperature: float | None = _option(
+        "--default-temperature",
+        None,
+        "Where a request has none. Default: the model's, else 1.",
+        "X",
+    ),  # fmt: skip
+    default_seed: int | None = _option(
+        "--default-seed",
+        None,
+        "Where a request has none. Default: another each time.",
+        "N",
+    ),  # fmt: skip
+    chat_template: str | None = _option(
+        "--chat-template",
+        None,
+        "file, gemma, plain, or the path of a Jinja template. Default: what "
+        "fits the model.",
+        "NAME",
+    ),  # fmt: skip
+    prefix_cache_ram: str | None = _option(
+        "--prefix-cache-ram",
+        None,
+        "Bytes for what prompts have in common, as 2GiB; off: none. Default: "
+        "1 GiB, at most a 16th of the memory.",
+        "SIZE",
+    ),  # fmt: skip
+    request_timeout: float | None = _option(
+        "--request-timeout",
+        None,
+        "Seconds from a request to the end of its answer.",
+        "S",
+    ),  # fmt: skip
+    drain_timeout: float = _option(
+        "--drain-timeout",
+        30.0,
+        "Seconds for running answers when the server stops.",
+        "S",
+    ),  # fmt: skip
+    max_body_bytes: int = _option(
+        "--max-body-bytes", 8 << 20, "Of a request's body.", "N"
+    ),
+    max_messages: int = _option(
+        "--max-messages", 4096, "Of a conversation.", "N"
+    ),
+    max_n: int = _option("--max-n", 16, "Continuations of one request.", "N"),
+    cors_origin: list[str] | None = _option(
+        "--cors-origin",
+        None,
+        "An origin whose pages may use the server, or *; repeatable.",
+        "ORIGIN",
+    ),  # fmt: skip
+    allowed_host: list[str] | None = _option(
+        "--allowed-host",
+        None,
+        "A name that requests may call this server by, or *; repeatable.",
+        "NAME",
+    ),  # fmt: skip
+    log_format: str = _option(
+        "--log-format", "text", "text or json, on stderr.", "FORMAT"
+    ),
+    insecure: bool = _option(
+        "--insecure", False, "Listen at any address without a key."
+    ),
+) -> None:
+    """Serve a model to programs that speak OpenAI, Anthropic or Ollama.
+
+    Every option is also a variable (GEMMAKV_PORT) and a key of the --config
+    file.
+    """
+    del config  # has become defaults
+    if model is None:
+        raise typer.BadParameter(no_model(), param_hint="--model")
+    _check_extra()
+    from gemmakv.server import _run
+    from gemmakv.server import _settings as settings_of
+    from gemmakv.server._service import ChatService
+
+    keys = list(api_key or ())
+    if api_key_file is not None:
+        keys += settings_of.read_keys(api_key_file)
+    settings = settings_of.Settings(
+        served_model_name=tuple(served_model_name or (_name_of(model),)),
+        host=host,
+        port=port,
+        api_keys=settings_of.checked_keys(keys),
+        max_queue=max_queue,
+        max_running=max_running,
+        max_model_len=max_model_len,
+        default_max_tokens=default_max_tokens,
+        default_temperature=default_temperature,
+        default_seed=default_seed,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+        cors_origin=tuple(cors_origin or ()),
+        allowed_host=tuple(allowed_host or ()),
+        insecure=insecure,
+        limits=settings_of.Limits(
+            body_bytes=max_body_bytes, messages=max_messages, rows=max_n
+        ),
+    )
+    settings_of.log_format(log_format)
+    prefix = _prefix_cache(prefix_cache_ram)
+    source = _template_source(chat_template)
+    path = console.fetch(model)
+    sock = _run.bind(settings)
+
+    def load(check: Any) -> Any:
+        from gemmakv.chat._gemma import Gemma
+
+        return Gemma.load(
+            path,
+            threads=threads,
+            progress=lambda done, total: check(),
+            prefix_cache=prefix,
+        )
+
+    def service(gemma: Any) -> ChatService:
+        template: Any = chat_template
+        if source is not None:
+            from gemmakv.chat._file_template import FileTemplate
+
+            template = FileTemplate(
+                source,
+                gemma.tokenizer,
+                bos_id=gemma.config.bos_id,
+                eos_ids=gemma.config.eos_ids,
+            )
+        return ChatService(gemma, settings, template)
+
+    _run.serve(settings, sock, load, service, log_format)
+
+
+def _check_extra() -> None:
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(
+                f"the server needs the package {name}; install it with: pip "
+                'install "gemmakv[server]"'
+            )
+
+
+def _name_of(model: str) -> str:
+    """What requests call a model that has no other name."""
+    if os.path.exists(model):
+        return Path(model).name.removesuffix(".gguf") or model
+    return model
+
+
+def _prefix_cache(ram: str | None) -> Any:
+    from gemmakv.cache._prefix import PrefixCache
+
+    if ram is None:
+        return True
+    if ram.lower() in _OFF:
+        return False
+    try:
+        return PrefixCache(ram=ram)
+    except ValueError as error:
+        words = str(error).removeprefix("ram: ")
+        raise ValueError(f"prefix_cache_ram: {words}") from None
+
+
+def _template_source(name: str | None) -> str | None:
+    """The text of a template that is a file; None if it is a name."""
+    if name is None or name in ("file", "gemma", "plain"):
+        return None
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            "chat_template: expected file, gemma, plain or the path of a "
+            f"Jinja template, found {name!r}: "
+            + (getattr(error, "strerror", None) or str(error))
+        ) from None

@@ -1,0 +1,1 @@
+"""HTTP on one model: `gemmakv serve`. Needs `gemmakv[server]`."""

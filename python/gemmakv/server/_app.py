@@ -1,0 +1,339 @@
+"""The server's routes, and what every request goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from gemmakv.server import _anthropic, _llama, _ollama, _openai
+from gemmakv.server._errors import RequestError
+from gemmakv.server._http import Call, ErrorStyle, Handler
+from gemmakv.server._service import ChatService
+from gemmakv.server._settings import Settings
+
+LOG = logging.getLogger("gemmakv.server")
+
+_ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/chat/completions", _openai.chat_completions),
+    ("POST", "/v1/completions", _openai.completions),
+    ("GET", "/v1/models", _openai.models),
+    ("GET", "/v1/models/{model:path}", _openai.model),
+    ("POST", "/v1/messages", _anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", _anthropic.count_tokens),
+    ("POST", "/api/chat", _ollama.chat),
+    ("POST", "/api/generate", _ollama.generate),
+    ("GET", "/api/tags", _ollama.tags),
+    ("GET", "/api/ps", _ollama.ps),
+    ("POST", "/api/show", _ollama.show),
+    ("GET", "/api/version", _ollama.version),
+    ("POST", "/tokenize", _llama.tokenize),
+    ("POST", "/detokenize", _llama.detokenize),
+    ("POST", "/apply-template", _llama.apply_template),
+    ("GET", "/props", _llama.props),
+    ("GET", "/health", _llama.health),
+    ("GET", "/health/ready", _llama.health),
+    ("GET", "/health/live", _llama.live),
+    ("GET", "/metrics", _llama.metrics),
+    ("GET", "/", _llama.root),
+)
+# These say nothing that is a secret, and probes have no key.
+_OPEN = ("/health", "/health/ready", "/health/live", "/")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_GONE = 499  # in logs and metrics: the client went before the answer
+_LOCAL_NAMES = ("localhost",)
+
+
+class App:
+    """The ASGI application. `service` is None while the model is loaded."""
+
+    def __init__(
+        self, settings: Settings, service: ChatService | None = None
+    ) -> None:
+        self.settings = settings
+        self.service = service
+        self._router = Router(
+            routes=[
+                Route(path, _Endpoint(path, handler), methods=[method])
+                for method, path, handler in _ROUTES
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"expected http, found {scope['type']}")
+        headers = Headers(scope=scope)
+        wanted = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(wanted):
+            wanted = "req_" + secrets.token_hex(12)
+        origin = headers.get("origin")
+        more = {"x-request-id": wanted, "request-id": wanted}
+        if origin is not None and self._allows(origin):
+            more["access-control-allow-origin"] = origin
+            more["vary"] = "origin"
+
+        async def send_with(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start":
+                pairs = [(k.encode(), v.encode()) for k, v in more.items()]
+                message["headers"] = [*message["headers"], *pairs]
+            await send(message)
+
+        call = Call(
+            scope, receive, send_with, self.settings, headers, wanted,
+            self.service,
+        )  # fmt: skip
+        scope.update({"gemmakv.call": call, "app": self})
+        try:
+            await self._guarded(call, origin)
+        except RequestError as error:
+            await fail(call, error)
+        except HTTPException as error:  # of the router
+            words = (
+                "no such route"
+                if error.status_code == 404
+                else ("expected " + (error.headers or {}).get("Allow", "GET"))
+            )
+            method, path = scope["method"], scope["path"][:100]
+            await fail(
+                call,
+                RequestError(
+                    error.status_code,
+                    f"{method} {path}: {words}",
+                    code="not_found",
+                ),
+            )
+        finally:
+            call.status = call.status or _GONE
+            self._note(call)
+
+    async def _guarded(self, call: Call, origin: str | None) -> None:
+        self._check_host(call.headers.get("host", ""))
+        if origin is not None and not (
+            self._allows(origin) or self._is_own(origin, call.headers)
+        ):
+            raise RequestError(
+                403,
+                "origin: pages of other sites may not use this server "
+                "(--cors-origin lets them)",
+                param="origin",
+                code="origin_not_allowed",
+            )
+        if call.scope["method"] == "OPTIONS" and origin is not None:
+            await _preflight(call)
+            return
+        if call.service is not None:
+            call.tenant = call.service.tenant(_key(call.headers))
+        open_to_all = call.scope["path"] in _OPEN
+        if call.tenant is None and not open_to_all and call.service:
+            raise RequestError(
+                401,
+                "api_key: expected a key of this server (Authorization: "
+                "Bearer KEY, or x-api-key), found "
+                + ("another" if _key(call.headers) else "none"),
+                code="invalid_api_key",
+            )
+        await self._router(call.scope, call.receive, call.send)
+
+    def _check_host(self, header: str) -> None:
+        """A page whose name was pointed at this machine says that name."""
+        allowed = self.settings.allowed_host
+        if "*" in allowed or (self.settings.api_keys and not allowed):
+            return
+        name = (urlsplit("//" + header).hostname or "") if header else ""
+        known = (*_LOCAL_NAMES, self.settings.host, *allowed)
+        if not header or name in known or name.endswith(".localhost"):
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise RequestError(
+                403,
+                f"host: expected an address, localhost or a name of "
+                f"--allowed-host, found {header[:60]!r}",
+                param="host",
+                code="host_not_allowed",
+            ) from None
+
+    def _allows(self, origin: str) -> bool:
+        allowed = self.settings.cors_origin
+        return "*" in allowed or origin in allowed
+
+    def _is_own(self, origin: str, headers: Headers) -> bool:
+        return urlsplit(origin).netloc == headers.get("host", "")
+
+    def _note(self, call: Call) -> None:
+        scope = call.scope
+        tenant = call.tenant.label if call.tenant else ""
+        if call.service is not None:
+            route = scope.get("gemmakv.route", "")
+            call.service.counts.requests.add(
+                route=route, status=str(call.status), key=tenant
+            )
+        LOG.info(
+            "%s %s %d %.3f s %s",
+            scope["method"],
+            scope["path"][:200],
+            call.status,
+            time.monotonic() - call.arrived,
+            call.request_id,
+            extra={
+                "fields": {
+                    "method": scope["method"],
+                    "path": scope["path"][:200],
+                    "status": call.status,
+                    "seconds": round(time.monotonic() - call.arrived, 6),
+                    "request_id": call.request_id,
+                    "key": tenant,
+                    "traceparent": call.headers.get("traceparent"),
+                }
+            },
+        )
+
+
+class _Endpoint:
+    """One route: its handler runs until it is done or the client is gone."""
+
+    def __init__(self, path: str, handler: Handler) -> None:
+        self._path = path
+        self._handler = handler
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        del receive, send
+        call: Call = scope["gemmakv.call"]
+        scope["gemmakv.route"] = self._path
+        try:
+            await self._run(call)
+        except RequestError:
+            raise
+        except Exception:
+            LOG.exception("%s: a request failed", call.request_id)
+            raise RequestError(
+                500,
+                f"internal error; the log has it as {call.request_id}",
+                code="internal_error",
+            ) from None
+
+    async def _run(self, call: Call) -> None:
+        gone = _Gone(call.receive)
+        call.receive = gone.receive
+        task = asyncio.ensure_future(self._handler(call))
+        watch = asyncio.ensure_future(gone.wait())
+        try:
+            await asyncio.wait(
+                (task, watch), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            # Also where this task is cancelled: nothing is left running.
+            watch.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+
+
+class _Gone:
+    """Tells when the client has gone, once the body has been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read = asyncio.Event()
+
+    async def receive(self) -> AsgiMessage:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get(
+            "more_body", False
+        ):
+            self._read.set()
+        return message
+
+    async def wait(self) -> None:
+        await self._read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def fail(call: Call, error: RequestError) -> None:
+    """Answers with an error in the form of the API that was called."""
+    if call.service is not None:
+        reason = error.code or str(error.status)
+        call.service.counts.rejected.add(reason=reason)
+    if call.status:  # too late for that: the connection is cut
+        raise ConnectionAbortedError(error.message)
+    status, content = style_of(call)(error, call.request_id)
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in (408, 503) and error.retry_after is None:
+        headers["x-should-retry"] = "false"
+    with contextlib.suppress(OSError):
+        await call.answer(content, status, headers)
+
+
+def style_of(call: Call) -> ErrorStyle:
+    path = call.scope["path"]
+    if path.startswith("/v1/messages") or "anthropic-version" in call.headers:
+        return _anthropic.error_style
+    if path.startswith("/v1/"):
+        return _openai.error_style
+    if path.startswith("/api/"):
+        return _ollama.error_style
+    return _llama.error_style
+
+
+async def _preflight(call: Call) -> None:
+    """What a browser asks before a page's request."""
+    asked = call.headers.get("access-control-request-headers", "*")
+    await call.answer(
+        "",
+        headers={
+            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-allow-headers": asked,
+            "access-control-max-age": "600",
+        },
+    )
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key")
+
+
+class JsonLog(logging.Formatter):
+    """A JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, Mapping):
+            said |= {k: v for k, v in fields.items() if v not in (None, "")}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said)

@@ -1,0 +1,141 @@
+"""Bodies of requests: JSON read strictly, and fields of the right types."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gemmakv.errors import brief
+from gemmakv.server._errors import RequestError, invalid
+
+_T = TypeVar("_T")
+
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_WHERE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def parse(body: bytes, depth: int) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises RequestError for anything else, text that is not Unicode, NaN and
+    infinities, keys that come twice, and what is nested deeper than `depth`.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            400,
+            f"body: expected UTF-8, found byte 0x{body[error.start]:02X} at "
+            f"offset {error.start}",
+        ) from None
+    _check_depth(body, depth)
+    try:
+        found = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            400,
+            f"body: expected JSON, found {error.msg.lower()} at offset "
+            f"{error.pos}",
+        ) from None
+    if not isinstance(found, dict):
+        raise RequestError(
+            400, f"body: expected a JSON object, found {brief(found)}"
+        )
+    if "\\u" in text:
+        _check_unicode(found, "")
+    return found
+
+
+def typed(document: dict[str, Any], shape: type[_T]) -> _T:
+    """A document's fields as `shape` has them. Raises RequestError naming the
+    one that is not.
+    """
+    try:
+        return msgspec.convert(document, shape)
+    except msgspec.ValidationError as error:
+        found = _WHERE.fullmatch(str(error))
+        what, path = str(error), ""
+        if found:
+            what, path = found["what"], found["path"] or ""
+        lacking = _MISSING.fullmatch(what)
+        if lacking:
+            path = f"{path}.{lacking['name']}".lstrip(".")
+            what = "expected it, found none"
+        what = what[:1].lower() + what[1:]
+        what = what.replace(", got", ", found")
+        raise invalid(path or "body", what) from None
+
+
+def _check_depth(body: bytes, most: int) -> None:
+    depth = 0
+    for byte in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
+        if byte in b"[{":
+            depth += 1
+            if depth > most:
+                raise RequestError(
+                    400,
+                    f"body: expected at most {most} lists and objects in "
+                    "each other, found more",
+                )
+        else:
+            depth -= 1
+
+
+def _check_unicode(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            raise invalid(
+                path or "body", "found a lone surrogate, which is no Unicode"
+            )
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            _check_unicode(key, path)
+            _check_unicode(one, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            _check_unicode(one, f"{path}[{i}]")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise invalid(key, "the key comes twice")
+            seen.add(key)
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise RequestError(400, f"body: expected JSON, found {name}")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RequestError(
+            400, f"body: expected finite numbers, found {brief(text)}"
+        )
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 40:
+        raise RequestError(
+            400, f"body: expected integers of 64 bits, found {brief(text)}"
+        )
+    return int(text)

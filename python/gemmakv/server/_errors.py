@@ -1,0 +1,63 @@
+"""What is wrong with a request, before any API puts it into its own form."""
+
+from __future__ import annotations
+
+import re
+
+from gemmakv.errors import one_line
+
+_NAMED = re.compile(r"(?P<name>[a-z_]+(?:\[[^\]]*\]|\.[a-z_]+)*)[^:]{0,40}: ")
+
+
+class RequestError(Exception):
+    """A request that is not served.
+
+    Attributes:
+      status: the HTTP status.
+      message: what was found and what was expected.
+      param: the field that it is about, as the library calls it, or as it
+        stands in the body where that is known.
+      code: a short name for programs.
+      retry_after: seconds after which another try makes sense; None if none
+        does.
+      more: what else the answer says, by name.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        more: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.more = more or {}
+
+
+def invalid(param: str, message: str, code: str | None = None) -> RequestError:
+    """A field that is bad; the message names it."""
+    return RequestError(400, f"{param}: {message}", param=param, code=code)
+
+
+def missing(param: str, what: str = "") -> RequestError:
+    """A field that asks for what this server does not do."""
+    return invalid(
+        param,
+        f"{what}{': ' if what else ''}not supported by this server",
+        "unsupported_field",
+    )
+
+
+def of_value_error(error: ValueError) -> RequestError:
+    """Of the library's errors, which begin with the argument's name."""
+    message = one_line(error)
+    named = _NAMED.match(message)
+    return RequestError(400, message, param=named["name"] if named else None)

@@ -1,0 +1,331 @@
+"""A call over HTTP: its body, its answer, whole or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from gemmakv.server import _body
+from gemmakv.server._errors import RequestError
+from gemmakv.server._service import (
+    ChatRequest,
+    ChatService,
+    Ended,
+    Event,
+    Finished,
+    Started,
+    Tenant,
+    Token,
+)
+from gemmakv.server._settings import Settings
+
+_T = TypeVar("_T")
+
+JSON = "application/json"
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+_POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
+
+
+class ErrorStyle(Protocol):
+    """How an API says what is wrong."""
+
+    def __call__(
+        self, error: RequestError, request_id: str
+    ) -> tuple[int, object]:
+        """The HTTP status, and what the body says."""
+
+
+@dataclasses.dataclass
+class Call:
+    """One request and its answer.
+
+    Attributes:
+      tenant: whose it is; None before it is known.
+      request_id: what answers, logs and errors call it.
+      path: of the route, with the names of its parameters.
+      status: of the answer; 0 before it began.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    settings: Settings
+    headers: Headers
+    request_id: str
+    service: ChatService | None = None
+    tenant: Tenant | None = None
+    status: int = 0
+    arrived: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def chat(self) -> ChatService:
+        """Raises RequestError while the model is being loaded."""
+        if self.service is None:
+            raise loading()
+        return self.service
+
+    @property
+    def owner(self) -> Tenant:
+        assert self.tenant is not None
+        return self.tenant
+
+    @property
+    def name(self) -> str:
+        """Of the model, in answers."""
+        return self.settings.served_model_name[0]
+
+    async def json(self, shape: type[_T]) -> tuple[_T, dict[str, Any]]:
+        """The body's fields, and all of it. Raises RequestError."""
+        limits = self.settings.limits
+        body = await self._read(limits.body_bytes, limits.body_s)
+        if len(body) > _POOL_BYTES and self.service is not None:
+            document = await self.service.in_pool(
+                _body.parse, body, limits.json_depth
+            )
+        else:
+            document = _body.parse(body, limits.json_depth)
+        return _body.typed(document, shape), document
+
+    def check_model(self, model: str | None) -> None:
+        """Raises RequestError for a model that is not served."""
+        names = self.settings.served_model_name
+        if model is None or model in names:
+            return
+        if model.endswith(":latest") and model[: -len(":latest")] in names:
+            return
+        raise RequestError(
+            404,
+            f"model: {_short(model)} is not served here, expected "
+            + " or ".join(names),
+            param="model",
+            code="model_not_found",
+        )
+
+    async def _read(self, most: int, seconds: float) -> bytes:
+        length = self.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > most:
+            raise _too_large(most)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise _too_large(most)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise RequestError(
+                408,
+                f"body: expected all of it within {seconds:g} s, found "
+                f"{len(body)} bytes",
+                code="request_timeout",
+            ) from None
+
+    async def answer(
+        self,
+        content: object,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The whole answer: text as it is, else JSON."""
+        if isinstance(content, str):
+            kind, data = "text/plain; charset=utf-8", content.encode()
+        else:
+            kind, data = JSON, msgspec.json.encode(content)
+        more = {**(headers or {}), "content-length": str(len(data))}
+        await self._start(status, kind, more)
+        body = b"" if self.scope["method"] == "HEAD" else data
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def _start(
+        self, status: int, kind: str, headers: Mapping[str, str]
+    ) -> None:
+        self.status = status
+        pairs = {"content-type": kind, **headers}
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (k.encode(), v.encode("latin-1")) for k, v in pairs.items()
+                ],
+            }
+        )
+
+
+class Stream:
+    """An answer piece by piece, with signs of life in between."""
+
+    def __init__(self, call: Call, kind: str, ping: bytes) -> None:
+        self._call = call
+        self._kind = kind
+        self._ping = ping
+        self._lock = asyncio.Lock()
+        self._written = 0.0
+        self._pings: asyncio.Task[None] | None = None
+
+    async def write(self, frames: bytes) -> None:
+        """Waits while the client does not read."""
+        if not frames:
+            return
+        async with self._lock:
+            if not self._call.status:
+                headers = {
+                    "cache-control": "no-cache",
+                    "x-accel-buffering": "no",
+                }
+                await self._call._start(200, self._kind, headers)
+                if self._ping:
+                    self._pings = asyncio.create_task(self._keep_alive())
+            await self._send(frames, True)
+
+    async def end(self) -> None:
+        async with self._lock:
+            await self._send(b"", False)
+
+    async def close(self) -> None:
+        """To be called whatever happens."""
+        if self._pings is not None:
+            self._pings.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pings
+
+    async def _send(self, data: bytes, more: bool) -> None:
+        self._written = time.monotonic()
+        message: AsgiMessage = {
+            "type": "http.response.body",
+            "body": data,
+            "more_body": more,
+        }
+        await self._call.send(message)
+
+    async def _keep_alive(self) -> None:
+        every = self._call.settings.ping_s
+        while True:
+            silent = time.monotonic() - self._written
+            if silent < every:
+                await asyncio.sleep(every - silent)
+                continue
+            async with self._lock:
+                await self._send(self._ping, True)
+
+
+class Reply:
+    """What a request came to, for answers that are given as a whole."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        self.tokens: dict[int, list[Token]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.ended: Ended | None = None
+
+    async def take(self, event: Event) -> None:
+        if isinstance(event, Token):
+            text = self.texts.get(event.index, "")
+            self.texts[event.index] = text + event.text
+            self.tokens.setdefault(event.index, []).append(event)
+        elif isinstance(event, Finished):
+            self.finished[event.index] = event
+        elif isinstance(event, Ended):
+            self.ended = event
+
+    @property
+    def usage(self) -> Ended:
+        assert self.ended is not None
+        return self.ended
+
+
+class Shape(Protocol):
+    """How an API answers one request."""
+
+    kind: str  # of streams
+    ping: bytes
+
+    def frames(self, event: Event) -> bytes:
+        """What a stream says of an event; may be nothing."""
+
+    def whole(self, reply: Reply) -> object:
+        """The answer that is no stream."""
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream says of an error."""
+
+
+async def serve(
+    call: Call, request: ChatRequest, shape: Shape, streamed: bool
+) -> None:
+    """Runs a request and answers it. Raises RequestError if nothing of the
+    answer was sent.
+    """
+    if not streamed:
+        reply = Reply()
+        await call.chat.run(request, reply.take)
+        await call.answer(shape.whole(reply))
+        return
+    stream = Stream(call, shape.kind, shape.ping)
+
+    async def emit(event: Event) -> None:
+        await stream.write(shape.frames(event))
+
+    try:
+        try:
+            await call.chat.run(request, emit)
+        except RequestError as error:
+            if not call.status:
+                raise
+            await stream.write(shape.failure(error))
+        await stream.end()
+    finally:
+        await stream.close()
+
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+def sse(data: object, event: str = "") -> bytes:
+    """A frame of server-sent events."""
+    head = f"event: {event}\n".encode() if event else b""
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def ndjson(data: object) -> bytes:
+    return msgspec.json.encode(data) + b"\n"
+
+
+def loading() -> RequestError:
+    return RequestError(
+        503, "Loading model", code="model_loading", retry_after=2
+    )
+
+
+def _too_large(most: int) -> RequestError:
+    return RequestError(
+        413,
+        f"body: expected at most {most} bytes, found more",
+        code="request_too_large",
+    )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+__all__ = [
+    "JSON", "NDJSON", "SSE", "Call", "Ended", "ErrorStyle", "Event",
+    "Finished", "Handler", "Reply", "Shape", "Started", "Stream", "Token",
+    "loading", "ndjson", "serve", "sse",
+]  # fmt: skip

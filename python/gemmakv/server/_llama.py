@@ -1,0 +1,146 @@
+"""Routes of llama-server that clients and tools use, and those of operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gemmakv.chat._messages import messages_of
+from gemmakv.chat._templates import render
+from gemmakv.server import _metrics
+from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._http import Call, loading
+from gemmakv.server._openai import refuse
+
+_METRICS = "text/plain; version=0.0.4"
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    content: str
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+
+
+class TemplateBody(msgspec.Struct, kw_only=True):
+    messages: list[dict[str, Any]]
+
+
+async def tokenize(call: Call) -> None:
+    body, _ = await call.json(TokenizeBody)
+    service = call.chat
+    special = body.parse_special is not False  # the original's default
+    ids = await service.in_pool(service.tokenizer.encode, body.content, special)
+    bos = service.gemma.config.bos_id
+    if body.add_special and bos >= 0:
+        ids.insert(0, bos)
+    if not body.with_pieces:
+        await call.answer({"tokens": ids})
+        return
+    await call.answer(
+        {"tokens": [{"id": i, "piece": _piece(call, i)} for i in ids]}
+    )
+
+
+async def detokenize(call: Call) -> None:
+    body, _ = await call.json(DetokenizeBody)
+    try:
+        text = call.chat.tokenizer.decode(body.tokens)
+    except ValueError as error:
+        raise invalid("tokens", str(error)) from None
+    await call.answer({"content": text})
+
+
+async def apply_template(call: Call) -> None:
+    body, document = await call.json(TemplateBody)
+    refuse(document, {"tools": ([],)})
+    service = call.chat
+    segments = await service.in_pool(
+        lambda: render(
+            service.template,
+            messages_of(body.messages),
+            tools=None,
+            add_generation_prompt=True,
+        )
+    )
+    await call.answer({"prompt": "".join(s.text for s in segments)})
+
+
+async def props(call: Call) -> None:
+    if call.scope["method"] == "POST":
+        raise missing("body", "changing properties")
+    service = call.chat
+    await call.answer(
+        {
+            "default_generation_settings": {
+                "n_ctx": service.context,
+                "params": service.defaults,
+            },
+            "total_slots": call.settings.max_running,
+            "model_alias": call.name,
+            "chat_template": service.gemma.chat_template or "",
+            "chat_template_name": service.template.name,
+            "bos_token": _special(call, service.gemma.config.bos_id),
+            "eos_token": _special(call, service.gemma.config.eos_ids[0]),
+        }
+    )
+
+
+async def live(call: Call) -> None:
+    await call.answer({"status": "ok"})
+
+
+async def health(call: Call) -> None:
+    if call.service is None:
+        raise loading()
+    if call.service.admission.draining:
+        raise RequestError(503, "the server stops", code="server_stopping")
+    await call.answer({"status": "ok"})
+
+
+async def metrics(call: Call) -> None:
+    text = _metrics.text_of(call.chat.counts.metrics)
+    await call.answer(text, headers={"content-type": _METRICS})
+
+
+async def root(call: Call) -> None:
+    await call.answer("gemmakv is running\n")
+
+
+def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
+    del request_id  # in a header
+    kind = {
+        401: "authentication_error", 403: "permission_error",
+        404: "not_found_error", 503: "unavailable_error",
+        500: "server_error",
+    }.get(error.status, "invalid_request_error")  # fmt: skip
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
+    return error.status, {
+        "error": {
+            "code": error.status,
+            "message": error.message,
+            "type": kind,
+            **error.more,
+        }
+    }
+
+
+def _piece(call: Call, token: int) -> str | list[int]:
+    """Its text, or its bytes if they are no text."""
+    data = call.chat.tokenizer.token_bytes[token]
+    if not data:
+        return call.chat.tokenizer.piece_of(token)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _special(call: Call, token: int) -> str:
+    return call.chat.tokenizer.piece_of(token) if token >= 0 else ""

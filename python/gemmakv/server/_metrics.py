@@ -1,0 +1,109 @@
+"""Numbers in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+_SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 120.0, 300.0,
+)  # fmt: skip
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter:
+    """A number of each combination of labels."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, help: str) -> None:
+        self.name = name
+        self.help = help
+        self.values: dict[Labels, float] = {}
+
+    def add(self, amount: float = 1, **labels: str) -> None:
+        key = tuple(sorted(labels.items()))
+        self.values[key] = self.values.get(key, 0) + amount
+
+    def lines(self) -> Iterable[str]:
+        for labels, value in self.values.items():
+            yield _line(self.name, labels, value)
+
+
+class Histogram:
+    """Seconds, by how many took how long."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, help: str) -> None:
+        self.name = name
+        self.help = help
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect.bisect_left(_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self) -> Iterable[str]:
+        total = 0
+        for bound, count in zip((*_SECONDS, math.inf), self._counts):
+            total += count
+            text = "+Inf" if math.isinf(bound) else f"{bound:g}"
+            yield _line(f"{self.name}_bucket", (("le", text),), total)
+        yield _line(f"{self.name}_sum", (), self._sum)
+        yield _line(f"{self.name}_count", (), total)
+
+
+class Gauge:
+    """What is read when it is asked for: a number, or one for each value of a
+    label.
+    """
+
+    kind = "gauge"
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        read: Callable[[], float | Mapping[str, float]],
+        label: str = "",
+        kind: str = "gauge",
+    ) -> None:
+        self.name = name
+        self.help = help
+        self.kind = kind
+        self._read = read
+        self._label = label
+
+    def lines(self) -> Iterable[str]:
+        found = self._read()
+        if not isinstance(found, Mapping):
+            yield _line(self.name, (), found)
+            return
+        for value, number in found.items():
+            yield _line(self.name, ((self._label, value),), number)
+
+
+Metric = Counter | Histogram | Gauge
+
+
+def text_of(metrics: Iterable[Metric]) -> str:
+    """What a scrape is answered."""
+    lines = []
+    for metric in metrics:
+        lines.append(f"# HELP {metric.name} {metric.help}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        lines += metric.lines()
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    inner = ",".join(f'{k}="{v.translate(_ESCAPES)}"' for k, v in labels)
+    return (
+        f"{name}{{{inner}}} {value:.10g}" if inner else (f"{name} {value:.10g}")
+    )

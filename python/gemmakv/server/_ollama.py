@@ -1,0 +1,291 @@
+"""Ollama's API: chat, generate, tags, ps, show, version."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from importlib.metadata import version as version_of
+from typing import Any
+
+import msgspec
+
+from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._http import (
+    NDJSON,
+    Call,
+    Ended,
+    Event,
+    Finished,
+    Reply,
+    Token,
+    ndjson,
+    serve,
+)
+from gemmakv.server._logprobs import Logprobs, has_logprob
+from gemmakv.server._openai import refuse, renamed
+from gemmakv.server._service import ChatRequest
+
+_STARTED = datetime.datetime.now(datetime.UTC).isoformat()
+# Names of generation options there and here.
+_OPTIONS = {
+    "num_predict": "max_tokens", "temperature": "temperature",
+    "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed",
+    "stop": "stop", "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}  # fmt: skip
+_NAMES = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
+# Of these, values that change nothing.
+_OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "repeat_last_n": (-1,), "typical_p": (1,), "tfs_z": (1,),
+    "mirostat": (0,), "penalize_newline": (True,),
+}  # fmt: skip
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "tools": ([],), "format": ("",), "think": (False,), "images": ([],),
+    "suffix": ("",), "template": ("",), "context": ([],),
+}  # fmt: skip
+_SEEDS = 1 << 64
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool | None = None
+    options: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class ChatBody(_Common, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(_Common, kw_only=True):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class ShowBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+
+
+async def chat(call: Call) -> None:
+    body, document = await call.json(ChatBody)
+    options = _checked(call, body, document)
+    said = body.messages or []
+    shape = _Shape(call, body, "message")
+    if not said:
+        await call.answer(shape.loaded())
+        return
+    for i, message in enumerate(said):
+        for name in ("images", "tool_calls"):
+            if message.get(name):
+                raise missing(f"messages[{i}].{name}")
+        if message.get("role") == "tool":
+            raise missing(f"messages[{i}].role", "tool results")
+    messages = [{k: m.get(k) for k in ("role", "content")} for m in said]
+    request = ChatRequest(
+        tenant=call.owner,
+        messages=messages,
+        options=options,
+        arrived=call.arrived,
+    )
+    with renamed({}, _NAMES):
+        await serve(call, request, shape, body.stream is not False)
+
+
+async def generate(call: Call) -> None:
+    body, document = await call.json(GenerateBody)
+    options = _checked(call, body, document)
+    shape = _Shape(call, body, "response")
+    if not body.prompt:
+        await call.answer(shape.loaded())
+        return
+    messages = None
+    if not body.raw:
+        messages = [{"role": "user", "content": body.prompt}]
+        if body.system:
+            messages.insert(0, {"role": "system", "content": body.system})
+    request = ChatRequest(
+        tenant=call.owner,
+        messages=messages,
+        prompts=[body.prompt],
+        options=options,
+        arrived=call.arrived,
+    )
+    with renamed({}, _NAMES):
+        await serve(call, request, shape, body.stream is not False)
+
+
+async def tags(call: Call) -> None:
+    await call.answer({"models": _models(call)})
+
+
+async def ps(call: Call) -> None:
+    await call.answer({"models": _models(call)})
+
+
+async def show(call: Call) -> None:
+    body, _ = await call.json(ShowBody)
+    call.check_model(body.model or body.name)
+    service = call.chat
+    config = service.gemma.config
+    name = config.architecture
+    await call.answer(
+        {
+            "modelfile": "",
+            "parameters": "\n".join(
+                f"{key} {value}" for key, value in service.defaults.items()
+            ),
+            "template": service.gemma.chat_template or "",
+            "details": _details(call),
+            "model_info": {
+                "general.architecture": name,
+                f"{name}.context_length": service.context,
+                f"{name}.embedding_length": config.hidden_size,
+                f"{name}.block_count": config.num_layers,
+            },
+            "capabilities": ["completion"],
+            "modified_at": _STARTED,
+        }
+    )
+
+
+async def version(call: Call) -> None:
+    # Of this program; clients look for one.
+    await call.answer({"version": version_of("gemmakv")})
+
+
+def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
+    del request_id  # in a header
+    return error.status, {"error": error.message}
+
+
+def _checked(
+    call: Call, body: _Common, document: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Generation options of a body that asks for nothing that is not there."""
+    call.check_model(body.model)
+    refuse(document, _NOTHING)
+    given = body.options or {}
+    refuse(
+        {f"options.{k}": v for k, v in given.items()},
+        {f"options.{k}": v for k, v in _OPTIONS_NOTHING.items()},
+    )
+    options = {
+        ours: given[theirs]
+        for theirs, ours in _OPTIONS.items()
+        if given.get(theirs) is not None
+    }
+    most = options.get("max_tokens")
+    if most in (-1, -2):  # as much as fits
+        del options["max_tokens"]
+    seed = options.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        options["seed"] = seed % _SEEDS
+    if body.logprobs is not None:
+        options["logprobs"] = body.logprobs
+    if body.top_logprobs is not None:
+        options["top_logprobs"] = body.top_logprobs
+        if not body.logprobs:
+            raise invalid("top_logprobs", "expected logprobs: true with it")
+    return options
+
+
+def _models(call: Call) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "model": name,
+            "modified_at": _STARTED,
+            "size": call.chat.gemma.packed_weights.nbytes,
+            "digest": call.chat.gemma.fingerprint,
+            "details": _details(call),
+        }
+        for name in call.settings.served_model_name
+    ]
+
+
+def _details(call: Call) -> dict[str, Any]:
+    architecture = call.chat.gemma.config.architecture
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": architecture,
+        "families": [architecture],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+class _Shape:
+    kind = NDJSON
+    ping = b""
+
+    def __init__(self, call: Call, body: _Common, field: str) -> None:
+        self._name = body.model
+        self._field = field
+        self._logprobs = Logprobs(call.chat.tokenizer)
+        self._wants_logprobs = bool(body.logprobs)
+        self._begin = call.arrived
+        self._finished: Finished | None = None
+
+    def frames(self, event: Event) -> bytes:
+        if isinstance(event, Token):
+            more = self._entries([event])
+            if not event.text and not more:
+                return b""
+            return ndjson({**self._head(event.text), "done": False, **more})
+        if isinstance(event, Finished):
+            self._finished = event
+        if isinstance(event, Ended):
+            assert self._finished is not None
+            return ndjson(
+                {**self._head(""), **self._end(self._finished, event)}
+            )
+        return b""
+
+    def whole(self, reply: Reply) -> object:
+        return {
+            **self._head(reply.texts.get(0, "")),
+            **self._end(reply.finished[0], reply.usage),
+            **self._entries(reply.tokens.get(0, [])),
+        }
+
+    def failure(self, error: RequestError) -> bytes:
+        return ndjson({"error": error.message})
+
+    def loaded(self) -> dict[str, Any]:
+        """The answer to a request that only has the model loaded."""
+        return {**self._head(""), "done": True, "done_reason": "load"}
+
+    def _head(self, text: str) -> dict[str, Any]:
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        said: object = text
+        if self._field == "message":
+            said = {"role": "assistant", "content": text}
+        return {"model": self._name, "created_at": now, self._field: said}
+
+    def _entries(self, tokens: list[Token]) -> dict[str, Any]:
+        if not self._wants_logprobs:
+            return {}
+        found = [self._logprobs.entry(t) for t in tokens if has_logprob(t)]
+        return {"logprobs": found} if found else {}
+
+    def _end(self, finished: Finished, ended: Ended) -> dict[str, Any]:
+        return {
+            "done": True,
+            "done_reason": ("stop" if finished.reason == "stop" else "length"),
+            "total_duration": _ns(time.monotonic() - self._begin),
+            "load_duration": 0,
+            "prompt_eval_count": ended.prompt_tokens,
+            "prompt_eval_duration": _ns(ended.prefill_s),
+            "eval_count": ended.completion_tokens,
+            "eval_duration": _ns(ended.decode_s),
+        }
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,526 @@
+"""OpenAI's API: chat completions, completions, models."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gemmakv.options import GenerationOptions
+from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._http import (
+    SSE,
+    Call,
+    Ended,
+    Event,
+    Finished,
+    Reply,
+    Started,
+    Token,
+    serve,
+    sse,
+)
+from gemmakv.server._logprobs import Logprobs, finite, has_logprob
+from gemmakv.server._service import ChatRequest
+
+_DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+_COMPLETION_TOKENS = 16  # the original's default for /v1/completions
+_SEEDS = 1 << 64
+_STARTED = int(time.time())
+_TYPES = {
+    401: "authentication_error", 403: "permission_error",
+    408: "timeout_error", 429: "rate_limit_error", 500: "server_error",
+    503: "server_error",
+}  # fmt: skip
+
+# What these fields say for themselves; anything else is refused by name.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"), "modalities": (["text"],),
+    "response_format": ({"type": "text"},), "audio": (),
+    "web_search_options": (), "reasoning_effort": ("none",),
+    "suffix": ("",), "grammar": ("",), "guided_json": (), "guided_regex": (),
+    "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
+    "json_schema": (), "session": (), "conversation": (),
+    "previous_response_id": (), "thinking": ({"type": "disabled"},),
+}  # fmt: skip
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class ChatBody(_Common, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionBody(_Common, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+async def chat_completions(call: Call) -> None:
+    body, document = await call.json(ChatBody)
+    call.check_model(body.model)
+    options = _options(body, document)
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
+            raise invalid(
+                "max_tokens",
+                "expected max_completion_tokens or max_tokens, found both",
+            )
+        options["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "expected logprobs: true with it")
+    request = ChatRequest(
+        tenant=call.owner,
+        messages=_messages(body.messages),
+        options=options,
+        n=_count(body),
+        arrived=call.arrived,
+    )
+    shape = _Chat(call, body, bool(body.logprobs))
+    with renamed(document):
+        await serve(call, request, shape, bool(body.stream))
+
+
+async def completions(call: Call) -> None:
+    body, document = await call.json(CompletionBody)
+    call.check_model(body.model)
+    options = _options(body, document)
+    options.pop("logprobs", None)
+    if body.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": body.logprobs}
+        if body.echo:
+            raise missing("echo", "together with logprobs")
+    n = _count(body)
+    if body.best_of not in (None, n):
+        raise missing("best_of", "a choice among more than n")
+    prompts = _prompts(body.prompt)
+    request = ChatRequest(
+        tenant=call.owner,
+        prompts=prompts,
+        options=options,
+        n=n,
+        default_max_tokens=_COMPLETION_TOKENS,
+        arrived=call.arrived,
+    )
+    shape = _Completion(call, body, prompts, n)
+    with renamed(document):
+        await serve(call, request, shape, bool(body.stream))
+
+
+async def models(call: Call) -> None:
+    await call.answer(
+        {
+            "object": "list",
+            "data": [_model(call, n) for n in call.settings.served_model_name],
+        }
+    )
+
+
+async def model(call: Call) -> None:
+    name = call.scope["path_params"]["model"]
+    call.check_model(name)
+    await call.answer(_model(call, name))
+
+
+def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
+    del request_id  # in a header
+    code = error.code
+    kind = _TYPES.get(error.status, "invalid_request_error")
+    body = {
+        "message": error.message,
+        "type": kind,
+        "param": error.param,
+        "code": code,
+        **error.more,
+    }
+    return error.status, {"error": body}
+
+
+class renamed:
+    """Has errors name the fields that the client wrote."""
+
+    def __init__(
+        self, document: Mapping[str, Any], names: Mapping[str, str] = {}
+    ) -> None:
+        self._names = dict(names)
+        if "max_completion_tokens" in document:
+            self._names["max_tokens"] = "max_completion_tokens"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, RequestError) and error.param:
+            name = self._names.get(error.param)
+            if name is not None:
+                if error.message.startswith(error.param):
+                    error.message = name + error.message[len(error.param) :]
+                error.param = name
+
+
+def refuse(document: Mapping[str, Any], nothing: Mapping[str, Any]) -> None:
+    """Raises RequestError for a field that asks for something that is not
+    there.
+    """
+    for name, harmless in nothing.items():
+        value = document.get(name)
+        if value is not None and value not in harmless:
+            raise missing(name)
+
+
+def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that are generation options by their names; null is none."""
+    return {
+        name: document[name]
+        for name, option in GenerationOptions.table.items()
+        if option.kind.schema() is not None and document.get(name) is not None
+    }
+
+
+def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
+    refuse(document, _NOTHING)
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "expected stream: true with it")
+    options = table_options(document)
+    if body.logit_bias is not None:
+        options["logit_bias"] = _bias(body.logit_bias)
+    if body.seed is not None:
+        options["seed"] = body.seed % _SEEDS
+    return options
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    found = {}
+    for key, value in given.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise invalid(
+                "logit_bias", f"expected token ids as keys, found {key[:40]!r}"
+            )
+        found[int(key)] = value
+    return found
+
+
+def _count(body: _Common) -> int:
+    if body.n is None:
+        return 1
+    if body.n < 1:
+        raise invalid("n", f"expected at least 1, found {body.n}")
+    return body.n
+
+
+def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what says nothing; refuses what asks for more than text."""
+    messages = []
+    for i, message in enumerate(given):
+        where = f"messages[{i}]"
+        for name in ("tool_calls", "function_call", "audio"):
+            if message.get(name):
+                raise missing(f"{where}.{name}")
+        if message.get("role") in ("tool", "function"):
+            raise missing(f"{where}.role", "tool results")
+        content = message.get("content")
+        if isinstance(content, list):
+            _check_parts(content, f"{where}.content")
+        messages.append({"role": message.get("role"), "content": content})
+    return messages
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image_url", "input_audio", "file", "video_url"):
+            raise missing(f"{where}[{i}].type", f"{kind}")
+
+
+def _prompts(given: str | list[Any]) -> list[Any]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid("prompt", "expected at least one, found none")
+    kinds = {type(one) for one in given}
+    if kinds == {int}:
+        return [given]
+    if kinds in ({str}, {list}):
+        return given
+    raise invalid(
+        "prompt", "expected a text, texts, token ids or lists of token ids"
+    )
+
+
+def usage(ended: Ended) -> dict[str, Any]:
+    return {
+        "prompt_tokens": ended.prompt_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "total_tokens": ended.prompt_tokens + ended.completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": ended.cached_tokens,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def _reason(finished: Finished) -> str:
+    return "stop" if finished.reason == "stop" else "length"
+
+
+class _Shape:
+    """What both kinds of completions have in common."""
+
+    kind = SSE
+    ping = _PING
+    prefix = ""
+
+    def __init__(self, call: Call, body: _Common) -> None:
+        self.logprobs = Logprobs(call.chat.tokenizer)
+        asked = body.stream_options
+        self.wants_usage = bool(asked is not None and asked.include_usage)
+        self.head = {
+            "id": self.prefix + secrets.token_hex(12),
+            "created": int(time.time()),
+            "model": call.name,
+            "system_fingerprint": "fp_" + call.chat.gemma.fingerprint[:12],
+        }
+
+    def failure(self, error: RequestError) -> bytes:
+        return sse(error_style(error, "")[1])
+
+    def end(self, event: Ended, kind: str) -> bytes:
+        frames = b""
+        if self.wants_usage:
+            frames = sse(
+                {
+                    **self.head,
+                    "object": kind,
+                    "choices": [],
+                    "usage": usage(event),
+                }
+            )
+        return frames + _DONE
+
+
+class _Chat(_Shape):
+    prefix = "chatcmpl-"
+
+    def __init__(self, call: Call, body: ChatBody, logprobs: bool) -> None:
+        super().__init__(call, body)
+        self.rows = body.n or 1
+        self.wants_logprobs = logprobs
+
+    def frames(self, event: Event) -> bytes:
+        if isinstance(event, Started):
+            opening = {"role": "assistant", "content": "", "refusal": None}
+            return b"".join(self._chunk(i, opening) for i in range(self.rows))
+        if isinstance(event, Token):
+            logprobs = None
+            if self.wants_logprobs and has_logprob(event):
+                logprobs = self._list([event])
+            if not event.text and logprobs is None:
+                return b""
+            return self._chunk(event.index, {"content": event.text}, logprobs)
+        if isinstance(event, Finished):
+            return self._chunk(event.index, {}, None, _reason(event))
+        return self.end(event, "chat.completion.chunk")
+
+    def whole(self, reply: Reply) -> object:
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": [self._choice(i, reply) for i in sorted(reply.finished)],
+            "usage": usage(reply.usage),
+        }
+
+    def _choice(self, i: int, reply: Reply) -> dict[str, Any]:
+        tokens = reply.tokens.get(i, [])
+        return {
+            "index": i,
+            "message": {
+                "role": "assistant",
+                "content": reply.texts.get(i, ""),
+                "refusal": None,
+                "annotations": [],
+            },
+            "logprobs": self._list(tokens) if self.wants_logprobs else None,
+            "finish_reason": _reason(reply.finished[i]),
+        }
+
+    def _list(self, tokens: list[Token]) -> dict[str, Any]:
+        return {
+            "content": [
+                self.logprobs.entry(t) for t in tokens if has_logprob(t)
+            ],
+            "refusal": None,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        chunk = {
+            **self.head,
+            "object": "chat.completion.chunk",
+            "choices": [choice],
+        }
+        if self.wants_usage:
+            chunk["usage"] = None
+        return sse(chunk)
+
+
+class _Completion(_Shape):
+    prefix = "cmpl-"
+
+    def __init__(
+        self, call: Call, body: CompletionBody, prompts: list[Any], n: int
+    ) -> None:
+        super().__init__(call, body)
+        self.wants_logprobs = body.logprobs is not None
+        self.echoes: list[str] = []
+        if body.echo:
+            decode = call.chat.tokenizer.decode
+            for prompt in prompts:
+                text = prompt if isinstance(prompt, str) else None
+                self.echoes += (
+                    [text] * n
+                    if text is not None
+                    else ([_decoded(decode, prompt)] * n)
+                )
+        self.offsets: dict[int, int] = {}
+
+    def frames(self, event: Event) -> bytes:
+        if isinstance(event, Started):
+            return b"".join(
+                self._chunk(i, text) for i, text in enumerate(self.echoes)
+            )
+        if isinstance(event, Token):
+            logprobs = None
+            if self.wants_logprobs and has_logprob(event):
+                logprobs = self._list([event], event.index)
+            if not event.text and logprobs is None:
+                return b""
+            return self._chunk(event.index, event.text, logprobs)
+        if isinstance(event, Finished):
+            return self._chunk(event.index, "", None, _reason(event))
+        return self.end(event, "text_completion")
+
+    def whole(self, reply: Reply) -> object:
+        choices = []
+        for i in sorted(reply.finished):
+            echo = self.echoes[i] if self.echoes else ""
+            tokens = [t for t in reply.tokens.get(i, []) if has_logprob(t)]
+            choices.append(
+                {
+                    "index": i,
+                    "text": echo + reply.texts.get(i, ""),
+                    "logprobs": (
+                        self._list(tokens, i) if self.wants_logprobs else None
+                    ),
+                    "finish_reason": _reason(reply.finished[i]),
+                }
+            )
+        return {
+            **self.head,
+            "object": "text_completion",
+            "choices": choices,
+            "usage": usage(reply.usage),
+        }
+
+    def _list(self, tokens: list[Token], index: int) -> dict[str, Any]:
+        texts = [self.logprobs.text(t.token_id) for t in tokens]
+        offsets = []
+        for text in texts:
+            offset = self.offsets.get(index, 0)
+            offsets.append(offset)
+            self.offsets[index] = offset + len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite(t.logprob or 0.0) for t in tokens],
+            "top_logprobs": [
+                None
+                if t.top_logprobs is None
+                else self.logprobs.top_texts(t.top_logprobs)
+                for t in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        chunk = {
+            **self.head,
+            "object": "text_completion",
+            "choices": [choice],
+        }
+        if self.wants_usage:
+            chunk["usage"] = None
+        return sse(chunk)
+
+
+def _decoded(decode: Any, ids: list[int]) -> str:
+    try:
+        text: str = decode(ids)
+    except ValueError as error:
+        raise invalid("prompt", str(error)) from None
+    return text
+
+
+def _model(call: Call, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "gemmakv",
+    }
+    if call.service is not None:
+        found["max_model_len"] = call.service.context
+    if "anthropic-version" in call.headers:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_STARTED))
+        found |= {"type": "model", "display_name": name, "created_at": stamp}
+    return found

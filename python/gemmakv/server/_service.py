@@ -1,0 +1,714 @@
+"""Requests to a model: messages or prompts in, events out. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.chat._gemma import Gemma
+from gemmakv.chat._messages import Template
+from gemmakv.chat._stream import _Trimmer
+from gemmakv.chat._templates import stop_ids, stop_texts, template_for
+from gemmakv.errors import CacheFullError, GemmaKVError, one_line
+from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._result import Generation, TopLogprobs
+from gemmakv.options import GenerationOptions
+from gemmakv.server._admission import Admission, stopping
+from gemmakv.server._errors import RequestError, invalid, of_value_error
+from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
+from gemmakv.server._settings import Settings
+
+_POOL_THREADS = 2  # for templates and tokenizing
+_SEEDS = 1 << 64
+
+_T = TypeVar("_T")
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tenant:
+    """Whose request it is.
+
+    Attributes:
+      label: what metrics and logs call it; says nothing about its key.
+      gemma: the model with the tenant's part of the prefix cache.
+    """
+
+    label: str
+    gemma: Gemma
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRequest:
+    """What is to be continued, and how.
+
+    Attributes:
+      tenant: whose it is.
+      messages: a conversation; or None, and
+      prompts: texts, which get a BOS in front, or token ids, each continued
+        by itself.
+      options: generation options by their names in `GenerationOptions`.
+        Without `max_tokens`, up to `default_max_tokens`, or the end of the
+        context if that is None.
+      n: continuations of each prompt; continuation i of prompt p has the
+        index p * n + i and the seed seed + i.
+      arrived: time.monotonic() when the request came; its deadline counts
+        from there.
+    """
+
+    tenant: Tenant
+    messages: Messages | None = None
+    prompts: Sequence[str | Sequence[int]] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    n: int = 1
+    default_max_tokens: int | None = None
+    arrived: float = dataclasses.field(default_factory=time.monotonic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """The first event: the request runs. Errors that are the request's own
+    were raised before.
+
+    Attributes:
+      prompt_tokens: of all prompts.
+    """
+
+    prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A token of a continuation.
+
+    Attributes:
+      index: of the continuation.
+      text: what became complete with it; may be empty.
+      token_id: -1 for text that had been held back and belongs to earlier
+        tokens, or if the token ended the text.
+      logprob, top_logprobs: as in a `Piece`.
+    """
+
+    index: int
+    text: str
+    token_id: int
+    logprob: float | None
+    top_logprobs: TopLogprobs | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """The end of a continuation.
+
+    Attributes:
+      reason: "stop", "length" or "deadline".
+      stop: which of the request's stop strings ended it; None if none did.
+      generation: all of it; its `text` is not trimmed.
+    """
+
+    index: int
+    reason: str
+    stop: str | None
+    generation: Generation
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The last event.
+
+    Attributes:
+      prompt_tokens, cached_tokens, completion_tokens: of all prompts and
+        continuations. A prompt of n continuations counts once.
+      cached: cached tokens that came from the prefix cache, by tier.
+      miss_reason: why that had less than it could have, if it did; of the
+        first prompt.
+      prefill_s, decode_s: the longest of each.
+      queued_s: how long it waited for others.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cached: dict[str, int]
+    miss_reason: str | None
+    prefill_s: float
+    decode_s: float
+    queued_s: float
+
+
+Event = Started | Token | Finished | Ended
+Emit = Callable[[Event], Awaitable[None]]
+
+
+class ChatService:
+    """One model for many tenants. Of one event loop.
+
+    The same request gives the same tokens alone and among others.
+    """
+
+    def __init__(
+        self,
+        gemma: Gemma,
+        settings: Settings,
+        template: Template | str | None = None,
+    ) -> None:
+        """Raises ValueError or GemmaKVError for settings that the model
+        cannot have.
+        """
+        if gemma.tokenizer is None:
+            raise ValueError(
+                "model: it has no tokenizer (a folder needs a tokenizer.model "
+                "or tokenizer.json), and a server needs one"
+            )
+        self.gemma = gemma
+        self.settings = settings
+        self.tokenizer = gemma.tokenizer
+        self.template = template_for(gemma, template)
+        self.context = gemma.config.context_length
+        if settings.max_model_len is not None:
+            if settings.max_model_len > self.context:
+                raise ValueError(
+                    f"max_model_len: expected at most {self.context}, the "
+                    f"model's context, found {settings.max_model_len}"
+                )
+            self.context = settings.max_model_len
+        self.defaults = self._default_options()
+        self.admission = Admission(settings.max_running, settings.max_queue)
+        self.counts = Counts(self)
+        self._secret = secrets.token_bytes(32)
+        self._tenants: dict[bytes, Tenant] = {}
+        for number, key in enumerate(settings.api_keys, 1):
+            mac = self._mac(key)
+            self._tenants[mac] = Tenant(str(number), gemma.with_salt(mac))
+        self._anybody = Tenant("none", gemma)
+        self._ends = frozenset(
+            [
+                *gemma.config.eos_ids,
+                *stop_ids(self.template, self.tokenizer),
+            ]
+        )
+        self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
+        self._live: set[asyncio.Task[Any]] = set()
+        self._aborted = False
+        len(self.tokenizer.token_bytes)  # made here, not in a request
+
+    @property
+    def live(self) -> int:
+        """Requests that wait or run."""
+        return len(self._live)
+
+    def tenant(self, key: str | None) -> Tenant | None:
+        """Whose key it is; None if nobody's. Takes as long for any key."""
+        if not self._tenants:
+            return self._anybody
+        mac = self._mac(key or "")
+        found = None
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(known, mac):
+                found = tenant
+        return found
+
+    def drain(self) -> None:
+        """Takes nothing more on; what is here goes on."""
+        self.admission.draining = True
+
+    def abort(self) -> None:
+        """Ends everything that still waits or runs: RequestError 503."""
+        self.drain()
+        self._aborted = True
+        self.admission.refuse_waiting()
+        for task in self._live:
+            task.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
+        """A call on a thread for texts, off the event loop.
+
+        Raises RequestError for the library's errors.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, function, *args)
+        except (ValueError, GemmaKVError) as error:
+            raise _of_library(error) from error
+
+    async def chat_ids(self, messages: Messages) -> TokenArray:
+        """Token ids of a conversation, with the opening of the reply."""
+        return await self.in_pool(
+            lambda: self.gemma.apply_chat_template(
+                messages, template=self.template
+            )
+        )
+
+    async def run(self, request: ChatRequest, emit: Emit) -> None:
+        """Serves a request; `emit` is called with one event at a time.
+
+        Raises RequestError. If the task is cancelled, or `emit` raises, all
+        of it ends with the step of the model that runs.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._live.add(task)
+        try:
+            await self._run(request, emit)
+        except asyncio.CancelledError:
+            if self._aborted:
+                task.uncancel()
+                raise stopping() from None
+            self.counts.cancelled.add()
+            raise
+        except (ValueError, GemmaKVError) as error:
+            raise _of_library(error) from error
+        except MemoryError:
+            raise _no_memory("out of memory") from None
+        finally:
+            self._live.discard(task)
+
+    async def _run(self, request: ChatRequest, emit: Emit) -> None:
+        if self.admission.draining:
+            raise stopping()
+        options = {**self.defaults, **request.options}
+        self._check_options(options)
+        prompts = await self._prompt_ids(request, options)
+        rows = len(prompts) * request.n
+        most = min(self.settings.limits.rows, self.settings.max_running)
+        if rows > most:
+            raise invalid(
+                "n", f"expected at most {most} continuations, found {rows}"
+            )
+        jobs = [
+            (p, ids, self._row_options(options, ids, request))
+            for p, ids in enumerate(prompts)
+        ]
+        ended = _Sum()
+        until = self._until(request, options)
+        left = _left(until)
+        async with self.admission.slot(request.tenant.label, rows, left):
+            begin = time.monotonic()
+            self.counts.queue_s.observe(begin - request.arrived)
+            await emit(Started(sum(map(len, prompts))))
+            sink = _Sink(emit, self.counts, request.arrived)
+            await _all(
+                [
+                    self._prompt(request, *job, until, sink, ended)
+                    for job in jobs
+                ]
+            )
+        event = ended.event(begin - request.arrived)
+        self.counts.count(request.tenant, event)
+        await emit(event)
+
+    async def _prompt(
+        self,
+        request: ChatRequest,
+        number: int,
+        ids: TokenArray,
+        options: dict[str, Any],
+        until: float | None,
+        sink: _Sink,
+        ended: _Sum,
+    ) -> None:
+        gemma = request.tenant.gemma
+        cache = create_kv_cache(self.gemma.config, self.context)
+        first = number * request.n
+
+        async def one(
+            i: int, cache: KVCache, prompt: TokenArray | str
+        ) -> Generation:
+            own = {**options, "deadline": _left(until)}
+            if own.get("seed") is not None:
+                own["seed"] = (own["seed"] + i) % _SEEDS
+            return await self._row(
+                gemma, first + i, cache, prompt, own, request, sink
+            )
+
+        if request.n == 1:
+            generation = await one(0, cache, ids)
+            ended.add(generation, [generation])
+            return
+        # The prompt is computed once, with its tokens found and kept as the
+        # options say.
+        said = await gemma.agenerate(
+            cache,
+            ids,
+            max_tokens=0,
+            deadline=_left(until),
+            prefix_cache=options.get("prefix_cache", "on"),
+        )
+        generations = await _all(
+            [one(i, cache.fork(), "") for i in range(request.n)]
+        )
+        ended.add(said, generations)
+
+    async def _row(
+        self,
+        gemma: Gemma,
+        index: int,
+        cache: KVCache,
+        prompt: TokenArray | str,
+        options: dict[str, Any],
+        request: ChatRequest,
+        sink: _Sink,
+    ) -> Generation:
+        """One continuation."""
+        trim = _Trimmer() if request.messages is not None else None
+        stream = await gemma.astream(cache, prompt, **options)
+        async with stream:
+            async for piece in stream:
+                shown = piece if trim is None else trim(piece)
+                if shown is None:
+                    continue
+                token = shown.token_id
+                ended = shown.finish_reason == "stop" and token in self._ends
+                await sink.token(
+                    Token(
+                        index,
+                        shown.text,
+                        -1 if ended else token,
+                        shown.logprob,
+                        shown.top_logprobs,
+                    )
+                )
+            generation = stream.result()
+        stops = stop_texts(_NO_TEMPLATE, request.options)
+        stop = self._stopped_by(generation, stops)
+        await sink.emit(
+            Finished(index, generation.finish_reason, stop, generation)
+        )
+        return generation
+
+    def _stopped_by(
+        self, generation: Generation, stops: Sequence[str]
+    ) -> str | None:
+        ids = generation.token_ids
+        if generation.finish_reason != "stop" or not ids or not stops:
+            return None
+        if ids[-1] in self._ends:
+            return None
+        # A stop string was cut where it began, the first of them.
+        said = self.tokenizer.decode(ids)
+        rest = said[len(generation.text) :]
+        return next((stop for stop in stops if rest.startswith(stop)), None)
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        stop = options.get("stop")
+        most = self.settings.limits.stop
+        if isinstance(stop, list | tuple) and len(stop) > most:
+            raise invalid(
+                "stop", f"expected at most {most} texts, found {len(stop)}"
+            )
+        top = options.get("top_logprobs")
+        most = self.settings.limits.top_logprobs
+        if isinstance(top, int) and top > most:
+            raise invalid(
+                "top_logprobs", f"expected at most {most}, found {top}"
+            )
+        try:
+            GenerationOptions.check(options, self.gemma.config.vocab_size)
+        except (ValueError, GemmaKVError) as error:
+            raise _of_library(error) from error
+
+    async def _prompt_ids(
+        self, request: ChatRequest, options: dict[str, Any]
+    ) -> list[TokenArray]:
+        special = bool(options.pop("parse_special", False))
+        if request.messages is not None:
+            if special:
+                raise invalid("parse_special", "messages are text")
+            most = self.settings.limits.messages
+            if len(request.messages) > most:
+                raise invalid(
+                    "messages",
+                    f"expected at most {most}, found {len(request.messages)}",
+                )
+            found = [await self.chat_ids(request.messages)]
+        else:
+            found = await self.in_pool(
+                lambda: [self._ids(p, special) for p in request.prompts]
+            )
+        for ids in found:
+            if len(ids) >= self.context:
+                raise RequestError(
+                    400,
+                    f"the prompt has {len(ids)} tokens, expected at most "
+                    f"{self.context - 1}: the context is {self.context} "
+                    "tokens, and one is to be sampled",
+                    param="prompt" if request.messages is None else "messages",
+                    code="context_length_exceeded",
+                    more={"n_prompt_tokens": len(ids), "n_ctx": self.context},
+                )
+        return found
+
+    def _ids(self, prompt: str | Sequence[int], special: bool) -> TokenArray:
+        config = self.gemma.config
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, special)
+            if config.bos_id >= 0:
+                ids.insert(0, config.bos_id)
+            found = np.array(ids, np.int32)
+        else:
+            found = np.asarray(prompt, np.int64)
+        if not len(found):
+            raise ValueError("prompt: expected at least one token, found none")
+        bad = (found < 0) | (found >= config.vocab_size)
+        if bad.any():
+            raise ValueError(
+                f"prompt: expected token ids in [0, {config.vocab_size}), "
+                f"found {int(found[bad][0])}"
+            )
+        return found.astype(np.int32)
+
+    def _default_options(self) -> dict[str, Any]:
+        """Of requests that say nothing: the operator's, else the model's."""
+        found: dict[str, Any] = {"temperature": 1.0}
+        found |= self.gemma.sampling_defaults
+        if self.settings.default_temperature is not None:
+            found["temperature"] = self.settings.default_temperature
+        if self.settings.default_seed is not None:
+            found["seed"] = self.settings.default_seed
+        self._check_settings(found)
+        return found
+
+    def _check_settings(self, options: dict[str, Any]) -> None:
+        try:
+            GenerationOptions.check(options, self.gemma.config.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"default_{error}") from None
+
+    def _row_options(
+        self, options: dict[str, Any], ids: TokenArray, request: ChatRequest
+    ) -> dict[str, Any]:
+        """Of a continuation: with what ends a reply, as long as fits."""
+        found = {k: v for k, v in options.items() if k != "deadline"}
+        room = self.context - len(ids)
+        wanted = found.get("max_tokens")
+        if wanted is None:
+            wanted = self.settings.default_max_tokens
+        if wanted is None:
+            wanted = request.default_max_tokens
+        found["max_tokens"] = room if wanted is None else min(wanted, room)
+        if request.messages is not None:
+            found["stop"] = stop_texts(self.template, found)
+            if not found.get("ignore_eos"):
+                found["stop_token_ids"] = [
+                    *(found.get("stop_token_ids") or ()),
+                    *stop_ids(self.template, self.tokenizer),
+                ]
+        return found
+
+    def _until(
+        self, request: ChatRequest, options: Mapping[str, Any]
+    ) -> float | None:
+        """Of time.monotonic(), when the answer has to end."""
+        limits = (options.get("deadline"), self.settings.request_timeout)
+        found = [seconds for seconds in limits if seconds is not None]
+        return request.arrived + min(found) if found else None
+
+    def _mac(self, key: str) -> bytes:
+        return hmac.digest(self._secret, key.encode(), hashlib.sha256)
+
+
+class _NoTemplate:
+    """A template that ends nothing."""
+
+    name = "none"
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[str, ...] = ()
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+_NO_TEMPLATE = _NoTemplate()
+
+
+class _Sink:
+    """Gives events out one at a time, and measures them."""
+
+    def __init__(self, emit: Emit, counts: Counts, arrived: float) -> None:
+        self._emit = emit
+        self._counts = counts
+        self._arrived = arrived
+        self._last: dict[int, float] = {}
+        self._lock = asyncio.Lock()
+
+    async def token(self, token: Token) -> None:
+        now = time.monotonic()
+        last = self._last.get(token.index)
+        if last is not None:
+            self._counts.inter_token_s.observe(now - last)
+        elif not self._last:
+            self._counts.first_token_s.observe(now - self._arrived)
+        self._last[token.index] = now
+        await self.emit(token)
+
+    async def emit(self, event: Event) -> None:
+        async with self._lock:
+            await self._emit(event)
+
+
+class _Sum:
+    """What the prompts of a request came to."""
+
+    def __init__(self) -> None:
+        self._prompts: list[Generation] = []
+        self._rows: list[Generation] = []
+
+    def add(self, prompt: Generation, rows: Sequence[Generation]) -> None:
+        self._prompts.append(prompt)
+        self._rows += rows
+
+    def event(self, queued_s: float) -> Ended:
+        usages = [prompt.usage for prompt in self._prompts]
+        cached: dict[str, int] = {}
+        for usage in usages:
+            for tier, count in usage.cached.items():
+                cached[tier] = cached.get(tier, 0) + count
+        return Ended(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            completion_tokens=sum(
+                row.usage.completion_tokens for row in self._rows
+            ),
+            cached=cached,
+            miss_reason=usages[0].miss_reason,
+            prefill_s=max(p.timings.prefill_s for p in self._prompts),
+            decode_s=max(row.timings.decode_s for row in self._rows),
+            queued_s=queued_s,
+        )
+
+
+class Counts:
+    """What the server did so far."""
+
+    def __init__(self, service: ChatService) -> None:
+        self.requests = Counter(
+            "gemmakv_requests_total", "Answers by route, status and key."
+        )
+        self.rejected = Counter(
+            "gemmakv_requests_rejected_total", "Refused requests by reason."
+        )
+        self.cancelled = Counter(
+            "gemmakv_requests_cancelled_total",
+            "Requests whose client went away.",
+        )
+        self.prompt_tokens = Counter(
+            "gemmakv_prompt_tokens_total", "Tokens of prompts by key."
+        )
+        self.cached_tokens = Counter(
+            "gemmakv_cached_tokens_total",
+            "Tokens of prompts that were not computed, by key.",
+        )
+        self.completion_tokens = Counter(
+            "gemmakv_completion_tokens_total", "Sampled tokens by key."
+        )
+        self.misses = Counter(
+            "gemmakv_cache_misses_total",
+            "Requests for which the prefix cache had less than it could "
+            "have, by reason.",
+        )
+        self.queue_s = Histogram(
+            "gemmakv_queue_seconds", "From arrival to running."
+        )
+        self.first_token_s = Histogram(
+            "gemmakv_time_to_first_token_seconds",
+            "From arrival to the first token.",
+        )
+        self.inter_token_s = Histogram(
+            "gemmakv_inter_token_seconds", "Between two tokens."
+        )
+        admission = service.admission
+        self._metrics: list[Metric] = [
+            *vars(self).values(),
+            Gauge(
+                "gemmakv_rows_running",
+                "Continuations that run.",
+                lambda: admission.running,
+            ),
+            Gauge(
+                "gemmakv_requests_waiting",
+                "Requests in the queue.",
+                lambda: admission.waiting,
+            ),
+        ]
+        prefix = service.gemma.prefix_cache
+        if prefix is not None:
+            self._metrics += [
+                Gauge(
+                    "gemmakv_prefix_cache_bytes",
+                    "Bytes that the prefix cache refers to.",
+                    lambda: prefix.stats().bytes,
+                    "tier",
+                ),
+                Gauge(
+                    "gemmakv_prefix_cache_tokens_total",
+                    "Tokens that came from the prefix cache.",
+                    lambda: prefix.stats().cached,
+                    "tier",
+                    "counter",
+                ),
+                Gauge(
+                    "gemmakv_prefix_cache_evictions_total",
+                    "Entries of the prefix cache that went.",
+                    lambda: prefix.stats().evictions,
+                    kind="counter",
+                ),
+            ]
+
+    def count(self, tenant: Tenant, event: Ended) -> None:
+        """Takes in what a request came to."""
+        key = {"key": tenant.label}
+        self.prompt_tokens.add(event.prompt_tokens, **key)
+        self.cached_tokens.add(event.cached_tokens, **key)
+        self.completion_tokens.add(event.completion_tokens, **key)
+        if event.miss_reason:
+            self.misses.add(reason=event.miss_reason)
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        return self._metrics
+
+
+async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:
+    """Results of all; if one fails, the others are cancelled and waited for,
+    and its error raised.
+    """
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _left(until: float | None) -> float | None:
+    """Seconds until then."""
+    return None if until is None else max(0.0, until - time.monotonic())
+
+
+def _of_library(error: Exception) -> RequestError:
+    if isinstance(error, CacheFullError):
+        return _no_memory(one_line(error))
+    if isinstance(error, ValueError):
+        return of_value_error(error)
+    # A template that cannot express the messages.
+    return RequestError(400, one_line(error))
+
+
+def _no_memory(message: str) -> RequestError:
+    return RequestError(503, message, code="out_of_memory", retry_after=5)

@@ -1,0 +1,175 @@
+"""What the operator decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+from pathlib import Path
+
+from gemmakv._support.arguments import choice, integer, number
+
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain")
+LOG_FORMATS = ("text", "json")
+_MOST_KEYS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a request may ask for at most; beyond it is a 4xx.
+
+    Attributes:
+      body_bytes: of a request's body.
+      json_depth: lists and objects in each other.
+      messages: of a conversation.
+      rows: continuations of a request: prompts times `n`.
+      stop: stop strings.
+      top_logprobs: likeliest tokens of a place.
+      header_bytes: of a request's line and headers.
+      header_s: seconds that these may take to arrive.
+      body_s: seconds that the body may take.
+    """
+
+    body_bytes: int = 8 << 20
+    json_depth: int = 64
+    messages: int = 4096
+    rows: int = 16
+    stop: int = 16
+    top_logprobs: int = 20
+    header_bytes: int = 32 << 10
+    header_s: float = 20.0
+    body_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s"):
+                number(field.name, value, 0.001)
+            else:
+                integer(field.name, value, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of one server. Raises ValueError naming the setting that is bad.
+
+    Attributes:
+      served_model_name: names that requests may call the model by; the first
+        is the one in answers.
+      host, port: where it listens; port 0 takes a free one.
+      api_keys: of tenants; with none, everybody is served.
+      max_queue: requests that may wait.
+      max_running: continuations that run at once.
+      max_model_len: tokens of a prompt and its continuation; None: the
+        model's context.
+      default_max_tokens: where a request says nothing; None: as each API has
+        it.
+      default_temperature: likewise; None: the model's own, else 1.
+      default_seed: likewise; None: each request draws one.
+      request_timeout: seconds from a request's arrival to the end of its
+        answer; None: none.
+      drain_timeout: seconds for what runs when the server is told to stop.
+      cors_origin: origins whose pages may use the server; "*" is any.
+      allowed_host: names that a Host header may say, beside addresses,
+        localhost and `host`; "*" is any.
+      insecure: whether an address other than loopback may go without keys.
+      ping_s: seconds of silence after which a stream says that it lives.
+    """
+
+    served_model_name: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_queue: int = 64
+    max_running: int = 16
+    max_model_len: int | None = None
+    default_max_tokens: int | None = None
+    default_temperature: float | None = None
+    default_seed: int | None = None
+    request_timeout: float | None = None
+    drain_timeout: float = 30.0
+    cors_origin: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
+    insecure: bool = False
+    ping_s: float = 15.0
+    limits: Limits = dataclasses.field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        integer("port", self.port, 0, 65535)
+        integer("max_queue", self.max_queue, 0)
+        integer("max_running", self.max_running, 1)
+        for name, least in (("max_model_len", 2), ("default_max_tokens", 1)):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), least)
+        if self.request_timeout is not None:
+            number("request_timeout", self.request_timeout, 0.001)
+        number("drain_timeout", self.drain_timeout, 0)
+        number("ping_s", self.ping_s, 0.001)
+        if not self.served_model_name or not all(self.served_model_name):
+            raise ValueError("served_model_name: expected a name, found none")
+        for origin in self.cors_origin:
+            if origin != "*" and "://" not in origin:
+                raise ValueError(
+                    "cors_origin: expected an origin as https://example.org, "
+                    f"or *, found {origin!r}"
+                )
+        if not self.api_keys and not self.insecure and not self.is_local:
+            raise ValueError(
+                f"host: {self.host!r} is reachable by others; expected API "
+                "keys (--api-key-file) with it, or --insecure"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        if self.host in _LOOPBACK_NAMES:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def read_keys(path: str | os.PathLike[str]) -> list[str]:
+    """API keys of a file: one a line; empty lines and those that begin with #
+    do not count. Raises OSError, or ValueError if there are none.
+    """
+    keys = []
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"api_key_file: {os.fspath(path)}: expected UTF-8 text"
+        ) from None
+    for line in map(str.strip, lines):
+        if line and not line.startswith("#"):
+            keys.append(line)
+    if not keys:
+        raise ValueError(
+            f"api_key_file: {os.fspath(path)}: expected a key a line, found "
+            "none"
+        )
+    if len(keys) > _MOST_KEYS:
+        raise ValueError(
+            f"api_key_file: {os.fspath(path)}: expected at most {_MOST_KEYS} "
+            f"keys, found {len(keys)}"
+        )
+    return keys
+
+
+def checked_keys(keys: list[str]) -> tuple[str, ...]:
+    """Without those that come twice. Raises ValueError for one that no header
+    can say.
+    """
+    for key in keys:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(
+                "api_key: expected printable ASCII without spaces, found "
+                f"a key of {len(key)} characters that is not"
+            )
+    return tuple(dict.fromkeys(keys))
+
+
+def log_format(value: str) -> str:
+    """Raises ValueError."""
+    return choice("log_format", value, LOG_FORMATS)
