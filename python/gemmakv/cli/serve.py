@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+import gemmakv
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
 
@@ -245,6 +246,7 @@ def serve(
         cors_origin=tuple(cors_origin or ()),
         allowed_host=tuple(allowed_host or ()),
         insecure=insecure,
+        version=gemmakv.__version__,
         limits=settings_of.Limits(
             body_bytes=max_body_bytes, messages=max_messages, rows=max_n
         ),

@@ -138,18 +138,21 @@ class App:
         if call.scope["method"] == "OPTIONS" and origin is not None:
             await _preflight(call)
             return
-        if call.service is not None:
-            call.tenant = call.service.tenant(_key(call.headers))
-        open_to_all = call.scope["path"] in _OPEN
-        if call.tenant is None and not open_to_all and call.service:
+        if call.scope["path"] not in _OPEN:
+            self._check_key(call)
+        await self._router(call.scope, call.receive, call.send)
+
+    def _check_key(self, call: Call) -> None:
+        key = _key(call.headers)
+        call.tenant = call.chat.tenant(key)
+        if call.tenant is None:
             raise RequestError(
                 401,
                 "api_key: expected a key of this server (Authorization: "
                 "Bearer KEY, or x-api-key), found "
-                + ("another" if _key(call.headers) else "none"),
+                + ("another" if key else "none"),
                 code="invalid_api_key",
             )
-        await self._router(call.scope, call.receive, call.send)
 
     def _check_host(self, header: str) -> None:
         """A page whose name was pointed at this machine says that name."""

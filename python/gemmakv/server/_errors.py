@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 from gemmakv.errors import one_line
+from gemmakv.options import GenerationOptions
 
-_NAMED = re.compile(r"(?P<name>[a-z_]+(?:\[[^\]]*\]|\.[a-z_]+)*)[^:]{0,40}: ")
+# "max_tokens: expected ...", "messages[0].role: ..."; the core's errors have no
+# colon behind an option's name.
+_NAMED = re.compile(r"(?P<name>[a-z_]+(?:\[[^\]]*\]|\.[a-z_]+)*)(?P<colon>:?)")
 
 
 class RequestError(Exception):
@@ -60,4 +63,7 @@ def of_value_error(error: ValueError) -> RequestError:
     """Of the library's errors, which begin with the argument's name."""
     message = one_line(error)
     named = _NAMED.match(message)
-    return RequestError(400, message, param=named["name"] if named else None)
+    param = None
+    if named and (named["colon"] or named["name"] in GenerationOptions.table):
+        param = named["name"]
+    return RequestError(400, message, param=param)

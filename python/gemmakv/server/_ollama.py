@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
-from importlib.metadata import version as version_of
 from typing import Any
 
 import msgspec
@@ -154,8 +153,7 @@ async def show(call: Call) -> None:
 
 
 async def version(call: Call) -> None:
-    # Of this program; clients look for one.
-    await call.answer({"version": version_of("gemmakv")})
+    await call.answer({"version": call.settings.version})
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:

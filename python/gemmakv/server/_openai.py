@@ -517,10 +517,15 @@ def _model(call: Call, name: str) -> dict[str, Any]:
         "object": "model",
         "created": _STARTED,
         "owned_by": "gemmakv",
+        "max_model_len": call.chat.context,
     }
-    if call.service is not None:
-        found["max_model_len"] = call.service.context
     if "anthropic-version" in call.headers:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_STARTED))
-        found |= {"type": "model", "display_name": name, "created_at": stamp}
+        found |= {
+            "type": "model",
+            "display_name": name,
+            "created_at": stamp,
+            "lifecycle": "active",
+            "max_input_tokens": call.chat.context,
+        }
     return found

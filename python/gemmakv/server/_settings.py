@@ -74,6 +74,7 @@ class Settings:
         localhost and `host`; "*" is any.
       insecure: whether an address other than loopback may go without keys.
       ping_s: seconds of silence after which a stream says that it lives.
+      version: of this program, for clients that ask.
     """
 
     served_model_name: tuple[str, ...]
@@ -92,6 +93,7 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     insecure: bool = False
     ping_s: float = 15.0
+    version: str = ""
     limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:

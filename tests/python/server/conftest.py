@@ -1,0 +1,29 @@
+"""A server of a tiny random model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `server` is not installed")
+pytest.importorskip("msgspec", reason="the extra `server` is not installed")
+pytest.importorskip("uvicorn", reason="the extra `server` is not installed")
+pytest.importorskip("httpx")
+
+import gemmakv
+from gemmakv.server._app import App
+from support.asgi import make_app
+
+
+@pytest.fixture(scope="session")
+def shared(talker_path: Path) -> gemmakv.Gemma:
+    """A model that writes letters until max_tokens, with a prefix cache."""
+    return gemmakv.Gemma.load(talker_path)
+
+
+@pytest.fixture
+def app(shared: gemmakv.Gemma) -> App:
+    return make_app(
+        shared, max_model_len=4096, default_max_tokens=8, default_seed=5
+    )

@@ -1,0 +1,181 @@
+"""/v1/messages and count_tokens, in the SDK's types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.server._app import App
+from support.asgi import NAME, USER, get, post, sse_events
+
+anthropic = pytest.importorskip("anthropic")
+from anthropic.types import (  # noqa: E402
+    Message,
+    MessageTokensCount,
+    ModelInfo,
+    RawMessageStreamEvent,
+)
+from pydantic import TypeAdapter  # noqa: E402
+
+PATH = "/v1/messages"
+SAID = {"model": NAME, "messages": USER, "temperature": 1, "max_tokens": 6}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def message(app: App, **fields: Any) -> Message:
+    response = post(app, PATH, {**SAID, **fields})
+    assert response.status_code == 200, response.text
+    return Message.model_validate(response.json(), strict=True)
+
+
+def text_of(found: Message) -> str:
+    [block] = found.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_reply_is_what_chat_gives(app: App, shared: gemmakv.Gemma) -> None:
+    expected = shared.chat(USER, temperature=1, seed=5, max_tokens=6)
+    found = message(app)
+    assert text_of(found) == expected.text
+    assert found.stop_reason == "max_tokens" and found.stop_sequence is None
+    usage = found.usage
+    assert usage.cache_read_input_tokens is not None
+    total = usage.input_tokens + usage.cache_read_input_tokens
+    assert total == shared.count_tokens(USER)
+    assert usage.output_tokens == 6
+
+
+def test_events(app: App) -> None:
+    response = post(app, PATH, {**SAID, "stream": True})
+    events = sse_events(response.text)
+    assert all(kind == data["type"] for kind, data in events)
+    kinds = [kind for kind, _ in events if kind != "ping"]
+    deltas = kinds.count("content_block_delta")
+    assert kinds == [
+        "message_start", "content_block_start",
+        *["content_block_delta"] * deltas,
+        "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+    found = [
+        EVENT.validate_python(data) for kind, data in events if kind != "ping"
+    ]
+    text = "".join(e.delta.text for e in found[2 : 2 + deltas])
+    assert text == text_of(message(app))
+    assert found[0].message.usage.input_tokens > 0
+    assert found[-2].usage.output_tokens == 6
+    assert found[-2].delta.stop_reason == "max_tokens"
+
+
+def test_cache_reads_are_counted(app: App) -> None:
+    long = [{"role": "user", "content": "another long text " * 120}]
+    first = message(app, messages=long)
+    again = message(app, messages=long)
+    assert text_of(first) == text_of(again)
+    usage = again.usage
+    assert usage.cache_read_input_tokens
+    assert usage.input_tokens + usage.cache_read_input_tokens == (
+        first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0)
+    )
+
+
+def test_stop_sequences(app: App) -> None:
+    text = text_of(message(app, max_tokens=30))
+    letter = text[10]
+    found = message(app, max_tokens=30, stop_sequences=["\u20ac", letter])
+    assert found.stop_reason == "stop_sequence"
+    assert found.stop_sequence == letter
+    assert text_of(found) == text[: text.index(letter)].rstrip()
+
+
+def test_system_and_blocks(app: App) -> None:
+    one = message(app, system="Be kind.")
+    billing = "x-anthropic-billing-header: cc_version=1; cch=8f3a;"
+    blocks = [
+        {"type": "text", "text": billing},
+        {
+            "type": "text",
+            "text": "Be kind.",
+            "cache_control": {"type": "ephemeral"},
+        },
+    ]
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "hello there"}]}
+    ]
+    two = message(app, system=blocks, messages=said)
+    assert text_of(one) == text_of(two) != text_of(message(app))
+
+
+def test_turns_of_one_side_are_one(app: App) -> None:
+    halves = [
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": "two"},
+    ]
+    parts = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "one"},
+                {"type": "text", "text": "two"},
+            ],
+        }
+    ]
+    assert text_of(message(app, messages=halves)) == text_of(
+        message(app, messages=parts)
+    )
+
+
+def test_count_tokens(app: App, shared: gemmakv.Gemma) -> None:
+    body = {"model": NAME, "messages": USER, "system": "Be kind."}
+    response = post(app, "/v1/messages/count_tokens", body)
+    found = MessageTokensCount.model_validate(response.json(), strict=True)
+    assert found.input_tokens == shared.count_tokens(
+        [{"role": "system", "content": "Be kind."}, *USER]
+    )
+
+
+def test_models_in_its_form(app: App) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    [entry] = get(app, "/v1/models", **headers).json()["data"]
+    assert ModelInfo.model_validate(entry).id == NAME
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
+        (
+            {"messages": [{"role": "system", "content": "x"}]},
+            "messages[0].role",
+        ),
+        (
+            {"messages": [*USER, {"role": "assistant", "content": "So"}]},
+            "messages[1].role",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"system": 5}, "system"),
+        ({"system": [{"type": "text"}]}, "system[0].text"),
+    ],
+)
+def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
+    body = {k: v for k, v in {**SAID, **fields}.items() if v is not None}
+    response = post(app, PATH, body)
+    assert response.status_code == 400, response.text
+    said = response.json()
+    assert said["type"] == "error"
+    assert said["error"]["type"] == "invalid_request_error"
+    assert said["error"]["message"].startswith(words + ": ")
+    assert said["request_id"] == response.headers["request-id"]

@@ -1,0 +1,269 @@
+"""Clients that go away, wherever their request is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.server._app import App
+from support.asgi import NAME, USER, Exchange, make_app, post, until
+
+CHAT = "/v1/chat/completions"
+LONG = {
+    "model": NAME,
+    "messages": USER,
+    "max_tokens": 100_000,
+    "ignore_eos": True,
+}
+ENDLESS_PROMPT = [{"role": "user", "content": "ab" * 100_000}]
+
+
+@pytest.fixture
+def one_row(shared: gemmakv.Gemma) -> App:
+    """With one row, so that the second request waits."""
+    return make_app(shared, max_running=1, default_seed=5)
+
+
+def run(work: Awaitable[None]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(work, 120)
+
+    asyncio.run(main())
+
+
+def service(app: App) -> Any:
+    assert app.service is not None
+    return app.service
+
+
+async def gone(app: App, exchange: Exchange) -> None:
+    """The client leaves, and nothing of its request is left soon."""
+    exchange.leave()
+    begin = time.monotonic()
+    await exchange.done()
+    assert service(app).live == 0
+    assert service(app).admission.running == 0
+    assert time.monotonic() - begin < 20
+    assert sum(service(app).counts.cancelled.values.values()) == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_decoding(shared: gemmakv.Gemma, stream: bool, n: int) -> None:
+    app = make_app(shared)
+
+    async def main() -> None:
+        exchange = Exchange(app, CHAT, {**LONG, "stream": stream, "n": n})
+        steps = shared._engine.steps
+        if stream:
+            await exchange.holds(b'"content":"')
+            assert b"[DONE]" not in exchange.data
+        await until(lambda: shared._engine.steps > steps + 20, "it decoded")
+        await gone(app, exchange)
+
+    run(main())
+    # The engine is free: nothing steps any more.
+    steps = shared._engine.steps
+    time.sleep(0.2)
+    assert shared._engine.steps == steps
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_is_read(shared: gemmakv.Gemma, stream: bool, n: int) -> None:
+    app = make_app(shared)
+    body = {**LONG, "messages": ENDLESS_PROMPT, "stream": stream, "n": n}
+
+    async def main() -> None:
+        steps = shared._engine.steps
+        exchange = Exchange(app, CHAT, body)
+        await until(lambda: shared._engine.steps > steps, "it was read")
+        await gone(app, exchange)
+        assert b'"content":"a' not in exchange.data
+
+    run(main())
+    steps = shared._engine.steps
+    time.sleep(0.2)
+    assert shared._engine.steps == steps
+
+
+def test_queued(one_row: App) -> None:
+    async def main() -> None:
+        first = Exchange(one_row, CHAT, {**LONG, "stream": True})
+        await first.holds(b'"role"')
+        second = Exchange(one_row, CHAT, LONG)
+        admission = service(one_row).admission
+        await until(lambda: admission.waiting == 1, "it waited")
+        second.leave()
+        await second.done()
+        assert admission.waiting == 0 and admission.running == 1
+        assert not second.data
+        first.leave()
+        await first.done()
+        assert admission.running == 0
+
+    run(main())
+    found = post(one_row, CHAT, {**LONG, "max_tokens": 2})
+    assert found.status_code == 200
+
+
+def test_while_the_body_comes(app: App) -> None:
+    async def main() -> None:
+        exchange = Exchange(app, CHAT, b"{")
+        exchange._incoming.get_nowait()
+        exchange._incoming.put_nowait(
+            {"type": "http.request", "body": b"{", "more_body": True}
+        )
+        await asyncio.sleep(0.05)
+        assert not exchange.task.done()
+        exchange.leave()
+        await exchange.done()
+        assert not exchange.status
+
+    run(main())
+
+
+def test_at_every_event(app: App) -> None:
+    """A stream that is cut behind any of its frames leaves nothing behind."""
+    body = {**LONG, "max_tokens": 8, "stream": True, "seed": 3}
+    whole = post(app, CHAT, body).content
+    frames = whole.count(b"\n\n")
+    assert frames >= 8
+
+    async def cut(after: int) -> None:
+        exchange = Exchange(app, CHAT, body)
+        send = exchange._send
+        sent = 0
+
+        async def counted(message: dict[str, Any]) -> None:
+            nonlocal sent
+            await send(message)
+            sent += message["type"] == "http.response.body"
+            if sent == after:
+                exchange.leave()
+                await asyncio.sleep(0)
+
+        exchange._send = counted  # type: ignore[method-assign]
+        exchange.task.cancel()
+        exchange.task = asyncio.ensure_future(
+            app(exchange._scope, exchange._incoming.get, counted)
+        )
+        await exchange.done()
+        assert service(app).live == 0
+        assert service(app).admission.running == 0
+
+    for after in range(1, frames + 2):
+        run(cut(after))
+    again = post(app, CHAT, body)
+    assert again.status_code == 200
+    assert again.content.count(b"\n\n") == frames
+
+
+def test_one_leaves_others_stay(app: App) -> None:
+    body = {**LONG, "max_tokens": 60, "seed": 3}
+    alone = post(app, CHAT, body).json()["choices"]
+
+    async def main() -> None:
+        stays = [Exchange(app, CHAT, body) for _ in range(3)]
+        leaves = [Exchange(app, CHAT, {**LONG, "stream": True}) for _ in "123"]
+        for exchange in leaves:
+            await exchange.holds(b'"role"')
+            exchange.leave()
+        for exchange in [*stays, *leaves]:
+            await exchange.done()
+        import json
+
+        for exchange in stays:
+            assert json.loads(exchange.data)["choices"] == alone
+
+    run(main())
+
+
+def test_full_queue_says_when(one_row: App) -> None:
+    app = one_row
+    service(app).admission.max_queue = 1
+
+    async def main() -> None:
+        first = Exchange(app, CHAT, {**LONG, "stream": True})
+        await first.holds(b'"role"')
+        second = Exchange(app, CHAT, {**LONG, "max_tokens": 2})
+        admission = service(app).admission
+        await until(lambda: admission.waiting == 1, "it waited")
+        third = Exchange(app, CHAT, {**LONG, "stream": True})
+        await third.done()
+        assert third.status == 429
+        assert b"rate_limit_exceeded" in third.data
+        first.leave()
+        await first.done()
+        await second.done()
+        assert second.status == 200
+
+    run(main())
+
+
+def test_deadlines(one_row: App) -> None:
+    body = {**LONG, "deadline": 0.2}
+    found = post(one_row, CHAT, body)
+    assert found.status_code == 200
+    assert found.json()["choices"][0]["finish_reason"] == "length"
+    for n in (1, 2):
+        app = make_app(
+            service(one_row).gemma, request_timeout=0.2, max_running=2
+        )
+        found = post(app, CHAT, {**LONG, "n": n})
+        assert len(found.json()["choices"]) == n
+
+    async def main() -> None:
+        first = Exchange(one_row, CHAT, {**LONG, "stream": True})
+        await first.holds(b'"role"')
+        second = Exchange(one_row, CHAT, body)
+        await second.done()
+        assert second.status == 503
+        assert b"deadline_exceeded" in second.data
+        first.leave()
+        await first.done()
+
+    run(main())
+
+
+def test_abort_tells_everybody(one_row: App) -> None:
+    async def main() -> None:
+        streamed = Exchange(one_row, CHAT, {**LONG, "stream": True})
+        await streamed.holds(b'"role"')
+        queued = Exchange(one_row, CHAT, LONG)
+        admission = service(one_row).admission
+        await until(lambda: admission.waiting == 1, "it waited")
+        service(one_row).drain()
+        late = Exchange(one_row, CHAT, LONG)
+        await late.done()
+        assert late.status == 503
+        service(one_row).abort()
+        await streamed.done()
+        await queued.done()
+        assert queued.status == 503
+        assert b'"code":"server_stopping"' in streamed.data
+        assert service(one_row).live == 0
+
+    run(main())
+
+
+def test_pings_in_silence(shared: gemmakv.Gemma) -> None:
+    app = make_app(shared, ping_s=0.05)
+    body = {**LONG, "messages": ENDLESS_PROMPT, "stream": True}
+
+    async def main() -> None:
+        exchange = Exchange(app, CHAT, body)
+        await exchange.holds(b": ping\n\n: ping\n\n")
+        exchange.leave()
+        await exchange.done()
+        other = Exchange(app, "/v1/messages", body)
+        await other.holds(b"event: ping\n" + b'data: {"type":"ping"}\n\nevent')
+        other.leave()
+        await other.done()
+
+    run(main())

@@ -1,0 +1,202 @@
+"""Ollama's routes, in its client's types; and those of llama-server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.server._app import App
+from support.asgi import NAME, USER, get, in_loop, post
+
+ollama = pytest.importorskip("ollama")
+
+SAID = {"temperature": 1, "num_predict": 6}
+
+
+def lines(app: App, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    response = post(app, path, body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_chat(app: App, shared: gemmakv.Gemma) -> None:
+    expected = shared.chat(USER, temperature=1, seed=5, max_tokens=6)
+    body = {"model": NAME, "messages": USER, "options": SAID, "tools": []}
+    found = lines(app, "/api/chat", body)
+    parsed = [ollama.ChatResponse.model_validate(one) for one in found]
+    assert "".join(p.message.content or "" for p in parsed) == expected.text
+    assert [p.done for p in parsed] == [False] * (len(parsed) - 1) + [True]
+    whole = post(app, "/api/chat", {**body, "stream": False}).json()
+    last = ollama.ChatResponse.model_validate(whole)
+    assert last.message.content == expected.text
+    for end in (parsed[-1], last):
+        assert end.done_reason == "length"
+        assert end.prompt_eval_count == shared.count_tokens(USER)
+        assert end.eval_count == 6
+        assert end.total_duration and end.eval_duration is not None
+        assert end.total_duration >= end.eval_duration > 0
+
+
+def test_generate(app: App, shared: gemmakv.Gemma) -> None:
+    body = {"model": NAME, "prompt": "hello there", "options": SAID}
+    found = lines(app, "/api/generate", body)
+    parsed = [ollama.GenerateResponse.model_validate(one) for one in found]
+    expected = shared.chat(USER, temperature=1, seed=5, max_tokens=6)
+    assert "".join(p.response for p in parsed) == expected.text
+    raw = post(app, "/api/generate", {**body, "raw": True, "stream": False})
+    cache = gemmakv.create_kv_cache(shared.config)
+    expected = shared.generate(
+        cache, "hello there", temperature=1, seed=5, max_tokens=6
+    )
+    assert raw.json()["response"] == expected.text
+    system = post(
+        app, "/api/generate", {**body, "system": "S", "stream": False}
+    )
+    expected = shared.chat(
+        [{"role": "system", "content": "S"}, *USER],
+        temperature=1, seed=5, max_tokens=6,
+    )  # fmt: skip
+    assert system.json()["response"] == expected.text
+
+
+def test_nothing_to_say_loads(app: App) -> None:
+    for path in ("/api/chat", "/api/generate"):
+        found = post(app, path, {"model": NAME}).json()
+        assert found["done"] is True and found["done_reason"] == "load"
+
+
+def test_logprobs(app: App) -> None:
+    body = {
+        "model": NAME, "messages": USER, "options": SAID, "stream": False,
+        "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
+    found = post(app, "/api/chat", body).json()
+    assert len(found["logprobs"]) == 6
+    assert all(len(one["top_logprobs"]) == 2 for one in found["logprobs"])
+
+
+def test_what_is_there(app: App) -> None:
+    found = ollama.ListResponse.model_validate(get(app, "/api/tags").json())
+    assert [m.model for m in found.models] == [NAME]
+    ps = ollama.ProcessResponse.model_validate(get(app, "/api/ps").json())
+    assert [m.name for m in ps.models] == [NAME]
+    for body in ({"model": NAME}, {"name": NAME}, {"model": NAME + ":latest"}):
+        shown = post(app, "/api/show", body).json()
+        ollama.ShowResponse.model_validate(shown)
+        assert shown["model_info"]["gemma3.context_length"] == 4096
+    assert get(app, "/api/version").json() == {"version": gemmakv.__version__}
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"format": "json"}, "format"),
+        ({"format": {"type": "object"}}, "format"),
+        ({"think": True}, "think"),
+        ({"tools": [{}]}, "tools"),
+        ({"options": {"mirostat": 1}}, "options.mirostat"),
+        ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"options": {"temperature": "x"}}, "options.temperature"),
+        ({"options": {"num_predict": -7}}, "options.num_predict"),
+        ({"options": []}, "options"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]},
+         "messages[0].images"),
+        ({"messages": [{"role": "x", "content": "x"}]}, "messages[0].role"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
+    body = {"model": NAME, "messages": USER, **fields}
+    response = post(app, "/api/chat", body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"].startswith(words + ": ")
+
+
+def test_other_model(app: App) -> None:
+    response = post(app, "/api/chat", {"model": "llama9", "messages": USER})
+    assert response.status_code == 404
+    assert "llama9" in response.json()["error"]
+
+
+# Of llama-server.
+
+
+def test_tokenize_and_back(app: App, shared: gemmakv.Gemma) -> None:
+    assert shared.tokenizer is not None
+    text = "the a\u20ac \u4f60"
+    ids = shared.tokenizer.encode(text)
+    assert post(app, "/tokenize", {"content": text}).json() == {"tokens": ids}
+    found = post(app, "/tokenize", {"content": text, "add_special": True})
+    assert found.json() == {"tokens": [shared.config.bos_id, *ids]}
+    body = {"content": "\u4f60<eos>", "with_pieces": True}
+    pieces = [p["piece"] for p in post(app, "/tokenize", body).json()["tokens"]]
+    assert pieces[-1] == "<eos>"
+    assert b"".join(bytes(p) for p in pieces[:-1]).decode() == "\u4f60"
+    body = {"content": "<eos>", "parse_special": False}
+    assert len(post(app, "/tokenize", body).json()["tokens"]) == 5
+    found = post(app, "/detokenize", {"tokens": ids})
+    assert found.json() == {"content": text}
+    bad = post(app, "/detokenize", {"tokens": [1 << 30]})
+    assert bad.status_code == 400
+    assert bad.json()["error"]["message"].startswith("tokens: ")
+
+
+def test_apply_template(app: App, shared: gemmakv.Gemma) -> None:
+    found = post(app, "/apply-template", {"messages": USER}).json()["prompt"]
+    assert shared.tokenizer is not None
+    assert shared.tokenizer.encode(found, True) == (
+        shared.apply_chat_template(USER).tolist()
+    )
+    body = {"messages": USER, "tools": [{"type": "function"}]}
+    assert post(app, "/apply-template", body).status_code == 400
+
+
+def test_props_and_health(app: App) -> None:
+    props = get(app, "/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["total_slots"] == 16
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert get(app, path).json() == {"status": "ok"}
+
+
+def test_metrics(app: App) -> None:
+    post(app, "/api/chat", {
+        "model": NAME, "messages": USER, "options": SAID, "stream": False,
+    })  # fmt: skip
+    post(app, "/api/chat", b"{")
+    response = get(app, "/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    text = response.text
+    values = dict(
+        line.rsplit(" ", 1)
+        for line in text.splitlines()
+        if not line.startswith("#")
+    )
+    assert values['gemmakv_completion_tokens_total{key="none"}'] == "6"
+    chat = 'key="none",route="/api/chat"'
+    assert values[f'gemmakv_requests_total{{{chat},status="200"}}'] == "1"
+    assert values[f'gemmakv_requests_total{{{chat},status="400"}}'] == "1"
+    assert values["gemmakv_time_to_first_token_seconds_count"] == "1"
+    assert values["gemmakv_inter_token_seconds_count"] == "5"
+    assert (
+        values['gemmakv_time_to_first_token_seconds_bucket{le="+Inf"}'] == "1"
+    )
+    assert values["gemmakv_rows_running"] == "0"
+
+
+def test_loading(app: App) -> None:
+    app.service = None
+    for path in ("/health", "/v1/models", "/api/tags"):
+        response = get(app, path)
+        assert response.status_code == 503
+    assert get(app, "/health").status_code == 503
+    assert "Loading model" in get(app, "/health").text
+    assert get(app, "/health/live").status_code == 200
+    body = {"model": NAME, "messages": USER}
+    response = post(app, "/v1/chat/completions", body)
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    assert in_loop(app, lambda http: http.head("/")).status_code == 200
