@@ -190,24 +190,26 @@ class App:
             call.service.counts.requests.add(
                 route=route, status=str(call.status), key=tenant
             )
+        # As it was sent: a decoded one may hold line ends.
+        path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
+        seconds = time.monotonic() - call.arrived
+        fields = {
+            "method": scope["method"],
+            "path": path,
+            "status": call.status,
+            "seconds": round(seconds, 6),
+            "request_id": call.request_id,
+            "key": tenant,
+            "traceparent": call.headers.get("traceparent"),
+        }
         LOG.info(
             "%s %s %d %.3f s %s",
             scope["method"],
-            scope["path"][:200],
+            path,
             call.status,
-            time.monotonic() - call.arrived,
+            seconds,
             call.request_id,
-            extra={
-                "fields": {
-                    "method": scope["method"],
-                    "path": scope["path"][:200],
-                    "status": call.status,
-                    "seconds": round(time.monotonic() - call.arrived, 6),
-                    "request_id": call.request_id,
-                    "key": tenant,
-                    "traceparent": call.headers.get("traceparent"),
-                }
-            },
+            extra={"fields": fields},
         )
 
 

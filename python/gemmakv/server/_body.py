@@ -98,7 +98,8 @@ def _check_unicode(value: Any, path: str) -> None:
     if isinstance(value, str):
         if _SURROGATE.search(value):
             raise invalid(
-                path or "body", "found a lone surrogate, which is no Unicode"
+                path[:200] or "body",
+                "found a lone surrogate, which is no Unicode",
             )
     elif isinstance(value, dict):
         for key, one in value.items():
@@ -115,7 +116,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise invalid(key, "the key comes twice")
+                raise invalid(key[:60], "the key comes twice")
             seen.add(key)
     return found
 

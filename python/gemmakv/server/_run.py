@@ -79,10 +79,14 @@ class _Process:
         self._settings = settings
         self._sock = sock
         self._app = App(settings)
+
+        class Protocol(_Protocol):
+            header_s = settings.limits.header_s
+
         self._server = _Server(
             uvicorn.Config(
                 self._app,
-                http=_Protocol,
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -94,7 +98,6 @@ class _Process:
                 h11_max_incomplete_event_size=settings.limits.header_bytes,
             )
         )
-        _Protocol.header_s = settings.limits.header_s
         self._stopping = False
 
     async def run(self, load: Load, make_service: MakeService) -> None:

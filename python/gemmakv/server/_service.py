@@ -347,6 +347,12 @@ class ChatService:
             deadline=_left(until),
             prefix_cache=options.get("prefix_cache", "on"),
         )
+        if said.finish_reason == "deadline":  # nothing is continued any more
+            for i in range(request.n):
+                end = Finished(first + i, said.finish_reason, None, said)
+                await sink.emit(end)
+            ended.add(said, [said])
+            return
         generations = await _all(
             [one(i, cache.fork(), "") for i in range(request.n)]
         )

@@ -207,26 +207,54 @@ def test_full_queue_says_when(one_row: App) -> None:
 
 
 def test_deadlines(one_row: App) -> None:
-    body = {**LONG, "deadline": 0.2}
-    found = post(one_row, CHAT, body)
+    found = post(one_row, CHAT, {**LONG, "deadline": 0.2})
     assert found.status_code == 200
     assert found.json()["choices"][0]["finish_reason"] == "length"
     for n in (1, 2):
         app = make_app(
             service(one_row).gemma, request_timeout=0.2, max_running=2
         )
-        found = post(app, CHAT, {**LONG, "n": n})
-        assert len(found.json()["choices"]) == n
+        for prompt in (USER, ENDLESS_PROMPT):  # in the reply, in the prompt
+            body = {**LONG, "n": n, "messages": prompt}
+            choices = post(app, CHAT, body).json()["choices"]
+            assert [c["finish_reason"] for c in choices] == ["length"] * n
+            said = {c["message"]["content"] for c in choices}
+            assert (said == {""}) == (prompt is ENDLESS_PROMPT)
 
     async def main() -> None:
         first = Exchange(one_row, CHAT, {**LONG, "stream": True})
         await first.holds(b'"role"')
-        second = Exchange(one_row, CHAT, body)
+        second = Exchange(one_row, CHAT, {**LONG, "deadline": 0.2})
         await second.done()
         assert second.status == 503
         assert b"deadline_exceeded" in second.data
         first.leave()
         await first.done()
+
+    run(main())
+
+
+def test_keys_take_turns(shared: gemmakv.Gemma) -> None:
+    """One with many requests does not keep one with one waiting."""
+    app = make_app(shared, max_running=1, api_keys=("many", "few"))
+    ended: list[str] = []
+
+    async def main() -> None:
+        async def come(key: str, tokens: int) -> None:
+            body = {**LONG, "max_tokens": tokens}
+            exchange = Exchange(app, CHAT, body, {"x-api-key": key})
+            await exchange.done()
+            assert exchange.status == 200
+            ended.append(key)
+
+        tasks = [asyncio.ensure_future(come("many", 200))]
+        admission = service(app).admission
+        await until(lambda: admission.running == 1, "it ran")
+        tasks += [asyncio.ensure_future(come("many", 5)) for _ in range(8)]
+        await until(lambda: admission.waiting == 8, "all waited")
+        tasks.append(asyncio.ensure_future(come("few", 5)))
+        await asyncio.gather(*tasks)
+        assert ended.index("few") <= 2
 
     run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import threading
@@ -373,6 +374,49 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
     logged = [json.loads(x) for x in own.lines if x.startswith("{")]
     assert {"status": 401, "path": "/v1/models"}.items() <= logged[0].items()
     assert "secret" not in own.log
+
+
+def start(load: Any, make_service: Any = None) -> tuple[Any, str]:
+    """A call that serves in this process until a signal, and its address."""
+    from gemmakv.server import _run
+    from gemmakv.server._settings import Settings
+
+    settings = Settings((NAME,), port=0)
+    sock = _run.bind(settings)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    return lambda: _run.serve(settings, sock, load, make_service), url
+
+
+def test_signal_while_loading() -> None:
+    said = []
+
+    def load(check: Any) -> gemmakv.Gemma:
+        for path in ("/health", "/health/live", "/v1/models"):
+            response = httpx.get(url + path)
+            said.append((response.status_code, "Loading" in response.text))
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(600):
+            check()
+            time.sleep(0.1)
+        raise AssertionError("a minute passed")
+
+    serve, url = start(load)
+    begin = time.monotonic()
+    serve()
+    assert time.monotonic() - begin < 30
+    assert said == [(503, True), (200, False), (503, True)]
+
+
+def test_loading_fails() -> None:
+    def load(check: Any) -> gemmakv.Gemma:
+        assert httpx.get(url + "/health").status_code == 503
+        raise ValueError("model: no such thing")
+
+    serve, url = start(load)
+    with pytest.raises(ValueError, match="no such thing"):
+        serve()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url + "/health")
 
 
 def test_slow_headers(talker_path: Path) -> None:

@@ -279,7 +279,11 @@ def test_settings_that_the_model_cannot_have(shared: gemmakv.Gemma) -> None:
         make_app(shared, max_model_len=1 << 30)
 
 
-def test_injected_log_lines(app: App) -> None:
+def test_injected_log_lines(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="gemmakv.server"):
+        get(app, "/no%0Asuch%0D")
+    assert [r for r in caplog.messages if "/no%0Asuch%0D 404" in r]
+    assert not any("\n" in r or "\r" in r for r in caplog.messages)
     response = get(app, "/health", **{"x-request-id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
     response = get(app, "/health", **{"x-request-id": "a b"})
