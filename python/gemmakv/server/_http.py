@@ -273,7 +273,8 @@ async def serve(
     """
     if not streamed:
         reply = Reply()
-        await call.chat.run(request, reply.take)
+        whole = dataclasses.replace(request, streamed=False)
+        await call.chat.run(whole, reply.take)
         await call.answer(shape.whole(reply))
         return
     stream = Stream(call, shape.kind, shape.ping)

@@ -45,9 +45,9 @@ class Histogram:
         self._counts = [0] * (len(_SECONDS) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect.bisect_left(_SECONDS, seconds)] += 1
-        self._sum += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect.bisect_left(_SECONDS, seconds)] += times
+        self._sum += seconds * times
 
     def lines(self) -> Iterable[str]:
         total = 0

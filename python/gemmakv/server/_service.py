@@ -8,7 +8,13 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -62,6 +68,8 @@ class ChatRequest:
         context if that is None.
       n: continuations of each prompt; continuation i of prompt p has the
         index p * n + i and the seed seed + i.
+      streamed: whether tokens are wanted as they come. Otherwise those of a
+        continuation come when it has ended, which costs less.
       arrived: time.monotonic() when the request came; its deadline counts
         from there.
     """
@@ -72,6 +80,7 @@ class ChatRequest:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     n: int = 1
     default_max_tokens: int | None = None
+    streamed: bool = True
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -369,6 +378,55 @@ class ChatService:
         sink: _Sink,
     ) -> Generation:
         """One continuation."""
+        if request.streamed:
+            generation = await self._pieces(
+                gemma, index, cache, prompt, options, request, sink
+            )
+        else:
+            generation = await gemma.agenerate(cache, prompt, **options)
+            for token in self._tokens(index, generation, request):
+                await sink.emit(token)
+            sink.measure(generation)
+        stops = stop_texts(_NO_TEMPLATE, request.options)
+        stop = self._stopped_by(generation, stops)
+        await sink.emit(
+            Finished(index, generation.finish_reason, stop, generation)
+        )
+        return generation
+
+    def _tokens(
+        self, index: int, generation: Generation, request: ChatRequest
+    ) -> Iterator[Token]:
+        """Of a continuation that has ended; the first has all its text."""
+        text = generation.text
+        if request.messages is not None:
+            text = text.strip()
+        logprobs, top = generation.logprobs, generation.top_logprobs
+        if logprobs is None:
+            yield Token(index, text, -1, None, None)
+            return
+        for i, token in enumerate(generation.token_ids):
+            last = i + 1 == len(generation.token_ids)
+            ended = last and generation.finish_reason == "stop"
+            yield Token(
+                index,
+                "" if i else text,
+                -1 if ended and token in self._ends else token,
+                float(logprobs[i]),
+                top and TopLogprobs(top.token_ids[i], top.logprobs[i]),
+            )
+
+    async def _pieces(
+        self,
+        gemma: Gemma,
+        index: int,
+        cache: KVCache,
+        prompt: TokenArray | str,
+        options: dict[str, Any],
+        request: ChatRequest,
+        sink: _Sink,
+    ) -> Generation:
+        """A continuation whose tokens are given out as they come."""
         trim = _Trimmer() if request.messages is not None else None
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
@@ -387,13 +445,7 @@ class ChatService:
                         shown.top_logprobs,
                     )
                 )
-            generation = stream.result()
-        stops = stop_texts(_NO_TEMPLATE, request.options)
-        stop = self._stopped_by(generation, stops)
-        await sink.emit(
-            Finished(index, generation.finish_reason, stop, generation)
-        )
-        return generation
+            return stream.result()
 
     def _stopped_by(
         self, generation: Generation, stops: Sequence[str]
@@ -559,6 +611,17 @@ class _Sink:
             self._counts.first_token_s.observe(now - self._arrived)
         self._last[token.index] = now
         await self.emit(token)
+
+    def measure(self, generation: Generation) -> None:
+        """Of tokens that did not come one by one."""
+        decode_s, count = generation.timings.decode_s, len(generation.token_ids)
+        if count and not self._last:
+            first = time.monotonic() - decode_s
+            self._counts.first_token_s.observe(first - self._arrived)
+            self._last[0] = first
+        if count > 1:
+            between = decode_s / (count - 1)
+            self._counts.inter_token_s.observe(between, count - 1)
 
     async def emit(self, event: Event) -> None:
         async with self._lock:
