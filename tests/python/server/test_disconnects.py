@@ -240,21 +240,25 @@ def test_keys_take_turns(shared: gemmakv.Gemma) -> None:
     ended: list[str] = []
 
     async def main() -> None:
-        async def come(key: str, tokens: int) -> None:
-            body = {**LONG, "max_tokens": tokens}
+        async def come(key: str) -> None:
+            body = {**LONG, "max_tokens": 5}
             exchange = Exchange(app, CHAT, body, {"x-api-key": key})
             await exchange.done()
             assert exchange.status == 200
             ended.append(key)
 
-        tasks = [asyncio.ensure_future(come("many", 200))]
+        body = {**LONG, "stream": True}
+        first = Exchange(app, CHAT, body, {"x-api-key": "many"})
+        await first.holds(b'"role"')
         admission = service(app).admission
-        await until(lambda: admission.running == 1, "it ran")
-        tasks += [asyncio.ensure_future(come("many", 5)) for _ in range(8)]
+        tasks = [asyncio.ensure_future(come("many")) for _ in range(8)]
         await until(lambda: admission.waiting == 8, "all waited")
-        tasks.append(asyncio.ensure_future(come("few", 5)))
-        await asyncio.gather(*tasks)
-        assert ended.index("few") <= 2
+        tasks.append(asyncio.ensure_future(come("few")))
+        await until(lambda: admission.waiting == 9, "it waited, too")
+        first.leave()
+        await asyncio.gather(first.task, *tasks)
+        assert len(ended) == 9
+        assert ended.index("few") <= 1
 
     run(main())
 
