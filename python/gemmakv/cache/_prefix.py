@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from gemmakv import _core
 from gemmakv._support.sizes import memory_limit, parse_bytes
+from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.errors import brief
 
 __all__ = ["PrefixCache", "PrefixStats", "core_prefix_cache", "salt_bytes"]
@@ -114,7 +115,7 @@ class PrefixCache:
         shared_bytes: int | str = "4GiB",
         disk: str | os.PathLike[str] | None = None,
         disk_bytes: int | str = "50GiB",
-        remote: object = None,
+        remote: str | RemoteStore | None = None,
         remote_secret: str | bytes | None = None,
         salt: str | bytes | None = None,
     ) -> None:
