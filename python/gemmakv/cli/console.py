@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from gemmakv._support.sizes import in_bytes
+from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models
 
@@ -137,6 +138,7 @@ def load(
     threads: int | None = None,
     packed_cache: bool = True,
     quantize: str | None = None,
+    prefix_cache: PrefixCache | bool = True,
 ) -> Gemma:
     """A model, with progress bars for fetching and loading it."""
     path = fetch(model)
@@ -147,6 +149,7 @@ def load(
             progress=progress,
             packed_cache=packed_cache,
             quantize=quantize,
+            prefix_cache=prefix_cache,
         )
     packed = gemma.packed_weights
     if packed.state == "written":

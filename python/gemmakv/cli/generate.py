@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv.cli import console
+from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import (
     MODEL,
     QUANTIZE,
@@ -62,6 +62,10 @@ def generate(
         help="Keep no file of packed weights for the next start.",
     ),
     sampling_defaults: bool = SAMPLING_DEFAULTS,
+    prefix_cache_ram: str | None = prefix_flags.RAM,
+    prefix_cache_shared: str | None = prefix_flags.SHARED,
+    prefix_cache_disk: str | None = prefix_flags.DISK,
+    prefix_cache_remote: str | None = prefix_flags.REMOTE,
     **options: Any,
 ) -> None:
     """Continue a text.
@@ -72,7 +76,15 @@ def generate(
     if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
         raise typer.BadParameter("--logprobs and --top-logprobs need --json")
     text = _read_stdin() if prompt == "-" else prompt
-    gemma = console.load(model, threads, not no_packed_cache, quantize)
+    prefix = prefix_flags.open_prefix_cache(
+        prefix_cache_ram,
+        prefix_cache_shared,
+        prefix_cache_disk,
+        prefix_cache_remote,
+    )
+    gemma = console.load(
+        model, threads, not no_packed_cache, quantize, prefix
+    )
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}
     GenerationOptions.check(options, gemma.config.vocab_size)

@@ -10,7 +10,7 @@ import typer
 
 import gemmakv
 from gemmakv.chat._session_file import OVERFLOWS
-from gemmakv.cli import console, describe
+from gemmakv.cli import console, describe, prefix_flags
 from gemmakv.cli.arguments import (
     QUANTIZE,
     SAMPLING_DEFAULTS,
@@ -78,6 +78,10 @@ def chat(
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
     sampling_defaults: bool = SAMPLING_DEFAULTS,
+    prefix_cache_ram: str | None = prefix_flags.RAM,
+    prefix_cache_shared: str | None = prefix_flags.SHARED,
+    prefix_cache_disk: str | None = prefix_flags.DISK,
+    prefix_cache_remote: str | None = prefix_flags.REMOTE,
     **options: Any,
 ) -> int:
     """Talk with a model in many sessions at once.
@@ -104,7 +108,13 @@ def chat(
 
     screen = TerminalView()
     view: View = screen if on_terminal else PipeView(as_json)
-    gemma = _load(model, threads, quantize)
+    prefix = prefix_flags.open_prefix_cache(
+        prefix_cache_ram,
+        prefix_cache_shared,
+        prefix_cache_disk,
+        prefix_cache_remote,
+    )
+    gemma = _load(model, threads, quantize, prefix)
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}
     persist = not no_persist and (on_terminal or session is not None)
@@ -133,11 +143,17 @@ def chat(
 
 
 def _load(
-    model: str | None, threads: int | None, quantize: str | None
+    model: str | None,
+    threads: int | None,
+    quantize: str | None,
+    prefix_cache: gemmakv.PrefixCache | bool,
 ) -> gemmakv.Gemma:
     try:
         return console.load(
-            model or DEFAULT_MODEL, threads, quantize=quantize
+            model or DEFAULT_MODEL,
+            threads,
+            quantize=quantize,
+            prefix_cache=prefix_cache,
         )
     except gemmakv.GemmaKVError as error:
         if model is not None:

@@ -1,0 +1,76 @@
+"""--prefix-cache-* of the commands that load a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.command import RunCli, assert_fails
+
+PROMPT = "once upon a time there was a model that forgot nothing " * 8
+
+
+def test_a_second_start_computes_nothing_again(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    def generate(*flags: object) -> dict[str, object]:
+        result = cli(
+            "generate", "--model", tiny_path, "--json", "--max-tokens=4",
+            *flags, PROMPT,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr.decode()
+        return dict(json.loads(result.stdout))
+
+    folder = ("--prefix-cache-disk", f"{tmp_path / 'kv'}:64MiB")
+    cold = generate()
+    first = generate(*folder)
+    second = generate(*folder, "--prefix-cache-ram", "0")
+    assert first["token_ids"] == second["token_ids"] == cold["token_ids"]
+    assert first["usage"]["cached"] == {}  # type: ignore[index]
+    assert second["usage"]["cached"]["disk"] > 0  # type: ignore[index]
+    stats = cli("cache", "stats", tmp_path / "kv")
+    assert stats.returncode == 0, stats.stderr.decode()
+
+
+def test_chat_keeps_it_too(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    result = cli(
+        "chat", "--model", tiny_path, "--max-tokens=4",
+        "--prefix-cache-disk", tmp_path / "kv", stdin=PROMPT.encode() + b"\n",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr.decode()
+    assert (tmp_path / "kv" / "key").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prefix-cache-ram", "-1"], ["--prefix-cache-ram", "-1"]),
+        (["--prefix-cache-ram", "much"], ["--prefix-cache-ram", "much"]),
+        (["--prefix-cache-disk", "kv:0"], ["--prefix-cache-disk", "1 byte"]),
+        (
+            ["--prefix-cache-remote", "gopher://host"],
+            ["--prefix-cache-remote", "gopher"],
+        ),
+    ],
+)
+def test_a_bad_flag_is_one_line(
+    cli: RunCli, tiny_path: Path, flags: list[str], words: list[str]
+) -> None:
+    result = cli("generate", "--model", tiny_path, *flags, "Hi")
+    assert_fails(result, *words, code=2)
+
+
+def test_a_file_where_a_folder_should_be(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    result = cli(
+        "generate", "--model", tiny_path, "--prefix-cache-disk", file, "Hi"
+    )
+    assert_fails(result, str(file))
+    assert file.read_text() == "mine"
