@@ -27,8 +27,7 @@ from gemmakv.cli.arguments import examples
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 app = typer.Typer(
-    help="Inspect, verify and compare saved conversations; look after folders "
-    "of the prefix cache.",
+    help="Look at saved conversations and at folders of the prefix cache.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=examples(
