@@ -23,13 +23,6 @@ size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
                              a.begin());
 }
 
-template <typename Entry, typename Fn>
-void ForBlocks(const Entry& entry, const Fn& fn) {
-  for (const auto& group : entry.held) {
-    for (const HeldBlock& held : group) fn(held.block.get());
-  }
-}
-
 template <typename Entry>
 size_t OwnBytes(const Entry& entry) {
   return kEntryBytes + entry.tokens.size() * sizeof(int32_t);
@@ -374,7 +367,7 @@ bool PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
   added->held = std::move(part.held);
   added->seconds = seconds * static_cast<double>(position - before);
   bool empty = true;
-  ForBlocks(*added, [&](const Block*) { empty = false; });
+  ForBlocks(added->held, [&](const Block*) { empty = false; });
   if (empty) return false;  // all is in the pages before it
   Point* const entry = added.get();
   node->points.push_back(std::move(added));
@@ -394,7 +387,7 @@ void PrefixIndex::Insert(Entry* entry) {
   size_t bytes = OwnBytes(*entry);
   size_t counted = 0;
   try {
-    ForBlocks(*entry, [&](const Block* block) {
+    ForBlocks(entry->held, [&](const Block* block) {
       if (references_[block]++ == 0 && !block->mapped) {
         bytes += block->size_bytes;
       }
@@ -404,7 +397,7 @@ void PrefixIndex::Insert(Entry* entry) {
     SetWorth(entry);
     queue_.insert(entry);
   } catch (...) {
-    ForBlocks(*entry, [&](const Block* block) {
+    ForBlocks(entry->held, [&](const Block* block) {
       if (counted == 0) return;
       --counted;
       const auto found = references_.find(block);
@@ -412,7 +405,7 @@ void PrefixIndex::Insert(Entry* entry) {
     });
     throw;
   }
-  ForBlocks(*entry, [](const Block* block) {
+  ForBlocks(entry->held, [](const Block* block) {
     block->indexed.fetch_add(1, std::memory_order_relaxed);
   });
   stats_.bytes += bytes;
@@ -441,7 +434,7 @@ void PrefixIndex::Touch(Entry* entry) {
 std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
   auto place = queue_.extract(entry);
   size_t bytes = OwnBytes(*entry);
-  ForBlocks(*entry, [&](const Block* block) {
+  ForBlocks(entry->held, [&](const Block* block) {
     block->indexed.fetch_sub(1, std::memory_order_relaxed);
     const auto found = references_.find(block);
     if (--found->second > 0) return;
@@ -484,7 +477,7 @@ void PrefixIndex::Evict(Entry* entry, Victims& victims) {
 bool PrefixIndex::Frees(const Entry& entry, const BlockOwner* owner,
                         size_t& bytes) const {
   std::map<const Block*, uint32_t> mine;
-  ForBlocks(entry, [&](const Block* block) { ++mine[block]; });
+  ForBlocks(entry.held, [&](const Block* block) { ++mine[block]; });
   bool alone = false;
   bytes = 0;
   for (const auto& [block, count] : mine) {
@@ -536,7 +529,7 @@ bool PrefixIndex::GiveUp(const BlockOwner* owner) {
   const std::lock_guard lock(mutex_);
   const auto holds = [&](const Entry& entry) {
     bool any = false;
-    ForBlocks(entry, [&](const Block* block) {
+    ForBlocks(entry.held, [&](const Block* block) {
       any = any || block->owner.get() == owner;
     });
     return any;

@@ -53,6 +53,20 @@ struct PrefixNews {
   std::vector<PrefixEntry> points;
 };
 
+// All blocks that are referred to, once for each reference.
+template <typename Fn>
+void ForBlocks(const HeldSet& held, const Fn& fn) {
+  for (const auto& group : held) {
+    for (const HeldBlock& part : group) fn(part.block.get());
+  }
+}
+template <typename Fn>
+void ForBlocks(const PrefixNews& news, const Fn& fn) {
+  for (const auto* entries : {&news.pages, &news.points}) {
+    for (const PrefixEntry& entry : *entries) ForBlocks(entry.part.held, fn);
+  }
+}
+
 // Whoever refers to the index's blocks and will give them up when asked to.
 class BlockHolder {
  public:

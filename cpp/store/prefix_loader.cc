@@ -42,17 +42,6 @@ size_t PageBytes(const KvLayout& layout) {
   return layout.bytes_per_token(LayerKind::kFull) * kPageTokens;
 }
 
-template <typename Fn>
-void ForBlocks(const PrefixNews& news, const Fn& fn) {
-  for (const auto* entries : {&news.pages, &news.points}) {
-    for (const PrefixEntry& entry : *entries) {
-      for (const auto& group : entry.part.held) {
-        for (const HeldBlock& held : group) fn(held.block.get());
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void PrefixFetch::Wait() {

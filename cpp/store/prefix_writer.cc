@@ -9,26 +9,6 @@
 #include <utility>
 
 namespace gkv {
-namespace {
-
-bool HasFullLayers(const KvLayout& layout) {
-  return std::any_of(
-      layout.groups().begin(), layout.groups().end(),
-      [](const KvGroup& group) { return group.kind == LayerKind::kFull; });
-}
-
-template <typename Fn>
-void ForBlocks(const PrefixNews& news, const Fn& fn) {
-  for (const auto* entries : {&news.pages, &news.points}) {
-    for (const PrefixEntry& entry : *entries) {
-      for (const auto& group : entry.part.held) {
-        for (const HeldBlock& held : group) fn(held.block.get());
-      }
-    }
-  }
-}
-
-}  // namespace
 
 // What is queued. Its references count as an index's: they go when asked for.
 struct PrefixWriter::Job {
@@ -219,7 +199,7 @@ std::vector<PrefixWriter::Item> PrefixWriter::ItemsOf(
   for (const PrefixEntry& point : news.points) {
     pages = std::max(pages, point.end / kPageTokens);
   }
-  if (!HasFullLayers(layout)) pages = 0;
+  if (layout.bytes_per_token(LayerKind::kFull) == 0) pages = 0;
   for (size_t page = 0; page < pages; ++page) {
     items.push_back({chain.PageKey(page),
                      chain.PageHead(page),

@@ -732,7 +732,8 @@ class Counts:
                     "gemmakv_prefix_cache_evictions_total",
                     "Entries of the prefix cache that went.",
                     lambda: prefix.stats().evictions,
-                    kind="counter",
+                    "tier",
+                    "counter",
                 ),
             ]
 

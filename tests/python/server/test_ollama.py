@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -170,6 +171,12 @@ def test_metrics(app: App) -> None:
     response = get(app, "/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     text = response.text
+    label = r'[a-z_]+="[^"]*"'
+    for line in text.splitlines():  # one bad line makes a scrape fail
+        assert line.startswith("# ") or re.fullmatch(
+            rf"[a-z_]+(\{{{label}(,{label})*\}})? [0-9.e+-]+", line
+        ), line
+    assert 'gemmakv_prefix_cache_evictions_total{tier="ram"}' in text
     values = dict(
         line.rsplit(" ", 1)
         for line in text.splitlines()
