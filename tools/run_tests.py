@@ -76,7 +76,10 @@ def main():
     if not args.python:
         good = run_cpp(args.preset, args.jobs, args.only)
     if not args.cpp and not args.only:
-        good = run("Python tests", sys.executable, "-m", "pytest") and good
+        # A file's tests share models, so they stay together.
+        parallel = ["-n", args.jobs, "--dist", "loadfile"]
+        pytest = [sys.executable, "-m", "pytest", *parallel]
+        good = run("Python tests", *pytest) and good
     return 0 if good else 1
 
 

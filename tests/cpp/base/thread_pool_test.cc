@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sanitized.h"
 #include "gtest/gtest.h"
 
 #if defined(__SSE2__)
@@ -26,11 +27,6 @@
 namespace gkv {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 constexpr int kLoops = kSanitized ? 2000 : 20000;
 
 class ThreadPoolTest : public ::testing::TestWithParam<size_t> {};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sanitized.h"
 #include "engine/gemma.h"
 #include "io/temp_folder.h"
 #include "model/tiny_model.h"
@@ -313,7 +314,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
                                    KvDtype::kInt8};
     std::vector<std::shared_ptr<KVCache>> caches;
     size_t hits = 0;
-    for (size_t round = 0; round < 30; ++round) {
+    for (size_t round = 0; round < (kSanitized ? 8 : 30); ++round) {
       std::vector<Tokens> prompts;
       std::vector<std::shared_ptr<KVCache>> used, cold;
       for (size_t i = rng() % 3; i < 3; ++i) {
@@ -383,7 +384,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
       if (round % 2 == 0) prefix_->Flush();
     }
     if (tiers.empty()) {
-      EXPECT_GT(hits, 100u);
+      EXPECT_GT(hits, kSanitized ? 0u : 100u);
     }
     caches.clear();
     gemma_ = nullptr;  // and what its scheduler has yet to let go of
@@ -393,7 +394,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
     EXPECT_EQ(pool->blocks_in_use(), 0u);
   }
   if (!tiers.empty()) {
-    EXPECT_GT(below, 100u);
+    EXPECT_GT(below, kSanitized ? 0u : 100u);
   }
 }
 
