@@ -14,7 +14,11 @@ namespace {
 constexpr std::chrono::milliseconds kGrace{100};
 constexpr std::chrono::milliseconds kPollInterval{50};
 
+thread_local bool never_waits = false;
+
 }  // namespace
+
+void NeverWaitForLocksHere() noexcept { never_waits = true; }
 
 // Whoever gets the lock next may destroy the gate: it is not touched behind the
 // mutex.
@@ -43,6 +47,7 @@ void RunLock::set_waits_for_reader(bool waits) const noexcept {
 RunLock RunGate::Lock(const std::function<void()>& poll) {
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex_);
+  if (held_) CheckHolder(begin);
   while (!changed_.wait_for(lock, kPollInterval, [&] { return !held_; })) {
     CheckHolder(begin);
     if (!poll) continue;
@@ -88,6 +93,12 @@ void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
         "the cache: a call was running on it when this process was forked, and "
         "runs in the parent only; expected caches in the child that no call "
         "used then, such as forks");
+  }
+  if (never_waits) {
+    throw Busy(
+        "the cache: in use, and what runs inside a step, as a "
+        "logits_processor, waits for nothing; expected a cache that no other "
+        "call uses, as a fork");
   }
   if (waits_for_reader_ &&
       std::chrono::steady_clock::now() - std::max(since, waits_since_) >=

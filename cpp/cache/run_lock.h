@@ -46,6 +46,10 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
+// This thread runs steps: it waits for no lock from now on, since others wait
+// for it. Where it would have to, Lock() and TryLock(since) throw Busy.
+void NeverWaitForLocksHere() noexcept;
+
 // Hands out one RunLock at a time. Thread-safe.
 class RunGate {
  public:

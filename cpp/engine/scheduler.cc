@@ -56,6 +56,12 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::Submit(std::list<Sequence>&& sequences) {
+  if (std::this_thread::get_id() == thread_.get_id()) {
+    throw Busy(
+        "the model: called inside one of its own steps, as by a "
+        "logits_processor, which would wait for itself; expected another "
+        "model, or a call behind the step");
+  }
   for (const Sequence& sequence : sequences) {
     sequence.stream().set_wake_up(wake_up_);
   }
@@ -78,6 +84,7 @@ void Scheduler::Submit(std::list<Sequence>&& sequences) {
 }
 
 void Scheduler::Loop() {
+  NeverWaitForLocksHere();
   const ScopedFpEnvironment fp_environment;
   while (WaitForWork()) {
     Interrupt();

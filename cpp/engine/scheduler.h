@@ -41,7 +41,8 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
 
   // Starts driving the sequences, all of them from the same step on. Throws
-  // QueueFull, taking none, if there are too many. Thread-safe.
+  // QueueFull, taking none, if there are too many, and Busy on the scheduler's
+  // own thread, which a logits_processor runs on. Thread-safe.
   void Submit(std::list<Sequence>&& sequences);
 
   size_t num_threads() const { return num_threads_; }

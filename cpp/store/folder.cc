@@ -97,7 +97,8 @@ void CheckOwner(const std::string& path, int folder) {
     char mode[8];
     std::snprintf(mode, sizeof(mode), "%04o", info.st_mode & 07777u);
     throw InvalidArgument(StrCat(path, " has mode ", mode,
-                                 ", expected 0700: nobody else's (chmod 700)"));
+                                 ", expected 0700: a folder that is this "
+                                 "user's alone"));
   }
 }
 

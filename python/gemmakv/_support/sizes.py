@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 
 from gemmakv.errors import brief
@@ -24,22 +25,30 @@ def in_bytes(number: float) -> str:
 
 def parse_bytes(name: str, size: object) -> int:
     """Of an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki" is
-    1024. Raises ValueError that begins with `name`.
+    1024. At most 2^63 - 1. Raises ValueError that begins with `name`.
     """
+    count = None
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
+        count = size
     if isinstance(size, str):
         found = _SIZE.fullmatch(size.strip())
         if found:
             step = 1024 if found["binary"] else 1000
             power = " KMGT".index((found["unit"] or " ").upper())
-            return int(float(found["number"]) * step**power)
+            count = int(Decimal(found["number"]) * step**power)
+    if count is not None and count > _MOST:
+        raise ValueError(
+            f"{name}: expected at most {_MOST} bytes, found {brief(size)}"
+        )
+    if count is not None:
+        return count
     raise ValueError(
         f"{name}: expected bytes, as 1073741824 or \"1GiB\", found "
         + brief(size)
     )
 
 
+_MOST = (1 << 63) - 1
 _SIZE = re.compile(
     r"(?P<number>\d+(\.\d+)?)\s*((?P<unit>[KMGT])(?P<binary>i)?)?B?",
     re.IGNORECASE,

@@ -216,8 +216,11 @@ def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
         from gemmakv.cache._folders import default_shared_folder
 
         place = default_shared_folder()
-    if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+    named = isinstance(place, str | os.PathLike) and os.fspath(place)
+    if not named or "\0" in os.fspath(place):
         raise ValueError(f"{tier}: expected a folder, found {brief(place)}")
+    if budget == 0:
+        raise ValueError(f"{tier}_bytes: expected at least 1, found 0")
     path = os.path.expanduser(os.fspath(place))
     return _core.FolderStore(
         path, tier=tier, mapped=tier == "shared", budget_bytes=budget

@@ -124,6 +124,7 @@ class App:
             self._note(call)
 
     async def _guarded(self, call: Call, origin: str | None) -> None:
+        self._check_head(call.scope)
         self._check_host(call.headers.get("host", ""))
         if origin is not None and not (
             self._allows(origin) or self._is_own(origin, call.headers)
@@ -141,6 +142,19 @@ class App:
         if call.scope["path"] not in _OPEN:
             self._check_key(call)
         await self._router(call.scope, call.receive, call.send)
+
+    def _check_head(self, scope: Scope) -> None:
+        # The protocol's own limit is for a head that arrives in parts.
+        length = len(scope["raw_path"]) + len(scope["query_string"])
+        length += sum(len(k) + len(v) + 4 for k, v in scope["headers"])
+        most = self.settings.limits.header_bytes
+        if length > most:
+            raise RequestError(
+                431,
+                f"headers: expected at most {most} bytes with the line, "
+                f"found {length}",
+                code="headers_too_large",
+            )
 
     def _check_key(self, call: Call) -> None:
         key = _key(call.headers)

@@ -128,7 +128,10 @@ async def ps(call: Call) -> None:
 
 async def show(call: Call) -> None:
     body, _ = await call.json(ShowBody)
-    call.check_model(body.model or body.name)
+    name = body.model or body.name
+    if not name:
+        raise RequestError(400, "model: expected a name", param="model")
+    call.check_model(name)
     service = call.chat
     config = service.gemma.config
     name = config.architecture

@@ -28,7 +28,7 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(int(self._processor.get_piece_size()))
 
     def id_of(self, piece: str) -> int | None:
-        if not isinstance(piece, str):
+        if not isinstance(piece, str) or not _is_utf8(piece):
             return None
         token = int(self._processor.piece_to_id(piece))
         return token if self._processor.id_to_piece(token) == piece else None
@@ -55,3 +55,12 @@ class SentencePieceTokenizer(Tokenizer):
         return frozenset(
             i for i in range(self.vocab_size) if is_control(i) or is_unused(i)
         ) | {int(self._processor.unk_id())}
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it has no lone surrogates, which the library refuses."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

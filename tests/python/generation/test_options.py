@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import Gemma, _core, create_kv_cache
+from gemmakv import Gemma, GemmaKVError, _core, create_kv_cache
 from gemmakv.generation._option_kinds import Number
 from gemmakv.generation._options import core_options, split_rows
 from gemmakv.options import BatchOptions, GenerationOptions, Options
@@ -415,6 +415,24 @@ def test_processor_decides(tiny: Gemma, how: str, temperature: float) -> None:
     assert batch[0].token_ids == expected
     assert batch[1].token_ids == plain.token_ids
     assert batch[2].token_ids == [token + 20 for token in expected]
+
+
+@pytest.mark.parametrize("which", ["own", "other", "truncate"])
+def test_a_processor_that_calls_its_model_is_told_so(
+    tiny: Gemma, which: str
+) -> None:
+    # It runs inside a step, which would wait for itself.
+    own, other = create_kv_cache(tiny.config), create_kv_cache(tiny.config)
+
+    def call(ids: Any, logits: Any) -> None:
+        if which == "truncate":
+            own.truncate(0)
+        tiny.generate(own if which == "own" else other, PROMPT, max_tokens=1)
+
+    with pytest.raises(GemmaKVError, match="inside (a step|one of its own)"):
+        tiny.generate(own, PROMPT, max_tokens=2, logits_processor=call)
+    assert own.length == other.length == 0
+    assert len(tiny.generate(other, PROMPT, max_tokens=2).token_ids) == 2
 
 
 def test_min_tokens_and_bias_come_behind_the_processor(tiny: Gemma) -> None:

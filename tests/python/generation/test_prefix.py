@@ -188,15 +188,20 @@ def test_without_tiers_there_is_ram_alone(tiny_path: Path) -> None:
     assert usage(model, TEXT).cached["ram"] > 200
 
 
-def test_bad_arguments(tiny_path: Path) -> None:
+def test_bad_arguments(tiny_path: Path, tmp_path: Path) -> None:
     for name in ("shared_bytes", "disk_bytes"):
         with pytest.raises(ValueError, match=f"{name}: expected bytes"):
             PrefixCache(**{name: "much"})
     with pytest.raises(ValueError, match="remote_secret: expected none"):
         PrefixCache(remote_secret="x")
-    for place in (5, True, ""):
+    for place in (5, True, "", "a\0b"):
         with pytest.raises(ValueError, match="disk: expected a folder"):
             PrefixCache(disk=place)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="disk_bytes: expected at least 1"):
+        PrefixCache(disk=tmp_path / "x", disk_bytes=0)
+    for size in (1 << 64, "999999999999TiB", "9" * 5000):
+        with pytest.raises(ValueError, match="ram: expected at most 9223372"):
+            PrefixCache(ram=size)
     for size in ("1 Gig", "-1", "", -1, 1.5, True, "1e9"):
         with pytest.raises(ValueError, match="ram: expected bytes"):
             PrefixCache(ram=size)  # type: ignore[arg-type]

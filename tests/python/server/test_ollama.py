@@ -89,6 +89,8 @@ def test_what_is_there(app: App) -> None:
         shown = post(app, "/api/show", body).json()
         ollama.ShowResponse.model_validate(shown)
         assert shown["model_info"]["gemma3.context_length"] == 4096
+    refused = post(app, "/api/show", {})
+    assert refused.status_code == 400 and "model" in refused.json()["error"]
     assert get(app, "/api/version").json() == {"version": gemmakv.__version__}
 
 

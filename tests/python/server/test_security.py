@@ -37,6 +37,17 @@ def keyed(shared: gemmakv.Gemma) -> App:
     return make_app(shared, api_keys=("first", "second"), max_model_len=4096)
 
 
+@pytest.mark.parametrize("where", ["header", "line"])
+def test_a_head_that_is_too_large(shared: gemmakv.Gemma, where: str) -> None:
+    app = make_app(shared)
+    path, headers = "/v1/models", {"x-much": "x" * 40_000}
+    if where == "line":
+        path, headers = path + "?" + "x" * 40_000, {}
+    answer = get(app, path, **headers)
+    assert answer.status_code == 431
+    assert "at most 32768 bytes" in answer.json()["error"]["message"]
+
+
 # Keys.
 
 

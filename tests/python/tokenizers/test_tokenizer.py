@@ -188,6 +188,7 @@ def test_token_bytes_joined_are_the_text(tokenizer: Tokenizer) -> None:
 def test_id_of(tokenizer: Tokenizer) -> None:
     assert tokenizer.id_of("<end_of_turn>") == END_OF_TURN
     assert tokenizer.id_of("no such piece at all") is None
+    assert tokenizer.id_of("\ud800") is None
     assert tokenizer.piece_of(END_OF_TURN) == "<end_of_turn>"
     assert tokenizer.piece_of(262143) == "<unused6241>"
 
