@@ -41,6 +41,8 @@ def _write_whole(file: BinaryIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         written = file.write(left)
+        if written is None and isinstance(file, io.RawIOBase):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not isinstance(written, int):
             return  # a file of the user's own that takes all
         if written <= 0:
@@ -159,7 +161,8 @@ def _name_file(error: OSError, beside: str, name: str) -> None:
     """Makes an error that of the file that was to be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if error.filename == beside or (full and error.filename is None):
-        error.filename, error.filename2 = name, None
+        error.filename = name
+        del error.filename2  # None would be printed
         if full:
             hint = "make room or choose another place"
             error.strerror = f"{error.strerror}; {hint}"

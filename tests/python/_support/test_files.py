@@ -46,6 +46,19 @@ def test_errors_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
         assert caught.value.filename == str(path)
         assert caught.value.filename2 is None
         assert ".tmp" not in str(caught.value)
+        assert " -> " not in str(caught.value)
+
+
+def test_a_file_that_would_block_takes_nothing_silently() -> None:
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    with (
+        open(source, "rb"),
+        open(sink, "wb", buffering=0) as file,
+        files.piecewise_writer(file) as write,
+        pytest.raises(BlockingIOError),
+    ):
+        write(b"x" * (4 << 20))
 
 
 def test_a_full_disk_is_named_with_a_way_out(tmp_path: Path) -> None:
