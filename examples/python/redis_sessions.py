@@ -1,16 +1,21 @@
-"""A conversation that moves between processes through Redis or Valkey.
+"""A conversation that moves between machines through Redis or Valkey.
 
     python redis_sessions.py say chat-1 "My name is Anna."
     python redis_sessions.py say chat-1 "What is my name?"
 
-Each run is a process of its own: it fetches the conversation's bytes, goes on
-without computing earlier turns again, and stores it. Needs `pip install redis`
-and a server (`--url`).
+Each run is a process of its own. Redis holds the messages of the conversation,
+a few hundred bytes; keys and values are in the remote tier of the prefix cache,
+once for all conversations that begin alike, and come from there where loading
+is quicker than computing. Where the server is gone or has evicted them, the
+answer is the same, only later. Needs `pip install "gemmakv[redis]"` and a
+server (`--url`); GEMMAKV_PREFIX_CACHE_SECRET signs what is stored.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from typing import Any
 
 import gemmakv
@@ -20,13 +25,11 @@ def say(
     gemma: gemmakv.Gemma, store: Any, key: str, text: str, max_tokens: int = 64
 ) -> gemmakv.Generation:
     """The reply to `text` in the conversation that `store` keeps at `key`."""
-    data = store.get(key)
-    if data is None:
-        session = gemmakv.Session(gemma)
-    else:
-        session = gemmakv.Session.from_bytes(gemma, data)
-    reply = session.send(text, max_tokens=max_tokens)
-    store.set(key, session.to_bytes())
+    messages = json.loads(store.get(key) or "[]")
+    messages.append({"role": "user", "content": text})
+    reply = gemma.chat(messages, max_tokens=max_tokens)
+    messages.append({"role": "assistant", "content": reply.text})
+    store.set(key, json.dumps(messages))
     return reply
 
 
@@ -45,11 +48,15 @@ def main() -> None:
     if args.command == "forget":
         store.delete(args.key)
         return
-    reply = say(gemmakv.Gemma.load(args.model), store, args.key, args.text)
+    secret = os.environ.get("GEMMAKV_PREFIX_CACHE_SECRET")
+    with gemmakv.PrefixCache(remote=args.url, remote_secret=secret) as prefix:
+        gemma = gemmakv.Gemma.load(args.model, prefix_cache=prefix)
+        reply = say(gemma, store, args.key, args.text)
     print(reply.text)
+    usage = reply.usage
     print(
-        f"({reply.usage.prompt_tokens} tokens computed, "
-        f"{reply.usage.cached_tokens} came with the conversation)"
+        f"({usage.prompt_tokens - usage.cached_tokens} tokens computed, "
+        f"{usage.cached.get('remote', 0)} came from the server)"
     )
 
 

@@ -637,6 +637,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repeats", type=int)
+    parser.add_argument(
+        "--known", nargs="+", type=int, help="tokens of known prefixes")
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--shared", default="/dev/shm", help="a memory file system")
@@ -650,6 +652,8 @@ def main() -> None:
     sizes = SHORT if args.short else Sizes()
     if args.repeats:
         sizes = dataclasses.replace(sizes, repeats=args.repeats)
+    if args.known:
+        sizes = dataclasses.replace(sizes, known=tuple(args.known))
     found: dict[str, Any] = {"cpu": gemmakv.cpu_info(), "models": {}}
     with redis_server() as redis:
         for model in args.models:
