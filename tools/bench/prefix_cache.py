@@ -148,14 +148,13 @@ def a_process() -> ProcessPoolExecutor:
 def publish(
     model: str,
     threads: int | None,
-    prompts: list[list[int]],
+    ids: list[int],
     tiers: dict[str, Any],
 ) -> None:
-    """Computes prompts; all tiers have them then."""
+    """Computes a prompt; all tiers have it then."""
     with gemmakv.PrefixCache(ram="1GiB", **tiers) as prefix:
         gemma = gemmakv.Gemma.load(model, threads=threads, prefix_cache=prefix)
-        for ids in prompts:
-            first_token(gemma, ids)
+        first_token(gemma, ids)
         prefix.flush()
         stats = prefix.stats()
         if stats.dropped or any(stats.failed_writes.values()):
@@ -225,13 +224,20 @@ def share_end() -> None:
 
 class Bench:
     def __init__(
-        self, model: str, args: argparse.Namespace, sizes: Sizes, redis: str
+        self,
+        model: str,
+        args: argparse.Namespace,
+        sizes: Sizes,
+        redis: str,
+        stack: contextlib.ExitStack,
     ) -> None:
         self.model, self.threads, self.sizes = model, args.threads, sizes
         self.repeats = sizes.repeats
         self.redis = redis
         self.folders = {"shared": args.shared, "disk": args.disk}
         self.rng = np.random.default_rng(1)
+        self._stack = stack  # until the last row is done
+        self._known: dict[int, tuple[list[int], dict[str, Any]]] = {}
         self.off = load(model, self.threads, False)
 
     def ids(self, count: int) -> list[int]:
@@ -266,40 +272,47 @@ class Bench:
         with gemmakv.PrefixCache(**{"ram": "1GiB"} | tiers) as prefix:
             yield load(self.model, self.threads, prefix), prefix
 
+    def known(self, count: int) -> tuple[list[int], dict[str, Any]]:
+        """A prefix that another process computed, and the tiers that have
+        it."""
+        if count not in self._known:
+            ids = self.ids(count)
+            tiers = self._stack.enter_context(
+                self.tiers("shared", "disk", "remote")
+            )
+            elsewhere(publish, self.model, self.threads, ids, tiers)
+            self._known[count] = ids, tiers
+        return self._known[count]
+
     def first(self) -> Iterator[Figure]:
         for count in self.sizes.known:
-            prefix_ids = self.ids(count)
-            with self.tiers("shared", "disk", "remote") as tiers:
-                elsewhere(
-                    publish, self.model, self.threads, [prefix_ids], tiers
-                )
-                arguments = {
-                    "ram": {},
-                    "shared": {"shared": tiers["shared"]},
-                    "disk": {"disk": tiers["disk"]},
-                }
-                if self.redis:
-                    arguments["remote"] = self.remote()
-                hits: dict[str, list[float]] = {name: [] for name in arguments}
-                cold: list[float] = []
-                known = self.taken(tiers["disk"], prefix_ids)
-                # A long prefix takes long to compute, always about the same.
-                computed = 1 if count > 8_192 else self.repeats
-                for i in range(self.repeats):
-                    ids = prefix_ids + self.new()
-                    if i < computed:
-                        cold.append(first_token(self.off, ids)[0])
-                    for name, of in arguments.items():
-                        with self.model_of(**of) as (gemma, _):
-                            if name == "ram":
-                                publish_to(gemma, known)
-                            taken, usage = first_token(gemma, ids, "read")
-                        if usage.cached != {name: count}:
-                            raise RuntimeError(
-                                f"expected {count} tokens of {name}, found "
-                                f"{usage}"
-                            )
-                        hits[name].append(taken)
+            prefix_ids, tiers = self.known(count)
+            arguments = {
+                "ram": {},
+                "shared": {"shared": tiers["shared"]},
+                "disk": {"disk": tiers["disk"]},
+            }
+            if self.redis:
+                arguments["remote"] = self.remote()
+            hits: dict[str, list[float]] = {name: [] for name in arguments}
+            cold: list[float] = []
+            cache = self.taken(tiers["disk"], prefix_ids)
+            # A long prefix takes long to compute, always about the same.
+            computed = 1 if count > 8_192 else self.repeats
+            for i in range(self.repeats):
+                ids = prefix_ids + self.new()
+                if i < computed:
+                    cold.append(first_token(self.off, ids)[0])
+                for name, of in arguments.items():
+                    with self.model_of(**of) as (gemma, _):
+                        if name == "ram":
+                            gemma.prefix_cache.publish(cache)
+                        taken, usage = first_token(gemma, ids, "read")
+                    if usage.cached != {name: count}:
+                        raise RuntimeError(
+                            f"expected {count} tokens of {name}, found {usage}"
+                        )
+                    hits[name].append(taken)
             whole = statistics.median(cold)
             for name, times in hits.items():
                 yield Figure(
@@ -317,9 +330,9 @@ class Bench:
 
     def match(self) -> Iterator[Figure]:
         count = self.sizes.known[-1]
-        prefix_ids = self.ids(count)
+        prefix_ids, tiers = self.known(count)
         with self.model_of() as (gemma, _):
-            first_token(gemma, prefix_ids)
+            gemma.prefix_cache.publish(self.taken(tiers["disk"], prefix_ids))
             times = []
             for _ in range(4 * self.repeats):
                 ids = prefix_ids + self.new()
@@ -426,28 +439,24 @@ class Bench:
 
     def mapped(self, tokens: int = 64) -> Iterator[Figure]:
         count = self.sizes.mapped
-        ids = self.ids(count)
-        with self.tiers("shared", "disk") as tiers:
-            elsewhere(publish, self.model, self.threads, [ids], tiers)
-            caches = {"heap": self.taken(tiers["disk"], ids)}
-            with self.model_of(shared=tiers["shared"]) as (gemma, _):
-                caches["mapped"] = gemma.prefix_cache.match(ids + self.new())
-            maps = Path("/proc/self/maps").read_text()
-            if tiers["shared"] not in maps:
-                raise RuntimeError("expected mapped pages, found none")
-            ratios, speeds = [], []
-            for i in range(2 * self.repeats):
-                speed = {}
-                for name, cache in alternate(caches.items(), i):
-                    fork = cache.fork()
-                    assert len(fork) == count, len(fork)
-                    result = self.off.generate(
-                        fork, [5], max_tokens=tokens, ignore_eos=True
-                    )
-                    speed[name] = result.timings.decode_tokens_per_s
-                ratios.append(speed["mapped"] / speed["heap"])
-                speeds.append(speed["heap"])
-            del cache, fork, caches
+        ids, tiers = self.known(count)
+        caches = {"heap": self.taken(tiers["disk"], ids)}
+        with self.model_of(shared=tiers["shared"]) as (gemma, _):
+            caches["mapped"] = gemma.prefix_cache.match(ids + self.new())
+        if tiers["shared"] not in Path("/proc/self/maps").read_text():
+            raise RuntimeError("expected mapped pages, found none")
+        ratios, speeds = [], []
+        for i in range(2 * self.repeats):
+            speed = {}
+            for name, cache in alternate(caches.items(), i):
+                fork = cache.fork()
+                assert len(fork) == count, len(fork)
+                result = self.off.generate(
+                    fork, [5], max_tokens=tokens, ignore_eos=True
+                )
+                speed[name] = result.timings.decode_tokens_per_s
+            ratios.append(speed["mapped"] / speed["heap"])
+            speeds.append(speed["heap"])
         yield Figure(
             "mapped", f"decode at {count:,}, mapped against heap", ratios, "x",
             ">= 0.98x", f"heap: {statistics.median(speeds):.0f} tokens/s",
@@ -481,14 +490,12 @@ class Bench:
 
     def pss(self) -> Iterator[Figure]:
         count, most = self.sizes.known[-1], self.sizes.processes
-        ids = self.ids(count)
-        with self.tiers("shared") as tiers:
-            elsewhere(publish, self.model, self.threads, [ids], tiers)
-            grown, mapped = {}, {}
-            for processes in (1, most):
-                grown[processes], mapped[processes] = self.hold(
-                    processes, ids, tiers["shared"]
-                )
+        ids, tiers = self.known(count)
+        grown, mapped = {}, {}
+        for processes in (1, most):
+            grown[processes], mapped[processes] = self.hold(
+                processes, ids, tiers["shared"]
+            )
         yield Figure(
             "pss", f"{most} processes, one prefix of {count:,}: mapped files",
             [mapped[most] / mapped[1]], "x", "<= 1.1x",
@@ -580,12 +587,6 @@ class CountingStore:
         pass
 
 
-def publish_to(gemma: gemmakv.Gemma, cache: gemmakv.KVCache) -> None:
-    view = gemma.prefix_cache
-    assert view is not None
-    view.publish(cache)
-
-
 def alternate(items: Any, i: int) -> list[Any]:
     found = list(items)
     return found[::-1] if i % 2 else found
@@ -658,12 +659,13 @@ def main() -> None:
     with redis_server() as redis:
         for model in args.models:
             begin, load_before = time.perf_counter(), os.getloadavg()[0]
-            bench = Bench(model, args, sizes, redis)
             figures: list[Figure] = []
-            for name in args.rows:
-                for figure in ROWS[name](bench):
-                    figures.append(figure)
-                    print(*figure.cells(), sep=" | ", file=sys.stderr)
+            with contextlib.ExitStack() as stack:
+                bench = Bench(model, args, sizes, redis, stack)
+                for name in args.rows:
+                    for figure in ROWS[name](bench):
+                        figures.append(figure)
+                        print(*figure.cells(), sep=" | ", file=sys.stderr)
             taken, load_after = time.perf_counter() - begin, os.getloadavg()[0]
             print(
                 f"{Path(model).name}, load {load_before:.1f} at the start and "
@@ -674,7 +676,6 @@ def main() -> None:
                 "seconds": taken,
                 "figures": [dataclasses.asdict(one) for one in figures],
             }
-            del bench
     if args.json:
         args.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
 
