@@ -1,8 +1,8 @@
 """Many chats in too little memory: gemmakv against llama-server.
 
     python tools/bench/sessions_vs_llama.py --gguf MODEL.gguf \
-        --llama-server FILE [--short | --long] [--threads 2] [--share 0.25] \
-        [--json OUT]
+        --llama-server FILE [--short | --long] [--chats N] [--turns N] \
+        [--threads 2] [--share 0.25] [--json OUT]
 
 Chats by turns (chats.py), the whole history with each request, one request at a
 time, greedy, token ids both ways: what is measured is which positions are
@@ -51,7 +51,7 @@ from chats import Answer, Ask, Chats, Ours, Shape, chat_bytes
 import gemmakv
 
 FORMS = {
-    "short": Shape(chats=8, turns=4),
+    "short": Shape(chats=16, turns=4),
     "middle": Shape(chats=32, turns=6),
     "long": Shape(chats=64, turns=8),
 }
@@ -239,6 +239,8 @@ def parse() -> argparse.Namespace:
         form.add_argument(
             f"--{name}", dest="form", action="store_const", const=name,
             default="middle")
+    parser.add_argument("--chats", type=int)
+    parser.add_argument("--turns", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--disk", default=tempfile.gettempdir())
@@ -248,7 +250,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    shape = FORMS[args.form]
+    given = {"chats": args.chats, "turns": args.turns}
+    shape = dataclasses.replace(
+        FORMS[args.form], **{k: v for k, v in given.items() if v})
     before = os.getloadavg()[0]
     with engines(args, shape) as (found, memory):
         for turn in range(shape.turns):
