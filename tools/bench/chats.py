@@ -2,7 +2,8 @@
 
 All chats begin with one system text. In a round each of them says something and
 gets a reply of so many tokens; the whole conversation is given each time, as a
-client without state does. Tokens are random; turns end as the model's do.
+client without state does. Tokens are random; as if a reply had ended by itself,
+the control token that ends a turn stands in the place of its last token.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def turn_end(config: gemmakv.ModelConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """In tokens: `said` is what a user says, with its control token."""
+    """In tokens: `said` is what a user says behind a turn's end, with that."""
 
     chats: int = 64
     turns: int = 8
@@ -40,13 +41,13 @@ class Shape:
 
     @property
     def length(self) -> int:
-        """Of a chat in the end. The last token is never computed."""
-        return self.system + self.turns * (self.said + self.reply)
+        """Positions of a chat in the end."""
+        return self.system + self.turns * (self.said + self.reply - 1)
 
     @property
     def needed(self) -> int:
         """Positions of all chats, each once; what they have in common, too."""
-        return self.system + self.chats * (self.length - self.system - 1)
+        return self.system + self.chats * (self.length - self.system)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Chats:
                     f"expected a reply of {self.shape.reply} tokens, found "
                     f"{len(answer.tokens)}"
                 )
-            history += answer.tokens
+            history += answer.tokens[:-1]
             yield answer
 
 

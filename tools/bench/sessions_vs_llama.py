@@ -72,7 +72,7 @@ class LlamaServer:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [args.llama_server, "-m", args.gguf, "-t", str(args.threads),
-                 "-np", "1", "-c", str(256 * -(-(shape.length + 1) // 256)),
+                 "-np", "1", "-c", str(256 * -(-(shape.length + 2) // 256)),
                  "--cache-ram", str(cache_mib), "--slot-save-path", folder,
                  "--host", "127.0.0.1", "--port", str(port)],
                 stdout=log, stderr=log)
