@@ -179,6 +179,15 @@ void RegisterCache(py::module_& module) {
              return std::shared_ptr<KVCache>(cache.Fork());
            })
       .def(
+          "append",
+          [](KVCache& cache, const TokenArray& tokens) {
+            const std::span<const int32_t> ids(
+                tokens.data(), static_cast<size_t>(tokens.size()));
+            const GilReleased no_gil;
+            cache.Append(cache.Lock(&CheckSignals), ids);
+          },
+          py::arg("tokens"), "Tokens that the next use computes.")
+      .def(
           "truncate",
           [](KVCache& cache, size_t n) {
             return cache.Truncate(cache.Lock(&CheckSignals), n);

@@ -19,8 +19,6 @@
 namespace gkv {
 namespace {
 
-using TokenArray =
-    py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 using Progress = std::optional<py::function>;
 
 // How long a waiting thread goes without looking for Ctrl-C.
@@ -92,7 +90,8 @@ std::vector<Gemma::Job> JobsOf(
     const std::vector<std::shared_ptr<KVCache>>& caches,
     const std::vector<TokenArray>& prompts,
     const std::vector<GenerateOptions>& options,
-    const std::vector<bool>& optional_bos, bool streamed) {
+    const std::vector<bool>& optional_bos,
+    const std::vector<std::vector<size_t>>& boundaries, bool streamed) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -105,6 +104,7 @@ std::vector<Gemma::Job> JobsOf(
                     .options = options[i],
                     .streamed = streamed,
                     .optional_bos = i < optional_bos.size() && optional_bos[i]});
+    if (i < boundaries.size()) jobs.back().prefix.boundaries = boundaries[i];
   }
   return jobs;
 }
@@ -253,9 +253,10 @@ std::optional<Call> Start(Gemma& gemma,
                           const std::vector<TokenArray>& prompts,
                           const std::vector<GenerateOptions>& options,
                           bool streamed, const Bell* bell,
-                          const std::vector<bool>& optional_bos) {
+                          const std::vector<bool>& optional_bos,
+                          const std::vector<std::vector<size_t>>& boundaries) {
   const std::vector<Gemma::Job> jobs =
-      JobsOf(caches, prompts, options, optional_bos, streamed);
+      JobsOf(caches, prompts, options, optional_bos, boundaries, streamed);
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
@@ -490,6 +491,7 @@ void RegisterGemma(py::module_& module) {
            py::arg("options"), py::arg("streamed"),
            py::arg("bell") = py::none(),
            py::arg("optional_bos") = std::vector<bool>(),
+           py::arg("boundaries") = std::vector<std::vector<size_t>>(),
            "None, without waiting, if a cache is in use and there is a bell.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));

@@ -90,9 +90,6 @@ py::dict StoreStatsOf(const BlockStore& store) {
   return DictOf(stats);
 }
 
-using TokenArray =
-    py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-
 // Waits for what the tiers below RAM have.
 std::shared_ptr<PrefixFetch> FetchNow(const PrefixView& view,
                                       const KVCache& cache,
@@ -193,6 +190,19 @@ void RegisterPrefix(py::module_& module) {
              "Fills an empty cache with what is known of the tokens.");
   module.def("prefix_prefetch", &Prefetch, py::arg("engine"), py::arg("cache"),
              py::arg("tokens"));
+  module.def(
+      "prefix_remove",
+      [](const Gemma& gemma, const KVCache& cache, const TokenArray& array,
+         size_t shared) -> uint64_t {
+        const std::span tokens(array.data(), static_cast<size_t>(array.size()));
+        const GilReleased no_gil;
+        const auto& view = gemma.prefix_view();
+        return view ? view->Remove(cache.layout(), tokens, shared) : 0;
+      },
+      py::arg("engine"), py::arg("cache"), py::arg("tokens"),
+      py::arg("shared"),
+      "Removes what begins as the tokens, beyond the shared ones, from tiers "
+      "of files. The cache says in which layout.");
   module.def(
       "prefix_publish",
       [](const Gemma& gemma, const KVCache& cache) {

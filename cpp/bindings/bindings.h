@@ -40,6 +40,9 @@ void RegisterFolderStore(py::module_& module);  // by RegisterPrefix
 void RegisterRemoteStore(py::module_& module);
 void RegisterInfo(py::module_& module);
 
+using TokenArray =
+    py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
 // A NumPy array that owns `values`, with the given shape.
 template <typename T>
 py::array_t<T> ArrayOf(std::vector<T> values,

@@ -286,7 +286,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     parts.drafter = job.drafter;
     parts.prefix = job.prefix;
     if (!parts.prefix.view) {
-      parts.prefix = prefix_;
+      parts.prefix.view = prefix_.view;
       parts.prefix.mode = job.options.prefix_cache;
     }
     if (job.constraint) parts.constraint = job.constraint->Clone();

@@ -76,7 +76,7 @@ class Gemma {
     // What tokens may come; cloned for each request.
     std::shared_ptr<const Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
-    PrefixUse prefix = {};  // instead of that of WithPrefix
+    PrefixUse prefix = {};  // its view, if any, instead of WithPrefix's
     // The prompt begins with BOS, for an empty conversation; another goes
     // without. Known only once nobody else uses the cache.
     bool optional_bos = false;

@@ -25,6 +25,19 @@ struct ObjectKey {
   Address salt;      // digest
 };
 
+// All objects of conversations that begin with some tokens.
+struct ObjectBranch {
+  Address salt;  // digest
+  // Of the page that the last of the tokens is in: its parent, first position,
+  // and the tokens from there on, 1 to kPageTokens.
+  Address parent;
+  uint64_t begin = 0;
+  std::vector<int32_t> tokens;
+  // Of pages that are known to follow, that one first: models that store no
+  // pages have nothing else that tells.
+  std::vector<Address> pages;
+};
+
 // The bytes of one object (docs/block-store-format.md), and who keeps them.
 struct StoredBytes {
   std::span<const uint8_t> bytes;  // begins at a multiple of 64
@@ -88,6 +101,12 @@ class BlockStore {
   virtual void Put(const ObjectKey& key, StoredBytes object) = 0;
   // Absent ones are none of its business.
   virtual void Remove(std::span<const ObjectKey> keys) noexcept = 0;
+  // Removes a branch, and says how many objects that were. Tiers that cannot
+  // tell what begins with what keep it.
+  virtual uint64_t RemoveBranch(const ObjectBranch& branch) noexcept {
+    (void)branch;
+    return 0;
+  }
   // What the reader found to be damaged: removed if the tier agrees.
   virtual void Damaged(const ObjectKey& key) noexcept = 0;
 

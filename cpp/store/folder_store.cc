@@ -168,6 +168,7 @@ class FolderStoreOnFiles final : public FolderStore {
   std::vector<Loaded> Load(std::span<const ObjectKey> keys) override;
   void Put(const ObjectKey& key, StoredBytes object) override;
   void Remove(std::span<const ObjectKey> keys) noexcept override;
+  uint64_t RemoveBranch(const ObjectBranch& branch) noexcept override;
   void Damaged(const ObjectKey& key) noexcept override;
   void Flush() noexcept override {}  // Put has written
   void Clear(const Address* salt) noexcept override;
@@ -473,6 +474,19 @@ void FolderStoreOnFiles::Remove(std::span<const ObjectKey> keys) noexcept {
     for (const ObjectKey& key : keys) Unlink(*folder, folder->NameFor(key));
   } catch (const std::exception&) {
     // Out of memory: they go when they are old.
+  }
+}
+
+uint64_t FolderStoreOnFiles::RemoveBranch(
+    const ObjectBranch& branch) noexcept {
+  try {
+    const uint64_t removed = RemoveBranchOf(*Current(false), branch);
+    const std::lock_guard lock(mutex_);
+    counted_ = false;
+    checked_.clear();
+    return removed;
+  } catch (const std::exception&) {
+    return 0;  // out of memory: it goes when it is old
   }
 }
 

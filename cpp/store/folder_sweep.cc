@@ -16,9 +16,11 @@
 #include <set>
 #include <utility>
 
+#include "base/error.h"
 #include "base/fault.h"
 #include "base/rounding.h"
 #include "io/file_access.h"
+#include "store/object.h"
 
 namespace gkv {
 namespace {
@@ -26,6 +28,8 @@ namespace {
 constexpr uint64_t kMemoryPage = 4096;
 constexpr int64_t kDayNs = 86'400'000'000'000;
 constexpr int kSubfolders = 256;
+// No head is longer: it has 256 tokens, and a few ranges.
+constexpr uint64_t kMostHeadBytes = 4096;
 
 int64_t Nanoseconds(const struct timespec& t) {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
@@ -267,15 +271,88 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
   return result;
 }
 
+namespace {
+
+void EraseOtherSalts(const Address& salt, std::vector<FolderEntry>& entries) {
+  std::erase_if(entries, [&](const FolderEntry& entry) {
+    return !std::equal(entry.name.salt.begin(), entry.name.salt.end(),
+                       salt.bytes.begin());
+  });
+}
+
+// Nothing if it is gone or damaged.
+std::optional<ObjectHead> HeadOf(const Folder& folder,
+                                 const FolderEntry& entry) {
+  const std::string path = entry.name.Path();
+  const auto open_it = [&](int more) {
+    return Uninterrupted([&] {
+      return openat(folder.descriptor(), path.c_str(),
+                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
+    });
+  };
+  int descriptor = open_it(O_NOATIME);
+  if (descriptor < 0 && errno == EPERM) descriptor = open_it(0);
+  const Descriptor file(descriptor);
+  if (!file.is_open()) return std::nullopt;
+  std::vector<uint8_t> first(std::min(entry.bytes, kMostHeadBytes));
+  if (ReadFileAt(file.get(), 0, first) != 0) return std::nullopt;
+  try {
+    return ReadHeadOf(first, entry.bytes);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+bool IsOf(const ObjectBranch& branch, const ObjectHead& head) {
+  if (std::find(branch.pages.begin(), branch.pages.end(), head.parent) !=
+      branch.pages.end()) {
+    return true;
+  }
+  return head.parent == branch.parent && head.begin == branch.begin &&
+         head.tokens.size() >= branch.tokens.size() &&
+         std::equal(branch.tokens.begin(), branch.tokens.end(),
+                    head.tokens.begin());
+}
+
+}  // namespace
+
+uint64_t RemoveBranchOf(const Folder& folder, const ObjectBranch& branch) {
+  FolderContent content = ReadFolder(folder);
+  auto& entries = content.entries;
+  EraseOtherSalts(branch.salt, entries);
+  // A page before what hangs on it.
+  std::sort(entries.begin(), entries.end(),
+            [](const FolderEntry& a, const FolderEntry& b) {
+              return std::pair(a.name.end, a.name.kind) <
+                     std::pair(b.name.end, b.name.kind);
+            });
+  const ObjectName parent = folder.NameOfAddress(branch.parent);
+  std::set<ObjectName> pages;  // that go
+  std::vector<const FolderEntry*> victims;
+  for (const FolderEntry& entry : entries) {
+    const FileName& name = entry.name;
+    bool goes = pages.contains(name.parent);
+    if (!goes && (name.parent == parent || name.parent == ObjectName{})) {
+      const auto head = HeadOf(folder, entry);
+      goes = head && IsOf(branch, *head);
+    }
+    if (!goes) continue;
+    victims.push_back(&entry);
+    if (name.kind == ObjectKind::kPage) pages.insert(name.name);
+  }
+  uint64_t removed = 0;
+  for (auto at = victims.rbegin(); at != victims.rend(); ++at) {
+    const std::string path = (*at)->name.Path();
+    (void)FaultAt("branch-unlink");
+    removed += unlinkat(folder.descriptor(), path.c_str(), 0) == 0;
+  }
+  return removed;
+}
+
 void ClearFolder(const Folder& folder, const Address* salt) {
   FolderContent content = ReadFolder(folder);
   auto& entries = content.entries;
-  if (salt != nullptr) {
-    std::erase_if(entries, [&](const FolderEntry& entry) {
-      return !std::equal(entry.name.salt.begin(), entry.name.salt.end(),
-                         salt->bytes.begin());
-    });
-  }
+  if (salt != nullptr) EraseOtherSalts(*salt, entries);
   // Resume points, window pages, pages; the longest prefix first.
   std::sort(entries.begin(), entries.end(),
             [](const FolderEntry& a, const FolderEntry& b) {

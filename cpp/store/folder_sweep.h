@@ -54,6 +54,11 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
 // go last. Throws std::bad_alloc.
 void ClearFolder(const Folder& folder, const Address* salt);
 
+// Removes a branch, what others hang on last. Names tell what hangs on what;
+// heads are read where the branch begins. Returns how many objects went. Throws
+// std::bad_alloc.
+uint64_t RemoveBranchOf(const Folder& folder, const ObjectBranch& branch);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_STORE_FOLDER_SWEEP_H_

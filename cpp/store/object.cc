@@ -302,8 +302,12 @@ StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
   return {{buffer->data(), buffer->size()}, buffer, false};
 }
 
-ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
-  ByteReader reader(object);
+namespace {
+
+// `payload_hash` is what it says of it. Throws as ReadHead does.
+ObjectHead ParseHead(std::span<const uint8_t> first, uint64_t object_bytes,
+                     Hash128& payload_hash) {
+  ByteReader reader(first);
   const auto magic = reader.ReadBytes(sizeof(kMagic), "magic");
   if (!std::equal(magic.begin(), magic.end(), std::begin(kMagic))) {
     ThrowCorrupt("no magic");
@@ -319,8 +323,8 @@ ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
   head.kind = static_cast<ObjectKind>(kind);
   const auto size = reader.Read<uint64_t>("size");
   const auto payload_at = reader.Read<uint64_t>("offset of the payload");
-  if (size != object.size()) {
-    ThrowCorrupt(StrCat(object.size(), " bytes, expected ", size));
+  if (size != object_bytes) {
+    ThrowCorrupt(StrCat(object_bytes, " bytes, expected ", size));
   }
   head.fingerprint = ReadHash(reader, "model fingerprint");
   head.layout = ReadHash(reader, "layout");
@@ -331,7 +335,7 @@ ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
   head.window = reader.Read<uint64_t>("window");
   const auto ranges = reader.Read<uint32_t>("sliding ranges");
   if (reader.Read<uint32_t>("media spans") != 0) ThrowCorrupt("media spans");
-  const Hash128 payload_hash = ReadHash(reader, "payload hash");
+  payload_hash = ReadHash(reader, "payload hash");
   const Hash128 head_hash = ReadHash(reader, "head hash");
   if (head.end - head.begin > kPageTokens) ThrowCorrupt("too many tokens");
   head.tokens.resize(head.end - head.begin);
@@ -350,18 +354,32 @@ ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
     range.own = reader.Read<uint64_t>("own");
   }
   CheckPositions(head);
-  if (payload_at != HeadBytes(head) || payload_at > size) {
+  if (payload_at != HeadBytes(head) || payload_at > first.size()) {
     ThrowCorrupt("the payload is not where it should be");
   }
-  const auto head_bytes = object.first(payload_at);
-  std::vector<uint8_t> first(head_bytes.begin(), head_bytes.end());
-  std::memset(&first[kHeadHashAt], 0, sizeof(Hash128));
-  if (HashBytes(first) != head_hash) ThrowCorrupt("a wrong head hash");
+  const auto head_bytes = first.first(payload_at);
+  std::vector<uint8_t> hashed(head_bytes.begin(), head_bytes.end());
+  std::memset(&hashed[kHeadHashAt], 0, sizeof(Hash128));
+  if (HashBytes(hashed) != head_hash) ThrowCorrupt("a wrong head hash");
   static_assert(kPayloadHashAt + sizeof(Hash128) == kHeadHashAt);
-  if (check_payload && HashBytes(object.subspan(payload_at)) != payload_hash) {
+  return head;
+}
+
+}  // namespace
+
+ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload) {
+  Hash128 payload_hash;
+  ObjectHead head = ParseHead(object, object.size(), payload_hash);
+  if (check_payload &&
+      HashBytes(object.subspan(HeadBytes(head))) != payload_hash) {
     ThrowCorrupt("a wrong payload hash");
   }
   return head;
+}
+
+ObjectHead ReadHeadOf(std::span<const uint8_t> first, uint64_t size) {
+  Hash128 payload_hash;
+  return ParseHead(first, size, payload_hash);
 }
 
 Address AddressOf(const ObjectHead& head) {

@@ -74,6 +74,10 @@ StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
 // another format version. `check_payload`: false if its hash was right before.
 ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload = true);
 
+// The same of the first bytes of an object of `size` bytes, which hold its whole
+// head; the payload is not looked at.
+ObjectHead ReadHeadOf(std::span<const uint8_t> first, uint64_t size);
+
 // The address that follows from a head. Requires: it is what ReadHead gave.
 Address AddressOf(const ObjectHead& head);
 

@@ -145,6 +145,13 @@ void PrefixCache::Clear(PrefixTier tier) {
   tiers_[static_cast<size_t>(at - names_.begin())]->Clear(nullptr);
 }
 
+uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {
+  Flush();
+  uint64_t removed = 0;
+  for (const auto& tier : tiers_) removed += tier->RemoveBranch(branch);
+  return removed;
+}
+
 void PrefixCache::Close() {
   if (!transfer_) return;
   transfer_->loader.Close();
@@ -316,6 +323,22 @@ std::vector<size_t> PrefixView::Points(std::span<const int32_t> tokens,
 void PrefixView::Clear(const KvLayout& layout) const {
   const Address root = Root(layout);
   cache_->index().Clear(&root);
+}
+
+uint64_t PrefixView::Remove(const KvLayout& layout,
+                            std::span<const int32_t> tokens,
+                            size_t shared) const {
+  if (shared >= tokens.size()) return 0;
+  const ObjectChain chain(id_, layout, tokens);
+  const ObjectHead head = chain.ResumeHead(shared);
+  ObjectBranch branch{id_.salt, head.parent, head.begin, {}, {}};
+  const auto stem = tokens.subspan(head.begin, shared + 1 - head.begin);
+  branch.tokens.assign(stem.begin(), stem.end());
+  for (size_t page = shared / kPageTokens; page < tokens.size() / kPageTokens;
+       ++page) {
+    branch.pages.push_back(chain.PageKey(page).address);
+  }
+  return cache_->RemoveBranch(branch);
 }
 
 }  // namespace gkv

@@ -71,6 +71,9 @@ class PrefixCache {
   // Of one tier alone: the index, or what is stored there. Throws
   // InvalidArgument if there is no such tier.
   void Clear(PrefixTier tier);
+  // Removes a branch from the tiers that can tell what belongs to it, once what
+  // is queued is written. RAM keeps it. Returns how many objects went.
+  uint64_t RemoveBranch(const ObjectBranch& branch);
   // Writes what is queued; the tiers are neither asked nor written from then
   // on. What is in RAM stays usable.
   void Close();
@@ -156,6 +159,12 @@ class PrefixView {
                              size_t begin) const;
   // Forgets what RAM has for this view of caches of a layout.
   void Clear(const KvLayout& layout) const;
+
+  // Removes from the tiers below RAM all that begins as `tokens` and has more
+  // in common with them than the first `shared`, which others use. Returns how
+  // many objects that were.
+  uint64_t Remove(const KvLayout& layout, std::span<const int32_t> tokens,
+                  size_t shared) const;
 
   // What one token of a prompt takes, as measured last.
   void set_seconds_per_token(double seconds) { seconds_per_token_ = seconds; }

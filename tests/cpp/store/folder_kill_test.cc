@@ -34,9 +34,9 @@ constexpr uint64_t kBudget = 400'000;  // a part of all objects: sweeps are many
 // Every place on the way that can be the last; * dies at some pass of any.
 // The first three come once in a process.
 constexpr const char* kPoints[] = {
-    "folder-done",  "key",          "touch",        "subfolder-done",
-    "opened",       "half-written", "written",      "linked",
-    "sweep-locked", "sweep-unlink", "clear-unlink", "*"};
+    "folder-done",  "key",           "touch",  "subfolder-done", "opened",
+    "half-written", "written",       "linked", "sweep-locked",   "sweep-unlink",
+    "clear-unlink", "branch-unlink", "*"};
 constexpr size_t kOncePoints = 3;
 
 const std::vector<ChainObject>& Objects() {
@@ -64,19 +64,23 @@ const std::vector<ChainObject>& Objects() {
       const size_t at = random() % Objects().size();
       const ChainObject& object = Objects()[at];
       const uint32_t what = random() % 100;
-      if (what < 55) {
+      if (what < 53) {
         store->Put(object.key, object.bytes);
-      } else if (what < 90) {
+      } else if (what < 88) {
         const Loaded loaded = store->Load(std::span(&object.key, 1))[0];
         if (loaded.state == LoadState::kHit &&
             !SameBytes(loaded.object.bytes, object.bytes.bytes)) {
           code = kWrongBytes;
           break;
         }
-      } else if (what < 95) {
+      } else if (what < 93) {
         store->Sweep();
-      } else if (what < 98) {
+      } else if (what < 96) {
         store->Remove(std::span(&object.key, 1));
+      } else if (what < 98) {
+        const ObjectHead head = ReadHead(object.bytes.bytes);
+        store->RemoveBranch(
+            {head.salt, head.parent, head.begin, {head.tokens[0]}, {}});
       } else {
         store->Clear(&object.key.salt);
       }

@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/temp_folder.h"
 #include "store/filled_prefix.h"
+#include "store/folder_store.h"
+#include "store/folder_sweep.h"
 #include "store/memory_store.h"
 #include "store/prefix_cache.h"
 
@@ -542,6 +545,75 @@ TEST_F(PrefixTiersTest, ManyThreadsAndATierThatFails) {
   view_.reset();
   cache_.reset();
   EXPECT_EQ(pool_->blocks_in_use(), 0u);
+}
+
+// What is in a folder, by kind and end; all of it hangs on something.
+std::multiset<std::pair<ObjectKind, uint64_t>> InFolder(
+    const std::string& path) {
+  const auto folder = Folder::Open(path, false);
+  const FolderContent content = ReadFolder(*folder);
+  std::set<ObjectName> there;
+  for (const FolderEntry& entry : content.entries) {
+    there.insert(entry.name.name);
+  }
+  std::multiset<std::pair<ObjectKind, uint64_t>> all;
+  for (const FolderEntry& entry : content.entries) {
+    EXPECT_TRUE(!entry.name.HangsOnObject() ||
+                there.contains(entry.name.parent));
+    all.insert({entry.name.kind, entry.name.end});
+  }
+  return all;
+}
+
+TEST_F(PrefixTiersTest, ABranchGoesAndWhatOthersShareStays) {
+  const std::vector<KvLayerSpec> no_pages = {
+      {.kind = LayerKind::kRecurrent, .lru_width = 5, .conv_tail = 3},
+      {LayerKind::kSliding, 2, 32, 300}};
+  for (const auto& layers :
+       {FullLayers(), SlidingLayers(), HybridLayers(), no_pages}) {
+    for (const size_t shared : {0, 40, 256, 700}) {
+      layers_ = layers;
+      const TempFolder above;
+      const auto use = [&](const std::string& path) {
+        tiers_ = {OpenFolderStore(path, {"disk", false, uint64_t{1} << 30})};
+        Restart();
+      };
+      const Ids begin = Tokens(shared, 1);
+      const Ids kept = Join(begin, Join({1}, Tokens(400, 2)));
+      const Ids gone = Join(begin, Join({2}, Tokens(700, 3)));
+      const size_t last = (kept.size() - 1) / kPageTokens * kPageTokens;
+      use(above / "expected");
+      Publish(kept, {shared + 30, last});
+      cache_->Flush();
+      const auto expected = InFolder(above / "expected");
+      use(above / "cache");
+      Publish(kept, {shared + 30, last});
+      Publish(gone, {shared + 2, shared + 300});
+      // Begins as that and goes on otherwise, soon, at the root of a page, and
+      // behind others.
+      for (const size_t at : {shared + 3, size_t{512}, gone.size() - 4}) {
+        if (at <= shared) continue;
+        Publish(Join({gone.begin(), gone.begin() + static_cast<ptrdiff_t>(at)},
+                     Tokens(30, 5)));
+      }
+      const auto other = View("another");
+      Publish(gone, {}, other.get());
+      cache_->Flush();
+      const auto before = InFolder(above / "cache");
+      const auto like = Conversation(gone);
+      const KvLayout& layout = like->layout();
+      EXPECT_EQ(view_->Remove(layout, kept, kept.size()), 0u);
+      EXPECT_EQ(InFolder(above / "cache"), before);
+      EXPECT_GT(view_->Remove(layout, gone, shared), 0u);
+      EXPECT_EQ(view_->Remove(layout, gone, shared), 0u) << "it is gone";
+      Restart();
+      const size_t hit = GoOn(Join(kept, Tokens(9, 9))).disk;
+      EXPECT_GE(hit, last);
+      EXPECT_LE(GoOn(Join(gone, Tokens(9, 9))).total(), shared + 1);
+      EXPECT_GT(View("another")->Remove(layout, gone, 0), 0u);
+      EXPECT_EQ(InFolder(above / "cache"), expected);
+    }
+  }
 }
 
 }  // namespace
