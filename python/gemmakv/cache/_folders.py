@@ -6,12 +6,16 @@ import errno
 import os
 from pathlib import Path
 
+from gemmakv._support.folders import cache_folder
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.errors import brief
 
-__all__ = ["default_shared_folder", "parse_folder"]
+__all__ = ["default_disk_folder", "default_shared_folder", "parse_folder"]
 
 _SHARED_MEMORY = "/dev/shm"
+_MOST_DISK = 50 << 30
+_FREE_SHARE = 10
+_LEAST_DISK = 64 << 20  # some objects
 
 
 def default_shared_folder() -> str:
@@ -30,6 +34,24 @@ def default_shared_folder() -> str:
         "no memory file system; set XDG_RUNTIME_DIR",
         _SHARED_MEMORY,
     )
+
+
+def default_disk_folder() -> tuple[Path, int]:
+    """The folder of this user on disk, which is there or is made (mode 0700),
+    and what it may take: 10 % of what is free on its file system now, at most
+    50 GiB.
+
+    Raises OSError where it cannot be made or written, or that is too little.
+    """
+    folder = cache_folder() / "prefix"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    found = os.statvfs(folder)
+    budget = min(_MOST_DISK, found.f_bavail * found.f_frsize // _FREE_SHARE)
+    if budget < _LEAST_DISK:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    return folder, budget
 
 
 def parse_folder(name: str, value: object) -> tuple[str, int | None]:

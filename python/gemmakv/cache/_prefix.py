@@ -105,7 +105,7 @@ class PrefixCache:
     secret without a remote store.
     """
 
-    __slots__ = ("_core", "_salt", "__weakref__")
+    __slots__ = ("_core", "_salt", "_tiers", "__weakref__")
 
     def __init__(
         self,
@@ -139,6 +139,7 @@ class PrefixCache:
             raise ValueError(
                 "remote_secret: expected none without remote, found one"
             )
+        self._tiers = ("ram", *(tier.tier for tier in tiers))
         self._core = _core.PrefixCache(budget, tiers)
         if tiers:
             # What is queued is written, also where nobody closes it.
@@ -161,6 +162,13 @@ class PrefixCache:
     def ram(self) -> int:
         """The budget of the RAM tier in bytes."""
         return self._core.ram_bytes
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Names of its tiers, the nearest first: "ram", then those of
+        "shared", "disk" and "remote" that it was made with.
+        """
+        return self._tiers
 
     def stats(self) -> PrefixStats:
         """Over all models and tenants that use it."""

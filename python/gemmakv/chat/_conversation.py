@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
 
 
+_WORTH_SHARING = 16  # fewer tokens take a step no time
+_KEPT_ENDS = 4
+
+
 @dataclasses.dataclass
 class Turn:
     """A turn in the making: what there is to say, and the way back.
@@ -40,6 +44,12 @@ class Turn:
     kept: int  # tokens of the cache that stay where they are
     backup: KVCache  # the cache as it was
     options: dict[str, Any]  # of its generation
+    boundaries: list[int]  # positions where conversations part, or go on
+
+    def request(self) -> tuple[Ids, dict[str, Any], list[int], list[int]]:
+        """What a model is asked for, behind the cache."""
+        ends = self.talk.stop_ids()
+        return self.ids, self.options, ends, self.boundaries
 
     def __enter__(self) -> Turn:
         return self
@@ -100,6 +110,8 @@ class Conversation:
         self.template = template
         self.cache = cache
         self.system, self.messages = _beginning(system, messages)
+        self.elsewhere = False  # keys and values of the cache's tokens
+        self._system_ends: tuple[str | None, int] | None = None
         self.saved_prefill_tokens = 0
         # Of each turn, the cache's length when it ended; None if that has
         # been computed anew since, or never was.
@@ -127,6 +139,15 @@ class Conversation:
         self.cache = cache
         self.ends = [*ends, *self.ends[len(ends) :]]
         self._forget_ends(self.ends, len(cache))
+
+    def resume_tokens(self, tokens: Ids, ends: list[int | None]) -> None:
+        """`resume` where keys and values are elsewhere: the next turn takes
+        them from the prefix cache, or computes them.
+        """
+        self.cache.reset()
+        self.cache._core.append(tokens)
+        self.resume(self.cache, ends)
+        self.elsewhere = True
 
     def fork(self) -> tuple[Conversation, float]:
         """An independent copy, and the microseconds the cache's fork took."""
@@ -195,7 +216,39 @@ class Conversation:
         backup = self.cache.fork()
         self.cache.truncate(held)
         kept = 0 if dropped else held
-        return Turn(self, messages, wanted[said:], kept, backup, options)
+        return Turn(
+            self,
+            messages,
+            wanted[said:],
+            kept,
+            backup,
+            options,
+            self._boundaries(kept),
+        )
+
+    def _boundaries(self, kept: int) -> list[int]:
+        """Where conversations part from this one: behind the system text; and
+        where it may go on from what was kept of it: its last turns' ends, up
+        to `kept`. The last token of a turn may not have been computed.
+        """
+        ends = [end for end in self.ends if end is not None and end <= kept]
+        last = ends[-_KEPT_ENDS:]
+        found = {end - back for end in last for back in (0, 1)}
+        if self.system is not None:
+            found.add(self._system_end())
+        return sorted(p for p in found if p >= _WORTH_SHARING)
+
+    def _system_end(self) -> int:
+        """Tokens that the system text and what stands around it take."""
+        if self._system_ends is None or self._system_ends[0] != self.system:
+            # The other encoder remembers the conversation.
+            encoder = Encoder(self._tokenizer, self._bos_id)
+            one, other = (
+                self._encode([Message("user", text)], True, encoder)
+                for text in "AB"
+            )
+            self._system_ends = self.system, common_exact(one, other)
+        return self._system_ends[1]
 
     def _take_in(self, messages: list[Message], kept: int) -> None:
         """Goes on with messages, of which a turn has added the last two."""
@@ -203,6 +256,7 @@ class Conversation:
         # Where an undo, or the next reply's stop string that is taken off,
         # may lead back to.
         self.cache.checkpoint()
+        self.elsewhere = False
         self.messages = messages
         count = len(messages) // 2 - 1
         ends = self.ends[len(self.ends) - count :]
@@ -258,8 +312,13 @@ class Conversation:
             return count, count
         return common_text(held, wanted, self._tokenizer)
 
-    def _encode(self, messages: Sequence[Message], reply: bool) -> Ids:
-        return self._encoder.encode(
+    def _encode(
+        self,
+        messages: Sequence[Message],
+        reply: bool,
+        encoder: Encoder | None = None,
+    ) -> Ids:
+        return (encoder or self._encoder).encode(
             render(
                 self.template,
                 self._with_system(messages),

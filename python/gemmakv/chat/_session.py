@@ -177,6 +177,13 @@ class Session:
         return self._talk.cache
 
     @property
+    def in_memory(self) -> bool:
+        """Whether it holds keys and values. One that does not takes them from
+        the prefix cache at its next turn, or computes them.
+        """
+        return not self._talk.elsewhere
+
+    @property
     def template(self) -> Template:
         return self._talk.template
 
@@ -251,9 +258,7 @@ class Session:
         """
         begin = time.monotonic()
         with self._calls, self._begin(text, options, begin) as turn:
-            work = self._gemma._reply(
-                self.cache, turn.ids, turn.options, self._talk.stop_ids()
-            )
+            work = self._gemma._reply(self.cache, *turn.request())
             return turn.finish(self._gemma._done(work))
 
     async def asend(self, text: str, **options: Unpack[Options]) -> Generation:
@@ -264,9 +269,7 @@ class Session:
         begin = time.monotonic()
         async with self._calls:
             with self._begin(text, options, begin) as turn:
-                work = self._gemma._reply(
-                    self.cache, turn.ids, turn.options, self._talk.stop_ids()
-                )
+                work = self._gemma._reply(self.cache, *turn.request())
                 return turn.finish(await self._gemma._adone(work))
 
     def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
@@ -297,9 +300,7 @@ class Session:
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
             turn = undo.enter_context(self._begin(text, options, begin))
-            work = self._gemma._streamed(
-                self.cache, turn.ids, turn.options, self._talk.stop_ids()
-            )
+            work = self._gemma._streamed(self.cache, *turn.request())
             inner = self._gemma._done(work)
             stream = ChatStream(inner, turn, self._calls.release)
             self._calls.keep_for(stream)
@@ -386,12 +387,30 @@ class Session:
         piece: it takes no memory for a second copy of the keys and values, and
         the session may be used during it.
 
-        A path is replaced in one step, once everything is on disk.
+        A path is replaced in one step, once everything is on disk. Keys and
+        values that are not in memory are brought back or computed first.
         """
+        with self._calls:
+            if not self.in_memory:
+                self._bring_back()
         self._saving()(path_or_file)
 
-    def _saving(self) -> Callable[[PathOrFile], None]:
-        """`save` of what the session is now, for whenever it is called."""
+    def _bring_back(self) -> None:
+        """Computes what `resume_tokens` left out, or takes it over."""
+        tokens = self.cache.tokens
+        if len(tokens):
+            cache = self.cache.fork()
+            cache.truncate(len(tokens) - 1)
+            self._gemma.prefill(cache, tokens[-1:])
+            self.cache._become(cache)
+        self._talk.elsewhere = False
+
+    def _saving(self, keys: bool = True) -> Callable[[PathOrFile], None]:
+        """`save` of what the session is now, for whenever it is called.
+
+        Without `keys`, the prefix cache takes in keys and values, and the
+        tokens are saved alone.
+        """
         with self._calls:
             text = SessionText(
                 template=self.template.name,
@@ -404,13 +423,32 @@ class Session:
                 saved_prefill_tokens=self._talk.saved_prefill_tokens,
                 ends=list(self._talk.ends),
             )
+            if not keys:
+                self._publish()
             cache = self.cache.fork()
+            ids = None if keys else self.cache.tokens
 
         def save(path_or_file: PathOrFile) -> None:
             with piecewise_writer(path_or_file) as write:
-                session_file.write(text, cache, write)
+                if ids is None:
+                    session_file.write(text, cache, write)
+                else:
+                    session_file.write_tokens(
+                        text, ids, self._gemma.fingerprint, write
+                    )
 
         return save
+
+    def _publish(self) -> None:
+        prefix = self._gemma.prefix_cache
+        if prefix is not None and len(self.cache):
+            prefix.publish(self.cache)
+
+    def _leave_memory(self) -> None:
+        """Lets go of keys and values, which the prefix cache takes in."""
+        with self._calls:
+            self._publish()
+            self._talk.resume_tokens(self.cache.tokens, self._talk.ends)
 
     @classmethod
     def from_bytes(
@@ -436,7 +474,7 @@ class Session:
         newer version wrote them.
         """
         view = byte_view("data", data)
-        text, snapshot = session_file.split(view, whole=not rebuild)
+        text, kv = session_file.split(view, whole=not rebuild)
         if template is None and text.template not in TEMPLATE_NAMES:
             raise ValueError(
                 "template: the session was saved with a Template named "
@@ -458,8 +496,11 @@ class Session:
             options=text.options,
         )
         session._talk.saved_prefill_tokens = text.saved_prefill_tokens
-        if not rebuild:
-            cache = session_file.restore(snapshot, gemma, pool)
+        if isinstance(kv, session_file.TokenPart):
+            if not rebuild:
+                session._talk.resume_tokens(kv.check(gemma, text), text.ends)
+        elif not rebuild:
+            cache = session_file.restore(kv, gemma, pool)
             session._talk.resume(cache, text.ends)
         return session
 

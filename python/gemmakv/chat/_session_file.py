@@ -8,12 +8,22 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    NamedTuple,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
 
 from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of, to_json
+from gemmakv.chat._transcript import Ids
 from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
 from gemmakv.generation._options import split_rows
 
@@ -22,9 +32,15 @@ if TYPE_CHECKING:
 
 MAGIC = b"GKVSESSN"
 VERSION = 2
+TOKEN_VERSION = 3  # tokens in place of keys and values
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
+_FINGERPRINT_BYTES = 16
+_AGAIN = (
+    "Session.load(..., rebuild=True) keeps the text and computes the keys and "
+    "values again"
+)
 OVERFLOWS = ("error", "drop_oldest_turns")
 # Where a snapshot states its size (docs/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
@@ -61,23 +77,94 @@ def write(
     text: SessionText, cache: KVCache, write: Callable[[bytes], None]
 ) -> None:
     """Has `write` take the bytes, one piece after the other."""
-    fields = {name: getattr(text, name) for name in _KINDS}
-    fields["messages"] = [message.to_dict() for message in text.messages]
-    fields["options"] = options_to_json(text.options)
-    document = to_json(fields)
     begun = False
 
     def write_piece(piece: bytes) -> None:
         nonlocal begun
         if not begun:
             [size] = _SNAPSHOT_BYTES.unpack_from(piece)
-            head = _HEADER.pack(MAGIC, VERSION, 0, len(document), size)
-            head += document
-            write(head + hashlib.sha256(head).digest())
+            write(_head(text, VERSION, size))
             begun = True
         write(piece)
 
     cache._core.save(write_piece, True)
+
+
+def write_tokens(
+    text: SessionText,
+    ids: Ids,
+    fingerprint: str,
+    write: Callable[[bytes], None],
+) -> None:
+    """The same without keys and values: token ids, and of which weights."""
+    part = bytes.fromhex(fingerprint) + ids.astype("<i4").tobytes()
+    part += hashlib.sha256(part).digest()
+    write(_head(text, TOKEN_VERSION, len(part)) + part)
+
+
+def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
+    """All that stands before the KV part."""
+    fields = {name: getattr(text, name) for name in _KINDS}
+    fields["messages"] = [message.to_dict() for message in text.messages]
+    fields["options"] = options_to_json(text.options)
+    document = to_json(fields)
+    head = _HEADER.pack(MAGIC, version, 0, len(document), kv_bytes) + document
+    return head + hashlib.sha256(head).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenPart:
+    """Token ids of a conversation whose keys and values are elsewhere."""
+
+    fingerprint: str
+    ids: Ids  # int32 [n]
+
+    @classmethod
+    def of(cls, data: memoryview) -> TokenPart:
+        size = len(data) - _FINGERPRINT_BYTES - _DIGEST_BYTES
+        part, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if size < 0 or size % 4 or hashlib.sha256(part).digest() != digest:
+            raise CorruptFile("session: the tokens do not match their checksum")
+        return cls(
+            bytes(part[:_FINGERPRINT_BYTES]).hex(),
+            np.frombuffer(part[_FINGERPRINT_BYTES:], "<i4").astype(np.int32),
+        )
+
+    def check(self, gemma: Gemma, text: SessionText) -> Ids:
+        """The token ids, for that model."""
+        if self.fingerprint != gemma.fingerprint:
+            raise MismatchError(
+                f"session: its tokens are of weights {self.fingerprint}, "
+                f"expected those of this model, {gemma.fingerprint}; {_AGAIN}"
+            )
+        ids, vocabulary = self.ids, gemma.config.vocab_size
+        if len(ids) > text.capacity_tokens or not all(
+            (ids >= 0) & (ids < vocabulary)
+        ):
+            raise CorruptFile(
+                f"session: expected at most {text.capacity_tokens} token ids "
+                f"below {vocabulary}, found others"
+            )
+        return ids
+
+
+class KeptTokens(NamedTuple):
+    """Of a session whose keys and values are in the prefix cache."""
+
+    kv_dtype: str
+    ids: Ids
+
+
+def kept_tokens(file: BinaryIO) -> KeptTokens | None:
+    """Of a session file; None for one that has keys and values, or is none.
+    Raises CorruptFile, MismatchError.
+    """
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or _HEADER.unpack(head)[1] != TOKEN_VERSION:
+        return None
+    text, part = split(memoryview(head + file.read(_size(head))))
+    assert isinstance(part, TokenPart)
+    return KeptTokens(text.kv_dtype, part.ids)
 
 
 def read(path_or_file: PathOrFile) -> bytes:
@@ -93,10 +180,10 @@ def is_session(path: StrPath) -> bool:
 
 def split(
     data: memoryview, whole: bool = True
-) -> tuple[SessionText, memoryview]:
+) -> tuple[SessionText, memoryview | TokenPart]:
     """The text part, checked, and the KV part.
 
-    Without `whole`, the KV part may be anything.
+    Without `whole`, the KV part may be anything, and is not looked at.
     """
     size = _size(bytes(data[: _HEADER.size]))
     _, version, zero, text_bytes, kv_bytes = _HEADER.unpack_from(data)
@@ -112,25 +199,26 @@ def split(
         fields = json.loads(bytes(data[_HEADER.size : end]))
         if version == 1:
             _upgrade(fields)
-        return _checked(fields), data[start:]
+        text = _checked(fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptFile(
             "session: the text part is not that of a session: "
             + one_line(error)
         ) from None
+    if version == TOKEN_VERSION and whole:
+        return text, TokenPart.of(data[start:])
+    return text, data[start:]
 
 
 def restore(
     snapshot: memoryview, gemma: Gemma, pool: BlockPool | None
 ) -> KVCache:
-    hint = "Session.load(..., rebuild=True) keeps the text and computes the "
-    hint += "keys and values again"
     try:
         return KVCache.from_bytes(snapshot, gemma, pool=pool)
     except MismatchError as error:
-        raise MismatchError(f"session: {error}; {hint}") from None
+        raise MismatchError(f"session: {error}; {_AGAIN}") from None
     except CorruptFile as error:
-        raise CorruptFile(f"session: {error}; {hint}") from None
+        raise CorruptFile(f"session: {error}; {_AGAIN}") from None
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,10 +261,10 @@ def _size(head: bytes) -> int:
             + " at the beginning"
         )
     _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
-    if version > VERSION:
+    if version > TOKEN_VERSION:
         raise MismatchError(
             f"session: format version {version} is newer than this version of "
-            f"gemmakv reads ({VERSION}); update gemmakv"
+            f"gemmakv reads ({TOKEN_VERSION}); update gemmakv"
         )
     size: int = _HEADER.size + text_bytes + _DIGEST_BYTES + kv_bytes
     return size

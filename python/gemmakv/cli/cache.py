@@ -109,9 +109,7 @@ def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
             )
         console.write(console.render(table))
     if bad:
-        raise CorruptFile(
-            f"{file}: {bad[0]['section']}: {bad[0]['problem']}"
-        )
+        raise CorruptFile(f"{file}: {bad[0]['section']}: {bad[0]['problem']}")
 
 
 @app.command(
@@ -292,6 +290,12 @@ def _read(file: str) -> _Saved:
         return _Saved(data)
     with _naming(file):
         text, snapshot = session_file.split(memoryview(data))
+        if isinstance(snapshot, session_file.TokenPart):
+            raise MismatchError(
+                "expected keys and values, found a session whose keys and "
+                "values are in the prefix cache; /save of gemmakv chat "
+                "writes a file with them"
+            )
     return _Saved(bytes(snapshot), len(data) - len(snapshot), text)
 
 

@@ -138,10 +138,15 @@ def load(
     threads: int | None = None,
     packed_cache: bool = True,
     quantize: str | None = None,
-    prefix_cache: PrefixCache | bool = True,
+    prefix_cache: PrefixCache | bool | Callable[[], PrefixCache] = True,
 ) -> Gemma:
-    """A model, with progress bars for fetching and loading it."""
+    """A model, with progress bars for fetching and loading it.
+
+    A prefix cache that is a function is made once the model is here.
+    """
     path = fetch(model)
+    if callable(prefix_cache):
+        prefix_cache = prefix_cache()
     with load_progress() as progress:
         gemma = Gemma.load(
             path,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+from collections.abc import Callable
 
 import typer
 
-from gemmakv.cache._folders import parse_folder
+from gemmakv import _core
+from gemmakv._support.sizes import in_bytes
+from gemmakv.cache._folders import default_disk_folder, parse_folder
 from gemmakv.cache._prefix import PrefixCache
+from gemmakv.cli import describe
+from gemmakv.errors import GemmaKVError
 
-__all__ = ["DISK", "RAM", "REMOTE", "SHARED", "open_prefix_cache"]
+__all__ = ["CHAT_DISK", "DISK", "RAM", "REMOTE", "SHARED", "open_prefix_cache"]
+
+_NONE = "none"
+Opened = PrefixCache | bool | Callable[[], PrefixCache]
 
 _SECRET = "GEMMAKV_PREFIX_CACHE_SECRET"
 
@@ -31,7 +41,15 @@ DISK = typer.Option(
     None,
     "--prefix-cache-disk",
     metavar="DIR[:SIZE]",
-    help="Keep it for later starts in a folder.",
+    help="Keep it for later starts in a folder; none: nowhere.",
+)
+CHAT_DISK = typer.Option(
+    None,
+    "--prefix-cache-disk",
+    metavar="DIR[:SIZE]",
+    help="Keep it for later starts in this folder; none: nowhere. Default: "
+    "the user's cache folder, with 10 % of what is free on its disk, at most "
+    "50GiB.",
 )
 REMOTE = typer.Option(
     None,
@@ -47,9 +65,18 @@ def open_prefix_cache(
     shared: str | None,
     disk: str | None,
     remote: str | None,
-) -> PrefixCache | bool:
-    """What the flags ask for; True: the default."""
-    if ram is shared is disk is remote is None:
+    default_disk: bool = False,
+) -> Opened:
+    """What the flags ask for; True: the default.
+
+    With `default_disk`, where they say nothing of a disk, there is one in the
+    user's cache folder if that can be: it is opened, or made, by the function
+    that this gives. A line on stderr says that it is made, or why it is not
+    there.
+    """
+    disks = disk is None and default_disk
+    disk = None if disk == _NONE else disk
+    if ram is shared is disk is remote is None and not disks:
         return True
     sizes: dict[str, int] = {}
     folders: dict[str, str | bool] = {}
@@ -64,13 +91,19 @@ def open_prefix_cache(
             if size is not None:
                 sizes[f"{name}_bytes"] = size
         secret = os.environ.get(_SECRET) if remote is not None else None
-        return PrefixCache(
+
+        make = functools.partial(
+            PrefixCache,
             ram,
             remote=remote,
             remote_secret=secret or None,
             **folders,  # type: ignore[arg-type]
             **sizes,  # type: ignore[arg-type]
         )
+        if disks:
+            make().close()  # what is asked for can be had
+            return functools.partial(_with_default_disk, make)
+        return make()
     except ValueError as error:
         name, colon, words = str(error).partition(": ")
         if name == "remote_secret":
@@ -81,3 +114,26 @@ def open_prefix_cache(
         raise typer.BadParameter(
             f"--prefix-cache-{name}{colon}{words}"
         ) from None
+
+
+def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:
+    try:
+        folder, budget = default_disk_folder()
+        made = not (folder / "key").exists()
+        # What cannot be used shows here, not among what was asked for.
+        _core.FolderStore(
+            os.fsencode(folder), tier="disk", mapped=False, budget_bytes=budget
+        )
+    except (OSError, ValueError, GemmaKVError) as error:
+        sys.stderr.write(
+            "gemmakv: note: what is computed is not kept for later starts: "
+            f"{describe(error)}\n"
+        )
+        return make()
+    if made:
+        sys.stderr.write(
+            "gemmakv: note: what is computed is kept for later starts in "
+            f"{folder} (at most {in_bytes(budget)}); --prefix-cache-disk none "
+            "keeps nothing\n"
+        )
+    return make(disk=folder, disk_bytes=budget)

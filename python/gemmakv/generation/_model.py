@@ -531,6 +531,7 @@ class Model:
         options: Any,
         batch: bool,
         end_ids: Sequence[int] = (),
+        boundaries: Sequence[Sequence[int]] = (),
     ) -> Work[list[Generation]]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
         bos = self._optional_bos(prompts)
@@ -545,6 +546,7 @@ class Model:
             [core_options(row, end_ids) for row in rows],
             token_report(total, callback),
             optional_bos=bos,
+            boundaries=boundaries,
         )
         return [generation_of(result) for result in call.results()]
 
@@ -554,10 +556,18 @@ class Model:
         prompt: Prompt,
         options: Any,
         end_ids: Sequence[int] = (),
+        boundaries: Sequence[int] = (),
     ) -> Work[Generation]:
-        """`generate` that `end_ids` end as well as eos."""
+        """`generate` that `end_ids` end as well as eos, with positions of the
+        conversation that others are likely to begin with.
+        """
         [generation] = yield from self._rows(
-            [cache], [prompt], options, batch=False, end_ids=end_ids
+            [cache],
+            [prompt],
+            options,
+            batch=False,
+            end_ids=end_ids,
+            boundaries=[boundaries],
         )
         return generation
 
@@ -567,8 +577,9 @@ class Model:
         prompt: Prompt,
         options: Any,
         end_ids: Sequence[int] = (),
+        boundaries: Sequence[int] = (),
     ) -> Work[Stream]:
-        """`stream` that `end_ids` end as well as eos."""
+        """`stream` with what `_reply` takes besides."""
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
@@ -578,6 +589,7 @@ class Model:
             [core_options(row, end_ids)],
             streamed=True,
             optional_bos=self._optional_bos([prompt]),
+            boundaries=[boundaries],
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(call, (self, cache), total, callback)

@@ -6,7 +6,7 @@ from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.errors import brief
-from gemmakv.generation._prompts import Prompt, prompt_ids
+from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -44,9 +44,7 @@ class ModelPrefixCache:
 
         A str gets BOS in front; token ids are taken as they are.
         """
-        ids = prompt_ids(
-            "prompt", prompt, self._config, self._tokenizer, False
-        )
+        ids = prompt_ids("prompt", prompt, self._config, self._tokenizer, False)
         cache = create_kv_cache(self._config)
         _core.prefix_match(self._engine, cache._core, ids)
         return cache
@@ -56,11 +54,17 @@ class ModelPrefixCache:
         waits for it. Returns how many of its tokens RAM has then: what a
         request that comes soon need not compute.
         """
-        ids = prompt_ids(
-            "prompt", prompt, self._config, self._tokenizer, False
-        )
+        ids = prompt_ids("prompt", prompt, self._config, self._tokenizer, False)
         cache = create_kv_cache(self._config)
         return _core.prefix_prefetch(self._engine, cache._core, ids)
+
+    def _remove(self, ids: TokenArray, shared: int, kv_dtype: str) -> int:
+        """Removes from the tiers of files what begins as these token ids, and
+        with more of them than the first `shared`. Returns the objects that
+        went.
+        """
+        like = create_kv_cache(self._config, kv_dtype=kv_dtype)
+        return _core.prefix_remove(self._engine, like._core, ids, shared)
 
     def publish(self, cache: KVCache) -> None:
         """Takes in what a conversation of this model has computed, as the end
@@ -69,7 +73,5 @@ class ModelPrefixCache:
         Raises ValueError for what is no KVCache.
         """
         if not isinstance(cache, KVCache):
-            raise ValueError(
-                f"cache: expected a KVCache, found {brief(cache)}"
-            )
+            raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
         _core.prefix_publish(self._engine, cache._core)

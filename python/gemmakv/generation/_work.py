@@ -28,6 +28,8 @@ class Job(NamedTuple):
     report: Callable[[int, bool], None] | None = None
     streamed: bool = False  # is not waited for
     optional_bos: Sequence[bool] = ()
+    # Of each row: positions that others are likely to begin with.
+    boundaries: Sequence[Sequence[int]] = ()
 
 
 # Yields jobs, and is sent the calls that they became: ended, unless streamed.
@@ -75,7 +77,9 @@ def _start(
 ) -> _core.Call | None:
     """None if a cache is in use and there is a bell, which rings then."""
     core_bell = None if bell is None else bell.core
-    return engine.start(*job[:3], job.streamed, core_bell, job.optional_bos)
+    return engine.start(
+        *job[:3], job.streamed, core_bell, job.optional_bos, job.boundaries
+    )
 
 
 async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:

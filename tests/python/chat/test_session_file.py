@@ -221,8 +221,8 @@ def test_text_survives_damaged_keys_and_values(session: Session) -> None:
 
 def test_a_later_format(session: Session) -> None:
     data = bytearray(session.to_bytes())
-    data[8] = 3
-    with pytest.raises(MismatchError, match="version 3 is newer"):
+    data[8] = 4
+    with pytest.raises(MismatchError, match="version 4 is newer"):
         Session.from_bytes(session.gemma, data)
 
 

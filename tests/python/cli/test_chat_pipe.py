@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+NO_DISK = ("--prefix-cache-disk", "none")  # test_chat_tier.py has one
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def run(talker_path: Path, tmp_path: Path) -> Run:
         program = ["-m", "gemmakv"] if code is None else ["-c", code]
         return subprocess.run(
             [sys.executable, *program, "chat", "--model", str(model),
-             "--max-tokens", "12", *map(str, arguments)],
+             "--max-tokens", "12", *NO_DISK, *map(str, arguments)],
             input=text,
             capture_output=True,
             env={**os.environ, "XDG_DATA_HOME": str(tmp_path), **env},
@@ -182,7 +183,7 @@ def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
     )
     result = subprocess.run(
         [sys.executable, "-c", script, "chat", "--model", str(talker_path),
-         "--max-tokens", "5", "--session", "main"],
+         "--max-tokens", "5", "--session", "main", *NO_DISK],
         input=b"one\ntwo\n",
         capture_output=True,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
@@ -205,7 +206,7 @@ def chat_process(
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
-         *arguments],
+         *NO_DISK, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -375,7 +376,8 @@ def test_other_commands_need_no_prompt_toolkit(tmp_path: Path) -> None:
 
 def test_the_demo_model_answers(tmp_path: Path, model_path: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "gemmakv", "chat", "--model", model_path],
+        [sys.executable, "-m", "gemmakv", "chat", "--model", model_path,
+         *NO_DISK],
         input=b"What is the capital of France?\n",
         capture_output=True,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
@@ -406,7 +408,7 @@ def test_a_session_needs_a_name(run: Run) -> None:
 def test_an_endless_line(talker_path: Path) -> None:
     """It took all memory of the machine."""
     with open("/dev/zero", "rb") as zeros:
-        for arguments in (["chat", "-m"], ["generate", "-", "-m"]):
+        for arguments in (["chat", *NO_DISK, "-m"], ["generate", "-", "-m"]):
             result = subprocess.run(
                 [sys.executable, "-m", "gemmakv", *arguments, talker_path],
                 stdin=zeros,

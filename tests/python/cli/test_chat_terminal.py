@@ -32,7 +32,8 @@ def start(talker_path: Path, tmp_path: Path) -> Iterator[Start]:
     def run(*arguments: object, max_tokens: int = 12, **options) -> Screen:
         screen = Screen(
             "chat", "--model", talker_path, "--max-tokens", max_tokens,
-            *arguments, XDG_DATA_HOME=str(tmp_path), **options,
+            *arguments, XDG_DATA_HOME=str(tmp_path),
+            XDG_CACHE_HOME=str(tmp_path / "cache"), **options,
         )
         screens.append(screen)
         return screen

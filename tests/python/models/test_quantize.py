@@ -342,7 +342,7 @@ def test_generate(cli: RunCli, tiny_path: Path) -> None:
 def test_chat(cli: RunCli, talker_path: Path) -> None:
     gemma = gemmakv.Gemma.load(talker_path, quantize="q4_0")
     expected = gemmakv.Session(gemma, options={"max_tokens": 12}).send("hello")
-    run = ["chat", "-m", talker_path, "--max-tokens", 12]
+    run = ["chat", "-m", talker_path, "--max-tokens", 12, "--no-persist"]
     result = cli(*run, "--quantize", "q4_0", stdin=b"hello\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.decode().strip() == expected.text.strip()

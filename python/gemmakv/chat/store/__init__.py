@@ -5,6 +5,7 @@ from gemmakv.chat.store._live import from_file, from_store
 from gemmakv.chat.store._protocol import Listing, SaveTo, SessionStore
 from gemmakv.chat.store._records import NewerRecord, Record
 from gemmakv.chat.store._saver import Saver
+from gemmakv.chat.store._tier import forget, keeps_keys, tokens_in
 
 __all__ = [
     "FolderStore",
@@ -15,6 +16,9 @@ __all__ = [
     "Saver",
     "SessionStore",
     "folder_of",
+    "forget",
     "from_file",
     "from_store",
+    "keeps_keys",
+    "tokens_in",
 ]

@@ -5,7 +5,8 @@
     NAME-FINGERPRINT/current      id of the session that was opened last
     NAME-FINGERPRINT/ID.lock      held by whoever may write the session
     NAME-FINGERPRINT/ID.json      record: text, settings, ancestry
-    NAME-FINGERPRINT/ID.session   the same with the KV cache (Session.save)
+    NAME-FINGERPRINT/ID.session   the same with the KV cache (Session.save), or
+                                  with its tokens where that is kept elsewhere
     NAME-FINGERPRINT/trash/       records and session files that were deleted
 
 A record is written before its session file and removed before it, so a
@@ -32,10 +33,11 @@ from typing import BinaryIO
 from gemmakv._support.files import atomic_writer, write_atomically
 from gemmakv._support.folders import data_folder
 from gemmakv._support.locks import lock
+from gemmakv.chat._session_file import KeptTokens, kept_tokens
 from gemmakv.chat.store import _records
 from gemmakv.chat.store._protocol import Listing, SaveTo
 from gemmakv.chat.store._records import NewerRecord, Record
-from gemmakv.errors import CorruptFile, unexpected
+from gemmakv.errors import CorruptFile, GemmaKVError, unexpected
 
 _RECORD = ".json"
 _SESSION = ".session"
@@ -65,6 +67,7 @@ class FolderStore:
         self._held: dict[str, int] = {}  # descriptors of locks by id
         self._mutex = threading.Lock()  # of `_held`
         self._lock = -1
+        self._emptied: list[KeptTokens] = []
         try:
             # Sessions are private.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -232,6 +235,10 @@ class FolderStore:
         finally:
             self.release(id)
 
+    def take_emptied(self) -> list[KeptTokens]:
+        emptied, self._emptied = self._emptied, []
+        return emptied
+
     @property
     def current_id(self) -> str | None:
         try:
@@ -295,12 +302,18 @@ class FolderStore:
                 if not self._path(path.stem, _RECORD).exists()
             ]
         oldest = time.time() - _TRASH_DAYS * 86400
-        doomed += [
+        trash = [
             path
             for path in self._trash.glob("*")
             if path.stat().st_ctime < oldest
         ]
-        for path in doomed:
+        for path in trash:
+            with contextlib.suppress(OSError, GemmaKVError):
+                if path.suffix == _SESSION:
+                    with open(path, "rb") as file:
+                        found = kept_tokens(file)
+                    self._emptied += [] if found is None else [found]
+        for path in doomed + trash:
             path.unlink(missing_ok=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 from gemmakv._support.files import PathOrFile
+from gemmakv.chat._session_file import KeptTokens
 from gemmakv.chat.store._records import Record
 
 # Writes a session file to where it is told to: `Session.save`.
@@ -90,6 +91,11 @@ class SessionStore(Protocol):
 
     def undelete(self, id: str) -> Record | None:
         """Brings a session back; None: it is not there any more."""
+
+    def take_emptied(self) -> list[KeptTokens]:
+        """Of sessions that `undelete` cannot bring back any more since the
+        store was opened, the tokens; each once.
+        """
 
     def close(self) -> None:
         """Gives up all that is held. Idempotent."""

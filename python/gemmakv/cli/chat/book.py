@@ -11,9 +11,21 @@ from gemmakv.chat.store import Record
 
 if TYPE_CHECKING:
     from gemmakv.chat._session import Session
+    from gemmakv.chat._session_file import KeptTokens
+    from gemmakv.generation._result import Usage
 
 FIRST_NAME = "main"
 _MAX_NAME_CHARS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What the last turn of a session took; `again` are tokens that the
+    session had, and that had to be computed again.
+    """
+
+    usage: Usage
+    again: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,6 +36,8 @@ class Entry:
     session: Session | None = None
     held: bool = False  # nobody else may write it
     last_fork_us: float | None = None
+    kept: KeptTokens | None = None  # as they were stored, or loaded
+    last: Turn | None = None
 
     @property
     def name(self) -> str:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import gemmakv
 from gemmakv.chat._session import Session
-from gemmakv.chat.store import Record, Saver, from_store
+from gemmakv.chat._session_file import KeptTokens
+from gemmakv.chat._transcript import common_exact
+from gemmakv.chat.store import (
+    Record,
+    Saver,
+    forget,
+    from_store,
+    keeps_keys,
+    tokens_in,
+)
 from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
@@ -17,8 +26,12 @@ from gemmakv.cli.chat.settings import SETTINGS, Setting, show
 from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from gemmakv.chat.store import SessionStore
+    from gemmakv.chat.store import SaveTo, SessionStore
     from gemmakv.cli.chat.view import View
+
+
+# The end of a reply, which is taken off, may have so many tokens.
+_TRIMMED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +50,9 @@ class Chat:
     """Sessions of one model, with the store that keeps them (or None).
 
     Every change of a session goes through `save`: its record is on disk when
-    that returns, its KV cache a moment later.
+    that returns. So are its tokens, where the prefix cache keeps the KV cache
+    for later starts; else that follows a moment later. There, sessions other
+    than the current one are not in memory.
     """
 
     def __init__(
@@ -62,6 +77,8 @@ class Chat:
             if store.writable:
                 self._saver = Saver(store)
             self.book = Book(listing.records, listing.taken)
+            for gone in store.take_emptied():
+                self._forget_keys(gone)
 
     def open(self, name: str | None) -> None:
         """Goes to the named session, else to the last one, or makes it."""
@@ -127,6 +144,7 @@ class Chat:
             )
             if line:
                 self.view.say(f"{entry.name}: {line}")
+            entry.kept = _tokens_of(entry.session)
             if entry.record.draft is not None:
                 self.view.say(
                     f"{entry.name}: your last message has no reply; send it "
@@ -169,10 +187,18 @@ class Chat:
 
     def select(self, entry: Entry) -> None:
         self.book.select(entry)
+        for other in self.book.entries:
+            if other is not entry and other.session is not None:
+                self._rest(other.session)
         if self.store is not None:
             # Without it the next start opens another session first.
             with contextlib.suppress(OSError):
                 self.store.write_current(entry.id)
+
+    def _rest(self, session: Session) -> None:
+        """Has a session leave memory if it comes back from a disk."""
+        if session.in_memory and keeps_keys(session):
+            session._leave_memory()
 
     def save(self, entry: Entry) -> None:
         """Notes what the session is now, on disk too.
@@ -188,8 +214,37 @@ class Chat:
         record.overflow = session.overflow
         record.tokens = len(session.cache)
         record.changed = time.time()
-        if self.save_record(entry) and self._saver is not None:
-            self._saver.submit(entry.id, session._saving())
+        if self._saver is None:
+            return
+        if not keeps_keys(session):
+            if self.save_record(entry):
+                self._saver.submit(entry.id, session._saving())
+            return
+        saving = session._saving(keys=False)
+        if self.save_record(entry):
+            self._save_tokens(entry, saving)
+
+    def _save_tokens(self, entry: Entry, saving: SaveTo) -> None:
+        assert self.store is not None and entry.session is not None
+        try:
+            self.store.write_session(entry.id, saving)
+        except OSError as error:
+            self._say_unsaved(f"the tokens of {entry.name}", error)
+        before, entry.kept = entry.kept, _tokens_of(entry.session)
+        if before is None:
+            return
+        same = common_exact(before.ids, entry.kept.ids)
+        if len(before.ids) - same > _TRIMMED:  # it was taken back
+            self._forget_keys(before)
+
+    def _forget_keys(self, gone: KeptTokens) -> None:
+        """Removes keys and values that no session here uses any more."""
+        if self.store is None:
+            return
+        records = self.store.listing().records
+        others = [tokens_in(self.store, record.id) for record in records]
+        others += [entry.kept for entry in self.book.entries]
+        forget(self.gemma, gone, filter(None, others))
 
     def save_record(self, entry: Entry) -> bool:
         """Whether the record is on disk (or need not be)."""
@@ -232,8 +287,11 @@ class Chat:
         if self._saver is not None:
             self._saver.drop(entry.id)
         if self.store is not None and self.store.writable:
+            gone = entry.kept or tokens_in(self.store, entry.id)
             self.store.delete(entry.id)
             self._release(entry)
+            if gone is not None:
+                self._forget_keys(gone)
 
     def bring_back(self) -> Entry:
         """The entry that was deleted last. Raises ValueError if none is."""
@@ -350,3 +408,7 @@ class Chat:
             f"{what} is not saved: {describe(error)}; the chat continues, "
             "/save PATH keeps the session elsewhere"
         )
+
+
+def _tokens_of(session: Session) -> KeptTokens:
+    return KeptTokens(session.cache.kv_dtype, session.cache.tokens)

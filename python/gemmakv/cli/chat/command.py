@@ -50,7 +50,8 @@ def chat(
     no_persist: bool = typer.Option(
         False,
         "--no-persist",
-        help="Neither read nor write the stored sessions and history.",
+        help="Neither read nor write the stored sessions and history, nor "
+        "the disk of the prefix cache unless it is given.",
     ),
     overflow: str | None = typer.Option(
         None,
@@ -80,7 +81,7 @@ def chat(
     sampling_defaults: bool = SAMPLING_DEFAULTS,
     prefix_cache_ram: str | None = prefix_flags.RAM,
     prefix_cache_shared: str | None = prefix_flags.SHARED,
-    prefix_cache_disk: str | None = prefix_flags.DISK,
+    prefix_cache_disk: str | None = prefix_flags.CHAT_DISK,
     prefix_cache_remote: str | None = prefix_flags.REMOTE,
     **options: Any,
 ) -> int:
@@ -91,8 +92,8 @@ def chat(
 
     On a pipe, each line of stdin is a message (or a command) and each reply
     one line of stdout, its line breaks made spaces. All else is on stderr.
-    The first line that fails ends the run with exit code 1. Nothing is stored
-    unless --session names a session.
+    The first line that fails ends the run with exit code 1. No session is
+    stored unless --session names one.
     """
     if overflow is not None and overflow not in OVERFLOWS:
         raise typer.BadParameter(
@@ -108,13 +109,18 @@ def chat(
 
     screen = TerminalView()
     view: View = screen if on_terminal else PipeView(as_json)
-    prefix = prefix_flags.open_prefix_cache(
-        prefix_cache_ram,
-        prefix_cache_shared,
-        prefix_cache_disk,
-        prefix_cache_remote,
+    gemma = _load(
+        model,
+        threads,
+        quantize,
+        prefix_flags.open_prefix_cache(
+            prefix_cache_ram,
+            prefix_cache_shared,
+            prefix_cache_disk,
+            prefix_cache_remote,
+            default_disk=not no_persist,
+        ),
     )
-    gemma = _load(model, threads, quantize, prefix)
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}
     persist = not no_persist and (on_terminal or session is not None)
@@ -140,13 +146,15 @@ def chat(
         return Terminal(open_chat, screen, history).run()
     finally:
         open_chat.close()
+        if gemma.prefix_cache is not None:
+            gemma.prefix_cache.cache.close()
 
 
 def _load(
     model: str | None,
     threads: int | None,
     quantize: str | None,
-    prefix_cache: gemmakv.PrefixCache | bool,
+    prefix_cache: prefix_flags.Opened,
 ) -> gemmakv.Gemma:
     try:
         return console.load(
@@ -158,9 +166,7 @@ def _load(
     except gemmakv.GemmaKVError as error:
         if model is not None:
             raise
-        raise gemmakv.GemmaKVError(
-            f"no --model given, and {error}"
-        ) from None
+        raise gemmakv.GemmaKVError(f"no --model given, and {error}") from None
 
 
 def _check_prompt_toolkit(on_terminal: bool) -> None:

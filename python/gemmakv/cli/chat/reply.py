@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from gemmakv._support.interrupts import handled
+from gemmakv.cli.chat.book import Turn
 from gemmakv.errors import CacheFullError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def reply(
     chat.view.begin_reply()
     stopped = False
     stream = None
+    turns, had = session.turns, len(session.cache)
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopped
@@ -56,8 +58,13 @@ def reply(
                 "turns by itself, /undo or /new make room"
             ) from None
         raise
-    chat.view.end_reply(entry.name, generation)
-    if generation.finish_reason == "cancelled" and not generation.text:
+    usage = generation.usage
+    dropped = session.turns <= turns
+    entry.last = Turn(usage, 0 if dropped else had - usage.cached_tokens)
+    unsaid = generation.finish_reason == "cancelled" and not generation.text
+    if unsaid:
         session.undo()
-        chat.view.say("nothing was said, so the message is taken back")
     chat.save(entry)
+    chat.view.end_reply(entry.name, generation)
+    if unsaid:
+        chat.view.say("nothing was said, so the message is taken back")

@@ -14,11 +14,13 @@ from gemmakv.cli.chat import table
 from gemmakv.cli.chat.table import count, printable, quoted
 
 if TYPE_CHECKING:
-    from gemmakv.cli.chat.book import Entry
+    from gemmakv.cli.chat.book import Entry, Turn
     from gemmakv.cli.chat.chat import Chat
 
 _HERE = "bold green"
 _LEAST_PREVIEW = 12
+# The last tokens of a turn are computed with the next one.
+_UNCOUNTED = 16
 
 
 def list_sessions(chat: Chat) -> None:
@@ -75,6 +77,7 @@ def stats(chat: Chat) -> None:
         ),
         ("last fork", "none yet" if fork_us is None else f"{fork_us:.1f} µs"),
         ("prefill saved", count(numbers.saved_prefill_tokens, "token")),
+        *_last_turn(entry.last),
         ("all sessions", _sum(chat)),
     ]
     if chat.store is not None and chat.store.writable:
@@ -84,8 +87,27 @@ def stats(chat: Chat) -> None:
 
 def _sum(chat: Chat) -> str:
     entries = chat.book.entries
-    live = sum(entry.session is not None for entry in entries)
+    live = sum(
+        entry.session is not None and entry.session.in_memory
+        for entry in entries
+    )
     return f"{len(entries)}, {live} in memory"
+
+
+def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
+    """Where its beginning came from, in lines of 40 columns."""
+    if last is None:
+        return []
+    usage = last.usage
+    rows = [("last turn", table.by_tier(usage.cached) or "none cached")]
+    why = usage.miss_reason
+    if last.again > _UNCOUNTED:
+        # What it had was in the prefix cache once.
+        why = "evicted" if why == "divergent" else why
+        rows.append(("computed again", count(last.again, "token")))
+    if why is not None:
+        rows.append(("not cached", why))
+    return rows
 
 
 def tree(chat: Chat) -> None:
@@ -96,9 +118,7 @@ def tree(chat: Chat) -> None:
 
 
 def _grow(chat: Chat, node: Tree, parent: Entry) -> None:
-    forks = sorted(
-        chat.book.children(parent), key=lambda e: e.record.forked_at
-    )
+    forks = sorted(chat.book.children(parent), key=lambda e: e.record.forked_at)
     for fork in forks:
         _grow(chat, node.add(_label(chat, fork)), fork)
 

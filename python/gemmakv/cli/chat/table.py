@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.padding import Padding
 from rich.table import Table
@@ -26,6 +26,11 @@ def printable(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """count(2, "turn") == "2 turns"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def by_tier(tokens: Mapping[str, int]) -> str:
+    """Tokens that were not computed: "disk 512, ram 64"."""
+    return ", ".join(f"{tier} {n:,}" for tier, n in tokens.items())
 
 
 def preview(text: str) -> str:
@@ -61,6 +66,4 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Padding:
 
 def note(text: str) -> Padding:
     """A remark below a table."""
-    return Padding(
-        Text(text, style="dim"), (0, 0, 0, 2), expand=False
-    )
+    return Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False)

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from gemmakv.cli import console, fail
+from gemmakv.cli.chat import table
 from gemmakv.cli.chat.table import count, printable, quoted
 from gemmakv.cli.chat.wrap import WordWrap
 
@@ -74,10 +75,17 @@ class TerminalView(View):
         self.keyboard: Keyboard | None = None
 
     def say(self, line: str) -> None:
+        self._begin_line()
         self._console.print(Text(printable(line), style="dim"))
 
     def error(self, line: str) -> None:
+        self._begin_line()
         self._console.print(Text(printable(line), style="red"))
+
+    def _begin_line(self) -> None:
+        """Below the part of a reply that is there."""
+        if self._wrap is not None:
+            self._wrap.end()
 
     def show(self, renderable: RenderableType) -> None:
         self._console.print(renderable)
@@ -180,6 +188,8 @@ def summary(generation: Generation) -> str:
         parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
     if generation.token_ids:
         parts.append(f"first after {timings.prefill_s:.2f} s")
+    if generation.usage.cached:
+        parts.append(table.by_tier(generation.usage.cached))
     if generation.finish_reason == "cancelled":
         parts.append("stopped")
     elif generation.finish_reason == "length":
