@@ -80,13 +80,19 @@ def read_all(
 def _read(file: BinaryIO, data: io.BytesIO, size: int) -> None:
     """Adds up to `size` bytes, also where a file gives a part at a time."""
     while size > 0:
-        part = file.read(min(size, _PIECE_BYTES))
+        wanted = min(size, _PIECE_BYTES)
+        part = file.read(wanted)
         if part is None:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not isinstance(part, (bytes, bytearray, memoryview)):
             raise ValueError(f"expected a binary file, found {brief(file)}")
         if not part:
             return
+        if len(part) > wanted:
+            raise ValueError(
+                f"read({wanted}) of the file gave {len(part)} bytes, expected "
+                "at most as many as asked for"
+            )
         size -= data.write(part)
 
 

@@ -26,6 +26,7 @@ __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 # Of a snapshot's head: magic, version, dtype and the bytes of the whole.
 _MAGIC = b"GKVCACHE"
 _HEAD_BYTES = 24
+_NEWEST = 3  # version of the format
 KV_DTYPES = ("f32", "bf16", "int8")
 
 
@@ -278,8 +279,9 @@ class KVCache:
 
 
 def _snapshot_bytes(head: bytes) -> int:
-    """Of a whole snapshot that begins so; 0 for what is none."""
-    if not head.startswith(_MAGIC):
+    """Of a whole snapshot that begins so; 0 for what is none, or newer."""
+    version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
+    if not head.startswith(_MAGIC) or version > _NEWEST:
         return 0
     return int.from_bytes(head[_HEAD_BYTES - 8 :], "little")
 

@@ -14,14 +14,14 @@ so that every row has a length of its own:
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import choice, integer, number
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import GemmaKVError, brief, unexpected
 
 __all__ = [
     "CacheProtocol",
@@ -104,6 +104,12 @@ class _PaddedCache:
         return (
             f"<{type(self).__name__} {sizes}, {self._dtype}, "
             f"length={self.length.tolist()}>"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        # Copies through this too: one that shared its content would be none.
+        raise GemmaKVError(
+            f"a {type(self).__name__} cannot be copied or pickled"
         )
 
     @property

@@ -105,18 +105,17 @@ class App:
         except RequestError as error:
             await fail(call, error)
         except HTTPException as error:  # of the router
-            words = (
-                "no such route"
-                if error.status_code == 404
-                else ("expected " + (error.headers or {}).get("Allow", "GET"))
-            )
+            words, code = "no such route", "not_found"
+            if error.status_code != 404:
+                words = "expected " + (error.headers or {}).get("Allow", "GET")
+                code = "method_not_allowed"
             method, path = scope["method"], scope["path"][:100]
             await fail(
                 call,
                 RequestError(
                     error.status_code,
                     f"{method} {path}: {words}",
-                    code="not_found",
+                    code=code,
                 ),
             )
         finally:

@@ -61,6 +61,15 @@ def test_a_file_that_would_block_takes_nothing_silently() -> None:
         write(b"x" * (4 << 20))
 
 
+def test_a_file_that_gives_more_than_is_asked_for() -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            return b"x" * (size + 1)
+
+    with pytest.raises(ValueError, match=r"read\(8\).*gave 9 bytes"):
+        files.read_all(Endless(), 8, lambda head: 1 << 62)  # type: ignore[arg-type]
+
+
 def test_a_full_disk_is_named_with_a_way_out(tmp_path: Path) -> None:
     path = tmp_path / "file"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -5,8 +5,10 @@ The oracle is NumPy in float64 over the whole history of every row.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 import subprocess
 import sys
 import threading
@@ -17,7 +19,13 @@ import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import CyclicCache, LayerCache, attention, compute_left_pads
+from gemmakv import (
+    CyclicCache,
+    GemmaKVError,
+    LayerCache,
+    attention,
+    compute_left_pads,
+)
 
 Cache = LayerCache | CyclicCache
 KV_HEADS, HEAD_DIM = 2, 6
@@ -608,3 +616,9 @@ def test_many_threads(make: Callable[..., Cache]) -> None:
 def test_repr(make: Callable[..., Cache]) -> None:
     cache = make(1, 4, 1, 32)
     assert "Cache batch=1, capacity=4" in repr(cache)
+
+
+def test_is_neither_copied_nor_pickled(make: Callable[..., Cache]) -> None:
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(GemmaKVError, match="cannot be copied or pickled"):
+            way(make(1, 4, 1, 2))

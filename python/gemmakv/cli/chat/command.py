@@ -10,7 +10,7 @@ import typer
 
 import gemmakv
 from gemmakv.chat._session_file import OVERFLOWS
-from gemmakv.cli import console, describe, prefix_flags
+from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
 from gemmakv.cli.arguments import (
     QUANTIZE,
     SAMPLING_DEFAULTS,
@@ -135,7 +135,9 @@ def chat(
             from gemmakv.cli.chat import pipe
 
             open_chat.open(session)
-            return pipe.run(open_chat, console.lines())
+            code = pipe.run(open_chat, console.lines())
+            lost = persist and (store is None or not store.writable)
+            return code or (EXIT_FAILURE if lost else 0)
         from gemmakv._support.folders import data_folder
         from gemmakv.cli.chat.terminal import Terminal
 
