@@ -441,6 +441,19 @@ def test_what_is_not_stored_is_a_failure(
     assert "main is not saved: " in line and "No space left" in line
 
 
+def test_where_nothing_can_be_stored_is_a_failure(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    data = str(tmp_path / "file")
+    result = run(b"one\n", "--session", "main", XDG_DATA_HOME=data)
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) == 1
+    [line] = result.stderr.decode().splitlines()
+    assert "kept in memory only" in line
+    assert run(b"one\n", XDG_DATA_HOME=data).returncode == 0
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_record_that_is_no_file(
     run: Run, tmp_path: Path, kind: str
