@@ -4,8 +4,8 @@
 #include <array>
 #include <cassert>
 #include <cstring>
+#include <map>
 #include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -75,8 +75,10 @@ struct Shared {
   uint64_t max_object_bytes = 0;
 
   std::mutex mutex;  // guards what follows
-  // Found damaged, or in part: the next Put writes these whatever is there.
-  std::set<ObjectName> rewrites;
+  // Found damaged, or in part: the next Put writes these whatever is there, and
+  // they are not there until then. True: their reader found it, so that they
+  // would look sound again.
+  std::map<ObjectName, bool> rewrites;
 
   size_t header_bytes() const {
     return kPlainHeaderBytes + (is_signed ? sizeof(Digest) : 0);
@@ -100,10 +102,15 @@ struct Shared {
     hash.Finish(digest);
     return digest;
   }
-  void Rewrite(const ObjectName& name) {
+  void Rewrite(const ObjectName& name, bool looks_sound = false) {
     const std::lock_guard lock(mutex);
     if (rewrites.size() >= kMaxRewrites) rewrites.erase(rewrites.begin());
-    rewrites.insert(name);
+    rewrites[name] |= looks_sound;
+  }
+  bool LooksSound(const ObjectName& name) {
+    const std::lock_guard lock(mutex);
+    const auto found = rewrites.find(name);
+    return found != rewrites.end() && found->second;
   }
   bool IsRewrite(const ObjectName& name) {
     const std::lock_guard lock(mutex);
@@ -158,7 +165,7 @@ class Fetch {
       std::vector<Partial> partials;
       size_t bytes = 0, there = 0;
       for (size_t i = 0; i < count; ++i) {
-        if (!values[i]) continue;
+        if (!values[i] || shared_->LooksSound(names_[first + i])) continue;
         ++there;
         bytes += values[i]->bytes.size();
         Begin(first + i, *values[i], partials);
@@ -404,7 +411,10 @@ class Store final : public RemoteStore {
       };
       // Only what came in time may be read.
       if (!calls_.Run(RemoteCalls::Side::kRead, work)) return;
-      std::ranges::copy(answer->found, found.begin());
+      for (size_t i = 0; i < keys.size(); ++i) {
+        found[i] = answer->found[i] &&
+                   !shared_->IsRewrite(shared_->Name(keys[i].address));
+      }
     });
   }
 
@@ -455,7 +465,7 @@ class Store final : public RemoteStore {
   }
 
   void Damaged(const ObjectKey& key) noexcept override {
-    Quietly([&] { shared_->Rewrite(shared_->Name(key.address)); });
+    Quietly([&] { shared_->Rewrite(shared_->Name(key.address), true); });
     const std::lock_guard lock(mutex_);
     ++stats_.damaged;
   }

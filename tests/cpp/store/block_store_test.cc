@@ -9,6 +9,7 @@
 
 #include "base/aligned_buffer.h"
 #include "store/block_store_conformance.h"
+#include "store/fake_client.h"
 #include "store/folder_places.h"
 #include "store/folder_store.h"
 
@@ -127,6 +128,42 @@ class FolderTier final : public ConformanceTier {
   std::shared_ptr<FolderStore> store_;
 };
 
+class RemoteTier final : public ConformanceTier {
+ public:
+  explicit RemoteTier(std::vector<uint8_t> secret) {
+    options_.secret = std::move(secret);
+    options_.calls.timeout = std::chrono::seconds(60);
+    Reopen();
+  }
+  BlockStore& store() override { return *store_; }
+  void Reopen() override { store_ = MakeRemoteStore(client_, options_); }
+  void Corrupt(const ObjectKey& key, size_t offset) override {
+    const size_t header = options_.secret.empty() ? 24 : 56;
+    size_t found = 0;
+    const std::lock_guard lock(client_->mutex);
+    for (auto& [name, value] : client_->stored) {
+      const std::span object = std::span(value).subspan(header);
+      if (AddressOf(ReadHead(object)) != key.address) continue;
+      object[offset] ^= 8;
+      ++found;
+    }
+    EXPECT_EQ(found, 1u);
+  }
+  bool counts() const override { return false; }
+  bool trusts() const override { return true; }
+
+ private:
+  RemoteOptions options_;
+  const std::shared_ptr<FakeClient> client_ = std::make_shared<FakeClient>();
+  std::shared_ptr<RemoteStore> store_;
+};
+
+std::unique_ptr<ConformanceTier> MakeSigned() {
+  return std::make_unique<RemoteTier>(std::vector<uint8_t>{1, 2, 3, 4});
+}
+std::unique_ptr<ConformanceTier> MakeUnsigned() {
+  return std::make_unique<RemoteTier>(std::vector<uint8_t>{});
+}
 std::unique_ptr<ConformanceTier> MakeMemory() {
   return std::make_unique<MemoryTier>();
 }
@@ -153,6 +190,10 @@ INSTANTIATE_TEST_SUITE_P(Shared, BlockStoreConformance,
                          testing::Values(ConformanceFactory(&MakeShared)));
 INSTANTIATE_TEST_SUITE_P(SharedRead, BlockStoreConformance,
                          testing::Values(ConformanceFactory(&MakeSharedRead)));
+INSTANTIATE_TEST_SUITE_P(RemoteSigned, BlockStoreConformance,
+                         testing::Values(ConformanceFactory(&MakeSigned)));
+INSTANTIATE_TEST_SUITE_P(RemoteUnsigned, BlockStoreConformance,
+                         testing::Values(ConformanceFactory(&MakeUnsigned)));
 
 }  // namespace
 }  // namespace gkv

@@ -17,93 +17,17 @@
 
 #include "base/aligned_buffer.h"
 #include "base/blake2b.h"
+#include "store/fake_client.h"
 
 namespace gkv {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using Bytes = std::vector<uint8_t>;
+using Bytes = FakeClient::Bytes;
 
 constexpr size_t kSignedHeader = 56;
 constexpr size_t kPlainHeader = 24;
-
-std::shared_ptr<const void> Owned(Bytes bytes, RemoteValue& value) {
-  auto owner = std::make_shared<Bytes>(std::move(bytes));
-  value = {*owner, owner};
-  return owner;
-}
-
-class FakeClient final : public RemoteClient {
- public:
-  std::vector<std::optional<RemoteValue>> GetMany(
-      std::span<const std::string> keys) override {
-    Before("get");
-    std::vector<std::optional<RemoteValue>> values(keys.size());
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const std::lock_guard lock(mutex);
-      const auto found = stored.find(keys[i]);
-      ++gets[keys[i]];
-      if (found == stored.end()) continue;
-      RemoteValue value;
-      Owned(found->second, value);
-      values[i] = value;
-    }
-    if (after_get) after_get();
-    values.resize(values.size() + extra);
-    return values;
-  }
-  void PutMany(std::span<const RemoteItem> items) override {
-    Before("put");
-    const std::lock_guard lock(mutex);
-    for (const RemoteItem& item : items) {
-      EXPECT_LE(item.value.bytes.size(), kRemoteChunkBytes);
-      written.push_back(item.key);
-      stored[item.key].assign(item.value.bytes.begin(), item.value.bytes.end());
-    }
-  }
-  std::vector<bool> HasMany(std::span<const std::string> keys) override {
-    Before("has");
-    const std::lock_guard lock(mutex);
-    std::vector<bool> found;
-    for (const std::string& key : keys) found.push_back(stored.contains(key));
-    found.resize(found.size() + extra);
-    return found;
-  }
-  void DeleteMany(std::span<const std::string> keys) override {
-    Before("delete");
-    const std::lock_guard lock(mutex);
-    for (const std::string& key : keys) stored.erase(key);
-  }
-  bool DeleteSome(const std::string& prefix) override {
-    Before("delete");
-    const std::lock_guard lock(mutex);
-    const auto found = stored.lower_bound(prefix);
-    if (found == stored.end() || !found->first.starts_with(prefix)) {
-      return false;
-    }
-    stored.erase(found);
-    return true;
-  }
-
-  Bytes& First() {
-    EXPECT_FALSE(stored.empty());
-    return stored.begin()->second;
-  }
-
-  std::mutex mutex;
-  std::map<std::string, Bytes> stored;
-  std::vector<std::string> written;
-  std::map<std::string, int> gets;
-  std::function<void(const std::string&)> before;
-  std::function<void()> after_get;
-  size_t extra = 0;
-
- private:
-  void Before(const std::string& call) {
-    if (before) before(call);
-  }
-};
 
 ObjectKey Key(uint8_t n, uint8_t salt = 0) {
   ObjectKey key;
