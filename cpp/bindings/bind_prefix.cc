@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,8 +24,12 @@ PrefixTier TierOf(const std::string& name) {
   for (size_t i = 0; i < kPrefixTiers; ++i) {
     if (name == kTierNames[i]) return static_cast<PrefixTier>(i);
   }
-  throw InvalidArgument(StrCat("tier is '", name,
-                               "', expected ram, shared, disk or remote"));
+  throw InvalidArgument(
+      StrCat("tier is '", name, "', expected ram, shared, disk or remote"));
+}
+
+std::chrono::nanoseconds Nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(std::llround(seconds * 1e9));
 }
 
 py::dict DictOf(const StoreStats& stats) {
@@ -57,6 +63,7 @@ py::dict StatsOf(const PrefixCache& cache) {
   all["tokens"] = TokensByTier(stats.tokens);
   all["misses"] = misses;
   all["ram_bytes"] = stats.ram.bytes;
+  all["pinned_bytes"] = stats.ram.pinned;
   all["ram_pages"] = stats.ram.pages;
   all["ram_resume_points"] = stats.ram.resume_points;
   all["published"] = stats.ram.published;
@@ -166,8 +173,30 @@ void RegisterPrefix(py::module_& module) {
           "ram_bytes",
           [](const PrefixCache& cache) { return cache.index().budget_bytes(); })
       .def("stats", &StatsOf)
-      .def("flush", &PrefixCache::Flush, py::call_guard<GilReleased>())
-      .def("close", &PrefixCache::Close, py::call_guard<GilReleased>())
+      .def(
+          "pinned_bytes",
+          [](const PrefixCache& cache, uint64_t pin) {
+            return cache.index().PinnedBytes(pin);
+          },
+          py::arg("pin"), py::call_guard<GilReleased>())
+      .def(
+          "unpin",
+          [](const PrefixCache& cache, uint64_t pin) {
+            cache.index().Unpin(pin);
+          },
+          py::arg("pin"), py::call_guard<GilReleased>())
+      .def(
+          "flush",
+          [](PrefixCache& cache, double timeout_s) {
+            return cache.Flush(Nanoseconds(timeout_s));
+          },
+          py::arg("timeout_s"), py::call_guard<GilReleased>())
+      .def(
+          "close",
+          [](PrefixCache& cache, double timeout_s) {
+            return cache.Close(Nanoseconds(timeout_s));
+          },
+          py::arg("timeout_s"), py::call_guard<GilReleased>())
       .def(
           "clear",
           [](PrefixCache& cache, const std::optional<std::string>& tier) {
@@ -203,6 +232,13 @@ void RegisterPrefix(py::module_& module) {
       py::arg("shared"),
       "Removes what begins as the tokens, beyond the shared ones, from tiers "
       "of files. The cache says in which layout.");
+  module.def(
+      "prefix_pin",
+      [](const Gemma& gemma, const KVCache& cache) {
+        const GilReleased no_gil;
+        return gemma.prefix_view()->Pin(cache);
+      },
+      py::arg("engine"), py::arg("cache"));
   module.def(
       "prefix_publish",
       [](const Gemma& gemma, const KVCache& cache) {

@@ -76,25 +76,31 @@ Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
 void BlockPool::ThrowFull(size_t size_bytes) const {
   const size_t in_use = bytes_in_use();
   if (budget_bytes_ != 0 && in_use + size_bytes > budget_bytes_) {
-    throw CacheFull(StrCat(
-        "block pool: ", in_use, " bytes are in use and ", size_bytes,
-        " more are needed, expected at most ", budget_bytes_,
-        " in total (drop or reset conversations, or use a larger pool)"));
+    size_t kept = 0;
+    for (const std::weak_ptr<Reclaimer>& candidate : reclaimers()) {
+      const std::shared_ptr<Reclaimer> reclaimer = candidate.lock();
+      if (reclaimer) kept += reclaimer->KeptBytes();
+    }
+    throw CacheFull(
+        StrCat("block pool: ", in_use, " bytes are in use",
+               kept > 0 ? StrCat(", ", kept, " of them pinned,") : "", " and ",
+               size_bytes, " more are needed, expected at most ", budget_bytes_,
+               " in total (", kept > 0 ? "unpin prompts, " : "",
+               "drop or reset conversations, or use a larger pool)"));
   }
   throw CacheFull(StrCat("block pool: the system has no memory for ",
-                           size_bytes, " bytes more, ", in_use,
-                           " are in use"));
+                         size_bytes, " bytes more, ", in_use, " are in use"));
+}
+
+std::vector<std::weak_ptr<Reclaimer>> BlockPool::reclaimers() const {
+  std::unique_lock lock(mutex_);
+  return reclaimers_;
 }
 
 size_t BlockPool::Reclaim(size_t bytes) {
   size_t freed = 0;
   try {
-    std::vector<std::weak_ptr<Reclaimer>> reclaimers;
-    {
-      std::unique_lock lock(mutex_);
-      reclaimers = reclaimers_;
-    }
-    for (const std::weak_ptr<Reclaimer>& candidate : reclaimers) {
+    for (const std::weak_ptr<Reclaimer>& candidate : reclaimers()) {
       if (freed >= bytes) break;
       const std::shared_ptr<Reclaimer> reclaimer = candidate.lock();
       if (reclaimer) freed += reclaimer->Reclaim(bytes - freed);

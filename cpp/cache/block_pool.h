@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/heap_trim.h"
 #include "cache/block.h"
 #include "cache/block_faults.h"
@@ -22,6 +23,8 @@ class Reclaimer {
   // thread that needs blocks and may hold the state of a conversation: never
   // waits for another one, acquires nothing.
   virtual size_t Reclaim(size_t bytes) = 0;
+  // Bytes of the pool's blocks that it was told to keep, for messages.
+  virtual size_t KeptBytes() { return 0; }
 };
 
 // Source of blocks under one byte budget, shared by many conversations.
@@ -60,6 +63,7 @@ class BlockPool final : public BlockOwner,
   Block* TryAcquire(size_t size_bytes, size_t& missing);
   Block* AcquireReclaimed(size_t size_bytes);
   size_t Reclaim(size_t bytes);
+  std::vector<std::weak_ptr<Reclaimer>> reclaimers() const;
   [[noreturn]] void ThrowFull(size_t size_bytes) const;
 
   const size_t budget_bytes_;
@@ -72,6 +76,7 @@ class BlockPool final : public BlockOwner,
   size_t blocks_in_use_ = 0;
   BlockHeap heap_;
   std::vector<std::weak_ptr<Reclaimer>> reclaimers_;
+  const ForkGuard guard_{mutex_}, reclaiming_guard_{reclaiming_};
 };
 
 }  // namespace gkv

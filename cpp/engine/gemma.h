@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
 #include "engine/drafter.h"
@@ -134,6 +135,7 @@ class Gemma {
     std::shared_ptr<const TokenText> token_text;
     std::unique_ptr<Scheduler> scheduler;
     int scheduler_pid = 0;
+    const ForkGuard guard{mutex};
   };
 
   Gemma(ModelConfig config, Weights weights, size_t num_threads,

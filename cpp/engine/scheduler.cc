@@ -69,8 +69,8 @@ void Scheduler::Submit(std::list<Sequence>&& sequences) {
     const std::lock_guard lock(wake_up_->mutex);
     const size_t limit =
         options_.max_running +
-        std::min(options_.max_queued, std::numeric_limits<size_t>::max() -
-                                          options_.max_running);
+        std::min(options_.max_queued,
+                 std::numeric_limits<size_t>::max() - options_.max_running);
     if (unfinished_ + sequences.size() > limit) {
       throw QueueFull(StrCat("the model: ", unfinished_, " requests run or ",
                              "wait and ", sequences.size(),
@@ -315,8 +315,8 @@ bool Scheduler::MakeRoom(Sequence& sequence) {
         !SamePool(*other, sequence)) {
       continue;
     }
-    const bool settled_apart = other->state() == State::kSettled &&
-                               other->batch() != sequence.batch();
+    const bool settled_apart =
+        other->state() == State::kSettled && other->batch() != sequence.batch();
     if (other->stream().waits_for_reader()) {
       victim = &*other;
       break;

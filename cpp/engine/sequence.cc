@@ -75,7 +75,9 @@ bool Sequence::Fetch(const std::shared_ptr<WakeUp>& wake_up) {
     fetch_ = parts_.prefix.view->Fetch(
         cache(), prompt_, LookUpLimit(), parts_.prefix.boundaries, [wake_up] {
           // Taking the lock orders this behind a check that is under way.
-          { const std::lock_guard lock(wake_up->mutex); }
+          {
+            const std::lock_guard lock(wake_up->mutex);
+          }
           wake_up->changed.notify_all();
         });
   } catch (const std::bad_alloc&) {
@@ -122,8 +124,8 @@ void Sequence::LookUp() {
     }
     PrefixHit hit;
     const bool cheaper = offer.start == 0 && fetch_ && fetch_->cheaper();
-    const PrefixMiss miss = cheaper ? PrefixMiss::kCheaper
-                                    : PrefixView::MissOf(offer, limit);
+    const PrefixMiss miss =
+        cheaper ? PrefixMiss::kCheaper : PrefixView::MissOf(offer, limit);
     if (offer.start > 0 &&
         view.Take(cache(), stream().transaction().lock(), offer)) {
       computed_ = true;  // there is something to give back
@@ -235,8 +237,8 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
   if (parts_.consumer) {
     slice.output = parts_.consumer->output();
     slice.output.rows = LogitsRows(logits_begin_, plan.begin, plan.end);
-    slice.row_size = slice.output.kind == RowOutput::kHidden ? hidden_size
-                                                             : vocab_size;
+    slice.row_size =
+        slice.output.kind == RowOutput::kHidden ? hidden_size : vocab_size;
   }
   if (parts_.constraint) {
     slice.masks.resize(slice.output.rows * MaskWords(vocab_size));
@@ -301,8 +303,8 @@ bool Sequence::TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool) {
     const size_t words = MaskWords(slice.row_size);
     output.allowed = {slice.masks.data() + row * words, words};
     const auto nothing = [](uint32_t word) { return word == 0; };
-    if (slice.may_end[row] && std::all_of(output.allowed.begin(),
-                                          output.allowed.end(), nothing)) {
+    if (slice.may_end[row] &&
+        std::all_of(output.allowed.begin(), output.allowed.end(), nothing)) {
       reason_ = FinishReason::kStop;
       return false;
     }
@@ -334,9 +336,8 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     while (!slice.points.empty() && slice.points.back() > next_) {
       slice.points.pop_back();
     }
-    const std::vector<Checkpoint> points =
-        cache().Commit(stream().transaction().lock(), slice.view, next_,
-                       slice.points);
+    const std::vector<Checkpoint> points = cache().Commit(
+        stream().transaction().lock(), slice.view, next_, slice.points);
     // What a warm-up led to is right where it ends.
     const bool warm = next_ == warm_end_ && parts_.prefix.writes();
     if (!points.empty() || warm) {

@@ -29,7 +29,7 @@ struct StepSlice {
   std::vector<int32_t> ids;
   KvStepView view;
   std::vector<size_t> points;  // for the prefix cache, ascending
-  RowOutput output;  // of the last output.rows rows
+  RowOutput output;            // of the last output.rows rows
   size_t row_size = 0;
 
   // Of each output row of a sequence with a constraint; see ComputeMasks.
@@ -69,8 +69,8 @@ class Sequence {
   struct Parts {
     std::shared_ptr<TokenStream> stream;
     std::unique_ptr<RowConsumer> consumer = nullptr;  // null: prompt only
-    size_t output_rows = 1;                 // of the prompt's last rows
-    std::vector<int32_t> stop_ids = {};     // allowed where a constraint ends
+    size_t output_rows = 1;              // of the prompt's last rows
+    std::vector<int32_t> stop_ids = {};  // allowed where a constraint ends
     std::unique_ptr<Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;
     std::optional<Clock::time_point> deadline = std::nullopt;
@@ -176,18 +176,18 @@ class Sequence {
   size_t target_ = 0;
   size_t logits_begin_ = 0;
   uint64_t served_ = 0;
-  bool sampled_ = false;    // its transcript ends with a token of its own
-  bool computed_ = false;   // since it was started
-  bool preempted_ = false;  // and has not caught up yet
-  std::vector<int32_t> prompt_;   // the transcript when it came
-  std::vector<size_t> points_;    // to take for the prefix cache, ascending
-  std::shared_ptr<Lead> lead_;    // of this one, if somebody follows
+  bool sampled_ = false;         // its transcript ends with a token of its own
+  bool computed_ = false;        // since it was started
+  bool preempted_ = false;       // and has not caught up yet
+  std::vector<int32_t> prompt_;  // the transcript when it came
+  std::vector<size_t> points_;   // to take for the prefix cache, ascending
+  std::shared_ptr<Lead> lead_;   // of this one, if somebody follows
   std::shared_ptr<const Lead> leader_;
   std::shared_ptr<PrefixFetch> fetch_;  // on its way, or not yet looked at
   bool fetched_ = false;                // the tiers were asked
   bool takes_points_ = true;
-  size_t awaited_ = 0;   // position of its leader
-  size_t warm_end_ = 0;  // a warm-up leads up to here; it ends a step
+  size_t awaited_ = 0;       // position of its leader
+  size_t warm_end_ = 0;      // a warm-up leads up to here; it ends a step
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
   std::vector<int32_t> guesses_;
   FinishReason reason_ = FinishReason::kNone;  // why it is done

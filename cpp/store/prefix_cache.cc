@@ -115,9 +115,9 @@ PrefixStats PrefixCache::stats() const {
     stats = stats_;
   }
   stats.ram = index_->stats();
-  if (!transfer_) return stats;
-  stats.writer = transfer_->writer.stats();
-  stats.loader = transfer_->loader.stats();
+  if (!has_tiers()) return stats;
+  stats.writer = transfer_->writer->stats();
+  stats.loader = transfer_->loader->stats();
   for (size_t t = 0; t < tiers_.size(); ++t) {
     stats.tiers.push_back(
         {names_[t], tiers_[t]->stats(), stats.loader.tiers[t]});
@@ -125,13 +125,23 @@ PrefixStats PrefixCache::stats() const {
   return stats;
 }
 
-void PrefixCache::Flush() {
-  if (transfer_) transfer_->writer.Flush();
+bool PrefixCache::Flush(std::chrono::nanoseconds time_out) {
+  return !has_tiers() ||
+         transfer_->writer->Flush(PrefixWriter::Clock::now() + time_out);
+}
+
+// The locks of tiers may be held for ever in a child of fork().
+void PrefixCache::CheckTiers() const {
+  if (pid_ == getpid()) return;
+  throw Error(
+      "prefix cache: the process that was forked has its tiers; expected a "
+      "prefix cache that this process made");
 }
 
 void PrefixCache::Clear() {
+  if (transfer_) CheckTiers();
   index_->Clear(nullptr);
-  if (transfer_) transfer_->writer.Drop();
+  if (transfer_) transfer_->writer->Drop();
   for (const auto& tier : tiers_) tier->Clear(nullptr);
 }
 
@@ -142,6 +152,7 @@ void PrefixCache::Clear(PrefixTier tier) {
     throw InvalidArgument(StrCat("the prefix cache has no tier '",
                                  kTierNames[static_cast<size_t>(tier)], "'"));
   }
+  CheckTiers();
   tiers_[static_cast<size_t>(at - names_.begin())]->Clear(nullptr);
 }
 
@@ -152,10 +163,12 @@ uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {
   return removed;
 }
 
-void PrefixCache::Close() {
-  if (!transfer_) return;
-  transfer_->loader.Close();
-  transfer_->writer.Close();
+uint64_t PrefixCache::Close(std::chrono::nanoseconds time_out) {
+  if (!transfer_) return 0;
+  const PrefixWriter::Clock::time_point until =
+      PrefixWriter::Clock::now() + time_out;
+  transfer_->loader->Close(until);
+  return transfer_->writer->Close(until);
 }
 
 PrefixView::PrefixView(std::shared_ptr<PrefixCache> cache,
@@ -275,28 +288,49 @@ void PrefixView::Publish(const KVCache& cache,
                          std::span<const Checkpoint> points,
                          bool at_end) const noexcept {
   try {
-    const KvContent content = cache.Export();
-    if (content.fingerprint != id_.fingerprint) return;
-    std::vector<Checkpoint> all(points.begin(), points.end());
-    const size_t end = content.computed;
-    if (at_end && end > 0) {
-      auto groups = CheckpointGroups(content.groups, end);
-      if (groups) all.push_back({end, end, std::move(groups)});
-    }
-    std::vector<int32_t> tokens(end);
-    content.log.Copy(0, tokens);
-    PrefixWriter* const writer = cache_->writer();
-    PrefixNews news;
-    cache_->index().Publish(Root(cache.layout()), cache.layout_ptr(),
-                            cache.pool_ptr(), tokens, content, all,
-                            seconds_per_token_, writer ? &news : nullptr);
-    if (writer == nullptr) return;
+    TakeIn(cache, points, at_end, nullptr);
+  } catch (const std::bad_alloc&) {
+    // It will be computed again.
+  }
+}
+
+uint64_t PrefixView::Pin(const KVCache& cache) const {
+  uint64_t pin = 0;
+  TakeIn(cache, {}, true, &pin);
+  if (pin == 0) {
+    throw Mismatch(
+        "pin: the conversation was computed with other weights or kernels, "
+        "expected those of this model");
+  }
+  return pin;
+}
+
+void PrefixView::TakeIn(const KVCache& cache,
+                        std::span<const Checkpoint> points, bool at_end,
+                        uint64_t* pin) const {
+  const KvContent content = cache.Export();
+  if (content.fingerprint != id_.fingerprint) return;
+  std::vector<Checkpoint> all(points.begin(), points.end());
+  const size_t end = content.computed;
+  if (at_end && end > 0) {
+    auto groups = CheckpointGroups(content.groups, end);
+    if (groups) all.push_back({end, end, std::move(groups)});
+  }
+  std::vector<int32_t> tokens(end);
+  content.log.Copy(0, tokens);
+  PrefixWriter* const writer = cache_->writer();
+  PrefixNews news;
+  cache_->index().Publish(Root(cache.layout()), cache.layout_ptr(),
+                          cache.pool_ptr(), tokens, content, all,
+                          seconds_per_token_, writer ? &news : nullptr, pin);
+  if (writer == nullptr) return;
+  try {
     writer->Write(
         {id_, cache.layout_ptr(), std::move(tokens), std::move(news)});
   } catch (const std::bad_alloc&) {
-    // It will be computed again.
+    // It stays in RAM.
   } catch (const std::system_error&) {
-    // No thread is to be had: it stays in RAM.
+    // No thread is to be had.
   }
 }
 

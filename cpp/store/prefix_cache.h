@@ -1,8 +1,11 @@
 #ifndef GEMMAKV_STORE_PREFIX_CACHE_H_
 #define GEMMAKV_STORE_PREFIX_CACHE_H_
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "cache/kv_cache.h"
 #include "gemmakv/options.h"
 #include "gemmakv/results.h"
@@ -43,9 +47,14 @@ struct PrefixTierOptions {
   bool weighs = true;  // computes what is quicker to compute
 };
 
-// What models, conversations and tenants share. Thread-safe.
+// What models, conversations and tenants share. Thread-safe. A child of fork()
+// has what was in RAM, and no tiers.
 class PrefixCache {
  public:
+  // For a tier that does not answer, where nobody says how long.
+  static constexpr std::chrono::seconds kFlushTime{60};
+  static constexpr std::chrono::seconds kCloseTime{10};
+
   // `ram_bytes` bounds the blocks that the index refers to. `tiers` lie below
   // it, the nearest first. Throws InvalidArgument if two of them are of one
   // kind, or one is of none that there is.
@@ -57,50 +66,60 @@ class PrefixCache {
   PrefixIndex& index() const { return *index_; }
   // What goes between the index and the tiers; null without tiers.
   PrefixWriter* writer() const {
-    return transfer_ ? &transfer_->writer : nullptr;
+    return has_tiers() ? transfer_->writer.get() : nullptr;
   }
   PrefixLoader* loader() const {
-    return transfer_ ? &transfer_->loader : nullptr;
+    return has_tiers() ? transfer_->loader.get() : nullptr;
   }
   void Count(size_t prompt_tokens, const PrefixHit& hit);
   PrefixStats stats() const;
-  // Returns when what was published is written, or has failed.
-  void Flush();
-  // Forgets everything, in all tiers.
+  // Returns when what was published is written, or has failed; false if it was
+  // not by then.
+  bool Flush(std::chrono::nanoseconds time_out = kFlushTime);
+  // Forgets everything, in all tiers. Throws Error in a child of fork(), if
+  // there are tiers.
   void Clear();
   // Of one tier alone: the index, or what is stored there. Throws
-  // InvalidArgument if there is no such tier.
+  // InvalidArgument if there is no such tier, Error as Clear().
   void Clear(PrefixTier tier);
   // Removes a branch from the tiers that can tell what belongs to it, once what
   // is queued is written. RAM keeps it. Returns how many objects went.
   uint64_t RemoveBranch(const ObjectBranch& branch);
   // Writes what is queued; the tiers are neither asked nor written from then
-  // on. What is in RAM stays usable.
-  void Close();
+  // on. What is in RAM stays usable. Waits no longer than that for tiers, and
+  // returns how many objects are not written then.
+  uint64_t Close(std::chrono::nanoseconds time_out = kCloseTime);
 
  private:
   struct Transfer final : BlockHolder {
     Transfer(const std::shared_ptr<PrefixIndex>& index,
              const PrefixTiers& tiers, const std::vector<PrefixTier>& names,
              const PrefixTierOptions& options)
-        : writer(index, tiers, options.queue_bytes),
-          loader(index, tiers, names, writer, options.time_out,
-                 options.weighs) {}
+        : writer(std::make_shared<PrefixWriter>(index, tiers,
+                                                options.queue_bytes)),
+          loader(std::make_shared<PrefixLoader>(
+              index, tiers, names, writer, options.time_out, options.weighs)) {}
     bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed) override {
-      return loader.GiveUp(owner, bytes, freed) ||
-             writer.GiveUp(owner, bytes, freed);
+      return loader->GiveUp(owner, bytes, freed) ||
+             writer->GiveUp(owner, bytes, freed);
     }
 
-    PrefixWriter writer;
-    PrefixLoader loader;
+    // Their threads have them, too.
+    const std::shared_ptr<PrefixWriter> writer;
+    const std::shared_ptr<PrefixLoader> loader;
   };
+
+  bool has_tiers() const { return transfer_ && pid_ == getpid(); }
+  void CheckTiers() const;
 
   const std::shared_ptr<PrefixIndex> index_;
   const PrefixTiers tiers_;
   std::vector<PrefixTier> names_;  // of the tiers
   std::shared_ptr<Transfer> transfer_;
+  const pid_t pid_ = getpid();
   mutable std::mutex mutex_;  // guards what follows
   PrefixStats stats_;
+  const ForkGuard guard_{mutex_};
 };
 
 // What may be taken over for some tokens.
@@ -152,6 +171,10 @@ class PrefixView {
   // memory does not suffice, nothing or a part. `at_end`: and where it stands.
   void Publish(const KVCache& cache, std::span<const Checkpoint> points,
                bool at_end) const noexcept;
+  // Takes in all that `cache` has computed, and keeps it until Unpin of the
+  // number that it gives. Throws Mismatch if it was computed by another
+  // arithmetic; see PrefixIndex::Publish.
+  uint64_t Pin(const KVCache& cache) const;
   // Where to take points while positions [begin, tokens.size()) are computed,
   // ascending: `boundaries`, the last candidate of the prompt.
   std::vector<size_t> Points(std::span<const int32_t> tokens,
@@ -175,6 +198,8 @@ class PrefixView {
 
  private:
   Address Root(const KvLayout& layout) const { return id_.Root(layout); }
+  void TakeIn(const KVCache& cache, std::span<const Checkpoint> points,
+              bool at_end, uint64_t* pin) const;
 
   const std::shared_ptr<PrefixCache> cache_;
   const PrefixId id_;

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/hash.h"
 
 namespace gkv {
@@ -38,6 +39,7 @@ uint64_t ChainHash(uint64_t parent, std::span<const int32_t> page) {
 struct PrefixIndex::Entry {
   virtual ~Entry() = default;
   virtual bool is_page() const = 0;
+  virtual bool leaf() const = 0;  // nothing hangs on it
   // Out of the tree that it is in.
   virtual std::unique_ptr<Entry> TakeOut() = 0;
 
@@ -49,11 +51,13 @@ struct PrefixIndex::Entry {
   double seconds = 0;  // to compute it again
   uint32_t uses = 0;
   double worth = 0;
+  size_t pins = 0;
 };
 
 // `tokens` lie between the page it stands behind and its position.
 struct PrefixIndex::Point final : Entry {
   bool is_page() const override { return false; }
+  bool leaf() const override { return true; }
   std::unique_ptr<Entry> TakeOut() override;
 
   size_t position = 0;
@@ -62,7 +66,7 @@ struct PrefixIndex::Point final : Entry {
 struct PrefixIndex::Node final : Entry {
   bool is_page() const override { return true; }
   std::unique_ptr<Entry> TakeOut() override;
-  bool leaf() const { return children.empty() && points.empty(); }
+  bool leaf() const override { return children.empty() && points.empty(); }
 
   size_t end = 0;           // position behind the page
   uint64_t chain = 0;       // hash of all pages up to this
@@ -104,6 +108,11 @@ class PrefixIndex::PoolReclaimer final : public Reclaimer {
     const std::shared_ptr<PrefixIndex> index = index_.lock();
     const std::shared_ptr<BlockPool> pool = pool_.lock();
     return index && pool ? index->Reclaim(pool.get(), bytes) : 0;
+  }
+  size_t KeptBytes() override {
+    const std::shared_ptr<PrefixIndex> index = index_.lock();
+    const std::shared_ptr<BlockPool> pool = pool_.lock();
+    return index && pool ? index->PinnedBytes(pool.get()) : 0;
   }
 
  private:
@@ -193,7 +202,7 @@ void PrefixIndex::Publish(const Address& root,
                           std::span<const int32_t> tokens,
                           const KvContent& content,
                           std::span<const Checkpoint> points, double seconds,
-                          PrefixNews* news) {
+                          PrefixNews* news, uint64_t* pin) {
   HeldSet full(content.groups.size());
   for (size_t g = 0; g < full.size(); ++g) {
     if (!content.groups[g]->forgets()) {
@@ -225,8 +234,104 @@ void PrefixIndex::Publish(const Address& root,
       news->points.pop_back();
     }
   }
-  AddPages(node, tokens.first(content.computed), layout, full, seconds, news);
+  tokens = tokens.first(content.computed);
+  AddPages(node, tokens, layout, full, seconds, news);
+  if (pin != nullptr) *pin = PinAt(root, node, tokens, victims);
   KeepBudget(victims);
+}
+
+// What is behind `node`, the last whole page of the tokens, and all before it.
+uint64_t PrefixIndex::PinAt(const Address& root, Node* node,
+                            std::span<const int32_t> tokens, Victims& victims) {
+  Pinned pinned{root, {}};
+  for (const auto& point : node->points) {
+    if (point->position == tokens.size() &&
+        std::equal(point->tokens.begin(), point->tokens.end(),
+                   tokens.begin() + static_cast<ptrdiff_t>(node->end))) {
+      pinned.entries.push_back(point.get());
+    }
+  }
+  for (Entry* at = node; at->parent != nullptr; at = at->parent) {
+    pinned.entries.push_back(at);
+  }
+  const uint64_t number = ++last_pin_;
+  const auto pin = pins_.emplace(number, std::move(pinned)).first;
+  for (Entry* entry : pin->second.entries) {
+    if (entry->pins++ == 0) queue_.erase(entry);
+  }
+  const size_t all = PinnedBytesLocked(nullptr);
+  if (all <= budget_bytes_) return number;
+  const size_t bytes = BytesOf(pin->second.entries, nullptr);
+  Unpin(pin);
+  KeepBudget(victims);
+  throw CacheFull(StrCat(
+      "pin: the prompt takes ", bytes, " bytes, with what is pinned already ",
+      all, ", expected at most ", budget_bytes_,
+      " (unpin another, or use a prefix cache with more ram)"));
+}
+
+void PrefixIndex::Unpin(uint64_t pin) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pins_.find(pin);
+  if (found != pins_.end()) Unpin(found);
+}
+
+void PrefixIndex::Unpin(Pins::iterator pin) {
+  const auto& entries = pin->second.entries;
+  const auto goes = [](const Entry* entry) {
+    return entry->pins == 1 && entry->leaf();
+  };
+  try {
+    for (Entry* entry : entries) {
+      if (goes(entry)) {
+        SetWorth(entry);
+        queue_.insert(entry);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    for (Entry* entry : entries) queue_.erase(entry);
+    throw;
+  }
+  for (Entry* entry : entries) --entry->pins;
+  pins_.erase(pin);
+}
+
+size_t PrefixIndex::PinnedBytes(uint64_t pin) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = pins_.find(pin);
+  return found == pins_.end() ? 0 : BytesOf(found->second.entries, nullptr);
+}
+
+size_t PrefixIndex::PinnedBytes(const BlockOwner* owner) const {
+  const std::lock_guard lock(mutex_);
+  return PinnedBytesLocked(owner);
+}
+
+size_t PrefixIndex::PinnedBytesLocked(const BlockOwner* owner) const {
+  std::vector<Entry*> entries;
+  for (const auto& [number, pin] : pins_) {
+    entries.insert(entries.end(), pin.entries.begin(), pin.entries.end());
+  }
+  std::sort(entries.begin(), entries.end());
+  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
+  return BytesOf(entries, owner);
+}
+
+// Of different entries: of blocks of one owner, or of all that the index counts
+// for them.
+size_t PrefixIndex::BytesOf(std::span<Entry* const> entries,
+                            const BlockOwner* owner) {
+  std::unordered_set<const Block*> blocks;
+  size_t bytes = 0;
+  for (const Entry* entry : entries) {
+    if (owner == nullptr) bytes += OwnBytes(*entry);
+    ForBlocks(entry->held, [&](const Block* block) {
+      if (block->mapped || !blocks.insert(block).second) return;
+      if (owner != nullptr && block->owner.get() != owner) return;
+      bytes += block->size_bytes;
+    });
+  }
+  return bytes;
 }
 
 void PrefixIndex::Add(const Address& root,
@@ -429,8 +534,9 @@ void PrefixIndex::Touch(Entry* entry) {
 }
 
 // Takes a leaf out of its tree. Its place in the queue goes to what it hung on
-// if that is a leaf now; roots, which have no parent, stay. Allocates nothing
-// that it needs.
+// if that is a leaf now; roots, which have no parent, stay. Clear alone takes
+// what has no place, with all that it hangs on. Allocates nothing that it
+// needs.
 std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
   auto place = queue_.extract(entry);
   size_t bytes = OwnBytes(*entry);
@@ -457,7 +563,8 @@ std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
     --stats_.resume_points;
     parent->lost_point = true;
   }
-  if (parent->parent != nullptr && parent->leaf()) {
+  if (place && parent->parent != nullptr && parent->leaf() &&
+      parent->pins == 0) {
     place.value() = parent;
     queue_.insert(std::move(place));
   }
@@ -550,6 +657,9 @@ void PrefixIndex::Clear(const Address* root) {
   std::map<Address, std::unique_ptr<Node>> trees;
   Victims victims;
   const std::lock_guard lock(mutex_);
+  std::erase_if(pins_, [&](const auto& pin) {
+    return root == nullptr || pin.second.root == *root;
+  });
   for (auto at = trees_.begin(); at != trees_.end();) {
     if (root != nullptr && at->first != *root) {
       ++at;
@@ -586,7 +696,9 @@ void PrefixIndex::Register(const std::shared_ptr<BlockPool>& pool) {
 
 PrefixIndexStats PrefixIndex::stats() const {
   const std::lock_guard lock(mutex_);
-  return stats_;
+  PrefixIndexStats stats = stats_;
+  stats.pinned = PinnedBytesLocked(nullptr);
+  return stats;
 }
 
 }  // namespace gkv

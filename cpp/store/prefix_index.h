@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "cache/block_pool.h"
 #include "cache/kv_content.h"
 #include "gemmakv/results.h"
@@ -78,7 +79,8 @@ class BlockHolder {
 };
 
 struct PrefixIndexStats {
-  size_t bytes = 0;  // of the heap
+  size_t bytes = 0;   // of the heap
+  size_t pinned = 0;  // of these, that stay
   size_t pages = 0;
   size_t resume_points = 0;
   uint64_t published = 0;  // pages and resume points that were new
@@ -105,13 +107,22 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   // Takes in the whole pages of [0, content.computed) that are new, and what
   // `points` are, which Commit or CheckpointGroups gave. `tokens` are those of
   // the content; `seconds` is what computing one of them takes; `pool` is that
-  // of the content. What was new is added to `news`, if there is one. Throws
-  // std::bad_alloc.
+  // of the content. What was new is added to `news`, if there is one. With
+  // `pin`, all of it stays until Unpin of the number that it is set to, or
+  // Clear. Throws std::bad_alloc, and CacheFull if pinned bytes are more than
+  // the budget then.
   void Publish(const Address& root, std::shared_ptr<const KvLayout> layout,
                const std::shared_ptr<BlockPool>& pool,
                std::span<const int32_t> tokens, const KvContent& content,
                std::span<const Checkpoint> points, double seconds,
-               PrefixNews* news = nullptr);
+               PrefixNews* news = nullptr, uint64_t* pin = nullptr);
+  // Bytes of the heap that a pin keeps, whoever keeps them too; 0 for one that
+  // is over.
+  size_t PinnedBytes(uint64_t pin) const;
+  // Of blocks of `owner`, by any pin.
+  size_t PinnedBytes(const BlockOwner* owner) const;
+  // Throws std::bad_alloc, changing nothing.
+  void Unpin(uint64_t pin);
   // Takes in what came from elsewhere, in blocks of `layout` that are of `pool`
   // or mapped: pages one after the other, and resume points behind them, as far
   // as it knows what comes before. `tokens` are those up to the last of them.
@@ -131,7 +142,7 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   // Gives up all that refers to blocks of `owner`, for whoever would have to
   // copy one of them in a full pool. False if there is nothing.
   bool GiveUp(const BlockOwner* owner);
-  // Forgets a tree, or with a null pointer all.
+  // Forgets a tree, or with a null pointer all, and what is pinned of it.
   void Clear(const Address* root);
 
   PrefixIndexStats stats() const;
@@ -144,6 +155,12 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
     bool operator()(const Entry* a, const Entry* b) const;
   };
   class PoolReclaimer;
+  // What stays: a page and all before it, and a point behind it.
+  struct Pinned {
+    Address root;
+    std::vector<Entry*> entries;
+  };
+  using Pins = std::map<uint64_t, Pinned>;
   // Handed out by whoever holds the lock, destroyed behind it.
   using Victims = std::vector<std::unique_ptr<Entry>>;
 
@@ -165,6 +182,12 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
                 const HeldSet& full, double seconds, PrefixNews* news);
   bool AddPoint(Node* node, std::span<const int32_t> tokens, size_t position,
                 PrefixPart part, double seconds);
+  uint64_t PinAt(const Address& root, Node* node,
+                 std::span<const int32_t> tokens, Victims& victims);
+  void Unpin(Pins::iterator pin);
+  static size_t BytesOf(std::span<Entry* const> entries,
+                        const BlockOwner* owner);
+  size_t PinnedBytesLocked(const BlockOwner* owner) const;
   void KeepBudget(Victims& victims);
   size_t ReclaimEntries(const BlockOwner* owner, size_t bytes);
   std::shared_ptr<BlockHolder> holder() const {
@@ -176,12 +199,15 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   mutable std::mutex mutex_;  // guards what follows
   std::map<Address, std::unique_ptr<Node>> trees_;
   std::unordered_map<const Block*, uint32_t> references_;
-  std::set<Entry*, LessWorth> queue_;    // leaves, which may go
+  std::set<Entry*, LessWorth> queue_;  // leaves, which may go: not pinned
+  Pins pins_;
+  uint64_t last_pin_ = 0;
   double worth_gone_ = 0;                // of what went last
   std::unordered_set<uint64_t> ghosts_;  // hashes of pages that went
   std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_;
   PrefixIndexStats stats_;
   std::weak_ptr<BlockHolder> holder_;
+  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace gkv

@@ -1,7 +1,5 @@
 #include "store/prefix_loader.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -56,12 +54,12 @@ PrefixNews PrefixFetch::Take() {
 
 PrefixLoader::PrefixLoader(std::shared_ptr<PrefixIndex> index,
                            PrefixTiers tiers, std::vector<PrefixTier> names,
-                           PrefixWriter& writer,
+                           std::shared_ptr<PrefixWriter> writer,
                            std::chrono::milliseconds time_out, bool weighs)
     : index_(std::move(index)),
       tiers_(std::move(tiers)),
       names_(std::move(names)),
-      writer_(writer),
+      writer_(std::move(writer)),
       time_out_(time_out),
       weighs_(weighs),
       paces_(tiers_.size()) {}
@@ -76,12 +74,11 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
   auto fetch = std::make_shared<PrefixFetch>(std::move(request), time_out_);
   {
     const std::lock_guard lock(mutex_);
-    if (closing_ || (pid_ != 0 && pid_ != getpid())) return nullptr;
+    if (closing_ || pid_ != getpid()) return nullptr;
     LeaveHung();
     bool any = false;
     for (size_t t = 0; t < tiers_.size(); ++t) any = any || Usable(t, now);
     if (!any) return nullptr;
-    pid_ = getpid();
     while (workers_.size() < kWorkers) StartWorker();
     std::erase_if(fetches_, [](const auto& f) { return f.expired(); });
     fetches_.push_back(fetch);
@@ -100,7 +97,8 @@ void PrefixLoader::StartWorker() {
   }
   Worker& worker = workers_.emplace_back();
   try {
-    worker.thread = std::thread([this, &worker] { Loop(worker); });
+    worker.thread = std::thread(
+        [self = shared_from_this(), &worker] { self->Loop(worker); });
   } catch (...) {
     workers_.pop_back();
     throw;
@@ -110,7 +108,6 @@ void PrefixLoader::StartWorker() {
 void PrefixLoader::TimedOut(PrefixFetch& fetch) {
   fetch.Abandon();
   const std::lock_guard lock(mutex_);
-  if (pid_ != getpid()) return;
   ++stats_.timeouts;
   std::erase_if(queue_, [&](const auto& f) { return f.get() == &fetch; });
   LeaveHung();
@@ -201,6 +198,7 @@ void PrefixLoader::Loop(Worker& worker) {
     lock.lock();
   }
   worker.ended = true;
+  changed_.notify_all();
 }
 
 // False if the fetch is not to go on.
@@ -381,7 +379,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i] && pieces[i]->tier > 0) {
-      writer_.Promote(wanted[i].key, pieces[i]->object, pieces[i]->tier);
+      writer_->Promote(wanted[i].key, pieces[i]->object, pieces[i]->tier);
     }
   }
   return pieces;
@@ -493,6 +491,7 @@ bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
 bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
                           size_t& freed) {
   std::vector<std::shared_ptr<PrefixFetch>> fetches;
+  if (pid_ != getpid()) return false;  // a thread that is gone may lock one
   {
     const std::lock_guard lock(mutex_);
     for (const auto& weak : fetches_) {
@@ -526,13 +525,13 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
   return any;
 }
 
-void PrefixLoader::Close() {
+void PrefixLoader::Close(Clock::time_point until) {
   std::deque<std::shared_ptr<PrefixFetch>> left;
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
     left.swap(queue_);
-    if (pid_ != 0 && pid_ != getpid()) {
+    if (pid_ != getpid()) {
       // They are in the parent.
       for (Worker& worker : workers_) {
         (void)new std::thread(std::move(worker.thread));
@@ -551,8 +550,20 @@ void PrefixLoader::Close() {
       fetch->request_.on_done();
     }
   }
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, until, [&] {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const Worker& worker) {
+                         return worker.ended || !worker.thread.joinable();
+                       });
+  });
   for (Worker& worker : workers_) {
-    if (worker.thread.joinable()) worker.thread.join();
+    if (!worker.thread.joinable()) continue;
+    if (worker.ended) {
+      worker.thread.join();  // it needs the lock no more
+    } else {
+      worker.thread.detach();
+    }
   }
 }
 

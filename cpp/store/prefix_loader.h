@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
 #include "store/prefix_index.h"
@@ -102,17 +103,17 @@ struct PrefixLoaderStats {
 // Asks the tiers below RAM for the longest resume point, checks every object
 // against what it must be, and takes them into the index. On threads of its
 // own, two of which work at a time; they start when they are first needed.
-// Thread-safe. No lock is held while a tier is asked.
-class PrefixLoader {
+// Thread-safe. No lock is held while a tier is asked. In a child of fork() no
+// tier is.
+class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
  public:
   using Clock = PrefixFetch::Clock;
 
   // `names` are those of the tiers; one may take `time_out` to answer.
-  // Requires: the writer outlives it.
   PrefixLoader(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
-               std::vector<PrefixTier> names, PrefixWriter& writer,
+               std::vector<PrefixTier> names,
+               std::shared_ptr<PrefixWriter> writer,
                std::chrono::milliseconds time_out, bool weighs);
-  ~PrefixLoader() { Close(); }
   PrefixLoader(const PrefixLoader&) = delete;
 
   // Null if there is no tier to ask now. Throws std::bad_alloc,
@@ -123,8 +124,10 @@ class PrefixLoader {
   void TimedOut(PrefixFetch& fetch);
   // As BlockHolder says: of what was fetched and nobody has taken over yet.
   bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
-  // Ends all fetches and threads; waits for a tier that is asked.
-  void Close();
+  // Ends all fetches and threads. Waits for a tier that is asked, until
+  // `until`: its thread is left then, and holds only itself and its fetch. Must
+  // come before the end.
+  void Close(Clock::time_point until);
   PrefixLoaderStats stats() const;
 
  private:
@@ -173,7 +176,7 @@ class PrefixLoader {
   const std::shared_ptr<PrefixIndex> index_;
   const PrefixTiers tiers_;
   const std::vector<PrefixTier> names_;
-  PrefixWriter& writer_;
+  const std::shared_ptr<PrefixWriter> writer_;
   const std::chrono::milliseconds time_out_;
   const bool weighs_;
 
@@ -184,8 +187,9 @@ class PrefixLoader {
   std::list<Worker> workers_;
   std::vector<Pace> paces_;
   bool closing_ = false;
-  int pid_ = 0;  // of the process that the threads are in
   PrefixLoaderStats stats_;
+  const pid_t pid_ = getpid();  // of the process that the threads are in
+  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace gkv

@@ -1,7 +1,5 @@
 #include "store/prefix_writer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -62,7 +60,7 @@ PrefixWriter::PrefixWriter(std::shared_ptr<PrefixIndex> index,
       tiers_(std::move(tiers)),
       max_bytes_(max_bytes) {}
 
-PrefixWriter::~PrefixWriter() { Close(); }
+PrefixWriter::~PrefixWriter() = default;
 
 void PrefixWriter::Write(PrefixAddition addition) {
   if (addition.news.pages.empty() && addition.news.points.empty()) return;
@@ -86,9 +84,10 @@ void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
   std::vector<std::unique_ptr<Job>> victims;  // destroyed behind the lock
   {
     const std::lock_guard lock(mutex_);
-    if (closing_) return victims.push_back(std::move(job));
+    if (closing_ || pid_ != getpid()) {
+      return victims.push_back(std::move(job));
+    }
     Start();
-    if (pid_ != getpid()) return victims.push_back(std::move(job));
     stats_.queued += job->Objects();
     stats_.queued_bytes += job->bytes;
     queue_.push_back(std::move(job));
@@ -108,18 +107,18 @@ void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
   }
 }
 
-// After fork() the thread is in the parent, which writes what it had queued.
+// The thread keeps the writer, which it may outlive its owner with.
 void PrefixWriter::Start() {
   if (thread_) return;
-  pid_ = getpid();
-  thread_ = std::make_unique<std::thread>([this] { Loop(); });
+  thread_ = std::make_unique<std::thread>(
+      [self = shared_from_this()] { self->Loop(); });
 }
 
 void PrefixWriter::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    if (queue_.empty()) break;
     std::unique_ptr<Job> job = std::move(queue_.front());
     queue_.pop_front();
     stats_.queued -= job->Objects();
@@ -143,6 +142,8 @@ void PrefixWriter::Loop() {
     encoding_ = false;
     changed_.notify_all();
   }
+  ended_ = true;
+  changed_.notify_all();
 }
 
 void PrefixWriter::Run(Job& job) {
@@ -184,7 +185,7 @@ void PrefixWriter::Run(Job& job) {
     if (item.of_page) broken = std::min<size_t>(broken, item.head.end);
   }
   const std::lock_guard lock(mutex_);
-  stats_.dropped += dropped;
+  if (!left_) stats_.dropped += dropped;  // else they were counted
 }
 
 // In the order of writing. Refers to the job's entries by where they end.
@@ -342,8 +343,8 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
   };
   {
     std::unique_lock lock(mutex_);
-    if (pid_ != 0 && pid_ != getpid()) return false;
-    changed_.wait(lock, [&] { return !encoding_; });
+    // In a child of fork() there is nobody who encodes, or will write.
+    if (pid_ == getpid()) changed_.wait(lock, [&] { return !encoding_; });
     const auto take = [&](Job& job) {
       any = true;
       ForBlocks(job.addition.news, [&](const Block* block) {
@@ -379,23 +380,26 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
   return any;
 }
 
-void PrefixWriter::Flush() {
+bool PrefixWriter::Flush(Clock::time_point until) {
+  if (pid_ != getpid()) return true;
   {
     std::unique_lock lock(mutex_);
-    if (pid_ != 0 && pid_ != getpid()) return;
-    changed_.wait(lock, [&] {
-      return queue_.empty() && current_ == nullptr && !encoding_;
+    const bool written = changed_.wait_until(lock, until, [&] {
+      return left_ || (queue_.empty() && current_ == nullptr && !encoding_);
     });
+    if (!written) return false;
+    if (left_) return true;
   }
   for (const auto& tier : tiers_) tier->Flush();
+  return true;
 }
 
 void PrefixWriter::Drop() {
   {
     std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
     PrefixNews current;
+    if (pid_ != getpid()) return;
     std::unique_lock lock(mutex_);
-    if (pid_ != 0 && pid_ != getpid()) return;
     changed_.wait(lock, [&] { return !encoding_; });
     for (const auto& job : queue_) stats_.dropped += job->Objects();
     stats_.queued = stats_.queued_bytes = 0;
@@ -404,21 +408,40 @@ void PrefixWriter::Drop() {
   }
   std::unique_lock lock(mutex_);
   const Job* const running = current_;
-  changed_.wait(lock, [&] { return current_ != running || !running; });
+  changed_.wait(lock, [&] { return current_ != running || !running || left_; });
 }
 
-void PrefixWriter::Close() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    if (!thread_) return;
-    if (pid_ != getpid()) {
-      (void)thread_.release();  // it is in the parent
-      return;
-    }
+uint64_t PrefixWriter::Close(Clock::time_point until) {
+  std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+  PrefixNews current;
+  uint64_t dropped = 0;
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  const std::unique_ptr<std::thread> thread = std::move(thread_);
+  if (!thread) return 0;
+  if (pid_ != getpid()) {
+    (void)new std::thread(std::move(*thread));  // it is in the parent
+    return 0;
   }
   changed_.notify_all();
-  if (thread_->joinable()) thread_->join();
+  if (changed_.wait_until(lock, until, [&] { return ended_; })) {
+    lock.unlock();
+    thread->join();
+    return 0;
+  }
+  changed_.wait(lock, [&] { return !encoding_; });
+  for (const auto& job : queue_) dropped += job->Objects();
+  queue_.swap(victims);
+  if (current_ != nullptr) {
+    dropped += current_->Objects();
+    current = current_->GiveUp();
+  }
+  stats_.queued = stats_.queued_bytes = 0;
+  stats_.dropped += dropped;
+  left_ = true;
+  thread->detach();
+  changed_.notify_all();
+  return dropped;
 }
 
 PrefixWriterStats PrefixWriter::stats() const {

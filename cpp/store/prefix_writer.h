@@ -1,6 +1,9 @@
 #ifndef GEMMAKV_STORE_PREFIX_WRITER_H_
 #define GEMMAKV_STORE_PREFIX_WRITER_H_
 
+#include <unistd.h>
+
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
 #include "store/prefix_index.h"
@@ -44,12 +48,15 @@ struct PrefixWriterStats {
 // What is queued is referred to, so that it may go from an index that is
 // smaller than what is being written. It goes, unwritten, where a pool is full:
 // so the queue never makes a request fail. Thread-safe. No lock is held while a
-// tier is asked.
-class PrefixWriter {
+// tier is asked. In a child of fork() nothing is written.
+class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // The oldest addition goes where more than `max_bytes` of blocks are queued.
   PrefixWriter(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
                size_t max_bytes);
+  // Requires: closed.
   ~PrefixWriter();
   PrefixWriter(const PrefixWriter&) = delete;
 
@@ -59,12 +66,15 @@ class PrefixWriter {
   void Promote(const ObjectKey& key, StoredBytes object, size_t tiers);
   // As BlockHolder says. Waits for what is being encoded.
   bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
-  // Returns when all that is queued is written.
-  void Flush();
+  // Returns when all that is queued is written, or at `until`: false.
+  bool Flush(Clock::time_point until);
   // Forgets what is queued; what is being written is written on return.
   void Drop();
-  // Writes what is queued and ends the thread. Nothing is written afterwards.
-  void Close();
+  // Writes what is queued, until `until`, and ends the thread. Nothing is
+  // written afterwards. Returns how many objects were not, with all of what the
+  // thread was at: it is left in a tier that does not answer, and holds only
+  // itself and what it is at.
+  uint64_t Close(Clock::time_point until);
   PrefixWriterStats stats() const;
 
  private:
@@ -92,9 +102,12 @@ class PrefixWriter {
   Job* current_ = nullptr;  // that the thread is at
   bool encoding_ = false;   // the thread refers to blocks
   bool closing_ = false;
+  bool ended_ = false;  // the thread
+  bool left_ = false;   // the thread was
   PrefixWriterStats stats_;
   std::unique_ptr<std::thread> thread_;
-  int pid_ = 0;  // of the process that the thread is in
+  const pid_t pid_ = getpid();  // of the process that the thread is in
+  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace gkv

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 import weakref
 from typing import Any, Self
 
 from gemmakv import _core
+from gemmakv._support.arguments import number
 from gemmakv._support.sizes import memory_limit, parse_bytes
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.errors import brief
@@ -16,6 +18,10 @@ __all__ = ["PrefixCache", "PrefixStats", "core_prefix_cache", "salt_bytes"]
 
 _MOST = 1 << 30
 _SHARE = 16
+# Seconds for a tier that does not answer.
+FLUSH_S = 60.0
+CLOSE_S = 10.0
+_MOST_S = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,7 @@ class PrefixStats:
         known, but no position near enough to go on from), "cheaper to
         compute".
       bytes: bytes of keys, values and states that it has, by tier.
+      pinned_bytes: of those in RAM, that stay until they are unpinned.
       entries: pages and resume points that it has, by tier.
       writes: entries that were new, by tier.
       evictions: entries that went, by tier.
@@ -52,6 +59,7 @@ class PrefixStats:
     cached: dict[str, int]
     misses: dict[str, int]
     bytes: dict[str, int]
+    pinned_bytes: int
     entries: dict[str, int]
     writes: dict[str, int]
     evictions: dict[str, int]
@@ -82,7 +90,8 @@ class PrefixCache:
     Below RAM there may be tiers that outlive the process: what is new is
     written through to all of them in the background, and what RAM lacks is
     looked for in them, the nearest first. A tier that fails or is slow is a
-    miss, never an error of a request. A context manager, which closes it.
+    miss, never an error of a request. A context manager, which closes it. In
+    a child of `os.fork` it has what was in RAM, and no tiers.
 
     Args:
       ram: bytes of keys, values and states that it may refer to, an int or
@@ -143,7 +152,7 @@ class PrefixCache:
         self._core = _core.PrefixCache(budget, tiers)
         if tiers:
             # What is queued is written, also where nobody closes it.
-            weakref.finalize(self, self._core.close)
+            weakref.finalize(self, _close, self._core, CLOSE_S)
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -184,6 +193,7 @@ class PrefixCache:
             cached={"ram": 0} | found["tokens"],
             misses=found["misses"],
             bytes=by_tier("bytes", ram=found["ram_bytes"]),
+            pinned_bytes=found["pinned_bytes"],
             entries=by_tier(
                 "entries",
                 ram=found["ram_pages"] + found["ram_resume_points"],
@@ -199,23 +209,46 @@ class PrefixCache:
             bytes_per_s=by_tier("bytes_per_s"),
         )
 
-    def flush(self) -> None:
+    def flush(self, timeout: float = FLUSH_S) -> bool:
         """Waits until what was computed so far is written to all tiers, or
-        could not be."""
-        self._core.flush()
+        could not be; False if it was not within `timeout` seconds.
+
+        Raises ValueError for a time-out that is none.
+        """
+        return self._core.flush(number("timeout", timeout, 0, _MOST_S))
 
     def clear(self, tier: str | None = None) -> None:
-        """Forgets everything, of all models and tenants.
+        """Forgets everything, of all models and tenants; what is pinned in
+        RAM, too.
 
         `tier`: "ram", "shared", "disk" or "remote" alone. Raises ValueError
         for one that there is not.
         """
         self._core.clear(tier)
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_S) -> int:
         """Writes what is still to be written, and leaves the tiers below RAM.
-        Models that use it go on with RAM alone."""
-        self._core.close()
+        Models that use it go on with RAM alone. The end of the interpreter
+        closes it, too.
+
+        Returns how many objects were not written within `timeout` seconds,
+        because a tier did not answer; if there are any, it warns of them
+        (RuntimeWarning). They are computed again when they are needed. Raises
+        ValueError for a time-out that is none.
+        """
+        return _close(self._core, number("timeout", timeout, 0, _MOST_S))
+
+
+def _close(core: _core.PrefixCache, timeout_s: float) -> int:
+    dropped = core.close(timeout_s)
+    if dropped:
+        warnings.warn(
+            f"prefix cache: {dropped} objects are not written: a tier did not "
+            f"take them within {timeout_s:g} s",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return dropped
 
 
 def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:

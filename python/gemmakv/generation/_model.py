@@ -242,7 +242,11 @@ class Model:
         if prefix is None:
             return None
         return ModelPrefixCache(
-            prefix, self._engine, self._config, self._tokenizer
+            prefix,
+            self._engine,
+            self._config,
+            self._tokenizer,
+            self.prefill,
         )
 
     def with_salt(self, salt: str | bytes | None) -> Self:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
@@ -9,6 +12,48 @@ from gemmakv.errors import brief
 from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
+
+
+class PinnedPrefix:
+    """What `pin` keeps in RAM. A context manager, which unpins it.
+
+    It stays also where nobody has this object any more.
+
+    Attributes:
+      tokens: of the prompt, that no request need compute: all but the last,
+        since a request computes one at least.
+    """
+
+    __slots__ = ("_cache", "_pin", "tokens")
+
+    def __init__(self, cache: PrefixCache, pin: int, tokens: int) -> None:
+        self._cache = cache
+        self._pin = pin
+        self.tokens = tokens
+
+    def __repr__(self) -> str:
+        return f"<PinnedPrefix: {self.tokens} tokens, {self.nbytes} bytes>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.unpin()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and states that it keeps; other pins may keep
+        some of them, too. 0 once it is unpinned, or the cache was cleared."""
+        return self._cache._core.pinned_bytes(self._pin)
+
+    def unpin(self) -> None:
+        """From now on it may go as anything else, unless another pin keeps
+        it. May be called again."""
+        self._cache._core.unpin(self._pin)
+
+    def close(self) -> None:
+        """`unpin`."""
+        self.unpin()
 
 
 class ModelPrefixCache:
@@ -20,11 +65,13 @@ class ModelPrefixCache:
         engine: _core.Engine,
         config: ModelConfig,
         tokenizer: Tokenizer | None,
+        compute: Callable[[KVCache, TokenArray], object],
     ) -> None:
         self._cache = cache
         self._engine = engine
         self._config = config
         self._tokenizer = tokenizer
+        self._compute = compute
 
     def __repr__(self) -> str:
         return repr(self._cache)
@@ -44,17 +91,43 @@ class ModelPrefixCache:
 
         A str gets BOS in front; token ids are taken as they are.
         """
-        ids = prompt_ids("prompt", prompt, self._config, self._tokenizer, False)
+        ids = self._ids(prompt)
         cache = create_kv_cache(self._config)
         _core.prefix_match(self._engine, cache._core, ids)
         return cache
+
+    def pin(self, prompt: Prompt) -> PinnedPrefix:
+        """Keeps what is known of `prompt` in RAM until it is unpinned, or the
+        cache is cleared; what is not known of it is computed first.
+
+            with gemma.prefix_cache.pin(system_text):
+                ...
+
+        Requests that begin with the prompt, or are the prompt, find all but
+        its last token. What is pinned counts in the budget of RAM, `ram`, and
+        does not give way: neither to other entries, nor where a BlockPool is
+        full. A prompt that is pinned twice is unpinned twice.
+
+        Raises CacheFullError if all that is pinned would be more than the
+        budget, ValueError for a prompt of less than two tokens.
+        """
+        ids = self._ids(prompt)
+        if len(ids) < 2:
+            raise ValueError(
+                "prompt: expected at least 2 tokens, since a request computes "
+                f"one at least, found {len(ids)}"
+            )
+        cache = create_kv_cache(self._config)
+        self._compute(cache, ids[:-1])
+        pin = _core.prefix_pin(self._engine, cache._core)
+        return PinnedPrefix(self._cache, pin, len(cache))
 
     def prefetch(self, prompt: Prompt) -> int:
         """Brings what the tiers below RAM have of `prompt` into RAM, and
         waits for it. Returns how many of its tokens RAM has then: what a
         request that comes soon need not compute.
         """
-        ids = prompt_ids("prompt", prompt, self._config, self._tokenizer, False)
+        ids = self._ids(prompt)
         cache = create_kv_cache(self._config)
         return _core.prefix_prefetch(self._engine, cache._core, ids)
 
@@ -75,3 +148,8 @@ class ModelPrefixCache:
         if not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
         _core.prefix_publish(self._engine, cache._core)
+
+    def _ids(self, prompt: Prompt) -> TokenArray:
+        return prompt_ids(
+            "prompt", prompt, self._config, self._tokenizer, False
+        )

@@ -57,9 +57,9 @@ class PrefixCacheTest : public testing::Test {
       EXPECT_EQ(cache.next_position_for_logits(), start);
     }
     FillByTokens(cache, cache.length());
-    const auto cold = EmptyConversation(layers_, cache.layout().dtype(),
-                                        cache.layout().block_tokens(),
-                                        BlockPool::Create());
+    const auto cold =
+        EmptyConversation(layers_, cache.layout().dtype(),
+                          cache.layout().block_tokens(), BlockPool::Create());
     cold->Append(cold->Lock(), cache.tokens());
     FillByTokens(*cold, cold->length());
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
@@ -73,8 +73,8 @@ class PrefixCacheTest : public testing::Test {
         const std::vector<float> b = cold->CopyLayer(layer, values);
         // Before the window one may hold more than the other.
         const size_t row = layers_[layer].kv_heads * layers_[layer].head_dim;
-        const size_t rows = std::min(window == 0 ? cache.length() : window,
-                                     cache.length());
+        const size_t rows =
+            std::min(window == 0 ? cache.length() : window, cache.length());
         EXPECT_GE(a.size(), rows * row);
         const auto count = static_cast<ptrdiff_t>(rows * row);
         EXPECT_TRUE(std::equal(a.end() - count, a.end(), b.end() - count));
@@ -99,8 +99,7 @@ TEST_F(PrefixCacheTest, AConversationGoesOnWhereAnotherStood) {
   const std::vector<int32_t> first = Tokens(700, 1);
   Known(first);
   for (const size_t block_tokens : {16, 64, 128}) {
-    const auto again =
-        Conversation(Join(first, Tokens(50, 2)), block_tokens);
+    const auto again = Conversation(Join(first, Tokens(50, 2)), block_tokens);
     EXPECT_EQ(ExpectSame(*again), 699u);
   }
 }
@@ -250,6 +249,114 @@ TEST_F(PrefixCacheTest, AFullPoolGetsBlocksBack) {
   EXPECT_EQ(large->nbytes(), pool_->bytes_in_use());
 }
 
+TEST_F(PrefixCacheTest, WhatIsPinnedStays) {
+  const std::vector<int32_t> first = Tokens(700, 1);
+  for (const auto& layers : {SlidingLayers(), FullLayers(), HybridLayers()}) {
+    layers_ = layers;
+    pool_ = BlockPool::Create();
+    cache_ = std::make_shared<PrefixCache>(size_t{4} << 20);
+    view_ = View();
+    PrefixIndex& index = cache_->index();
+    uint64_t pin = 0, page_pin = 0;
+    {
+      const auto cache = Known(first);
+      pin = view_->Pin(*cache);
+      const auto pages = Known({first.begin(), first.begin() + 513});
+      page_pin = view_->Pin(*pages);
+      EXPECT_NE(pin, page_pin);
+    }
+    const size_t bytes = index.PinnedBytes(pin);
+    const size_t all = index.stats().pinned;
+    EXPECT_GT(bytes, 0u);
+    EXPECT_LE(index.PinnedBytes(page_pin), all);
+    EXPECT_LE(all, bytes + index.PinnedBytes(page_pin));
+    EXPECT_LE(all, index.stats().bytes);
+    EXPECT_LE(index.PinnedBytes(pool_.get()), all);
+    // Neither the budget, nor a full pool, nor who would copy takes it.
+    for (uint32_t seed = 10; seed < 40; ++seed) Known(Tokens(900, seed));
+    EXPECT_GT(index.stats().evictions, 0u);
+    EXPECT_LE(index.stats().bytes, index.budget_bytes());
+    index.Reclaim(pool_.get(), size_t{1} << 40);
+    index.GiveUp(pool_.get());
+    EXPECT_EQ(index.stats().bytes, all) << "nothing else is left";
+    EXPECT_EQ(ExpectSame(*Conversation(Join(first, Tokens(50, 2)))), 699u);
+    // What hangs on it goes without it.
+    Known(Join(first, Tokens(600, 3)));
+    index.GiveUp(pool_.get());
+    EXPECT_EQ(index.stats().bytes, all);
+    index.Unpin(pin);
+    index.Unpin(pin);
+    EXPECT_EQ(index.PinnedBytes(pin), 0u);
+    EXPECT_EQ(index.stats().pinned, index.PinnedBytes(page_pin));
+    index.GiveUp(pool_.get());
+    EXPECT_EQ(index.stats().bytes, index.stats().pinned);
+    EXPECT_EQ(ExpectSame(*Conversation(
+                  Join({first.begin(), first.begin() + 513}, Tokens(50, 2)))),
+              512u);
+    index.GiveUp(pool_.get());
+    index.Unpin(page_pin);
+    EXPECT_GT(index.stats().bytes, 0u) << "it may go, and need not";
+    index.GiveUp(pool_.get());
+    EXPECT_EQ(index.stats().bytes, 0u);
+    EXPECT_EQ(index.stats().pages + index.stats().resume_points, 0u);
+    EXPECT_EQ(pool_->blocks_in_use(), 0u);
+  }
+}
+
+TEST_F(PrefixCacheTest, ClearEndsPinsOfItsTree) {
+  const std::vector<int32_t> tokens = Tokens(700, 1);
+  const auto other = View("other");
+  const auto cache = Known(tokens);
+  const uint64_t pin = view_->Pin(*cache);
+  const uint64_t kept = other->Pin(*cache);
+  view_->Clear(cache->layout());
+  EXPECT_EQ(cache_->index().PinnedBytes(pin), 0u);
+  EXPECT_EQ(cache_->index().stats().pinned, cache_->index().PinnedBytes(kept));
+  cache_->index().Unpin(pin);
+  EXPECT_EQ(Find(*Conversation(tokens)).start, 0u);
+  cache_->Clear();
+  EXPECT_EQ(cache_->index().stats().pinned, 0u);
+  EXPECT_EQ(cache_->index().stats().bytes, 0u);
+}
+
+TEST_F(PrefixCacheTest, NoMoreIsPinnedThanTheBudget) {
+  const auto cache = Known(Tokens(700, 1));
+  const size_t bytes = [&] {
+    view_->Pin(*cache);
+    return cache_->index().stats().pinned;
+  }();
+  cache_ = std::make_shared<PrefixCache>(3 * bytes);
+  view_ = View();
+  view_->Pin(*cache);
+  view_->Pin(*cache);  // the same again takes nothing
+  EXPECT_EQ(cache_->index().stats().pinned, bytes);
+  view_->Pin(*Known(Tokens(650, 2)));
+  const auto third = Known(Tokens(650, 3));
+  try {
+    view_->Pin(*third);
+    FAIL() << "pinned more than the budget";
+  } catch (const CacheFull& error) {
+    EXPECT_NE(std::string(error.what()).find(StrCat(3 * bytes)),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_LE(cache_->index().stats().pinned, 3 * bytes);
+  EXPECT_LE(cache_->index().stats().bytes, 3 * bytes);
+  EXPECT_EQ(Find(*Conversation(Tokens(700, 1))).start, 699u);
+  // A pool that what is pinned fills says so.
+  pool_ = BlockPool::Create(size_t{1} << 20);
+  cache_ = std::make_shared<PrefixCache>(size_t{64} << 20);
+  view_ = View();
+  view_->Pin(*Known(Tokens(2000, 1)));
+  try {
+    Known(Tokens(6000, 4));
+    FAIL() << "the pool is larger than thought";
+  } catch (const CacheFull& error) {
+    EXPECT_NE(std::string(error.what()).find("pinned"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_F(PrefixCacheTest, CheckpointsThatTheIndexHoldsTooAreReclaimed) {
   const auto known = Known(Tokens(900, 1));
   known->MakeCheckpoint();
@@ -279,8 +386,7 @@ TEST_F(PrefixCacheTest, PointsAreBoundariesAndTheLastCandidate) {
   const std::vector<size_t> boundaries{40, 900};
   EXPECT_EQ(view_->Points(tokens, boundaries, 0),
             (std::vector<size_t>{40, 512}));
-  EXPECT_EQ(view_->Points(tokens, boundaries, 100),
-            (std::vector<size_t>{512}));
+  EXPECT_EQ(view_->Points(tokens, boundaries, 100), (std::vector<size_t>{512}));
   tokens[650] = 1;
   EXPECT_EQ(view_->Points(tokens, {}, 0), (std::vector<size_t>{650}));
   EXPECT_TRUE(view_->Points(tokens, {}, 650).empty());
@@ -382,12 +488,12 @@ TEST_P(PrefixRandomTest, SameAsCold) {
   EXPECT_EQ(pool->blocks_in_use(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, PrefixRandomTest,
-    testing::Combine(testing::Values(KvDtype::kF32, KvDtype::kBF16,
-                                     KvDtype::kInt8),
-                     testing::Values(16, 32, 64, 128),
-                     testing::Values(0, 1, 2)));
+INSTANTIATE_TEST_SUITE_P(All, PrefixRandomTest,
+                         testing::Combine(testing::Values(KvDtype::kF32,
+                                                          KvDtype::kBF16,
+                                                          KvDtype::kInt8),
+                                          testing::Values(16, 32, 64, 128),
+                                          testing::Values(0, 1, 2)));
 
 }  // namespace
 }  // namespace gkv

@@ -2,8 +2,11 @@
 // loading back.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -498,6 +501,96 @@ TEST_F(PrefixTiersTest, ClosedItWritesTheRestAndIsRamAlone) {
   const auto cache = Conversation(Join(Tokens(700, 3), {5, 6}));
   EXPECT_EQ(Ask(*cache), nullptr);
   EXPECT_GT(GoOn(Join(first, {5, 6})).ram, 0u);
+}
+
+TEST_F(PrefixTiersTest, ATierThatHangsIsLeft) {
+  Publish(Tokens(700, 1));
+  cache_->Flush();
+  disk_->Hang();
+  for (uint32_t seed = 2; seed < 5; ++seed) Publish(Tokens(700, seed));
+  const auto cache = Conversation(Join(Tokens(700, 1), Tokens(9, 9)));
+  cache_->Clear(PrefixTier::kRam);
+  const auto fetch = Ask(*cache);
+  while (disk_->hanging() < 2) std::this_thread::yield();
+  EXPECT_FALSE(cache_->Flush(milliseconds(5)));
+  EXPECT_EQ(cache_->stats().writer.queued, 2 * 3u);
+  // Two pages and a point of each.
+  EXPECT_EQ(cache_->Close(milliseconds(5)), 3 * 3u);
+  EXPECT_EQ(cache_->Close(), 0u);
+  EXPECT_EQ(cache_->stats().writer.dropped, 3 * 3u);
+  EXPECT_EQ(cache_->stats().writer.queued, 0u);
+  EXPECT_TRUE(cache_->Flush());
+  // RAM is as it was, and blocks of what was queued are free.
+  const auto before = Conversation(Tokens(600, 8));
+  FillByTokens(*before, 599);
+  view_->Publish(*before, {}, true);
+  EXPECT_EQ(GoOn(Join(Tokens(600, 8), Tokens(9, 9))).ram, 599u);
+  cache_->Clear(PrefixTier::kRam);
+  EXPECT_EQ(pool_->bytes_in_use(), before->nbytes());
+  // The threads come back to a cache that is gone.
+  const std::weak_ptr<PrefixCache> gone = cache_;
+  view_.reset();
+  cache_.reset();
+  EXPECT_TRUE(gone.expired());
+  const size_t written = disk_->stats().writes;
+  disk_->Release();
+  while (disk_->hanging() > 0) std::this_thread::yield();
+  while (disk_.use_count() > 2) std::this_thread::yield();
+  EXPECT_LE(disk_->stats().writes, written + 1);
+  EXPECT_TRUE(fetch->Take().points.empty());
+}
+
+// Threads publish, fetch and write while the process is copied.
+TEST_F(PrefixTiersTest, AChildOfForkHasRamAlone) {
+  const Ids known = Tokens(600, 1);
+  Publish(known);
+  cache_->Flush();
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t seed = 100 * (t + 1); !stop; ++seed) {
+        const Ids tokens = Tokens(300, seed % 7);
+        const auto cache = Conversation(tokens);
+        if (const auto fetch = Ask(*cache)) fetch->Wait();
+        const auto points = FillByTokens(*cache, 299);
+        view_->Publish(*cache, points, true);
+        if (seed % 5 == 0) cache_->Clear(PrefixTier::kDisk);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(30);
+      bool right = cache_->writer() == nullptr && cache_->loader() == nullptr;
+      const size_t writes = cache_->stats().writer.written;
+      right = right && cache_->stats().tiers.empty() && writes == 0;
+      right = right && GoOn(Join(known, Tokens(20, 2))).ram == 599;
+      Publish(Tokens(500, 50 + i));
+      right = right && GoOn(Join(Tokens(500, 50 + i), {5})).ram == 499;
+      cache_->index().Reclaim(pool_.get(), size_t{1} << 40);
+      cache_->index().GiveUp(pool_.get());
+      right = right && cache_->Flush() && cache_->Close() == 0;
+      for (const bool all : {false, true}) {
+        try {
+          all ? cache_->Clear() : cache_->Clear(PrefixTier::kDisk);
+          right = false;
+        } catch (const Error&) {
+        }
+      }
+      cache_->Clear(PrefixTier::kRam);
+      view_.reset();
+      cache_.reset();
+      _exit(right && !HasFailure() ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << i;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(PrefixTiersTest, TiersAreOfDifferentKindsThatThereAre) {
