@@ -19,6 +19,7 @@ from gemmakv.cli import (
     EXIT_FAILURE,
     EXIT_USAGE,
     cache_folder,
+    cache_warm,
     console,
     fail,
 )
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command(epilog=cache_folder.STATS_EXAMPLES)(cache_folder.stats)
 app.command(epilog=cache_folder.SWEEP_EXAMPLES)(cache_folder.sweep)
 app.command(epilog=cache_folder.CLEAR_EXAMPLES)(cache_folder.clear)
+app.command(epilog=cache_warm.EXAMPLES)(cache_warm.warm)
 _FILE = typer.Argument(
     ...,
     metavar="FILE",

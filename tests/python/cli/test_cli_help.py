@@ -21,6 +21,7 @@ COMMANDS = [
     ["packed"], ["pull"], ["list"], ["rm"],
     ["cache"], ["cache", "inspect"], ["cache", "verify"], ["cache", "diff"],
     ["cache", "stats"], ["cache", "sweep"], ["cache", "clear"],
+    ["cache", "warm"],
 ]
 needs_bash = pytest.mark.skipif(
     shutil.which("bash") is None, reason="no bash here"
