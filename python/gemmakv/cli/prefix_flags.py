@@ -11,12 +11,24 @@ import typer
 
 from gemmakv import _core
 from gemmakv._support.sizes import in_bytes
-from gemmakv.cache._folders import default_disk_folder, parse_folder
+from gemmakv.cache._folders import (
+    default_disk_folder,
+    default_shared_folder,
+    parse_folder,
+)
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.cli import describe
 from gemmakv.errors import GemmaKVError
 
-__all__ = ["CHAT_DISK", "DISK", "RAM", "REMOTE", "SHARED", "open_prefix_cache"]
+__all__ = [
+    "CHAT_DISK",
+    "DISK",
+    "RAM",
+    "REMOTE",
+    "SHARED",
+    "open_prefix_cache",
+    "tier_folder",
+]
 
 _NONE = "none"
 Opened = PrefixCache | bool | Callable[[], PrefixCache]
@@ -137,3 +149,10 @@ def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:
             "keeps nothing\n"
         )
     return make(disk=folder, disk_bytes=budget)
+
+
+def tier_folder(name: str, value: str) -> str:
+    """The folder of a tier, as its flag names it."""
+    if name == "shared" and value == "default":
+        return default_shared_folder()
+    return parse_folder(name, value)[0]

@@ -176,6 +176,33 @@ def serve(
         "1 GiB, at most a 16th of the memory.",
         "SIZE",
     ),  # fmt: skip
+    prefix_cache_shared: str | None = _option(
+        "--prefix-cache-shared",
+        None,
+        "Share it with other processes: a folder on a memory file system, or "
+        "default.",
+        "DIR[:SIZE]",
+    ),  # fmt: skip
+    prefix_cache_disk: str | None = _option(
+        "--prefix-cache-disk",
+        None,
+        "Keep it for later starts in a folder.",
+        "DIR[:SIZE]",
+    ),  # fmt: skip
+    prefix_cache_remote: str | None = _option(
+        "--prefix-cache-remote",
+        None,
+        "Share it with other hosts: redis://, valkey:// or s3://. The variable "
+        "GEMMAKV_PREFIX_CACHE_SECRET has the secret of its values.",
+        "URL",
+    ),  # fmt: skip
+    prefix_cache_secret_file: str | None = _option(
+        "--prefix-cache-secret-file",
+        None,
+        "By what keys find their parts of these; made where there is none. "
+        "Default: DIR.secret.",
+        "FILE",
+    ),  # fmt: skip
     request_timeout: float | None = _option(
         "--request-timeout",
         None,
@@ -230,6 +257,14 @@ def serve(
     keys = list(api_key or ())
     if api_key_file is not None:
         keys += settings_of.read_keys(api_key_file)
+    prefix, secret = _prefix_cache(
+        prefix_cache_ram,
+        prefix_cache_shared,
+        prefix_cache_disk,
+        prefix_cache_remote,
+        prefix_cache_secret_file,
+        bool(keys),
+    )
     settings = settings_of.Settings(
         served_model_name=tuple(served_model_name or (_name_of(model),)),
         host=host,
@@ -246,13 +281,13 @@ def serve(
         cors_origin=tuple(cors_origin or ()),
         allowed_host=tuple(allowed_host or ()),
         insecure=insecure,
+        cache_secret=secret,
         version=gemmakv.__version__,
         limits=settings_of.Limits(
             body_bytes=max_body_bytes, messages=max_messages, rows=max_n
         ),
     )
     settings_of.log_format(log_format)
-    prefix = _prefix_cache(prefix_cache_ram)
     source = _template_source(chat_template)
     path = console.fetch(model)
     sock = _run.bind(settings)
@@ -280,7 +315,11 @@ def serve(
             )
         return ChatService(gemma, settings, template)
 
-    _run.serve(settings, sock, load, service, log_format)
+    try:
+        _run.serve(settings, sock, load, service, log_format)
+    finally:
+        if not isinstance(prefix, bool):
+            prefix.close()
 
 
 def _check_extra() -> None:
@@ -299,18 +338,45 @@ def _name_of(model: str) -> str:
     return model
 
 
-def _prefix_cache(ram: str | None) -> Any:
-    from gemmakv.cache._prefix import PrefixCache
+def _prefix_cache(
+    ram: str | None,
+    shared: str | None,
+    disk: str | None,
+    remote: str | None,
+    secret_file: str | None,
+    keys: bool,
+) -> tuple[Any, bytes]:
+    """The prefix cache, and the secret of its parts where tiers outlive the
+    server and there are keys."""
+    from gemmakv.cli.prefix_flags import open_prefix_cache, tier_folder
 
-    if ram is None:
-        return True
-    if ram.lower() in _OFF:
-        return False
-    try:
-        return PrefixCache(ram=ram)
-    except ValueError as error:
-        words = str(error).removeprefix("ram: ")
-        raise ValueError(f"prefix_cache_ram: {words}") from None
+    outlives = not shared is disk is remote is None
+    if secret_file is not None and not (outlives and keys):
+        raise ValueError(
+            "prefix_cache_secret_file: expected none without keys and a "
+            f"shared, disk or remote prefix cache, found {secret_file!r}"
+        )
+    if ram is not None and ram.lower() in _OFF and not outlives:
+        return False, b""
+    if ram is not None and ram.lower() == "off":
+        raise ValueError(
+            "prefix_cache_ram: expected bytes with a shared, disk or remote "
+            "prefix cache, as 0, found 'off'"
+        )
+    prefix = open_prefix_cache(ram, shared, disk, remote)
+    if not (outlives and keys):
+        return prefix, b""
+    for name, value in (("disk", disk), ("shared", shared)):
+        if secret_file is None and value is not None:
+            secret_file = tier_folder(name, value).rstrip("/") + ".secret"
+    if secret_file is None:
+        raise ValueError(
+            "prefix_cache_secret_file: expected a file with keys and a remote "
+            "prefix cache, the same on all hosts, found none"
+        )
+    from gemmakv.server import _secret
+
+    return prefix, _secret.read_or_make(secret_file)
 
 
 def _template_source(name: str | None) -> str | None:

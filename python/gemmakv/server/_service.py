@@ -194,7 +194,7 @@ class ChatService:
         self.defaults = self._default_options()
         self.admission = Admission(settings.max_running, settings.max_queue)
         self.counts = Counts(self)
-        self._secret = secrets.token_bytes(32)
+        self._secret = settings.cache_secret or secrets.token_bytes(32)
         self._tenants: dict[bytes, Tenant] = {}
         for number, key in enumerate(settings.api_keys, 1):
             mac = self._mac(key)

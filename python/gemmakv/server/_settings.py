@@ -74,6 +74,8 @@ class Settings:
         localhost and `host`; "*" is any.
       insecure: whether an address other than loopback may go without keys.
       ping_s: seconds of silence after which a stream says that it lives.
+      cache_secret: by which keys find their parts of the prefix cache, where
+        these outlive the server; b"": each start draws one.
       version: of this program, for clients that ask.
     """
 
@@ -93,6 +95,7 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     insecure: bool = False
     ping_s: float = 15.0
+    cache_secret: bytes = dataclasses.field(default=b"", repr=False)
     version: str = ""
     limits: Limits = dataclasses.field(default_factory=Limits)
 
