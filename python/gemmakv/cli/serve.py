@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 import gemmakv
+from gemmakv._support.arguments import integer
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
 
@@ -284,7 +285,9 @@ def serve(
         cache_secret=secret,
         version=gemmakv.__version__,
         limits=settings_of.Limits(
-            body_bytes=max_body_bytes, messages=max_messages, rows=max_n
+            body_bytes=integer("--max-body-bytes", max_body_bytes, 1),
+            messages=integer("--max-messages", max_messages, 1),
+            rows=integer("--max-n", max_n, 1),
         ),
     )
     settings_of.log_format(log_format)
@@ -307,12 +310,17 @@ def serve(
         if source is not None:
             from gemmakv.chat._file_template import FileTemplate
 
-            template = FileTemplate(
-                source,
-                gemma.tokenizer,
-                bos_id=gemma.config.bos_id,
-                eos_ids=gemma.config.eos_ids,
-            )
+            try:
+                template = FileTemplate(
+                    source,
+                    gemma.tokenizer,
+                    bos_id=gemma.config.bos_id,
+                    eos_ids=gemma.config.eos_ids,
+                )
+            except gemmakv.GemmaKVError as error:
+                raise gemmakv.GemmaKVError(
+                    f"--chat-template {chat_template}: {error}"
+                ) from None
         return ChatService(gemma, settings, template)
 
     try:
@@ -350,7 +358,7 @@ def _prefix_cache(
     server and there are keys."""
     from gemmakv.cli.prefix_flags import open_prefix_cache, tier_folder
 
-    outlives = not shared is disk is remote is None
+    outlives = not (shared is None and disk is None and remote is None)
     if secret_file is not None and not (outlives and keys):
         raise ValueError(
             "prefix_cache_secret_file: expected none without keys and a "
