@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmakv import _core
 from support.chat_screen import (
     CTRL_C,
     CTRL_D,
@@ -25,15 +26,27 @@ REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
 
 
 @pytest.fixture
-def start(talker_path: Path, tmp_path: Path) -> Iterator[Start]:
+def start(
+    talker_path: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Start]:
     """Starts chats whose sessions lie in `tmp_path`; ends them."""
     screens = []
+    cache = tmp_path_factory.mktemp("cache")
+    # It is there: nothing is said of it.
+    _core.FolderStore(
+        str(cache / "gemmakv/prefix"),
+        tier="disk",
+        mapped=False,
+        budget_bytes=1 << 30,
+    )
 
     def run(*arguments: object, max_tokens: int = 12, **options) -> Screen:
         screen = Screen(
             "chat", "--model", talker_path, "--max-tokens", max_tokens,
             *arguments, XDG_DATA_HOME=str(tmp_path),
-            XDG_CACHE_HOME=str(tmp_path / "cache"), **options,
+            XDG_CACHE_HOME=str(cache), **options,
         )
         screens.append(screen)
         return screen

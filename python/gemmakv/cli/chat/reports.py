@@ -105,7 +105,8 @@ def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
         # What it had was in the prefix cache once.
         why = "evicted" if why == "divergent" else why
         rows.append(("computed again", count(last.again, "token")))
-    if why is not None:
+    # A new message parts from what is known by itself.
+    if why is not None and (why != "divergent" or not usage.cached):
         rows.append(("not cached", why))
     return rows
 
