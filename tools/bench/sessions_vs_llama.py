@@ -63,7 +63,7 @@ class LlamaServer:
 
     def __init__(
         self, args: argparse.Namespace, shape: Shape, cache_mib: int,
-        folder: str
+        folder: str, *options: str
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -74,16 +74,17 @@ class LlamaServer:
                 [args.llama_server, "-m", args.gguf, "-t", str(args.threads),
                  "-np", "1", "-c", str(256 * -(-(shape.length + 2) // 256)),
                  "--cache-ram", str(cache_mib), "--slot-save-path", folder,
-                 "--host", "127.0.0.1", "--port", str(port)],
+                 "--host", "127.0.0.1", "--port", str(port), *options],
                 stdout=log, stderr=log)
         self._http = http.client.HTTPConnection("127.0.0.1", port)
         while True:
-            with contextlib.suppress(OSError, RuntimeError):
+            try:
                 self.request("GET", "/health")
                 break
+            except (OSError, RuntimeError):
+                self._http.close()
             if self._process.poll() is not None:
                 raise RuntimeError(self._log.read_text()[-2000:])
-            self._http.close()
             time.sleep(0.1)
 
     def request(
@@ -94,6 +95,7 @@ class LlamaServer:
             {"Content-Type": "application/json"})
         response = self._http.getresponse()
         text = response.read()
+        self._http.close()  # the server would while others have their turn
         if response.status != 200:
             raise RuntimeError(f"{path}: {response.status}, {text[:500]!r}")
         return json.loads(text)
@@ -176,9 +178,11 @@ def engines(
             args.gguf, threads=args.threads, prefix_cache=False)
         one = chat_bytes(plain, shape)
         total = int(args.share * shape.chats * one)
-        probe = LlamaServer(args, shape, 0, folder)
-        slot = probe.slot_mib()
-        probe.close()
+        # Sizes of buffers are in its longer log alone.
+        with contextlib.closing(
+            LlamaServer(args, shape, 0, folder, "-lv", "4")
+        ) as probe:
+            slot = probe.slot_mib()
         cache_mib = int(total / MIB - slot)
         if cache_mib < 1 or total <= one:
             raise SystemExit(
