@@ -38,6 +38,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -649,6 +650,8 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    # A terminated run leaves no server and no folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     args = parse()
     sizes = SHORT if args.short else Sizes()
     if args.repeats:

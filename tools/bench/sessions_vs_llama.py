@@ -39,8 +39,10 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -253,6 +255,8 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    # A terminated run leaves no server and no folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     args = parse()
     given = {"chats": args.chats, "turns": args.turns}
     shape = dataclasses.replace(
