@@ -71,6 +71,8 @@ class LlamaServer:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._log = Path(folder) / f"server-{port}.log"
+        if args.swa_full:
+            options += ("--swa-full",)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [args.llama_server, "-m", args.gguf, "-t", str(args.threads),
@@ -249,6 +251,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.25)
+    parser.add_argument(
+        "--swa-full", action="store_true",
+        help="llama-server keeps all positions of sliding layers")
     parser.add_argument("--disk", default=tempfile.gettempdir())
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
