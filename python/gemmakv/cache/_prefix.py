@@ -18,9 +18,8 @@ __all__ = ["PrefixCache", "PrefixStats", "core_prefix_cache", "salt_bytes"]
 
 _MOST = 1 << 30
 _SHARE = 16
-# Seconds for a tier that does not answer.
-FLUSH_S = 60.0
-CLOSE_S = 10.0
+# Seconds for a tier that does not answer, at the interpreter's end.
+_CLOSE_S = 10.0
 _MOST_S = 1e6
 
 
@@ -152,7 +151,7 @@ class PrefixCache:
         self._core = _core.PrefixCache(budget, tiers)
         if tiers:
             # What is queued is written, also where nobody closes it.
-            weakref.finalize(self, _close, self._core, CLOSE_S)
+            weakref.finalize(self, _close, self._core, _CLOSE_S)
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -209,7 +208,7 @@ class PrefixCache:
             bytes_per_s=by_tier("bytes_per_s"),
         )
 
-    def flush(self, timeout: float = FLUSH_S) -> bool:
+    def flush(self, timeout: float = 60.0) -> bool:
         """Waits until what was computed so far is written to all tiers, or
         could not be; False if it was not within `timeout` seconds.
 
@@ -226,7 +225,7 @@ class PrefixCache:
         """
         self._core.clear(tier)
 
-    def close(self, timeout: float = CLOSE_S) -> int:
+    def close(self, timeout: float = 10.0) -> int:
         """Writes what is still to be written, and leaves the tiers below RAM.
         Models that use it go on with RAM alone. The end of the interpreter
         closes it, too.
