@@ -289,7 +289,7 @@ class Killer:
 
 
 @contextlib.contextmanager
-def _random_model() -> Iterator[str]:
+def random_model() -> Iterator[str]:
     sys.path.insert(0, str(Path(__file__).parent))
     import make_random_gguf
 
@@ -322,7 +322,7 @@ def main() -> int:
     places = [arguments.above] if arguments.above else ["/dev/shm", "/tmp"]
     sound = True
     model = contextlib.nullcontext(arguments.model)
-    with model if arguments.model else _random_model() as path:
+    with model if arguments.model else random_model() as path:
         for place in places:
             tier = tier_of(place)
             killer = Killer(path, tier, place, arguments.seed)

@@ -18,14 +18,13 @@ _spec.loader.exec_module(tool)
 
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
-def test_answers_survive_kills(
-    place: str, tiny_path: Path, tmp_path: Path
-) -> None:
+def test_answers_survive_kills(place: str, tmp_path: Path) -> None:
     above = str(tmp_path) if place == "disk" else "/dev/shm"
     if not Path(above).is_dir():
         pytest.skip("no /dev/shm")
-    killer = tool.Killer(str(tiny_path), tool.tier_of(above), above, seed=3)
-    report = killer.run(kills=8, processes=4)
+    with tool.random_model() as path:
+        killer = tool.Killer(path, tool.tier_of(above), above, seed=3)
+        report = killer.run(kills=4, processes=4)
     assert report.sound, report
-    assert report.killed >= 8 and report.answers > 0
+    assert report.killed >= 4 and report.answers > 0
     assert report.cached_tokens > 0, "nothing ever came from the tier"
