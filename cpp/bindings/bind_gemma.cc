@@ -91,7 +91,8 @@ std::vector<Gemma::Job> JobsOf(
     const std::vector<TokenArray>& prompts,
     const std::vector<GenerateOptions>& options,
     const std::vector<bool>& optional_bos,
-    const std::vector<std::vector<size_t>>& boundaries, bool streamed) {
+    const std::vector<std::vector<size_t>>& boundaries,
+    const std::vector<py::object>& constraints, bool streamed) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
     throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
                                  " prompts and ", options.size(),
@@ -99,12 +100,16 @@ std::vector<Gemma::Job> JobsOf(
   }
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
-    jobs.push_back({.cache = caches[i],
-                    .prompt = SpanOf(prompts[i]),
-                    .options = options[i],
-                    .streamed = streamed,
-                    .optional_bos = i < optional_bos.size() && optional_bos[i]});
+    jobs.push_back(
+        {.cache = caches[i],
+         .prompt = SpanOf(prompts[i]),
+         .options = options[i],
+         .streamed = streamed,
+         .optional_bos = i < optional_bos.size() && optional_bos[i]});
     if (i < boundaries.size()) jobs.back().prefix.boundaries = boundaries[i];
+    if (i < constraints.size()) {
+      jobs.back().constraint = ConstraintOf(constraints[i]);
+    }
   }
   return jobs;
 }
@@ -254,9 +259,10 @@ std::optional<Call> Start(Gemma& gemma,
                           const std::vector<GenerateOptions>& options,
                           bool streamed, const Bell* bell,
                           const std::vector<bool>& optional_bos,
-                          const std::vector<std::vector<size_t>>& boundaries) {
-  const std::vector<Gemma::Job> jobs =
-      JobsOf(caches, prompts, options, optional_bos, boundaries, streamed);
+                          const std::vector<std::vector<size_t>>& boundaries,
+                          const std::vector<py::object>& constraints) {
+  const std::vector<Gemma::Job> jobs = JobsOf(
+      caches, prompts, options, optional_bos, boundaries, constraints, streamed);
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
@@ -273,18 +279,18 @@ void RegisterResults(py::module_& module) {
       .def_property_readonly(
           "text_bytes",
           [](const GenerateResult& r) { return py::bytes(r.text); })
-      .def_property_readonly(
-          "logprobs",
-          [](const GenerateResult& r) -> py::object {
-            if (r.logprobs.size() != r.token_ids.size()) return py::none();
-            return ArrayOf(std::vector<float>(r.logprobs),
-                           {r.logprobs.size()});
-          })
-      .def_property_readonly(
-          "top_logprobs",
-          [](const GenerateResult& r) {
-            return TopArrays(r.top_logprobs, r.token_ids.size());
-          })
+      .def_property_readonly("logprobs",
+                             [](const GenerateResult& r) -> py::object {
+                               if (r.logprobs.size() != r.token_ids.size())
+                                 return py::none();
+                               return ArrayOf(std::vector<float>(r.logprobs),
+                                              {r.logprobs.size()});
+                             })
+      .def_property_readonly("top_logprobs",
+                             [](const GenerateResult& r) {
+                               return TopArrays(r.top_logprobs,
+                                                r.token_ids.size());
+                             })
       .def_readonly("seed", &GenerateResult::seed)
       .def_property_readonly(
           "finish_reason",
@@ -467,8 +473,8 @@ void RegisterGemma(py::module_& module) {
       .def(
           "matrices",
           [](const Gemma& gemma) {
-            std::vector<std::tuple<std::string, std::string, size_t, size_t,
-                                   size_t>>
+            std::vector<
+                std::tuple<std::string, std::string, size_t, size_t, size_t>>
                 matrices;
             for (const MatrixInfo& m : gemma.matrices()) {
               matrices.emplace_back(m.name, Info(m.type).name, m.rows, m.cols,
@@ -492,6 +498,7 @@ void RegisterGemma(py::module_& module) {
            py::arg("bell") = py::none(),
            py::arg("optional_bos") = std::vector<bool>(),
            py::arg("boundaries") = std::vector<std::vector<size_t>>(),
+           py::arg("constraints") = std::vector<py::object>(),
            "None, without waiting, if a cache is in use and there is a bell.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));

@@ -11,57 +11,32 @@
 namespace gkv {
 namespace {
 
-// Runs on any thread. Holding a lock that somebody may want who has the
-// interpreter's, it would wait for ever.
-void Drop(PyObject* object) {
-  WithGil([&] { Py_DECREF(object); });
-}
-
-std::shared_ptr<PyObject> Share(py::object object) {
-  return {object.release().ptr(), &Drop};
-}
-
-// A Python exception on its way through threads.
-struct Raised {
-  std::shared_ptr<PyObject> value;
-};
-
 using Row = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
 // Calls `processor` with arrays of its own: it may keep them.
 void Process(PyObject* processor, std::span<const int32_t> token_ids,
              std::span<float> logits) {
-  try {
-    const py::array_t<int32_t> ids(static_cast<py::ssize_t>(token_ids.size()),
-                                   token_ids.data());
-    const py::array_t<float> row(static_cast<py::ssize_t>(logits.size()),
-                                 logits.data());
-    py::object result = CallPython(processor, ids, row);
-    if (result.is_none()) result = row;
-    const Row given = Row::ensure(result);
-    if (!given || given.ndim() != 1 || given.shape(0) != row.shape(0)) {
-      throw py::value_error(StrCat(
-          "logits_processor: expected it to return None or an array of ",
-          logits.size(), " numbers, found ",
-          given ? "another shape" : Py_TYPE(result.ptr())->tp_name));
-    }
-    std::copy_n(given.data(), logits.size(), logits.data());
-  } catch (py::error_already_set& error) {
-    if (error.trace()) {
-      PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
-    }
-    throw Raised{Share(error.value())};
-  } catch (py::builtin_exception& error) {
-    error.set_error();
-    throw Raised{Share(py::error_already_set().value())};
+  const py::array_t<int32_t> ids(static_cast<py::ssize_t>(token_ids.size()),
+                                 token_ids.data());
+  const py::array_t<float> row(static_cast<py::ssize_t>(logits.size()),
+                               logits.data());
+  py::object result = CallPython(processor, ids, row);
+  if (result.is_none()) result = row;
+  const Row given = Row::ensure(result);
+  if (!given || given.ndim() != 1 || given.shape(0) != row.shape(0)) {
+    throw py::value_error(
+        StrCat("logits_processor: expected it to return None or an array of ",
+               logits.size(), " numbers, found ",
+               given ? "another shape" : Py_TYPE(result.ptr())->tp_name));
   }
+  std::copy_n(given.data(), logits.size(), logits.data());
 }
 
 LogitsProcessor ProcessorOf(const py::object& callable) {
   if (callable.is_none()) return nullptr;
   return [callable = Share(callable)](std::span<const int32_t> token_ids,
                                       std::span<float> logits) {
-    WithGil([&] { Process(callable.get(), token_ids, logits); });
+    InPython([&] { Process(callable.get(), token_ids, logits); });
   };
 }
 
@@ -114,15 +89,6 @@ void RegisterOptions(py::module_& module) {
             options.prefix_cache = PrefixModeOf(name);
           })
       .def("validate", &O::Validate, py::arg("vocab_size"));
-
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (const Raised& raised) {
-      PyObject* const value = raised.value.get();
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
-    }
-  });
 }
 
 }  // namespace gkv

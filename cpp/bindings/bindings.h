@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,7 @@
 
 namespace gkv {
 
+class Constraint;
 class Gemma;
 
 namespace py = pybind11;
@@ -129,6 +131,13 @@ py::object CallPython(const py::handle& callable, Arguments&&... arguments) {
   return py::reinterpret_steal<py::object>(result);
 }
 
+// A Python object that any thread may let go of, with the lock or without.
+std::shared_ptr<PyObject> Share(py::object object);
+
+// Calls `use` with the interpreter's lock, on a thread of the engine. What
+// Python raises there comes up as it is in the call that it belongs to.
+void InPython(const std::function<void()>& use);
+
 inline py::bytes BytesOf(std::span<const uint8_t> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
@@ -149,6 +158,11 @@ const char* NameOf(PrefixMiss miss);
 
 // {"ram": n}: tiers that gave nothing are left out.
 py::dict TokensByTier(PrefixHit hit);
+
+// What a Python object says may come next; null for None. It has
+// compute_mask(token_ids, address, bytes), which takes tokens in and fills a
+// mask, rollback(count) and clone(), see engine/constraint.h.
+std::shared_ptr<const Constraint> ConstraintOf(py::object object);
 
 // The model with an end that may be on any thread. It waits for running steps,
 // which may wait for the interpreter's lock to call a logits processor; once

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <thread>
 
 #include "bindings/bindings.h"
@@ -31,6 +33,17 @@ ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
 
 std::atomic<std::thread::id> exiting_thread;  // that shuts the interpreter down
 
+// A Python exception on its way through threads.
+struct Raised {
+  std::shared_ptr<PyObject> value;
+};
+
+// Runs on any thread. Holding a lock that somebody may want who has the
+// interpreter's, it would wait for ever.
+void Drop(PyObject* object) {
+  WithGil([&] { Py_DECREF(object); });
+}
+
 py::object NewError(py::module_& module, const char* name,
                     const py::object& base, const char* doc) {
   const std::string full_name = std::string("gemmakv.") + name;
@@ -50,6 +63,26 @@ py::str FsDecode(const std::string& text) {
   return py::reinterpret_steal<py::str>(object);
 }
 
+std::shared_ptr<PyObject> Share(py::object object) {
+  return {object.release().ptr(), &Drop};
+}
+
+void InPython(const std::function<void()>& use) {
+  WithGil([&] {
+    try {
+      use();
+    } catch (py::error_already_set& error) {
+      if (error.trace()) {
+        PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+      }
+      throw Raised{Share(error.value())};
+    } catch (py::builtin_exception& error) {
+      error.set_error();
+      throw Raised{Share(py::error_already_set().value())};
+    }
+  });
+}
+
 void RegisterErrors(py::module_& module) {
   error_types = new ErrorTypes;
   error_types->base =
@@ -67,6 +100,9 @@ void RegisterErrors(py::module_& module) {
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
+    } catch (const Raised& raised) {
+      PyObject* const value = raised.value.get();
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     } catch (const InvalidArgument& error) {
       SetError(PyExc_ValueError, error);
     } catch (const IoError& error) {
@@ -81,8 +117,8 @@ void RegisterErrors(py::module_& module) {
       SetError(error_types->base.ptr(), error);
     }
   });
-  py::module_::import("atexit").attr("register")(py::cpp_function(
-      [] { exiting_thread = std::this_thread::get_id(); }));
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { exiting_thread = std::this_thread::get_id(); }));
 }
 
 void CheckSignals() {

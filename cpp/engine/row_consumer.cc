@@ -26,8 +26,8 @@ TokenEvent TokenSampler::Take(const OutputRow& row) {
                     may_stop ? std::span<const int32_t>() : stop_ids_);
   if (token.id < 0) {
     throw InvalidArgument(
-        "every token is masked (logit_bias, min_tokens) or has no finite "
-        "logit, expected at least one to choose from");
+        "every token is masked (logit_bias, min_tokens, a grammar) or has no "
+        "finite logit, expected at least one to choose from");
   }
   --tokens_left_;
   if (!may_stop) --least_left_;

@@ -41,6 +41,7 @@ from gemmakv.errors import (
     GemmaKVError,
     MismatchError,
 )
+from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import (
     Generation,
     Piece,
@@ -70,6 +71,7 @@ __all__ = [
     "Gemma",
     "GemmaKVError",
     "Generation",
+    "Grammar",
     "KVCache",
     "LayerCache",
     "LayerView",

@@ -336,6 +336,7 @@ class Engine:
         bell: Bell | None = None,
         optional_bos: Sequence[bool] = ...,
         boundaries: Sequence[Sequence[int]] = ...,
+        constraints: Sequence[Any] = ...,
     ) -> Call | None: ...
     def logits(
         self,

@@ -33,6 +33,7 @@ from gemmakv.cache._prefix import (
     salt_bytes,
 )
 from gemmakv.errors import GemmaKVError, unexpected
+from gemmakv.generation._constraints import Compiler
 from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
     DEFAULT_MAX_TOKENS,
@@ -40,6 +41,7 @@ from gemmakv.generation._options import (
     GenerationOptions,
     Options,
     core_options,
+    grammar_of,
     split_rows,
 )
 from gemmakv.generation._prefix import ModelPrefixCache
@@ -83,6 +85,7 @@ class Model:
         self._info = ModelInfo() if info is None else info
         self._packed_weights = packed_weights
         self._prefix: PrefixCache | None = None
+        self._compiler = Compiler(tokenizer, self._config)
 
     @classmethod
     def load(
@@ -265,6 +268,7 @@ class Model:
             engine, self._tokenizer, self._info, self._packed_weights
         )
         model._prefix = prefix
+        model._compiler = self._compiler
         return model
 
     @property
@@ -528,6 +532,10 @@ class Model:
         has = self._config.bos_id >= 0
         return [has and isinstance(prompt, str) for prompt in prompts]
 
+    def _constraint(self, row: dict[str, Any]) -> Any:
+        """What makes the constraint of checked options; None if none does."""
+        return self._compiler.later(*grammar_of(row))
+
     def _rows(
         self,
         caches: list[KVCache],
@@ -551,6 +559,7 @@ class Model:
             token_report(total, callback),
             optional_bos=bos,
             boundaries=boundaries,
+            constraints=[self._constraint(row) for row in rows],
         )
         return [generation_of(result) for result in call.results()]
 
@@ -594,6 +603,7 @@ class Model:
             streamed=True,
             optional_bos=self._optional_bos([prompt]),
             boundaries=[boundaries],
+            constraints=[self._constraint(row)],
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(call, (self, cache), total, callback)
@@ -639,6 +649,7 @@ class Model:
                 token_report(
                     count * row.get("max_tokens", DEFAULT_MAX_TOKENS), callback
                 ),
+                constraints=[self._constraint(row)] * count,
             )
         except BaseException:
             said.abort()  # unless somebody used the cache meanwhile

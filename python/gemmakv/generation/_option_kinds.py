@@ -11,6 +11,7 @@ import numpy as np
 
 from gemmakv._support.arguments import integer, number
 from gemmakv.errors import brief, unexpected
+from gemmakv.generation._grammar import Grammar, of_response_format
 
 MAX_INT = (1 << 31) - 1
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -271,6 +272,42 @@ class Function(Kind):
 
     def is_one(self, value: object) -> bool:
         return callable(value) or super().is_one(value)
+
+
+class GrammarSource(Kind):
+    metavar = "LARK"
+
+    def check(self, name: str, value: object) -> Grammar:
+        if isinstance(value, str):
+            value = Grammar.lark(value)
+        if not isinstance(value, Grammar):
+            raise unexpected(name, "a Grammar or the text of a Lark one", value)
+        return value
+
+    def parse(self, name: str, text: str) -> str:
+        self.check(name, text)
+        return text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
+class ResponseFormat(Kind):
+    metavar = "JSON"
+
+    def check(self, name: str, value: object) -> Grammar | None:
+        return of_response_format(name, value)
+
+    def parse(self, name: str, text: str) -> Any:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        self.check(name, value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object"}
 
 
 def _json_list(name: str, text: str, kind: type, expected: str) -> list[Any]:

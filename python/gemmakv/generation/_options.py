@@ -13,20 +13,25 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.progress import Progress
+from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._option_kinds import (
     Bias,
     Choice,
     Flag,
     Function,
+    GrammarSource,
     Integer,
     Kind,
     Number,
+    ResponseFormat,
     Seed,
     Texts,
     TokenIds,
 )
 
 Stop = str | Sequence[str] | None
+GrammarLike = Grammar | str | None
+Format = Mapping[str, Any] | None
 LogitBias = Mapping[int, float] | None
 LogitsProcessor = Callable[
     [npt.NDArray[np.int32], npt.NDArray[np.float32]],
@@ -43,6 +48,8 @@ _Stop = TypeVar("_Stop")
 _Ids = TypeVar("_Ids")
 _Function = TypeVar("_Function")
 _Text = TypeVar("_Text")
+_Grammar = TypeVar("_Grammar")
+_Format = TypeVar("_Format")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +85,7 @@ class _Keywords(
     TypedDict,
     Generic[
         _Int, _Float, _Seconds, _Bool, _Seed, _Bias, _Stop, _Ids, _Function,
-        _Text,
+        _Text, _Grammar, _Format,
     ],
     total=False,
 ):
@@ -144,6 +151,18 @@ class _Keywords(
         Choice(("off", "read", "write", "on")), "on",
         "take from the prefix cache, and leave in it",
         '"read" takes and "write" leaves only.', in_chat=False)]
+    grammar: Annotated[_Grammar, Option(
+        GrammarSource(), None, "a grammar that the text follows",
+        "A `Grammar`, or the text of a Lark one. The text is a whole one of "
+        "the grammar, and ends where that ends; max_tokens, stop strings and "
+        "the deadline may cut it short. Needs the extra `grammar`; the first "
+        "one takes some seconds more, for the vocabulary.",
+        in_chat=False, in_core=False)]
+    response_format: Annotated[_Format, Option(
+        ResponseFormat(), None, "JSON, as OpenAI's API asks for it",
+        '{"type": "json_object"}, or {"type": "json_schema", "json_schema": '
+        '{"schema": ...}}. As `grammar` with a JSON schema.',
+        in_chat=False, in_core=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
@@ -162,6 +181,8 @@ class Options(
         Sequence[int] | None,
         LogitsProcessor | None,
         str,
+        GrammarLike,
+        Format,
     ],
     total=False,
 ):
@@ -184,6 +205,8 @@ class BatchOptions(
         Sequence[int] | None | Sequence[Sequence[int] | None],
         LogitsProcessor | None | Sequence[LogitsProcessor | None],
         str | Sequence[str],
+        GrammarLike | Sequence[GrammarLike],
+        Format | Sequence[Format],
     ],
     total=False,
 ):
@@ -272,7 +295,19 @@ def split_rows(
             converted = option.check(label, one)
             if converted is not None:
                 row[name] = converted
+    for row in result:
+        if "grammar" in row and "response_format" in row:
+            raise ValueError(
+                "response_format: expected it or grammar, found both"
+            )
     return result
+
+
+def grammar_of(row: Mapping[str, Any]) -> tuple[str, Grammar | None]:
+    """The grammar of one row of `split_rows`, and the option that gave it."""
+    if "grammar" in row:
+        return "grammar", row["grammar"]
+    return "response_format", row.get("response_format")
 
 
 def core_options(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
@@ -30,6 +31,11 @@ class Job(NamedTuple):
     optional_bos: Sequence[bool] = ()
     # Of each row: positions that others are likely to begin with.
     boundaries: Sequence[Sequence[int]] = ()
+    # What make the rows' constraints; they may take their time.
+    constraints: Sequence[Callable[[], Any] | None] = ()
+
+    def made(self) -> list[Any]:
+        return [make and make() for make in self.constraints]
 
 
 # Yields jobs, and is sent the calls that they became: ended, unless streamed.
@@ -42,7 +48,10 @@ def done(engine: _core.Engine, work: Work[_T]) -> _T:
         try:
             job = next(work)
             while True:
-                call = _start(engine, job, None)
+                begin = time.monotonic()
+                made = job.made()
+                _pass_time(job, begin)
+                call = _start(engine, job, None, made)
                 assert call is not None
                 if not job.streamed:
                     call.wait(job.report)
@@ -73,25 +82,36 @@ def time_left(deadline: float | None, begin: float) -> float | None:
 
 
 def _start(
-    engine: _core.Engine, job: Job, bell: Bell | None
+    engine: _core.Engine, job: Job, bell: Bell | None, made: list[Any]
 ) -> _core.Call | None:
     """None if a cache is in use and there is a bell, which rings then."""
     core_bell = None if bell is None else bell.core
     return engine.start(
-        *job[:3], job.streamed, core_bell, job.optional_bos, job.boundaries
-    )
+        *job[:3], job.streamed, core_bell, job.optional_bos, job.boundaries,
+        made,
+    )  # fmt: skip
+
+
+def _pass_time(job: Job, begin: float) -> None:
+    """Takes what has passed since off the deadlines."""
+    for one in job.options:
+        one.deadline = time_left(one.deadline, begin)
 
 
 async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
     call = None
+    made: list[Any] = []
+    if any(job.constraints):
+        begin = time.monotonic()
+        made = await asyncio.to_thread(job.made)
+        _pass_time(job, begin)
     while call is None:
         begin = time.monotonic()
-        call = _start(engine, job, bell)
+        call = _start(engine, job, bell, made)
         if call is None:
             # Rings when the cache is free; a reader who stalls does not.
             await bell.wait(_STALL_S)
-            for one in job.options:
-                one.deadline = time_left(one.deadline, begin)
+            _pass_time(job, begin)
     if job.streamed:
         return call
     try:

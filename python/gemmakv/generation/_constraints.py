@@ -1,0 +1,212 @@
+"""Grammars compiled for a model's vocabulary, by llguidance."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from gemmakv.errors import GemmaKVError, one_line
+from gemmakv.generation._grammar import Grammar
+from gemmakv.models._config import ModelConfig
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+_KEPT = 64  # compiled grammars
+# What compiling and each mask may cost at most; a grammar beyond it is an
+# error of its request.
+_LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+# One way to write white space: small models fill pages with it otherwise. They
+# win over what a schema says of itself ("x-guidance").
+_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+class Compiler:
+    """Compiles grammars for one vocabulary and keeps the newest. Safe from
+    several threads.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, config: ModelConfig
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
+
+    def later(
+        self, name: str, grammar: Grammar | None
+    ) -> Callable[[], Matcher] | None:
+        """`compile` of it, to be called where it may take its time."""
+        if grammar is None:
+            return None
+        return lambda: self.compile(name, grammar)
+
+    def compile(self, name: str, grammar: Grammar) -> Matcher:
+        """What the core takes, to be cloned for each use.
+
+        Raises ValueError that begins with `name`, naming what of the grammar
+        is not supported; GemmaKVError without llguidance.
+        """
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+                return found
+        found = self._compiled(name, grammar)
+        with self._lock:
+            self._kept[grammar] = found
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def prepare(self) -> None:
+        """Makes what all grammars need: some seconds for a vocabulary of
+        262,144, once.
+        """
+        with self._making:
+            _ = self._vocabulary
+
+    def _compiled(self, name: str, grammar: Grammar) -> Matcher:
+        guidance = _llguidance()
+        if self._tokenizer is None:
+            raise ValueError(
+                f"{name}: this model has no tokenizer, and a grammar needs one"
+            )
+        self.prepare()
+        source = grammar.text
+        make = guidance.LLMatcher
+        if grammar.kind == "json_schema":
+            source = make.grammar_from_json_schema(source, overrides=_JSON)
+        elif grammar.kind == "regex":
+            source = make.grammar_from_regex(source)
+        core = make(
+            self._vocabulary,
+            source,
+            log_level=0,
+            limits=guidance.LLParserLimits(**_LIMITS),
+        )
+        if not core.is_error():
+            # The first mask is the slowest: it makes most of the lexer.
+            core.deep_copy().compute_bitmask()
+        matcher = Matcher(core, self._ends)
+        matcher.check(name)
+        return matcher
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Ids that llguidance ends a text with: the model's, else any that
+        has no text.
+        """
+        assert self._tokenizer is not None
+        silent = sorted(self._tokenizer._silent)
+        ends = list(self._config.eos_ids) or silent[:1]
+        if not ends:
+            raise ValueError(
+                "grammar: expected a vocabulary with an end token or another "
+                "control token, found none"
+            )
+        return ends
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """Requires: `_making` is held, or it was made."""
+        assert self._tokenizer is not None
+        return _llguidance().LLTokenizer(
+            _Vocabulary(self._tokenizer, self._ends),
+            n_vocab=self._config.vocab_size,
+            eos_token=self._ends,
+        )
+
+
+class Matcher:
+    """Where in a grammar a text is: what the core calls, one call at a time
+    and on its threads.
+    """
+
+    def __init__(self, core: Any, ends: Sequence[int]) -> None:
+        self._core = core
+        self._ends = ends
+
+    def compute_mask(
+        self, token_ids: list[int], address: int, nbytes: int
+    ) -> bool:
+        """Takes in tokens and sets the bits of those that may follow; whether
+        the text may end here.
+        """
+        core = self._core
+        if token_ids and not core.consume_tokens(token_ids):
+            self.check("grammar")
+        if core.is_stopped():
+            self.check("grammar")
+            ctypes.memset(address, 0, nbytes)
+            return True
+        core.unsafe_compute_mask_ptr(address, nbytes)
+        self.check("grammar")
+        may_end: bool = core.is_accepting()
+        for token in self._ends:
+            word = ctypes.c_uint32.from_address(address + token // 32 * 4)
+            word.value &= ~(1 << token % 32)
+        return may_end
+
+    def rollback(self, count: int) -> None:
+        """Takes back the last tokens."""
+        self._core.rollback(count)
+        self.check("grammar")
+
+    def clone(self) -> Matcher:
+        return Matcher(self._core.deep_copy(), self._ends)
+
+    def check(self, name: str) -> None:
+        """Raises ValueError if it is in no state to go on."""
+        if self._core.is_error():
+            said = self._core.get_error().replace("<non-verbose/>", "")
+            raise ValueError(f"{name}: {one_line(ValueError(said))[:400]}")
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for one."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+        table = tokenizer.token_bytes
+        self._encode = tokenizer.encode
+        self.eos_token_id = ends[0]
+        # 0xFF marks names that no text is.
+        self.tokens = [text or b"\xff<%d>" % i for i, text in enumerate(table)]
+        self.special_token_ids = [i for i, text in enumerate(table) if not text]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return self._encode(text)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise GemmaKVError(
+            "grammar: grammars and JSON schemas need the package llguidance; "
+            'install it with: pip install "gemmakv[grammar]"'
+        ) from None
+    return llguidance

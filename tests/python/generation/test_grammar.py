@@ -1,0 +1,270 @@
+"""Texts that follow a grammar, whatever the model wants to say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv import GemmaKVError, Grammar
+from support import tiny_gguf
+from support.schemas import SCHEMAS, UNSUPPORTED
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+jsonschema = pytest.importorskip("jsonschema")
+
+PIECES = tiny_gguf.vocabulary()[0]
+# A random model closes brackets and strings too seldom to come to an end.
+CLOSING: Any = {PIECES.index(c): 6.0 for c in '"}],'}
+CLOSING[PIECES.index(",")] = 2.0
+PAIR = Grammar.json_schema(SCHEMAS["object closed"])
+WORDS = Grammar.regex("[a-z]{3,5}( [a-z]{3,5}){2}")
+
+
+def new(gemma: gemmakv.Gemma) -> gemmakv.KVCache:
+    return gemmakv.create_kv_cache(gemma.config)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_outputs_validate(tiny: gemmakv.Gemma, name: str) -> None:
+    schema = SCHEMAS[name]
+    grammar = Grammar.json_schema(schema)
+    said = tiny.generate(
+        new(tiny), "Go: ", n=4, grammar=grammar, temperature=1.5, seed=3,
+        max_tokens=240, logit_bias=CLOSING,
+    )  # fmt: skip
+    said.append(
+        tiny.generate(
+            new(tiny), "Go: ", grammar=grammar, max_tokens=240,
+            logit_bias=CLOSING,
+        )
+    )  # fmt: skip
+    whole = [one for one in said if one.finish_reason == "stop"]
+    assert whole, [one.text for one in said]
+    for one in whole:
+        jsonschema.validate(
+            json.loads(one.text),
+            schema,
+            cls=jsonschema.Draft202012Validator,
+            format_checker=jsonschema.FormatChecker(
+                ["date", "ipv4", "ipv6", "email"]
+            ),
+        )
+    for one in said:
+        if one.finish_reason == "length":
+            assert one.usage.completion_tokens == 240
+
+
+@pytest.mark.parametrize("keyword", UNSUPPORTED)
+def test_unsupported_keyword_is_named(
+    tiny: gemmakv.Gemma, keyword: str
+) -> None:
+    expected = "not" if keyword == "x-guidance" else keyword
+    cache = new(tiny)
+    with pytest.raises(ValueError, match=f"^response_format: .*{expected}"):
+        tiny.generate(
+            cache,
+            "Go",
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"schema": UNSUPPORTED[keyword]},
+            },
+        )
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"grammar": 5}, "grammar: expected a Grammar or the text"),
+        ({"grammar": "start: nothing"}, "grammar: .*unknown name"),
+        ({"grammar": ""}, "grammar: lark: expected a text"),
+        ({"response_format": {"type": "xml"}}, "response_format: expected"),
+        ({"response_format": {"type": "json_schema"}},
+         r"response_format.json_schema.schema: expected"),
+        ({"grammar": 'start: "a"', "response_format": {"type": "json_object"}},
+         "response_format: expected it or grammar, found both"),
+    ],
+)  # fmt: skip
+def test_bad_options(
+    tiny: gemmakv.Gemma, options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        tiny.generate(new(tiny), "Go", **options)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        tiny.stream(new(tiny), "Go", **options)
+
+
+def test_bad_sources() -> None:
+    with pytest.raises(ValueError, match="at most 131072 bytes"):
+        Grammar.regex("a" * 140_000)
+    with pytest.raises(ValueError, match="brackets in each other"):
+        Grammar.lark("start: " + "(" * 200 + '"a"' + ")" * 200)
+    with pytest.raises(ValueError, match="lone surrogate"):
+        Grammar.regex("\ud800")
+    with pytest.raises(ValueError, match="expected a JSON schema"):
+        Grammar.json_schema({"const": float("nan")})
+    assert Grammar.json_schema({"const": "[[[[" * 50}).kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex("("),
+        Grammar.regex("a{1000000}"),
+        Grammar.regex("(a?){500}a{500}"),
+        Grammar.regex("(.{1,50}){50}@(.{1,50}){50}"),
+        Grammar.json_schema({"$ref": "http://localhost:1/x"}),
+        Grammar.json_schema({"allOf": [
+            {"anyOf": [{"properties": {f"a{i}": {"type": kind}}}
+                       for kind in ("string", "integer", "null")]}
+            for i in range(12)]}),
+        Grammar.json_schema({"enum": []}),
+    ],
+)  # fmt: skip
+def test_hostile_grammar_is_an_error(
+    tiny: gemmakv.Gemma, grammar: Grammar
+) -> None:
+    with pytest.raises(ValueError, match="^grammar: "):
+        tiny.generate(new(tiny), "Go", grammar=grammar)
+    assert tiny.generate(new(tiny), "Go", grammar=WORDS, max_tokens=30).text
+
+
+def test_regex_and_lark(tiny: gemmakv.Gemma) -> None:
+    said = tiny.generate(new(tiny), "Go", grammar=WORDS, max_tokens=40)
+    assert said.finish_reason == "stop"
+    assert re.fullmatch(WORDS.text, said.text)
+    lark = 'start: "<" ("a" | "b")~3 ">"'
+    said = tiny.generate(new(tiny), "Go", grammar=lark, max_tokens=40)
+    assert said.finish_reason == "stop"
+    assert re.fullmatch("<[ab]{3}>", said.text)
+
+
+def test_stream_says_the_same(tiny: gemmakv.Gemma) -> None:
+    whole = tiny.generate(new(tiny), "Go", grammar=WORDS, max_tokens=40)
+    stream = tiny.stream(new(tiny), "Go", grammar=WORDS, max_tokens=40)
+    assert "".join(piece.text for piece in stream) == whole.text
+    assert stream.result().token_ids == whole.token_ids
+    assert stream.result().finish_reason == "stop"
+
+
+def test_held_text_comes_at_the_end(tiny: gemmakv.Gemma) -> None:
+    """The grammar ends within what could begin a stop string."""
+    options: Any = {"grammar": 'start: "ab"', "stop": "b and more"}
+    said = tiny.generate(new(tiny), "Go", **options)
+    assert (said.text, said.finish_reason) == ("ab", "stop")
+    stream = tiny.stream(new(tiny), "Go", **options)
+    assert "".join(piece.text for piece in stream) == "ab"
+
+
+def test_batch_is_as_alone(tiny: gemmakv.Gemma) -> None:
+    grammars = [PAIR, None, WORDS, None]
+    options: Any = {"temperature": 1.0, "seed": 4, "max_tokens": 30}
+    alone = [
+        tiny.generate(new(tiny), f"Go {i}", grammar=grammar, **options)
+        for i, grammar in enumerate(grammars)
+    ]
+    together = tiny.generate_batch(
+        [new(tiny) for _ in grammars],
+        [f"Go {i}" for i in range(4)],
+        grammar=grammars,
+        **options,
+    )
+    assert [one.token_ids for one in together] == [
+        one.token_ids for one in alone
+    ]
+    assert re.fullmatch(WORDS.text, together[2].text)
+
+
+def test_samples_have_a_grammar_each(tiny: gemmakv.Gemma) -> None:
+    said = tiny.generate(
+        new(tiny), "Go", n=3, grammar=WORDS, temperature=1, seed=1,
+        max_tokens=40,
+    )  # fmt: skip
+    assert len({one.text for one in said}) > 1
+    for one in said:
+        assert re.fullmatch(WORDS.text, one.text)
+
+
+def test_forks_and_rewinds(tiny: gemmakv.Gemma) -> None:
+    cache = new(tiny)
+    tiny.prefill(cache, "Go")
+    start = len(cache)
+    fork = cache.fork()
+    options: Any = {"temperature": 1, "seed": 9, "max_tokens": 40}
+    first = tiny.generate(cache, "", grammar=WORDS, **options)
+    cache.truncate(start)
+    again = tiny.generate(cache, "", grammar=WORDS, **options)
+    forked = tiny.generate(fork, "", grammar=WORDS, **options)
+    assert first.token_ids == again.token_ids == forked.token_ids
+    # Each call's text is one of the grammar, whatever stands before it.
+    more = tiny.generate(cache, "", grammar=PAIR, max_tokens=80,
+                         logit_bias=CLOSING)  # fmt: skip
+    jsonschema.validate(json.loads(more.text), SCHEMAS["object closed"])
+
+
+def test_cancelled_in_the_middle(tiny: gemmakv.Gemma) -> None:
+    cache = new(tiny)
+    stream = tiny.stream(cache, "Go", grammar=WORDS, max_tokens=40)
+    read = [next(stream), next(stream)]
+    stream.cancel()
+    assert stream.result().finish_reason == "cancelled"
+    assert len(stream.result().token_ids) == len(read)
+    said = tiny.generate(cache, "", grammar=WORDS, max_tokens=40)
+    assert re.fullmatch(WORDS.text, said.text)
+
+
+def test_bias_against_all_that_may_come(tiny: gemmakv.Gemma) -> None:
+    cache = new(tiny)
+    ban = {PIECES.index(piece): float("-inf") for piece in ("a", "<0x61>")}
+    with pytest.raises(ValueError, match="a grammar"):
+        tiny.generate(cache, "Go", grammar='start: "aaaa"', logit_bias=ban)
+    assert len(cache) == 0
+
+
+def test_on_a_loop(tiny: gemmakv.Gemma) -> None:
+    async def all_of_them() -> list[gemmakv.Generation]:
+        return await asyncio.gather(
+            *(
+                tiny.agenerate(
+                    new(tiny), f"Go {i}", grammar=WORDS, max_tokens=40
+                )
+                for i in range(4)
+            )
+        )
+
+    for i, one in enumerate(asyncio.run(all_of_them())):
+        alone = tiny.generate(
+            new(tiny), f"Go {i}", grammar=WORDS, max_tokens=40
+        )
+        assert one.token_ids == alone.token_ids
+
+
+def test_a_session_follows_it(tiny: gemmakv.Gemma) -> None:
+    session = gemmakv.Session(tiny, options={"max_tokens": 60})
+    for _ in range(2):
+        said = session.send("Go", grammar=WORDS)
+        assert re.fullmatch(WORDS.text, said.text)
+    assert session.messages[-1].text == said.text
+
+
+def test_without_llguidance(
+    tiny: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(GemmaKVError, match=r"gemmakv\[grammar\]"):
+        tiny.generate(new(tiny), "Go", grammar=Grammar.regex("never seen"))
+
+
+def test_real_model(gemma: gemmakv.Gemma) -> None:
+    for name in ("nested", "array of enums", "date"):
+        said = gemma.generate(
+            new(gemma), "As JSON: ", max_tokens=80,
+            grammar=Grammar.json_schema(SCHEMAS[name]),
+        )  # fmt: skip
+        assert said.finish_reason == "stop", said.text
+        jsonschema.validate(json.loads(said.text), SCHEMAS[name])
