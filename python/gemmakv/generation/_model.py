@@ -532,6 +532,13 @@ class Model:
         has = self._config.bos_id >= 0
         return [has and isinstance(prompt, str) for prompt in prompts]
 
+    def _compile(self, options: Any) -> None:
+        """Has the grammar of a call's options ready. Raises as the call."""
+        [row] = split_rows(options, 1, batch=False)
+        make = self._constraint(row)
+        if make is not None:
+            make()
+
     def _constraint(self, row: dict[str, Any]) -> Any:
         """What makes the constraint of checked options; None if none does."""
         return self._compiler.later(*grammar_of(row))

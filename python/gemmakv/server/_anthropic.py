@@ -34,12 +34,12 @@ _OVERLOADED = 529  # the original's status for it
 _PING = sse({"type": "ping"}, "ping")
 # It differs in every request of one client, and says nothing to a model.
 _BILLING = "x-anthropic-billing-header:"
-_NAMES = {"stop": "stop_sequences"}
+_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "thinking": ({"type": "disabled"},), "mcp_servers": ([],),
-    "container": (), "output_format": (), "output_config": ({},),
+    "container": (),
     "diagnostics": (), "context_management": (),
 }  # fmt: skip
 
@@ -74,6 +74,7 @@ async def messages(call: Call) -> None:
         "top_k": body.top_k,
         "stop": body.stop_sequences,
         "deadline": document.get("deadline"),
+        "response_format": _format(document),
     }
     request = ChatRequest(
         tenant=call.owner,
@@ -101,6 +102,26 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
         "error": {"type": kind, "message": error.message},
         "request_id": request_id,
     }
+
+
+def _format(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`output_config.format`, or `output_format` as it was called before."""
+    config = document.get("output_config")
+    given = document.get("output_format")
+    if isinstance(config, Mapping):
+        refuse(
+            {f"output_config.{k}": v for k, v in config.items()},
+            {"output_config.effort": (), "output_config.task_budget": ()},
+        )
+        given = config.get("format") or given
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+        raise invalid(
+            "output_config.format", "expected {'type': 'json_schema', ...}"
+        )
+    schema = {"schema": given.get("schema")}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _conversation(body: CountBody) -> list[dict[str, Any]]:

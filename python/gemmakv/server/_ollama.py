@@ -35,13 +35,14 @@ _OPTIONS = {
     "frequency_penalty": "frequency_penalty",
 }  # fmt: skip
 _NAMES = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
+_NAMES["response_format"] = "format"
 # Of these, values that change nothing.
 _OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
     "repeat_last_n": (-1,), "typical_p": (1,), "tfs_z": (1,),
     "mirostat": (0,), "penalize_newline": (True,),
 }  # fmt: skip
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "format": ("",), "think": (False,), "images": ([],),
+    "tools": ([],), "think": (False,), "images": ([],),
     "suffix": ("",), "template": ("",), "context": ([],),
 }  # fmt: skip
 _SEEDS = 1 << 64
@@ -186,6 +187,16 @@ def _checked(
     seed = options.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool):
         options["seed"] = seed % _SEEDS
+    form = document.get("format")
+    if form == "json":
+        options["response_format"] = {"type": "json_object"}
+    elif isinstance(form, Mapping):
+        options["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": form},
+        }
+    elif form not in (None, ""):
+        raise invalid("format", 'expected "json" or a JSON schema')
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     if body.top_logprobs is not None:

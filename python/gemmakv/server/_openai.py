@@ -41,7 +41,7 @@ _TYPES = {
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "audio": (),
+    "audio": (),
     "web_search_options": (), "reasoning_effort": ("none",),
     "suffix": ("",), "grammar": ("",), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (),

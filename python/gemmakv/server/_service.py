@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -35,6 +36,7 @@ from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 from gemmakv.server._settings import Settings
 
 _POOL_THREADS = 2  # for templates and tokenizing
+_GRAMMAR_THREADS = 2  # for grammars: some take long
 _SEEDS = 1 << 64
 
 _T = TypeVar("_T")
@@ -207,9 +209,15 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
+        self._grammars = ThreadPoolExecutor(
+            _GRAMMAR_THREADS, "gemmakv-grammar"
+        )
         self._live: set[asyncio.Task[Any]] = set()
         self._aborted = False
-        len(self.tokenizer.token_bytes)  # made here, not in a request
+        # Made here, not in a request; without llguidance requests say so.
+        len(self.tokenizer.token_bytes)
+        with contextlib.suppress(ValueError, GemmaKVError):
+            gemma._compiler.prepare()
 
     @property
     def live(self) -> int:
@@ -240,18 +248,15 @@ class ChatService:
             task.cancel()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._grammars):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call on a thread for texts, off the event loop.
 
         Raises RequestError for the library's errors.
         """
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._pool, function, *args)
-        except (ValueError, GemmaKVError) as error:
-            raise _of_library(error) from error
+        return await _on(self._pool, function, *args)
 
     async def chat_ids(self, messages: Messages) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
@@ -291,6 +296,8 @@ class ChatService:
         options = {**self.defaults, **request.options}
         self._check_options(options)
         prompts = await self._prompt_ids(request, options)
+        if options.get("response_format") or options.get("grammar"):
+            await _on(self._grammars, self.gemma._compile, options)
         rows = len(prompts) * request.n
         most = min(self.settings.limits.rows, self.settings.max_running)
         if rows > most:
@@ -764,6 +771,16 @@ async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _on(
+    pool: ThreadPoolExecutor, function: Callable[..., _T], *args: Any
+) -> _T:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(pool, function, *args)
+    except (ValueError, GemmaKVError) as error:
+        raise _of_library(error) from error
 
 
 def _left(until: float | None) -> float | None:

@@ -97,8 +97,8 @@ def test_what_is_there(app: App) -> None:
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"format": "json"}, "format"),
-        ({"format": {"type": "object"}}, "format"),
+        ({"format": "xml"}, "format"),
+        ({"format": {"not": {}}}, "format"),
         ({"think": True}, "think"),
         ({"tools": [{}]}, "tools"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),

@@ -75,7 +75,7 @@ def test_openai_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
     assert http.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.BadRequestError) as caught:
         http.chat.completions.create(
-            **options, response_format={"type": "json_object"}
+            **options, response_format={"type": "xml"}
         )
     assert caught.value.param == "response_format"
     assert caught.value.request_id

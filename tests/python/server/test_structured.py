@@ -1,0 +1,149 @@
+"""Replies that follow a JSON schema, in each API's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.server._app import App
+from support import tiny_gguf
+from support.asgi import NAME, USER, in_loop, make_app, post, sse_events
+from support.schemas import SCHEMAS, UNSUPPORTED
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+jsonschema = pytest.importorskip("jsonschema")
+
+CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
+SCHEMA = SCHEMAS["list of objects"]
+FORMAT = {"type": "json_schema",
+          "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+PIECES = tiny_gguf.vocabulary()[0]
+BIAS = {str(PIECES.index(c)): 6 for c in '"}]'}
+SAID: dict[str, Any] = {
+    "model": NAME, "messages": USER, "temperature": 1, "max_tokens": 150,
+}  # fmt: skip
+
+
+@pytest.fixture
+def app(shared: gemmakv.Gemma) -> App:
+    return make_app(shared, max_model_len=4096, default_seed=6)
+
+
+def test_openai(app: App) -> None:
+    body = {**SAID, "response_format": FORMAT, "logit_bias": BIAS}
+    whole = post(app, CHAT, {**body, "n": 2}).json()
+    for choice in whole["choices"]:
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    events = sse_events(post(app, CHAT, {**body, "stream": True}).text)
+    text = "".join(
+        data["choices"][0]["delta"].get("content") or ""
+        for _, data in events[:-1]
+    )
+    assert text == whole["choices"][0]["message"]["content"]
+    body["response_format"] = {"type": "json_object"}
+    found = post(app, CHAT, body).json()["choices"][0]
+    assert found["message"]["content"].startswith("{")
+
+
+def test_anthropic(app: App) -> None:
+    small = SCHEMAS["tagged union"]
+    for name in ("output_format", "output_config"):
+        form: Any = {"type": "json_schema", "schema": SCHEMAS["nested"]}
+        if name == "output_config":
+            form = {"format": form}
+        found = post(app, MESSAGES, {**SAID, name: form, "max_tokens": 400})
+        [block] = found.json()["content"]
+        assert block["text"].startswith('{"a": {"b": {"c": {"d": ')
+    bad = {**SAID, "output_config": {"format": {"type": "x", "schema": small}}}
+    assert "output_config.format" in post(app, MESSAGES, bad).text
+
+
+def test_ollama(app: App) -> None:
+    body = {"model": NAME, "messages": USER, "stream": False,
+            "options": {"num_predict": 60, "seed": 2}}  # fmt: skip
+    found = post(app, OLLAMA, {**body, "format": SCHEMAS["enum"]}).json()
+    value = json.loads(found["message"]["content"])
+    jsonschema.validate(value, SCHEMAS["enum"])
+    assert found["done_reason"] == "stop"
+    found = post(app, OLLAMA, {**body, "format": "json"}).json()
+    assert found["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize("keyword", ["uniqueItems", "not", "if"])
+def test_unsupported_schema_is_a_400(app: App, keyword: str) -> None:
+    schema = UNSUPPORTED[keyword]
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    response = post(app, CHAT, {**SAID, "response_format": form})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "response_format"
+    assert keyword in error["message"]
+    response = post(app, OLLAMA, {**SAID, "format": schema})
+    assert response.status_code == 400 and keyword in response.text
+    assert response.json()["error"].startswith("format: ")
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    response = post(app, MESSAGES, {**SAID, "output_config": form})
+    assert response.status_code == 400
+    assert "output_config.format: " in response.json()["error"]["message"]
+
+
+def test_hostile_schema_stalls_nobody(app: App) -> None:
+    """The loop and other requests go on while one is compiled."""
+    slow = {"type": "object", "properties": {
+        f"k{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i + 1}}}$"}
+        for i in range(900)}}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"schema": slow}}
+    body = {**SAID, "response_format": form, "max_tokens": 2}
+    plain = {**SAID, "max_tokens": 2}
+
+    async def work(http: Any) -> tuple[list[str], list[int]]:
+        order = []
+
+        async def one(name: str, body: Any) -> int:
+            response = await http.post(CHAT, json=body)
+            order.append(name)
+            status: int = response.status_code
+            return status
+
+        begin = asyncio.create_task(one("slow", body))
+        await asyncio.sleep(0.05)
+        codes = [await one("plain", plain), await begin]
+        return order, codes
+
+    order, codes = in_loop(app, work)
+    assert order == ["plain", "slow"]
+    assert codes[0] == 200 and codes[1] in (200, 400)
+
+
+def test_constrained_beside_free(app: App) -> None:
+    """The same tokens as alone."""
+    bodies = [
+        {**SAID, "max_tokens": 24},
+        {**SAID, "response_format": FORMAT, "max_tokens": 24},
+        {**SAID, "response_format": {"type": "json_object"},
+         "max_tokens": 24, "stream": True},
+    ]  # fmt: skip
+    alone = [_said(post(app, CHAT, body)) for body in bodies]
+
+    async def work(http: Any) -> list[Any]:
+        return list(
+            await asyncio.gather(
+                *(http.post(CHAT, json=body) for body in bodies * 2)
+            )
+        )
+
+    together = [_said(response) for response in in_loop(app, work)]
+    assert together == alone * 2
+
+
+def _said(response: Any) -> Any:
+    if response.headers["content-type"] != "text/event-stream":
+        return response.json()["choices"]
+    return [
+        data["choices"] for _, data in sse_events(response.text)[:-1]
+    ]
