@@ -47,6 +47,7 @@ from gemmakv.generation._result import (
     Piece,
     Prefill,
     Timings,
+    ToolCall,
     TopLogprobs,
     Usage,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "Template",
     "Timings",
     "Tokenizer",
+    "ToolCall",
     "TopLogprobs",
     "Truncation",
     "Usage",

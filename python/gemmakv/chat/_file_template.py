@@ -59,6 +59,10 @@ class FileTemplate:
         """Raises GemmaKVError if `source` is not sound, or puts control tokens
         together from pieces.
         """
+        self.knows_tools = "tool" in source
+        self.writes_json_calls = (
+            "<tool_call>" in source and "arguments" in source
+        )
         self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
         self._tokens = {

@@ -11,17 +11,19 @@ from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
 from gemmakv.chat._templates import (
     check_reply_options,
+    reads_calls,
     render,
     stop_ids,
     stop_texts,
     template_for,
 )
+from gemmakv.chat._tools import read_calls, tool_use
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.errors import unexpected
 from gemmakv.generation._model import Model, check_cache
 from gemmakv.generation._options import Options
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.generation._result import Generation
+from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Gemma(Model):
         *,
         cache: KVCache | None = None,
         tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
@@ -56,7 +60,12 @@ class Gemma(Model):
             again, what else it holds is removed; on return it holds the
             conversation and the reply. The result is the same as without, bit
             for bit. None for a new one, which is dropped.
-          tools, template: as for `apply_chat_template`.
+          tools: JSON schemas of functions that the model may call; the result
+            has `tool_calls`. Needs the extra `grammar`.
+          tool_choice: "auto" (the default), "none", "required" (at least one
+            call) or the name of the tool that is to be called.
+          parallel_tool_calls: whether there may be several calls.
+          template: as for `apply_chat_template`.
           template_kwargs: keywords of `apply_chat_template` for the template.
           **options: those of `generate`; `stop` adds to what ends a reply
             anyway.
@@ -67,10 +76,16 @@ class Gemma(Model):
 
         Raises what `apply_chat_template` and `generate` raise.
         """
-        call = self._chat_call(
-            messages, cache, tools, template, template_kwargs, options
+        chosen = self._template(template)
+        said, more = _tools_of(
+            chosen, tools, tool_choice, parallel_tool_calls, options
         )
-        return _reply(cache, call[0], self._done(self._reply(*call)))
+        call = self._chat_call(
+            messages, cache, said, chosen, template_kwargs, more
+        )
+        generation = self._done(self._reply(*call))
+        calls = bool(said) and reads_calls(chosen)
+        return _reply(cache, call[0], generation, calls)
 
     async def achat(
         self,
@@ -78,6 +93,8 @@ class Gemma(Model):
         *,
         cache: KVCache | None = None,
         tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
@@ -85,10 +102,16 @@ class Gemma(Model):
         """`chat` on an asyncio event loop, which it does not block while the
         model runs. A task that is cancelled leaves the cache as it was.
         """
-        call = self._chat_call(
-            messages, cache, tools, template, template_kwargs, options
+        chosen = self._template(template)
+        said, more = _tools_of(
+            chosen, tools, tool_choice, parallel_tool_calls, options
         )
-        return _reply(cache, call[0], await self._adone(self._reply(*call)))
+        call = self._chat_call(
+            messages, cache, said, chosen, template_kwargs, more
+        )
+        generation = await self._adone(self._reply(*call))
+        calls = bool(said) and reads_calls(chosen)
+        return _reply(cache, call[0], generation, calls)
 
     def apply_chat_template(
         self,
@@ -106,8 +129,9 @@ class Gemma(Model):
 
         Args:
           messages: each a `Message` or a dict of role and content.
-          tools: JSON schemas of functions that the model may call, for models
-            whose file carries a template that takes them.
+          tools: JSON schemas of functions that the model may call. To a
+            template that knows no tools they are said in text, and so are
+            calls and results among the messages.
           add_generation_prompt: whether the reply's turn is opened.
           template: "file", "gemma", "plain" or a Template; None chooses what
             fits the model, see `gemmakv.templates.template_for`.
@@ -205,9 +229,41 @@ class Gemma(Model):
         return self.tokenizer
 
 
+def _tools_of(
+    template: Template,
+    tools: Tools | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    parallel: bool,
+    options: Mapping[str, Any],
+) -> tuple[Tools | None, dict[str, Any]]:
+    """Tools as they are said, and options with what the reply follows."""
+    if tools is None and tool_choice is None:
+        return None, dict(options)
+    if not reads_calls(template):
+        if tool_choice not in (None, "auto"):
+            raise ValueError(
+                f"tool_choice: calls of the template {template.name!r} have a "
+                "form of their own, which is not read here; expected 'auto', "
+                f"found {tool_choice!r}"
+            )
+        return tools, dict(options)
+    use = tool_use(tools, tool_choice, parallel)
+    if use is None:
+        return None, dict(options)
+    for name in ("grammar", "response_format"):
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: expected none together with tools")
+    return use.tools, {**options, "grammar": use.grammar}
+
+
 def _reply(
-    cache: KVCache | None, work: KVCache, generation: Generation
+    cache: KVCache | None, work: KVCache, generation: Generation, calls: bool
 ) -> Generation:
+    """`calls`: they may be in its text."""
     if cache is not None:
         cache._become(work)
-    return dataclasses.replace(generation, text=generation.text.strip())
+    text = generation.text.strip()
+    found: list[ToolCall] = []
+    if calls:
+        text, found = read_calls(text)
+    return dataclasses.replace(generation, text=text, tool_calls=found)

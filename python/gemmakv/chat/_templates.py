@@ -22,6 +22,7 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
+from gemmakv.chat._tools import said_in_text
 from gemmakv.errors import MismatchError, brief, unexpected
 from gemmakv.generation._options import split_rows
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -173,8 +174,12 @@ def render(
     """What `template.render` makes of messages.
 
     One that was written for `render(messages, add_generation_prompt)` gets
-    what it was written for: no tools, and "model" for "assistant".
+    what it was written for: no tools, and "model" for "assistant". To one that
+    knows no tools they are said in text.
     """
+    tooled = any(one.tool_calls or one.role == "tool" for one in messages)
+    if not knows_tools(template) and (keywords.get("tools") or tooled):
+        messages = said_in_text(messages, keywords.pop("tools", None))
     parameters = inspect.signature(template.render).parameters
     if "tools" in parameters or any(
         one.kind is one.VAR_KEYWORD for one in parameters.values()
@@ -195,6 +200,20 @@ def render(
     positional: Any = template.render
     segments: list[Segment] = positional(former, opens)
     return segments
+
+
+def knows_tools(template: Template) -> bool:
+    """Whether it has a form of its own for tools, calls and results."""
+    if isinstance(template, FileTemplate):
+        return template.knows_tools
+    return not isinstance(template, _TextTemplate)
+
+
+def reads_calls(template: Template) -> bool:
+    """Whether calls come in the form of `ToolUse`."""
+    if isinstance(template, FileTemplate) and template.knows_tools:
+        return template.writes_json_calls
+    return not knows_tools(template)
 
 
 def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:

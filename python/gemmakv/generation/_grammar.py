@@ -24,7 +24,8 @@ class Grammar:
     uses it with a model, and kept there.
 
     Attributes:
-      kind: "json_schema", "regex" or "lark".
+      kind: "json_schema", "regex" or "lark"; "tools" for a Lark one that
+        `tools` of a chat became.
       text: its source; a schema's is JSON.
 
     Raises ValueError for a text that is longer than 128 KiB or nested deeper
@@ -50,7 +51,7 @@ class Grammar:
                 f"grammar: expected at most {MAX_BYTES} bytes, found {size}"
             )
         text = self.text
-        if self.kind == "json_schema":
+        if self.kind in ("json_schema", "tools"):
             text = _STRINGS.sub("", text)
         depth = 0
         for letter in text:

@@ -306,7 +306,8 @@ def split_rows(
 def grammar_of(row: Mapping[str, Any]) -> tuple[str, Grammar | None]:
     """The grammar of one row of `split_rows`, and the option that gave it."""
     if "grammar" in row:
-        return "grammar", row["grammar"]
+        own = row["grammar"].kind == "tools"
+        return "tools" if own else "grammar", row["grammar"]
     return "response_format", row.get("response_format")
 
 

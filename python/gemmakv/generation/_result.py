@@ -73,6 +73,26 @@ class TopLogprobs:
 
 
 @dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that a reply asks for.
+
+    Attributes:
+      id: what its result is to name as `tool_call_id`.
+      name: of the tool.
+      arguments: what JSON can say, as the tool's schema allows.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a message's `tool_calls` have it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclasses.dataclass(frozen=True)
 class Prefill:
     """Result of `Gemma.prefill`: token counts, and seconds and rates."""
 
@@ -119,6 +139,7 @@ class Generation:
       timings: seconds and rates.
       top_logprobs: those of each token's place; None unless asked for.
       cache: the continuation's own cache if the call had `n`, else None.
+      tool_calls: what a reply of `chat` with `tools` asks for; not in `text`.
     """
 
     text: str
@@ -132,6 +153,7 @@ class Generation:
     top_logprobs: TopLogprobs | None = dataclasses.field(
         default=None, repr=False
     )
+    tool_calls: list[ToolCall] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text

@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.chat._tools import CallPart
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     SSE,
     Call,
+    Called,
     Ended,
     Event,
     Finished,
@@ -35,9 +37,9 @@ _PING = sse({"type": "ping"}, "ping")
 # It differs in every request of one client, and says nothing to a model.
 _BILLING = "x-anthropic-billing-header:"
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "thinking": ({"type": "disabled"},), "mcp_servers": ([],),
     "container": (),
     "diagnostics": (), "context_management": (),
@@ -46,6 +48,8 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 
 class CountBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
 
@@ -80,17 +84,28 @@ async def messages(call: Call) -> None:
         tenant=call.owner,
         messages=_conversation(body),
         options={k: v for k, v in options.items() if v is not None},
+        tools=_tools(body),
+        tool_choice=_choice(body),
+        parallel_tool_calls=not (body.tool_choice or {}).get(
+            "disable_parallel_tool_use"
+        ),
         arrived=call.arrived,
     )
-    with renamed({}, _NAMES):
-        await serve(call, request, _Messages(call), bool(body.stream))
+    names = dict(_NAMES)
+    for i in range(len(body.tools or [])):
+        for ours, theirs in _TOOL_NAMES.items():
+            names[f"tools[{i}].function.{ours}"] = f"tools[{i}].{theirs}"
+    with renamed({}, names):
+        shape = _Messages(call, bool(request.tools))
+        await serve(call, request, shape, bool(body.stream))
 
 
 async def count_tokens(call: Call) -> None:
     body, document = await call.json(CountBody)
     call.check_model(body.model)
     refuse(document, _NOTHING)
-    ids = await call.chat.chat_ids(_conversation(body))
+    tools = None if _choice(body) == "none" else _tools(body)
+    ids = await call.chat.chat_ids(_conversation(body), tools)
     await call.answer({"input_tokens": len(ids)})
 
 
@@ -124,6 +139,40 @@ def _format(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
+def _tools(body: CountBody) -> list[dict[str, Any]] | None:
+    """As OpenAI has them."""
+    found = []
+    for i, tool in enumerate(body.tools or []):
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            raise missing(f"tools[{i}].type", str(kind)[:40])
+        function: dict[str, Any] = {
+            k: tool.get(k) for k in ("name", "description", "strict")
+        }
+        function["parameters"] = tool.get("input_schema")
+        said = {k: v for k, v in function.items() if v is not None}
+        found.append({"type": "function", "function": said})
+    return found or None
+
+
+def _choice(body: CountBody) -> str | None:
+    if body.tool_choice is None:
+        return None
+    kind = body.tool_choice.get("type")
+    choices = {"auto": "auto", "any": "required", "none": "none"}
+    if kind == "tool":
+        name = body.tool_choice.get("name")
+        if not isinstance(name, str) or not name:
+            raise invalid("tool_choice.name", "expected the name of a tool")
+        return name
+    if kind not in choices:
+        raise invalid(
+            "tool_choice.type",
+            f"expected auto, any, tool or none, found {str(kind)[:40]!r}",
+        )
+    return choices[kind]
+
+
 def _conversation(body: CountBody) -> list[dict[str, Any]]:
     """Messages as templates take them: turns of one side after each other are
     one, as in the original.
@@ -143,11 +192,15 @@ def _conversation(body: CountBody) -> list[dict[str, Any]]:
                 f"messages[{i}].role",
                 f"expected 'user' or 'assistant', found {str(role)[:40]!r}",
             )
-        parts = _parts(message.get("content"), f"messages[{i}].content")
-        if found and found[-1]["role"] == role:
-            found[-1]["content"] += parts
-        else:
-            found.append({"role": role, "content": parts})
+        for said in _said(message.get("content"), role, f"messages[{i}]"):
+            last: dict[str, Any] = found[-1] if found else {"role": ""}
+            if last["role"] != said["role"] or said["role"] == "tool":
+                found.append(said)
+            else:
+                last["content"] += said["content"]
+                calls = said.get("tool_calls", [])
+                if calls:
+                    last["tool_calls"] = [*last.get("tool_calls", []), *calls]
     if not body.messages:
         raise invalid("messages", "expected at least one, found none")
     if found[-1]["role"] == "assistant":
@@ -158,13 +211,58 @@ def _conversation(body: CountBody) -> list[dict[str, Any]]:
     return found
 
 
-def _parts(content: Any, where: str) -> list[dict[str, str]]:
+def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
+    """A turn as templates take it: its results of tools, each a message of
+    its own, and the rest of it.
+    """
+    if isinstance(content, str):
+        return [{"role": role, "content": _parts(content, where)}]
+    results: list[dict[str, Any]] = []
+    texts: list[Any] = []
+    calls: list[dict[str, Any]] = []
+    where = f"{where}.content"
+    for i, block in enumerate(content if isinstance(content, list) else ()):
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        here = f"{where}[{i}]"
+        if kind == "tool_use" and role == "assistant":
+            calls.append(_call_of(block, here))
+        elif kind == "tool_result" and role == "user":
+            inner = block.get("content") or ""
+            text = "\n".join(p["text"] for p in _parts(inner, here))
+            if block.get("is_error"):
+                text = f"error: {text}"
+            called = block.get("tool_use_id")
+            results.append(
+                {"role": "tool", "content": text, "tool_call_id": called}
+            )
+        else:
+            texts += _parts([block], where, i)
+    if not isinstance(content, list):
+        raise invalid(where, "expected a text or a list of content blocks")
+    if texts or calls or not results:
+        rest: dict[str, Any] = {"role": role, "content": texts}
+        if calls:
+            rest["tool_calls"] = calls
+        results.append(rest)
+    return results
+
+
+def _call_of(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(block.get("name"), str):
+        raise invalid(f"{where}.name", "expected the name of a tool")
+    if not isinstance(block.get("input", {}), Mapping):
+        raise invalid(f"{where}.input", "expected an object")
+    function = {"name": block["name"], "arguments": block.get("input", {})}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise invalid(where, "expected a text or a list of content blocks")
     parts = []
-    for i, block in enumerate(content):
+    for i, block in enumerate(content, first):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
             raise invalid(f"{where}[{i}].type", "expected it, found none")
@@ -182,7 +280,11 @@ class _Messages:
     kind = SSE
     ping = _PING
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, tools: bool) -> None:
+        """`tools`: text may be no part of it."""
+        self._tools = tools
+        self._open = ""  # the kind of block that is open
+        self._blocks = 0
         self._head = {
             "id": "msg_" + secrets.token_hex(12),
             "type": "message",
@@ -198,10 +300,16 @@ class _Messages:
             if not event.text:
                 return b""
             delta = {"type": "text_delta", "text": event.text}
-            return _frame("content_block_delta", index=0, delta=delta)
+            opening = self._begin({"type": "text", "text": ""})
+            return opening + self._delta(delta)
+        if isinstance(event, Called):
+            return self._call(event.part)
         if isinstance(event, Finished):
             self._finished = event
-            return _frame("content_block_stop", index=0)
+            if self._blocks == 0 and not self._open:
+                frames = self._begin({"type": "text", "text": ""})
+                return frames + self._close()
+            return self._close()
         assert self._finished is not None
         return _frame(
             "message_delta",
@@ -210,11 +318,22 @@ class _Messages:
         ) + _frame("message_stop")
 
     def whole(self, reply: Reply) -> object:
+        text, calls = reply.texts.get(0, ""), reply.calls.get(0, [])
+        content: list[dict[str, Any]] = []
+        if text or not calls:
+            content.append({"type": "text", "text": text})
+        content += [
+            {
+                "type": "tool_use",
+                "id": call.id,
+                "name": call.name,
+                "input": call.arguments,
+            }
+            for call in calls
+        ]
         return {
             **self._head,
-            "content": [
-                {"type": "text", "text": reply.texts.get(0, "")},
-            ],
+            "content": content,
             **_ending(reply.finished[0]),
             "usage": _usage(reply.usage),
         }
@@ -238,12 +357,43 @@ class _Messages:
             "stop_sequence": None,
             "usage": usage,
         }
-        block = {"type": "text", "text": ""}
-        return (
-            _frame("message_start", message=message)
-            + _frame("content_block_start", index=0, content_block=block)
-            + _PING
+        frames = _frame("message_start", message=message)
+        if not self._tools:
+            frames += self._begin({"type": "text", "text": ""})
+        return frames + _PING
+
+    def _call(self, part: CallPart) -> bytes:
+        frames = b""
+        if part.start is not None:
+            block: dict[str, Any] = {"type": "tool_use", "input": {}}
+            block["id"], block["name"] = part.start
+            frames += self._begin(block)
+        if part.arguments:
+            delta = {"type": "input_json_delta", "partial_json": part.arguments}
+            frames += self._delta(delta)
+        if part.end is not None:
+            frames += self._close()
+        return frames
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        """A block, unless text goes on."""
+        if self._open == block["type"] == "text":
+            return b""
+        frames = self._close()
+        self._open = block["type"]
+        return frames + _frame(
+            "content_block_start", index=self._blocks, content_block=block
         )
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _frame("content_block_delta", index=self._blocks, delta=delta)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        self._blocks += 1
+        return _frame("content_block_stop", index=self._blocks - 1)
 
 
 def _frame(kind: str, **fields: object) -> bytes:
@@ -254,6 +404,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
     reason = "max_tokens"
     if finished.reason == "stop":
         reason = "end_turn" if finished.stop is None else "stop_sequence"
+        reason = "tool_use" if finished.calls else reason
     return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 

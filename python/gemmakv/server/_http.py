@@ -14,9 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
+from gemmakv.generation._result import ToolCall
 from gemmakv.server import _body
 from gemmakv.server._errors import RequestError
 from gemmakv.server._service import (
+    Called,
     ChatRequest,
     ChatService,
     Ended,
@@ -230,6 +232,7 @@ class Reply:
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
         self.tokens: dict[int, list[Token]] = {}
+        self.calls: dict[int, list[ToolCall]] = {}
         self.finished: dict[int, Finished] = {}
         self.ended: Ended | None = None
 
@@ -238,6 +241,9 @@ class Reply:
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text
             self.tokens.setdefault(event.index, []).append(event)
+        elif isinstance(event, Called):
+            if event.part.end is not None:
+                self.calls.setdefault(event.index, []).append(event.part.end)
         elif isinstance(event, Finished):
             self.finished[event.index] = event
         elif isinstance(event, Ended):
@@ -326,7 +332,7 @@ def _short(text: str) -> str:
 
 
 __all__ = [
-    "JSON", "NDJSON", "SSE", "Call", "Ended", "ErrorStyle", "Event",
+    "JSON", "NDJSON", "SSE", "Call", "Called", "Ended", "ErrorStyle", "Event",
     "Finished", "Handler", "Reply", "Shape", "Started", "Stream", "Token",
     "loading", "ndjson", "serve", "sse",
 ]  # fmt: skip

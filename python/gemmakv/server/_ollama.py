@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from gemmakv.chat._templates import reads_calls
+from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     NDJSON,
     Call,
+    Called,
     Ended,
     Event,
     Finished,
@@ -23,7 +26,7 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._openai import refuse, renamed
-from gemmakv.server._service import ChatRequest
+from gemmakv.server._service import ChatRequest, ChatService
 
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
 # Names of generation options there and here.
@@ -42,7 +45,7 @@ _OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,), "penalize_newline": (True,),
 }  # fmt: skip
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "think": (False,), "images": ([],),
+    "think": (False,), "images": ([],),
     "suffix": ("",), "template": ("",), "context": ([],),
 }  # fmt: skip
 _SEEDS = 1 << 64
@@ -58,6 +61,7 @@ class _Common(msgspec.Struct, kw_only=True):
 
 class ChatBody(_Common, kw_only=True):
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class GenerateBody(_Common, kw_only=True):
@@ -80,16 +84,14 @@ async def chat(call: Call) -> None:
         await call.answer(shape.loaded())
         return
     for i, message in enumerate(said):
-        for name in ("images", "tool_calls"):
-            if message.get(name):
-                raise missing(f"messages[{i}].{name}")
-        if message.get("role") == "tool":
-            raise missing(f"messages[{i}].role", "tool results")
-    messages = [{k: m.get(k) for k in ("role", "content")} for m in said]
+        if message.get("images"):
+            raise missing(f"messages[{i}].images")
+    messages = [_message(message) for message in said]
     request = ChatRequest(
         tenant=call.owner,
         messages=messages,
         options=options,
+        tools=body.tools,
         arrived=call.arrived,
     )
     with renamed({}, _NAMES):
@@ -150,7 +152,7 @@ async def show(call: Call) -> None:
                 f"{name}.embedding_length": config.hidden_size,
                 f"{name}.block_count": config.num_layers,
             },
-            "capabilities": ["completion"],
+            "capabilities": ["completion", *_tools(service)],
             "modified_at": _STARTED,
         }
     )
@@ -206,6 +208,19 @@ def _checked(
     return options
 
 
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    said = {name: given.get(name) for name in ("role", "content")}
+    if given.get("tool_calls"):
+        said["tool_calls"] = given["tool_calls"]
+        said["content"] = said["content"] or None
+    name = given.get("tool_name") or given.get("name")
+    if name is not None:
+        said["name"] = name
+    if given.get("tool_call_id") is not None:
+        said["tool_call_id"] = given["tool_call_id"]
+    return said
+
+
 def _models(call: Call) -> list[dict[str, Any]]:
     return [
         {
@@ -218,6 +233,10 @@ def _models(call: Call) -> list[dict[str, Any]]:
         }
         for name in call.settings.served_model_name
     ]
+
+
+def _tools(service: ChatService) -> list[str]:
+    return ["tools"] if reads_calls(service.template) else []
 
 
 def _details(call: Call) -> dict[str, Any]:
@@ -250,6 +269,9 @@ class _Shape:
             if not event.text and not more:
                 return b""
             return ndjson({**self._head(event.text), "done": False, **more})
+        if isinstance(event, Called) and event.part.end is not None:
+            head = self._head("", [event.part.end])
+            return ndjson({**head, "done": False})
         if isinstance(event, Finished):
             self._finished = event
         if isinstance(event, Ended):
@@ -261,7 +283,7 @@ class _Shape:
 
     def whole(self, reply: Reply) -> object:
         return {
-            **self._head(reply.texts.get(0, "")),
+            **self._head(reply.texts.get(0, ""), reply.calls.get(0, [])),
             **self._end(reply.finished[0], reply.usage),
             **self._entries(reply.tokens.get(0, [])),
         }
@@ -273,11 +295,18 @@ class _Shape:
         """The answer to a request that only has the model loaded."""
         return {**self._head(""), "done": True, "done_reason": "load"}
 
-    def _head(self, text: str) -> dict[str, Any]:
+    def _head(
+        self, text: str, calls: Sequence[ToolCall] = ()
+    ) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.UTC).isoformat()
-        said: object = text
+        said: Any = text
         if self._field == "message":
             said = {"role": "assistant", "content": text}
+            if calls:
+                said["tool_calls"] = [
+                    {"function": {"name": c.name, "arguments": c.arguments}}
+                    for c in calls
+                ]
         return {"model": self._name, "created_at": now, self._field: said}
 
     def _entries(self, tokens: list[Token]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -9,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     SSE,
     Call,
+    Called,
     Ended,
     Event,
     Finished,
@@ -39,7 +42,7 @@ _TYPES = {
 
 # What these fields say for themselves; anything else is refused by name.
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],),
     "audio": (),
     "web_search_options": (), "reasoning_effort": ("none",),
@@ -70,6 +73,9 @@ class ChatBody(_Common, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(_Common, kw_only=True):
@@ -96,6 +102,9 @@ async def chat_completions(call: Call) -> None:
         tenant=call.owner,
         messages=_messages(body.messages),
         options=options,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         n=_count(body),
         arrived=call.arrived,
     )
@@ -107,6 +116,7 @@ async def chat_completions(call: Call) -> None:
 async def completions(call: Call) -> None:
     body, document = await call.json(CompletionBody)
     call.check_model(body.model)
+    refuse(document, {"tools": ([],), "tool_choice": ("none", "auto")})
     options = _options(body, document)
     options.pop("logprobs", None)
     if body.logprobs is not None:
@@ -236,15 +246,19 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     messages = []
     for i, message in enumerate(given):
         where = f"messages[{i}]"
-        for name in ("tool_calls", "function_call", "audio"):
+        for name in ("function_call", "audio"):
             if message.get(name):
                 raise missing(f"{where}.{name}")
-        if message.get("role") in ("tool", "function"):
-            raise missing(f"{where}.role", "tool results")
+        if message.get("role") == "function":
+            raise missing(f"{where}.role", "results of functions")
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"{where}.content")
-        messages.append({"role": message.get("role"), "content": content})
+        said = {"role": message.get("role"), "content": content}
+        for name in ("tool_calls", "tool_call_id"):
+            if message.get(name) is not None:
+                said[name] = message[name]
+        messages.append(said)
     return messages
 
 
@@ -289,6 +303,8 @@ def usage(ended: Ended) -> dict[str, Any]:
 
 
 def _reason(finished: Finished) -> str:
+    if finished.calls and finished.reason == "stop":
+        return "tool_calls"
     return "stop" if finished.reason == "stop" else "length"
 
 
@@ -346,6 +362,8 @@ class _Chat(_Shape):
             if not event.text and logprobs is None:
                 return b""
             return self._chunk(event.index, {"content": event.text}, logprobs)
+        if isinstance(event, Called):
+            return self._chunk(event.index, {"tool_calls": _call_deltas(event)})
         if isinstance(event, Finished):
             return self._chunk(event.index, {}, None, _reason(event))
         return self.end(event, "chat.completion.chunk")
@@ -360,14 +378,18 @@ class _Chat(_Shape):
 
     def _choice(self, i: int, reply: Reply) -> dict[str, Any]:
         tokens = reply.tokens.get(i, [])
+        calls = reply.calls.get(i, [])
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": reply.texts.get(i, "") or (None if calls else ""),
+            "refusal": None,
+            "annotations": [],
+        }
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
         return {
             "index": i,
-            "message": {
-                "role": "assistant",
-                "content": reply.texts.get(i, ""),
-                "refusal": None,
-                "annotations": [],
-            },
+            "message": message,
             "logprobs": self._list(tokens) if self.wants_logprobs else None,
             "finish_reason": _reason(reply.finished[i]),
         }
@@ -403,6 +425,22 @@ class _Chat(_Shape):
         return sse(chunk)
 
 
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_deltas(event: Called) -> list[dict[str, Any]]:
+    part = event.part
+    delta: dict[str, Any] = {"index": part.call}
+    function: dict[str, Any] = {"arguments": part.arguments}
+    if part.start is not None:
+        delta |= {"id": part.start[0], "type": "function"}
+        function["name"] = part.start[1]
+    return [{**delta, "function": function}]
+
+
 class _Completion(_Shape):
     prefix = "cmpl-"
 
@@ -435,6 +473,8 @@ class _Completion(_Shape):
             if not event.text and logprobs is None:
                 return b""
             return self._chunk(event.index, event.text, logprobs)
+        if isinstance(event, Called):
+            return b""  # prompts have no tools
         if isinstance(event, Finished):
             return self._chunk(event.index, "", None, _reason(event))
         return self.end(event, "text_completion")

@@ -25,13 +25,24 @@ from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Template
 from gemmakv.chat._stream import _Trimmer
-from gemmakv.chat._templates import stop_ids, stop_texts, template_for
+from gemmakv.chat._templates import (
+    reads_calls,
+    stop_ids,
+    stop_texts,
+    template_for,
+)
+from gemmakv.chat._tools import CallPart, CallReader, tool_use
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
 from gemmakv.server._admission import Admission, stopping
-from gemmakv.server._errors import RequestError, invalid, of_value_error
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    missing,
+    of_value_error,
+)
 from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 from gemmakv.server._settings import Settings
 
@@ -68,6 +79,7 @@ class ChatRequest:
       options: generation options by their names in `GenerationOptions`.
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
+      tools, tool_choice, parallel_tool_calls: as for `Gemma.chat`.
       n: continuations of each prompt; continuation i of prompt p has the
         index p * n + i and the seed seed + i.
       streamed: whether tokens are wanted as they come. Otherwise those of a
@@ -80,6 +92,9 @@ class ChatRequest:
     messages: Messages | None = None
     prompts: Sequence[str | Sequence[int]] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
     n: int = 1
     default_max_tokens: int | None = None
     streamed: bool = True
@@ -118,6 +133,18 @@ class Token:
 
 
 @dataclasses.dataclass(frozen=True)
+class Called:
+    """A part of a tool call.
+
+    Attributes:
+      index: of the continuation.
+    """
+
+    index: int
+    part: CallPart
+
+
+@dataclasses.dataclass(frozen=True)
 class Finished:
     """The end of a continuation.
 
@@ -125,12 +152,14 @@ class Finished:
       reason: "stop", "length" or "deadline".
       stop: which of the request's stop strings ended it; None if none did.
       generation: all of it; its `text` is not trimmed.
+      calls: tool calls that it asks for.
     """
 
     index: int
     reason: str
     stop: str | None
     generation: Generation
+    calls: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +186,7 @@ class Ended:
     queued_s: float
 
 
-Event = Started | Token | Finished | Ended
+Event = Started | Token | Called | Finished | Ended
 Emit = Callable[[Event], Awaitable[None]]
 
 
@@ -258,11 +287,13 @@ class ChatService:
         """
         return await _on(self._pool, function, *args)
 
-    async def chat_ids(self, messages: Messages) -> TokenArray:
+    async def chat_ids(
+        self, messages: Messages, tools: Messages | None = None
+    ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
         return await self.in_pool(
             lambda: self.gemma.apply_chat_template(
-                messages, template=self.template
+                messages, tools=tools, template=self.template
             )
         )
 
@@ -294,6 +325,7 @@ class ChatService:
         if self.admission.draining:
             raise stopping()
         options = {**self.defaults, **request.options}
+        request = self._with_tools(request, options)
         self._check_options(options)
         prompts = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
@@ -386,18 +418,23 @@ class ChatService:
     ) -> Generation:
         """One continuation."""
         if request.streamed:
-            generation = await self._pieces(
+            generation, calls = await self._pieces(
                 gemma, index, cache, prompt, options, request, sink
             )
         else:
             generation = await gemma.agenerate(cache, prompt, **options)
+            reader = CallReader() if request.tools else None
             for token in self._tokens(index, generation, request):
-                await sink.emit(token)
+                await _tell(sink.emit, token, reader)
+            await _tell_rest(sink.emit, index, reader)
             sink.measure(generation)
+            calls = reader.calls if reader else 0
         stops = stop_texts(_NO_TEMPLATE, request.options)
         stop = self._stopped_by(generation, stops)
         await sink.emit(
-            Finished(index, generation.finish_reason, stop, generation)
+            Finished(
+                index, generation.finish_reason, stop, generation, calls
+            )
         )
         return generation
 
@@ -432,8 +469,11 @@ class ChatService:
         options: dict[str, Any],
         request: ChatRequest,
         sink: _Sink,
-    ) -> Generation:
-        """A continuation whose tokens are given out as they come."""
+    ) -> tuple[Generation, int]:
+        """A continuation whose tokens are given out as they come, and its
+        tool calls.
+        """
+        reader = CallReader() if request.tools else None
         trim = _Trimmer() if request.messages is not None else None
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
@@ -443,16 +483,16 @@ class ChatService:
                     continue
                 token = shown.token_id
                 ended = shown.finish_reason == "stop" and token in self._ends
-                await sink.token(
-                    Token(
-                        index,
-                        shown.text,
-                        -1 if ended else token,
-                        shown.logprob,
-                        shown.top_logprobs,
-                    )
+                event = Token(
+                    index,
+                    shown.text,
+                    -1 if ended else token,
+                    shown.logprob,
+                    shown.top_logprobs,
                 )
-            return stream.result()
+                await _tell(sink.token, event, reader)
+            await _tell_rest(sink.emit, index, reader)
+            return stream.result(), reader.calls if reader else 0
 
     def _stopped_by(
         self, generation: Generation, stops: Sequence[str]
@@ -466,6 +506,31 @@ class ChatService:
         said = self.tokenizer.decode(ids)
         rest = said[len(generation.text) :]
         return next((stop for stop in stops if rest.startswith(stop)), None)
+
+    def _with_tools(
+        self, request: ChatRequest, options: dict[str, Any]
+    ) -> ChatRequest:
+        """The request with the tools that are said to the model, and what the
+        reply is to follow among the options.
+        """
+        try:
+            use = tool_use(
+                request.tools, request.tool_choice, request.parallel_tool_calls
+            )
+        except ValueError as error:
+            raise _of_library(error) from error
+        if use is None:
+            return dataclasses.replace(request, tools=None)
+        if not reads_calls(self.template):
+            raise missing("tools", "calls in the form of this model's template")
+        form = options.get("response_format")
+        if form is not None and form != {"type": "text"}:
+            raise invalid(
+                "response_format", "expected none together with tools"
+            )
+        options.pop("response_format", None)
+        options["grammar"] = use.grammar
+        return dataclasses.replace(request, tools=use.tools)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         stop = options.get("stop")
@@ -498,7 +563,7 @@ class ChatService:
                     "messages",
                     f"expected at most {most}, found {len(request.messages)}",
                 )
-            found = [await self.chat_ids(request.messages)]
+            found = [await self.chat_ids(request.messages, request.tools)]
         else:
             found = await self.in_pool(
                 lambda: [self._ids(p, special) for p in request.prompts]
@@ -609,7 +674,9 @@ class _Sink:
         self._last: dict[int, float] = {}
         self._lock = asyncio.Lock()
 
-    async def token(self, token: Token) -> None:
+    async def token(self, token: Event) -> None:
+        if not isinstance(token, Token):
+            return await self.emit(token)
         now = time.monotonic()
         last = self._last.get(token.index)
         if last is not None:
@@ -771,6 +838,27 @@ async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _tell(emit: Emit, token: Token, reader: CallReader | None) -> None:
+    """Gives out a token, and what parts of calls it completes."""
+    if reader is None:
+        await emit(token)
+        return
+    parts = reader.push(token.text)
+    text = "".join(part for part in parts if isinstance(part, str))
+    await emit(dataclasses.replace(token, text=text))
+    for part in parts:
+        if isinstance(part, CallPart):
+            await emit(Called(token.index, part))
+
+
+async def _tell_rest(
+    emit: Emit, index: int, reader: CallReader | None
+) -> None:
+    for part in reader.end() if reader else ():
+        if isinstance(part, str):
+            await emit(Token(index, part.rstrip(), -1, None, None))
 
 
 async def _on(

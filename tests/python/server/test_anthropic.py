@@ -150,7 +150,8 @@ def test_models_in_its_form(app: App) -> None:
         ({"messages": []}, "messages"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f g", "input_schema": {}}]},
+         "tools[0].name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
         (

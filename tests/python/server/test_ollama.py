@@ -100,7 +100,7 @@ def test_what_is_there(app: App) -> None:
         ({"format": "xml"}, "format"),
         ({"format": {"not": {}}}, "format"),
         ({"think": True}, "think"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0]"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
         ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
         ({"options": {"temperature": "x"}}, "options.temperature"),

@@ -1,0 +1,365 @@
+"""Tools that a model may call: how they are said to it, and read from it.
+
+A template that knows no tools has them said in text. Calls have one form,
+
+    <tool_call>
+    {"name": NAME, "arguments": {...}}
+    </tool_call>
+
+which a grammar holds the model to: whatever it calls is a tool that there is,
+with arguments that its schema allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gemmakv.chat._messages import Message, Tools, items, plain_json
+from gemmakv.errors import brief, unexpected
+from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._result import ToolCall
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ARGUMENTS = '"arguments": '
+_HEAD = re.compile(r'\s*\{"name": "(?P<name>[^"]*)", "arguments": ')
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_CHOICES = ("auto", "none", "required")
+
+_TEXT = """You may call these functions:
+{tools}
+
+To call one, write
+<tool_call>
+{{"name": NAME, "arguments": {{...}}}}
+</tool_call>
+Its result comes between <tool_response> and </tool_response>."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolUse:
+    """The tools of one call.
+
+    Attributes:
+      tools: as they are said to the model.
+      grammar: what its reply follows.
+    """
+
+    tools: list[dict[str, Any]]
+    grammar: Grammar
+
+
+def tool_use(
+    tools: Tools | None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool = True,
+) -> ToolUse | None:
+    """None if there are no tools, or none is to be called. Raises ValueError
+    that names the argument.
+    """
+    given = [_tool(f"tools[{i}]", t) for i, t in enumerate(_listed(tools))]
+    names = [tool["function"]["name"] for tool in given]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"tools[{i}]: a second {name!r}, expected one")
+    if not isinstance(parallel_tool_calls, bool):
+        raise unexpected(
+            "parallel_tool_calls", "True or False", parallel_tool_calls
+        )
+    choice: Any = "auto" if tool_choice is None else tool_choice
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        choice = function.get("name") if isinstance(function, Mapping) else ""
+    if choice not in (*names, "auto", "none") and (
+        choice != "required" or not names
+    ):
+        raise unexpected(
+            "tool_choice",
+            "'auto', 'none', 'required' or the name of a tool",
+            tool_choice,
+        )
+    if not names or choice == "none":
+        return None
+    said = given
+    if choice not in _CHOICES:
+        said = [t for t in given if t["function"]["name"] == choice]
+    grammar = _grammar(said, choice == "auto", parallel_tool_calls)
+    return ToolUse(given, grammar)
+
+
+def said_in_text(
+    messages: Sequence[Message], tools: Tools | None
+) -> list[Message]:
+    """The same conversation for a template that knows no tools: they are
+    described at the end of the system message, calls are text, and results
+    come from the user, those after each other and what follows as one message.
+    """
+    found: list[Message] = []
+    names: dict[str, str] = {}
+    joins = False  # the last is a result
+    called = False
+    for i, message in enumerate(messages):
+        text = message.text
+        called = called or bool(message.tool_calls)
+        if message.role == "tool":
+            if not called:
+                raise ValueError(
+                    f"messages[{i}].role: expected a call before a result of "
+                    "a tool, found none"
+                )
+            name = message.name or names.get(message.tool_call_id or "")
+            body = {"name": name, "content": _content(message)}
+            text = f"<tool_response>\n{_json(body)}\n</tool_response>"
+            message = Message("user", text)
+            _append(found, message, joins)
+            joins = True
+            continue
+        for call in message.tool_calls:
+            function = call["function"]
+            if isinstance(call.get("id"), str):
+                names[call["id"]] = function["name"]
+            body = {
+                "name": function["name"],
+                "arguments": function.get("arguments") or {},
+            }
+            text += f"\n{_OPEN}\n{_json(body)}\n{_CLOSE}"
+        if message.tool_calls:
+            message = Message(message.role, text.strip())
+        joins = joins and message.role == "user"
+        _append(found, message, joins)
+        joins = False
+    given = [_tool(f"tools[{i}]", t) for i, t in enumerate(_listed(tools))]
+    if given:
+        lines = "\n".join(_json(tool["function"]) for tool in given)
+        text = _TEXT.format(tools=lines)
+        if found[0].role in ("system", "developer"):
+            system = found.pop(0)
+            text = f"{system.text}\n\n{text}".lstrip()
+        found.insert(0, Message("system", text))
+    return found
+
+
+def _append(found: list[Message], message: Message, joins: bool) -> None:
+    if joins:
+        text = f"{found[-1].text}\n{message.text}"
+        found[-1] = Message("user", text)
+    else:
+        found.append(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallPart:
+    """A part of a call in a reply that comes in pieces.
+
+    Attributes:
+      call: which of the reply's.
+      start: its id and name, in its first part.
+      arguments: JSON text; all parts joined are the arguments.
+      end: the whole call, in its last part.
+    """
+
+    call: int
+    start: tuple[str, str] | None = None
+    arguments: str = ""
+    end: ToolCall | None = None
+
+
+class CallReader:
+    """Tells text and calls apart in a reply that comes in pieces, cut
+    anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""  # not understood yet
+        self._reads: Callable[[], Iterator[str | CallPart]] = self._text
+        self._calls = 0
+        self._id = self._name = self._arguments = ""
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    @property
+    def calls(self) -> int:
+        """Whole ones so far."""
+        return self._calls
+
+    def push(self, text: str) -> list[str | CallPart]:
+        """What is certain with it: text to be shown, and parts of calls."""
+        self._held += text
+        found: list[str | CallPart] = []
+        while True:
+            before = self._reads
+            found += self._reads()
+            if self._reads == before:
+                return found
+
+    def end(self) -> list[str | CallPart]:
+        """What was held back, at the end of the reply. A call that was cut
+        short has no end.
+        """
+        shown = self._held if self._reads == self._text else ""
+        self._held = ""
+        return [shown] if shown else []
+
+    def _text(self) -> Iterator[str | CallPart]:
+        text, mark, rest = self._held.partition(_OPEN)
+        if mark:
+            self._held, self._reads = rest, self._head
+            text = text.rstrip()
+        else:
+            keep = next(
+                (
+                    n
+                    for n in range(len(_OPEN) - 1, 0, -1)
+                    if text.endswith(_OPEN[:n])
+                ),
+                0,
+            )
+            shown = text[: len(text) - keep].rstrip()
+            self._held, text = text[len(shown) :], shown
+        if text:
+            yield text
+
+    def _head(self) -> Iterator[str | CallPart]:
+        found = _HEAD.match(self._held)
+        if found:
+            self._held = self._held[found.end() :]
+            self._reads = self._read_arguments
+            self._id = "call_" + secrets.token_hex(12)
+            self._name, self._arguments = found["name"], ""
+            yield CallPart(self._calls, start=(self._id, self._name))
+
+    def _read_arguments(self) -> Iterator[str | CallPart]:
+        for i, letter in enumerate(self._held):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = letter == "\\"
+                self._quoted = letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "]}":
+                self._depth -= 1
+                if not self._depth:
+                    text = self._held[: i + 1]
+                    self._held = self._held[i + 1 :]
+                    self._reads = self._tail
+                    self._arguments += text
+                    call = ToolCall(
+                        self._id, self._name, json.loads(self._arguments)
+                    )
+                    yield CallPart(self._calls, arguments=text, end=call)
+                    self._calls += 1
+                    return
+        text, self._held = self._held, ""
+        self._arguments += text
+        if text:
+            yield CallPart(self._calls, arguments=text)
+
+    def _tail(self) -> Iterator[str | CallPart]:
+        _, mark, rest = self._held.partition(_CLOSE)
+        if mark:
+            self._held, self._reads = rest, self._text
+        yield from ()
+
+
+def read_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """A reply's text without its calls, and those; one that was cut short is
+    in neither.
+    """
+    reader = CallReader()
+    parts = [*reader.push(text), *reader.end()]
+    shown = "".join(part for part in parts if isinstance(part, str))
+    calls = [p.end for p in parts if isinstance(p, CallPart) and p.end]
+    return shown.strip(), calls
+
+
+def _grammar(
+    tools: Sequence[Mapping[str, Any]], free: bool, parallel: bool
+) -> Grammar:
+    """`free`: the reply may be text, or have text before its calls."""
+    more = '("\\n" again)*' if parallel else ""
+    lines = [f"start: first {more}"]
+    if free:
+        lines[0] += " | TEXT"
+        lines += [
+            "TEXT: /(.|\\n)*/",
+            f'head[lazy]: TEXT "{_OPEN}"',
+            "first: head call",
+        ]
+    else:
+        lines.append("first: again")
+    lines += [
+        f'again: "{_OPEN}" call',
+        f'call: "\\n" body "\\n{_CLOSE}"',
+        "body: " + " | ".join(f"tool_{i}" for i in range(len(tools))),
+    ]
+    for i, tool in enumerate(tools):
+        function = tool["function"]
+        head = f'{{"name": "{function["name"]}", {_ARGUMENTS}'
+        schema = {
+            "type": "object",
+            **(function.get("parameters") or {}),
+            "x-guidance": {
+                "whitespace_flexible": False,
+                "item_separator": ", ",
+                "key_separator": ": ",
+                # As the original's: only what is strict must be enforced.
+                "lenient": not function.get("strict"),
+            },
+        }
+        lines += [
+            f'tool_{i}: {json.dumps(head)} args_{i} "}}"',
+            f"args_{i}: %json {json.dumps(schema)}",
+        ]
+    return Grammar("tools", "\n".join(lines))
+
+
+def _tool(name: str, tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type") not in (
+        None,
+        "function",
+    ):
+        raise unexpected(
+            name,
+            "{'type': 'function', 'function': {'name': ..., 'parameters': "
+            "...}}",
+            tool,
+        )
+    called = function.get("name")
+    if not isinstance(called, str) or not _NAME.fullmatch(called):
+        raise unexpected(
+            f"{name}.function.name",
+            "up to 128 letters, digits, _, - and dots",
+            called,
+        )
+    parameters = function.get("parameters")
+    if not isinstance(parameters, Mapping | None) or (
+        parameters and parameters.get("type", "object") != "object"
+    ):
+        raise ValueError(
+            f"{name}.function.parameters: expected the JSON schema of an "
+            f"object, found {brief(parameters)}"
+        )
+    found: dict[str, Any] = plain_json(name, tool)
+    return found
+
+
+def _listed(tools: Any) -> list[Any]:
+    return [] if tools is None else items("tools", tools)
+
+
+def _content(message: Message) -> Any:
+    if isinstance(message.content, Mapping):
+        return message.content
+    return message.text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain_json("messages", value), ensure_ascii=False)
