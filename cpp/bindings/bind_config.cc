@@ -165,10 +165,6 @@ void RegisterConfig(py::module_& module) {
       "head_dim, ffn_dim, window, rotary\nembeddings, shared keys and values) "
       "is given as a number, or as a list with\nan entry for each layer; the "
       "properties are lists where layers differ.");
-  // Immutable: a copy is itself.
-  model_config.def("__copy__", [](const py::object& self) { return self; })
-      .def("__deepcopy__",
-           [](const py::object& self, const py::dict&) { return self; });
   model_config.def(py::init(&MakeConfig), py::kw_only(), py::arg("name") = "",
                    py::arg("architecture"), py::arg("layer_kinds"),
                    py::arg("eos_ids") = std::vector<int32_t>{1},

@@ -256,14 +256,16 @@ def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
         from gemmakv.cache._folders import default_shared_folder
 
         place = default_shared_folder()
-    named = isinstance(place, str | os.PathLike) and os.fspath(place)
-    if not named or "\0" in os.fspath(place):
+    path = os.fspath(place) if isinstance(place, str | os.PathLike) else ""
+    if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"{tier}: expected a folder, found {brief(place)}")
     if budget == 0:
         raise ValueError(f"{tier}_bytes: expected at least 1, found 0")
-    path = os.path.expanduser(os.fspath(place))
     return _core.FolderStore(
-        path, tier=tier, mapped=tier == "shared", budget_bytes=budget
+        os.path.expanduser(path),
+        tier=tier,
+        mapped=tier == "shared",
+        budget_bytes=budget,
     )
 
 

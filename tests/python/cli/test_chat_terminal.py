@@ -256,7 +256,7 @@ def test_several_lines_are_one_message(start: Start) -> None:
     screen.wait_for("“one two three”")
 
 
-def test_bad_commands_say_what_to_do(start: Start, tmp_path: Path) -> None:
+def test_bad_commands_say_what_to_do(start: Start) -> None:
     screen = start(columns=120)
     screen.wait_for_prompt("main")
     for line, answer in (
@@ -270,7 +270,7 @@ def test_bad_commands_say_what_to_do(start: Start, tmp_path: Path) -> None:
         ("/set top_p 7", "top_p"),
         ("/set seed -5", "seed: expected an integer of at least 0, found -5"),
         ("/load /no/such", "/no/such: No such file or directory"),
-        (f"/save {tmp_path}", "is a folder; give a file"),
+        ("/save /", "/ is a folder; give a file"),
     ):
         screen.line(line)
         screen.wait_for(answer)

@@ -431,7 +431,7 @@ def test_a_processor_that_calls_its_model_is_told_so(
 
     with pytest.raises(GemmaKVError, match="inside (a step|one of its own)"):
         tiny.generate(own, PROMPT, max_tokens=2, logits_processor=call)
-    assert own.length == other.length == 0
+    assert len(own) == len(other) == 0
     assert len(tiny.generate(other, PROMPT, max_tokens=2).token_ids) == 2
 
 

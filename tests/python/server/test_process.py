@@ -152,7 +152,7 @@ def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
     assert [m.model for m in http.list().models] == [NAME]
     assert http.show(NAME).modelinfo["gemma3.context_length"] == 4096
     with pytest.raises(ollama.ResponseError) as caught:
-        http.chat(model=NAME, messages=USER, format="json")
+        http.chat(model=NAME, messages=USER, options={"num_predict": "x"})
     assert caught.value.status_code == 400
 
 

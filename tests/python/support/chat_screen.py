@@ -30,11 +30,14 @@ class Screen:
         self._screen.write_process_input = self._answer
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
+        # These would stand in for the terminal's own size.
+        sizes = ("COLUMNS", "LINES")
+        inherited = {k: v for k, v in os.environ.items() if k not in sizes}
         self.process = pexpect.spawn(
             sys.executable,
             ["-m", "gemmakv", *map(str, arguments)],
             dimensions=(rows, columns),
-            env={**os.environ, "TERM": "xterm-256color", **env},
+            env={**inherited, "TERM": "xterm-256color", **env},
         )
         self.process.delaybeforesend = None
 
