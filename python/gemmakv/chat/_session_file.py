@@ -25,6 +25,7 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of, to_json
 from gemmakv.chat._transcript import Ids
 from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
+from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._options import split_rows
 
 if TYPE_CHECKING:
@@ -233,6 +234,8 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
             [int(token), repr(float(bias))]
             for token, bias in plain["logit_bias"].items()
         ]
+    if isinstance(plain.get("grammar"), Grammar):
+        plain["grammar"] = dataclasses.asdict(plain["grammar"])
     result: dict[str, Any] = json.loads(json.dumps(plain, default=_plain))
     return result
 
@@ -248,6 +251,11 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
         except TypeError:
             raise ValueError(f"logit_bias is {brief(bias)}") from None
         options = {**options, "logit_bias": bias}
+    grammar = options.get("grammar")
+    if isinstance(grammar, dict):
+        if set(grammar) != {"kind", "text"}:
+            raise ValueError(f"grammar is {brief(grammar)}")
+        options = {**options, "grammar": Grammar(**grammar)}
     split_rows(options, 1, batch=False)
     return options
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gemmakv._support.arguments import choice
 from gemmakv.errors import brief, unexpected
 
 # What one may be at most: compiling takes time and memory with its size.
 MAX_BYTES = 128 << 10
 MAX_DEPTH = 64
+KINDS = ("json_schema", "regex", "lark", "tools")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -36,6 +38,7 @@ class Grammar:
     text: str
 
     def __post_init__(self) -> None:
+        choice("grammar: kind", self.kind, KINDS)
         if not isinstance(self.text, str) or not self.text.strip():
             raise unexpected(
                 f"grammar: {self.kind}", "a text that is not empty", self.text

@@ -16,12 +16,13 @@ from gemmakv import (
     CorruptFile,
     Gemma,
     GemmaKVError,
+    Grammar,
     Message,
     MismatchError,
     Segment,
     Session,
 )
-from gemmakv.chat._session_file import MAGIC
+from gemmakv.chat._session_file import MAGIC, options_from_json
 from support import tiny_gguf
 from support.sessions import (
     INF,
@@ -153,6 +154,17 @@ def test_messages_that_cannot_be_kept(tiny: Gemma, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="messages: only what JSON can say"):
         session.save(path)
     assert path.read_bytes() == b"before" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_grammar_is_saved(tiny: Gemma, tmp_path: Path) -> None:
+    grammar = Grammar.regex("[a-z]{3}")
+    session = Session(tiny, options={"grammar": grammar})
+    session.save(tmp_path / "s")
+    loaded = Session.load(tiny, tmp_path / "s")
+    assert loaded.options["grammar"] == grammar
+    for bad in ({"kind": "regex"}, {"kind": "x", "text": "a"}):
+        with pytest.raises(ValueError, match="grammar"):
+            options_from_json({"grammar": bad})
 
 
 def test_numpy_values_in_options(tiny: Gemma) -> None:
