@@ -339,6 +339,18 @@ Descriptor Folder::OpenSubfolder(const std::string& name, bool make) const {
   return OpenFolder(descriptor_.get(), name.c_str());
 }
 
+Descriptor Folder::OpenObject(const FileName& name) const {
+  const std::string path = name.Path();
+  const auto open_it = [&](int more) {
+    return Uninterrupted([&] {
+      return openat(descriptor(), path.c_str(),
+                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
+    });
+  };
+  const int file = open_it(O_NOATIME);
+  return Descriptor(file < 0 && errno == EPERM ? open_it(0) : file);
+}
+
 Descriptor Folder::OpenLock() const {
   return Descriptor(Uninterrupted([&] {
     return openat(descriptor_.get(), kLockName,

@@ -67,6 +67,9 @@ class Folder {
                             std::span<const uint8_t> bytes) const noexcept;
   // The subfolder of two hex digits; not open if there is none. Makes it.
   Descriptor OpenSubfolder(const std::string& name, bool make) const;
+  // An object's file, for reading; not open, with errno, if it cannot be. Its
+  // times stay, where the system allows that.
+  Descriptor OpenObject(const FileName& name) const;
   // For TryLock.
   Descriptor OpenLock() const;
   // Of all 256.

@@ -273,16 +273,7 @@ std::vector<Loaded> FolderStoreOnFiles::Load(std::span<const ObjectKey> keys) {
 
 Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   const FileName name = folder.NameFor(key);
-  const std::string path = name.Path();
-  const auto open_it = [&](int more) {
-    return Uninterrupted([&] {
-      return openat(folder.descriptor(), path.c_str(),
-                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
-    });
-  };
-  int descriptor = open_it(O_NOATIME);
-  if (descriptor < 0 && errno == EPERM) descriptor = open_it(0);
-  const Descriptor file(descriptor);
+  const Descriptor file = folder.OpenObject(name);
   if (!file.is_open()) {
     // Of this user's own files none is a link, a socket or unreadable.
     if (errno == ELOOP || errno == ENXIO || errno == EACCES) {

@@ -283,16 +283,7 @@ void EraseOtherSalts(const Address& salt, std::vector<FolderEntry>& entries) {
 // Nothing if it is gone or damaged.
 std::optional<ObjectHead> HeadOf(const Folder& folder,
                                  const FolderEntry& entry) {
-  const std::string path = entry.name.Path();
-  const auto open_it = [&](int more) {
-    return Uninterrupted([&] {
-      return openat(folder.descriptor(), path.c_str(),
-                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | more);
-    });
-  };
-  int descriptor = open_it(O_NOATIME);
-  if (descriptor < 0 && errno == EPERM) descriptor = open_it(0);
-  const Descriptor file(descriptor);
+  const Descriptor file = folder.OpenObject(entry.name);
   if (!file.is_open()) return std::nullopt;
   std::vector<uint8_t> first(std::min(entry.bytes, kMostHeadBytes));
   if (ReadFileAt(file.get(), 0, first) != 0) return std::nullopt;

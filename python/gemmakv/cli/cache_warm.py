@@ -71,7 +71,10 @@ def warm(
     prompts = [
         (f"prompt {i + 1}", text) for i, text in enumerate(prompt or ())
     ]
-    prompts += [(str(file), _read(file)) for file in files or ()]
+    prompts += [
+        (str(file), console.prompt_of(str(file), file.read_bytes()))
+        for file in files or ()
+    ]
     if not prompts:
         raise typer.BadParameter("expected a FILE or --prompt TEXT, found none")
     for name, text in prompts:
@@ -93,18 +96,6 @@ def warm(
     if as_json:
         document = [dataclasses.asdict(row) for row in rows]
         console.write(json.dumps({"tier": tier, "prompts": document}) + "\n")
-
-
-def _read(file: Path) -> str:
-    data = file.read_bytes()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file}: expected UTF-8, found byte 0x{data[error.start]:02X} at "
-            f"offset {error.start}"
-        ) from None
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _open(folder: str) -> tuple[str, PrefixCache]:

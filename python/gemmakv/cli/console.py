@@ -70,6 +70,21 @@ def read_stdin() -> bytes:
     return _check_size("stdin", stdin().read(_MAX_TEXT_BYTES + 1))
 
 
+def prompt_of(what: str, data: bytes) -> str:
+    """The text of a file or stdin, without the end of its last line.
+
+    Raises ValueError naming `what` and the first byte that is not UTF-8.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{what}: expected UTF-8, found byte 0x{data[error.start]:02X} at "
+            f"offset {error.start}"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
 def lines() -> Iterator[bytes]:
     """Lines of stdin, with their ends."""
     number = 1

@@ -75,7 +75,9 @@ def generate(
     """
     if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
         raise typer.BadParameter("--logprobs and --top-logprobs need --json")
-    text = _read_stdin() if prompt == "-" else prompt
+    text = prompt
+    if prompt == "-":
+        text = console.prompt_of("stdin", console.read_stdin())
     prefix = prefix_flags.open_prefix_cache(
         prefix_cache_ram,
         prefix_cache_shared,
@@ -105,18 +107,6 @@ def generate(
                 console.write("\n")
             raise
         console.write("\n")
-
-
-def _read_stdin() -> str:
-    data = console.read_stdin()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"stdin: expected UTF-8, found byte 0x{data[error.start]:02X} at "
-            f"offset {error.start}"
-        ) from None
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _to_json(prompt: str, generation: gemmakv.Generation) -> str:

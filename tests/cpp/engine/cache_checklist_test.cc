@@ -394,7 +394,7 @@ TEST_P(CacheChecklistTest, Checklist20_SavingWhileAnotherGenerates) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, CacheChecklistTest,
-                         ::testing::ValuesIn(TinyFamilies()),
+                         ::testing::ValuesIn(CheckedFamilies()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

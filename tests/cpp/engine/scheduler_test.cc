@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sanitized.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
 
@@ -160,7 +161,7 @@ TEST_F(SchedulerTest, HugeLimitsAreNone) {
     options.Validate();
     Load(options);
     std::vector<Gemma::Job> jobs;
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < (kSanitized ? 80 : 300); ++i) {
       jobs.push_back({NewCache(), {prompt.data(), 5}, NoStop(2)});
     }
     const Streams streams = gemma_->Start(jobs);
@@ -454,7 +455,7 @@ TEST_P(PreemptionTest, ASmallPoolGivesTheBitsOfALargeOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, PreemptionTest,
-                         ::testing::ValuesIn(TinyFamilies()),
+                         ::testing::ValuesIn(CheckedFamilies()),
                          [](const auto& info) { return info.param; });
 
 TEST_F(SchedulerTest, WhatIsTooLargeForThePoolAloneFails) {
@@ -763,7 +764,7 @@ TEST_P(DrafterTest, CancelledInTheMiddle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DrafterTest,
-                         ::testing::ValuesIn(TinyFamilies()),
+                         ::testing::ValuesIn(CheckedFamilies()),
                          [](const auto& info) { return info.param; });
 
 TEST_F(SchedulerTest, ABadDrafterFailsAlone) {

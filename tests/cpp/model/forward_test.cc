@@ -436,6 +436,7 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
   Driver driver(model_, 2);
   // Points within the window, just past it, and far past it.
   for (const size_t keep : {1, 23, 24, 25, 60, 100, 120, 149, 150}) {
+    if (kSanitized && keep % 3 != 0) continue;
     const auto parent = NewCache(tokens_);
     driver.Run(*parent, {50});
     const std::unique_ptr<KVCache> fork = parent->Fork();

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitized.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_source.h"
 #include "gemmakv/tensor_type.h"
@@ -171,6 +172,13 @@ inline std::vector<std::string> TinyFamilies() {
     names.emplace_back(family.architecture);
   }
   return names;
+}
+
+// Those whose conversations are run at length: under the sanitizers two, which
+// have every kind of layer between them.
+inline std::vector<std::string> CheckedFamilies() {
+  if (kSanitized) return {"gemma3", "recurrentgemma"};
+  return TinyFamilies();
 }
 
 // Every matrix another type: each kernel runs in the model.

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
 import gemmakv
 from support import family_models
+from support.tools import tool
 
-_TOOL = Path(__file__).resolve().parents[3] / "tools" / "soak.py"
-_spec = importlib.util.spec_from_file_location("soak", _TOOL)
-assert _spec is not None and _spec.loader is not None
-soak = importlib.util.module_from_spec(_spec)
-# A dataclass looks its own module up by name while it is being defined.
-sys.modules["soak"] = soak
-_spec.loader.exec_module(soak)
+soak = tool("soak")
 
 
 @pytest.mark.parametrize("family", family_models.FAMILIES)

@@ -10,24 +10,12 @@ values or less, `WIDE` (hidden 256, 2 layers) the K-quants too. Both have a
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
-import sys
 
-_TOOLS = pathlib.Path(__file__).resolve().parents[3] / "tools"
+from support.tools import tool
 
-
-def _tool(name):
-    spec = importlib.util.spec_from_file_location(name, _TOOLS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its own module up by name while it is being defined.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-make_random_gguf = _tool("make_random_gguf")
-requantize = _tool("requantize_gguf").requantize
+make_random_gguf = tool("make_random_gguf")
+requantize = tool("requantize_gguf").requantize
 
 Shape = make_random_gguf.Shape
 TINY = Shape()
