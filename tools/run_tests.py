@@ -76,8 +76,10 @@ def main():
     if not args.python:
         good = run_cpp(args.preset, args.jobs, args.only)
     if not args.cpp and not args.only:
-        # A file's tests share models, so they stay together.
+        # A file's tests share models, so they stay together. Those of few
+        # tests are often the longest: they are not left for the end.
         parallel = ["-n", args.jobs, "--dist", "loadfile"]
+        parallel += ["--no-loadscope-reorder", "--durations", "25"]
         pytest = [sys.executable, "-m", "pytest", *parallel]
         good = run("Python tests", *pytest) and good
     return 0 if good else 1
