@@ -59,6 +59,7 @@ class FileTemplate:
         """Raises GemmaKVError if `source` is not sound, or puts control tokens
         together from pieces.
         """
+        self.source = source
         self.knows_tools = "tool" in source
         self.writes_json_calls = (
             "<tool_call>" in source and "arguments" in source

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import integer, number
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
 
@@ -204,6 +204,19 @@ def serve(
         "Default: DIR.secret.",
         "FILE",
     ),  # fmt: skip
+    sessions: str | None = _option(
+        "--sessions",
+        None,
+        "Keep conversations in a folder: /v1/sessions, and /v1/responses by "
+        "their ids.",
+        "DIR",
+    ),  # fmt: skip
+    response_days: float = _option(
+        "--response-days",
+        30.0,
+        "How long a response can be gone on from by its id.",
+        "N",
+    ),  # fmt: skip
     request_timeout: float | None = _option(
         "--request-timeout",
         None,
@@ -292,6 +305,7 @@ def serve(
     )
     settings_of.log_format(log_format)
     source = _template_source(chat_template)
+    store = _open_sessions(sessions, response_days)
     path = console.fetch(model)
     sock = _run.bind(settings)
 
@@ -321,13 +335,32 @@ def serve(
                 raise gemmakv.GemmaKVError(
                     f"--chat-template {chat_template}: {error}"
                 ) from None
-        return ChatService(gemma, settings, template)
+        found = ChatService(gemma, settings, template)
+        if store is not None:
+            from gemmakv.server._history import History
+
+            History(found, store)
+        return found
 
     try:
         _run.serve(settings, sock, load, service, log_format)
     finally:
+        if store is not None:
+            store.close()
         if not isinstance(prefix, bool):
             prefix.close()
+
+
+def _open_sessions(folder: str | None, days: float) -> Any:
+    """The store of conversations; None if none are kept."""
+    number("response_days", days, 0.001)
+    if folder is None:
+        return None
+    if not folder:
+        raise ValueError("sessions: expected a folder, found ''")
+    from gemmakv.server._store import Store
+
+    return Store(folder, days)
 
 
 def _check_extra() -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route, Router
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
-from gemmakv.server import _anthropic, _llama, _ollama, _openai
+from gemmakv.server import _anthropic, _llama, _ollama, _openai, _sessions
 from gemmakv.server._errors import RequestError
 from gemmakv.server._http import Call, ErrorStyle, Handler
 from gemmakv.server._service import ChatService
@@ -32,6 +32,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", _openai.completions),
     ("GET", "/v1/models", _openai.models),
     ("GET", "/v1/models/{model:path}", _openai.model),
+    ("POST", "/v1/sessions", _sessions.create),
+    ("GET", "/v1/sessions", _sessions.sessions),
+    ("GET", "/v1/sessions/{session}", _sessions.session),
+    ("POST", "/v1/sessions/{session}", _sessions.rename),
+    ("DELETE", "/v1/sessions/{session}", _sessions.delete),
+    ("POST", "/v1/sessions/{session}/fork", _sessions.fork),
+    ("POST", "/v1/sessions/{session}/rewind", _sessions.rewind),
     ("POST", "/v1/messages", _anthropic.messages),
     ("POST", "/v1/messages/count_tokens", _anthropic.count_tokens),
     ("POST", "/api/chat", _ollama.chat),
@@ -327,7 +334,7 @@ async def _preflight(call: Call) -> None:
     await call.answer(
         "",
         headers={
-            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
             "access-control-allow-headers": asked,
             "access-control-max-age": "600",
         },

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
@@ -85,6 +85,11 @@ class Call:
     def name(self) -> str:
         """Of the model, in answers."""
         return self.settings.served_model_name[0]
+
+    @property
+    def query(self) -> QueryParams:
+        """What stands behind the path's question mark."""
+        return QueryParams(self.scope["query_string"])
 
     async def json(self, shape: type[_T]) -> tuple[_T, dict[str, Any]]:
         """The body's fields, and all of it. Raises RequestError."""

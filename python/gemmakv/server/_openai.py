@@ -28,6 +28,7 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._logprobs import Logprobs, finite, has_logprob
 from gemmakv.server._service import ChatRequest
+from gemmakv.server._sessions import past_of
 
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
@@ -48,7 +49,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "reasoning_effort": ("none",),
     "suffix": ("",), "grammar": ("",), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
-    "json_schema": (), "session": (), "conversation": (),
+    "json_schema": (), "conversation": (),
     "previous_response_id": (), "thinking": ({"type": "disabled"},),
 }  # fmt: skip
 
@@ -76,6 +77,7 @@ class ChatBody(_Common, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    session: str | None = None
 
 
 class CompletionBody(_Common, kw_only=True):
@@ -98,9 +100,11 @@ async def chat_completions(call: Call) -> None:
         options["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "expected logprobs: true with it")
+    past = past_of(call, body.session)
     request = ChatRequest(
         tenant=call.owner,
         messages=_messages(body.messages),
+        past=past,
         options=options,
         tools=body.tools,
         tool_choice=body.tool_choice,
@@ -109,6 +113,8 @@ async def chat_completions(call: Call) -> None:
         arrived=call.arrived,
     )
     shape = _Chat(call, body, bool(body.logprobs))
+    if past is not None:
+        shape.head["session"] = {"id": past.session, "turn": past.id}
     with renamed(document):
         await serve(call, request, shape, bool(body.stream))
 
@@ -116,7 +122,10 @@ async def chat_completions(call: Call) -> None:
 async def completions(call: Call) -> None:
     body, document = await call.json(CompletionBody)
     call.check_model(body.model)
-    refuse(document, {"tools": ([],), "tool_choice": ("none", "auto")})
+    refuse(
+        document,
+        {"tools": ([],), "tool_choice": ("none", "auto"), "session": ()},
+    )
     options = _options(body, document)
     options.pop("logprobs", None)
     if body.logprobs is not None:
@@ -319,7 +328,7 @@ class _Shape:
         self.logprobs = Logprobs(call.chat.tokenizer)
         asked = body.stream_options
         self.wants_usage = bool(asked is not None and asked.include_usage)
-        self.head = {
+        self.head: dict[str, Any] = {
             "id": self.prefix + secrets.token_hex(12),
             "created": int(time.time()),
             "model": call.name,

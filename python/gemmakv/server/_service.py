@@ -17,7 +17,8 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -68,6 +69,31 @@ class Tenant:
 
 
 @dataclasses.dataclass(frozen=True)
+class Past:
+    """What the messages of a request follow, and what is kept of its turn.
+
+    Attributes:
+      session: the conversation that goes on with it; or
+      parent: the turn that it comes after; or neither.
+      id: of the new turn.
+      created: when it began, in seconds since the epoch.
+      system: what the model is told before the first turn; None: what the
+        session says.
+      keep: who may name the new turn, a state of `_store`; None: it is not
+        kept.
+      params: what is kept with it.
+    """
+
+    id: str
+    session: str | None = None
+    parent: str | None = None
+    created: float = dataclasses.field(default_factory=time.time)
+    system: str | None = None
+    keep: int | None = 0
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class ChatRequest:
     """What is to be continued, and how.
 
@@ -76,6 +102,8 @@ class ChatRequest:
       messages: a conversation; or None, and
       prompts: texts, which get a BOS in front, or token ids, each continued
         by itself.
+      past: what the messages follow, where the server keeps that.
+      ids: the messages' token ids, where they are known.
       options: generation options by their names in `GenerationOptions`.
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
@@ -91,6 +119,8 @@ class ChatRequest:
     tenant: Tenant
     messages: Messages | None = None
     prompts: Sequence[str | Sequence[int]] = ()
+    past: Past | None = None
+    ids: TokenArray | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
@@ -190,6 +220,17 @@ Event = Started | Token | Called | Finished | Ended
 Emit = Callable[[Event], Awaitable[None]]
 
 
+class Keeper(Protocol):
+    """Keeps conversations."""
+
+    def turn(
+        self, request: ChatRequest, emit: Emit
+    ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit]]:
+        """What has a request's `past` become `ids`, and keeps its turn."""
+
+    def close(self) -> None: ...
+
+
 class ChatService:
     """One model for many tenants. Of one event loop.
 
@@ -222,6 +263,7 @@ class ChatService:
                     f"model's context, found {settings.max_model_len}"
                 )
             self.context = settings.max_model_len
+        self.keeper: Keeper | None = None
         self.defaults = self._default_options()
         self.admission = Admission(settings.max_running, settings.max_queue)
         self.counts = Counts(self)
@@ -279,6 +321,8 @@ class ChatService:
     def close(self) -> None:
         for pool in (self._pool, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self.keeper is not None:
+            self.keeper.close()
 
     async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call on a thread for texts, off the event loop.
@@ -327,6 +371,15 @@ class ChatService:
         options = {**self.defaults, **request.options}
         request = self._with_tools(request, options)
         self._check_options(options)
+        if request.past is None or self.keeper is None:
+            await self._admit(request, options, emit)
+            return
+        async with self.keeper.turn(request, emit) as (request, keeping):
+            await self._admit(request, options, keeping)
+
+    async def _admit(
+        self, request: ChatRequest, options: dict[str, Any], emit: Emit
+    ) -> None:
         prompts = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
             await _on(self._grammars, self.gemma._compile, options)
@@ -563,7 +616,10 @@ class ChatService:
                     "messages",
                     f"expected at most {most}, found {len(request.messages)}",
                 )
-            found = [await self.chat_ids(request.messages, request.tools)]
+            if request.ids is not None:
+                found = [request.ids]
+            else:
+                found = [await self.chat_ids(request.messages, request.tools)]
         else:
             found = await self.in_pool(
                 lambda: [self._ids(p, special) for p in request.prompts]

@@ -1,0 +1,150 @@
+"""Tokens that go on from a reply, for conversations kept as tokens.
+
+What was said stays as it is, token for token: only the end of the last reply's
+turn, the new messages and the opening of the next reply are rendered.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from gemmakv.chat._messages import Message, Segment, Template, Tools
+from gemmakv.chat._templates import render
+from gemmakv.chat._transcript import Encoder, Ids
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+_ASKED = Message("user", "A")  # the turn before a reply, whatever it was
+_PLACE = re.compile(r"\bmessages\[(\d+)\]")
+
+
+def kept_reply(
+    token_ids: Sequence[int], text: str, tokenizer: Tokenizer
+) -> Ids:
+    """The tokens of a reply up to the end of its text.
+
+    What is left off is white space, the token that ended it and its stop
+    string. If the text ends within a token, that token's part is encoded.
+    """
+    target = text.rstrip()
+    table = tokenizer.token_bytes
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    kept = length = done = 0  # `kept` tokens are the first `length` characters
+    for i, token in enumerate(token_ids):
+        if length == len(target):
+            break
+        piece = decoder.decode(table[token] if token < len(table) else b"")
+        if not target.startswith(piece, done):
+            break
+        done += len(piece)
+        if not decoder.getstate()[0]:
+            kept, length = i + 1, done
+    else:
+        # Perhaps the last character was cut short.
+        if target[done:] == decoder.decode(b"", True):
+            kept, length = len(token_ids), len(target)
+    rest = target[length:]
+    ids = [*token_ids[:kept], *(tokenizer.encode(rest) if rest else ())]
+    return np.array(ids, np.int32)
+
+
+def continuation(
+    template: Template,
+    tokenizer: Tokenizer,
+    reply: Message,
+    messages: Sequence[Message],
+    tools: Tools | None = None,
+) -> Ids | None:
+    """What follows the last token of `reply` when `messages` come.
+
+    None if the template says the reply otherwise once they have come: the
+    conversation then has to be rendered as a whole. Raises what templates
+    raise for messages they cannot express.
+    """
+
+    def said(more: Sequence[Message], opens: bool) -> list[Segment]:
+        return render(
+            template,
+            [_ASKED, *more],
+            tools=tools,
+            add_generation_prompt=opens,
+        )
+
+    before = said([reply], False)
+    try:
+        after = said([reply, *messages], True)
+    except ValueError as error:
+        raise moved(error, -2) from None
+    if not _begins(after, before):
+        return None
+    one, other = (said([Message("assistant", c)], False) for c in "AB")
+    end = _length(before) - _common_end(one, other)
+    return Encoder(tokenizer, -1).encode(_from(after, end))
+
+
+def moved(error: ValueError, by: int) -> ValueError:
+    """An error about messages that stand `by` places further on."""
+
+    def place(found: re.Match[str]) -> str:
+        return f"messages[{max(int(found[1]) + by, 0)}]"
+
+    return ValueError(_PLACE.sub(place, str(error)))
+
+
+def _size(segment: Segment) -> int:
+    """Characters; a control token is one."""
+    return 1 if segment.special else len(segment.text)
+
+
+def _length(segments: Sequence[Segment]) -> int:
+    return sum(map(_size, segments))
+
+
+def _begins(whole: Sequence[Segment], beginning: Sequence[Segment]) -> bool:
+    if len(whole) < len(beginning):
+        return False
+    *same, last = beginning
+    found = whole[len(same)]
+    return list(whole[: len(same)]) == same and (
+        found == last
+        or not (found.special or last.special)
+        and found.text.startswith(last.text)
+    )
+
+
+def _common_end(one: Sequence[Segment], other: Sequence[Segment]) -> int:
+    """Characters that both end with."""
+    length = 0
+    for a, b in zip(reversed(one), reversed(other)):
+        if a == b:
+            length += _size(a)
+            continue
+        if not (a.special or b.special):
+            length += _common_suffix(a.text, b.text)
+        break
+    return length
+
+
+def _common_suffix(a: str, b: str) -> int:
+    count = 0
+    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
+
+
+def _from(segments: Sequence[Segment], start: int) -> list[Segment]:
+    """Without the first `start` characters."""
+    found: list[Segment] = []
+    for segment in segments:
+        size = _size(segment)
+        if start >= size:
+            start -= size
+        elif start:
+            found.append(Segment(segment.text[start:]))
+            start = 0
+        else:
+            found.append(segment)
+    return found

@@ -1,0 +1,295 @@
+"""Conversations that the server keeps: what their next turns begin with, and
+what is kept of these. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gemmakv.chat._continuation import continuation, kept_reply, moved
+from gemmakv.chat._messages import Message, messages_of
+from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._result import Generation, ToolCall
+from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._service import (
+    Called,
+    ChatRequest,
+    ChatService,
+    Emit,
+    Event,
+    Finished,
+    Past,
+    Tenant,
+    Token,
+)
+from gemmakv.server._store import LEASE_S, Session, Store, Turn
+
+LOG = logging.getLogger("gemmakv.server")
+_T = TypeVar("_T")
+
+
+class History:
+    """The conversations of a service.
+
+    Its store has a thread of its own: a slow disk holds up neither the event
+    loop nor what makes prompts.
+    """
+
+    def __init__(self, service: ChatService, store: Store) -> None:
+        self.store = store
+        self._service = service
+        self._pool = ThreadPoolExecutor(1, "gemmakv-store")
+        self._tenants = {
+            str(number): store.tenant_of(key)
+            for number, key in enumerate(service.settings.api_keys, 1)
+        }
+        template = service.template
+        parts = (
+            service.gemma.fingerprint,
+            template.name,
+            getattr(template, "source", ""),
+        )
+        # Tokens are for one model and one template.
+        self.basis = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        service.keeper = self
+
+    async def on(self, function: Callable[..., _T], *args: Any) -> _T:
+        """A call of the store, off the event loop. Raises RequestError."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, function, *args)
+
+    def owner(self, tenant: Tenant) -> str:
+        """What records call a tenant."""
+        return self._tenants.get(tenant.label, "")
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._pool.shutdown()
+        self.store.close()
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, request: ChatRequest, emit: Emit
+    ) -> AsyncIterator[tuple[ChatRequest, Emit]]:
+        """A turn that runs inside: the request with its tokens, and an `emit`
+        that keeps the turn before it tells of its end.
+
+        Of one whose body raises, or is cancelled, nothing is kept.
+        """
+        past = request.past
+        assert past is not None and request.messages is not None
+        if request.n != 1:
+            raise invalid(
+                "n", f"expected 1 in a conversation, found {request.n}"
+            )
+        messages_of(request.messages)
+        owner = self.owner(request.tenant)
+        async with self._leased(owner, past) as (lease, session):
+            parent = await self._parent(owner, past, session)
+            system = past.system
+            if session is not None and system is None:
+                system = session.system
+            work = _Work(self, request, parent, system)
+            ids = await work.prompt()
+
+            async def keeping(event: Event) -> None:
+                work.take(event)
+                if isinstance(event, Finished) and past.keep is not None:
+                    turn = work.turn(owner, past, event)
+                    name = None if session is None else session.id
+                    await self.on(self.store.add, turn, name, lease)
+                await emit(event)
+
+            yield dataclasses.replace(request, ids=ids), keeping
+
+    async def _parent(
+        self, owner: str, past: Past, session: Session | None
+    ) -> Turn | None:
+        if session is not None:
+            return await self.on(self.store.head, owner, session)
+        if past.parent is not None:
+            return await self.on(self.store.turn, owner, past.parent)
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _leased(
+        self, owner: str, past: Past
+    ) -> AsyncIterator[tuple[str | None, Session | None]]:
+        """The session with its lease, if there is one."""
+        if past.session is None:
+            yield None, None
+            return
+        name, lease = past.session, secrets.token_hex(16)
+        renewing = None
+        try:
+            session = await self.on(self.store.lease, owner, name, lease)
+            renewing = asyncio.create_task(self._renew(name, lease))
+            yield lease, session
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            # Also where the task is cancelled: nobody waits for it.
+            self._pool.submit(self._release, name, lease)
+
+    def _release(self, name: str, lease: str) -> None:
+        try:
+            self.store.release(name, lease)
+        except RequestError as error:
+            LOG.warning("%s (its lease ends by itself)", error.message)
+
+    async def _renew(self, name: str, lease: str) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                await self.on(self.store.renew, name, lease)
+            except RequestError as error:
+                LOG.warning("%s", error.message)
+
+    async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await self._service.in_pool(function, *args)
+
+    @property
+    def service(self) -> ChatService:
+        return self._service
+
+
+class _Work:
+    """One turn in the making."""
+
+    def __init__(
+        self,
+        history: History,
+        request: ChatRequest,
+        parent: Turn | None,
+        system: str | None,
+    ) -> None:
+        self._history = history
+        self._service = history.service
+        self._new = [dict(one) for one in request.messages or ()]
+        self._tools = [dict(tool) for tool in request.tools or ()]
+        self._parent = parent
+        self._system = system or None
+        self._before = 0  # tokens of the parent, which are not stored again
+        self._ids = np.empty(0, np.int32)
+        self._text = ""
+        self._calls: list[ToolCall] = []
+
+    async def prompt(self) -> TokenArray:
+        """Token ids of the conversation, with the opening of the reply."""
+        parent = self._parent
+        # Also what the turns before it said when they were computed.
+        goes_on = (
+            parent is not None
+            and parent.basis == self._history.basis
+            and parent.system == self._system
+            and parent.tools == self._tools
+        )
+        if parent is not None and goes_on:
+            more = await self._history.in_pool(self._more, parent)
+            if more is not None:
+                before = await self._history.on(
+                    self._history.store.tokens, parent.id
+                )
+                self._before = len(before)
+                self._ids = np.concatenate([before, more])
+                return self._ids
+        said = await self._messages_before()
+        self._ids = await self._history.in_pool(self._all, said)
+        return self._ids
+
+    def _more(self, parent: Turn) -> TokenArray | None:
+        return continuation(
+            self._service.template,
+            self._service.tokenizer,
+            _message(parent.reply),
+            messages_of(self._new),
+            self._tools or None,
+        )
+
+    async def _messages_before(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self._system is not None:
+            found.append({"role": "system", "content": self._system})
+        if self._parent is not None:
+            path = await self._history.on(
+                self._history.store.path, self._parent.id
+            )
+            for turn in path:
+                found += [*turn.messages, turn.reply]
+        return found
+
+    def _all(self, before: list[dict[str, Any]]) -> TokenArray:
+        try:
+            return self._service.gemma.apply_chat_template(
+                [*before, *self._new],
+                tools=self._tools or None,
+                template=self._service.template,
+            )
+        except ValueError as error:
+            raise moved(error, -len(before)) from None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Token):
+            self._text += event.text
+        elif isinstance(event, Called) and event.part.end is not None:
+            self._calls.append(event.part.end)
+
+    def turn(self, owner: str, past: Past, finished: Finished) -> Turn:
+        """What is kept of it."""
+        assert past.keep is not None
+        generation = finished.generation
+        parent = self._parent
+        reply: dict[str, Any] = {"role": "assistant", "content": self._text}
+        if self._calls:
+            reply["content"] = self._text or None
+            reply["tool_calls"] = [call.to_dict() for call in self._calls]
+        return Turn(
+            id=past.id,
+            tenant=owner,
+            parent=None if parent is None else parent.id,
+            depth=1 if parent is None else parent.depth + 1,
+            state=past.keep,
+            created=past.created,
+            system=self._system,
+            tools=self._tools,
+            messages=self._new,
+            reply=reply,
+            reason=finished.reason,
+            usage=_usage(generation),
+            params=dict(past.params),
+            basis=self._history.basis,
+            whole=not self._before,
+            tokens=np.concatenate(
+                [
+                    self._ids[self._before :],
+                    kept_reply(
+                        generation.token_ids,
+                        generation.text,
+                        self._service.tokenizer,
+                    ),
+                ]
+            ),
+        )
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    return messages_of([fields])[0]
+
+
+def _usage(generation: Generation) -> dict[str, int]:
+    usage = generation.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }

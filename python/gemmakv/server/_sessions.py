@@ -1,0 +1,200 @@
+"""Our own API: conversations that outlive a request, /v1/sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._history import History
+from gemmakv.server._http import Call
+from gemmakv.server._service import ChatService, Past
+from gemmakv.server._store import Session, Turn, new_id
+
+_LIMIT = 20
+_MOST = 100
+_NAME_LENGTH = 200
+
+
+class CreateBody(msgspec.Struct):
+    name: str | None = None
+    system: str | None = None
+
+
+class ForkBody(msgspec.Struct):
+    turn: str | None = None
+    name: str | None = None
+
+
+class RewindBody(msgspec.Struct):
+    turn: str | None
+
+
+class RenameBody(msgspec.Struct):
+    name: str | None
+
+
+async def create(call: Call) -> None:
+    history = kept(call)
+    body, _ = await call.json(CreateBody)
+    found = await history.on(
+        history.store.create, owner(call), _name(body.name), body.system or None
+    )
+    await call.answer(_session(found))
+
+
+async def sessions(call: Call) -> None:
+    history = kept(call)
+    query = call.query
+    limit = _limit(query.get("limit"))
+    found, more = await history.on(
+        history.store.sessions, owner(call), limit, query.get("after")
+    )
+    await call.answer(
+        {
+            "object": "list",
+            "data": [_session(one) for one in found],
+            "first_id": found[0].id if found else None,
+            "last_id": found[-1].id if found else None,
+            "has_more": more,
+        }
+    )
+
+
+async def session(call: Call) -> None:
+    history = kept(call)
+    found, turns = await _with_turns(call, history)
+    listed = [turn_of(turn) for turn in turns]
+    await call.answer({**_session(found), "turns": listed})
+
+
+async def rename(call: Call) -> None:
+    history = kept(call)
+    body, _ = await call.json(RenameBody)
+    found = await history.on(
+        history.store.rename, owner(call), _id(call), _name(body.name)
+    )
+    await call.answer(_session(found))
+
+
+async def fork(call: Call) -> None:
+    history = kept(call)
+    body, _ = await call.json(ForkBody)
+    found = await history.on(
+        history.store.fork, owner(call), _id(call), body.turn, _name(body.name)
+    )
+    await call.answer(_session(found))
+
+
+async def rewind(call: Call) -> None:
+    history = kept(call)
+    body, _ = await call.json(RewindBody)
+    found = await history.on(
+        history.store.rewind, owner(call), _id(call), body.turn
+    )
+    await call.answer(_session(found))
+
+
+async def delete(call: Call) -> None:
+    history = kept(call)
+    await history.on(history.store.delete, owner(call), _id(call))
+    await call.answer(
+        {"id": _id(call), "object": "session.deleted", "deleted": True}
+    )
+
+
+def kept(call: Call) -> History:
+    """The conversations. Raises RequestError if none are kept."""
+    found = history_of(call.chat)
+    if found is None:
+        raise RequestError(
+            400,
+            "sessions: this server keeps no conversations; it does when "
+            "started with --sessions DIR",
+            code="sessions_off",
+        )
+    return found
+
+
+def history_of(service: ChatService) -> History | None:
+    return service.keeper if isinstance(service.keeper, History) else None
+
+
+def owner(call: Call) -> str:
+    return kept(call).owner(call.owner)
+
+
+def past_of(call: Call, session: str | None) -> Past | None:
+    """Of a request with a `session`; None without."""
+    if session is None:
+        return None
+    kept(call)
+    return Past(new_id("resp"), session)
+
+
+def turn_of(turn: Turn) -> dict[str, Any]:
+    """A turn as it is shown."""
+    return {
+        "id": turn.id,
+        "object": "turn",
+        "parent": turn.parent,
+        "created_at": turn.created,
+        "messages": turn.messages,
+        "reply": turn.reply,
+        "tools": turn.tools,
+        "finish_reason": turn.reason,
+        "usage": turn.usage,
+    }
+
+
+def _session(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "object": "session",
+        "name": session.name,
+        "system": session.system,
+        "head": session.head,
+        "turn_count": session.turns,
+        "created_at": session.created,
+        "updated_at": session.updated,
+    }
+
+
+async def _with_turns(
+    call: Call, history: History, tokens: bool = False
+) -> tuple[Session, list[Turn]]:
+    def load() -> tuple[Session, list[Turn]]:
+        found = history.store.session(owner(call), _id(call))
+        return found, history.store.path(found.head, tokens)
+
+    return await history.on(load)
+
+
+def _id(call: Call) -> str:
+    params: Mapping[str, str] = call.scope["path_params"]
+    return params["session"]
+
+
+def _name(name: str | None) -> str | None:
+    if name is not None and len(name) > _NAME_LENGTH:
+        raise invalid(
+            "name",
+            f"expected at most {_NAME_LENGTH} characters, found {len(name)}",
+        )
+    return name or None
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return _LIMIT
+    if (
+        not text.isascii()
+        or not text.isdigit()
+        or not 1 <= int(text[:9]) <= _MOST
+    ):
+        raise invalid(
+            "limit", f"expected an integer of 1 to {_MOST}, found {text[:20]!r}"
+        )
+    return int(text)

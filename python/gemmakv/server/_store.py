@@ -1,0 +1,638 @@
+"""Turns and sessions in a SQLite database.
+
+Turns are a tree: each has the messages that came, the reply and the tokens of
+both. A session is a name for a turn, its head; forks share all turns, and
+nothing is copied. A turn goes when neither a session, a response that is kept
+nor another turn leads to it.
+
+Every function is one transaction and may block: on disk when it returns, or
+nothing of it. Any number of processes may have one folder open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gemmakv.generation._prompts import TokenArray
+from gemmakv.server._errors import RequestError
+
+FILE = "sessions.sqlite3"
+LEASE_S = 10.0  # a holder that was killed blocks no longer
+_SCHEMA = 1
+_APPLICATION = 0x676B7653
+_BUSY_S = 10.0
+_EXPIRED_AT_ONCE = 32
+
+# Who may name a turn.
+ANYBODY = 0  # whoever may see what leads to it
+KEPT = 1  # as long as it is kept as a response, too
+NOBODY = 2  # its response was deleted or has expired
+
+_TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE turns (
+  id TEXT PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  parent TEXT REFERENCES turns (id),
+  depth INTEGER NOT NULL,
+  state INTEGER NOT NULL,
+  created REAL NOT NULL,
+  system TEXT,
+  tools TEXT NOT NULL,
+  messages TEXT NOT NULL,
+  reply TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  usage TEXT NOT NULL,
+  params TEXT NOT NULL,
+  basis TEXT NOT NULL,
+  whole INTEGER NOT NULL,
+  tokens BLOB NOT NULL
+) STRICT;
+CREATE INDEX turns_parent ON turns (parent);
+CREATE INDEX turns_kept ON turns (created) WHERE state = 1;
+CREATE TABLE sessions (
+  id TEXT PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  name TEXT,
+  system TEXT,
+  head TEXT REFERENCES turns (id),
+  created REAL NOT NULL,
+  updated REAL NOT NULL,
+  lease TEXT,
+  lease_until REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX sessions_tenant ON sessions (tenant, created, id);
+CREATE INDEX sessions_head ON sessions (head);
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Messages and the reply to them.
+
+    Attributes:
+      depth: turns up to it, itself included.
+      system: what the model was told before the first turn.
+      tools: that were said to the model.
+      messages: what came.
+      reply: the message that came of it.
+      reason: "stop", "length" or "deadline".
+      usage: numbers of tokens by name.
+      params: what else its API wants to know of it later.
+      basis: of the tokens: which model and template they are for.
+      whole: whether `tokens` are those of the whole conversation. Otherwise
+        they follow those of the parent.
+      tokens: up to the end of the reply's text.
+    """
+
+    id: str
+    tenant: str
+    parent: str | None
+    depth: int
+    state: int = ANYBODY
+    created: float = dataclasses.field(default_factory=time.time)
+    system: str | None
+    tools: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+    reply: dict[str, Any]
+    reason: str
+    usage: dict[str, int]
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    basis: str
+    whole: bool
+    tokens: TokenArray
+
+
+_JSON = ("tools", "messages", "reply", "usage", "params")
+_COLUMNS = tuple(field.name for field in dataclasses.fields(Turn))
+_LIGHT = tuple("x''" if c == "tokens" else c for c in _COLUMNS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A conversation that goes on.
+
+    Attributes:
+      head: the last turn; None before the first.
+      turns: their number.
+      created, updated: seconds since the epoch.
+    """
+
+    id: str
+    name: str | None
+    system: str | None
+    head: str | None
+    turns: int
+    created: float
+    updated: float
+
+
+_SESSION = (
+    "SELECT s.id, s.name, s.system, s.head, coalesce(t.depth, 0), s.created, "
+    "s.updated FROM sessions s LEFT JOIN turns t ON t.id = s.head WHERE "
+    "s.tenant = ?"
+)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+class Store:
+    """The database of a folder. Of one thread at a time, any.
+
+    Its functions raise RequestError: 404 for what the tenant has not, 409 for
+    a session in which another turn runs, 503 for what the disk does not take.
+    """
+
+    def __init__(self, folder: str, response_days: float) -> None:
+        """Makes the folder and the database where there are none. Responses
+        are kept for `response_days`.
+
+        Raises OSError or ValueError that names the folder.
+        """
+        self.folder = folder
+        self._kept_s = response_days * 86400.0
+        _make_private(folder)
+        try:
+            self._open(os.path.join(folder, FILE))
+        except sqlite3.Error as error:
+            self.close()
+            raise ValueError(
+                f"sessions: {folder}: expected a folder that can be written, "
+                f"with a sound {FILE} or none, found: {error}"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        while self._expire():
+            pass
+
+    _db: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _open(self, path: str) -> None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._db = db = sqlite3.connect(
+            path,
+            timeout=_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            self._check_schema(db)
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        row = db.execute("SELECT value FROM facts WHERE name = 'secret'")
+        self._secret: bytes = row.fetchone()[0]
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        owner = db.execute("PRAGMA application_id").fetchone()[0]
+        if (
+            version == owner == 0
+            and not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[
+                0
+            ]
+        ):
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+            db.execute(
+                "INSERT INTO facts VALUES ('secret', ?)",
+                (secrets.token_bytes(32),),
+            )
+            db.execute(f"PRAGMA application_id = {_APPLICATION}")
+            db.execute(f"PRAGMA user_version = {_SCHEMA}")
+        elif owner != _APPLICATION:
+            raise ValueError(
+                f"sessions: {self.folder}: expected a database of this "
+                f"program, found another's {FILE}"
+            )
+        elif version > _SCHEMA:
+            raise ValueError(
+                f"sessions: {self.folder}: expected a database of schema "
+                f"{_SCHEMA}, found {version}, which a newer version made; "
+                "update gemmakv to open it"
+            )
+
+    def tenant_of(self, key: str) -> str:
+        """What records call the owner of a key; the same after a restart."""
+        return hmac.digest(self._secret, key.encode(), hashlib.sha256).hex()
+
+    # Sessions.
+
+    def create(
+        self,
+        tenant: str,
+        name: str | None,
+        system: str | None,
+        turns: Sequence[Turn] = (),
+    ) -> Session:
+        """With `turns`, whose ids are new, each the next one's parent."""
+        now = time.time()
+        found = Session(
+            new_id("sess"), name, system, turns[-1].id if turns else None,
+            len(turns), now, now,
+        )  # fmt: skip
+        with self._write() as db:
+            for turn in turns:
+                self._insert(db, turn)
+            self._insert_session(db, tenant, found)
+        return found
+
+    def session(self, tenant: str, id: str) -> Session:
+        with self._read() as db:
+            return self._session(db, tenant, id)
+
+    def sessions(
+        self, tenant: str, limit: int, after: str | None
+    ) -> tuple[list[Session], bool]:
+        """The newest first, those after the one of that id; and whether there
+        are more.
+        """
+        with self._read() as db:
+            where, values = "", [tenant]
+            if after is not None:
+                last = self._session(db, tenant, after)
+                where = " AND (s.created, s.id) < (?, ?)"
+                values += [last.created, last.id]  # type: ignore[list-item]
+            rows = db.execute(
+                f"{_SESSION}{where} ORDER BY s.created DESC, s.id DESC LIMIT ?",
+                (*values, limit + 1),
+            ).fetchall()
+        return [Session(*row) for row in rows[:limit]], len(rows) > limit
+
+    def rename(self, tenant: str, id: str, name: str | None) -> Session:
+        with self._write() as db:
+            self._session(db, tenant, id)
+            db.execute(
+                "UPDATE sessions SET name = ?, updated = ? WHERE id = ?",
+                (name, time.time(), id),
+            )
+            return self._session(db, tenant, id)
+
+    def fork(
+        self, tenant: str, id: str, turn: str | None, name: str | None
+    ) -> Session:
+        """Another session with the same turns, up to `turn`."""
+        now = time.time()
+        with self._write() as db:
+            one = self._session(db, tenant, id)
+            head = one.head
+            if turn is not None:
+                head = self._of_session(db, one, turn)
+            other = Session(new_id("sess"), name, one.system, head, 0, now, now)
+            self._insert_session(db, tenant, other)
+            return self._session(db, tenant, other.id)
+
+    def rewind(self, tenant: str, id: str, turn: str | None) -> Session:
+        """Makes `turn` the last one; None: there are none any more."""
+        with self._write() as db:
+            one = self._session(db, tenant, id)
+            if turn is not None:
+                self._of_session(db, one, turn)
+            self._check_idle(db, id)
+            db.execute(
+                "UPDATE sessions SET head = ?, updated = ? WHERE id = ?",
+                (turn, time.time(), id),
+            )
+            self._prune(db, one.head)
+            return self._session(db, tenant, id)
+
+    def delete(self, tenant: str, id: str) -> None:
+        with self._write() as db:
+            one = self._session(db, tenant, id)
+            self._check_idle(db, id)
+            db.execute("DELETE FROM sessions WHERE id = ?", (id,))
+            self._prune(db, one.head)
+
+    # One turn at a time in a session.
+
+    def lease(self, tenant: str, id: str, owner: str) -> Session:
+        """The session, which is `owner`'s until it releases it, or has not
+        renewed that for LEASE_S.
+        """
+        with self._write() as db:
+            found = self._session(db, tenant, id)
+            self._check_idle(db, id)
+            db.execute(
+                "UPDATE sessions SET lease = ?, lease_until = ? WHERE id = ?",
+                (owner, time.time() + LEASE_S, id),
+            )
+            return found
+
+    def renew(self, id: str, owner: str) -> None:
+        with self._write() as db:
+            db.execute(
+                "UPDATE sessions SET lease_until = ? WHERE id = ? AND "
+                "lease = ?",
+                (time.time() + LEASE_S, id, owner),
+            )
+
+    def release(self, id: str, owner: str) -> None:
+        with self._write() as db:
+            db.execute(
+                "UPDATE sessions SET lease = NULL WHERE id = ? AND lease = ?",
+                (id, owner),
+            )
+
+    def add(self, turn: Turn, session: str | None, owner: str | None) -> None:
+        """Keeps a turn, and makes it the head of the session, which
+        `owner` has, and gives back.
+        """
+        with self._write() as db:
+            if turn.parent is not None and not _has(db, turn.parent):
+                raise RequestError(
+                    409,
+                    f"previous_response_id: {turn.parent!r} was deleted "
+                    "meanwhile; nothing is kept of this turn",
+                    param="previous_response_id",
+                    code="turn_deleted",
+                )
+            self._insert(db, turn)
+            if session is not None:
+                moved = db.execute(
+                    "UPDATE sessions SET head = ?, updated = ?, lease = NULL "
+                    "WHERE id = ? AND lease = ?",
+                    (turn.id, turn.created, session, owner),
+                )
+                if not moved.rowcount:
+                    raise _busy(session, "took over from this turn")
+            self._expire_in(db)
+
+    # Turns.
+
+    def turn(self, tenant: str, id: str) -> Turn:
+        """Raises RequestError 404 also for one whose response is not kept any
+        more.
+        """
+        with self._read() as db:
+            return self._turn(db, tenant, id)
+
+    def head(self, tenant: str, session: Session) -> Turn | None:
+        """The session's last turn, whoever may name it."""
+        if session.head is None:
+            return None
+        with self._read() as db:
+            return self._by_id(db, tenant, session.head)
+
+    def path(self, turn: str | None, tokens: bool = False) -> list[Turn]:
+        """All turns up to that one, which is the last of them. Without
+        `tokens`, these are empty.
+        """
+        columns = _COLUMNS if tokens else _LIGHT
+        with self._read() as db:
+            rows = db.execute(
+                "WITH RECURSIVE up (id_, parent_) AS (SELECT id, parent FROM "
+                "turns WHERE id = ? UNION ALL SELECT t.id, t.parent FROM "
+                f"turns t JOIN up ON t.id = parent_) SELECT {_list(columns)} "
+                "FROM up JOIN turns ON id = id_ ORDER BY depth",
+                (turn,),
+            ).fetchall()
+        return [_turn_of(row) for row in rows]
+
+    def tokens(self, turn: str) -> TokenArray:
+        """Of the whole conversation up to that turn."""
+        with self._read() as db:
+            rows = db.execute(
+                "WITH RECURSIVE up (parent_, whole_, depth_, tokens_) AS ("
+                "SELECT parent, whole, depth, tokens FROM turns WHERE id = ? "
+                "UNION ALL SELECT t.parent, t.whole, t.depth, t.tokens FROM "
+                "turns t JOIN up ON t.id = parent_ WHERE NOT whole_) "
+                "SELECT tokens_ FROM up ORDER BY depth_",
+                (turn,),
+            ).fetchall()
+        return _tokens_of(b"".join(row[0] for row in rows))
+
+    def delete_response(self, tenant: str, id: str) -> None:
+        with self._write() as db:
+            self._turn(db, tenant, id)
+            self._forget(db, id)
+
+    # Inside a transaction.
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._transaction("BEGIN") as db:
+            yield db
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            yield db
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        db = self._db
+        if db is None:
+            raise RequestError(
+                503, "the sessions are closed", code="server_stopping"
+            )
+        try:
+            db.execute(begin)
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise _failed(error) from error
+
+    def _session(self, db: sqlite3.Connection, tenant: str, id: str) -> Session:
+        row = db.execute(f"{_SESSION} AND s.id = ?", (tenant, id)).fetchone()
+        if row is None:
+            raise RequestError(
+                404,
+                f"session: there is no {id[:60]!r} of this key",
+                param="session",
+                code="session_not_found",
+            )
+        return Session(*row)
+
+    def _turn(self, db: sqlite3.Connection, tenant: str, id: str) -> Turn:
+        found = self._by_id(db, tenant, id)
+        too_old = time.time() - self._kept_s
+        if (
+            found is None
+            or found.state == NOBODY
+            or (found.state == KEPT and found.created < too_old)
+        ):
+            raise RequestError(
+                404,
+                f"there is no response {id[:60]!r} of this key",
+                param="previous_response_id",
+                code="response_not_found",
+            )
+        return found
+
+    def _by_id(
+        self, db: sqlite3.Connection, tenant: str, id: str
+    ) -> Turn | None:
+        row = db.execute(
+            f"SELECT {_list(_COLUMNS)} FROM turns WHERE tenant = ? AND id = ?",
+            (tenant, id),
+        ).fetchone()
+        return None if row is None else _turn_of(row)
+
+    def _of_session(
+        self, db: sqlite3.Connection, session: Session, turn: str
+    ) -> str:
+        found = db.execute(
+            "WITH RECURSIVE up (id_, parent_) AS (SELECT id, parent FROM "
+            "turns WHERE id = ? UNION ALL SELECT t.id, t.parent FROM turns t "
+            "JOIN up ON t.id = parent_) SELECT 1 FROM up WHERE id_ = ?",
+            (session.head, turn),
+        ).fetchone()
+        if found is None:
+            raise RequestError(
+                404,
+                f"turn: session {session.id!r} has no {turn[:60]!r}",
+                param="turn",
+                code="turn_not_found",
+            )
+        return turn
+
+    def _check_idle(self, db: sqlite3.Connection, id: str) -> None:
+        if db.execute(
+            "SELECT 1 FROM sessions WHERE id = ? AND lease IS NOT NULL AND "
+            "lease_until > ?",
+            (id, time.time()),
+        ).fetchone():
+            raise _busy(id, "runs in it")
+
+    def _insert_session(
+        self, db: sqlite3.Connection, tenant: str, session: Session
+    ) -> None:
+        db.execute(
+            "INSERT INTO sessions (id, tenant, name, system, head, created, "
+            "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                session.id, tenant, session.name, session.system, session.head,
+                session.created, session.updated,
+            ),
+        )  # fmt: skip
+
+    def _insert(self, db: sqlite3.Connection, turn: Turn) -> None:
+        values: list[Any] = []
+        for name in _COLUMNS:
+            value = getattr(turn, name)
+            if name in _JSON:
+                value = json.dumps(value, ensure_ascii=False)
+            elif name == "tokens":
+                value = np.ascontiguousarray(value, "<i4").tobytes()
+            values.append(value)
+        marks = ", ".join("?" * len(values))
+        db.execute(
+            f"INSERT INTO turns ({_list(_COLUMNS)}) VALUES ({marks})", values
+        )
+
+    def _prune(self, db: sqlite3.Connection, turn: str | None) -> None:
+        """Removes it and those before it that nothing leads to."""
+        while turn is not None:
+            row = db.execute(
+                "SELECT parent FROM turns WHERE id = ?1 AND state != 1 AND "
+                "NOT EXISTS (SELECT 1 FROM turns WHERE parent = ?1) AND NOT "
+                "EXISTS (SELECT 1 FROM sessions WHERE head = ?1)",
+                (turn,),
+            ).fetchone()
+            if row is None:
+                return
+            db.execute("DELETE FROM turns WHERE id = ?", (turn,))
+            turn = row[0]
+
+    def _forget(self, db: sqlite3.Connection, turn: str) -> None:
+        db.execute("UPDATE turns SET state = 2 WHERE id = ?", (turn,))
+        self._prune(db, turn)
+
+    def _expire(self) -> int:
+        with self._write() as db:
+            return self._expire_in(db)
+
+    def _expire_in(self, db: sqlite3.Connection) -> int:
+        """Forgets some responses that were kept long enough."""
+        rows = db.execute(
+            "SELECT id FROM turns WHERE state = 1 AND created < ? ORDER BY "
+            "created LIMIT ?",
+            (time.time() - self._kept_s, _EXPIRED_AT_ONCE),
+        ).fetchall()
+        for row in rows:
+            self._forget(db, row[0])
+        return len(rows)
+
+
+def _make_private(folder: str) -> None:
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(
+            f"sessions: {folder}: expected a folder, found a file"
+        ) from None
+    except OSError as error:
+        raise OSError(f"sessions: {folder}: {error.strerror}") from None
+
+
+def _has(db: sqlite3.Connection, turn: str) -> bool:
+    found = db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,))
+    return found.fetchone() is not None
+
+
+def _list(columns: Sequence[str]) -> str:
+    return ", ".join(columns)
+
+
+def _turn_of(row: Sequence[Any]) -> Turn:
+    fields: dict[str, Any] = dict(zip(_COLUMNS, row))
+    for name in _JSON:
+        fields[name] = json.loads(fields[name])
+    fields["whole"] = bool(fields["whole"])
+    fields["tokens"] = _tokens_of(fields["tokens"])
+    return Turn(**fields)
+
+
+def _tokens_of(data: bytes) -> TokenArray:
+    return np.frombuffer(data, "<i4").astype(np.int32)
+
+
+def _busy(session: str, what: str) -> RequestError:
+    return RequestError(
+        409,
+        f"session: another turn {what}; {session!r} takes one at a time",
+        param="session",
+        code="session_busy",
+        retry_after=1,
+    )
+
+
+def _failed(error: sqlite3.Error) -> RequestError:
+    name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
+    words = f"sessions: {error} ({name}); nothing of this turn is kept"
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return RequestError(503, words, code="sessions_busy", retry_after=1)
+    full = name.startswith("SQLITE_FULL")
+    return RequestError(
+        503, words, code="sessions_full" if full else "sessions_failed"
+    )

@@ -1,0 +1,712 @@
+"""/v1/sessions, and chat requests that go on with one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import gemmakv
+from gemmakv.server import _store
+from gemmakv.server._app import App
+from gemmakv.server._history import History
+from gemmakv.server._store import FILE, Store
+from support import tiny_gguf
+from support.asgi import (
+    NAME,
+    USER,
+    Exchange,
+    get,
+    in_loop,
+    make_app,
+    post,
+    sse_events,
+    until,
+)
+
+openai = pytest.importorskip("openai")
+from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
+
+CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
+KEYS = ("one", "two")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def kept(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
+    yield from serving(shared, folder)
+
+
+@pytest.fixture
+def keyed(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
+    yield from serving(shared, folder, api_keys=KEYS)
+
+
+def serving(
+    gemma: gemmakv.Gemma, folder: Path, **settings: Any
+) -> Iterator[App]:
+    """An application that keeps conversations, until it is closed."""
+    chosen: dict[str, Any] = {
+        "max_model_len": 4096, "default_max_tokens": 8, "default_seed": 5,
+    }  # fmt: skip
+    app = make_app(gemma, **{**chosen, **settings})
+    assert app.service is not None
+    History(app.service, Store(str(folder), 30))
+    yield app
+    app.service.close()
+
+
+def history(app: App) -> History:
+    assert app.service is not None
+    assert isinstance(app.service.keeper, History)
+    return app.service.keeper
+
+
+def create(app: App, **fields: Any) -> Any:
+    response = post(app, SESSIONS, fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def say(app: App, session: str, text: str, **fields: Any) -> dict[str, Any]:
+    body = {
+        "model": NAME, "session": session, "temperature": 1, "max_tokens": 6,
+        "messages": [{"role": "user", "content": text}], **fields,
+    }  # fmt: skip
+    response = post(app, CHAT, body)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    ChatCompletion.model_validate(found, strict=True)
+    assert found["session"]["id"] == session
+    return dict(found)
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def act(app: App, session: str, verb: str, body: Any) -> Any:
+    response = post(app, f"{SESSIONS}/{session}{verb}", body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def look(app: App, session: str) -> Any:
+    response = get(app, f"{SESSIONS}/{session}")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def delete(app: App, path: str, **headers: str) -> httpx.Response:
+    return in_loop(app, lambda http: http.delete(path, headers=headers))
+
+
+def error(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    return dict(response.json()["error"])
+
+
+def prompts_of(app: App, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Token ids of the prompts that run from now on."""
+    found: list[list[int]] = []
+    service = app.service
+    assert service is not None
+    real = service._prompt_ids
+
+    async def noting(*args: Any) -> Any:
+        ids = await real(*args)
+        found.extend(one.tolist() for one in ids)
+        return ids
+
+    monkeypatch.setattr(service, "_prompt_ids", noting)
+    return found
+
+
+# Sessions.
+
+
+def test_off_says_how(app: App) -> None:
+    for response in (
+        get(app, SESSIONS),
+        post(app, SESSIONS, {}),
+        get(app, SESSIONS + "/sess_x"),
+        post(app, CHAT, {"messages": USER, "session": "sess_x"}),
+    ):
+        assert "--sessions" in error(response, 400)["message"]
+
+
+def test_create_get_rename_list_delete(kept: App) -> None:
+    made = [create(kept, name=f"s{i}", system="Be brief.") for i in range(5)]
+    assert made[0]["head"] is None and made[0]["turn_count"] == 0
+    renamed = act(kept, made[1]["id"], "", {"name": "other"})
+    assert renamed["name"] == "other"
+    assert act(kept, made[2]["id"], "", {"name": None})["name"] is None
+    assert look(kept, made[1]["id"])["turns"] == []
+    ids, after = [], ""
+    while True:
+        page = get(kept, f"{SESSIONS}?limit=2{after}").json()
+        ids += [one["id"] for one in page["data"]]
+        assert len(page["data"]) <= 2
+        if not page["has_more"]:
+            break
+        after = "&after=" + page["last_id"]
+    assert ids == [one["id"] for one in reversed(made)]
+    gone = made[3]["id"]
+    assert delete(kept, f"{SESSIONS}/{gone}").json()["deleted"] is True
+    assert error(get(kept, f"{SESSIONS}/{gone}"), 404)["param"] == "session"
+    assert len(get(kept, SESSIONS).json()["data"]) == 4
+
+
+@pytest.mark.parametrize(
+    "path, body, name",
+    [
+        ("", {"name": 3}, "name"),
+        ("", {"name": "x" * 201}, "name"),
+        ("", {"system": ["x"]}, "system"),
+        ("/ID/rewind", {}, "turn"),
+        ("/ID/rewind", {"turn": 3}, "turn"),
+        ("/ID/fork", {"turn": 3}, "turn"),
+        ("/ID", {}, "name"),
+    ],
+)
+def test_bad_bodies(kept: App, path: str, body: Any, name: str) -> None:
+    id = create(kept)["id"]
+    found = error(post(kept, SESSIONS + path.replace("ID", id), body), 400)
+    assert found["param"] == name and found["message"].startswith(name)
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "x", "-1", "9" * 5000])
+def test_bad_limit(kept: App, limit: str) -> None:
+    assert error(get(kept, f"{SESSIONS}?limit={limit}"), 400)["param"] == (
+        "limit"
+    )
+
+
+def test_turns_go_on(kept: App, shared: gemmakv.Gemma) -> None:
+    id = create(kept, system="Be brief.")["id"]
+    said = {"role": "user", "content": "hello there " * 40}
+    first = say(kept, id, said["content"])
+    expected = shared.chat(
+        [{"role": "system", "content": "Be brief."}, said],
+        temperature=1, seed=5, max_tokens=6,
+    )  # fmt: skip
+    assert text_of(first) == expected.text
+    second = say(kept, id, "and now?")
+    before = first["usage"]
+    usage = second["usage"]
+    assert usage["prompt_tokens"] > before["total_tokens"]
+    # The reply's last token has not been computed yet.
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached == before["total_tokens"] - 1
+    found = look(kept, id)
+    assert found["turn_count"] == 2 and found["system"] == "Be brief."
+    one, two = found["turns"]
+    assert one["messages"] == [said] and one["parent"] is None
+    assert one["reply"]["content"] == text_of(first)
+    assert two["parent"] == one["id"] == first["session"]["turn"]
+    assert found["head"] == two["id"] == second["session"]["turn"]
+    assert two["finish_reason"] == "length"
+    assert two["usage"]["completion_tokens"] == 6
+
+
+def test_stream_says_the_same(kept: App) -> None:
+    a, b = (create(kept)["id"] for _ in "ab")
+    for text in ("hello", "more", "and more"):
+        whole = text_of(say(kept, a, text))
+        body = {
+            "session": b, "temperature": 1, "max_tokens": 6, "stream": True,
+            "messages": [{"role": "user", "content": text}],
+        }  # fmt: skip
+        events = sse_events(post(kept, CHAT, body).text)
+        assert events[-1] == ("", "[DONE]")
+        chunks = [data for _, data in events[:-1]]
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert {c["session"]["id"] for c in chunks} == {b}
+        assert whole == "".join(
+            c["choices"][0]["delta"].get("content") or "" for c in chunks
+        )
+    said = [
+        [(t["messages"], t["reply"]) for t in look(kept, id)["turns"]]
+        for id in (a, b)
+    ]
+    assert said[0] == said[1] and len(said[0]) == 3
+
+
+def test_resending_gives_the_same(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the tokenizer makes the tokens that were sampled."""
+    id = create(kept, system="Be brief.")["id"]
+    prompts = prompts_of(kept, monkeypatch)
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}]
+    agreed = 0
+    for turn in range(6):
+        text = f"question {turn}"
+        messages.append({"role": "user", "content": text})
+        said = text_of(say(kept, id, text, seed=turn))
+        body = {
+            "messages": messages, "temperature": 1, "max_tokens": 6,
+            "seed": turn,
+        }  # fmt: skip
+        again = text_of(post(kept, CHAT, body).json())
+        one, other = prompts[-2:]
+        if one == other:
+            agreed += 1
+            assert said == again
+        messages.append({"role": "assistant", "content": said})
+    assert agreed
+
+
+def test_tokens_stay_as_they_were_sampled(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt begins with the one before and what was sampled."""
+    id = create(kept)["id"]
+    prompts = prompts_of(kept, monkeypatch)
+    store = history(kept).store
+    for turn in range(4):
+        head = say(kept, id, f"question {turn}", seed=turn)["session"]["turn"]
+        tokens = store.tokens(head).tolist()
+        assert tokens[: len(prompts[-1])] == prompts[-1]
+        assert len(tokens) > len(prompts[-1])
+        if turn:
+            assert prompts[-1][: len(before)] == before
+        before = tokens
+    path = store.path(head, tokens=True)
+    assert [one.whole for one in path] == [True, False, False, False]
+    assert sum(len(one.tokens) for one in path) == len(tokens)
+
+
+def test_fork_and_rewind(kept: App) -> None:
+    id = create(kept, name="a")["id"]
+    turns = [
+        say(kept, id, t)["session"]["turn"] for t in ("one", "two", "three")
+    ]
+    other = act(kept, id, "/fork", {"turn": turns[1], "name": "b"})
+    assert other["head"] == turns[1] and other["turn_count"] == 2
+    whole = act(kept, id, "/fork", {})
+    assert whole["head"] == turns[2] and whole["name"] is None
+    same = say(kept, other["id"], "three")
+    assert text_of(same) == look(kept, id)["turns"][2]["reply"]["content"]
+    back = act(kept, id, "/rewind", {"turn": turns[0]})
+    assert back["head"] == turns[0] and back["turn_count"] == 1
+    again = say(kept, id, "two")
+    assert look(kept, other["id"])["turns"][1]["reply"]["content"] == (
+        text_of(again)
+    )
+    assert act(kept, id, "/rewind", {"turn": None})["head"] is None
+    missing = post(
+        kept, f"{SESSIONS}/{id}/rewind", {"turn": turns[0]}
+    )
+    assert error(missing, 404)["param"] == "turn"
+    missing = post(kept, f"{SESSIONS}/{id}/fork", {"turn": "resp_none"})
+    assert error(missing, 404)["param"] == "turn"
+
+
+def rows(folder: Path) -> int:
+    with sqlite3.connect(folder / FILE) as db:
+        return int(db.execute("SELECT count(*) FROM turns").fetchone()[0])
+
+
+def test_nothing_stays_that_nothing_reaches(kept: App, folder: Path) -> None:
+    id = create(kept)["id"]
+    turns = [say(kept, id, t)["session"]["turn"] for t in ("one", "two")]
+    other = act(kept, id, "/fork", {"turn": turns[0]})["id"]
+    say(kept, other, "three")
+    assert rows(folder) == 3
+    act(kept, id, "/rewind", {"turn": turns[0]})
+    assert rows(folder) == 2
+    delete(kept, f"{SESSIONS}/{id}")
+    assert rows(folder) == 2
+    delete(kept, f"{SESSIONS}/{other}")
+    assert rows(folder) == 0
+
+
+def test_other_keys_find_nothing(keyed: App) -> None:
+    one, two = (bearer(key) for key in KEYS)
+    made = post(keyed, SESSIONS, {"name": "x"}, **one).json()
+    path = f"{SESSIONS}/{made['id']}"
+    body = {"messages": USER, "session": made["id"]}
+    turn = post(keyed, CHAT, body, **one).json()["session"]["turn"]
+    assert get(keyed, SESSIONS, **two).json()["data"] == []
+    for response in (
+        get(keyed, path, **two),
+        post(keyed, path, {"name": "y"}, **two),
+        post(keyed, path + "/fork", {"turn": turn}, **two),
+        post(keyed, path + "/rewind", {"turn": None}, **two),
+        post(keyed, CHAT, body, **two),
+        get(keyed, f"{SESSIONS}?after={made['id']}", **two),
+        delete(keyed, path, **two),
+    ):
+        assert error(response, 404)["code"] == "session_not_found"
+    assert get(keyed, path, **one).json()["turn_count"] == 1
+
+
+def test_keys_are_the_same_after_a_restart(
+    shared: gemmakv.Gemma, folder: Path
+) -> None:
+    for keys in (KEYS, KEYS[::-1]):
+        for app in serving(shared, folder, api_keys=keys):
+            if keys == KEYS:
+                post(app, SESSIONS, {"name": "x"}, **bearer("one"))
+            found = [
+                len(get(app, SESSIONS, **bearer(k)).json()["data"])
+                for k in KEYS
+            ]
+            assert found == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"session": 3}, "session"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+    ],
+)
+def test_bad_requests_leave_it_alone(
+    kept: App, fields: Any, name: str
+) -> None:
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    before = look(kept, id)
+    body = {"messages": USER, "session": id, **fields}
+    assert name in error(post(kept, CHAT, body), 400)["message"]
+    assert look(kept, id) == before
+    say(kept, id, "two")
+
+
+def test_messages_are_counted_from_the_request(
+    shared: gemmakv.Gemma, folder: Path
+) -> None:
+    """An error of the template names the place in what was sent."""
+    for app in serving(shared, folder):
+        assert app.service is not None
+        app.service.template = gemmakv.templates.GemmaTemplate()
+        id = create(app)["id"]
+        say(app, id, "one")
+        body = {
+            "session": id,
+            "messages": [{"role": "assistant", "content": "x"}],
+        }
+        message = error(post(app, CHAT, body), 400)["message"]
+        assert message.startswith("messages[0].role: expected 'user'")
+
+
+def test_prompt_too_long(shared: gemmakv.Gemma, folder: Path) -> None:
+    for app in serving(shared, folder, max_model_len=64):
+        id = create(app)["id"]
+        say(app, id, "one")
+        body = {
+            "session": id,
+            "messages": [{"role": "user", "content": "long " * 20}],
+        }
+        found = error(post(app, CHAT, body), 400)
+        assert found["code"] == "context_length_exceeded"
+        assert look(app, id)["turn_count"] == 1
+
+
+def test_another_template_renders_anew(
+    shared: gemmakv.Gemma, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for app in serving(shared, folder):
+        id = create(app, system="Be brief.")["id"]
+        first = text_of(say(app, id, "one"))
+    for app in serving(shared, folder):
+        found = history(app)
+        found.basis = "another"
+        assert app.service is not None
+        app.service.template = gemmakv.templates.GemmaTemplate()
+        prompts = prompts_of(app, monkeypatch)
+        say(app, id, "two")
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": first},
+            {"role": "user", "content": "two"},
+        ]
+        expected = shared.apply_chat_template(messages, template="gemma")
+        assert prompts == [expected.tolist()]
+        turns = found.store.path(look(app, id)["head"])
+        assert [t.whole for t in turns] == [True, True]
+        say(app, id, "three")
+        assert not found.store.path(look(app, id)["head"])[2].whole
+
+
+# One turn at a time.
+
+LONG = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+def test_two_turns_at_once(kept: App) -> None:
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    body = {"session": id, "messages": USER}
+
+    async def main() -> None:
+        running = Exchange(kept, CHAT, {**body, **LONG})
+        await running.holds(b'"role"')
+        refused = Exchange(kept, CHAT, body)
+        await refused.done()
+        assert refused.status == 409 and b"session_busy" in refused.data
+        for verb in ("rewind",):
+            other = Exchange(kept, f"{SESSIONS}/{id}/{verb}", {"turn": None})
+            await other.done()
+            assert other.status == 409
+        running.leave()
+        await running.done()
+        again = Exchange(kept, CHAT, body)
+        await again.done()
+        assert again.status == 200, again.data
+
+    asyncio.run(main())
+    # What was cut off is not kept.
+    assert look(kept, id)["turn_count"] == 2
+
+
+def test_many_at_once_on_many(kept: App) -> None:
+    ids = [create(kept)["id"] for _ in range(4)]
+
+    async def main() -> list[list[int]]:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=kept),
+            base_url="http://localhost",
+            timeout=60,
+        ) as http:
+
+            async def one(id: str) -> list[int]:
+                answers = await asyncio.gather(
+                    *[
+                        http.post(CHAT, json={"session": id, "messages": USER})
+                        for _ in range(4)
+                    ]
+                )
+                return [answer.status_code for answer in answers]
+
+            return await asyncio.gather(*[one(id) for id in ids])
+
+    for id, codes in zip(ids, asyncio.run(main())):
+        assert set(codes) <= {200, 409}
+        assert look(kept, id)["turn_count"] == codes.count(200) >= 1
+
+
+def test_a_lease_ends_by_itself(
+    kept: App, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another process that was killed."""
+    id = create(kept)["id"]
+    other = Store(str(folder), 30)
+    other.lease("", id, "killed")
+    body = {"messages": USER, "session": id}
+    response = post(kept, CHAT, body)
+    assert error(response, 409)["code"] == "session_busy"
+    assert int(response.headers["retry-after"]) >= 1
+    now = _store.time.time() + _store.LEASE_S + 1
+    monkeypatch.setattr(_store.time, "time", lambda: now)
+    assert post(kept, CHAT, body).status_code == 200
+    other.close()
+
+
+def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    store = history(kept).store
+    turn = store.path(look(kept, id)["head"], tokens=True)[0]
+    store.lease("", id, "mine")
+    with sqlite3.connect(folder / FILE) as db:
+        db.execute("UPDATE sessions SET lease = 'other'")
+    late = dataclasses.replace(turn, id="resp_late", parent=turn.id, depth=2)
+    with pytest.raises(_store.RequestError) as caught:
+        store.add(late, id, "mine")
+    assert caught.value.status == 409
+    assert rows(folder) == 1
+
+
+def test_a_lease_is_renewed(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmakv.server._history.LEASE_S", 0.03)
+    id = create(kept)["id"]
+    renewed: list[str] = []
+    store = history(kept).store
+    real = store.renew
+    monkeypatch.setattr(
+        store, "renew", lambda *a: (renewed.append(a[0]), real(*a))
+    )
+
+    async def main() -> None:
+        body = {"session": id, "messages": USER, **LONG}
+        running = Exchange(kept, CHAT, body)
+        await until(lambda: len(renewed) > 2, "it was renewed")
+        running.leave()
+        await running.done()
+
+    asyncio.run(main())
+    assert set(renewed) == {id}
+
+
+# What goes wrong.
+
+
+def full(store: Store) -> None:
+    """As if the disk were full."""
+    db = store._db
+    assert db is not None
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_full_disk(kept: App, folder: Path, stream: bool) -> None:
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    before = look(kept, id)
+    store = history(kept).store
+    full(store)
+    body = {
+        "session": id, "stream": stream,
+        "messages": [{"role": "user", "content": "much " * 800}],
+    }  # fmt: skip
+    response = post(kept, CHAT, body)
+    if stream:
+        events = sse_events(response.text)
+        assert events[-1][1]["error"]["code"] == "sessions_full"
+        assert not any(
+            c["choices"] and c["choices"][0]["finish_reason"]
+            for _, c in events[:-1]
+        )
+    else:
+        found = error(response, 503)
+        assert found["code"] == "sessions_full"
+        assert found["type"] == "server_error"
+    assert look(kept, id) == before and rows(folder) == 1
+    assert store._db is not None
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    say(kept, id, "two")
+
+
+def test_another_process_writes_for_long(
+    kept: App, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = create(kept)["id"]
+    db = history(kept).store._db
+    assert db is not None
+    db.execute("PRAGMA busy_timeout = 10")
+    writer = sqlite3.connect(folder / FILE, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    response = post(kept, CHAT, {"messages": USER, "session": id})
+    assert error(response, 503)["code"] == "sessions_busy"
+    assert look(kept, id)["turn_count"] == 0
+    writer.execute("ROLLBACK")
+    writer.close()
+    say(kept, id, "one")
+
+
+@pytest.mark.parametrize(
+    "ruin, words",
+    [
+        (lambda f: f.write_bytes(b""), "expected a folder, found a file"),
+        (lambda f: newer(f), "newer version"),
+        (lambda f: (f.mkdir(), (f / FILE).write_bytes(b"x" * 9000)), "sound"),
+        (lambda f: another(f), "another's"),
+    ],
+)
+def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
+    ruin(folder)
+    with pytest.raises(ValueError, match="sessions: ") as caught:
+        Store(str(folder), 30)
+    assert words in str(caught.value) and str(folder) in str(caught.value)
+
+
+def newer(folder: Path) -> None:
+    Store(str(folder), 30).close()
+    with sqlite3.connect(folder / FILE) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def another(folder: Path) -> None:
+    folder.mkdir()
+    with sqlite3.connect(folder / FILE) as db:
+        db.execute("CREATE TABLE t (x)")
+
+
+def test_folder_that_cannot_be_made() -> None:
+    with pytest.raises(OSError, match="sessions: /proc/none"):
+        Store("/proc/none/here", 30)
+
+
+def test_damage_is_told(kept: App, folder: Path) -> None:
+    """One request's error, in its API's form."""
+    id = create(kept)["id"]
+    for i in range(30):
+        create(kept, name=f"{i}" * 100)
+    history(kept).store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+    size = (folder / FILE).stat().st_size
+    with open(folder / FILE, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    other = sqlite3.connect(folder / FILE)
+    other.close()
+    store = history(kept).store
+    assert store._db is not None
+    store._db.execute("PRAGMA shrink_memory")
+    response = get(kept, f"{SESSIONS}/{id}")
+    assert error(response, 503)["code"] == "sessions_failed"
+    assert get(kept, "/health").status_code == 200
+
+
+def test_files_are_private(folder: Path) -> None:
+    Store(str(folder), 30).close()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / FILE).stat().st_mode & 0o077 == 0
+
+
+# Tools.
+
+
+def test_tools_in_a_session(kept: App) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    pieces = tiny_gguf.vocabulary()[0]
+    schema = {
+        "type": "object",
+        "properties": {"days": {"enum": [1, 2, 3]}},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    tools = [
+        {"type": "function", "function": {"name": "rain", "parameters": schema}}
+    ]
+    id = create(kept)["id"]
+    found = say(
+        kept, id, "rain?", tools=tools, tool_choice="required",
+        max_tokens=200, parallel_tool_calls=False,
+        logit_bias={str(pieces.index(c)): 6 for c in '"}'},
+    )  # fmt: skip
+    [call] = found["choices"][0]["message"]["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "3 mm"}
+    say(kept, id, "", tools=tools, messages=[result])
+    one, two = look(kept, id)["turns"]
+    assert one["reply"]["tool_calls"][0]["id"] == call["id"]
+    assert one["tools"] == tools and two["messages"] == [result]
+    path = history(kept).store.path(two["id"])
+    assert [t.whole for t in path] == [True, False]
+    # Without them the model is told something else from the beginning.
+    say(kept, id, "dry?")
+    assert history(kept).store.path(look(kept, id)["head"])[2].whole
