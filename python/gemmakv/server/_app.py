@@ -19,7 +19,14 @@ from starlette.routing import Route, Router
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
-from gemmakv.server import _anthropic, _llama, _ollama, _openai, _sessions
+from gemmakv.server import (
+    _anthropic,
+    _llama,
+    _ollama,
+    _openai,
+    _responses,
+    _sessions,
+)
 from gemmakv.server._errors import RequestError
 from gemmakv.server._http import Call, ErrorStyle, Handler
 from gemmakv.server._service import ChatService
@@ -32,6 +39,9 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", _openai.completions),
     ("GET", "/v1/models", _openai.models),
     ("GET", "/v1/models/{model:path}", _openai.model),
+    ("POST", "/v1/responses", _responses.create),
+    ("GET", "/v1/responses/{response}", _responses.get),
+    ("DELETE", "/v1/responses/{response}", _responses.delete),
     ("POST", "/v1/sessions", _sessions.create),
     ("GET", "/v1/sessions", _sessions.sessions),
     ("GET", "/v1/sessions/{session}", _sessions.session),

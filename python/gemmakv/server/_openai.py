@@ -31,7 +31,7 @@ from gemmakv.server._service import ChatRequest
 from gemmakv.server._sessions import past_of
 
 _DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _COMPLETION_TOKENS = 16  # the original's default for /v1/completions
 _SEEDS = 1 << 64
 _STARTED = int(time.time())
@@ -321,7 +321,7 @@ class _Shape:
     """What both kinds of completions have in common."""
 
     kind = SSE
-    ping = _PING
+    ping = PING
     prefix = ""
 
     def __init__(self, call: Call, body: _Common) -> None:

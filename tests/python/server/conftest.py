@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("httpx")
 import gemmakv
 from gemmakv.server._app import App
 from support.asgi import make_app
+from support.kept import KEYS, serving
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,18 @@ def app(shared: gemmakv.Gemma) -> App:
     return make_app(
         shared, max_model_len=4096, default_max_tokens=8, default_seed=5
     )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def kept(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
+    yield from serving(shared, folder)
+
+
+@pytest.fixture
+def keyed(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
+    yield from serving(shared, folder, api_keys=KEYS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import gemmakv
 from gemmakv.server import _store
 from gemmakv.server._app import App
-from gemmakv.server._history import History
 from gemmakv.server._store import FILE, Store
 from support import tiny_gguf
 from support.asgi import (
@@ -23,57 +21,24 @@ from support.asgi import (
     USER,
     Exchange,
     get,
-    in_loop,
-    make_app,
     post,
     sse_events,
     until,
+)
+from support.kept import (
+    KEYS,
+    bearer,
+    delete,
+    error,
+    history,
+    prompts_of,
+    serving,
 )
 
 openai = pytest.importorskip("openai")
 from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
-KEYS = ("one", "two")
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
-
-
-@pytest.fixture
-def kept(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
-    yield from serving(shared, folder)
-
-
-@pytest.fixture
-def keyed(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
-    yield from serving(shared, folder, api_keys=KEYS)
-
-
-def serving(
-    gemma: gemmakv.Gemma, folder: Path, **settings: Any
-) -> Iterator[App]:
-    """An application that keeps conversations, until it is closed."""
-    chosen: dict[str, Any] = {
-        "max_model_len": 4096, "default_max_tokens": 8, "default_seed": 5,
-    }  # fmt: skip
-    app = make_app(gemma, **{**chosen, **settings})
-    assert app.service is not None
-    History(app.service, Store(str(folder), 30))
-    yield app
-    app.service.close()
-
-
-def history(app: App) -> History:
-    assert app.service is not None
-    assert isinstance(app.service.keeper, History)
-    return app.service.keeper
 
 
 def create(app: App, **fields: Any) -> Any:
@@ -109,31 +74,6 @@ def look(app: App, session: str) -> Any:
     response = get(app, f"{SESSIONS}/{session}")
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def delete(app: App, path: str, **headers: str) -> httpx.Response:
-    return in_loop(app, lambda http: http.delete(path, headers=headers))
-
-
-def error(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    return dict(response.json()["error"])
-
-
-def prompts_of(app: App, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Token ids of the prompts that run from now on."""
-    found: list[list[int]] = []
-    service = app.service
-    assert service is not None
-    real = service._prompt_ids
-
-    async def noting(*args: Any) -> Any:
-        ids = await real(*args)
-        found.extend(one.tolist() for one in ids)
-        return ids
-
-    monkeypatch.setattr(service, "_prompt_ids", noting)
-    return found
 
 
 # Sessions.
@@ -279,13 +219,13 @@ def test_tokens_stay_as_they_were_sampled(
     id = create(kept)["id"]
     prompts = prompts_of(kept, monkeypatch)
     store = history(kept).store
+    before: list[int] = []
     for turn in range(4):
         head = say(kept, id, f"question {turn}", seed=turn)["session"]["turn"]
         tokens = store.tokens(head).tolist()
         assert tokens[: len(prompts[-1])] == prompts[-1]
         assert len(tokens) > len(prompts[-1])
-        if turn:
-            assert prompts[-1][: len(before)] == before
+        assert prompts[-1][: len(before)] == before
         before = tokens
     path = store.path(head, tokens=True)
     assert [one.whole for one in path] == [True, False, False, False]
@@ -310,9 +250,7 @@ def test_fork_and_rewind(kept: App) -> None:
         text_of(again)
     )
     assert act(kept, id, "/rewind", {"turn": None})["head"] is None
-    missing = post(
-        kept, f"{SESSIONS}/{id}/rewind", {"turn": turns[0]}
-    )
+    missing = post(kept, f"{SESSIONS}/{id}/rewind", {"turn": turns[0]})
     assert error(missing, 404)["param"] == "turn"
     missing = post(kept, f"{SESSIONS}/{id}/fork", {"turn": "resp_none"})
     assert error(missing, 404)["param"] == "turn"
@@ -381,9 +319,7 @@ def test_keys_are_the_same_after_a_restart(
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
     ],
 )
-def test_bad_requests_leave_it_alone(
-    kept: App, fields: Any, name: str
-) -> None:
+def test_bad_requests_leave_it_alone(kept: App, fields: Any, name: str) -> None:
     id = create(kept)["id"]
     say(kept, id, "one")
     before = look(kept, id)
@@ -539,9 +475,7 @@ def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
     assert rows(folder) == 1
 
 
-def test_a_lease_is_renewed(
-    kept: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_renewed(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmakv.server._history.LEASE_S", 0.03)
     id = create(kept)["id"]
     renewed: list[str] = []

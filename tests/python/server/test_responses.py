@@ -1,0 +1,466 @@
+"""/v1/responses, in the SDK's types."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.server import _store
+from gemmakv.server._app import App
+from support import tiny_gguf
+from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
+from support.kept import (
+    KEYS,
+    bearer,
+    delete,
+    error,
+    history,
+    prompts_of,
+    serving,
+)
+
+openai = pytest.importorskip("openai")
+from openai.types.responses import (  # noqa: E402
+    Response,
+    ResponseStreamEvent,
+)
+from pydantic import TypeAdapter  # noqa: E402
+
+PATH = "/v1/responses"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+SAID = {"model": NAME, "temperature": 1, "max_output_tokens": 6}
+# What the original says cannot be null.
+NEVER_NULL = (
+    "background", "metadata", "output", "parallel_tool_calls", "service_tier",
+    "store", "temperature", "text", "tool_choice", "tools", "top_logprobs",
+    "top_p", "truncation", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+def respond(app: App, given: Any, **fields: Any) -> dict[str, Any]:
+    response = post(app, PATH, {**SAID, "input": given, **fields})
+    assert response.status_code == 200, response.text
+    return checked(response.json())
+
+
+def checked(found: dict[str, Any]) -> dict[str, Any]:
+    Response.model_validate(found, strict=True)
+    assert all(found[name] is not None for name in NEVER_NULL)
+    assert found["id"].startswith("resp_")
+    return found
+
+
+def stream(app: App, given: Any, **fields: Any) -> list[dict[str, Any]]:
+    body = {**SAID, "input": given, "stream": True, **fields}
+    response = post(app, PATH, body)
+    assert response.status_code == 200, response.text
+    events = sse_events(response.text)
+    found = []
+    for i, (name, data) in enumerate(events):
+        EVENT.validate_python(data, strict=True)
+        assert data["type"] == name and data["sequence_number"] == i
+        found.append(data)
+    return found
+
+
+def text_of(response: dict[str, Any]) -> str:
+    [message] = response["output"]
+    [part] = message["content"]
+    return str(part["text"])
+
+
+def test_whole(app: App, shared: gemmakv.Gemma) -> None:
+    """Also where nothing is kept."""
+    messages = [{"role": "system", "content": "Be brief."}, *USER]
+    expected = shared.chat(messages, temperature=1, seed=5, max_tokens=6)
+    found = respond(app, USER, instructions="Be brief.", metadata={"a": "b"})
+    assert text_of(found) == expected.text
+    assert found["status"] == "incomplete"
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["store"] is False and found["instructions"] == "Be brief."
+    assert found["metadata"] == {"a": "b"}
+    assert found["usage"]["input_tokens"] == shared.count_tokens(messages)
+    assert found["usage"]["output_tokens"] == 6
+    same = [
+        {"type": "message", "role": "user", "content": [
+            {"type": "input_text", "text": USER[0]["content"]}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+    ]  # fmt: skip
+    assert text_of(respond(app, same, instructions="Be brief.")) == (
+        expected.text
+    )
+
+
+def test_stop_is_completed(app: App) -> None:
+    whole = text_of(respond(app, "hello"))
+    stop = next(c for c in whole if c.isascii() and c.isalnum())
+    found = respond(app, "hello", stop=[stop])
+    assert text_of(found) == whole[: whole.index(stop)].strip()
+    assert found["status"] == "completed"
+    assert found["incomplete_details"] is None
+
+
+def test_stream(kept: App) -> None:
+    for more in ({}, {"include": ["message.output_text.logprobs"]}):
+        whole = respond(kept, "hello", **more)
+        events = stream(kept, "hello", **more)
+        kinds = [event["type"] for event in events]
+        deltas = kinds.count("response.output_text.delta")
+        assert kinds == [
+            "response.created", "response.in_progress",
+            "response.output_item.added", "response.content_part.added",
+            *["response.output_text.delta"] * deltas,
+            "response.output_text.done", "response.content_part.done",
+            "response.output_item.done", "response.incomplete",
+        ]  # fmt: skip
+        said = "".join(e["delta"] for e in events if "delta" in e)
+        last = checked(events[-1]["response"])
+        assert said == text_of(whole) == text_of(last)
+        assert events[0]["response"]["status"] == "in_progress"
+        assert events[0]["response"]["output"] == []
+        ids = {e["response"]["id"] for e in events if "response" in e}
+        assert ids == {last["id"]}
+        [item] = last["output"]
+        assert {e["item_id"] for e in events if "item_id" in e} == {item["id"]}
+        listed = item["content"][0]["logprobs"]
+        assert bool(listed) == bool(more)
+        assert listed == whole["output"][0]["content"][0]["logprobs"]
+        again = get(kept, f"{PATH}/{last['id']}")
+        again_text = text_of(checked(again.json()))
+        assert again_text == said
+
+
+def test_get_and_delete(kept: App) -> None:
+    made = respond(kept, "hello", instructions="x", metadata={"a": "b"})
+    path = f"{PATH}/{made['id']}"
+    assert made["store"] is True
+    assert checked(get(kept, path).json()) == made
+    assert error(get(kept, path + "?stream=true"), 400)["param"] == "stream"
+    next_one = respond(kept, "more", previous_response_id=made["id"])
+    assert next_one["previous_response_id"] == made["id"]
+    assert delete(kept, path).json() == {
+        "id": made["id"], "object": "response", "deleted": True,
+    }  # fmt: skip
+    assert error(get(kept, path), 404)["code"] == "response_not_found"
+    error(delete(kept, path), 404)
+    body = {"input": "x", "previous_response_id": made["id"]}
+    assert error(post(kept, PATH, body), 404)["param"] == (
+        "previous_response_id"
+    )
+    # What follows it stays.
+    last = respond(kept, "again", previous_response_id=next_one["id"])
+    turns = history(kept).store.path(last["id"])
+    assert [t.messages[0]["content"] for t in turns] == [
+        "hello", "more", "again",
+    ]  # fmt: skip
+    for one in (next_one, last):
+        delete(kept, f"{PATH}/{one['id']}")
+    assert history(kept).store.path(last["id"]) == []
+
+
+def test_forks_are_exact(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two go on from one response; sessions and whole messages agree."""
+    prompts = prompts_of(kept, monkeypatch)
+    root = respond(kept, "hello " * 60, seed=1)
+    store = history(kept).store
+    before = store.tokens(root["id"]).tolist()
+    found = [
+        respond(kept, "more", previous_response_id=root["id"], seed=2)
+        for _ in "ab"
+    ]
+    assert text_of(found[0]) == text_of(found[1])
+    assert prompts[-1] == prompts[-2]
+    assert prompts[-1][: len(before)] == before
+    cached = found[1]["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached >= len(before) - 1
+    paths = [store.path(one["id"], tokens=True) for one in found]
+    assert paths[0][0].id == paths[1][0].id
+    assert not any(path[1].whole for path in paths)
+
+
+def test_three_ways_to_the_same(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By session, by previous_response_id and with all messages."""
+    prompts = prompts_of(kept, monkeypatch)
+    session = post(kept, "/v1/sessions", {}).json()["id"]
+    messages: list[Any] = []
+    previous = None
+    agreed = 0
+    for turn in range(6):
+        text = f"question {turn}"
+        options = {"temperature": 1, "seed": turn}
+        messages.append({"role": "user", "content": text})
+        body = {"session": session, "messages": messages[-1:], **options}
+        one = post(kept, "/v1/chat/completions", body).json()
+        said = one["choices"][0]["message"]["content"]
+        fields = {"max_output_tokens": None, "seed": turn}
+        two = respond(kept, text, previous_response_id=previous, **fields)
+        previous = two["id"]
+        assert text_of(two) == said
+        three = respond(kept, messages, store=False, **fields)
+        assert prompts[-3] == prompts[-2]
+        if prompts[-1] == prompts[-2]:
+            agreed += 1
+            assert text_of(three) == said
+        messages.append({"role": "assistant", "content": said})
+    assert agreed
+
+
+def test_instructions_are_not_carried_over(
+    kept: App, monkeypatch: pytest.MonkeyPatch, shared: gemmakv.Gemma
+) -> None:
+    """As in the original; the conversation is then rendered anew."""
+    one = respond(kept, "hello", instructions="Be brief.")
+    prompts = prompts_of(kept, monkeypatch)
+    two = respond(kept, "more", previous_response_id=one["id"])
+    said = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": text_of(one)},
+        {"role": "user", "content": "more"},
+    ]
+    assert prompts == [shared.apply_chat_template(said).tolist()]
+    assert two["instructions"] is None
+    respond(
+        kept, "more", previous_response_id=one["id"], instructions="Be brief."
+    )
+    before = history(kept).store.tokens(one["id"]).tolist()
+    assert prompts[1][: len(before)] == before
+
+
+def test_not_stored(kept: App) -> None:
+    found = respond(kept, "hello", store=False)
+    assert found["store"] is False
+    error(get(kept, f"{PATH}/{found['id']}"), 404)
+    one = respond(kept, "hello")
+    two = respond(kept, "x", previous_response_id=one["id"], store=False)
+    error(get(kept, f"{PATH}/{two['id']}"), 404)
+
+
+def test_conversation_is_a_session(kept: App) -> None:
+    id = post(kept, "/v1/sessions", {"system": "Be brief."}).json()["id"]
+    one = respond(kept, "hello", conversation=id)
+    two = respond(kept, "more", conversation={"id": id})
+    assert two["conversation"] == {"id": id}
+    found = get(kept, f"/v1/sessions/{id}").json()
+    assert [t["id"] for t in found["turns"]] == [one["id"], two["id"]]
+    # A turn of a chat request is a response, too.
+    body = {"session": id, "messages": USER, "max_tokens": 3}
+    chat = post(kept, "/v1/chat/completions", body).json()
+    turn = chat["session"]["turn"]
+    shown = checked(get(kept, f"{PATH}/{turn}").json())
+    assert text_of(shown) == chat["choices"][0]["message"]["content"]
+    assert shown["instructions"] == "Be brief."
+    respond(kept, "x", previous_response_id=turn, instructions="Be brief.")
+    assert get(kept, f"/v1/sessions/{id}").json()["head"] == turn
+
+
+def test_off_says_how(app: App) -> None:
+    for more in (
+        {"store": True},
+        {"previous_response_id": "resp_x"},
+        {"conversation": "sess_x"},
+        {"session": "sess_x"},
+    ):
+        found = post(app, PATH, {"input": "x", **more})
+        assert "--sessions" in error(found, 400)["message"]
+    assert "--sessions" in error(get(app, PATH + "/resp_x"), 400)["message"]
+    assert "--sessions" in error(delete(app, PATH + "/resp_x"), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "message", "role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]},
+         "input[0].arguments"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"store": False, "conversation": "sess_x"}, "store"),
+        ({"conversation": 3}, "conversation"),
+        ({"conversation": "sess_x", "previous_response_id": "resp_x"},
+         "previous_response_id"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"input": "long " * 4000}, "input"),
+    ],
+)  # fmt: skip
+def test_bad_requests(kept: App, fields: Any, name: str) -> None:
+    found = error(post(kept, PATH, {**SAID, "input": "x", **fields}), 400)
+    assert found["param"] == name, found
+
+
+def test_other_keys_find_nothing(keyed: App) -> None:
+    one, two = (bearer(key) for key in KEYS)
+    made = post(keyed, PATH, {**SAID, "input": "x"}, **one).json()
+    path = f"{PATH}/{made['id']}"
+    error(get(keyed, path, **two), 404)
+    error(delete(keyed, path, **two), 404)
+    body = {"input": "x", "previous_response_id": made["id"]}
+    error(post(keyed, PATH, body, **two), 404)
+    assert get(keyed, path, **one).status_code == 200
+
+
+def test_responses_expire(
+    shared: gemmakv.Gemma, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for app in serving(shared, folder):
+        one = respond(app, "hello")
+        kept_one = respond(app, "more", previous_response_id=one["id"])
+        session = post(app, "/v1/sessions", {}).json()["id"]
+        respond(app, "hello", conversation=session)
+        late = time.time() + 31 * 86400
+        monkeypatch.setattr(_store.time, "time", lambda late=late: late)
+        for made in (one, kept_one):
+            error(get(app, f"{PATH}/{made['id']}"), 404)
+        respond(app, "another")
+        store = history(app).store
+        assert store.path(kept_one["id"]) == []
+        # What a session leads to stays.
+        assert get(app, f"/v1/sessions/{session}").json()["turn_count"] == 1
+    later = late + 31 * 86400
+    monkeypatch.setattr(_store.time, "time", lambda: later)
+    store = _store.Store(str(folder), 30)
+    assert store._db is not None
+    count = store._db.execute("SELECT count(*) FROM turns").fetchone()
+    assert count == (1,)
+    store.close()
+
+
+def test_client_vanishes(kept: App, folder: Path) -> None:
+    """Of a turn that was cut off nothing is kept."""
+    one = respond(kept, "hello")
+
+    async def main() -> None:
+        body = {
+            "input": "more", "previous_response_id": one["id"], "stream": True,
+            "max_output_tokens": 4000, "ignore_eos": True,
+        }  # fmt: skip
+        running = Exchange(kept, PATH, body)
+        await running.holds(b"output_text.delta")
+        running.leave()
+        await running.done()
+
+    asyncio.run(main())
+    db = history(kept).store._db
+    assert db is not None
+    assert db.execute("SELECT count(*) FROM turns").fetchone() == (1,)
+
+
+def test_parent_deleted_meanwhile(kept: App) -> None:
+    one = respond(kept, "hello")
+
+    async def main() -> bytes:
+        body = {
+            "input": "more", "previous_response_id": one["id"], "stream": True,
+            "max_output_tokens": 40, "ignore_eos": True,
+        }  # fmt: skip
+        running = Exchange(kept, PATH, body)
+        await running.holds(b"output_text.delta")
+        history(kept).store._db.execute("DELETE FROM turns")  # type: ignore[union-attr]
+        await running.done()
+        return running.data
+
+    name, data = sse_events(asyncio.run(main()).decode())[-1]
+    assert name == "response.failed"
+    EVENT.validate_python(data, strict=True)
+    assert "deleted meanwhile" in data["response"]["error"]["message"]
+
+
+# Structured output and tools.
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"days": {"enum": [1, 2, 3]}},
+    "required": ["days"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "name": "rain", "parameters": SCHEMA,
+     "strict": True, "description": "Rain."},
+    {"type": "web_search"},
+]  # fmt: skip
+
+
+def test_tool_calls(kept: App) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    pieces = tiny_gguf.vocabulary()[0]
+    assert kept.service is not None
+    kept.service.defaults["logit_bias"] = {pieces.index(c): 6.0 for c in '"}'}
+    fields: Any = {
+        "tools": TOOLS, "tool_choice": "required", "max_output_tokens": 200,
+        "parallel_tool_calls": False,
+    }  # fmt: skip
+    whole = respond(kept, "rain?", **fields)
+    [call] = whole["output"]
+    assert call["type"] == "function_call" and call["name"] == "rain"
+    assert whole["status"] == "completed"
+    assert json.loads(call["arguments"])["days"] in (1, 2, 3)
+    events = stream(kept, "rain?", **fields)
+    kinds = [event["type"] for event in events]
+    deltas = kinds.count("response.function_call_arguments.delta")
+    assert deltas and kinds == [
+        "response.created", "response.in_progress",
+        "response.output_item.added",
+        *["response.function_call_arguments.delta"] * deltas,
+        "response.function_call_arguments.done", "response.output_item.done",
+        "response.completed",
+    ]  # fmt: skip
+    last = checked(events[-1]["response"])
+    [same] = last["output"]
+    assert same["arguments"] == call["arguments"]
+    assert same["arguments"] == "".join(
+        e["delta"] for e in events if "delta" in e
+    )
+    assert checked(get(kept, f"{PATH}/{last['id']}").json())["output"] == [same]
+    result = {
+        "type": "function_call_output", "call_id": same["call_id"],
+        "output": "3 mm",
+    }  # fmt: skip
+    said = respond(kept, [result], previous_response_id=last["id"], tools=TOOLS)
+    path = history(kept).store.path(said["id"])
+    assert [turn.whole for turn in path] == [True, False]
+    # The same with all items, as clients without ids send them.
+    items = [{"role": "user", "content": "rain?"}, same, result]
+    respond(kept, items, tools=TOOLS, store=False)
+    named: Any = {"type": "function", "name": "rain"}
+    fields["tool_choice"] = named
+    assert respond(kept, "rain?", **fields)["output"][0]["name"] == "rain"
+
+
+def test_json_schema(app: App) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    format = {
+        "type": "json_schema", "name": "rain", "schema": SCHEMA,
+        "strict": True,
+    }  # fmt: skip
+    found = respond(
+        app, "rain?", text={"format": format}, max_output_tokens=100
+    )
+    assert json.loads(text_of(found))["days"] in (1, 2, 3)
+
+
+def test_many_keys_of_a_body_are_ignored(shared: gemmakv.Gemma) -> None:
+    """What programs send that keep the whole history themselves."""
+    app = make_app(shared, max_model_len=4096)
+    found = respond(
+        app,
+        [{"type": "message", "role": "developer", "content": "x"}, *USER],
+        client_metadata={"a": "b"}, include=["reasoning.encrypted_content"],
+        parallel_tool_calls=False, prompt_cache_key="k", store=False,
+        reasoning={"effort": "medium"}, tool_choice="auto",
+        tools=[{"type": "custom", "name": "x"}],
+    )  # fmt: skip
+    assert found["prompt_cache_key"] == "k" and found["tools"] == []
