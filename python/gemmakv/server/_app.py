@@ -44,6 +44,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/v1/responses/{response}", _responses.delete),
     ("POST", "/v1/sessions", _sessions.create),
     ("GET", "/v1/sessions", _sessions.sessions),
+    ("POST", "/v1/sessions/import", _sessions.take_in),
+    ("GET", "/v1/sessions/{session}/export", _sessions.export),
     ("GET", "/v1/sessions/{session}", _sessions.session),
     ("POST", "/v1/sessions/{session}", _sessions.rename),
     ("DELETE", "/v1/sessions/{session}", _sessions.delete),

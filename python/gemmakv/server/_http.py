@@ -91,8 +91,14 @@ class Call:
         """What stands behind the path's question mark."""
         return QueryParams(self.scope["query_string"])
 
-    async def json(self, shape: type[_T]) -> tuple[_T, dict[str, Any]]:
-        """The body's fields, and all of it. Raises RequestError."""
+    async def json(
+        self,
+        shape: type[_T],
+        check: Callable[[dict[str, Any]], None] | None = None,
+    ) -> tuple[_T, dict[str, Any]]:
+        """The body's fields, and all of it, which `check` sees first. Raises
+        RequestError.
+        """
         limits = self.settings.limits
         body = await self._read(limits.body_bytes, limits.body_s)
         if len(body) > _POOL_BYTES and self.service is not None:
@@ -101,6 +107,8 @@ class Call:
             )
         else:
             document = _body.parse(body, limits.json_depth)
+        if check is not None:
+            check(document)
         return _body.typed(document, shape), document
 
     def check_model(self, model: str | None) -> None:

@@ -137,12 +137,17 @@ def _past(
         raise invalid(
             "previous_response_id", "expected none with a conversation"
         )
-    if body.store or session is not None or body.previous_response_id:
-        kept(call)
+    asked = {
+        "store": body.store,
+        "session": body.session,
+        "conversation": body.conversation,
+        "previous_response_id": body.previous_response_id,
+    }
+    for name, value in asked.items():
+        if value:
+            kept(call, name)
     if session is not None and not keeps:
-        raise invalid(
-            "store", "expected true with a conversation, found false"
-        )
+        raise invalid("store", "expected true with a conversation, found false")
     params |= {"store": keeps, "session": session}
     past = Past(
         id=new_id("resp"),
@@ -211,9 +216,7 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {
                     "role": "tool",
                     "tool_call_id": _text(item, "call_id", where),
-                    "content": _content(
-                        item.get("output"), f"{where}.output"
-                    ),
+                    "content": _content(item.get("output"), f"{where}.output"),
                 }
             )
         elif kind != "reasoning":  # which this model has not said
@@ -417,9 +420,7 @@ class _Response:
         self._entries = []
         if part.start is not None:
             frames += self._close()
-            frames += self._begin(
-                _call_item(*part.start, "", "in_progress")
-            )
+            frames += self._begin(_call_item(*part.start, "", "in_progress"))
         assert self._open is not None
         if part.arguments:
             self._open["arguments"] += part.arguments

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.server import _documents
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._history import History
 from gemmakv.server._http import Call
@@ -105,14 +106,38 @@ async def delete(call: Call) -> None:
     )
 
 
-def kept(call: Call) -> History:
-    """The conversations. Raises RequestError if none are kept."""
+async def export(call: Call) -> None:
+    history = kept(call)
+    found, turns = await _with_turns(call, history, tokens=True)
+    document = await history.in_pool(_documents.written, found, turns)
+    await call.answer(document)
+
+
+async def take_in(call: Call) -> None:
+    history = kept(call)
+    body, _ = await call.json(_documents.Document, _documents.check_version)
+    turns = await history.in_pool(_documents.read, body, owner(call), history)
+    found = await history.on(
+        history.store.create,
+        owner(call),
+        _name(body.name),
+        body.system or None,
+        turns,
+    )
+    await call.answer(_session(found))
+
+
+def kept(call: Call, param: str | None = None) -> History:
+    """The conversations, which the field `param` asks for. Raises
+    RequestError if none are kept.
+    """
     found = history_of(call.chat)
     if found is None:
         raise RequestError(
             400,
-            "sessions: this server keeps no conversations; it does when "
-            "started with --sessions DIR",
+            f"{param or 'sessions'}: this server keeps no conversations; it "
+            "does when started with --sessions DIR",
+            param=param,
             code="sessions_off",
         )
     return found
@@ -130,7 +155,7 @@ def past_of(call: Call, session: str | None) -> Past | None:
     """Of a request with a `session`; None without."""
     if session is None:
         return None
-    kept(call)
+    kept(call, "session")
     return Past(new_id("resp"), session)
 
 

@@ -644,3 +644,112 @@ def test_tools_in_a_session(kept: App) -> None:
     # Without them the model is told something else from the beginning.
     say(kept, id, "dry?")
     assert history(kept).store.path(look(kept, id)["head"])[2].whole
+
+
+# Documents.
+
+
+def exported(app: App) -> tuple[str, dict[str, Any]]:
+    """A session of three turns, as a document."""
+    id = create(app, name="a", system="Be brief.")["id"]
+    for text in ("one", "two", "three"):
+        say(app, id, text)
+    response = get(app, f"{SESSIONS}/{id}/export")
+    assert response.status_code == 200, response.text
+    return id, response.json()
+
+
+def test_export_and_import(
+    kept: App, shared: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    id, document = exported(kept)
+    expected = look(kept, id)
+    tokens = history(kept).store.tokens(expected["head"]).tolist()
+    said = text_of(say(kept, id, "four"))
+    for app in serving(shared, tmp_path / "other", api_keys=KEYS):
+        mine = bearer("one")
+        path = f"{SESSIONS}/import"
+        made = post(app, path, document, **mine).json()
+        found = get(app, f"{SESSIONS}/{made['id']}", **mine).json()
+        assert (found["name"], found["system"]) == ("a", "Be brief.")
+        same = ("messages", "reply", "tools", "usage", "finish_reason")
+        for name in (*same, "created_at"):
+            assert [t[name] for t in found["turns"]] == [
+                t[name] for t in expected["turns"]
+            ]
+        assert history(app).store.tokens(found["head"]).tolist() == tokens
+        body = {
+            "session": made["id"], "temperature": 1, "max_tokens": 6,
+            "messages": [{"role": "user", "content": "four"}],
+        }  # fmt: skip
+        assert text_of(post(app, CHAT, body, **mine).json()) == said
+        error(get(app, f"{SESSIONS}/{made['id']}/export", **bearer("two")), 404)
+        again = get(app, f"{SESSIONS}/{made['id']}/export", **mine).json()
+        again["turns"].pop()
+        for one in (again, document):
+            one.pop("created_at")
+        assert again == document
+
+
+def test_import_for_another_model(kept: App) -> None:
+    """Its tokens are left out, and the messages rendered."""
+    _, document = exported(kept)
+    for turn in document["turns"]:
+        turn["basis"] = "another"
+        turn["tokens"] = [10**9]
+    made = post(kept, f"{SESSIONS}/import", document).json()
+    say(kept, made["id"], "four")
+    turns = history(kept).store.path(look(kept, made["id"])["head"])
+    assert [t.basis for t in turns] == ["", "", "", history(kept).basis]
+    assert turns[3].whole
+
+
+def test_import_nothing(kept: App) -> None:
+    document = {"format": "gemmakv session", "version": 1, "turns": []}
+    made = post(kept, f"{SESSIONS}/import", document).json()
+    assert made["turn_count"] == 0
+    say(kept, made["id"], "one")
+
+
+@pytest.mark.parametrize(
+    "path, value, name",
+    [
+        (["format"], "x", "format"),
+        (["version"], 2, "version"),
+        (["turns"], None, "turns"),
+        (["name"], 3, "name"),
+        (["turns", 1, "tokens"], [], "turns[1].tokens"),
+        (["turns", 1, "tokens"], [-1], "turns[1].tokens"),
+        (["turns", 1, "tokens"], [1 << 31], "turns[1].tokens"),
+        (["turns", 1, "tokens"], [1 << 70], "turns[1].tokens"),
+        (["turns", 1, "tokens", 0], "x", "turns[1].tokens"),
+        (["turns", 1, "tokens", 0], True, "turns[1].tokens"),
+        (["turns", 0, "tokens", 0], 300, "turns[0].tokens"),
+        (["turns", 0, "whole"], False, "turns[0].whole"),
+        (["turns", 1, "basis"], "x", "turns[1].whole"),
+        (["turns", 1, "messages"], [], "turns[1].messages"),
+        (["turns", 1, "messages", 0, "role"], "x", "turns[1].messages[0].role"),
+        (["turns", 1, "reply", "role"], "user", "turns[1].reply.role"),
+        (["turns", 1, "reply", "content"], 3, "turns[1].reply.content"),
+        (["turns", 1, "reply"], [], "turns[1].reply"),
+        (["turns", 1, "tools"], [{"type": "x"}], "turns[1].tools"),
+        (["turns", 1, "finish_reason"], "x", "turns[1].finish_reason"),
+        (["turns", 1, "usage"], {"prompt_tokens": -1},
+         "turns[1].usage.prompt_tokens"),
+        (["turns", 1, "created_at"], -1, "turns[1].created_at"),
+        (["turns", 1, "created_at"], 1e300, "turns[1].created_at"),
+    ],
+)  # fmt: skip
+def test_import_refuses(
+    kept: App, folder: Path, path: list[Any], value: Any, name: str
+) -> None:
+    _, document = exported(kept)
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    before = rows(folder)
+    found = error(post(kept, f"{SESSIONS}/import", document), 400)
+    assert name in found["message"], found
+    assert rows(folder) == before
+    assert len(get(kept, SESSIONS).json()["data"]) == 1

@@ -1,0 +1,199 @@
+"""Sessions as JSON documents, to be kept elsewhere and taken in again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gemmakv.chat._messages import messages_of
+from gemmakv.chat._tools import tool_use
+from gemmakv.errors import brief
+from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._history import History
+from gemmakv.server._store import Session, Turn, new_id
+
+_FORMAT = "gemmakv session"
+_VERSION = 1
+_REASONS = ("stop", "length", "deadline")
+_USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_LATEST = 1e11  # seconds; beyond are other units
+
+
+class TurnPart(msgspec.Struct, kw_only=True):
+    messages: list[dict[str, Any]]
+    reply: dict[str, Any]
+    finish_reason: str
+    basis: str
+    whole: bool
+    tokens: list[int]
+    system: str | None = None
+    tools: list[dict[str, Any]] = []
+    usage: dict[str, int] = {}
+    created_at: float | None = None
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """Fields are those of `_store.Session` and `_store.Turn`."""
+
+    format: str
+    version: int
+    turns: list[TurnPart]
+    name: str | None = None
+    system: str | None = None
+
+
+def written(session: Session, turns: list[Turn]) -> dict[str, Any]:
+    """A session with its turns and their tokens."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "name": session.name,
+        "system": session.system,
+        "created_at": session.created,
+        "turns": [
+            {
+                "messages": turn.messages,
+                "reply": turn.reply,
+                "finish_reason": turn.reason,
+                "system": turn.system,
+                "tools": turn.tools,
+                "usage": turn.usage,
+                "created_at": turn.created,
+                "basis": turn.basis,
+                "whole": turn.whole,
+                "tokens": turn.tokens.tolist(),
+            }
+            for turn in turns
+        ],
+    }
+
+
+def check_version(document: dict[str, Any]) -> None:
+    """Raises RequestError for what is no document, or a newer one."""
+    kind, version = document.get("format"), document.get("version")
+    if kind != _FORMAT:
+        raise invalid("format", f"expected {_FORMAT!r}, found {brief(kind)}")
+    if version != _VERSION:
+        raise invalid("version", f"expected {_VERSION}, found {brief(version)}")
+
+
+def read(document: Document, tenant: str, history: History) -> list[Turn]:
+    """The turns, with new ids, each the next one's parent.
+
+    Tokens for another model or template are left out: the next turn then
+    renders the messages. Raises RequestError or ValueError that names what is
+    bad.
+    """
+    service = history.service
+    most = service.settings.limits.messages
+    count = sum(len(part.messages) + 1 for part in document.turns)
+    if count > most:
+        raise invalid(
+            "turns", f"expected at most {most} messages, found {count}"
+        )
+    found: list[Turn] = []
+    for i, part in enumerate(document.turns):
+        where = f"turns[{i}]"
+        parent = found[-1] if found else None
+        if part.finish_reason not in _REASONS:
+            raise invalid(
+                f"{where}.finish_reason",
+                f"expected one of {', '.join(_REASONS)}, found "
+                + brief(part.finish_reason),
+            )
+        goes_on = i > 0 and part.basis == document.turns[i - 1].basis
+        if not part.whole and not goes_on:
+            raise invalid(
+                f"{where}.whole", "expected true: no tokens stand before it"
+            )
+        _check_tokens(part, f"{where}.tokens", history)
+        known = part.basis == history.basis
+        found.append(
+            Turn(
+                id=new_id("resp"),
+                tenant=tenant,
+                parent=None if parent is None else parent.id,
+                depth=i + 1,
+                created=_created(part, where),
+                system=part.system or None,
+                tools=_tools(part, where),
+                messages=[
+                    one.to_dict()
+                    for one in messages_of(part.messages, f"{where}.messages")
+                ],
+                reply=_reply(part, where),
+                reason=part.finish_reason,
+                usage=_usage(part, where),
+                basis=part.basis if known else "",
+                whole=part.whole or not known,
+                tokens=np.array(part.tokens if known else [], np.int32),
+            )
+        )
+    return found
+
+
+def _check_tokens(part: TurnPart, where: str, history: History) -> None:
+    if not part.tokens:
+        raise invalid(where, "expected at least one, found none")
+    if part.basis != history.basis:
+        return
+    config = history.service.gemma.config
+    for token in (min(part.tokens), max(part.tokens)):
+        if not 0 <= token < config.vocab_size:
+            raise invalid(
+                where,
+                f"expected token ids in [0, {config.vocab_size}), found "
+                + brief(token),
+            )
+    if part.whole and config.bos_id >= 0 and part.tokens[0] != config.bos_id:
+        raise invalid(
+            where, f"expected {config.bos_id} first, found {part.tokens[0]}"
+        )
+
+
+def _reply(part: TurnPart, where: str) -> dict[str, Any]:
+    try:
+        [reply] = messages_of([part.reply], "reply")
+    except ValueError as error:
+        words = str(error).replace("reply[0]", f"{where}.reply")
+        raise RequestError(400, words, param=f"{where}.reply") from None
+    if reply.role != "assistant":
+        raise invalid(
+            f"{where}.reply.role", f"expected 'assistant', found {reply.role!r}"
+        )
+    return reply.to_dict()
+
+
+def _tools(part: TurnPart, where: str) -> list[dict[str, Any]]:
+    try:
+        use = tool_use(part.tools)
+    except ValueError as error:
+        raise RequestError(
+            400, f"{where}.{error}", param=f"{where}.tools"
+        ) from None
+    return [] if use is None else use.tools
+
+
+def _usage(part: TurnPart, where: str) -> dict[str, int]:
+    found = {name: part.usage.get(name, 0) for name in _USAGE}
+    for name, count in found.items():
+        if not 0 <= count < 1 << 53:
+            raise invalid(
+                f"{where}.usage.{name}",
+                f"expected a number of tokens, found {brief(count)}",
+            )
+    return found
+
+
+def _created(part: TurnPart, where: str) -> float:
+    if part.created_at is None:
+        return time.time()
+    if not 0 <= part.created_at < _LATEST:
+        raise invalid(
+            f"{where}.created_at",
+            f"expected seconds since 1970, found {part.created_at:g}",
+        )
+    return part.created_at

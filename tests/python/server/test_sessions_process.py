@@ -1,0 +1,208 @@
+"""Conversations of real processes: kill -9, several on one folder, flags."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.asgi import NAME, USER
+from support.command import RunCli, assert_fails
+from support.server_process import ServerProcess
+
+CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
+
+
+def start(
+    talker_path: Path, folder: Path, *more: object, **env: str
+) -> ServerProcess:
+    return ServerProcess(
+        "-m", talker_path, "--sessions", folder, "--max-model-len", 4096,
+        "--default-seed", 3, *more, **env,
+    )  # fmt: skip
+
+
+def ask(server: ServerProcess, path: str, body: Any) -> Any:
+    response = httpx.post(server.url + path, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def look(server: ServerProcess, path: str) -> Any:
+    response = httpx.get(server.url + path, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def body_of(session: str, text: str, **more: Any) -> dict[str, Any]:
+    return {
+        "session": session, "max_tokens": 6, "temperature": 1,
+        "messages": [{"role": "user", "content": text}], **more,
+    }  # fmt: skip
+
+
+def test_killed_at_once(talker_path: Path, tmp_path: Path) -> None:
+    """After the last event nothing is lost, whenever the process dies."""
+    folder = tmp_path / "kept"
+    said: list[str] = []
+    session = previous = ""
+    for turn in range(4):
+        with start(talker_path, folder) as server:
+            if not turn:
+                session = ask(server, SESSIONS, {"name": "a"})["id"]
+            found = look(server, f"{SESSIONS}/{session}")
+            assert [t["reply"]["content"] for t in found["turns"]] == said
+            if turn % 2:
+                reply = ask(server, CHAT, body_of(session, f"q {turn}"))
+                said.append(reply["choices"][0]["message"]["content"])
+            else:
+                text = ""
+                body = body_of(session, f"q {turn}", stream=True)
+                with httpx.stream(
+                    "POST", server.url + CHAT, json=body, timeout=60
+                ) as lines:
+                    for line in lines.iter_lines():
+                        if line == "data: [DONE]":
+                            break
+                        if line:
+                            [choice] = json.loads(line[6:])["choices"]
+                            text += choice["delta"].get("content") or ""
+                said.append(text)
+            more = {"previous_response_id": previous} if previous else {}
+            previous = ask(
+                server,
+                "/v1/responses",
+                {"input": f"r {turn}", "max_output_tokens": 4, **more},
+            )["id"]
+            server.signal(signal.SIGKILL)
+            server.wait()
+    with start(talker_path, folder) as server:
+        found = look(server, f"{SESSIONS}/{session}")
+        assert [t["reply"]["content"] for t in found["turns"]] == said
+        assert look(server, f"/v1/responses/{previous}")["id"] == previous
+
+
+def test_killed_in_a_turn(talker_path: Path, tmp_path: Path) -> None:
+    """Nothing of it is kept, and the session is free again before long."""
+    folder = tmp_path / "kept"
+    with start(talker_path, folder) as server:
+        session = ask(server, SESSIONS, {})["id"]
+        ask(server, CHAT, body_of(session, "one"))
+        body = body_of(
+            session, "two", max_tokens=4000, ignore_eos=True, stream=True
+        )
+        with httpx.stream(
+            "POST", server.url + CHAT, json=body, timeout=60
+        ) as lines:
+            next(lines.iter_lines())
+            server.signal(signal.SIGKILL)
+            server.wait()
+    with start(talker_path, folder) as server:
+        found = look(server, f"{SESSIONS}/{session}")
+        assert found["turn_count"] == 1
+        for _ in range(30):
+            response = httpx.post(
+                server.url + CHAT, json=body_of(session, "two"), timeout=60
+            )
+            if response.status_code == 200:
+                break
+            assert response.json()["error"]["code"] == "session_busy"
+            time.sleep(int(response.headers["retry-after"]))
+        assert look(server, f"{SESSIONS}/{session}")["turn_count"] == 2
+
+
+def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with (
+        start(talker_path, folder) as one,
+        start(talker_path, folder) as other,
+    ):
+        session = ask(one, SESSIONS, {})["id"]
+
+        def post(i: int) -> int:
+            server = (one, other)[i % 2]
+            return httpx.post(
+                server.url + CHAT, json=body_of(session, f"q {i}"), timeout=60
+            ).status_code
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            codes = list(pool.map(post, range(16)))
+        assert set(codes) <= {200, 409}
+        found = [look(s, f"{SESSIONS}/{session}") for s in (one, other)]
+        assert found[0] == found[1]
+        turns = found[0]["turns"]
+        assert len(turns) == codes.count(200) >= 1
+        parents = [turn["parent"] for turn in turns]
+        assert parents == [None, *[turn["id"] for turn in turns[:-1]]]
+
+
+def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    with start(talker_path, tmp_path / "kept") as server:
+        http = openai.OpenAI(
+            base_url=server.url + "/v1", api_key="none",
+            _strict_response_validation=True,
+        )  # fmt: skip
+        options: Any = {"model": NAME, "max_output_tokens": 6}
+        one = http.responses.create(input="hello", **options)
+        with http.responses.stream(
+            input="more", previous_response_id=one.id, **options
+        ) as stream:
+            events = list(stream)
+        assert events[-1].type == "response.incomplete"
+        two = events[-1].response
+        assert two.previous_response_id == one.id
+        again = http.responses.retrieve(two.id)
+        assert again.output_text == two.output_text
+        http.responses.delete(one.id)
+        with pytest.raises(openai.NotFoundError):
+            http.responses.retrieve(one.id)
+        session = http.post("/sessions", cast_to=object, body={})
+        reply = http.chat.completions.create(
+            model=NAME, messages=USER, max_tokens=4,
+            extra_body={"session": session["id"]},
+        )  # fmt: skip
+        assert reply.session["id"] == session["id"]
+
+
+def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for flags, words, code in (
+        (["--sessions", file], ("--sessions", "found a file"), 2),
+        (["--sessions", "/proc/none/x"], ("sessions", "/proc/none/x"), None),
+        (["--sessions", ""], ("--sessions", "found ''"), 2),
+        (
+            ["--sessions", tmp_path / "d", "--response-days", "-1"],
+            ("--response-days",),
+            2,
+        ),
+    ):
+        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
+        if code is None:
+            assert_fails(result, *words)
+        else:
+            assert_fails(result, *words, code=code)
+
+
+def test_variable_and_file(talker_path: Path, tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(f'sessions = "{tmp_path}/a"\nresponse-days = 2\n')
+    for more, env, folder in (
+        (["--config", config], {}, "a"),
+        ([], {"GEMMAKV_SESSIONS": str(tmp_path / "b")}, "b"),
+    ):
+        with ServerProcess("-m", talker_path, *more, **env) as server:
+            ask(server, SESSIONS, {})
+            server.signal()
+            assert server.wait() == 0
+            assert "Traceback" not in server.log
+        assert [p.name for p in (tmp_path / folder).iterdir()] == [
+            "sessions.sqlite3"
+        ]
