@@ -33,19 +33,20 @@ def kept_reply(
     table = tokenizer.token_bytes
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept = length = done = 0  # `kept` tokens are the first `length` characters
-    for i, token in enumerate(token_ids):
+    for i, token in enumerate([*token_ids, -1]):
         if length == len(target):
             break
-        piece = decoder.decode(table[token] if token < len(table) else b"")
+        data = table[token] if 0 <= token < len(table) else b""
+        # A control token or the end may cut a character short.
+        cut = decoder.getstate()[0] and not data
+        piece = decoder.decode(data, bool(cut))
         if not target.startswith(piece, done):
             break
         done += len(piece)
-        if not decoder.getstate()[0]:
+        if cut and done == len(target):
+            kept, length = i, done
+        elif token >= 0 and not decoder.getstate()[0]:
             kept, length = i + 1, done
-    else:
-        # Perhaps the last character was cut short.
-        if target[done:] == decoder.decode(b"", True):
-            kept, length = len(token_ids), len(target)
     rest = target[length:]
     ids = [*token_ids[:kept], *(tokenizer.encode(rest) if rest else ())]
     return np.array(ids, np.int32)
@@ -60,9 +61,9 @@ def continuation(
 ) -> Ids | None:
     """What follows the last token of `reply` when `messages` come.
 
-    None if the template says the reply otherwise once they have come: the
-    conversation then has to be rendered as a whole. Raises what templates
-    raise for messages they cannot express.
+    None if the template says the reply otherwise once they have come, or
+    cannot say this much by itself: the conversation then has to be rendered
+    as a whole.
     """
 
     def said(more: Sequence[Message], opens: bool) -> list[Segment]:
@@ -73,14 +74,14 @@ def continuation(
             add_generation_prompt=opens,
         )
 
-    before = said([reply], False)
     try:
+        before = said([reply], False)
         after = said([reply, *messages], True)
-    except ValueError as error:
-        raise moved(error, -2) from None
+        one, other = (said([Message("assistant", c)], False) for c in "AB")
+    except ValueError:
+        return None
     if not _begins(after, before):
         return None
-    one, other = (said([Message("assistant", c)], False) for c in "AB")
     end = _length(before) - _common_end(one, other)
     return Encoder(tokenizer, -1).encode(_from(after, end))
 

@@ -165,9 +165,10 @@ class Store:
         """
         self.folder = folder
         self._kept_s = response_days * 86400.0
-        _make_private(folder)
+        path = os.path.join(folder, FILE)
+        _make_private(folder, path)
         try:
-            self._open(os.path.join(folder, FILE))
+            self._open(path)
         except sqlite3.Error as error:
             self.close()
             raise ValueError(
@@ -188,7 +189,6 @@ class Store:
             self._db = None
 
     def _open(self, path: str) -> None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = db = sqlite3.connect(
             path,
             timeout=_BUSY_S,
@@ -205,8 +205,12 @@ class Store:
         except BaseException:
             db.execute("ROLLBACK")
             raise
-        row = db.execute("SELECT value FROM facts WHERE name = 'secret'")
-        self._secret: bytes = row.fetchone()[0]
+        row = db.execute(
+            "SELECT value FROM facts WHERE name = 'secret'"
+        ).fetchone()
+        if row is None:
+            raise sqlite3.DatabaseError("a database without its secret")
+        self._secret: bytes = row[0]
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -584,9 +588,12 @@ class Store:
         return len(rows)
 
 
-def _make_private(folder: str) -> None:
+def _make_private(folder: str, path: str) -> None:
+    """Makes them if they are not there, for this user alone."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
+        os.close(os.open(path, flags, 0o600))
     except (FileExistsError, NotADirectoryError):
         raise ValueError(
             f"sessions: {folder}: expected a folder, found a file"

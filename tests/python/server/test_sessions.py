@@ -560,6 +560,7 @@ def test_another_process_writes_for_long(
         (lambda f: newer(f), "newer version"),
         (lambda f: (f.mkdir(), (f / FILE).write_bytes(b"x" * 9000)), "sound"),
         (lambda f: another(f), "another's"),
+        (lambda f: without_secret(f), "without its secret"),
     ],
 )
 def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
@@ -575,15 +576,42 @@ def newer(folder: Path) -> None:
         db.execute("PRAGMA user_version = 99")
 
 
+def without_secret(folder: Path) -> None:
+    Store(str(folder), 30).close()
+    with sqlite3.connect(folder / FILE) as db:
+        db.execute("DELETE FROM facts")
+
+
 def another(folder: Path) -> None:
     folder.mkdir()
     with sqlite3.connect(folder / FILE) as db:
         db.execute("CREATE TABLE t (x)")
 
 
-def test_folder_that_cannot_be_made() -> None:
+def test_folder_that_cannot_be_made(folder: Path) -> None:
     with pytest.raises(OSError, match="sessions: /proc/none"):
         Store("/proc/none/here", 30)
+    (folder / FILE).mkdir(parents=True)
+    with pytest.raises(OSError, match="sessions: .*Is a directory"):
+        Store(str(folder), 30)
+
+
+def test_disk_that_can_only_be_read(kept: App) -> None:
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    db = history(kept).store._db
+    assert db is not None
+    db.execute("PRAGMA query_only = ON")
+    body = {"messages": USER, "session": id}
+    for response in (
+        post(kept, CHAT, body),
+        post(kept, SESSIONS, {}),
+        post(kept, "/v1/responses", {"input": "x"}),
+        delete(kept, f"{SESSIONS}/{id}"),
+    ):
+        assert error(response, 503)["code"] == "sessions_failed"
+    assert look(kept, id)["turn_count"] == 1
+    assert post(kept, CHAT, {"messages": USER}).status_code == 200
 
 
 def test_damage_is_told(kept: App, folder: Path) -> None:
