@@ -117,6 +117,41 @@ def test_killed_in_a_turn(talker_path: Path, tmp_path: Path) -> None:
         assert look(server, f"{SESSIONS}/{session}")["turn_count"] == 2
 
 
+def test_killed_among_many(talker_path: Path, tmp_path: Path) -> None:
+    """Of what was answered all is there; at most one turn more of each."""
+    folder = tmp_path / "kept"
+    said: dict[str, list[str]] = {}
+
+    def talk(url: str, session: str) -> None:
+        for i in range(1000):
+            try:
+                found = httpx.post(
+                    url + CHAT, json=body_of(session, f"q {i}"), timeout=60
+                ).json()
+            except (httpx.TransportError, ValueError):
+                return
+            content = found["choices"][0]["message"]["content"]
+            said[session].append(content)
+
+    with start(talker_path, folder) as server:
+        for _ in range(4):
+            said[ask(server, SESSIONS, {})["id"]] = []
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for session in said:
+                pool.submit(talk, server.url, session)
+            while sum(map(len, said.values())) < 12:
+                time.sleep(0.01)
+            server.signal(signal.SIGKILL)
+            server.wait()
+    assert all(said.values())
+    with start(talker_path, folder) as server:
+        for session, texts in said.items():
+            turns = look(server, f"{SESSIONS}/{session}")["turns"]
+            found = [turn["reply"]["content"] for turn in turns]
+            assert found[: len(texts)] == texts
+            assert len(found) <= len(texts) + 1
+
+
 def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with (
