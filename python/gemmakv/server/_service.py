@@ -46,6 +46,7 @@ from gemmakv.server._errors import (
 )
 from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 from gemmakv.server._settings import Settings
+from gemmakv.server._store import ANYBODY
 
 _POOL_THREADS = 2  # for templates and tokenizing
 _GRAMMAR_THREADS = 2  # for grammars: some take long
@@ -89,7 +90,7 @@ class Past:
     parent: str | None = None
     created: float = dataclasses.field(default_factory=time.time)
     system: str | None = None
-    keep: int | None = 0
+    keep: int | None = ANYBODY
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
