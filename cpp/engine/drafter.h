@@ -7,6 +7,15 @@
 
 namespace gkv {
 
+// What guesses of one sequence cost in the step that is being made.
+struct DraftPrice {
+  // Tokens that the step brings without them.
+  size_t tokens = 1;
+  // [i]: how much longer a step takes with i + 1 guesses, as a share of what it
+  // takes without. Empty: guesses do not pay now.
+  std::span<const double> extra = {};
+};
+
 // Guesses what a sequence says next. Guesses are computed in the same step as
 // the token before them and count as far as they turn out right: they change
 // how many steps it takes, and no bit of the result. Calls come from the
@@ -19,6 +28,7 @@ class Drafter {
   // transcript at the first. Writes guesses for those that follow, and returns
   // how many; ids must be the model's.
   virtual size_t Propose(std::span<const int32_t> added,
+                         const DraftPrice& price,
                          std::span<int32_t> guesses) = 0;
 };
 

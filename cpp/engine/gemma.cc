@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/heap_trim.h"
 #include "base/rng.h"
+#include "engine/lookup_drafter.h"
 #include "engine/row_consumer.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"
@@ -284,6 +285,9 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     }
     parts.deadline = DeadlineOf(job, called);
     parts.drafter = job.drafter;
+    if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
+      parts.drafter = std::make_shared<LookupDrafter>();
+    }
     parts.prefix = job.prefix;
     if (!parts.prefix.view) {
       parts.prefix.view = prefix_.view;

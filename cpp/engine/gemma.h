@@ -76,7 +76,8 @@ class Gemma {
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
     // What tokens may come; cloned for each request.
     std::shared_ptr<const Constraint> constraint = nullptr;
-    std::shared_ptr<Drafter> drafter = nullptr;  // this request's alone
+    // This request's alone; null: what its options say.
+    std::shared_ptr<Drafter> drafter = nullptr;
     PrefixUse prefix = {};  // its view, if any, instead of WithPrefix's
     // The prompt begins with BOS, for an empty conversation; another goes
     // without. Known only once nobody else uses the cache.

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -225,35 +226,78 @@ void Scheduler::DropEnded() {
 }
 
 void Scheduler::RunStep() {
+  const Sequence::Clock::time_point begin = Sequence::Clock::now();
   PrepareStep();
   if (slices_.empty()) return;
-  const Sequence::Clock::time_point begin = Sequence::Clock::now();
+  size_t rows = 0, guesses = 0;
+  bool only_decodes = true;
+  for (const StepSlice& slice : slices_) {
+    rows += slice.ids.size();
+    guesses += slice.guesses;
+    only_decodes = only_decodes && slice.sequence->state() == State::kDecoding;
+  }
+  const auto seconds_since = [](Sequence::Clock::time_point time) {
+    return std::chrono::duration<double>(Sequence::Clock::now() - time).count();
+  };
+  const Sequence::Clock::time_point prepared = Sequence::Clock::now();
   RunModel();
-  size_t rows = 0;
-  for (const StepSlice& slice : slices_) rows += slice.ids.size();
   if (rows >= kMeasuredRows) {
-    const std::chrono::duration<double> time = Sequence::Clock::now() - begin;
+    const double seconds = seconds_since(prepared);
     for (const StepSlice& slice : slices_) {
-      slice.sequence->NoteSpeed(time.count() / static_cast<double>(rows));
+      slice.sequence->NoteSpeed(seconds / static_cast<double>(rows));
     }
   }
+  const size_t sequences = slices_.size();
   Deliver();
+  if (only_decodes) {
+    step_times_.Note(sequences, guesses, seconds_since(begin));
+  } else {
+    step_times_.Restart();
+  }
+}
+
+// Has the drafters guess, each at the price of its guesses beside those of the
+// others, and no more than let all decode in the same step.
+void Scheduler::Draft() {
+  size_t decoding = 0, guesses = 0;
+  bool prefills = false;
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.runnable()) continue;
+    decoding += sequence.state() == State::kDecoding;
+    prefills = prefills || sequence.state() == State::kPrefilling;
+  }
+  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
+  std::array<double, StepTimes::kMaxGuesses> extra;
+  for (Sequence& sequence : sequences_) {
+    if (!sequence.runnable() || !sequence.drafts()) continue;
+    const size_t left = rows - std::min(rows, decoding + guesses);
+    const size_t most = std::min(MaxGuesses(options_), left);
+    DraftPrice price{.tokens = decoding};
+    // A prompt makes the most of each row.
+    if (!prefills) {
+      const std::span room(extra.data(), std::min(most, extra.size()));
+      const size_t known = step_times_.Extra(decoding, guesses, room);
+      price.extra = room.first(known);
+    }
+    try {
+      guesses += sequence.Draft(most, price);
+    } catch (...) {
+      sequence.Fail(std::current_exception());
+    }
+  }
 }
 
 // Plans the rows and prepares their slices, those of the oldest first.
 void Scheduler::PrepareStep() {
+  Draft();
   std::vector<Sequence*> sequences;
   std::vector<PlanInput> inputs;
   sequences.reserve(sequences_.size());
   inputs.reserve(sequences_.size());
   for (Sequence& sequence : sequences_) {
     if (!sequence.runnable()) continue;
-    try {
-      inputs.push_back(sequence.ToPlan(MaxGuesses(options_)));
-      sequences.push_back(&sequence);
-    } catch (...) {
-      sequence.Fail(std::current_exception());
-    }
+    inputs.push_back(sequence.ToPlan());
+    sequences.push_back(&sequence);
   }
   std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
   slices_.reserve(plan.size());

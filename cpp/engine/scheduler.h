@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
+#include "engine/step_times.h"
 #include "gemmakv/options.h"
 #include "model/forward.h"
 
@@ -64,6 +65,7 @@ class Scheduler {
   void DropEnded();
   void RunStep();
   void PrepareStep();
+  void Draft();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
@@ -88,6 +90,7 @@ class Scheduler {
   std::list<Sequence> sequences_;  // the oldest first
   bool ended_since_preempting_ = false;
   uint64_t served_ = 0;  // slices so far, in the order of their service
+  StepTimes step_times_;
   std::vector<StepSlice> slices_;  // of the step
   AlignedBuffer<float> rows_;
   SideThread mask_thread_;

@@ -201,21 +201,28 @@ void Sequence::Preempt() {
   state_ = State::kPreempted;
 }
 
-PlanInput Sequence::ToPlan(size_t max_guesses) {
-  const bool decoding = state_ == State::kDecoding;
-  if (decoding && parts_.drafter && drafted_from_ < target_) {
-    std::vector<int32_t> added(target_ - drafted_from_);
-    cache().CopyTokens(drafted_from_, added);
-    // The last token of the conversation is sampled from the row before it.
-    const size_t room = cache().capacity_tokens() - target_ - 1;
+size_t Sequence::Draft(size_t max_guesses, const DraftPrice& price) {
+  if (!drafts() || drafted_from_ == target_) return guesses_.size();
+  // The last token of the conversation is sampled from the row before it.
+  const size_t room = cache().capacity_tokens() - target_ - 1;
+  std::vector<int32_t> added;
+  try {
+    added.resize(target_ - drafted_from_);
     guesses_.resize(std::min(max_guesses, room));
-    guesses_.resize(
-        std::min(guesses_.size(), parts_.drafter->Propose(added, guesses_)));
-    drafted_from_ = target_;
+  } catch (const std::bad_alloc&) {
+    return 0;  // these tokens are among those of the next time
   }
+  cache().CopyTokens(drafted_from_, added);
+  drafted_from_ = target_;
+  const size_t count = parts_.drafter->Propose(added, price, guesses_);
+  guesses_.resize(std::min(guesses_.size(), count));
+  return guesses_.size();
+}
+
+PlanInput Sequence::ToPlan() const {
   const size_t target =
       next_ < warm_end_ ? warm_end_ : target_ + guesses_.size();
-  return {next_, target, logits_begin_, decoding, served_};
+  return {next_, target, logits_begin_, state_ == State::kDecoding, served_};
 }
 
 StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
@@ -233,6 +240,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     }
     slice.ids.push_back(id);
     keep.push_back(target_ + i);
+    ++slice.guesses;
   }
   if (parts_.consumer) {
     slice.output = parts_.consumer->output();
@@ -332,6 +340,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
       ++taken;
       if (!TakeRow(slice, row++, pool)) break;
     }
+    if (slice.guesses > 0) stream().CountGuesses(slice.guesses, taken - 1);
     next_ = slice.view.end - (slice.output.rows - taken);
     while (!slice.points.empty() && slice.points.back() > next_) {
       slice.points.pop_back();

@@ -22,11 +22,11 @@ namespace gkv {
 
 class Sequence;
 
-// A sequence's part of one step: rows of positions [view.begin, view.end). Ids
-// that lie behind the transcript are guesses.
+// A sequence's part of one step: rows of positions [view.begin, view.end).
 struct StepSlice {
   Sequence* sequence = nullptr;
   std::vector<int32_t> ids;
+  size_t guesses = 0;  // the last of the ids
   KvStepView view;
   std::vector<size_t> points;  // for the prefix cache, ascending
   RowOutput output;            // of the last output.rows rows
@@ -122,9 +122,15 @@ class Sequence {
   // conversation next computes it. Throws std::bad_alloc, changing nothing.
   void Preempt();
 
-  // What there is to plan, with up to `max_guesses` guesses. Throws what the
-  // drafter throws.
-  PlanInput ToPlan(size_t max_guesses);
+  // Has its drafter guess up to `max_guesses` tokens, unless it has guessed
+  // those. Returns how many there are now: none where memory does not suffice.
+  // Throws what the drafter throws.
+  size_t Draft(size_t max_guesses, const DraftPrice& price);
+  bool drafts() const {
+    return state_ == State::kDecoding && parts_.drafter != nullptr;
+  }
+  // What there is to plan.
+  PlanInput ToPlan() const;
   void set_served(uint64_t place) { served_ = place; }
   // Requires: `plan` is of the last ToPlan. Throws CacheFull and
   // std::bad_alloc, changing nothing.

@@ -237,6 +237,12 @@ void TokenStream::MarkDecoding() {
   if (!first_logits_) first_logits_ = Clock::now();
 }
 
+void TokenStream::CountGuesses(size_t drafted, size_t accepted) {
+  const std::lock_guard lock(mutex_);
+  result_.drafted += drafted;
+  result_.accepted += accepted;
+}
+
 void TokenStream::Push(TokenEvent event) {
   std::unique_lock lock(mutex_);
   result_.token_ids.push_back(event.token_id);

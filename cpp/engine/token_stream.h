@@ -117,6 +117,8 @@ class TokenStream {
   void MarkComputed(size_t position);
   // The first logits are there.
   void MarkDecoding();
+  // Of the guesses of one step, so many were right.
+  void CountGuesses(size_t drafted, size_t accepted);
   // Takes a token that was appended to the transcript. Throws std::bad_alloc.
   void Push(TokenEvent event);
   // Calls `on_change`. One that reads many streams finds them all changed if it

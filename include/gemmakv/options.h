@@ -34,6 +34,13 @@ enum class PrefixMode {
   kOn,     // both
 };
 
+// Where the guesses come from that steps of a request check along with its next
+// token. Its result depends on none of it, but for the time that it takes.
+enum class Speculate {
+  kOff,
+  kLookup,  // what followed the last tokens where they stood before
+};
+
 // How one request samples and when it stops. Defaults: greedy, 256 tokens.
 //
 // A token is drawn in this order: logits_processor; logit_bias, repetition,
@@ -58,6 +65,7 @@ struct GenerateOptions {
   std::vector<int32_t> stop_token_ids;  // end the request, as eos does
   bool ignore_eos = false;  // the model's eos ids are tokens like any other
   PrefixMode prefix_cache = PrefixMode::kOn;
+  Speculate speculate = Speculate::kOff;
   bool logprobs = false;  // log-probability of each token under the raw logits
   size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
   LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts

@@ -69,6 +69,8 @@ struct GenerateResult {
   size_t prompt_tokens = 0;  // of this request's prompt
   size_t cached_tokens = 0;  // transcript tokens that needed no computing
   PrefixHit prefix;          // of those, from the prefix cache
+  size_t drafted = 0;        // tokens that were guessed, see Speculate
+  size_t accepted = 0;       // of those, that were right
   double prefill_s = 0;      // from submission to the first logits
   double decode_s = 0;
 };

@@ -116,6 +116,7 @@ class AllocationFailureTest : public ::testing::Test {
     options.seed = seed;
     options.logprobs = true;
     options.ignore_eos = true;
+    options.speculate = Speculate::kLookup;
     return options;
   }
 

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -21,6 +23,7 @@
 #include "base/error.h"
 #include "base/sanitized.h"
 #include "engine/gemma.h"
+#include "engine/lookup_drafter.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -150,7 +153,7 @@ TEST_F(SchedulerTest, LaterOnesDoNotPassWhoeverWaits) {
 TEST_F(SchedulerTest, HugeLimitsAreNone) {
   constexpr size_t kHuge = std::numeric_limits<size_t>::max();
   const Tokens prompt = RandomTokens(30, 1);
-  for (size_t SchedulerOptions::*limit :
+  for (size_t SchedulerOptions::* limit :
        {&SchedulerOptions::step_rows,
         &SchedulerOptions::prefill_rows_while_decoding,
         &SchedulerOptions::logits_rows, &SchedulerOptions::max_running,
@@ -192,8 +195,8 @@ TEST_F(SchedulerTest, TheQueueIsBounded) {
   running[0]->Stop(TokenStream::Interrupt::kCancel);
   while (caches[2]->length() < 8) std::this_thread::yield();
   EXPECT_FALSE(running[1]->done());
-  EXPECT_NO_THROW(gemma_->Start(
-      std::vector<Gemma::Job>{{refused, prompt, NoStop(1)}}));
+  EXPECT_NO_THROW(
+      gemma_->Start(std::vector<Gemma::Job>{{refused, prompt, NoStop(1)}}));
   running[1]->Stop(TokenStream::Interrupt::kCancel);
   running[2]->Stop(TokenStream::Interrupt::kCancel);
   Wait(running);
@@ -433,8 +436,7 @@ TEST_P(PreemptionTest, ASmallPoolGivesTheBitsOfALargeOne) {
     largest = std::max(largest, cache->nbytes());
     logits.push_back(all(i, pool_));
   }
-  const auto small =
-      BlockPool::Create(std::max(5 * largest / 2, BytesOf(170)));
+  const auto small = BlockPool::Create(std::max(5 * largest / 2, BytesOf(170)));
   small->set_poison(true);
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < kConversations; ++i) {
@@ -648,7 +650,7 @@ class KnownTokens : public Drafter {
   KnownTokens(Tokens whole, std::function<bool(size_t)> right)
       : whole_(std::move(whole)), right_(std::move(right)) {}
 
-  size_t Propose(std::span<const int32_t> added,
+  size_t Propose(std::span<const int32_t> added, const DraftPrice&,
                  std::span<int32_t> guesses) override {
     for (const int32_t token : added) EXPECT_EQ(token, whole_[seen_++]);
     size_t count = 0;
@@ -683,8 +685,9 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
     const Tokens unstopped =
         gemma_->Generate(NewCache(), prompt, options).token_ids;
     if (i == 2) options.stop_token_ids = {unstopped[20]};
-    if (i == 3) options.stop = {"<" + std::to_string(unstopped[13]) + "><" +
-                                std::to_string(unstopped[14]) + ">"};
+    if (i == 3)
+      options.stop = {"<" + std::to_string(unstopped[13]) + "><" +
+                      std::to_string(unstopped[14]) + ">"};
     const GenerateResult expected = gemma_->Generate(plain, prompt, options);
     Tokens whole = prompt;
     whole.insert(whole.end(), unstopped.begin(), unstopped.end());
@@ -763,6 +766,144 @@ TEST_P(DrafterTest, CancelledInTheMiddle) {
   }
 }
 
+// Looks up, and takes guesses for free: how many there are depends on no time.
+class FreeLookup : public Drafter {
+ public:
+  size_t Propose(std::span<const int32_t> added, const DraftPrice&,
+                 std::span<int32_t> guesses) override {
+    static constexpr std::array<double, 7> kFree = {};
+    return lookup_.Propose(added, {1, kFree}, guesses);
+  }
+
+ private:
+  LookupDrafter lookup_;
+};
+
+// Half of it repeats what was there before.
+Tokens RepetitiveTokens(size_t size, std::mt19937& rng) {
+  Tokens tokens;
+  while (tokens.size() < size) {
+    if (tokens.size() > 4 && rng() % 2 == 0) {
+      const size_t from = rng() % (tokens.size() - 3);
+      const size_t count = 1 + rng() % (tokens.size() - from);
+      for (size_t i = 0; i < count; ++i) tokens.push_back(tokens[from + i]);
+    } else {
+      tokens.push_back(static_cast<int32_t>(2 + rng() % (kVocab - 2)));
+    }
+  }
+  tokens.resize(size);
+  return tokens;
+}
+
+GenerateOptions RandomOptions(std::mt19937& rng) {
+  const auto one_in = [&](uint32_t n) { return rng() % n == 0; };
+  GenerateOptions options;
+  options.max_tokens = 1 + rng() % 50;
+  options.ignore_eos = one_in(2);
+  options.seed = rng();
+  if (one_in(3)) options.temperature = 0.2f + 0.1f * (rng() % 8);
+  if (one_in(3)) options.top_k = 1 + rng() % 5;
+  if (one_in(4)) options.top_p = 0.7f;
+  if (one_in(4)) options.min_p = 0.1f;
+  if (one_in(5)) options.repetition_penalty = 1.2f;
+  if (one_in(5)) options.presence_penalty = 0.5f;
+  if (one_in(5)) options.frequency_penalty = 0.3f;
+  if (one_in(5)) options.logit_bias = {{5, 1.5f}, {9, -INFINITY}};
+  if (one_in(5)) options.min_tokens = rng() % 20;
+  if (one_in(2)) options.logprobs = true;
+  if (one_in(4)) options.top_logprobs = 1 + rng() % 4;
+  if (one_in(3)) {
+    options.stop_token_ids = {static_cast<int32_t>(rng() % kVocab)};
+  }
+  if (one_in(3)) {
+    options.stop = {"<" + std::to_string(rng() % kVocab) + "><",
+                    std::to_string(rng() % 10) + "><1"};
+  }
+  if (one_in(6)) {
+    options.logits_processor = [](std::span<const int32_t> ids,
+                                  std::span<float> logits) {
+      logits[ids.size() % kVocab] += 2;
+    };
+  }
+  return options;
+}
+
+// Hundreds of requests of each family, many at the same time.
+TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
+  Load({}, GetParam());
+  std::mt19937 rng(31);
+  size_t drafted = 0, accepted = 0;
+  for (size_t round = 0; round < (kSanitized ? 5 : 25); ++round) {
+    const size_t count = 1 + rng() % 10;
+    std::vector<Tokens> prompts;
+    std::vector<Gemma::Job> jobs[3];
+    std::vector<size_t> read;
+    const bool streamed = rng() % 3 == 0;
+    for (size_t i = 0; i < count; ++i) {
+      prompts.push_back(RepetitiveTokens(1 + rng() % 80, rng));
+      read.push_back(rng() % 60);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const GenerateOptions options = RandomOptions(rng);
+      const size_t capacity =
+          rng() % 4 == 0 ? prompts[i].size() + 1 + rng() % 20 : 0;
+      for (size_t way = 0; way < 3; ++way) {
+        jobs[way].push_back(
+            {NewCache(capacity), prompts[i], options, streamed});
+      }
+      jobs[1].back().drafter = std::make_shared<FreeLookup>();
+      jobs[2].back().options.speculate = Speculate::kLookup;
+    }
+    std::vector<GenerateResult> results[3];
+    for (size_t way = 0; way < 3; ++way) {
+      const Streams streams = gemma_->Start(jobs[way]);
+      for (size_t i = 0; i < count; ++i) {
+        // Some are cancelled in the middle.
+        for (size_t n = 0; streamed && n < read[i]; ++n) {
+          if (!streams[i]->NextEvent()) break;
+        }
+        if (streamed) streams[i]->Stop(TokenStream::Interrupt::kCancel);
+        streams[i]->WaitDone();
+        results[way].push_back(streams[i]->Result());
+        EXPECT_LE(results[way][i].accepted, results[way][i].drafted);
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const GenerateResult& expected = results[0][i];
+      EXPECT_EQ(expected.drafted, 0u);
+      for (size_t way = 1; way < 3; ++way) {
+        const GenerateResult& found = results[way][i];
+        ASSERT_EQ(found.token_ids, expected.token_ids);
+        ASSERT_EQ(found.text, expected.text);
+        ASSERT_EQ(found.logprobs, expected.logprobs);
+        ASSERT_EQ(found.finish_reason, expected.finish_reason);
+        ASSERT_EQ(found.top_logprobs.size(), expected.top_logprobs.size());
+        for (size_t k = 0; k < found.top_logprobs.size(); ++k) {
+          ASSERT_EQ(found.top_logprobs[k].id, expected.top_logprobs[k].id);
+          ASSERT_EQ(found.top_logprobs[k].logprob,
+                    expected.top_logprobs[k].logprob);
+        }
+        ASSERT_EQ(jobs[way][i].cache->tokens(), jobs[0][i].cache->tokens());
+      }
+      drafted += results[1][i].drafted;
+      accepted += results[1][i].accepted;
+      // What follows is the same, too.
+      if (round % 4 != 0) continue;
+      const auto next = [&](size_t way) {
+        const std::shared_ptr<KVCache> fork = jobs[way][i].cache->Fork();
+        if (fork->length() == 0 ||
+            fork->length() + 3 > fork->capacity_tokens()) {
+          return std::vector<float>();
+        }
+        return gemma_->Generate(fork, {}, Sampled(3, 9)).logprobs;
+      };
+      ASSERT_EQ(next(1), next(0));
+    }
+  }
+  EXPECT_GT(accepted, 20u);
+  EXPECT_GT(drafted - accepted, 20u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, DrafterTest,
                          ::testing::ValuesIn(CheckedFamilies()),
                          [](const auto& info) { return info.param; });
@@ -771,7 +912,7 @@ TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
   Load();
   struct Bad : Drafter {
     explicit Bad(bool throws) : throws(throws) {}
-    size_t Propose(std::span<const int32_t>,
+    size_t Propose(std::span<const int32_t>, const DraftPrice&,
                    std::span<int32_t> guesses) override {
       if (throws) throw std::runtime_error("mine");
       guesses[0] = static_cast<int32_t>(kVocab);
@@ -807,7 +948,7 @@ TEST_F(SchedulerTest, GuessesLeaveRowsToPrompts) {
   Load(options);
   const Tokens prompt = RandomTokens(45, 7);
   struct Same : Drafter {
-    size_t Propose(std::span<const int32_t>,
+    size_t Propose(std::span<const int32_t>, const DraftPrice&,
                    std::span<int32_t> guesses) override {
       std::fill(guesses.begin(), guesses.end(), 1);
       return guesses.size();
@@ -905,9 +1046,11 @@ TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
     // Guesses are constrained, and taken back with what they led to.
     Tokens whole = prompt;
     whole.insert(whole.end(), plain.token_ids.begin(), plain.token_ids.end());
-    for (const size_t wrong : {1, 3, 4, 100}) {
-      const GenerateResult found = run(std::make_shared<KnownTokens>(
-          whole, [&](size_t at) { return at % wrong != 0; }));
+    for (const size_t wrong : {0, 1, 3, 4, 100}) {
+      const GenerateResult found =
+          wrong == 0 ? run(std::make_shared<FreeLookup>())
+                     : run(std::make_shared<KnownTokens>(
+                           whole, [&](size_t at) { return at % wrong != 0; }));
       EXPECT_EQ(found.token_ids, plain.token_ids);
       EXPECT_EQ(found.logprobs, plain.logprobs);
       EXPECT_EQ(found.text, plain.text);
@@ -1051,8 +1194,8 @@ TEST_F(SchedulerTest, AConstraintThatThrowsFailsAlone) {
   EXPECT_EQ(b->Result().token_ids.size(), 40u);
   // Nothing allowed, and no end either.
   Gemma::Job stuck{cache, prompt, NoStop(40)};
-  stuck.constraint = std::make_shared<Steps>(
-      std::vector<std::set<int32_t>>{{1}, {}}, false);
+  stuck.constraint =
+      std::make_shared<Steps>(std::vector<std::set<int32_t>>{{1}, {}}, false);
   const auto c = gemma_->Start({&stuck, 1})[0];
   c->WaitDone();
   EXPECT_THROW(c->Result(), InvalidArgument);
@@ -1069,8 +1212,8 @@ TEST_F(SchedulerTest, HiddenStatesAreTheSameInAnyStep) {
   const auto rows = [&](const std::shared_ptr<KVCache>& cache,
                         std::span<const int32_t> ids, bool all_positions,
                         float* out) {
-    const auto stream = gemma_->StartRows(cache, ids, RowOutput::kHidden,
-                                          all_positions, out);
+    const auto stream =
+        gemma_->StartRows(cache, ids, RowOutput::kHidden, all_positions, out);
     stream->WaitDone();
     stream->Result();
   };
@@ -1078,9 +1221,9 @@ TEST_F(SchedulerTest, HiddenStatesAreTheSameInAnyStep) {
   const auto cache = NewCache();
   for (size_t i = 0; i < tokens.size(); i += 50) {
     rows(cache, std::span(tokens).subspan(i, 50), false, last.data());
-    EXPECT_TRUE(std::equal(last.begin(), last.end(),
-                           all.begin() + static_cast<ptrdiff_t>(
-                                             (i + 49) * width)));
+    EXPECT_TRUE(
+        std::equal(last.begin(), last.end(),
+                   all.begin() + static_cast<ptrdiff_t>((i + 49) * width)));
   }
 }
 

@@ -47,7 +47,7 @@ class Script : public RowConsumer {
 class Guesses : public Drafter {
  public:
   explicit Guesses(Tokens tokens) : tokens_(std::move(tokens)) {}
-  size_t Propose(std::span<const int32_t> added,
+  size_t Propose(std::span<const int32_t> added, const DraftPrice&,
                  std::span<int32_t> guesses) override {
     seen.insert(seen.end(), added.begin(), added.end());
     const size_t count = std::min(guesses.size(), tokens_.size());
@@ -74,9 +74,14 @@ class SequenceTest : public ::testing::Test {
     return *sequence_;
   }
 
+  PlanInput ToPlan(Sequence& s, size_t max_guesses = 7) {
+    s.Draft(max_guesses, {});
+    return s.ToPlan();
+  }
+
   // One step over as much as is there, at most `rows` rows.
   void Step(Sequence& s, size_t rows = 100) {
-    const PlanInput input = s.ToPlan(7);
+    const PlanInput input = ToPlan(s);
     const size_t end = std::min(input.target, input.next + rows);
     StepSlice slice = s.Prepare({0, input.next, end}, kVocab, 8);
     values_.assign(slice.output.rows * kVocab, 0);
@@ -103,17 +108,17 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
   s.Start();
   EXPECT_EQ(s.state(), State::kPrefilling);
   EXPECT_TRUE(s.runnable());
-  PlanInput input = s.ToPlan(7);
+  PlanInput input = ToPlan(s);
   EXPECT_EQ(input.next, 0u);
   EXPECT_EQ(input.target, 20u);
   EXPECT_EQ(input.logits_begin, 19u);
   EXPECT_FALSE(input.decoding);
   Step(s, 12);
   EXPECT_EQ(s.state(), State::kPrefilling);
-  EXPECT_EQ(s.ToPlan(7).next, 12u);
+  EXPECT_EQ(ToPlan(s).next, 12u);
   Step(s);
   EXPECT_EQ(s.state(), State::kDecoding);
-  input = s.ToPlan(7);
+  input = ToPlan(s);
   EXPECT_EQ(input.next, 20u);
   EXPECT_EQ(input.target, 21u);
   EXPECT_TRUE(input.decoding);
@@ -223,7 +228,7 @@ TEST_F(SequenceTest, GivesItsBlocksBackAndComesBack) {
   EXPECT_EQ(cache_->length(), 22u);
   s.Start();
   EXPECT_TRUE(s.catching_up());
-  const PlanInput input = s.ToPlan(7);
+  const PlanInput input = ToPlan(s);
   EXPECT_EQ(input.next, 0u);
   EXPECT_EQ(input.target, 22u);
   EXPECT_EQ(input.logits_begin, 21u) << "no row is taken twice";
@@ -245,7 +250,7 @@ TEST_F(SequenceTest, RowsThatWereWrittenAreNotWrittenAgain) {
   Step(s, 12);
   s.Preempt();
   s.Start();
-  const PlanInput input = s.ToPlan(7);
+  const PlanInput input = ToPlan(s);
   EXPECT_EQ(input.next, 0u);
   EXPECT_EQ(input.logits_begin, 12u);
   const StepSlice slice = s.Prepare({0, 0, 20}, kVocab, 8);
@@ -262,11 +267,11 @@ TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
        .drafter = drafter});
   s.Start();
   Step(s);
-  EXPECT_EQ(s.ToPlan(7).target, 25u);
+  EXPECT_EQ(ToPlan(s).target, 25u);
   Step(s);  // 8 and 9 were right, so 10 is known as well
   EXPECT_EQ(cache_->length(), 24u);
-  EXPECT_EQ(s.ToPlan(2).next, 23u);
-  EXPECT_EQ(s.ToPlan(7).target, 26u) << "guesses are made once";
+  EXPECT_EQ(ToPlan(s, 2).next, 23u);
+  EXPECT_EQ(ToPlan(s).target, 26u) << "guesses are made once";
   EXPECT_EQ(drafter->seen, cache_->tokens());
 }
 
@@ -278,7 +283,7 @@ TEST_F(SequenceTest, GuessesStayWithinTheCapacity) {
             .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})});
   s.Start();
   Step(s);
-  EXPECT_EQ(s.ToPlan(7).target, 99u);
+  EXPECT_EQ(ToPlan(s).target, 99u);
   Step(s);
   EXPECT_EQ(s.state(), State::kEnded);
   EXPECT_EQ(cache_->length(), 100u);

@@ -1,0 +1,47 @@
+#ifndef GEMMAKV_ENGINE_STEP_TIMES_H_
+#define GEMMAKV_ENGINE_STEP_TIMES_H_
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+namespace gkv {
+
+// Learns what guesses cost: how much longer steps take with them. Of steps that
+// do nothing but decode. What is long past counts little, so that a price that
+// was once too high is tried again.
+class StepTimes {
+ public:
+  // More are not told apart.
+  static constexpr size_t kMaxSequences = 32;
+  static constexpr size_t kMaxGuesses = 32;
+
+  // A step that decoded so many sequences, with so many guesses in total.
+  void Note(size_t sequences, size_t guesses, double seconds);
+  // Other conversations decode from now on: their steps may take longer or
+  // shorter.
+  void Restart();
+  // Fills `extra` as DraftPrice has it, for a step that already has `guesses`,
+  // and returns how many it knows of: none before a few steps without guesses.
+  size_t Extra(size_t sequences, size_t guesses, std::span<double> extra) const;
+
+ private:
+  struct Mean {
+    double value = 0;
+    double weight = 0;
+  };
+  struct Row {
+    double seconds = 0;  // of a step without guesses
+    size_t steps = 0;    // that it was learned from
+    // [i]: what i + 1 guesses take besides, as a share of that.
+    std::array<Mean, kMaxGuesses> extra = {};
+  };
+
+  static double Share(const Row& row, size_t guesses);
+
+  std::array<Row, kMaxSequences> rows_ = {};
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_STEP_TIMES_H_

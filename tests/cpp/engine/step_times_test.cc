@@ -1,0 +1,78 @@
+#include "engine/step_times.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace gkv {
+namespace {
+
+constexpr size_t kMost = StepTimes::kMaxGuesses;
+
+TEST(StepTimesTest, KnowsNothingBeforeStepsWithoutGuesses) {
+  StepTimes times;
+  std::array<double, 7> extra;
+  EXPECT_EQ(times.Extra(1, 0, extra), 0u);
+  times.Note(1, 0, 0.01);
+  EXPECT_EQ(times.Extra(1, 0, extra), 0u);
+  times.Note(1, 0, 0.01);
+  ASSERT_EQ(times.Extra(1, 0, extra), 7u);
+  for (size_t i = 1; i < 7; ++i) EXPECT_GT(extra[i], extra[i - 1]);
+  EXPECT_EQ(times.Extra(2, 0, extra), 0u) << "another number of them";
+  times.Restart();
+  EXPECT_EQ(times.Extra(1, 0, extra), 0u);
+}
+
+TEST(StepTimesTest, LearnsWhatGuessesTake) {
+  StepTimes times;
+  for (int i = 0; i < 4; ++i) times.Note(2, 0, 0.01);
+  for (int i = 0; i < 40; ++i) times.Note(2, 3, 0.013);
+  std::array<double, 7> extra;
+  ASSERT_EQ(times.Extra(2, 0, extra), 7u);
+  EXPECT_NEAR(extra[2], 0.3, 0.05);
+  EXPECT_NEAR(extra[6], 0.7, 0.15) << "in proportion";
+  // Behind three of others: from 1.3 to about 1.4.
+  ASSERT_EQ(times.Extra(2, 3, extra), 7u);
+  EXPECT_NEAR(extra[0], 0.1 / 1.3, 0.05);
+}
+
+TEST(StepTimesTest, APriceThatWasHighOnceIsTriedAgain) {
+  StepTimes times;
+  for (int i = 0; i < 4; ++i) times.Note(1, 0, 0.01);
+  std::array<double, 1> extra;
+  ASSERT_EQ(times.Extra(1, 0, extra), 1u);
+  const double first = extra[0];
+  for (int i = 0; i < 8; ++i) times.Note(1, 1, 0.5);
+  times.Extra(1, 0, extra);
+  EXPECT_GT(extra[0], 2 * first);
+  EXPECT_LE(extra[0], 1) << "a guess never costs more than a step";
+  for (int i = 0; i < 1000; ++i) times.Note(1, 0, 0.01);
+  times.Extra(1, 0, extra);
+  EXPECT_NEAR(extra[0], first, 0.01);
+}
+
+TEST(StepTimesTest, AnInterruptedStepCountsLittle) {
+  StepTimes times;
+  for (int i = 0; i < 20; ++i) times.Note(1, 0, i == 0 || i == 9 ? 9 : 0.01);
+  for (int i = 0; i < 40; ++i) times.Note(1, 1, 0.015);
+  std::array<double, 1> extra;
+  times.Extra(1, 0, extra);
+  EXPECT_NEAR(extra[0], 0.5, 0.1);
+}
+
+TEST(StepTimesTest, BeyondItsLimitsItKnowsNothing) {
+  StepTimes times;
+  std::array<double, 7> extra;
+  for (const size_t n : {size_t{0}, StepTimes::kMaxSequences + 1}) {
+    for (int i = 0; i < 4; ++i) times.Note(n, 0, 0.01);
+    EXPECT_EQ(times.Extra(n, 0, extra), 0u);
+  }
+  for (int i = 0; i < 4; ++i) times.Note(1, 0, 0.01);
+  times.Note(1, kMost + 1, 0.01);
+  EXPECT_EQ(times.Extra(1, kMost - 2, extra), 2u);
+  EXPECT_EQ(times.Extra(1, kMost, extra), 0u);
+  EXPECT_EQ(times.Extra(1, kMost + 1, extra), 0u);
+}
+
+}  // namespace
+}  // namespace gkv
