@@ -303,6 +303,8 @@ void RegisterResults(py::module_& module) {
       .def_property_readonly(
           "miss_reason",
           [](const GenerateResult& r) { return NameOf(r.prefix.miss); })
+      .def_readonly("drafted", &GenerateResult::drafted)
+      .def_readonly("accepted", &GenerateResult::accepted)
       .def_readonly("prefill_s", &GenerateResult::prefill_s)
       .def_readonly("decode_s", &GenerateResult::decode_s);
 

@@ -41,13 +41,20 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
 }
 
 constexpr const char* kPrefixModes[] = {"off", "read", "write", "on"};
+constexpr const char* kSpeculations[] = {"off", "lookup"};
 
-PrefixMode PrefixModeOf(const std::string& name) {
-  for (size_t i = 0; i < std::size(kPrefixModes); ++i) {
-    if (name == kPrefixModes[i]) return static_cast<PrefixMode>(i);
+// The enumerator that has the place of `value` among `names`.
+template <typename Enum, size_t n>
+Enum Named(const char* const (&names)[n], const char* option,
+           const std::string& value) {
+  std::string expected;
+  for (size_t i = 0; i < n; ++i) {
+    if (value == names[i]) return static_cast<Enum>(i);
+    expected += StrCat(i == 0 ? "'" : i + 1 < n ? ", '" : " or '", names[i],
+                       "'");
   }
-  throw InvalidArgument(StrCat("prefix_cache is '", name,
-                               "', expected 'off', 'read', 'write' or 'on'"));
+  throw InvalidArgument(
+      StrCat(option, " is '", value, "', expected ", expected));
 }
 
 }  // namespace
@@ -86,7 +93,17 @@ void RegisterOptions(py::module_& module) {
             return kPrefixModes[static_cast<size_t>(options.prefix_cache)];
           },
           [](O& options, const std::string& name) {
-            options.prefix_cache = PrefixModeOf(name);
+            options.prefix_cache =
+                Named<PrefixMode>(kPrefixModes, "prefix_cache", name);
+          })
+      .def_property(
+          "speculate",
+          [](const O& options) {
+            return kSpeculations[static_cast<size_t>(options.speculate)];
+          },
+          [](O& options, const std::string& name) {
+            options.speculate =
+                Named<Speculate>(kSpeculations, "speculate", name);
           })
       .def("validate", &O::Validate, py::arg("vocab_size"));
 }

@@ -228,6 +228,7 @@ class GenerateOptions:
     deadline: float | None
     logits_processor: Any
     prefix_cache: str
+    speculate: str
     def __init__(self) -> None: ...
     def validate(self, vocab_size: int) -> None: ...
 
@@ -245,6 +246,8 @@ class Result:
     cached_tokens: Final[int]
     prefix_tokens: Final[dict[str, int]]
     miss_reason: Final[str]
+    drafted: Final[int]
+    accepted: Final[int]
     prefill_s: Final[float]
     decode_s: Final[float]
 

@@ -42,6 +42,7 @@ from gemmakv.generation._options import (
     Options,
     core_options,
     grammar_of,
+    speculation,
     split_rows,
 )
 from gemmakv.generation._prefix import ModelPrefixCache
@@ -86,6 +87,7 @@ class Model:
         self._packed_weights = packed_weights
         self._prefix: PrefixCache | None = None
         self._compiler = Compiler(tokenizer, self._config)
+        self._speculate = "off"
 
     @classmethod
     def load(
@@ -97,6 +99,7 @@ class Model:
         packed_cache: bool | str | os.PathLike[str] = True,
         quantize: str | None = None,
         prefix_cache: bool | PrefixCache = True,
+        speculate: str | None = None,
     ) -> Self:
         """Loads a model.
 
@@ -133,6 +136,9 @@ class Model:
           prefix_cache: what conversations of this model share of what they
             begin with; True: a `PrefixCache` of its own, in RAM; False: none.
             Results do not depend on it.
+          speculate: "lookup" or None: whether calls that do not say check
+            guesses of what comes next along with the next token, taken from
+            what the conversation says already. Results do not depend on it.
 
         Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
@@ -141,16 +147,21 @@ class Model:
         count = _thread_count(threads)
         target = quantize_target(quantize)
         prefix = core_prefix_cache(prefix_cache)
+        guesses = speculation(speculate)
         path = models.resolve(model, as_callback(progress, "downloading"))
         loaded = loading.load(
             path, count, as_callback(progress, "loading"), packed_cache, target
         )
-        return cls(
+        loaded_model = cls(
             loaded.engine,
             loaded.tokenizer,
             loaded.info,
             loaded.packed_weights,
-        )._with_prefix(prefix, prefix._salt if prefix else b"")
+        )
+        loaded_model._speculate = guesses
+        return loaded_model._with_prefix(
+            prefix, prefix._salt if prefix else b""
+        )
 
     @classmethod
     def from_tensors(
@@ -161,6 +172,7 @@ class Model:
         *,
         threads: int | None = None,
         quantize: str | None = None,
+        speculate: str | None = None,
     ) -> Self:
         """A model with weights from anywhere.
 
@@ -172,6 +184,7 @@ class Model:
           tokenizer: needed for str prompts, `stop` and `Generation.text`.
           threads: as for `load`.
           quantize: as for `load`.
+          speculate: as for `load`.
 
         Raises ValueError or CorruptFile naming the tensor that is missing or
         has the wrong shape.
@@ -180,13 +193,16 @@ class Model:
             raise unexpected("config", "a ModelConfig", config)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise unexpected("tokenizer", "a Tokenizer or None", tokenizer)
+        guesses = speculation(speculate)
         engine = _core.Engine.from_tensors(
             config, source, _thread_count(threads), quantize_target(quantize)
         )
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
             engine.set_token_bytes(tokenizer.token_bytes)
-        return cls(engine, tokenizer)
+        model = cls(engine, tokenizer)
+        model._speculate = guesses
+        return model
 
     def __repr__(self) -> str:
         name = self._config.name or self._config.architecture
@@ -269,6 +285,7 @@ class Model:
         )
         model._prefix = prefix
         model._compiler = self._compiler
+        model._speculate = self._speculate
         return model
 
     @property
@@ -511,6 +528,8 @@ class Model:
         if not caches:
             raise ValueError("caches: expected at least one, found none")
         rows = split_rows(options, len(caches), batch)
+        for row in rows:
+            row.setdefault("speculate", self._speculate)
         tokens = []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
             check_cache(f"caches[{i}]" if batch else "cache", cache)

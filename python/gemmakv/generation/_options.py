@@ -50,6 +50,7 @@ _Function = TypeVar("_Function")
 _Text = TypeVar("_Text")
 _Grammar = TypeVar("_Grammar")
 _Format = TypeVar("_Format")
+_Speculate = TypeVar("_Speculate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ class _Keywords(
     TypedDict,
     Generic[
         _Int, _Float, _Seconds, _Bool, _Seed, _Bias, _Stop, _Ids, _Function,
-        _Text, _Grammar, _Format,
+        _Text, _Grammar, _Format, _Speculate,
     ],
     total=False,
 ):
@@ -163,6 +164,13 @@ class _Keywords(
         '{"type": "json_object"}, or {"type": "json_schema", "json_schema": '
         '{"schema": ...}}. As `grammar` with a JSON schema.',
         in_chat=False, in_core=False)]
+    speculate: Annotated[_Speculate, Option(
+        Choice(("off", "lookup")), None,
+        "check guesses of the next tokens in the same step",
+        '"lookup" guesses that a text goes on as it did where its last tokens '
+        "stood before, where that pays; the tokens are the same, see "
+        "docs/speculation.md. None: as the model was loaded.",
+        in_chat=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
@@ -183,6 +191,7 @@ class Options(
         str,
         GrammarLike,
         Format,
+        str | None,
     ],
     total=False,
 ):
@@ -207,6 +216,7 @@ class BatchOptions(
         str | Sequence[str],
         GrammarLike | Sequence[GrammarLike],
         Format | Sequence[Format],
+        str | None | Sequence[str | None],
     ],
     total=False,
 ):
@@ -258,6 +268,16 @@ class GenerationOptions:
             "properties": properties,
             "additionalProperties": False,
         }
+
+
+def speculation(value: object) -> str:
+    """Of a model that is loaded with `speculate=value`. ValueError for what
+    it cannot be.
+    """
+    checked: str | None = GenerationOptions.table["speculate"].check(
+        "speculate", value
+    )
+    return checked or "off"
 
 
 DEFAULT_MAX_TOKENS: int = GenerationOptions.table["max_tokens"].default

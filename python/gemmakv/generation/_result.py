@@ -29,6 +29,10 @@ class Usage:
         "divergent" (the first token that is not known), "evicted", "no resume
         point" (all is known, but no position near to continue from) or
         "cheaper to compute"; None if it did not.
+      drafted: tokens that were guessed and computed beside the next one, see
+        `speculate`.
+      accepted: of those, that were right, so that no step of their own was
+        needed.
     """
 
     prompt_tokens: int
@@ -36,6 +40,8 @@ class Usage:
     completion_tokens: int
     cached: dict[str, int] = dataclasses.field(default_factory=dict)
     miss_reason: str | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +189,8 @@ def generation_of(
             completion_tokens=len(token_ids),
             cached=prompt.prefix_tokens,
             miss_reason=result.miss_reason or None,
+            drafted=result.drafted,
+            accepted=result.accepted,
         ),
         timings=Timings(
             prefill_s=prompt.prefill_s,

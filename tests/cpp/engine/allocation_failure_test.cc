@@ -108,15 +108,16 @@ class AllocationFailureTest : public ::testing::Test {
     return CreateKVCache(gemma_->config(), {.block_tokens = 16, .pool = pool_});
   }
 
-  static GenerateOptions Options(uint64_t seed) {
+  static GenerateOptions Options(uint64_t seed,
+                                 Speculate speculate = Speculate::kOff) {
     GenerateOptions options;
+    options.speculate = speculate;
     options.max_tokens = 6;
     options.temperature = 0.9f;
     options.top_p = 0.9f;
     options.seed = seed;
     options.logprobs = true;
     options.ignore_eos = true;
-    options.speculate = Speculate::kLookup;
     return options;
   }
 
@@ -143,8 +144,11 @@ TEST_F(AllocationFailureTest, EndsARequestAtMost) {
     read.reserve(100);
     bool refused = false;
     {
-      const Gemma::Job jobs[] = {{caches[0], prompts[0], Options(0), true},
-                                 {caches[1], prompts[1], Options(1)}};
+      const auto options = [](uint64_t seed) {
+        return Options(seed, Speculate::kLookup);
+      };
+      const Gemma::Job jobs[] = {{caches[0], prompts[0], options(0), true},
+                                 {caches[1], prompts[1], options(1)}};
       allocations_left = n;
       try {
         const auto started = gemma_->Start(jobs);

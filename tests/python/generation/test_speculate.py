@@ -1,0 +1,129 @@
+"""Guesses of what comes next: they change the time alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv import Gemma
+from gemmakv.options import GenerationOptions
+from support.command import RunCli
+
+TEXT = "the cat sat on the mat and the cat sat on the hat and " * 3
+# One token over and over: whoever guesses is right.
+SAME: Any = {"max_tokens": 150, "ignore_eos": True, "logit_bias": {30: 1000.0}}
+
+
+@pytest.fixture
+def looks_up(tiny_path: Path) -> Gemma:
+    return Gemma.load(tiny_path, prefix_cache=False, speculate="lookup")
+
+
+def new(gemma: Gemma) -> gemmakv.KVCache:
+    return gemmakv.create_kv_cache(gemma.config)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"ignore_eos": True},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.3, "seed": 4, "repetition_penalty": 1.2},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.2, "min_tokens": 9},
+    {"stop": ["a", "th"], "ignore_eos": True},
+    SAME,
+    {**SAME, "stop_token_ids": [30], "min_tokens": 40},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_nothing_else_changes(tiny: Gemma, options: dict[str, Any]) -> None:
+    options = {"max_tokens": 60, "top_logprobs": 3, **options}
+    plain, guessed = new(tiny), new(tiny)
+    expected = tiny.generate(plain, TEXT, **options)
+    found = tiny.generate(guessed, TEXT, speculate="lookup", **options)
+    assert found.token_ids == expected.token_ids
+    assert found.text == expected.text
+    assert found.finish_reason == expected.finish_reason
+    assert found.logprobs is not None
+    assert expected.logprobs is not None
+    assert found.logprobs.tolist() == expected.logprobs.tolist()
+    assert guessed.tokens.tolist() == plain.tokens.tolist()
+    streamed = new(tiny)
+    with tiny.stream(streamed, TEXT, speculate="lookup", **options) as stream:
+        assert [piece.token_id for piece in stream] == expected.token_ids
+    assert streamed.tokens.tolist() == plain.tokens.tolist()
+    assert (expected.usage.drafted, expected.usage.accepted) == (0, 0)
+
+
+def test_a_grammar_holds(tiny: Gemma) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    grammar = gemmakv.Grammar.regex("(ab){5,40}c")
+    options: Any = {"grammar": grammar, "max_tokens": 90, "seed": 5}
+    for temperature in (0.0, 1.0):
+        said = [
+            tiny.generate(
+                new(tiny), TEXT, speculate=how, temperature=temperature,
+                **options,
+            )
+            for how in ("off", "lookup")
+        ]  # fmt: skip
+        assert said[0].token_ids == said[1].token_ids
+
+
+def test_usage_counts_guesses(tiny: Gemma) -> None:
+    usage = tiny.generate(new(tiny), TEXT, speculate="lookup", **SAME).usage
+    assert usage.drafted >= usage.accepted > 0
+    assert usage.accepted < usage.completion_tokens == 150
+
+
+def test_the_model_says_what_calls_do_not(looks_up: Gemma) -> None:
+    def drafted(**options: Any) -> int:
+        said = looks_up.generate(new(looks_up), TEXT, **SAME, **options)
+        return said.usage.drafted
+
+    assert drafted() > 0
+    assert drafted(speculate=None) > 0
+    assert drafted(speculate="off") == 0
+    tenant = looks_up.with_salt("tenant")
+    assert tenant.generate(new(tenant), TEXT, **SAME).usage.drafted > 0
+    off, on = looks_up.generate_batch(
+        [new(looks_up), new(looks_up)], [TEXT] * 2,
+        speculate=["off", None], **SAME,
+    )  # fmt: skip
+    assert off.usage.drafted == 0
+    assert on.token_ids == off.token_ids
+    said = asyncio.run(looks_up.agenerate(new(looks_up), TEXT, **SAME))
+    assert said.usage.drafted > 0
+    samples = looks_up.generate(new(looks_up), TEXT, n=2, **SAME)
+    assert [one.token_ids for one in samples] == [off.token_ids] * 2
+
+
+@pytest.mark.parametrize("bad", ["ngram", "", True, 3, ["lookup"]])
+def test_what_it_cannot_be(tiny_path: Path, tiny: Gemma, bad: Any) -> None:
+    words = "speculate: expected 'off' or 'lookup', found "
+    with pytest.raises(ValueError, match=words):
+        Gemma.load(tiny_path, speculate=bad)
+    with pytest.raises(ValueError, match=words):
+        tiny.generate(new(tiny), TEXT, speculate=bad)
+    with pytest.raises(ValueError, match=words):
+        GenerationOptions.check({"speculate": bad})
+
+
+def test_command(cli: RunCli, tiny_path: Path) -> None:
+    def run(*flags: str) -> Any:
+        ended = cli(
+            "generate", "-m", tiny_path, TEXT, "--json", "--max-tokens", "150",
+            "--ignore-eos", "--logit-bias", "30=1000", *flags,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    plain, guessed = run(), run("--speculate", "lookup")
+    assert guessed["token_ids"] == plain["token_ids"]
+    assert plain["usage"]["drafted"] == 0
+    assert guessed["usage"]["accepted"] > 0
