@@ -4,14 +4,16 @@
 
 Some prompts are such that their replies repeat what is there already, others
 are not. A ratio is the decoding time without over the time with it, of two
-calls that follow each other, which give the same tokens. With --batch, so many
-conversations decode at the same time.
+calls that follow each other, which give the same tokens; those of processor
+time say more where others use the machine. With --batch, so many conversations
+decode at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from typing import Any
 
 import gemmakv
@@ -87,55 +89,62 @@ def main() -> None:
     for group, texts, sampling in groups:
         ratios = []
         for name, text in texts.items():
-            found = _compare(gemma, text, sampling, arguments)
-            ratios += found
-            _print(f"{group}: {name}", found)
+            ratios += _compare(gemma, f"{group}: {name}", text, sampling,
+                               arguments)  # fmt: skip
         _print(f"{group}: all", ratios)
 
 
 def _compare(
     gemma: gemmakv.Gemma,
+    name: str,
     text: str,
     sampling: dict[str, Any],
     arguments: argparse.Namespace,
-) -> list[float]:
-    """The ratio of each run."""
+) -> list[tuple[float, float]]:
+    """The ratios of each run: of time, and of processor time."""
+    said = gemmakv.create_kv_cache(gemma.config)
+    gemma.prefill(said, text)
     ratios = []
+    drafted = accepted = sampled = 0
     for run in range(arguments.runs):
         seconds = {}
         tokens = {}
         order = ("off", "lookup") if run % 2 == 0 else ("lookup", "off")
         for how in order:
+            begin = time.perf_counter(), time.process_time()
             rows = gemma.generate_batch(
-                [
-                    gemmakv.create_kv_cache(gemma.config)
-                    for _ in range(arguments.batch)
-                ],
-                [text] * arguments.batch,
+                [said.fork() for _ in range(arguments.batch)],
+                [""] * arguments.batch,
                 max_tokens=arguments.tokens,
                 ignore_eos=True,
                 seed=[run * 100 + i for i in range(arguments.batch)],
                 speculate=how,
                 **sampling,
             )
-            seconds[how] = sum(row.timings.decode_s for row in rows)
+            seconds[how] = (
+                time.perf_counter() - begin[0],
+                time.process_time() - begin[1],
+            )
             tokens[how] = [row.token_ids for row in rows]
+            drafted += sum(row.usage.drafted for row in rows)
+            accepted += sum(row.usage.accepted for row in rows)
             if how == "lookup":
-                drafted = sum(row.usage.drafted for row in rows)
-                accepted = sum(row.usage.accepted for row in rows)
+                sampled += sum(row.usage.completion_tokens for row in rows)
         if tokens["off"] != tokens["lookup"]:
-            raise SystemExit(f"{text[:30]!r}: the tokens differ")
-        ratios.append(seconds["off"] / seconds["lookup"])
-    print(f"  the last run drafted {drafted}, accepted {accepted}", flush=True)
+            raise SystemExit(f"{name}: the tokens differ")
+        off, on = seconds["off"], seconds["lookup"]
+        ratios.append((off[0] / on[0], off[1] / on[1]))
+    _print(name, ratios)
+    print(f"  {drafted} of {sampled} tokens drafted, {accepted} accepted")
     return ratios
 
 
-def _print(name: str, ratios: list[float]) -> None:
-    print(
-        f"{name:20} {statistics.median(ratios):.2f}x "
-        f"({min(ratios):.2f} to {max(ratios):.2f})",
-        flush=True,
-    )
+def _print(name: str, ratios: list[tuple[float, float]]) -> None:
+    words = [
+        f"{statistics.median(all):.2f}x ({min(all):.2f} to {max(all):.2f})"
+        for all in zip(*ratios)
+    ]
+    print(f"{name:20} {words[0]}, processor {words[1]}", flush=True)
 
 
 if __name__ == "__main__":
