@@ -22,6 +22,7 @@ What is to be known about the reference (transformers 5):
   moved the logits of a sharp model by 1.5e-3 of their range against float64.
 - Gemma 3 ignores attn_logit_softcapping, and its multimodal class
   final_logit_softcapping too. Published files have neither.
+- Gemma 4's layer_scalar is a buffer, no parameter.
 - RecurrentGemma's intermediate_size is twice the width of its feed-forward,
   and its head_dim is hidden_size / num_attention_heads whatever a file says.
 
@@ -55,13 +56,15 @@ def build(golden: golden_models.Golden) -> Any:
     ).eval()
     ours = golden.tensors()
     theirs = dict(model.named_parameters())
+    theirs.update((n, b) for n, b in model.named_buffers() if "scalar" in n)
     for name, array in ours.items():
         parameter = theirs.pop(_parameter_name(name, golden.multimodal))
         if tuple(parameter.shape) != array.shape:
             raise ValueError(f"{name}: {array.shape}, not {parameter.shape}")
         parameter.data = torch.from_numpy(array.copy())
     model.tie_weights()
-    left = [n for n in theirs if "vision" not in n and "projector" not in n]
+    parts = ("vision", "audio", "projector")
+    left = [n for n in theirs if not any(part in n for part in parts)]
     if left:
         raise ValueError(f"{golden.name}: without weights: {left}")
     return model

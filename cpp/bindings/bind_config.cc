@@ -185,7 +185,8 @@ void RegisterConfig(py::module_& module) {
       .def_static(
           "from_gguf",
           [](const std::filesystem::path& path) {
-            return ConfigFromGguf(GgufFile(path.native()));
+            GgufFile file(path.native());
+            return ConfigFromGguf(file);
           },
           py::arg("path"), "The shape that a GGUF file's metadata states.")
       .def_static(

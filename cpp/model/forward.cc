@@ -43,6 +43,8 @@ class ForwardPass::Parts {
       feed_forward_.Compute(layer, input_, projected_.data(), work);
       work.ForRows([&](size_t row) {
         AddToResidual(layer.down_bias, layer.post_ffn_norm, row);
+        if (config_.layer_scales)
+          Scale(layer.output_scale[0], hidden(), x(row));
       });
     }
     Head(slices);

@@ -83,7 +83,8 @@ std::vector<Rotation> Powers(const Rotation& base, size_t count) {
 
 }  // namespace
 
-RopeTable::RopeTable(double base, double factor, size_t head_dim)
+RopeTable::RopeTable(double base, double factor, size_t head_dim,
+                     size_t still_pairs)
     : half_(head_dim / 2) {
   if (head_dim == 0 || head_dim % 2 != 0) {
     throw InvalidArgument(StrCat("rope: head_dim is ", head_dim,
@@ -97,6 +98,10 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim)
     throw InvalidArgument(
         StrCat("rope: factor is ", factor, ", expected a finite number >= 1"));
   }
+  if (still_pairs > half_) {
+    throw InvalidArgument(StrCat("rope: still_pairs is ", still_pairs,
+                                 ", expected at most ", half_));
+  }
   low_cos_.resize(kLow * half_);
   low_sin_.resize(kLow * half_);
   steps_.resize(half_);
@@ -104,7 +109,8 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim)
   for (size_t i = 0; i < half_; ++i) {
     const DoubleDouble exponent =
         log_base * static_cast<double>(2 * i) / static_cast<double>(head_dim);
-    const DoubleDouble frequency = ExpMinus(exponent) / factor;
+    const DoubleDouble frequency =
+        i < half_ - still_pairs ? ExpMinus(exponent) / factor : DoubleDouble(0);
     const std::vector<Rotation> low = Powers(RotationBy(frequency), kLow + 1);
     for (size_t p = 0; p < kLow; ++p) {
       low_cos_[p * half_ + i] = low[p].cos.high;

@@ -15,16 +15,18 @@ struct Rotation {
 
 // Cosines and sines of rotary position embeddings (Su et al., 2021) for one
 // base frequency: the angle of pair i at position p is
-// p / factor * base^(-2 i / head_dim). Computed by the four basic operations
+// p / factor * base^(-2 i / head_dim); the last pairs may stand still instead,
+// at angle 0. Computed by the four basic operations
 // alone (no math library), so that every machine has the same bits; before it
 // is rounded to float, a result is within 1e-15. A table grows to the positions
 // that are used; no value depends on its size.
 class RopeTable {
  public:
   // `factor` is the linear scaling of positions (1: none). Throws
-  // InvalidArgument unless head_dim is even and positive, base > 1 and
-  // factor >= 1.
-  RopeTable(double base, double factor, size_t head_dim);
+  // InvalidArgument unless head_dim is even and positive, base > 1,
+  // factor >= 1 and there are as many pairs as stand still.
+  RopeTable(double base, double factor, size_t head_dim,
+            size_t still_pairs = 0);
 
   // Makes positions below `positions` available, and some more. Throws
   // std::bad_alloc, changing nothing. Not to be called beside CosSin.

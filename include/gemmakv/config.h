@@ -38,7 +38,9 @@ struct LayerConfig {
   // Attention layers: an earlier layer of the same kind and shape whose keys
   // and values this one reads. It has none of its own.
   std::optional<size_t> shares_kv = std::nullopt;
-  size_t rope_dim = 0;     // leading values of a head that are rotated
+  size_t rope_dim = 0;     // leading values of a head that are rotated, in
+                           // pairs of one of the first half and one behind
+  size_t still_pairs = 0;  // the last of the rope_dim / 2: they do not turn
   double rope_base = 0;    // rotary base
   double rope_factor = 1;  // linear position scaling
 };
@@ -48,7 +50,8 @@ struct LayerConfig {
 // are listed once more in fields.cc, which says all else about them.
 struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
-  std::string architecture;  // "gemma", "gemma2", "gemma3", "recurrentgemma"
+  std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma4",
+                             // "recurrentgemma"
   size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
@@ -59,7 +62,12 @@ struct ModelConfig {
   float attn_soft_cap = 0;    // 0: none
   float final_soft_cap = 0;   // 0: none
   bool qk_norm = false;       // RMS norm of each query and key head
+  bool value_norm = false;    // RMS norm of each value head, without weights
+  // Full layers have no product of their own for values: those are the keys as
+  // they come out of theirs, before norm and rotation.
+  bool keys_are_values = false;
   bool post_norms = false;    // RMS norm behind attention and feed-forward
+  bool layer_scales = false;  // a layer's output is multiplied by a weight
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.

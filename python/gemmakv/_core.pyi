@@ -63,6 +63,10 @@ class ModelConfig:
         conv_width: int = 0,
         shares_kv: Sequence[int | None] | None = None,
         rope_factor_sliding: float | Sequence[float] = 1.0,
+        still_pairs: int | Sequence[int] = 0,
+        value_norm: bool = False,
+        keys_are_values: bool = False,
+        layer_scales: bool = False,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -111,6 +115,10 @@ class ModelConfig:
     conv_width: Final[int]
     shares_kv: Final[list[int | None] | None]
     rope_factor_sliding: Final[float]
+    still_pairs: Final[int]
+    value_norm: Final[bool]
+    keys_are_values: Final[bool]
+    layer_scales: Final[bool]
     def arguments(self) -> dict[str, Any]: ...
     @staticmethod
     def json_keys() -> list[tuple[str, str, bool]]: ...

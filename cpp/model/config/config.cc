@@ -34,11 +34,13 @@ void CheckLayer(const ModelConfig& config, size_t i) {
         "a multiple of 32");
   check(layer.rope_dim % 2 == 0 && layer.rope_dim <= layer.head_dim,
         "rope_dim", layer.rope_dim, "an even number up to ", layer.head_dim);
+  check(layer.still_pairs <= layer.rope_dim / 2, "still_pairs",
+        layer.still_pairs, "at most half of rope_dim ", layer.rope_dim);
   if (!layer.shares_kv) return;
   const size_t owner = *layer.shares_kv;
   const auto shape = [](const LayerConfig& l) {
     return std::tuple(l.kind, l.window, l.kv_heads, l.head_dim, l.rope_dim,
-                      l.rope_base, l.rope_factor);
+                      l.still_pairs, l.rope_base, l.rope_factor);
   };
   check(owner < i && !config.layers[owner].shares_kv &&
             shape(config.layers[owner]) == shape(layer),

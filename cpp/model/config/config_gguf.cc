@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 
@@ -29,8 +30,12 @@ class MetadataReader {
   void Read(const Field& field, ModelConfig& config) const {
     const std::string key = prefix_ + field.gguf;
     std::vector<double> values = field.Get(config);
+    const std::string sliding = key + "_swa";
     if (file_.Has(key)) {
       values = Numbers(key, field);
+      if (field.layers == kAllLayers && file_.Has(sliding)) {
+        values = ByKind(values, Numbers(sliding, field), config);
+      }
     } else if (*std::min_element(values.begin(), values.end()) < field.low) {
       values = field.Default(config);
     }
@@ -78,6 +83,22 @@ class MetadataReader {
     return {sizes.begin(), sizes.end()};
   }
 
+  // Of a key for full layers and one for those that slide: a number for each
+  // layer. Anything but two numbers is left to the check of the field.
+  static std::vector<double> ByKind(const std::vector<double>& full,
+                                    const std::vector<double>& sliding,
+                                    const ModelConfig& config) {
+    if (full.size() != 1 || sliding.size() != 1) {
+      return full.size() != 1 ? full : sliding;
+    }
+    std::vector<double> values;
+    for (const LayerConfig& layer : config.layers) {
+      values.push_back(layer.kind == LayerKind::kSliding ? sliding[0]
+                                                         : full[0]);
+    }
+    return values;
+  }
+
   const GgufFile& file_;
   std::string prefix_;
 };
@@ -94,7 +115,8 @@ size_t VocabSize(const GgufFile& file) {
 
 // Files do not say how queries are scaled. The sizes of the table do; others
 // divide by the square root of head_dim.
-double QueryScale(const ModelConfig& config) {
+double QueryScale(const Family& family, const ModelConfig& config) {
+  if (family.query_scale != 0) return family.query_scale;
   for (const ModelConfig& named : NamedConfigs()) {
     if (named.architecture == config.architecture &&
         named.hidden_size == config.hidden_size &&
@@ -112,13 +134,6 @@ double QueryScale(const ModelConfig& config) {
 void ReadKinds(const GgufFile& file, const MetadataReader& read,
                const Family& family, ModelConfig& config) {
   if (!HasSlidingLayers(family)) return;
-  if (read.Size("attention.sliding_window", family.sliding_window) == 0 &&
-      family.sliding_window == 0) {
-    // Where sizes have windows of their own, a file without one says that no
-    // layer slides.
-    RepeatKinds(std::array{LayerKind::kFull}, config);
-    return;
-  }
   constexpr const char* kPattern = "attention.sliding_window_pattern";
   if (const auto slides = read.Flags(kPattern)) {
     if (slides->size() != config.num_layers()) {
@@ -131,6 +146,13 @@ void ReadKinds(const GgufFile& file, const MetadataReader& read,
       config.layers[i].kind =
           (*slides)[i] != 0 ? LayerKind::kSliding : LayerKind::kFull;
     }
+    return;
+  }
+  if (read.Size("attention.sliding_window", family.sliding_window) == 0 &&
+      family.sliding_window == 0) {
+    // Where sizes have windows of their own, a file without one says that no
+    // layer slides.
+    RepeatKinds(std::array{LayerKind::kFull}, config);
     return;
   }
   const size_t period = read.Size(kPattern, family.pattern.size());
@@ -173,6 +195,85 @@ void ReadRope(const GgufFile& file, const MetadataReader& read,
   }
 }
 
+// The pairs of full layers that do not turn: files state what each pair's
+// frequency is divided by, 1 or more than any position.
+void ReadStillPairs(GgufFile& file, const Family& family, ModelConfig& config) {
+  if (family.full_turning == 1 || !config.HasLayers(LayerKind::kFull)) return;
+  constexpr const char* kName = "rope_freqs.weight";
+  const auto refuse = [&](const auto&... what) {
+    throw CorruptFile(StrCat(file.path(), ": tensor ", kName, what...));
+  };
+  const std::optional<TensorView> divisors = file.Find(kName);
+  if (!divisors) {
+    refuse(
+        " is missing, expected what frequencies of full layers are "
+        "divided by");
+  }
+  if (divisors->type != TensorType::kF32) {
+    refuse(" has type ", Info(divisors->type).name, ", expected F32");
+  }
+  size_t turning = 0;
+  const size_t pairs = divisors->rows * divisors->cols;
+  for (size_t i = 0; i < pairs; ++i) {
+    const float divisor = FloatAt(divisors->type, divisors->data, i);
+    if (divisor == 1 && turning == i) {
+      ++turning;
+    } else if (!(divisor >= 1e20f)) {
+      refuse(" divides by ", divisor, " at ", i,
+             ", expected 1, and from some pair on 1e20 or more");
+    }
+  }
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind != LayerKind::kFull) continue;
+    if (pairs != layer.rope_dim / 2) {
+      refuse(" has ", pairs, " values, expected ", layer.rope_dim / 2,
+             " by rope.dimension_count");
+    }
+    layer.still_pairs = pairs - turning;
+  }
+}
+
+// Full layers without a product for values have those of the keys.
+bool KeysAreValues(GgufFile& file, const Family& family,
+                   const ModelConfig& config) {
+  if (!family.keys_may_be_values) return false;
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    if (config.layers[i].kind != LayerKind::kFull) continue;
+    return !file.Find(StrCat("blk.", i, ".attn_v.weight"));
+  }
+  return false;
+}
+
+// Values are as long as keys, in layers of each kind.
+void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
+                       const ModelConfig& config) {
+  for (const LayerConfig& layer : config.layers) {
+    const bool slides = layer.kind == LayerKind::kSliding &&
+                        read.Has("attention.value_length_swa");
+    const size_t length = read.Size(
+        slides ? "attention.value_length_swa" : "attention.value_length",
+        layer.head_dim);
+    if (length == layer.head_dim) continue;
+    throw CorruptFile(StrCat(file.path(), ": value_length",
+                             slides ? "_swa" : "", " is ", length,
+                             ", expected key_length ", layer.head_dim));
+  }
+}
+
+// Parts of models of this family that the forward pass does not have.
+void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
+                      const Family& family) {
+  for (const char* key : {"embedding_length_per_layer_input",
+                          "attention.shared_kv_layers", "expert_count"}) {
+    const size_t count = read.Size(key, 0);
+    if (count == 0) continue;
+    throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture, ".",
+                          key, " is ", count,
+                          ", expected 0: such models are "
+                          "not supported"));
+  }
+}
+
 void ReadTokenIds(const GgufFile& file, const Family& family,
                   ModelConfig& config) {
   const auto id = [&](const char* key, int32_t fallback) {
@@ -193,10 +294,17 @@ void ReadTokenIds(const GgufFile& file, const Family& family,
       family.end_of_turn == 0 ? eos : family.end_of_turn;
   const int32_t eot = id("tokenizer.ggml.eot_token_id", end_of_turn);
   config.eos_ids = {eos};
-  if (eot != eos && static_cast<size_t>(eot) < config.vocab_size) {
-    config.eos_ids.push_back(eot);
+  const int32_t end_of_call =
+      family.end_of_call == 0 ? eos : family.end_of_call;
+  for (const int32_t other : {eot, end_of_call}) {
+    if (static_cast<size_t>(other) < config.vocab_size) {
+      config.eos_ids.push_back(other);
+    }
   }
   std::sort(config.eos_ids.begin(), config.eos_ids.end());
+  config.eos_ids.erase(
+      std::unique(config.eos_ids.begin(), config.eos_ids.end()),
+      config.eos_ids.end());
 }
 
 // Recurrent layers have no names in this format.
@@ -224,7 +332,7 @@ const Family& FamilyOf(const GgufFile& file) {
 
 }  // namespace
 
-ModelConfig ConfigFromGguf(const GgufFile& file) {
+ModelConfig ConfigFromGguf(GgufFile& file) {
   const Family& family = FamilyOf(file);
   const MetadataReader read(file, family);
   ModelConfig config;
@@ -232,21 +340,19 @@ ModelConfig ConfigFromGguf(const GgufFile& file) {
   read.Read(FieldNamed("hidden_size"), config);
   read.Read(FieldNamed("num_layers"), config);
   for (LayerConfig& layer : config.layers) layer.head_dim = 256;
-  read.Read(FieldNamed("head_dim"), config);
   ApplyFamily(family, config);
+  RefuseOtherParts(file, read, family);
   ReadKinds(file, read, family, config);
+  read.Read(FieldNamed("head_dim"), config);
   ApplyFamilyToLayers(family, config);
   for (const Field& field : Fields()) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
   config.vocab_size = VocabSize(file);
-  const size_t head_dim = config.layers[0].head_dim;
-  const size_t value_dim = read.Size("attention.value_length", head_dim);
-  if (value_dim != head_dim) {
-    throw CorruptFile(StrCat(file.path(), ": value_length is ", value_dim,
-                             ", expected key_length ", head_dim));
-  }
-  config.query_scale = QueryScale(config);
+  CheckValueLengths(file, read, config);
+  ReadStillPairs(file, family, config);
+  config.keys_are_values = KeysAreValues(file, family, config);
+  config.query_scale = QueryScale(family, config);
   ReadRope(file, read, family, config);
   ReadTokenIds(file, family, config);
   try {

@@ -10,7 +10,7 @@ namespace gkv {
 // the family's defaults. Throws CorruptFile for metadata that is missing or
 // contradictory, Mismatch for an architecture, or a variant of it, that is not
 // supported. If the result has the shape of a named type, it carries that name.
-ModelConfig ConfigFromGguf(const GgufFile& file);
+ModelConfig ConfigFromGguf(GgufFile& file);
 
 }  // namespace gkv
 

@@ -19,10 +19,12 @@ struct Row {
   size_t context;
   size_t window = 0;  // 0: the family's
   double rope_factor = 1;
+  size_t full_kv_heads = 0, full_head_dim = 0;  // 0: as in sliding layers
+  bool keys_are_values = false;
 };
 
 using enum ModelType;
-constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072;
+constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072, k256K = 262144;
 
 constexpr Row kRows[] = {
 #define GKV_MODEL(type, name, family, ...) \
@@ -50,6 +52,13 @@ ModelConfig FromRow(const Row& row) {
                                     .head_dim = row.head_dim,
                                     .ffn_dim = row.ffn});
   ApplyFamily(family, config);
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind != LayerKind::kFull) continue;
+    if (row.full_kv_heads != 0) layer.kv_heads = row.full_kv_heads;
+    if (row.full_head_dim != 0) layer.head_dim = row.full_head_dim;
+  }
+  ApplyFamilyToLayers(family, config);
+  config.keys_are_values = row.keys_are_values;
   config.context_length = row.context;
   config.query_scale = 1.0 / std::sqrt(row.query_divisor);
   for (LayerConfig& layer : config.layers) {

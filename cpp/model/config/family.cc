@@ -47,6 +47,23 @@ constexpr Family kFamilies[] = {
         .end_of_turn = 106,
     },
     {
+        .architecture = "gemma4",
+        .pattern = kGemma3Pattern,
+        .vocab_size = 262144,
+        .qk_norm = true,
+        .post_norms = true,
+        .value_norm = true,
+        .keys_may_be_values = true,
+        .layer_scales = true,
+        .query_scale = 1,
+        .final_soft_cap = 30,
+        .rope_base_full = 1e6,
+        .rope_base_sliding = 1e4,
+        .full_turning = 4,
+        .end_of_turn = 106,
+        .end_of_call = 50,
+    },
+    {
         .architecture = "recurrentgemma",
         .pattern = kRecurrentPattern,
         .sliding_window = 2048,
@@ -115,8 +132,13 @@ void ApplyFamily(const Family& family, ModelConfig& config) {
   config.qk_norm = family.qk_norm;
   config.post_norms = family.post_norms;
   config.biases = family.biases;
+  config.value_norm = family.value_norm;
+  config.layer_scales = family.layer_scales;
+  if (family.query_scale != 0) config.query_scale = family.query_scale;
   config.eos_ids = {1};
-  if (family.end_of_turn != 0) config.eos_ids.push_back(family.end_of_turn);
+  for (const int32_t id : {family.end_of_call, family.end_of_turn}) {
+    if (id != 0) config.eos_ids.push_back(id);
+  }
   RepeatKinds(family.pattern, config);
   ApplyFamilyToLayers(family, config);
 }
@@ -126,6 +148,8 @@ void ApplyFamilyToLayers(const Family& family, ModelConfig& config) {
     const bool slides = layer.kind == LayerKind::kSliding;
     layer.window = slides ? family.sliding_window : 0;
     layer.rope_dim = layer.head_dim / family.rope_share;
+    const size_t pairs = layer.rope_dim / 2;
+    layer.still_pairs = slides ? 0 : pairs - pairs / family.full_turning;
     layer.rope_base =
         slides ? family.rope_base_sliding : family.rope_base_full;
   }

@@ -20,13 +20,19 @@ struct Family {
   bool qk_norm = false;
   bool post_norms = false;
   bool biases = false;
+  bool value_norm = false;
+  bool keys_may_be_values = false;  // in full layers of some sizes
+  bool layer_scales = false;
+  double query_scale = 0;  // 0: sizes differ
   float attn_soft_cap = 0;
   float final_soft_cap = 0;
   double rope_base_full = 0;     // 0: no layer is full
   double rope_base_sliding = 0;  // 0: no layer slides
   size_t rope_share = 1;         // head_dim / rope_dim
+  size_t full_turning = 1;       // one in so many pairs of full layers turns
   bool bf16_embedding_scale = false;
   int32_t end_of_turn = 0;  // token that ends a reply; 0: the family has none
+  int32_t end_of_call = 0;  // the same behind a call of a tool
 };
 
 bool HasSlidingLayers(const Family& family);

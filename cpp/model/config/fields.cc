@@ -140,6 +140,14 @@ constexpr Field kFields[] = {
      .fallback = -1, .mark = 5},
     {.name = "rope_factor_sliding", .at = kAt<&L::rope_factor>,
      .layers = kSlidingLayers, .low = 1, .fallback = 1, .mark = 6},
+    {.name = "still_pairs", .at = kAt<&L::still_pairs>,
+     .layers = kAttentionLayers, .high = 256, .fallback = 0, .mark = 7},
+    {.name = "value_norm", .at = kAt<&M::value_norm>, .high = 1,
+     .fallback = 0, .mark = 8},
+    {.name = "keys_are_values", .at = kAt<&M::keys_are_values>, .high = 1,
+     .fallback = 0, .mark = 9},
+    {.name = "layer_scales", .at = kAt<&M::layer_scales>, .high = 1,
+     .fallback = 0, .mark = 10},
 };
 
 std::vector<double> AllHeads(const M& config) {

@@ -9,24 +9,32 @@ namespace gkv {
 
 Attention::Attention(const ModelConfig& config)
     : config_(config), plan_(config) {
+  size_t head_dim = 0;
   for (const LayerConfig& layer : config.layers) {
     rope_of_.push_back(
         layer.kind == LayerKind::kRecurrent ? 0 : RopeOf(layer));
+    head_dim = std::max(head_dim, layer.head_dim);
   }
+  ones_ = FloatVector(head_dim);
+  std::fill_n(ones_.data(), head_dim, 1.0f);
 }
 
 size_t Attention::RopeOf(const LayerConfig& layer) {
   for (size_t i = 0; i < ropes_.size(); ++i) {
     const Rope& rope = ropes_[i];
     if (rope.base == layer.rope_base && rope.factor == layer.rope_factor &&
-        rope.dim == layer.rope_dim) {
+        rope.dim == layer.rope_dim && rope.still_pairs == layer.still_pairs) {
       return i;
     }
   }
-  ropes_.push_back(
-      {layer.rope_base, layer.rope_factor, layer.rope_dim,
-       RopeTable(layer.rope_base, layer.rope_factor, layer.rope_dim),
-       {}, {}});
+  ropes_.push_back({layer.rope_base,
+                    layer.rope_factor,
+                    layer.rope_dim,
+                    layer.still_pairs,
+                    RopeTable(layer.rope_base, layer.rope_factor,
+                              layer.rope_dim, layer.still_pairs),
+                    {},
+                    {}});
   return ropes_.size() - 1;
 }
 
@@ -64,9 +72,14 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
   } else {
     k_.EnsureSize(rows * kv_dim);
     v_.EnsureSize(rows * kv_dim);
-    work.MatMuls({{&weights.q, &input, q_.data()},
-                  {&weights.k, &input, k_.data()},
-                  {&weights.v, &input, v_.data()}});
+    if (weights.v.rows == 0) {
+      work.MatMuls(
+          {{&weights.q, &input, q_.data()}, {&weights.k, &input, k_.data()}});
+    } else {
+      work.MatMuls({{&weights.q, &input, q_.data()},
+                    {&weights.k, &input, k_.data()},
+                    {&weights.v, &input, v_.data()}});
+    }
   }
   // All keys and values of the step are stored before any row attends.
   work.ForRows([&](size_t row) {
@@ -81,8 +94,11 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
       return;
     }
     float* const k = k_.data() + row * kv_dim;
+    float* const v = v_.data() + row * kv_dim;
+    if (weights.v.rows == 0) std::copy_n(k, kv_dim, v);
     FinishHeads(layer, weights.k_norm, row, shape.kv_heads, k);
-    Store(layer, info, slice, k, v_.data() + row * kv_dim);
+    FinishValues(shape, v);
+    Store(layer, info, slice, k, v);
   });
   plan_.Attend(work.slices(), layer, q_.data(), attended_.floats.data(),
                work.pool());
@@ -100,6 +116,13 @@ void Attention::FinishHeads(size_t layer, const FloatVector& norm, size_t row,
       RmsNorm(x, norm.data(), config_.rms_epsilon, head_dim, x);
     }
     Rotate(rope.cos.data() + at, rope.sin.data() + at, rope.dim, x);
+  }
+}
+
+void Attention::FinishValues(const LayerConfig& shape, float* v) const {
+  if (!config_.value_norm) return;
+  for (size_t head = 0; head < shape.kv_heads; ++head, v += shape.head_dim) {
+    RmsNorm(v, ones_.data(), config_.rms_epsilon, shape.head_dim, v);
   }
 }
 

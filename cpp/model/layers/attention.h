@@ -38,7 +38,7 @@ class Attention {
   // Rotations of the step's positions, for layers that rotate alike.
   struct Rope {
     double base, factor;
-    size_t dim;
+    size_t dim, still_pairs;
     RopeTable table;
     AlignedBuffer<float> cos, sin;  // [rows, dim / 2]
   };
@@ -46,6 +46,7 @@ class Attention {
   size_t RopeOf(const LayerConfig& layer);
   void FinishHeads(size_t layer, const FloatVector& norm, size_t row,
                    size_t heads, float* x) const;
+  void FinishValues(const LayerConfig& shape, float* v) const;
   void Store(size_t layer, const StepRow& row, const SequenceSlice& slice,
              const float* k, const float* v) const;
 
@@ -53,6 +54,7 @@ class Attention {
   AttentionPlan plan_;
   std::vector<Rope> ropes_;
   std::vector<size_t> rope_of_;     // [layers]; unused in recurrent layers
+  FloatVector ones_;  // [largest head_dim], of norms without weight
   AlignedBuffer<float> q_, k_, v_;  // [rows, heads * head_dim]
   Activations attended_;            // [rows, num_heads * head_dim]
 };

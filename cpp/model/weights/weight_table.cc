@@ -39,6 +39,10 @@ bool Attends(const Config& c, size_t layer) { return !Recurs(c, layer); }
 bool OwnsKv(const Config& c, size_t layer) {
   return Attends(c, layer) && !c.layers[layer].shares_kv;
 }
+bool OwnsValues(const Config& c, size_t layer) {
+  return OwnsKv(c, layer) &&
+         !(c.keys_are_values && c.layers[layer].kind == LayerKind::kFull);
+}
 bool QueryNorm(const Config& c, size_t layer) {
   return c.qk_norm && Attends(c, layer);
 }
@@ -53,6 +57,7 @@ bool RecursBiased(const Config& c, size_t layer) {
   return c.biases && Recurs(c, layer);
 }
 bool PostNorms(const Config& c, size_t) { return c.post_norms; }
+bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
 
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
@@ -97,7 +102,7 @@ constexpr Row kLayerRows[] = {
     {"rec_a_param", kDecay, One, Lru, Recurs, &R::decay},
     {"attn_q.weight", kMatrix, Queries, Hidden, Attends, &L::q},
     {"attn_k.weight", kMatrix, KeysValues, Hidden, OwnsKv, &L::k},
-    {"attn_v.weight", kMatrix, KeysValues, Hidden, OwnsKv, &L::v},
+    {"attn_v.weight", kMatrix, KeysValues, Hidden, OwnsValues, &L::v},
     {"attn_q_norm.weight", kVector, One, HeadDim, QueryNorm, &L::q_norm},
     {"attn_k_norm.weight", kVector, One, HeadDim, KeyNorm, &L::k_norm},
     {"attn_output.weight", kMatrix, Hidden, Queries, Attends, &L::o},
@@ -113,6 +118,8 @@ constexpr Row kLayerRows[] = {
      &L::post_attn_norm},
     {"post_ffw_norm.weight", kVector, One, Hidden, PostNorms,
      &L::post_ffn_norm},
+    {"layer_output_scale.weight", kVector, One, One, LayerScales,
+     &L::output_scale},
 };
 
 // Where a member is, for std::visit.

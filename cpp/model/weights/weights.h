@@ -73,7 +73,8 @@ struct RecurrentWeights {
 struct LayerWeights {
   FloatVector attn_norm;  // [hidden_size], before the temporal mixing
   std::unique_ptr<RecurrentWeights> recurrent;  // of recurrent layers
-  PackedMatrix q, k, v;        // [heads * head_dim, hidden_size]
+  PackedMatrix q, k, v;        // [heads * head_dim, hidden_size]; values that
+                               // are keys have none of their own
   FloatVector q_norm, k_norm;  // [head_dim], with qk_norm
   // Output of attention, [hidden_size, num_heads * head_dim], or of the
   // recurrence, [hidden_size, lru_width].
@@ -86,6 +87,7 @@ struct LayerWeights {
   PackedMatrix down;               // [hidden_size, ffn_dim]
   FloatVector down_bias;           // [hidden_size], with biases
   FloatVector post_ffn_norm;       // [hidden_size], with post_norms
+  FloatVector output_scale;        // [1], with layer_scales
 };
 
 // What a matrix of loaded weights is called and how it is kept.

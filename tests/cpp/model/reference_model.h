@@ -54,6 +54,12 @@ class ReferenceModel {
         Attention(layer, x);
       }
       FeedForward(layer, x);
+      if (!config_.layer_scales) continue;
+      const float scale = source_.Floats("blk." + std::to_string(layer) +
+                                         ".layer_output_scale.weight")[0];
+      for (Row& row : x) {
+        for (double& value : row) value *= static_cast<double>(scale);
+      }
     }
     for (Row& row : x) row = Norm(row, "output_norm.weight");
     return x;
@@ -77,7 +83,10 @@ class ReferenceModel {
   }
 
   Row Norm(const Row& x, const std::string& name) const {
-    const std::vector<float> weight = source_.Floats(name);
+    return Norm(x, source_.Floats(name));
+  }
+
+  Row Norm(const Row& x, const std::vector<float>& weight) const {
     double sum = 0;
     for (const double value : x) sum += value * value;
     const double scale =
@@ -117,7 +126,7 @@ class ReferenceModel {
     if (config_.qk_norm) x = Norm(x, norm);
     const size_t half = shape.rope_dim / 2;
     Row out = x;
-    for (size_t i = 0; i < half; ++i) {
+    for (size_t i = 0; i < half - shape.still_pairs; ++i) {
       const double angle =
           static_cast<double>(position) / shape.rope_factor *
           std::pow(shape.rope_base,
@@ -127,6 +136,27 @@ class ReferenceModel {
       out[i + half] = x[i + half] * c + x[i] * s;
     }
     return out;
+  }
+
+  // All value heads of a position, from what the layer reads and its keys as
+  // they were projected.
+  Row Values(size_t layer, const Row& input, const Row& keys) const {
+    const LayerConfig& shape = config_.layers[layer];
+    const bool same = config_.keys_are_values && shape.kind == LayerKind::kFull;
+    const Row v =
+        same ? keys
+             : Multiply("blk." + std::to_string(layer) + ".attn_v.weight",
+                        input);
+    if (!config_.value_norm) return v;
+    Row all;
+    for (size_t head = 0; head < shape.kv_heads; ++head) {
+      const auto begin = v.begin() + static_cast<long>(head * shape.head_dim);
+      const Row one =
+          Norm(Row(begin, begin + static_cast<long>(shape.head_dim)),
+               std::vector<float>(shape.head_dim, 1.0f));
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
   }
 
   void Attention(size_t layer, std::vector<Row>& x) const {
@@ -147,7 +177,7 @@ class ReferenceModel {
         all.insert(all.end(), one.begin(), one.end());
       }
       own.keys.push_back(all);
-      own.values.push_back(Multiply(prefix + "attn_v.weight", h));
+      own.values.push_back(Values(layer, h, k));
     }
     if (!shape.shares_kv) stored_[layer] = own;
     const auto& [keys, v] = stored_.at(shape.shares_kv.value_or(layer));

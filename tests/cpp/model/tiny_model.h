@@ -130,6 +130,9 @@ struct TinyOptions {
   float final_soft_cap = 0;
   bool qk_norm = true;
   bool post_norms = true;
+  bool value_norm = false;
+  bool keys_are_values = false;
+  bool layer_scales = false;
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -154,8 +157,22 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   options.final_soft_cap = family.final_soft_cap == 0 ? 0 : 3;
   options.qk_norm = family.qk_norm;
   options.post_norms = family.post_norms;
+  options.value_norm = family.value_norm;
+  options.keys_are_values = family.keys_may_be_values;
+  options.layer_scales = family.layer_scales;
   options.biases = family.biases;
   options.rope_dim = 32 / family.rope_share;
+  if (family.full_turning != 1) {
+    // Full layers of wider heads, of which one part turns.
+    options.change = [&family](ModelConfig& config) {
+      for (LayerConfig& layer : config.layers) {
+        if (layer.kind != LayerKind::kFull) continue;
+        layer.head_dim = layer.rope_dim = 64;
+        layer.still_pairs = 32 - 32 / family.full_turning;
+        layer.kv_heads = 1;
+      }
+    };
+  }
   if (HasRecurrentLayers(family)) {
     options.kv_heads = 1;
     options.lru_width = 192;
@@ -217,6 +234,9 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.final_soft_cap = options.final_soft_cap;
   config.qk_norm = options.qk_norm;
   config.post_norms = options.post_norms;
+  config.value_norm = options.value_norm;
+  config.keys_are_values = options.keys_are_values;
+  config.layer_scales = options.layer_scales;
   config.biases = options.biases;
   config.lru_width = options.lru_width;
   config.lru_blocks = options.lru_blocks;
@@ -241,6 +261,7 @@ inline TinyOptions LayersDiffer(TinyOptions options, uint32_t seed = 1) {
         layer.num_heads /= 2;
         layer.kv_heads = 1;
         layer.rope_dim = 48;
+        layer.still_pairs = 9;
       } else if (rng() % 2 == 0) {
         layer.window = 10;
         layer.rope_base = 300;
@@ -291,6 +312,9 @@ class TinyTensorMaker {
       Norm("post_attention_norm.weight", hidden);
       Norm("post_ffw_norm.weight", hidden);
     }
+    if (options_.layer_scales) {
+      Floats("layer_output_scale.weight", 1, 1, 0.6f, 1.4f);
+    }
   }
   void Attention(const LayerConfig& layer) {
     const size_t q_dim = layer.num_heads * layer.head_dim;
@@ -298,7 +322,9 @@ class TinyTensorMaker {
     Matrix("attn_q.weight", q_dim, options_.hidden);
     if (!layer.shares_kv) {
       Matrix("attn_k.weight", kv_dim, options_.hidden);
-      Matrix("attn_v.weight", kv_dim, options_.hidden);
+      if (!options_.keys_are_values || layer.kind != LayerKind::kFull) {
+        Matrix("attn_v.weight", kv_dim, options_.hidden);
+      }
     }
     if (options_.qk_norm) {
       Norm("attn_q_norm.weight", layer.head_dim);

@@ -94,6 +94,21 @@ TEST(RopeTableTest, BitsDoNotDependOnTheSizeOfTheTable) {
   }
 }
 
+// The others keep the frequencies that they have without.
+TEST(RopeTableTest, LastPairsMayStandStill) {
+  const RopeTable all(1e6, 1.0, 64), some(1e6, 1.0, 64, 24);
+  for (const size_t position : {0, 1, 255, 256}) {
+    if (position >= all.positions()) break;
+    std::vector<float> cos(32), sin(32), some_cos(32), some_sin(32);
+    all.CosSin(position, cos.data(), sin.data());
+    some.CosSin(position, some_cos.data(), some_sin.data());
+    for (size_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(some_cos[i], i < 8 ? cos[i] : 1.0f) << position << ", " << i;
+      EXPECT_EQ(some_sin[i], i < 8 ? sin[i] : 0.0f) << position << ", " << i;
+    }
+  }
+}
+
 TEST(RopeTableTest, GrowsToWhatIsUsed) {
   RopeTable table(1e4, 1.0, 64);
   const size_t least = table.positions();
@@ -110,6 +125,7 @@ TEST(RopeTableTest, RefusesWhatItCannotCompute) {
   const double infinity = std::numeric_limits<double>::infinity();
   EXPECT_THROW(RopeTable(1e4, 1, 0), InvalidArgument);
   EXPECT_THROW(RopeTable(1e4, 1, 63), InvalidArgument);
+  EXPECT_THROW(RopeTable(1e4, 1, 64, 33), InvalidArgument);
   for (const double base : {1.0, 0.0, -2.0, nan, infinity}) {
     EXPECT_THROW(RopeTable(base, 1, 64), InvalidArgument) << base;
   }

@@ -20,25 +20,25 @@ from support.golden_checks import (
     golden_of,
     logits_of,
     reference_of,
-    tensors_of,
 )
 from support.golden_gguf import (
     GGUF_NAMES,
     config_of,
+    gguf_tensors,
     metadata_of,
 )
 
 
 def test_every_family_of_the_format_is_here() -> None:
     families = {name.split("-")[0] for name in GGUF_NAMES}
-    assert families == {"gemma", "gemma2", "gemma3"}
+    assert families == {"gemma", "gemma2", "gemma3", "gemma4"}
 
 
 @pytest.mark.parametrize("name", GGUF_NAMES)
 def test_files_give_the_reference_s_logits(name: str, tmp_path: Path) -> None:
     config = config_of(name)
     path = tiny_gguf.write(
-        tmp_path / "m.gguf", metadata_of(config), tensors_of(name))
+        tmp_path / "m.gguf", metadata_of(config), gguf_tensors(name))
     gemma = gemmakv.Gemma.load(path)
     found, stated = fields_of(gemma.config), fields_of(config)
     for fields in (found, stated):
@@ -59,7 +59,7 @@ def test_each_key_counts(name: str, tmp_path: Path) -> None:
         path = tiny_gguf.write(
             tmp_path / "m.gguf",
             {**meta, key: (kind, change(value))},
-            tensors_of(name),
+            gguf_tensors(name),
         )
         found = logits_of(
             gemmakv.Gemma.load(path), golden_of(name).tokens())
@@ -74,5 +74,6 @@ _CHANGES = {
     "attn_logit_softcapping": lambda v: v / 2 if v else 2.0,
     "final_logit_softcapping": lambda v: v / 2 if v else 5.0,
     "rope.freq_base": lambda v: 3 * v,
+    "rope.freq_base_swa": lambda v: 3 * v,
     "rope.scaling.factor": lambda v: v / 2,
 }

@@ -42,7 +42,8 @@ def test_the_goldens_have_every_shape() -> None:
     for name in NAMES:
         found = by_family.setdefault(name.split("-")[0], set())
         found.update(_traits(golden_of(name)))
-    assert sorted(by_family) == ["gemma", "gemma2", "gemma3", "recurrentgemma"]
+    assert sorted(by_family) == [
+        "gemma", "gemma2", "gemma3", "gemma4", "recurrentgemma"]
     for family, found in by_family.items():
         wanted = {
             "GQA", "MHA", "MQA", "64", "128", "256", "odd layers", "tied",
@@ -66,7 +67,9 @@ def _traits(golden: Golden) -> Iterator[str]:
         yield "odd layers"
     yield "tied" if text.get("tie_word_embeddings", True) else "untied"
     yield "several files" if golden.shards > 1 else "one file"
-    yield "new keys" if "rope_parameters" in text else "old keys"
+    newer = (
+        "per_layer_config" if golden_models.gemma4(text) else "rope_parameters")
+    yield "new keys" if newer in text else "old keys"
     window = text.get("sliding_window", text.get("attention_window_size"))
     if window and 3 * window <= golden_models.PROMPT:
         yield "window"
@@ -118,12 +121,24 @@ def _wrong_models(
     if "output.weight" in tensors:
         yield "tied head", {}, _without(tensors, "output.weight")
     for kind in sorted({n.split(".")[-2] for n in tensors if "norm" in n}):
+        # Of Gemma 4: with a 1 less than there is.
         yield f"{kind} without the 1", {}, {
             n: w - 1 if f".{kind}.weight" in f".{n}" else w
             for n, w in tensors.items()
         }
     if config["lru_width"]:
         yield from _wrong_recurrent_weights(config, tensors)
+    if config["layer_scales"]:
+        yield "no scales of layers", {"layer_scales": False}, {
+            n: w for n, w in tensors.items() if "output_scale" not in n
+        }
+    if config["keys_are_values"]:
+        # Values of their own that are those of another order of keys.
+        values = {
+            n.replace("attn_k", "attn_v"): np.ascontiguousarray(w[::-1])
+            for n, w in tensors.items() if n.endswith("attn_k.weight")
+        }
+        yield "other values", {"keys_are_values": False}, {**values, **tensors}
 
 
 def _wrong_fields(
@@ -139,9 +154,13 @@ def _wrong_fields(
     yield "query scale", {"query_scale": 1.1 * config["query_scale"]}
     if config["rms_epsilon"] > 1e-3:
         yield "epsilon", {"rms_epsilon": 1e-6}
-    half, whole = config["head_dim"] // 2, config["head_dim"]
-    yield "rotated part", {
-        "rope_dim": half if config["rope_dim"] == whole else whole}
+    if config["value_norm"]:
+        yield "no norm of values", {"value_norm": False}
+        yield from _wrong_still_pairs(config)
+    else:
+        half, whole = config["head_dim"] // 2, config["head_dim"]
+        yield "rotated part", {
+            "rope_dim": half if config["rope_dim"] == whole else whole}
     for cap in ("attn_soft_cap", "final_soft_cap"):
         if config[cap]:
             yield f"no {cap}", {cap: 0.0}
@@ -163,10 +182,27 @@ def _wrong_fields(
         yield from _wrong_kind(config, layer, kind)
 
 
+def _wrong_still_pairs(
+    config: dict[str, Any],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    still = config["still_pairs"]
+    yield "all pairs turn", {"still_pairs": 0}
+    yield "one pair less turns", {
+        "still_pairs": [n + 1 if n else 0 for n in still]}
+    # The same number of values, but all in front, at their own frequencies.
+    yield "leading values turn", {
+        "still_pairs": 0,
+        "rope_dim": [
+            dim - 2 * n
+            for dim, n in zip(config["rope_dim"], still, strict=True)
+        ],
+    }
+
+
 def _wrong_kind(
     config: dict[str, Any], layer: int, kind: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    if kind == "recurrent":
+    if kind == "recurrent" or config["keys_are_values"]:
         return
     kinds = list(config["layer_kinds"])
     kinds[layer] = "full" if kind == "sliding" else "sliding"

@@ -13,8 +13,12 @@ from gemmakv import Gemma, ModelConfig, ModelType, create_kv_cache
 from support import family_models, golden_models, tiny_gguf, tiny_models
 from support.bad_files import forget, one_line, put
 from support.command import RunCli, assert_fails
-from support.golden_checks import tensors_of
-from support.golden_gguf import GGUF_NAMES, metadata_of
+from support.golden_gguf import (
+    GGUF_NAMES,
+    gguf_tensors,
+    metadata_of,
+    rotation_tensors,
+)
 from support.logits import mean_kl, our_logits, some_tokens
 from support.tiny_gguf import F32, STR, U32
 
@@ -63,7 +67,7 @@ def test_a_file_equals_the_directory(name: str, tmp_path: Path) -> None:
         tiny_gguf.write(
             tmp_path / "m.gguf",
             metadata_of(directory.config),
-            tensors_of(name),
+            gguf_tensors(name),
         )
     )
     assert file.fingerprint == directory.fingerprint
@@ -189,6 +193,8 @@ def test_what_a_file_states_is_not_the_default(tmp_path: Path) -> None:
 def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     table = ModelConfig.from_name(name)
     meta = tiny_gguf.metadata(table)
+    if table.architecture == "gemma4":
+        meta |= metadata_of(table)
     keys = ["attn_logit_softcapping", "final_logit_softcapping",
             "attention.key_length", "attention.value_length"]  # fmt: skip
     if table.architecture == "gemma2":
@@ -199,6 +205,7 @@ def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
         meta.pop(f"{table.architecture}.{key}", None)
     # A vocabulary of another size is no other type.
     weights = {"token_embd.weight": np.zeros((600, 1), np.float32)}
+    weights |= rotation_tensors(table)
     path = tiny_gguf.write(tmp_path / "m.gguf", meta, weights)
     config = ModelConfig.from_gguf(str(path))
     assert config.name == name
@@ -236,7 +243,7 @@ def test_tokens_that_end_a_reply(
         ("recurrentgemma", ["Hugging Face directory"]),
         ("llama", []),
         ("gemma3n", []),
-        ("gemma4", []),
+        ("gemma4-assistant", []),
         ("gemma-embedding", []),
         ("Gemma2", []),
     ],

@@ -26,10 +26,28 @@ VALUE_BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 32}
 
 
 def bytes_per_token(name: str, kind: str, dtype: str) -> int:
+    values = sum(
+        2 * heads * head_dim
+        for found, (heads, head_dim) in zip(
+            TYPES[name]["layer_kinds"], heads_of(name), strict=True
+        )
+        if found == kind
+    )
+    return round(values * VALUE_BYTES[dtype])
+
+
+def heads_of(name: str) -> list[tuple[int, int]]:
+    """(heads of keys and values, head_dim) by layer; none of recurrent ones."""
     shape = TYPES[name]
-    layers = shape["layer_kinds"].count(kind)
-    values = 2 * shape["kv_heads"] * shape["head_dim"]
-    return round(layers * values * VALUE_BYTES[dtype])
+    kinds = shape["layer_kinds"]
+    heads, dims = (
+        size if isinstance(size, list) else [size] * len(kinds)
+        for size in (shape["kv_heads"], shape["head_dim"])
+    )
+    return [
+        (0, 0) if kind == "recurrent" else (count, dim)
+        for kind, count, dim in zip(kinds, heads, dims, strict=True)
+    ]
 
 
 def state_shape(name: str) -> tuple[int, int]:
@@ -142,12 +160,11 @@ def test_cache_of_a_named_type(name: str, dtype: str) -> None:
     assert cache.capacity_tokens == shape["context_length"]
     assert cache.nbytes == len(cache) == 0
     assert [layer.kind for layer in cache.layers] == shape["layer_kinds"]
-    for layer in cache.layers:
+    for layer, heads in zip(cache.layers, heads_of(name), strict=True):
         assert layer.window == (window if layer.kind == "sliding" else None)
         recurrent = layer.kind == "recurrent"
         state = state_shape(name) if recurrent else (0, 0)
         assert layer.state.shape == state and not layer.state.any()
-        heads = (0, 0) if recurrent else (shape["kv_heads"], shape["head_dim"])
         assert layer.keys.shape == layer.values.shape == (0, *heads)
     config = ModelConfig.from_name(name)
     assert config.state_bytes == state_bytes(name)
@@ -170,6 +187,7 @@ def test_cache_of_a_named_type(name: str, dtype: str) -> None:
      (8192 + 4096) * 172_032),
     ("gemma3-270m", 3 * 2 * 256 * 2, 15 * 2 * 256 * 2,
      32768 * 3072 + 512 * 15_360),
+    ("gemma4-31b", 81_920, 819_200, 262_144 * 81_920 + 1024 * 819_200),
     ("recurrentgemma-2b", 0, 8 * 2 * 256 * 2,
      2048 * 8192 + 18 * 4 * 2560 * 4),
 ])

@@ -26,6 +26,8 @@ _ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "recurrent_gemma": "recurrentgemma",
 }
 # What the classes set where a file says nothing.
@@ -43,6 +45,16 @@ _DEFAULTS = {
         "max_position_embeddings": 131072,
         "sliding_window_pattern": 6,
         "vocab_size": 262208,
+    },
+    "gemma4_text": {
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
+    "gemma4_unified_text": {
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "vocab_size": 262144,
     },
     "recurrent_gemma": {
         "conv1d_width": 4,
@@ -87,7 +99,7 @@ def fields(config: Config) -> dict[str, Any]:
         "architecture": _ARCHITECTURES[kind],
         "bos_id": text["bos_token_id"],
         "context_length": text["max_position_embeddings"],
-        "eos_ids": eos if isinstance(eos, list) else [eos],
+        "eos_ids": sorted(eos) if isinstance(eos, list) else [eos],
         "ffn_dim": text["intermediate_size"],
         "head_dim": text["head_dim"],
         "hidden_size": text["hidden_size"],
@@ -102,6 +114,8 @@ def fields(config: Config) -> dict[str, Any]:
     }
     if kind == "recurrent_gemma":
         return {**result, **_recurrent(text)}
+    if golden_models.gemma4(text):
+        return {**result, **_gemma4(text)}
     if kind == "gemma":
         theta = text.get("rope_parameters", text)["rope_theta"]
         return {
@@ -114,6 +128,43 @@ def fields(config: Config) -> dict[str, Any]:
     return {**result, **_rope(stated, kind), **_kinds(text),
             "attn_soft_cap": text.get("attn_logit_softcapping") or 0.0,
             "final_soft_cap": text.get("final_logit_softcapping") or 0.0}
+
+
+def _gemma4(text: Config) -> dict[str, Any]:
+    count = text["num_hidden_layers"]
+    kinds = text.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % 6 and layer + 1 < count
+        else "full_attention"
+        for layer in range(count)
+    ]
+    text = {**text, "layer_types": kinds}
+    sizes = [golden_models.layer_sizes(text, layer) for layer in range(count)]
+    rope = text.get("rope_parameters") or {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "proportional",
+                           "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }
+    still = []
+    for kind, (_, dim) in zip(kinds, sizes, strict=True):
+        share = rope[kind].get("partial_rotary_factor", 1.0)
+        still.append(dim // 2 - int(share * dim // 2))
+    return {
+        "final_soft_cap": text.get("final_logit_softcapping") or 0.0,
+        "head_dim": [dim for _, dim in sizes],
+        "keys_are_values": text.get("attention_k_eq_v", False),
+        "kv_heads": [heads for heads, _ in sizes],
+        "layer_kinds": [kind.split("_")[0] for kind in kinds],
+        "layer_scales": True,
+        "post_norms": True,
+        "qk_norm": True,
+        "query_scale": 1.0,
+        "rope_base_full": rope["full_attention"]["rope_theta"],
+        "rope_base_sliding": rope["sliding_attention"]["rope_theta"],
+        "rope_factor_full": rope["full_attention"].get("factor", 1.0),
+        "sliding_window": text["sliding_window"],
+        "still_pairs": still,
+        "value_norm": True,
+    }
 
 
 def _kinds(text: Config) -> dict[str, Any]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import gemmakv
 from support import golden_configs, tiny_gguf
-from support.golden_checks import NAMES, golden_of
+from support.golden_checks import NAMES, golden_of, tensors_of
+from support.golden_models import Array
 
 Metadata = dict[str, tuple[int, Any]]
 
@@ -29,8 +32,11 @@ def period_of(config: gemmakv.ModelConfig) -> int | None:
 
 def describable(name: str) -> bool:
     config = config_of(name)
+    if config.architecture == "gemma4":
+        return True
     return period_of(config) is not None and math.isclose(
         config.query_scale, config.head_dim**-0.5)
+
 
 GGUF_NAMES = [name for name in NAMES if describable(name)]
 
@@ -51,6 +57,8 @@ def metadata_of(config: gemmakv.ModelConfig) -> Metadata:
         "final_logit_softcapping": (tiny_gguf.F32, config.final_soft_cap),
         "rope.freq_base": (tiny_gguf.F32, config.rope_base_full),
     }
+    if config.architecture == "gemma4":
+        more |= _by_kind(config)
     if config.rope_factor_full != 1:
         more["rope.scaling.type"] = (tiny_gguf.STR, "linear")
         more["rope.scaling.factor"] = (
@@ -60,3 +68,44 @@ def metadata_of(config: gemmakv.ModelConfig) -> Metadata:
         **{f"{config.architecture}.{key}": value
            for key, value in more.items()},
     }
+
+
+def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
+    """Keys of full layers, of those that slide, and arrays."""
+    slides = [kind == "sliding" for kind in config.layer_kinds]
+    arguments = config.arguments()
+    found: Metadata = {
+        "attention.head_count_kv": (tiny_gguf.ARRAY, (
+            tiny_gguf.U32, _listed(arguments["kv_heads"], slides))),
+        "attention.sliding_window_pattern": (
+            tiny_gguf.ARRAY, (tiny_gguf.BOOL, slides)),
+        "rope.freq_base_swa": (tiny_gguf.F32, config.rope_base_sliding),
+    }
+    for key, field in (
+        ("attention.key_length", "head_dim"),
+        ("attention.value_length", "head_dim"),
+        ("rope.dimension_count", "rope_dim"),
+    ):
+        sizes = _listed(arguments[field], slides)
+        found[key] = (tiny_gguf.U32, sizes[slides.index(False)])
+        found[f"{key}_swa"] = (tiny_gguf.U32, sizes[slides.index(True)])
+    return found
+
+
+def _listed(value: Any, layers: list[bool]) -> list[int]:
+    return value if isinstance(value, list) else [value] * len(layers)
+
+
+def gguf_tensors(name: str) -> dict[str, Array]:
+    """The weights, and what a file tells of rotations by a tensor."""
+    return {**tensors_of(name), **rotation_tensors(config_of(name))}
+
+
+def rotation_tensors(config: gemmakv.ModelConfig) -> dict[str, Array]:
+    if config.architecture != "gemma4":
+        return {}
+    full = config.layer_kinds.index("full")
+    arguments = config.arguments()
+    divisors = np.ones(arguments["rope_dim"][full] // 2, np.float32)
+    divisors[divisors.size - arguments["still_pairs"][full]:] = 1e30
+    return {"rope_freqs.weight": divisors}

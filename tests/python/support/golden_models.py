@@ -100,7 +100,9 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "final_norm.weight" if recurrent else "norm.weight": (hidden,),
     }
     for layer in range(text["num_hidden_layers"]):
-        part = _recurrent_layer(text, layer) if recurrent else _layer(text)
+        part = (
+            _recurrent_layer(text, layer) if recurrent else _layer(text, layer)
+        )
         for name, shape in part.items():
             shapes[f"layers.{layer}.{name}"] = shape
     # What stands nearest to the text model wins.
@@ -110,12 +112,31 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer(text: Config) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = text["hidden_size"], text["intermediate_size"]
-    head_dim = text.get("head_dim", 256)
+def layer_sizes(text: Config, layer: int) -> tuple[int, int]:
+    """(heads of keys and values, head_dim) of a layer that attends."""
     # Families' defaults, which published files rely on.
-    heads = text.get("num_attention_heads", 8)
     kv_heads = text.get("num_key_value_heads", 4)
+    head_dim = text.get("head_dim", 256)
+    if not gemma4(text) or text["layer_types"][layer] != "full_attention":
+        return kv_heads, head_dim
+    if "per_layer_config" in text:
+        own = text["per_layer_config"].get(str(layer), {})
+        return (own.get("num_key_value_heads", kv_heads),
+                own.get("head_dim", head_dim))
+    if text["attention_k_eq_v"]:
+        kv_heads = text.get("num_global_key_value_heads", kv_heads)
+    return kv_heads, text.get("global_head_dim", 512)
+
+
+def gemma4(text: Config) -> bool:
+    kind: str = text["model_type"]
+    return kind.startswith("gemma4")
+
+
+def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, ffn = text["hidden_size"], text["intermediate_size"]
+    heads = text.get("num_attention_heads", 8)
+    kv_heads, head_dim = layer_sizes(text, layer)
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (heads * head_dim, hidden),
@@ -130,9 +151,14 @@ def _layer(text: Config) -> dict[str, tuple[int, ...]]:
     if text["model_type"] != "gemma":
         shapes["pre_feedforward_layernorm.weight"] = (hidden,)
         shapes["post_feedforward_layernorm.weight"] = (hidden,)
-    if text["model_type"] == "gemma3_text":
+    if text["model_type"] == "gemma3_text" or gemma4(text):
         shapes["self_attn.q_norm.weight"] = (head_dim,)
         shapes["self_attn.k_norm.weight"] = (head_dim,)
+    if gemma4(text):
+        shapes["layer_scalar"] = (1,)
+        full = text["layer_types"][layer] == "full_attention"
+        if full and text["attention_k_eq_v"]:
+            del shapes["self_attn.v_proj.weight"]
     return shapes
 
 
@@ -212,6 +238,8 @@ def draw(
     gain = [g for end, g in gains.items() if f".{name}".endswith(f".{end}")]
     if name.endswith("norm.weight"):
         return to_bfloat16((sum(gain) + 0.2 * unit).reshape(shape))
+    if name.endswith("layer_scalar"):
+        return to_bfloat16((0.9 + 0.15 * unit).reshape(shape))
     if name.endswith("recurrent_param"):
         # Decays of a token from 0.6 to nearly 1.
         return to_bfloat16((-4 + 1.2 * unit).reshape(shape))
@@ -265,8 +293,11 @@ _GATES = {"input_gate": "rec_input_gate", "recurrent_gate": "rec_a_gate"}
 
 def core_tensors(golden: Golden) -> dict[str, Array]:
     """The weights as the core names and shapes them (from_tensors)."""
+    kind = golden.text_config["model_type"]
     return {
-        core_name(name, golden.text_config["model_type"]): _core_form(name, w)
+        core_name(name, kind): w
+        if gemma4(golden.text_config)
+        else _core_form(name, w)
         for name, w in golden.tensors().items()
     }
 
@@ -283,6 +314,8 @@ def core_name(name: str, model_type: str) -> str:
         for kind in ("weight", "bias"):
             if name == f"temporal_block.rg_lru.{gate}_{kind}":
                 return f"{start}{core}.{kind}"
+    if name == "layer_scalar":
+        return start + "layer_output_scale.weight"
     stem, kind = name.rsplit(".", 1)
     if stem == "post_attention_layernorm":
         # The first generation's name for the norm before the feed-forward.

@@ -16,6 +16,10 @@ from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models.huggingface._rope import rope_values
+from gemmakv.models.huggingface._layer_sizes import (
+    full_layer_sizes,
+    rope_by_kind,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +54,22 @@ _KINDS = {
     "gemma3_text": _Kind(
         "gemma3", 2304, 9216, 26, 8, 4, 256, 262208, 131072
     ),
+    "gemma4_text": _Kind(
+        "gemma4", 2304, 9216, 30, 8, 4, 256, 262144, 131072, 512
+    ),
+    "gemma4_unified_text": _Kind(
+        "gemma4", 2304, 9216, 30, 8, 4, 256, 262144, 262144, 1024
+    ),
     "recurrent_gemma": _Kind(
         "recurrentgemma", 2560, 7680, 26, 10, 0, 0, 256000, 8192, 2048
     ),
 }  # fmt: skip
 # The language model of a multimodal one is described in a section of its own.
-_MULTIMODAL = {"gemma3": "gemma3_text"}
+_MULTIMODAL = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+}
 
 _LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 _BLOCK_TYPES = {"attention": "sliding", "recurrent": "recurrent"}
@@ -105,7 +119,7 @@ def read_config(folder: Path) -> FolderConfig:
             f"{path}: the weights are quantized (quantization_config), "
             "expected F32, F16 or BF16 weights"
         )
-    reader = _Reader(kind, text)
+    reader = _Reader(kind, text, has_table=model_type == "gemma4_text")
     values = reader.values()
     values |= _token_ids(folder, [top, text])
     try:
@@ -123,10 +137,12 @@ def read_config(folder: Path) -> FolderConfig:
 class _Reader:
     """Reads the section that describes a language model."""
 
-    def __init__(self, kind: _Kind, text: Section) -> None:
+    def __init__(self, kind: _Kind, text: Section, has_table: bool) -> None:
         self.kind = kind
         self.text = text
+        self.has_table = has_table  # of per-layer embeddings, unless it says no
         self.recurrent = kind.architecture == "recurrentgemma"
+        self.by_kind = kind.architecture == "gemma4"
 
     def refuse(self, key: str, expected: str) -> MismatchError:
         return MismatchError(str(self.text.wrong(key, expected)))
@@ -143,9 +159,17 @@ class _Reader:
         values["sliding_window"] = (
             self._window() if "sliding" in values["layer_kinds"] else 0
         )
-        values["query_scale"] = self._query_scale(base.head_dim)
+        if self.by_kind:
+            values |= full_layer_sizes(
+                self.text, values["layer_kinds"], base
+            )
+            values |= rope_by_kind(
+                self.text, values["layer_kinds"], values["head_dim"]
+            )
+        else:
+            values["query_scale"] = self._query_scale(base.head_dim)
+            values |= rope_values(self.text, base, values["layer_kinds"])
         values |= self._soft_caps(base)
-        values |= rope_values(self.text, base, values["layer_kinds"])
         if "recurrent" in values["layer_kinds"]:
             values["lru_blocks"] = stated["num_heads"]
         else:
@@ -185,8 +209,30 @@ class _Reader:
             raise self.refuse("attention_bias", "false")
         if not text.flag("embeddings_scale_by_sqrt_dim", True):
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
-        if text.values.get("use_bidirectional_attention"):
-            raise self.refuse("use_bidirectional_attention", "false")
+        both_ways = text.values.get("use_bidirectional_attention")
+        # Of image tokens only: text is causal.
+        if both_ways and not (self.by_kind and both_ways == "vision"):
+            raise self.refuse(
+                "use_bidirectional_attention",
+                "null or 'vision'" if self.by_kind else "false",
+            )
+        if self.by_kind:
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        """What some sizes of a family have besides the layers of all."""
+        text = self.text
+        table = "hidden_size_per_layer_input"
+        stated = text.values.get(table, 256 if self.has_table else 0)
+        if stated:
+            raise MismatchError(
+                f"{text.source}: {text.prefix}{table} is {brief(stated)}, "
+                "expected 0: embeddings for each layer are not supported"
+            )
+        if text.values.get("num_kv_shared_layers"):
+            raise self.refuse("num_kv_shared_layers", "0")
+        if text.flag("enable_moe_block", False):
+            raise self.refuse("enable_moe_block", "false")
 
     def _head_dim(self, hidden: int, heads: int) -> int:
         default = self.kind.head_dim or hidden // heads
@@ -214,6 +260,10 @@ class _Reader:
                     "layer_types",
                     f"{base.num_layers} entries, found {len(kinds)}",
                 )
+            if self.by_kind and kinds[-1] != "full":
+                raise self.text.wrong(
+                    "layer_types", "'full_attention' as the last one"
+                )
             if "sliding" in kinds and "sliding" not in base.layer_kinds:
                 raise self.refuse("layer_types", "'full_attention' alone")
             return kinds
@@ -224,6 +274,8 @@ class _Reader:
                     "sliding" if (i + 1) % period else "full"
                     for i in range(base.num_layers)
                 ]
+        if self.by_kind:
+            return [*base.layer_kinds[:-1], "full"]
         return base.layer_kinds
 
     def _kinds_of(
@@ -272,7 +324,9 @@ class _Reader:
         )
         caps = {}
         if self.kind.architecture != "gemma":
-            caps["final_soft_cap"] = cap(final, base.final_soft_cap)
+            caps["final_soft_cap"] = cap(
+                final, 0.0 if self.by_kind else base.final_soft_cap
+            )
         elif final in self.text:
             raise self.refuse(final, "null for this model_type")
         attn = "attn_logit_softcapping"

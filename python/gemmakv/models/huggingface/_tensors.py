@@ -30,7 +30,10 @@ _PREFIXES = (
 )
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Parts of a multimodal model that a language model has no use for.
-_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+_OTHER_PARTS = (
+    "vision_tower.", "multi_modal_projector.", "audio_tower.",
+    "embed_vision.", "embed_audio.",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +84,14 @@ _RECURRENT_NORMS = {
 }
 
 
-def _norm(core: str, name: str, size: int) -> _Want:
-    return _Want(core, name, (size,), _PLUS_ONE)
+def _norm(config: ModelConfig, core: str, name: str, size: int) -> _Want:
+    form = _AS_STORED if config.architecture == "gemma4" else _PLUS_ONE
+    return _Want(core, name, (size,), form)
+
+
+def _at(value: int, layer: int) -> int:
+    """Of a layer: fields are lists where layers differ."""
+    return value[layer] if isinstance(value, list) else value
 
 
 def _linear(
@@ -94,7 +103,7 @@ def _linear(
 
 
 def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
-    hidden, ffn = config.hidden_size, config.ffn_dim
+    hidden, ffn = config.hidden_size, _at(config.ffn_dim, i)
     core, name = f"blk.{i}.", f"layers.{i}."
     recurrent_family = config.architecture == "recurrentgemma"
     if recurrent_family:
@@ -102,12 +111,18 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
     else:
         norms = _FOUR_NORMS if config.post_norms else _TWO_NORMS
     for core_norm, norm in norms.items():
-        yield _norm(f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden)
+        yield _norm(
+            config, f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden
+        )
+    if config.layer_scales:
+        yield _Want(
+            core + "layer_output_scale.weight", name + "layer_scalar", (1,)
+        )
     block = name + ("temporal_block." if recurrent_family else "self_attn.")
     if config.layer_kinds[i] == "recurrent":
         yield from _recurrent(config, core, block)
     else:
-        yield from _attention(config, core, block)
+        yield from _attention(config, i, core, block)
     mlp = name + ("mlp_block." if recurrent_family else "mlp.")
     for part, rows, cols in (
         ("gate", ffn, hidden),
@@ -122,13 +137,18 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
         )
 
 
-def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
-    hidden, head_dim = config.hidden_size, config.head_dim
-    for part, heads in (
-        ("q", config.num_heads),
-        ("k", config.kv_heads),
-        ("v", config.kv_heads),
-    ):
+def _attention(
+    config: ModelConfig, i: int, core: str, block: str
+) -> Iterator[_Want]:
+    hidden, head_dim = config.hidden_size, _at(config.head_dim, i)
+    num_heads = _at(config.num_heads, i)
+    kv_heads = _at(config.kv_heads, i)
+    keys_are_values = (
+        config.keys_are_values and config.layer_kinds[i] == "full"
+    )
+    for part, heads in (("q", num_heads), ("k", kv_heads), ("v", kv_heads)):
+        if part == "v" and keys_are_values:
+            continue
         yield _Want(
             f"{core}attn_{part}.weight",
             f"{block}{part}_proj.weight",
@@ -136,6 +156,7 @@ def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
         )
         if config.qk_norm and part != "v":
             yield _norm(
+                config,
                 f"{core}attn_{part}_norm.weight",
                 f"{block}{part}_norm.weight",
                 head_dim,
@@ -143,7 +164,7 @@ def _attention(config: ModelConfig, core: str, block: str) -> Iterator[_Want]:
     yield from _linear(
         core + "attn_output",
         block + "o_proj",
-        (hidden, config.num_heads * head_dim),
+        (hidden, num_heads * head_dim),
         config.biases,
     )
 
@@ -188,7 +209,7 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
     vocab, hidden = config.vocab_size, config.hidden_size
     yield _Want("token_embd.weight", "embed_tokens.weight", (vocab, hidden))
     last = "final_norm" if config.architecture == "recurrentgemma" else "norm"
-    yield _norm("output_norm.weight", last + ".weight", hidden)
+    yield _norm(config, "output_norm.weight", last + ".weight", hidden)
     for i in range(config.num_layers):
         yield from _layer(config, i)
 

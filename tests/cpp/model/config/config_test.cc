@@ -34,6 +34,35 @@ std::vector<LayerKind> KindsOf(const ModelConfig& config) {
   return kinds;
 }
 
+// Of a family whose full layers have sizes of their own.
+void SetByKind(const ModelConfig& config, std::string_view omit,
+               GgufBuilder& builder) {
+  const std::string prefix = config.architecture + ".";
+  const LayerConfig &sliding = config.layers.front(),
+                    &full = config.layers.back();
+  const auto size = [&](const std::string& key, size_t value) {
+    if (key == omit) return;
+    builder.Set(prefix + key, static_cast<uint32_t>(value));
+  };
+  std::vector<uint32_t> kv_heads;
+  std::vector<bool> slides;
+  for (const LayerConfig& layer : config.layers) {
+    kv_heads.push_back(static_cast<uint32_t>(layer.kv_heads));
+    slides.push_back(layer.kind == LayerKind::kSliding);
+  }
+  builder.Set(prefix + "attention.head_count_kv", kv_heads)
+      .Set(prefix + "attention.sliding_window_pattern", slides);
+  for (const char* key : {"attention.key_length", "attention.value_length",
+                          "rope.dimension_count"}) {
+    size(key, full.head_dim);
+    size(std::string(key) + "_swa", sliding.head_dim);
+  }
+  std::vector<float> divisors(full.rope_dim / 2, 1.0f);
+  std::fill(divisors.end() - static_cast<long>(full.still_pairs),
+            divisors.end(), 1e30f);
+  builder.AddF32("rope_freqs.weight", 1, divisors.size(), divisors);
+}
+
 // Metadata of a file with the shape of `config`, whose layers do not differ but
 // in kind.
 GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
@@ -50,9 +79,13 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
   size("embedding_length", "hidden_size");
   size("block_count", "num_layers");
   size("attention.head_count", "num_heads");
-  size("attention.head_count_kv", "kv_heads");
-  size("attention.key_length", "head_dim");
-  size("attention.value_length", "head_dim");
+  if (config.layers.front().head_dim != config.layers.back().head_dim) {
+    SetByKind(config, omit, builder);
+  } else {
+    size("attention.head_count_kv", "kv_heads");
+    size("attention.key_length", "head_dim");
+    size("attention.value_length", "head_dim");
+  }
   size("feed_forward_length", "ffn_dim");
   size("context_length", "context_length");
   size("attention.sliding_window", "sliding_window");
@@ -63,7 +96,8 @@ ModelConfig Load(GgufBuilder builder, size_t vocab_size = 262144) {
   const std::vector<uint8_t> data(32);
   builder.AddRaw("token_embd.weight", 99, {640, vocab_size}, data);
   const std::vector<uint8_t> bytes = builder.Build();
-  return ConfigFromGguf(GgufFile(bytes, "test.gguf"));
+  GgufFile file(bytes, "test.gguf");
+  return ConfigFromGguf(file);
 }
 
 TEST(ConfigTest, NamedTypesAreSoundAndFoundByName) {
@@ -179,6 +213,8 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma3-4b", "c8aa730c66ecb94c46282045b55b6e42"},
       {"gemma3-12b", "09cb04904fd59be92a64e869f85aeeec"},
       {"gemma3-27b", "1ea6aaca3dbc1b554f7b2a6aa0374282"},
+      {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
+      {"gemma4-31b", "6729347314ab34bfa1b81ae0e4457e2c"},
       {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
       {"recurrentgemma-9b", "91cb6f074886008f2b665b02c9ff7a40"},
   };
@@ -208,12 +244,12 @@ TEST(ConfigTest, LayersMayDiffer) {
   const ModelConfig& base = ConfigOf(ModelType::kGemma3_270M);
   for (const char* name : {"num_heads", "kv_heads", "head_dim", "ffn_dim",
                            "sliding_window", "rope_dim", "rope_base_sliding",
-                           "rope_factor_sliding"}) {
+                           "rope_factor_sliding", "still_pairs"}) {
     SCOPED_TRACE(name);
     const Field& field = FieldNamed(name);
     ModelConfig config = base;
     std::vector<double> values(config.num_layers(), field.Get(config)[0]);
-    values[3] *= 2;
+    values[3] = 2 * values[3] + (values[3] == 0 ? 8 : 0);
     field.Check(config, values, name);
     field.Set(config, values);
     EXPECT_EQ(field.Get(config)[3], values[3]);
@@ -258,6 +294,72 @@ TEST(ConfigTest, FilesMayStateANumberForEachLayer) {
   EXPECT_TRUE(load().name.empty());
   widths.pop_back();
   EXPECT_THROW(load(), CorruptFile);
+}
+
+// Sizes, rotation and window by the kind of layer; values that are keys by what
+// tensors there are.
+TEST(ConfigTest, FilesOfGemma4StateFullLayersApart) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma4_31B);
+  const LayerConfig &sliding = table.layers[4], &full = table.layers[5];
+  EXPECT_EQ(sliding.head_dim, 256u);
+  EXPECT_EQ(full.head_dim, 512u);
+  EXPECT_EQ(sliding.kv_heads, 16u);
+  EXPECT_EQ(full.kv_heads, 4u);
+  EXPECT_EQ(sliding.still_pairs, 0u);
+  EXPECT_EQ(full.still_pairs, 192u);
+  EXPECT_EQ(full.rope_dim, 512u);
+  EXPECT_TRUE(table.keys_are_values);
+  // 80 KiB of a token in full layers, 800 MiB in the windows.
+  const auto layout = table.MakeKvLayout(KvDtype::kBF16, 64);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), 80u << 10);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 1024, 800u << 20);
+  EXPECT_EQ(table.eos_ids, (std::vector<int32_t>{1, 50, 106}));
+
+  const std::vector<uint8_t> value(4);
+  const ModelConfig own =
+      Load(BuilderFor(table).AddRaw("blk.5.attn_v.weight", 0, {1, 1}, value));
+  EXPECT_FALSE(own.keys_are_values);
+  EXPECT_TRUE(own.name.empty());
+}
+
+TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma4_12B);
+  const auto message = [](GgufBuilder builder) -> std::string {
+    try {
+      Load(builder);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const auto with = [&](const char* key, uint32_t value) {
+    return message(
+        BuilderFor(table, key).Set(std::string("gemma4.") + key, value));
+  };
+  EXPECT_EQ(with("expert_count", 128),
+            "test.gguf: metadata gemma4.expert_count is 128, expected 0: such "
+            "models are not supported");
+  EXPECT_NE(with("attention.shared_kv_layers", 20).find("is 20, expected 0"),
+            std::string::npos);
+  EXPECT_NE(with("embedding_length_per_layer_input", 256).find("is 256"),
+            std::string::npos);
+  EXPECT_EQ(with("attention.value_length_swa", 512),
+            "test.gguf: value_length_swa is 512, expected key_length 256");
+  EXPECT_NE(with("rope.dimension_count_swa", 1024).find("rope.dimension_count"),
+            std::string::npos);
+  ModelConfig bad = table;
+  for (LayerConfig& layer : bad.layers) {
+    layer.rope_dim = 300;
+    layer.still_pairs = 100;
+  }
+  EXPECT_EQ(message(BuilderFor(bad)),
+            "test.gguf: tensor rope_freqs.weight has 150 values, expected 256 "
+            "by rope.dimension_count");
+  bad = table;
+  bad.layers.back().head_dim = 256;
+  EXPECT_EQ(message(BuilderFor(bad)),
+            "test.gguf: tensor rope_freqs.weight is missing, expected what "
+            "frequencies of full layers are divided by");
 }
 
 TEST(ConfigTest, AFileOfGemma3WithoutAWindowHasFullLayersOnly) {
@@ -373,6 +475,8 @@ TEST(ConfigTest, ValidateNamesTheField) {
   refused("rope_factor_full", [](auto& c) { Set(c, "rope_factor_full", 0.5); });
   refused("rope_dim", [](auto& c) { Set(c, "rope_dim", 257); });
   refused("rope_dim", [](auto& c) { Set(c, "rope_dim", 31); });
+  refused("still_pairs is 129 in layer 0",
+          [](auto& c) { Set(c, "still_pairs", 129); });
   refused("embedding_scale", [](auto& c) {
     c.embedding_scale = std::numeric_limits<float>::infinity();
   });
@@ -410,7 +514,7 @@ TEST(ApplyFamilyTest, UnknownArchitecture) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
                  "model config: architecture is 'gemma9', expected one of "
-                 "'gemma', 'gemma2', 'gemma3', 'recurrentgemma'");
+                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'recurrentgemma'");
   }
   EXPECT_EQ(config.architecture, "");
 }

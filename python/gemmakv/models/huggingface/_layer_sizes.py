@@ -1,0 +1,137 @@
+"""Gemma 4: what its full layers have of their own in config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmakv._core import ModelConfig
+from gemmakv._support.documents import Section
+from gemmakv.errors import CorruptFile, MismatchError
+
+_SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
+_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+def full_layer_sizes(
+    text: Section, kinds: list[str], base: ModelConfig
+) -> dict[str, Any]:
+    """Arguments of ModelConfig, a number for each layer: newer files have a
+    map of layers or of their types, older ones a key for all full layers.
+
+    Raises CorruptFile.
+    """
+    same = text.flag("attention_k_eq_v", False)
+    sizes = {"head_dim": base.head_dim, "kv_heads": base.kv_heads}
+    layers = [dict(sizes) for _ in kinds]
+    overrides = text.section("per_layer_config")
+    if overrides is not None:
+        for key in overrides.values:
+            _override(overrides, key, kinds, layers)
+    else:
+        full = {"head_dim": text.size("global_head_dim", 512)}
+        heads = "num_global_key_value_heads"
+        if same and heads in text:
+            full["kv_heads"] = text.size(heads, 1)
+        for kind, layer in zip(kinds, layers, strict=True):
+            if kind == "full":
+                layer.update(full)
+    for name in sizes:
+        if len(
+            {(k, size[name]) for k, size in zip(kinds, layers, strict=True)}
+        ) > len(set(kinds)):
+            raise text.wrong(
+                "per_layer_config", f"one {_SIZES[name]} for layers of a type"
+            )
+    return {
+        **{name: [layer[name] for layer in layers] for name in sizes},
+        "keys_are_values": same,
+    }
+
+
+def _override(
+    overrides: Section,
+    key: str,
+    kinds: list[str],
+    layers: list[dict[str, int]],
+) -> None:
+    section = overrides.section(key)
+    if section is None:
+        raise overrides.wrong(key, "an object")
+    for name in section.values:
+        if name not in _SIZES.values():
+            raise MismatchError(
+                str(section.wrong(name, f"{' or '.join(_SIZES.values())} only"))
+            )
+    if key in _TYPES:
+        chosen = [i for i, kind in enumerate(kinds) if kind == _TYPES[key]]
+    elif key.isdecimal() and int(key) < len(kinds):
+        chosen = [int(key)]
+    else:
+        raise CorruptFile(
+            f"{overrides.source}: {overrides.prefix.removesuffix('.')} has the "
+            f"key {key!r}, expected {' or '.join(_TYPES)} or a layer below "
+            f"{len(kinds)}"
+        )
+    for i in chosen:
+        for name, stated in _SIZES.items():
+            layers[i][name] = section.size(stated, layers[i][name])
+
+
+def rope_by_kind(
+    text: Section, kinds: list[str], head_dims: list[int]
+) -> dict[str, Any]:
+    """Arguments of ModelConfig. Pairs of all values of a head turn, or in
+    proportional embeddings a leading share of these pairs.
+
+    Raises CorruptFile or MismatchError.
+    """
+    both = text.section("rope_parameters")
+    if both is None:
+        both = Section(_DEFAULTS, text.source, f"{text.prefix}rope_parameters.")
+    values: dict[str, Any] = {"rope_dim": head_dims}
+    still = [0] * len(kinds)
+    for layer_type, kind in _TYPES.items():
+        if kind not in kinds:
+            continue
+        section = both.section(layer_type)
+        if section is None:
+            raise both.wrong(layer_type, "an object")
+        theta = section.number("rope_theta", 0.0)
+        if theta <= 1:
+            raise section.wrong("rope_theta", "a number above 1")
+        values[f"rope_base_{kind}"] = theta
+        known = ("default", "proportional")
+        rope_type = section.text("rope_type", "")
+        if rope_type not in known:
+            raise MismatchError(
+                str(section.wrong("rope_type", f"{known[0]!r} or {known[1]!r}"))
+            )
+        if rope_type == "default":
+            for key in ("factor", "partial_rotary_factor"):
+                if section.number(key, 1.0) != 1:
+                    raise MismatchError(
+                        str(section.wrong(key, "1 with rope_type 'default'"))
+                    )
+            continue
+        factor = section.number("factor", 1.0)
+        if factor < 1:
+            raise section.wrong("factor", "a number >= 1")
+        values[f"rope_factor_{kind}"] = factor
+        share = section.number("partial_rotary_factor", 1.0)
+        if not 0 <= share <= 1:
+            raise section.wrong("partial_rotary_factor", "a share of 0 to 1")
+        for i, dim in enumerate(head_dims):
+            if kinds[i] == kind:
+                still[i] = dim // 2 - int(share * dim // 2)
+    values["still_pairs"] = still
+    return values
+
+
+_DEFAULTS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1_000_000.0,
+    },
+}
