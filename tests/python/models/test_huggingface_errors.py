@@ -24,7 +24,9 @@ from gemmakv.models.huggingface._safetensors import (
 from support import golden_models
 from support.golden_checks import logits_of
 
-MASTERS = ("gemma-mqa", "gemma2-gqa", "gemma3-mqa", "recurrentgemma-mqa")
+MASTERS = (
+    "gemma-mqa", "gemma2-gqa", "gemma3-mqa", "gemma4-mqa", "recurrentgemma-mqa",
+)  # fmt: skip
 _OURS = (ValueError, OSError, MemoryError, gemmakv.GemmaKVError)
 Edit = Callable[[dict[str, Any]], object]
 

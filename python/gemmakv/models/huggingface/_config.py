@@ -15,11 +15,11 @@ from typing import Any
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
-from gemmakv.models.huggingface._rope import rope_values
 from gemmakv.models.huggingface._layer_sizes import (
     full_layer_sizes,
     rope_by_kind,
 )
+from gemmakv.models.huggingface._rope import rope_values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""Gemma 4's config.json: both forms of its full layers' sizes, and what is
+refused, each with one line that names the field and the value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv.models.huggingface._config import read_config
+from support import golden_configs, golden_models
+from support.golden_checks import fields_of
+
+Text = dict[str, Any]
+Edit = Callable[[Text], object]
+
+
+def read(folder: Path, config: dict[str, Any]) -> gemmakv.ModelConfig:
+    golden_models.write_config(folder, config)
+    return read_config(folder).config
+
+
+def edited(edit: Edit, name: str = "gemma4-31b") -> dict[str, Any]:
+    config = copy.deepcopy(golden_configs.published(name))
+    edit(config["text_config"])
+    return config
+
+
+def by_layer(text: Text) -> None:
+    """The newer form, as transformers writes it."""
+    sizes = {
+        "head_dim": text.pop("global_head_dim"),
+        "num_key_value_heads": text.pop("num_global_key_value_heads"),
+    }
+    text["per_layer_config"] = {
+        str(i): sizes
+        for i, kind in enumerate(text["layer_types"])
+        if kind == "full_attention"
+    }
+
+
+def by_type(text: Text) -> None:
+    by_layer(text)
+    sizes = next(iter(text["per_layer_config"].values()))
+    text["per_layer_config"] = {"full_attention": sizes}
+
+
+@pytest.mark.parametrize("name", ["gemma4-12b", "gemma4-31b"])
+@pytest.mark.parametrize("edit", [by_layer, by_type])
+def test_both_forms_of_sizes_are_the_same(
+    name: str, edit: Edit, tmp_path: Path
+) -> None:
+    found = read(tmp_path, edited(edit, name))
+    assert found.name == name
+    stated = read(tmp_path, golden_configs.published(name))
+    assert fields_of(found) == fields_of(stated)
+
+
+@pytest.mark.parametrize("name", ["gemma4-12b", "gemma4-31b"])
+def test_what_may_be_left_out(name: str, tmp_path: Path) -> None:
+    def forget(text: Text) -> None:
+        for key in ("global_head_dim", "head_dim", "rope_parameters",
+                    "layer_types"):
+            del text[key]
+
+    assert read(tmp_path, edited(forget, name)).name == name
+
+
+def test_the_last_layer_is_full_without_a_list(tmp_path: Path) -> None:
+    def shorten(text: Text) -> None:
+        del text["layer_types"]
+        text["num_hidden_layers"] = 8
+
+    found = read(tmp_path, edited(shorten))
+    assert found.layer_kinds == [*["sliding"] * 5, "full", "sliding", "full"]
+
+
+def test_no_cap_unless_it_is_stated(tmp_path: Path) -> None:
+    config = edited(lambda text: text.pop("final_logit_softcapping"))
+    assert read(tmp_path, config).final_soft_cap == 0
+
+
+def test_heads_of_full_layers_count_with_shared_products_only(
+    tmp_path: Path,
+) -> None:
+    config = edited(lambda text: text.update(attention_k_eq_v=False))
+    found = read(tmp_path, config)
+    assert found.kv_heads == 16 and not found.keys_are_values
+
+
+def put(*path: str, value: Any) -> Edit:
+    def edit(text: Text) -> None:
+        *above, last = path
+        place = text
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = value
+
+    return edit
+
+
+_FULL = ("rope_parameters", "full_attention")
+_SLIDING = ("rope_parameters", "sliding_attention")
+
+
+@pytest.mark.parametrize(
+    ("edit", "part"),
+    [
+        (put("hidden_size_per_layer_input", value=256),
+         "hidden_size_per_layer_input is 256, expected 0"),
+        (lambda text: text.pop("hidden_size_per_layer_input"),
+         "hidden_size_per_layer_input is 256, expected 0"),
+        (put("num_kv_shared_layers", value=20),
+         "num_kv_shared_layers is 20, expected 0"),
+        (put("enable_moe_block", value=True),
+         "enable_moe_block is True, expected false"),
+        (put("use_bidirectional_attention", value="all"),
+         "use_bidirectional_attention is 'all', expected null or 'vision'"),
+        (put(*_FULL, "rope_type", value="yarn"),
+         "full_attention.rope_type is 'yarn', expected 'default' or "
+         "'proportional'"),
+        (put(*_SLIDING, "rope_type", value="linear"),
+         "sliding_attention.rope_type is 'linear', expected 'default' or"),
+        (lambda text: text["rope_parameters"].pop("full_attention"),
+         "rope_parameters.full_attention is None, expected an object"),
+        (put(*_FULL, "partial_rotary_factor", value=1.5),
+         "partial_rotary_factor is 1.5, expected a share of 0 to 1"),
+        (put(*_SLIDING, "partial_rotary_factor", value=0.5),
+         "partial_rotary_factor is 0.5, expected 1 with rope_type 'default'"),
+        (put(*_FULL, "factor", value=0.5),
+         "full_attention.factor is 0.5, expected a number >= 1"),
+        (put(*_FULL, "rope_theta", value=1),
+         "rope_theta is 1, expected a number above 1"),
+        (put("layer_types", value=["full_attention"] * 59
+             + ["sliding_attention"]),
+         "expected 'full_attention' as the last one"),
+        (put("layer_types", value=["full_attention"] * 59),
+         "expected 60 entries, found 59"),
+        (put("layer_types", value=["chunked_attention"] * 60),
+         "found 'chunked_attention'"),
+        (put("attn_logit_softcapping", value=50.0),
+         "attn_logit_softcapping is 50.0, expected null"),
+        (put("per_layer_config", "60", value={"head_dim": 512}),
+         "per_layer_config has the key '60', expected full_attention or"),
+        (put("per_layer_config", "5", value={"intermediate_size": 512}),
+         "per_layer_config.5.intermediate_size is 512, expected head_dim or"),
+        (put("per_layer_config", "5", value=512),
+         "per_layer_config.5 is 512, expected an object"),
+        (put("per_layer_config", "5", value={"head_dim": 512}),
+         "expected one head_dim for layers of a type"),
+        (put("global_head_dim", value=500),
+         "head_dim is 500 in layer 5, expected a multiple of 32"),
+        (put("num_global_key_value_heads", value=3),
+         "expected a multiple of kv_heads 3"),
+        (put("num_global_key_value_heads", value=1),
+         "expected at most 16 for each of kv_heads 1"),
+    ],
+)
+def test_bad_configs_are_refused_in_one_line(
+    edit: Edit, part: str, tmp_path: Path
+) -> None:
+    errors = gemmakv.CorruptFile, gemmakv.MismatchError
+    with pytest.raises(errors) as caught:
+        read(tmp_path, edited(edit))
+    message = str(caught.value)
+    assert part in message
+    assert "config.json: " in message and "\n" not in message
