@@ -25,7 +25,9 @@ from support.golden_checks import (
 )
 from support.golden_models import Array
 
-FAMILIES = ["gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma"]
+FAMILIES = [
+    "gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma", "gemma4",
+]  # fmt: skip
 # More than three windows of the widest that a model may have; the last takes
 # several steps of the scheduler.
 LENGTHS = {3: 80, 4: 81, 7: 300}
@@ -44,6 +46,16 @@ GAINS = {
     "o_proj.weight": 3.0,
     "down_proj.weight": 3.0,
     "linear_out.weight": 3.0,
+}
+
+# Of norms that have no 1 beside their weights, and of scores that are not
+# divided by the length of a head.
+GEMMA4_GAINS = {
+    **GAINS,
+    "input_layernorm.weight": 1.0,
+    "pre_feedforward_layernorm.weight": 1.0,
+    "q_norm.weight": 0.35,
+    "k_norm.weight": 0.35,
 }
 
 torch = pytest.importorskip("torch", reason="the reference needs torch")
@@ -87,6 +99,8 @@ def random_config(family: str, seed: int) -> Any:
     if family == "gemma":
         rope = {"rope_type": "default", "rope_theta": pick(1e4, 3e5)}
         return transformers.GemmaConfig(**common, rope_parameters=rope)
+    if family == "gemma4":
+        return _gemma4_config(common, pick)
     common.update(
         sliding_window=pick(1, 5, 16, 23),
         query_pre_attn_scalar=pick(head_dim, 24, 168),
@@ -112,6 +126,33 @@ def random_config(family: str, seed: int) -> Any:
     if family == "gemma3":
         return transformers.Gemma3TextConfig(**common)
     return _multimodal_config(common)
+
+
+def _gemma4_config(common: dict[str, Any], pick: Any) -> Any:
+    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    return transformers.Gemma4TextConfig(
+        **common,
+        sliding_window=pick(1, 5, 16, 23),
+        layer_types=[
+            *(pick("sliding_attention", "full_attention")
+              for _ in range(layers - 2)),
+            "sliding_attention",
+            "full_attention",
+        ],
+        final_logit_softcapping=pick(None, 5.0, 30.0),
+        attention_k_eq_v=pick(True, False),
+        num_global_key_value_heads=pick(None, 1, heads),
+        global_head_dim=pick(64, 128, 512),
+        hidden_size_per_layer_input=0,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": pick(0.25, 0.6, 1.0),
+            },
+        },
+    )
 
 
 def _recurrent_config(common: dict[str, Any], head_dim: int, pick: Any) -> Any:
@@ -166,16 +207,21 @@ def random_model(family: str, seed: int) -> Any:
         "gemma3": transformers.Gemma3ForCausalLM,
         "multimodal": transformers.Gemma3ForConditionalGeneration,
         "recurrentgemma": transformers.RecurrentGemmaForCausalLM,
+        "gemma4": transformers.Gemma4ForCausalLM,
     }[family]
     model = kind._from_config(
         random_config(family, seed),
         attn_implementation="eager",  # others leave out soft caps
         dtype=torch.float32,
     ).eval()
-    for name, parameter in model.named_parameters():
+    gains = GEMMA4_GAINS if family == "gemma4" else GAINS
+    drawn = dict(model.named_parameters())
+    drawn.update(
+        (n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))
+    for name, parameter in drawn.items():
         shape = tuple(parameter.shape)
         parameter.data = torch.from_numpy(
-            golden_models.draw(name, shape, seed, GAINS))
+            golden_models.draw(name, shape, seed, gains))
     model.tie_weights()
     return model
 
