@@ -106,11 +106,14 @@ Gemma::Shared::~Shared() {
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
                                    const LoadOptions& options) {
   GgufFile file(gguf_path);
-  std::shared_ptr<Gemma> gemma =
-      FromTensors(ConfigFromGguf(file), file, options);
+  const ModelConfig config = ConfigFromGguf(file);
+  // Before the weights: a tokenizer that is refused costs no load of them.
+  std::shared_ptr<TokenText> text;
   if (file.Has("tokenizer.ggml.tokens")) {
-    gemma->set_token_text(std::make_shared<TokenText>(Vocabulary(file).Text()));
+    text = std::make_shared<TokenText>(Vocabulary(file).Text());
   }
+  std::shared_ptr<Gemma> gemma = FromTensors(config, file, options);
+  if (text) gemma->set_token_text(std::move(text));
   TrimHeap();
   return gemma;
 }
