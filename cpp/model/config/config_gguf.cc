@@ -260,11 +260,32 @@ void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
   }
 }
 
+// The last layers read the keys and values of the last one before them that is
+// of their kind.
+void ReadShared(const GgufFile& file, const MetadataReader& read,
+                const Family& family, ModelConfig& config) {
+  const size_t layers = config.num_layers();
+  const size_t shared = read.Size("attention.shared_kv_layers", 0);
+  const size_t first = shared < layers ? layers - shared : 0;
+  for (size_t i = first; i < layers && shared != 0; ++i) {
+    size_t owner = first;
+    while (owner > 0 &&
+           config.layers[owner - 1].kind != config.layers[i].kind) {
+      --owner;
+    }
+    if (owner == 0) {
+      throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                               ".attention.shared_kv_layers is ", shared,
+                               ", expected layers of each kind before those"));
+    }
+    config.layers[i].shares_kv = owner - 1;
+  }
+}
+
 // Parts of models of this family that the forward pass does not have.
 void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
                       const Family& family) {
-  for (const char* key : {"embedding_length_per_layer_input",
-                          "attention.shared_kv_layers", "expert_count"}) {
+  for (const char* key : {"embedding_length_per_layer_input", "expert_count"}) {
     const size_t count = read.Size(key, 0);
     if (count == 0) continue;
     throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture, ".",
@@ -349,6 +370,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
   config.vocab_size = VocabSize(file);
+  ReadShared(file, read, family, config);
   CheckValueLengths(file, read, config);
   ReadStillPairs(file, family, config);
   config.keys_are_values = KeysAreValues(file, family, config);

@@ -142,6 +142,19 @@ struct Place {
   size_t layer;
 };
 
+// What files may hold of layers that share the keys and values of another.
+std::unordered_set<std::string> UnreadNames(const Config& config) {
+  std::unordered_set<std::string> names;
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    if (!config.layers[i].shares_kv) continue;
+    for (const char* name :
+         {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) {
+      names.insert(StrCat("blk.", i, ".", name));
+    }
+  }
+  return names;
+}
+
 }  // namespace
 
 PackedMatrix* WeightEntry::matrix() const {
@@ -207,13 +220,14 @@ std::vector<std::string> TensorNames(const ModelConfig& config,
   std::unordered_set<std::string_view> expected;
   const std::vector<WeightEntry> entries = ListWeights(config, weights);
   for (const WeightEntry& entry : entries) expected.insert(entry.name);
+  const std::unordered_set<std::string> unread = UnreadNames(config);
   std::vector<std::string> names;
   for (std::string& name : source.Names()) {
     if (expected.contains(name)) {
       names.push_back(std::move(name));
       continue;
     }
-    if (!name.starts_with("blk.")) continue;
+    if (!name.starts_with("blk.") || unread.contains(name)) continue;
     throw CorruptFile(StrCat(source.Description(), ": found tensor ", name,
                              ", expected none of this name: the configuration "
                              "is of a ",

@@ -42,7 +42,8 @@ void StoreFloats(const WeightEntry& entry, FloatVector values);
 // does not have: more layers than it states, norms or biases of another family.
 // Reading on would leave out what the weights were made for. Other tensors,
 // such as those of image encoders, may stand beside the model, whatever they
-// are. Reads names only. Requires: config.Validate() passes.
+// are, and so may products for keys and values in layers that share those of
+// another. Reads names only. Requires: config.Validate() passes.
 std::vector<std::string> TensorNames(const ModelConfig& config,
                                      const TensorSource& source);
 

@@ -132,6 +132,12 @@ def _wrong_models(
         yield "no scales of layers", {"layer_scales": False}, {
             n: w for n, w in tensors.items() if "output_scale" not in n
         }
+    if config["shares_kv"]:
+        for own, other in ((3, 1), (3, 0)):
+            yield f"layer {other} for {own}", {"shares_kv": [
+                other if owner == own else owner
+                for owner in config["shares_kv"]
+            ]}, tensors
     if config["keys_are_values"]:
         # Values of their own that are those of another order of keys.
         values = {
@@ -202,7 +208,8 @@ def _wrong_still_pairs(
 def _wrong_kind(
     config: dict[str, Any], layer: int, kind: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    if kind == "recurrent" or config["keys_are_values"]:
+    # Tensors of other shapes, and owners of another kind.
+    if kind == "recurrent" or config["keys_are_values"] or config["shares_kv"]:
         return
     kinds = list(config["layer_kinds"])
     kinds[layer] = "full" if kind == "sliding" else "sliding"

@@ -85,6 +85,21 @@ def test_no_cap_unless_it_is_stated(tmp_path: Path) -> None:
     assert read(tmp_path, config).final_soft_cap == 0
 
 
+def test_shared_layers_read_the_last_own_one_of_their_kind(
+    tmp_path: Path,
+) -> None:
+    def share(text: Text) -> None:
+        text.update(num_kv_shared_layers=20, use_double_wide_mlp=True)
+
+    found = read(tmp_path, edited(share)).arguments()
+    assert found["shares_kv"] == [None] * 40 + [
+        39 if (i + 1) % 6 else 35 for i in range(40, 60)]
+    assert found["ffn_dim"] == [21504] * 40 + [43008] * 20
+    # 33 + 7 layers keep something: 16 KiB of a token that slide, 8 full ones.
+    config = gemmakv.ModelConfig(**found)
+    assert config.kv_bytes_per_token("bf16") == (6 * 8192, 34 * 16384)
+
+
 def test_heads_of_full_layers_count_with_shared_products_only(
     tmp_path: Path,
 ) -> None:
@@ -115,8 +130,12 @@ _SLIDING = ("rope_parameters", "sliding_attention")
          "hidden_size_per_layer_input is 256, expected 0"),
         (lambda text: text.pop("hidden_size_per_layer_input"),
          "hidden_size_per_layer_input is 256, expected 0"),
-        (put("num_kv_shared_layers", value=20),
-         "num_kv_shared_layers is 20, expected 0"),
+        (put("num_kv_shared_layers", value=57),
+         "num_kv_shared_layers is 57, expected layers of each type before"),
+        (put("num_kv_shared_layers", value=60),
+         "num_kv_shared_layers is 60, expected layers of each type before"),
+        (put("num_kv_shared_layers", value=-1),
+         "num_kv_shared_layers is -1, expected 1.."),
         (put("enable_moe_block", value=True),
          "enable_moe_block is True, expected false"),
         (put("use_bidirectional_attention", value="all"),
@@ -170,3 +189,24 @@ def test_bad_configs_are_refused_in_one_line(
     message = str(caught.value)
     assert part in message
     assert "config.json: " in message and "\n" not in message
+
+
+def test_products_that_shared_layers_do_not_need_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    """Published files hold them all the same."""
+    golden = golden_models.read("gemma4-shared")
+    plain = gemmakv.Gemma.load(golden_models.write(tmp_path / "a", golden))
+    folder = golden_models.write(tmp_path / "b", golden)
+    tensors = {f"model.{n}": w for n, w in golden.tensors().items()}
+    for name in ("k_proj", "v_proj", "k_norm"):
+        end = f"self_attn.{name}.weight"
+        tensors[f"model.layers.4.{end}"] = tensors[f"model.layers.3.{end}"]
+    path = folder / "model.safetensors"
+    golden_models.write_safetensors(path, tensors, "F32")
+    assert gemmakv.Gemma.load(folder).fingerprint == plain.fingerprint
+
+    tensors["model.layers.4.self_attn.k_bias"] = tensors["model.norm.weight"]
+    golden_models.write_safetensors(path, tensors, "F32")
+    with pytest.raises(gemmakv.CorruptFile, match="k_bias"):
+        gemmakv.Gemma.load(folder)

@@ -148,7 +148,11 @@ def _gemma4(text: Config) -> dict[str, Any]:
     for kind, (_, dim) in zip(kinds, sizes, strict=True):
         share = rope[kind].get("partial_rotary_factor", 1.0)
         still.append(dim // 2 - int(share * dim // 2))
+    shared = golden_models.first_shared_layer(text)
+    wide = 2 if text.get("use_double_wide_mlp") else 1
+    ffn = text["intermediate_size"]
     return {
+        "ffn_dim": [ffn * (wide if i >= shared else 1) for i in range(count)],
         "final_soft_cap": text.get("final_logit_softcapping") or 0.0,
         "head_dim": [dim for _, dim in sizes],
         "keys_are_values": text.get("attention_k_eq_v", False),
@@ -161,6 +165,11 @@ def _gemma4(text: Config) -> dict[str, Any]:
         "rope_base_full": rope["full_attention"]["rope_theta"],
         "rope_base_sliding": rope["sliding_attention"]["rope_theta"],
         "rope_factor_full": rope["full_attention"].get("factor", 1.0),
+        "shares_kv": None if shared == count else [
+            None if i < shared
+            else max(j for j in range(shared) if kinds[j] == kinds[i])
+            for i in range(count)
+        ],
         "sliding_window": text["sliding_window"],
         "still_pairs": still,
         "value_norm": True,

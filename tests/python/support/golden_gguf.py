@@ -81,6 +81,11 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
             tiny_gguf.ARRAY, (tiny_gguf.BOOL, slides)),
         "rope.freq_base_swa": (tiny_gguf.F32, config.rope_base_sliding),
     }
+    if arguments["shares_kv"]:
+        shared = sum(owner is not None for owner in arguments["shares_kv"])
+        found["attention.shared_kv_layers"] = (tiny_gguf.U32, shared)
+        found["feed_forward_length"] = (tiny_gguf.ARRAY, (
+            tiny_gguf.U32, _listed(arguments["ffn_dim"], slides)))
     for key, field in (
         ("attention.key_length", "head_dim"),
         ("attention.value_length", "head_dim"),

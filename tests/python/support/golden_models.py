@@ -133,8 +133,16 @@ def gemma4(text: Config) -> bool:
     return kind.startswith("gemma4")
 
 
+def first_shared_layer(text: Config) -> int:
+    """The first that reads the keys and values of another."""
+    count: int = text["num_hidden_layers"]
+    return count - text.get("num_kv_shared_layers", 0)
+
+
 def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
     hidden, ffn = text["hidden_size"], text["intermediate_size"]
+    if text.get("use_double_wide_mlp") and layer >= first_shared_layer(text):
+        ffn *= 2
     heads = text.get("num_attention_heads", 8)
     kv_heads, head_dim = layer_sizes(text, layer)
     shapes: dict[str, tuple[int, ...]] = {
@@ -157,8 +165,11 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
     if gemma4(text):
         shapes["layer_scalar"] = (1,)
         full = text["layer_types"][layer] == "full_attention"
-        if full and text["attention_k_eq_v"]:
-            del shapes["self_attn.v_proj.weight"]
+        unread = {"v_proj"} if full and text["attention_k_eq_v"] else set()
+        if layer >= first_shared_layer(text):
+            unread |= {"k_proj", "v_proj", "k_norm"}
+        for name in unread:
+            del shapes[f"self_attn.{name}.weight"]
     return shapes
 
 

@@ -18,6 +18,7 @@ from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models.huggingface._layer_sizes import (
     full_layer_sizes,
     rope_by_kind,
+    shared_layers,
 )
 from gemmakv.models.huggingface._rope import rope_values
 
@@ -163,6 +164,9 @@ class _Reader:
             values |= full_layer_sizes(
                 self.text, values["layer_kinds"], base
             )
+            values |= shared_layers(
+                self.text, values["layer_kinds"], values["ffn_dim"]
+            )
             values |= rope_by_kind(
                 self.text, values["layer_kinds"], values["head_dim"]
             )
@@ -229,8 +233,6 @@ class _Reader:
                 f"{text.source}: {text.prefix}{table} is {brief(stated)}, "
                 "expected 0: embeddings for each layer are not supported"
             )
-        if text.values.get("num_kv_shared_layers"):
-            raise self.refuse("num_kv_shared_layers", "0")
         if text.flag("enable_moe_block", False):
             raise self.refuse("enable_moe_block", "false")
 

@@ -77,6 +77,34 @@ def _override(
             layers[i][name] = section.size(stated, layers[i][name])
 
 
+def shared_layers(
+    text: Section, kinds: list[str], ffn_dim: int
+) -> dict[str, Any]:
+    """Arguments of ModelConfig: the last layers read the keys and values of
+    the last one before them that is of their kind.
+
+    Raises CorruptFile.
+    """
+    key = "num_kv_shared_layers"
+    if not text.values.get(key):
+        return {}
+    shared = text.size(key, 0)
+    own = kinds[: max(0, len(kinds) - shared)]
+    last = {kind: i for i, kind in enumerate(own)}
+    if set(last) != set(kinds):
+        raise text.wrong(key, "layers of each type before those that share")
+    wide = 2 if text.flag("use_double_wide_mlp", False) else 1
+    return {
+        "shares_kv": [
+            None if i < len(own) else last[kind] for i, kind in enumerate(kinds)
+        ],
+        "ffn_dim": [
+            ffn_dim if i < len(own) else wide * ffn_dim
+            for i in range(len(kinds))
+        ],
+    }
+
+
 def rope_by_kind(
     text: Section, kinds: list[str], head_dims: list[int]
 ) -> dict[str, Any]:

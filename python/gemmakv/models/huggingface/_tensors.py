@@ -89,6 +89,16 @@ def _norm(config: ModelConfig, core: str, name: str, size: int) -> _Want:
     return _Want(core, name, (size,), form)
 
 
+def _shares(config: ModelConfig, layer: int) -> bool:
+    """Whether the layer reads the keys and values of another."""
+    owners = config.shares_kv
+    return owners is not None and owners[layer] is not None
+
+
+# What files may hold of such layers, for no use.
+_UNREAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+
+
 def _at(value: int, layer: int) -> int:
     """Of a layer: fields are lists where layers differ."""
     return value[layer] if isinstance(value, list) else value
@@ -148,6 +158,8 @@ def _attention(
     )
     for part, heads in (("q", num_heads), ("k", kv_heads), ("v", kv_heads)):
         if part == "v" and keys_are_values:
+            continue
+        if part != "q" and _shares(config, i):
             continue
         yield _Want(
             f"{core}attn_{part}.weight",
@@ -244,6 +256,12 @@ def place_tensors(
         file = files.setdefault(tensor.path, len(files))
         places.append(want.place(file, tensor))
     used = {want.name for want in wants} | set(_HEADS)
+    used |= {
+        f"{prefix}layers.{i}.self_attn.{name}"
+        for i in range(config.num_layers)
+        if _shares(config, i)
+        for name in _UNREAD
+    }
     parts = _OTHER_PARTS if multimodal else ()
     left_out = _left_out(stored, used, parts, folder)
     return list(files), places, left_out

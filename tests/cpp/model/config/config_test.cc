@@ -315,6 +315,13 @@ TEST(ConfigTest, FilesOfGemma4StateFullLayersApart) {
   EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 1024, 800u << 20);
   EXPECT_EQ(table.eos_ids, (std::vector<int32_t>{1, 50, 106}));
 
+  const ModelConfig shared =
+      Load(BuilderFor(table).Set("gemma4.attention.shared_kv_layers", 8));
+  EXPECT_EQ(shared.layers[51].shares_kv, std::nullopt);
+  EXPECT_EQ(shared.layers[52].shares_kv, 51u);
+  EXPECT_EQ(shared.layers[53].shares_kv, 47u);
+  EXPECT_EQ(shared.layers[59].shares_kv, 47u);
+
   const std::vector<uint8_t> value(4);
   const ModelConfig own =
       Load(BuilderFor(table).AddRaw("blk.5.attn_v.weight", 0, {1, 1}, value));
@@ -339,8 +346,9 @@ TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
   EXPECT_EQ(with("expert_count", 128),
             "test.gguf: metadata gemma4.expert_count is 128, expected 0: such "
             "models are not supported");
-  EXPECT_NE(with("attention.shared_kv_layers", 20).find("is 20, expected 0"),
-            std::string::npos);
+  EXPECT_EQ(with("attention.shared_kv_layers", 43),
+            "test.gguf: metadata gemma4.attention.shared_kv_layers is 43, "
+            "expected layers of each kind before those");
   EXPECT_NE(with("embedding_length_per_layer_input", 256).find("is 256"),
             std::string::npos);
   EXPECT_EQ(with("attention.value_length_swa", 512),

@@ -93,6 +93,24 @@ TEST_P(WeightsOfFamilyTest, TensorsThatTheModelLacksAreNamed) {
             Load(alone, options_).fingerprint);
 }
 
+TEST(WeightsTest, LayersThatShareKeysAndValuesMayHaveProductsForThem) {
+  TinyOptions options;
+  options.change = [](ModelConfig& config) {
+    config.layers.back().shares_kv = 0;
+  };
+  MemorySource source = TinyTensors(options);
+  const Hash128 alone = Load(source, options).fingerprint;
+  for (const char* name :
+       {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) {
+    source.tensors[StrCat("blk.6.", name)] =
+        source.tensors.at(StrCat("blk.0.", name));
+  }
+  EXPECT_EQ(Load(source, options).fingerprint, alone);
+  source.tensors["blk.6.attn_k.bias"] =
+      source.tensors.at("blk.0.attn_k.weight");
+  ExpectError(source, options, "found tensor blk.6.attn_k.bias");
+}
+
 TEST(WeightsTest, WeightsOfAnotherFamilyAreRefused) {
   MemorySource source = TinyTensors(TinyFamily("gemma2"));
   TinyOptions options = TinyFamily("gemma2");
