@@ -83,14 +83,20 @@ def _render(document: dict[str, Any]) -> str:
     else:
         for key, value in model.items():
             if key not in document and key != "kv_cache":
-                text = f"{value:,}" if isinstance(value, int) else str(value)
-                if value is None:
-                    text = "none of the named ones"
-                title.add_row(key.replace("_", " "), text)
+                title.add_row(key.replace("_", " "), _shown(value))
         tables.append(_kv_table(model["kv_cache"], model["context_length"]))
     if "tensors" in document:
         tables.append(_tensors_table(document["tensors"]))
     return console.render(*tables)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none of the named ones"
+    if isinstance(value, list):  # one for each layer
+        sizes = " or ".join(f"{size:,}" for size in sorted(set(value)))
+        return f"{sizes}, by layer"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _types_table(types: list[dict[str, Any]]) -> Table:

@@ -14,6 +14,7 @@ import pytest
 import gemmakv
 from gemmakv.models.huggingface._config import read_config
 from support import golden_configs, golden_models
+from support.command import RunCli
 from support.golden_checks import fields_of
 
 Text = dict[str, Any]
@@ -210,3 +211,13 @@ def test_products_that_shared_layers_do_not_need_are_left_alone(
     golden_models.write_safetensors(path, tensors, "F32")
     with pytest.raises(gemmakv.CorruptFile, match="k_bias"):
         gemmakv.Gemma.load(folder)
+
+
+def test_info_shows_what_layers_differ_in(cli: RunCli, tmp_path: Path) -> None:
+    golden = golden_models.read("gemma4-shared")
+    folder = golden_models.write(tmp_path / "model", golden)
+    shown = cli("info", folder)
+    assert shown.returncode == 0, shown.stderr
+    text = " ".join(shown.stdout.decode().split())
+    assert "head dim 64 or 128, by layer" in text
+    assert "ffn dim 128 or 256, by layer" in text
