@@ -50,8 +50,10 @@ Enum Named(const char* const (&names)[n], const char* option,
   std::string expected;
   for (size_t i = 0; i < n; ++i) {
     if (value == names[i]) return static_cast<Enum>(i);
-    expected += StrCat(i == 0 ? "'" : i + 1 < n ? ", '" : " or '", names[i],
-                       "'");
+    expected += StrCat(i == 0      ? "'"
+                       : i + 1 < n ? ", '"
+                                   : " or '",
+                       names[i], "'");
   }
   throw InvalidArgument(
       StrCat(option, " is '", value, "', expected ", expected));
