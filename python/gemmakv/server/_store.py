@@ -521,10 +521,12 @@ class Store:
         return turn
 
     def _check_idle(self, db: sqlite3.Connection, id: str) -> None:
+        # One that lasts longer than any was given before the clock went back.
+        now = time.time()
         if db.execute(
             "SELECT 1 FROM sessions WHERE id = ? AND lease IS NOT NULL AND "
-            "lease_until > ?",
-            (id, time.time()),
+            "lease_until > ? AND lease_until <= ?",
+            (id, now, now + LEASE_S),
         ).fetchone():
             raise _busy(id, "runs in it")
 
