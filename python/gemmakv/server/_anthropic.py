@@ -25,6 +25,7 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._openai import refuse, renamed
 from gemmakv.server._service import ChatRequest
+from gemmakv.server._sessions import named, past_of
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error",
@@ -61,6 +62,7 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    session: str | None = None
 
 
 async def messages(call: Call) -> None:
@@ -80,9 +82,16 @@ async def messages(call: Call) -> None:
         "deadline": document.get("deadline"),
         "response_format": _format(document),
     }
+    conversation = _conversation(body)
+    system = None
+    if body.session is not None and conversation[0]["role"] == "system":
+        # Said with every request, and once in a conversation.
+        system = "\n".join(p["text"] for p in conversation.pop(0)["content"])
+    past = past_of(call, body.session, system)
     request = ChatRequest(
         tenant=call.owner,
-        messages=_conversation(body),
+        messages=conversation,
+        past=past,
         options={k: v for k, v in options.items() if v is not None},
         tools=_tools(body),
         tool_choice=_choice(body),
@@ -96,14 +105,14 @@ async def messages(call: Call) -> None:
         for ours, theirs in _TOOL_NAMES.items():
             names[f"tools[{i}].function.{ours}"] = f"tools[{i}].{theirs}"
     with renamed({}, names):
-        shape = _Messages(call, bool(request.tools))
+        shape = _Messages(call, bool(request.tools), named(past))
         await serve(call, request, shape, bool(body.stream))
 
 
 async def count_tokens(call: Call) -> None:
     body, document = await call.json(CountBody)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
+    refuse(document, {**_NOTHING, "session": ()})
     tools = None if _choice(body) == "none" else _tools(body)
     ids = await call.chat.chat_ids(_conversation(body), tools)
     await call.answer({"input_tokens": len(ids)})
@@ -280,8 +289,10 @@ class _Messages:
     kind = SSE
     ping = _PING
 
-    def __init__(self, call: Call, tools: bool) -> None:
-        """`tools`: text may be no part of it."""
+    def __init__(
+        self, call: Call, tools: bool, named: Mapping[str, Any]
+    ) -> None:
+        """`tools`: text may be no part of it. `named`: fields of its own."""
         self._tools = tools
         self._open = ""  # the kind of block that is open
         self._blocks = 0
@@ -290,6 +301,7 @@ class _Messages:
             "type": "message",
             "role": "assistant",
             "model": call.name,
+            **named,
         }
         self._finished: Finished | None = None
 

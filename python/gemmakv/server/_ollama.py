@@ -27,6 +27,7 @@ from gemmakv.server._http import (
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._openai import refuse, renamed
 from gemmakv.server._service import ChatRequest, ChatService
+from gemmakv.server._sessions import named, past_of
 
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
 # Names of generation options there and here.
@@ -62,6 +63,7 @@ class _Common(msgspec.Struct, kw_only=True):
 class ChatBody(_Common, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    session: str | None = None
 
 
 class GenerateBody(_Common, kw_only=True):
@@ -79,7 +81,8 @@ async def chat(call: Call) -> None:
     body, document = await call.json(ChatBody)
     options = _checked(call, body, document)
     said = body.messages or []
-    shape = _Shape(call, body, "message")
+    past = past_of(call, body.session)
+    shape = _Shape(call, body, "message", named(past))
     if not said:
         await call.answer(shape.loaded())
         return
@@ -90,6 +93,7 @@ async def chat(call: Call) -> None:
     request = ChatRequest(
         tenant=call.owner,
         messages=messages,
+        past=past,
         options=options,
         tools=body.tools,
         arrived=call.arrived,
@@ -100,6 +104,7 @@ async def chat(call: Call) -> None:
 
 async def generate(call: Call) -> None:
     body, document = await call.json(GenerateBody)
+    refuse(document, {"session": ()})
     options = _checked(call, body, document)
     shape = _Shape(call, body, "response")
     if not body.prompt:
@@ -255,8 +260,16 @@ class _Shape:
     kind = NDJSON
     ping = b""
 
-    def __init__(self, call: Call, body: _Common, field: str) -> None:
+    def __init__(
+        self,
+        call: Call,
+        body: _Common,
+        field: str,
+        named: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`named`: fields that each object begins with."""
         self._name = body.model
+        self._named = named or {}
         self._field = field
         self._logprobs = Logprobs(call.chat.tokenizer)
         self._wants_logprobs = bool(body.logprobs)
@@ -307,7 +320,12 @@ class _Shape:
                     {"function": {"name": c.name, "arguments": c.arguments}}
                     for c in calls
                 ]
-        return {"model": self._name, "created_at": now, self._field: said}
+        return {
+            "model": self._name,
+            "created_at": now,
+            **self._named,
+            self._field: said,
+        }
 
     def _entries(self, tokens: list[Token]) -> dict[str, Any]:
         if not self._wants_logprobs:

@@ -28,7 +28,7 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._logprobs import Logprobs, finite, has_logprob
 from gemmakv.server._service import ChatRequest
-from gemmakv.server._sessions import past_of
+from gemmakv.server._sessions import named, past_of
 
 _DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -113,8 +113,7 @@ async def chat_completions(call: Call) -> None:
         arrived=call.arrived,
     )
     shape = _Chat(call, body, bool(body.logprobs))
-    if past is not None:
-        shape.head["session"] = {"id": past.session, "turn": past.id}
+    shape.head.update(named(past))
     with renamed(document):
         await serve(call, request, shape, bool(body.stream))
 

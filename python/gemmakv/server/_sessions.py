@@ -151,12 +151,23 @@ def owner(call: Call) -> str:
     return kept(call).owner(call.owner)
 
 
-def past_of(call: Call, session: str | None) -> Past | None:
-    """Of a request with a `session`; None without."""
+def past_of(
+    call: Call, session: str | None, system: str | None = None
+) -> Past | None:
+    """Of a request with a `session`; None without. `system` is what the model
+    is told instead of the session's.
+    """
     if session is None:
         return None
     kept(call, "session")
-    return Past(new_id("resp"), session)
+    return Past(new_id("resp"), session, system=system)
+
+
+def named(past: Past | None) -> dict[str, Any]:
+    """The field of an answer that says where the conversation is now."""
+    if past is None:
+        return {}
+    return {"session": {"id": past.session, "turn": past.id}}
 
 
 def turn_of(turn: Turn) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ def test_off_says_how(app: App) -> None:
         post(app, SESSIONS, {}),
         get(app, SESSIONS + "/sess_x"),
         post(app, CHAT, {"messages": USER, "session": "sess_x"}),
+        post(
+            app,
+            "/v1/messages",
+            {"messages": USER, "session": "sess_x", "max_tokens": 1},
+        ),
     ):
         assert "--sessions" in error(response, 400)["message"]
 
@@ -185,6 +191,73 @@ def test_stream_says_the_same(kept: App) -> None:
         for id in (a, b)
     ]
     assert said[0] == said[1] and len(said[0]) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_apis_go_on(kept: App, stream: bool) -> None:
+    """Turns of one session by all three, as by one of them."""
+    a, b = (create(kept, system="Be brief.")["id"] for _ in "ab")
+    sampling = {"temperature": 1, "num_predict": 6}
+    for turn in range(2):
+        message = {"role": "user", "content": f"say {turn}"}
+        say(kept, a, message["content"])
+        body = {
+            "model": NAME, "messages": [message], "session": b,
+            "options": sampling, "stream": stream,
+        }  # fmt: skip
+        for line in post(kept, "/api/chat", body).text.splitlines():
+            found = json.loads(line)
+            assert found["session"]["id"] == b, found
+        assert found["session"]["turn"] == look(kept, b)["head"]
+        say(kept, a, "and?")
+        body = {
+            "model": NAME, "session": b, "max_tokens": 6, "temperature": 1,
+            "system": "Be brief.", "stream": stream,
+            "messages": [{"role": "user", "content": "and?"}],
+        }  # fmt: skip
+        response = post(kept, "/v1/messages", body)
+        assert response.status_code == 200, response.text
+        found = (
+            sse_events(response.text)[0][1]["message"]
+            if stream
+            else response.json()
+        )
+        assert found["session"] == {"id": b, "turn": look(kept, b)["head"]}
+    one, other = (
+        [(t["reply"], t["usage"]) for t in look(kept, id)["turns"]]
+        for id in (a, b)
+    )
+    assert one == other and len(one) == 4
+
+
+def test_another_system_in_a_turn(kept: App, shared: gemmakv.Gemma) -> None:
+    """It is what the model is told, instead of the session's."""
+    id = create(kept, system="Be brief.")["id"]
+    body = {
+        "session": id, "max_tokens": 6, "temperature": 1, "messages": USER,
+        "system": [{"type": "text", "text": t} for t in ("Be", "rude.")],
+    }  # fmt: skip
+    found = post(kept, "/v1/messages", body).json()
+    expected = shared.chat(
+        [{"role": "system", "content": "Be\nrude."}, *USER],
+        temperature=1, seed=5, max_tokens=6,
+    )  # fmt: skip
+    assert found["content"][0]["text"] == expected.text
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/messages/count_tokens", {"messages": USER}),
+        ("/api/generate", {"model": NAME, "prompt": "hello"}),
+        ("/v1/completions", {"prompt": "hello"}),
+    ],
+)
+def test_routes_without_sessions_say_so(
+    kept: App, path: str, body: dict[str, Any]
+) -> None:
+    response = post(kept, path, {**body, "session": create(kept)["id"]})
+    assert response.status_code == 400 and "session" in response.text
 
 
 def test_resending_gives_the_same(
