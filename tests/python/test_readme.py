@@ -119,6 +119,18 @@ def test_prefix_cache_python_runs(
     assert (tmp_path / "prefixes" / "key").is_file()
 
 
+def test_speculation_python_runs(model_path: str) -> None:
+    del model_path
+    names = run_blocks(
+        ROOT / "docs" / "speculation.md",
+        gemmakv=gemmakv,
+        cache=gemmakv.create_kv_cache("gemma3-270m"),
+        prompt="one two three one two three one two",
+    )
+    usage = names["reply"].usage  # type: ignore[attr-defined]
+    assert usage.drafted == usage.accepted == 0
+
+
 def test_every_page_is_listed() -> None:
     text = (ROOT / "docs" / "README.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):

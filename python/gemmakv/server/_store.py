@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -151,7 +152,7 @@ def new_id(prefix: str) -> str:
 
 
 class Store:
-    """The database of a folder. Of one thread at a time, any.
+    """The database of a folder. Of any threads, one after the other.
 
     Its functions raise RequestError: 404 for what the tenant has not, 409 for
     a session in which another turn runs, 503 for what the disk does not take.
@@ -165,6 +166,7 @@ class Store:
         """
         self.folder = folder
         self._kept_s = response_days * 86400.0
+        self._lock = threading.Lock()
         path = os.path.join(folder, FILE)
         _make_private(folder, path)
         try:
@@ -449,22 +451,23 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        db = self._db
-        if db is None:
-            raise RequestError(
-                503, "the sessions are closed", code="server_stopping"
-            )
-        try:
-            db.execute(begin)
+        with self._lock:
+            db = self._db
+            if db is None:
+                raise RequestError(
+                    503, "the sessions are closed", code="server_stopping"
+                )
             try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise _failed(error) from error
+                db.execute(begin)
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                except BaseException:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise _failed(error) from error
 
     def _session(self, db: sqlite3.Connection, tenant: str, id: str) -> Session:
         row = db.execute(f"{_SESSION} AND s.id = ?", (tenant, id)).fetchone()
