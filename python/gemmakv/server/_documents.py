@@ -26,9 +26,9 @@ class TurnPart(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]]
     reply: dict[str, Any]
     finish_reason: str
-    basis: str
-    whole: bool
-    tokens: list[int]
+    basis: str = ""
+    whole: bool = True
+    tokens: list[int] = []
     system: str | None = None
     tools: list[dict[str, Any]] = []
     usage: dict[str, int] = {}
@@ -46,7 +46,7 @@ class Document(msgspec.Struct, kw_only=True):
 
 
 def written(session: Session, turns: list[Turn]) -> dict[str, Any]:
-    """A session with its turns and their tokens."""
+    """A session with its turns and those of their tokens that are known."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -104,13 +104,17 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
                 f"expected one of {', '.join(_REASONS)}, found "
                 + brief(part.finish_reason),
             )
-        goes_on = i > 0 and part.basis == document.turns[i - 1].basis
+        goes_on = (
+            i > 0
+            and part.basis == document.turns[i - 1].basis
+            and bool(document.turns[i - 1].tokens)
+        )
         if not part.whole and not goes_on:
             raise invalid(
                 f"{where}.whole", "expected true: no tokens stand before it"
             )
         _check_tokens(part, f"{where}.tokens", history)
-        known = part.basis == history.basis
+        known = bool(part.tokens) and part.basis == history.basis
         found.append(
             Turn(
                 id=new_id("resp"),
@@ -136,9 +140,7 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
 
 
 def _check_tokens(part: TurnPart, where: str, history: History) -> None:
-    if not part.tokens:
-        raise invalid(where, "expected at least one, found none")
-    if part.basis != history.basis:
+    if not part.tokens or part.basis != history.basis:
         return
     config = history.service.gemma.config
     for token in (min(part.tokens), max(part.tokens)):

@@ -168,7 +168,10 @@ class Store:
         self._kept_s = response_days * 86400.0
         self._lock = threading.Lock()
         path = os.path.join(folder, FILE)
+        self._path = path
         _make_private(folder, path)
+        found = os.stat(path)
+        self._file = (found.st_dev, found.st_ino)
         try:
             self._open(path)
         except sqlite3.Error as error:
@@ -345,7 +348,7 @@ class Store:
             self._check_idle(db, id)
             db.execute(
                 "UPDATE sessions SET lease = ?, lease_until = ? WHERE id = ?",
-                (owner, time.time() + LEASE_S, id),
+                (_BOOT + owner, _uptime() + LEASE_S, id),
             )
             return found
 
@@ -354,14 +357,14 @@ class Store:
             db.execute(
                 "UPDATE sessions SET lease_until = ? WHERE id = ? AND "
                 "lease = ?",
-                (time.time() + LEASE_S, id, owner),
+                (_uptime() + LEASE_S, id, _BOOT + owner),
             )
 
     def release(self, id: str, owner: str) -> None:
         with self._write() as db:
             db.execute(
                 "UPDATE sessions SET lease = NULL WHERE id = ? AND lease = ?",
-                (id, owner),
+                (id, _BOOT + owner),
             )
 
     def add(self, turn: Turn, session: str | None, owner: str | None) -> None:
@@ -382,7 +385,7 @@ class Store:
                 moved = db.execute(
                     "UPDATE sessions SET head = ?, updated = ?, lease = NULL "
                     "WHERE id = ? AND lease = ?",
-                    (turn.id, turn.created, session, owner),
+                    (turn.id, turn.created, session, _BOOT + (owner or "")),
                 )
                 if not moved.rowcount:
                     raise _busy(session, "took over from this turn")
@@ -457,6 +460,7 @@ class Store:
                 raise RequestError(
                     503, "the sessions are closed", code="server_stopping"
                 )
+            self._check_place()
             try:
                 db.execute(begin)
                 try:
@@ -467,7 +471,24 @@ class Store:
                         db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise _failed(error) from error
+                raise _failed(error, begin != "BEGIN") from error
+
+    def _check_place(self) -> None:
+        """What goes to a file that was removed is lost, without an error."""
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            what = error.strerror
+        else:
+            if (found.st_dev, found.st_ino) == self._file:
+                return
+            what = "another file"
+        raise RequestError(
+            503,
+            f"sessions: {self._path}: expected the file that was opened, "
+            f"found: {what}; the server has to be started again",
+            code="sessions_failed",
+        )
 
     def _session(self, db: sqlite3.Connection, tenant: str, id: str) -> Session:
         row = db.execute(f"{_SESSION} AND s.id = ?", (tenant, id)).fetchone()
@@ -524,12 +545,11 @@ class Store:
         return turn
 
     def _check_idle(self, db: sqlite3.Connection, id: str) -> None:
-        # One that lasts longer than any was given before the clock went back.
-        now = time.time()
+        now = _uptime()
         if db.execute(
-            "SELECT 1 FROM sessions WHERE id = ? AND lease IS NOT NULL AND "
-            "lease_until > ? AND lease_until <= ?",
-            (id, now, now + LEASE_S),
+            "SELECT 1 FROM sessions WHERE id = ? AND substr(lease, 1, ?) = ? "
+            "AND lease_until > ? AND lease_until <= ?",
+            (id, len(_BOOT), _BOOT, now, now + LEASE_S),
         ).fetchone():
             raise _busy(id, "runs in it")
 
@@ -593,6 +613,26 @@ class Store:
         return len(rows)
 
 
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip() + " "
+    except OSError:
+        return ""
+
+
+# Leases are told in the time since the machine's start, which all processes
+# share and nobody sets. Those from before another start are none.
+_BOOT = _boot()
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _uptime() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
 def _make_private(folder: str, path: str) -> None:
     """Makes them if they are not there, for this user alone."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -639,9 +679,11 @@ def _busy(session: str, what: str) -> RequestError:
     )
 
 
-def _failed(error: sqlite3.Error) -> RequestError:
+def _failed(error: sqlite3.Error, wrote: bool) -> RequestError:
     name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
-    words = f"sessions: {error} ({name}); nothing of this turn is kept"
+    words = f"sessions: {error} ({name})"
+    if wrote:
+        words += "; nothing of this request is kept"
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return RequestError(503, words, code="sessions_busy", retry_after=1)
     full = name.startswith("SQLITE_FULL")

@@ -527,10 +527,26 @@ def test_a_lease_ends_by_itself(
     response = post(kept, CHAT, body)
     assert error(response, 409)["code"] == "session_busy"
     assert int(response.headers["retry-after"]) >= 1
-    now = _store.time.time() + _store.LEASE_S + 1
-    monkeypatch.setattr(_store.time, "time", lambda: now)
+    now = _store.time.time()
+    for late in (-3600, -2, 2, 3600):  # whatever the clock says meanwhile
+        monkeypatch.setattr(_store.time, "time", lambda late=late: now + late)
+        assert post(kept, CHAT, body).status_code == 409
+    later = _store._uptime() + _store.LEASE_S + 1
+    monkeypatch.setattr(_store, "_uptime", lambda: later)
     assert post(kept, CHAT, body).status_code == 200
     other.close()
+
+
+def test_a_lease_from_before_another_start_is_none(
+    kept: App, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = create(kept)["id"]
+    with monkeypatch.context() as before:
+        before.setattr(_store, "_BOOT", "another ")
+        other = Store(str(folder), 30)
+        other.lease("", id, "killed")
+        other.close()
+    say(kept, id, "one")
 
 
 def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
@@ -687,6 +703,29 @@ def test_disk_that_can_only_be_read(kept: App) -> None:
     assert post(kept, CHAT, {"messages": USER}).status_code == 200
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_folder_that_is_removed(
+    kept: App, folder: Path, tmp_path: Path, again: bool
+) -> None:
+    """Nothing is acknowledged that would be lost."""
+    id = create(kept)["id"]
+    folder.rename(tmp_path / "elsewhere")
+    if again:
+        Store(str(folder), 30).close()
+    for response in (
+        post(kept, CHAT, {"messages": USER, "session": id}),
+        post(kept, SESSIONS, {}),
+        get(kept, f"{SESSIONS}/{id}"),
+    ):
+        found = error(response, 503)
+        assert found["code"] == "sessions_failed"
+        assert "another file" in found["message"] or not again
+    if again:
+        folder.rename(tmp_path / "new")
+    (tmp_path / "elsewhere").rename(folder)
+    say(kept, id, "one")
+
+
 def test_damage_is_told(kept: App, folder: Path) -> None:
     """One request's error, in its API's form."""
     id = create(kept)["id"]
@@ -803,6 +842,24 @@ def test_import_for_another_model(kept: App) -> None:
     turns = history(kept).store.path(look(kept, made["id"])["head"])
     assert [t.basis for t in turns] == ["", "", "", history(kept).basis]
     assert turns[3].whole
+    # What it is exported as can be imported as well.
+    again = get(kept, f"{SESSIONS}/{made['id']}/export").json()
+    assert again["turns"][0]["tokens"] == []
+    copy = post(kept, f"{SESSIONS}/import", again).json()
+    assert copy["turn_count"] == 4
+    said = [text_of(say(kept, id, "five")) for id in (made["id"], copy["id"])]
+    assert said[0] == said[1]
+
+
+def test_import_of_messages_alone(kept: App) -> None:
+    turn = {
+        "messages": USER, "finish_reason": "stop",
+        "reply": {"role": "assistant", "content": "hi"},
+    }  # fmt: skip
+    document = {"format": "gemmakv session", "version": 1, "turns": [turn]}
+    made = post(kept, f"{SESSIONS}/import", document).json()
+    say(kept, made["id"], "two")
+    assert look(kept, made["id"])["turn_count"] == 2
 
 
 def test_import_nothing(kept: App) -> None:
@@ -819,7 +876,7 @@ def test_import_nothing(kept: App) -> None:
         (["version"], 2, "version"),
         (["turns"], None, "turns"),
         (["name"], 3, "name"),
-        (["turns", 1, "tokens"], [], "turns[1].tokens"),
+        (["turns", 1, "tokens"], [], "turns[2].whole"),
         (["turns", 1, "tokens"], [-1], "turns[1].tokens"),
         (["turns", 1, "tokens"], [1 << 31], "turns[1].tokens"),
         (["turns", 1, "tokens"], [1 << 70], "turns[1].tokens"),
