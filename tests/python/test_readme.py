@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,8 +16,10 @@ import pytest
 
 import gemmakv
 from support import template_folders
+from support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def run_blocks(page: Path, **given: object) -> dict[str, object]:
@@ -25,7 +27,7 @@ def run_blocks(page: Path, **given: object) -> dict[str, object]:
     names it made.
     """
     text = page.read_text("utf-8")
-    blocks = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
+    blocks = list(BLOCK.finditer(text))
     assert blocks
     names = given
     for block in blocks:
@@ -59,6 +61,31 @@ def test_python_for_newcomers_runs(model_path: str) -> None:
     assert isinstance(cache, gemmakv.KVCache)
     assert isinstance(session, gemmakv.Session)
     assert session.turns == 2
+
+
+def test_clients_python_runs(talker_path: Path, tmp_path: Path) -> None:
+    """Of the clients that are installed, against a server of its own."""
+    for module in ("openai", "uvicorn", "msgspec"):
+        pytest.importorskip(module)
+    (tmp_path / "keys").write_text("KEY", "utf-8")
+    with ServerProcess(
+        *("--model", talker_path, "--served-model-name", "gemma-3-270m"),
+        *("--api-key-file", tmp_path / "keys", "--sessions", tmp_path / "kept"),
+        *("--max-model-len", 4096, "--default-max-tokens", 8),
+    ) as server:
+        text = (ROOT / "docs" / "clients.md").read_text("utf-8")
+        text = text.replace("http://127.0.0.1:8000", server.url)
+        page = tmp_path / "clients.md"
+        page.write_text(BLOCK.sub(_if_installed, text), "utf-8")
+        names = run_blocks(page)
+    assert names["trip"]["id"].startswith("sess_")  # type: ignore[index]
+
+
+def _if_installed(block: re.Match[str]) -> str:
+    """The block, unless it imports what is not there."""
+    wanted = re.findall(r"^(?:from|import) (\w+)", block[1], re.MULTILINE)
+    there = all(importlib.util.find_spec(name) for name in wanted)
+    return block[0] if there else ""
 
 
 TOOLS = (
