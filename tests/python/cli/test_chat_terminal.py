@@ -312,7 +312,7 @@ PASTE = "\x1b[200~one\n/delete\n\x1b[201~"
 def test_a_paste_while_a_reply_runs_is_one_message(
     start: Start, lines: int
 ) -> None:
-    screen = start(max_tokens=50000)
+    screen = start(max_tokens=8000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
