@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,19 @@ def serve(
         "ADDRESS",
     ),  # fmt: skip
     port: int = _option("--port", 8000, "0 takes a free one.", "N"),
+    workers: int = _option(
+        "--workers",
+        1,
+        "Processes that serve; each has the limits and sizes below for "
+        "itself. They share weights, sessions and, on a memory file system, "
+        "what prompts have in common.",
+        "N",
+    ),  # fmt: skip
     threads: int | None = _option(
         "--threads",
         None,
-        "Default: all processors. Results do not depend on it.",
+        "Of each worker. Default: its part of the processors. Results do not "
+        "depend on it.",
         "N",
     ),  # fmt: skip
     api_key: list[str] | None = _option(
@@ -264,21 +274,28 @@ def serve(
     if model is None:
         raise typer.BadParameter(no_model(), param_hint="--model")
     _check_extra()
-    from gemmakv.server import _run
+    from gemmakv.server import _run, _workers
     from gemmakv.server import _settings as settings_of
+    from gemmakv.server._board import MOST_WORKERS
     from gemmakv.server._service import ChatService
 
     keys = list(api_key or ())
     if api_key_file is not None:
         keys += settings_of.read_keys(api_key_file)
-    prefix, secret = _prefix_cache(
+    integer("--workers", workers, 1, MOST_WORKERS)
+    if workers > 1 and threads is None:
+        threads = max(1, _processors() // workers)
+    ram_off = (prefix_cache_ram or "").lower() in _OFF
+    if workers > 1 and prefix_cache_shared is None and not ram_off:
+        prefix_cache_shared = _shared_by_workers()
+    tiers = (
         prefix_cache_ram,
         prefix_cache_shared,
         prefix_cache_disk,
         prefix_cache_remote,
-        prefix_cache_secret_file,
-        bool(keys),
     )
+    prefix = _prefix_cache(*tiers)
+    secret = _prefix_secret(*tiers[1:], prefix_cache_secret_file, bool(keys))
     settings = settings_of.Settings(
         served_model_name=tuple(served_model_name or (_name_of(model),)),
         host=host,
@@ -308,6 +325,21 @@ def serve(
     store = _open_sessions(sessions, response_days)
     path = console.fetch(model)
     sock = _run.bind(settings)
+    worker = None
+    if workers > 1:
+        # What was opened has threads, and was opened to see that it can be.
+        _close(prefix, store)
+        found = _workers.supervise(
+            workers,
+            sock,
+            drain_timeout,
+            lambda: _run.say_ready(settings, sock),
+        )
+        if isinstance(found, int):
+            raise typer.Exit(found)
+        worker = found
+        prefix = _prefix_cache(*tiers)
+        store = _open_sessions(sessions, response_days)
 
     def load(check: Any) -> Any:
         from gemmakv.chat._gemma import Gemma
@@ -339,16 +371,37 @@ def serve(
         if store is not None:
             from gemmakv.server._history import History
 
-            History(found, store)
+            History(found, store, worker.mark if worker else "")
         return found
 
     try:
-        _run.serve(settings, sock, load, service, log_format)
+        _run.serve(settings, sock, load, service, log_format, worker)
     finally:
-        if store is not None:
-            store.close()
-        if not isinstance(prefix, bool):
-            prefix.close()
+        _close(prefix, store)
+
+
+def _close(prefix: Any, store: Any) -> None:
+    if store is not None:
+        store.close()
+    if not isinstance(prefix, bool):
+        prefix.close()
+
+
+def _shared_by_workers() -> str | None:
+    """The default place, where there is one."""
+    try:
+        gemmakv.PrefixCache(0, shared=True).close()
+    except (ValueError, OSError, gemmakv.GemmaKVError) as error:
+        sys.stderr.write(f"gemmakv: the workers share no prefixes: {error}\n")
+        return None
+    return "default"
+
+
+def _processors() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _open_sessions(folder: str | None, days: float) -> Any:
@@ -384,12 +437,31 @@ def _prefix_cache(
     shared: str | None,
     disk: str | None,
     remote: str | None,
+) -> Any:
+    """The prefix cache; True: the default; False: none."""
+    from gemmakv.cli.prefix_flags import open_prefix_cache
+
+    lower = not (shared is None and disk is None and remote is None)
+    if ram is not None and ram.lower() in _OFF and not lower:
+        return False
+    if ram is not None and ram.lower() == "off":
+        raise ValueError(
+            "prefix_cache_ram: expected bytes with a shared, disk or remote "
+            "prefix cache, as 0, found 'off'"
+        )
+    return open_prefix_cache(ram, shared, disk, remote)
+
+
+def _prefix_secret(
+    shared: str | None,
+    disk: str | None,
+    remote: str | None,
     secret_file: str | None,
     keys: bool,
-) -> tuple[Any, bytes]:
-    """The prefix cache, and the secret of its parts where tiers outlive the
-    server and there are keys."""
-    from gemmakv.cli.prefix_flags import open_prefix_cache, tier_folder
+) -> bytes:
+    """By what keys find their parts, where tiers outlive the server; else
+    b""."""
+    from gemmakv.cli.prefix_flags import tier_folder
 
     outlives = not (shared is None and disk is None and remote is None)
     if secret_file is not None and not (outlives and keys):
@@ -397,16 +469,8 @@ def _prefix_cache(
             "prefix_cache_secret_file: expected none without keys and a "
             f"shared, disk or remote prefix cache, found {secret_file!r}"
         )
-    if ram is not None and ram.lower() in _OFF and not outlives:
-        return False, b""
-    if ram is not None and ram.lower() == "off":
-        raise ValueError(
-            "prefix_cache_ram: expected bytes with a shared, disk or remote "
-            "prefix cache, as 0, found 'off'"
-        )
-    prefix = open_prefix_cache(ram, shared, disk, remote)
     if not (outlives and keys):
-        return prefix, b""
+        return b""
     for name, value in (("disk", disk), ("shared", shared)):
         if secret_file is None and value is not None:
             secret_file = tier_folder(name, value).rstrip("/") + ".secret"
@@ -417,7 +481,7 @@ def _prefix_cache(
         )
     from gemmakv.server import _secret
 
-    return prefix, _secret.read_or_make(secret_file)
+    return _secret.read_or_make(secret_file)
 
 
 def _template_source(name: str | None) -> str | None:

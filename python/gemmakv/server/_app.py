@@ -31,6 +31,7 @@ from gemmakv.server._errors import RequestError
 from gemmakv.server._http import Call, ErrorStyle, Handler
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
+from gemmakv.server._workers import Worker
 
 LOG = logging.getLogger("gemmakv.server")
 
@@ -81,10 +82,14 @@ class App:
     """The ASGI application. `service` is None while the model is loaded."""
 
     def __init__(
-        self, settings: Settings, service: ChatService | None = None
+        self,
+        settings: Settings,
+        service: ChatService | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.settings = settings
         self.service = service
+        self._worker = worker
         self._router = Router(
             routes=[
                 Route(path, _Endpoint(path, handler), methods=[method])
@@ -116,9 +121,10 @@ class App:
 
         call = Call(
             scope, receive, send_with, self.settings, headers, wanted,
-            self.service,
+            self.service, self._worker,
         )  # fmt: skip
         scope.update({"gemmakv.call": call, "app": self})
+        self._count(1)
         try:
             await self._guarded(call, origin)
         except RequestError as error:
@@ -138,8 +144,13 @@ class App:
                 ),
             )
         finally:
+            self._count(-1)
             call.status = call.status or _GONE
             self._note(call)
+
+    def _count(self, active: int) -> None:
+        if self._worker is not None:
+            self._worker.count(active=active)
 
     async def _guarded(self, call: Call, origin: str | None) -> None:
         self._check_head(call.scope)
@@ -361,7 +372,11 @@ def _key(headers: Headers) -> str | None:
 
 
 class JsonLog(logging.Formatter):
-    """A JSON object a line."""
+    """A JSON object a line, with the number of the worker if there is one."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         said: dict[str, Any] = {
@@ -369,6 +384,8 @@ class JsonLog(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
+        if self._worker is not None:
+            said["worker"] = self._worker
         fields = getattr(record, "fields", None)
         if isinstance(fields, Mapping):
             said |= {k: v for k, v in fields.items() if v not in (None, "")}

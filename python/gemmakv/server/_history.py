@@ -45,8 +45,14 @@ class History:
     loop nor what makes prompts.
     """
 
-    def __init__(self, service: ChatService, store: Store) -> None:
+    def __init__(
+        self, service: ChatService, store: Store, mark: str = ""
+    ) -> None:
+        """`mark`: what this process's leases begin with. Those of one that
+        ended with the same mark are free at once.
+        """
         self.store = store
+        self._mark = mark
         self._service = service
         self._pool = ThreadPoolExecutor(1, "gemmakv-store")
         self._tenants = {
@@ -62,6 +68,8 @@ class History:
         # Tokens are for one model and one template.
         self.basis = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
         service.keeper = self
+        if mark:
+            store.release_all(mark)
 
     async def on(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call of the store, off the event loop. Raises RequestError."""
@@ -129,7 +137,7 @@ class History:
         if past.session is None:
             yield None, None
             return
-        name, lease = past.session, secrets.token_hex(16)
+        name, lease = past.session, self._mark + secrets.token_hex(16)
         renewing = None
         try:
             session = await self.on(self.store.lease, owner, name, lease)

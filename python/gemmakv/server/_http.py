@@ -29,6 +29,7 @@ from gemmakv.server._service import (
     Token,
 )
 from gemmakv.server._settings import Settings
+from gemmakv.server._workers import Worker
 
 _T = TypeVar("_T")
 
@@ -52,6 +53,7 @@ class Call:
     """One request and its answer.
 
     Attributes:
+      worker: which of the server's processes answers, if there are several.
       tenant: whose it is; None before it is known.
       request_id: what answers, logs and errors call it.
       path: of the route, with the names of its parameters.
@@ -65,6 +67,7 @@ class Call:
     headers: Headers
     request_id: str
     service: ChatService | None = None
+    worker: Worker | None = None
     tenant: Tenant | None = None
     status: int = 0
     arrived: float = dataclasses.field(default_factory=time.monotonic)

@@ -105,6 +105,8 @@ async def health(call: Call) -> None:
 
 async def metrics(call: Call) -> None:
     text = _metrics.text_of(call.chat.counts.metrics)
+    if call.worker is not None:
+        text = call.worker.metrics(text)
     await call.answer(text, headers={"content-type": _METRICS})
 
 

@@ -102,6 +102,45 @@ def text_of(metrics: Iterable[Metric]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def merged(texts: Iterable[str], before: Iterable[str] = ()) -> str:
+    """One scrape of several: what counts is added, also that of `before`.
+
+    So are other numbers, those of `before` left out. Of what is said of a tier
+    that processes share, the largest is it.
+    """
+    heads: dict[str, list[str]] = {}
+    values: dict[str, dict[str, float]] = {}
+    for counts_alone, text in (
+        *((False, text) for text in texts), *((True, text) for text in before)
+    ):  # fmt: skip
+        name, kind = "", ""
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name, help_line = line.split(" ", 3)[2], line
+            elif line.startswith("# TYPE "):
+                kind = line.rsplit(" ", 1)[1]
+                heads.setdefault(name, [help_line, line])
+                values.setdefault(name, {})
+            elif line and (kind != "gauge" or not counts_alone):
+                series, _, number = line.rpartition(" ")
+                _add(values[name], series, float(number), kind)
+    lines = []
+    for name, head in heads.items():
+        lines += head
+        lines += (f"{k} {v:.10g}" for k, v in values[name].items())
+    return "\n".join(lines) + "\n"
+
+
+def _add(
+    values: dict[str, float], series: str, value: float, kind: str
+) -> None:
+    known = values.get(series, 0)
+    shared = kind == "gauge" and any(
+        f'tier="{tier}"' in series for tier in ("shared", "disk", "remote")
+    )
+    values[series] = max(known, value) if shared else known + value
+
+
 def _line(name: str, labels: Labels, value: float) -> str:
     inner = ",".join(f'{k}="{v.translate(_ESCAPES)}"' for k, v in labels)
     return (

@@ -17,12 +17,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gemmakv.chat._gemma import Gemma
 from gemmakv.server._app import LOG, App, JsonLog
+from gemmakv.server._metrics import text_of
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
+from gemmakv.server._workers import Worker, listener
 
 _KEEP_ALIVE_S = 65  # longer than proxies keep theirs
 _BACKLOG = 1024
 _LAST_S = 5.0  # for answers to be sent when the drain is over
+_PUBLISH_S = 0.25  # between the numbers that a worker tells the others
 
 # Loads the model; calls its argument now and then, which may raise.
 Load = Callable[[Callable[[], None]], Gemma]
@@ -63,25 +66,46 @@ def serve(
     load: Load,
     make_service: MakeService,
     log_format: str = "text",
+    worker: Worker | None = None,
 ) -> None:
     """Serves until a signal says so; returns when everything is answered.
 
     While `load` runs, requests are told so. A second signal ends the process
-    at once. Raises what `load` and `make_service` raise.
+    at once. Raises what `load` and `make_service` raise. A `worker` also ends
+    when its supervisor is gone, and leaves second signals to that.
     """
-    _set_up_logs(log_format)
+    _set_up_logs(log_format, worker)
+    if worker is not None:
+        sock = listener(sock, worker)
     with sock:
-        asyncio.run(_Process(settings, sock).run(load, make_service))
+        asyncio.run(_Process(settings, sock, worker).run(load, make_service))
+
+
+def say_ready(settings: Settings, sock: socket.socket) -> None:
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    names = ", ".join(settings.served_model_name)
+    sys.stderr.write(
+        f"gemmakv: serving {names} at http://{shown}:{port} (Ctrl-C stops)\n"
+    )
+    sys.stderr.flush()
 
 
 class _Process:
-    def __init__(self, settings: Settings, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sock: socket.socket,
+        worker: Worker | None = None,
+    ) -> None:
         self._settings = settings
         self._sock = sock
-        self._app = App(settings)
+        self._worker = worker
+        self._app = App(settings, worker=worker)
 
         class Protocol(_Protocol):
             header_s = settings.limits.header_s
+            of = worker
 
         self._server = _Server(
             uvicorn.Config(
@@ -102,11 +126,15 @@ class _Process:
 
     async def run(self, load: Load, make_service: MakeService) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, number)
-        serving = asyncio.ensure_future(
-            self._server.serve(sockets=[self._sock])
-        )
+        worker = self._worker
+        loop.add_signal_handler(signal.SIGTERM, self._stop, signal.SIGTERM)
+        if worker is None:
+            loop.add_signal_handler(signal.SIGINT, self._stop, signal.SIGINT)
+        else:
+            loop.add_reader(worker.control, self._supervisor_gone)
+        serving = None
+        if worker is None or worker.first:
+            serving = self._serve()
         service = None
         try:
             with contextlib.suppress(Stopped):
@@ -115,17 +143,41 @@ class _Process:
                 )
                 service = make_service(gemma)
                 self._app.service = service
-                self._say_ready()
+                serving = serving or self._serve()
+                if worker is None:
+                    say_ready(self._settings, self._sock)
+                else:
+                    worker.say_ready()
+                    self._publish(worker)
             if self._stopping and service is not None:
                 self._drain()
         finally:
-            if service is None:
+            if service is None and serving is not None:
                 self._server.should_exit = True
                 await serving
-        await serving
+        if serving is not None:
+            await serving
         service_closed = self._app.service
         if service_closed is not None:
             service_closed.close()
+
+    def _serve(self) -> asyncio.Future[None]:
+        if self._worker is not None:
+            self._worker.accepts(True)
+        return asyncio.ensure_future(self._server.serve(sockets=[self._sock]))
+
+    def _publish(self, worker: Worker) -> None:
+        service = self._app.service
+        assert service is not None
+        worker.publish(text_of(service.counts.metrics))
+        loop = asyncio.get_running_loop()
+        loop.call_later(_PUBLISH_S, self._publish, worker)
+
+    def _supervisor_gone(self) -> None:
+        assert self._worker is not None
+        asyncio.get_running_loop().remove_reader(self._worker.control)
+        LOG.error("the supervisor is gone")
+        self._stop(signal.SIGTERM)
 
     def _check_stopping(self) -> None:
         if self._stopping:
@@ -133,8 +185,12 @@ class _Process:
 
     def _stop(self, number: int) -> None:
         if self._stopping:
-            os._exit(128 + number)
+            if self._worker is None:
+                os._exit(128 + number)
+            return
         self._stopping = True
+        if self._worker is not None:
+            self._worker.accepts(False)
         self._server.should_exit = True
         if self._app.service is not None:
             self._drain()
@@ -153,16 +209,6 @@ class _Process:
         )
         asyncio.get_running_loop().call_later(seconds, service.abort)
 
-    def _say_ready(self) -> None:
-        host, port = self._sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        names = ", ".join(self._settings.served_model_name)
-        sys.stderr.write(
-            f"gemmakv: serving {names} at http://{shown}:{port} "
-            "(Ctrl-C stops)\n"
-        )
-        sys.stderr.flush()
-
 
 class _Server(uvicorn.Server):
     """Signals are handled by `_Process`."""
@@ -180,6 +226,7 @@ class _Protocol(H11Protocol):
     """
 
     header_s = 20.0
+    of: Worker | None = None
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(  # type: ignore[override]
@@ -190,6 +237,8 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self.of is not None:
+            self.of.count(connections=-1)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -212,14 +261,16 @@ class _Protocol(H11Protocol):
             self._timer = None
 
 
-def _set_up_logs(log_format: str) -> None:
+def _set_up_logs(log_format: str, worker: Worker | None) -> None:
     """Of the server and of what runs it, on stderr."""
     handler = logging.StreamHandler()
+    index = None if worker is None else worker.index
     if log_format == "json":
-        handler.setFormatter(JsonLog())
+        handler.setFormatter(JsonLog(index))
     else:
+        whose = "" if index is None else f"worker {index}: "
         handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+            logging.Formatter(f"%(asctime)s %(levelname)s {whose}%(message)s")
         )
     for name, level in (
         ("gemmakv.server", logging.INFO),

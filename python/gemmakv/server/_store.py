@@ -367,6 +367,16 @@ class Store:
                 (id, _BOOT + owner),
             )
 
+    def release_all(self, mark: str) -> None:
+        """The sessions of owners that begin so: none of them lives."""
+        mark = _BOOT + mark
+        with self._write() as db:
+            db.execute(
+                "UPDATE sessions SET lease = NULL WHERE "
+                "substr(lease, 1, ?) = ?",
+                (len(mark), mark),
+            )
+
     def add(self, turn: Turn, session: str | None, owner: str | None) -> None:
         """Keeps a turn, and makes it the head of the session, which
         `owner` has, and gives back.

@@ -1,0 +1,339 @@
+"""Several processes that serve one port: a supervisor and its workers.
+
+The supervisor loads nothing and has no threads. It forks the workers, tells
+them to stop, and replaces those that end. All accept at one socket: what waits
+there is lost with no worker, and whoever has least to do takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gemmakv.server._board import AWAY, Board
+from gemmakv.server._metrics import merged
+
+LOG = logging.getLogger("gemmakv.server")
+
+_READY = b"r"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MOST_STARTS = 5  # of a worker that never becomes ready
+_LONGEST_WAIT_S = 5.0
+_PATIENCE_S = 10.0  # behind the time that draining may take
+_YIELD_S = 0.002  # for a worker that has less to do
+
+
+class Worker:
+    """What a worker knows of being one.
+
+    Attributes:
+      index: its place, 0 to workers - 1.
+      first: whether there is no other: it answers also while it loads.
+      control: to the supervisor, which closes it when it ends.
+      mark: what this worker, and whoever had its place, owns begins with.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        first: bool,
+        board: Board,
+        control: socket.socket,
+        server: str,
+    ) -> None:
+        self.index = index
+        self.first = first
+        self.control = control
+        self.mark = f"{server}.{index}."
+        self._board = board
+        # What its predecessor counted goes on; what that did then is over.
+        self._before = merged([], [board.read(index)])
+        board.write(index, self._before)
+        self._active = self._connections = 0
+        self._accepts = False
+
+    def say_ready(self) -> None:
+        self.control.send(_READY)
+
+    def accepts(self, accepts: bool) -> None:
+        """Whether the others count on it to take what comes."""
+        self._accepts = accepts
+        self.count()
+
+    def count(self, active: int = 0, connections: int = 0) -> None:
+        """Counts requests and connections that came (1) or ended (-1)."""
+        self._active += active
+        self._connections += connections
+        load = (self._active << 32) + self._connections
+        self._board.set_load(self.index, load if self._accepts else AWAY)
+
+    def is_busier(self) -> bool:
+        """Whether another worker has less to do."""
+        loads = self._board.loads()
+        return self._accepts and loads[self.index] > min(loads)
+
+    def publish(self, metrics: str) -> None:
+        """Tells the others, and a successor, this worker's numbers."""
+        whole = merged([metrics], [self._before])
+        if not self._board.write(self.index, whole):
+            LOG.warning("the metrics of worker %d are too many", self.index)
+
+    def metrics(self, own: str) -> str:
+        """The numbers of all workers, with its own of now."""
+        self.publish(own)
+        return merged([self._board.read(k) for k in range(self._board.workers)])
+
+
+class Listener(socket.socket):
+    """A socket that all workers accept at, one connection at a time."""
+
+    worker: Worker
+    _since: float | None = None
+    _took = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises BlockingIOError where another worker should take it.
+
+        The event loop calls this until it fails, and again while somebody
+        waits: a worker with more to do leaves the others a moment.
+        """
+        if self._took:
+            self._took = False
+            raise BlockingIOError
+        now = time.monotonic()
+        if self.worker.is_busier():
+            self._since = now if self._since is None else self._since
+            if now - self._since < _YIELD_S:
+                raise BlockingIOError
+        self._since = None
+        found = super().accept()
+        self._took = True
+        self.worker.count(connections=1)
+        return found
+
+
+def listener(sock: socket.socket, worker: Worker) -> Listener:
+    """The socket as a worker accepts at it. Takes it over."""
+    found = Listener(sock.family, sock.type, sock.proto, sock.detach())
+    found.setblocking(False)
+    found.worker = worker
+    return found
+
+
+class _Place:
+    """Of one worker: the process that is it now, if there is one."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.pid = 0
+        self.control: socket.socket | None = None
+        self.ready = False
+        self.starts = 0  # since one was ready
+        self.start_at: float | None = None
+
+
+def supervise(
+    workers: int,
+    sock: socket.socket,
+    drain_timeout: float,
+    announce: Callable[[], None],
+) -> Worker | int:
+    """Returns in each worker, and with an exit code in the supervisor.
+
+    `announce` is called once, when the first worker is ready; the others start
+    then, and find what it has made. There must be no other thread.
+    """
+    return _Supervisor(workers, sock, drain_timeout, announce).run()
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        workers: int,
+        sock: socket.socket,
+        drain_timeout: float,
+        announce: Callable[[], None],
+    ) -> None:
+        self._sock = sock
+        self._drain_timeout = drain_timeout
+        self._announce = announce
+        self._board = Board(workers)
+        self._server = secrets.token_hex(4)
+        self._places = [_Place(index) for index in range(workers)]
+        self._announced = False
+        self._code: int | None = None  # once it stops
+        self._give_up: float | None = None
+
+    def run(self) -> Worker | int:
+        with _wakeups() as wakeups:
+            self._places[0].start_at = 0.0
+            while True:
+                worker = self._start_due()
+                if worker is not None:
+                    return worker
+                if self._code is not None and not any(
+                    place.pid for place in self._places
+                ):
+                    return self._code
+                self._wait(wakeups)
+
+    def _start_due(self) -> Worker | None:
+        """Forks what is due; returns in the new process."""
+        for place in self._places:
+            due = place.start_at is not None and (
+                place.start_at <= time.monotonic()
+            )
+            if due and self._code is None:
+                worker = self._fork(place)
+                if worker is not None:
+                    return worker
+        return None
+
+    def _fork(self, place: _Place) -> Worker | None:
+        ours, theirs = socket.socketpair()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            place.pid, place.control = pid, ours
+            place.ready, place.start_at = False, None
+            place.starts += 1
+            return None
+        # Whoever else held it would hide the supervisor's end.
+        ours.close()
+        for other in self._places:
+            if other.control is not None:
+                other.control.close()
+        signal.set_wakeup_fd(-1)
+        # A terminal's Ctrl-C reaches all; the supervisor says what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return Worker(
+            place.index, not self._announced, self._board, theirs, self._server
+        )
+
+    def _wait(self, wakeups: socket.socket) -> None:
+        """For a signal, for a worker, or until something is due."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(wakeups, selectors.EVENT_READ)
+            for place in self._places:
+                if place.control is not None:
+                    selector.register(
+                        place.control, selectors.EVENT_READ, place
+                    )
+            for key, _ in selector.select(self._timeout()):
+                if key.data is None:
+                    for number in wakeups.recv(64):
+                        self._stop(number)
+                else:
+                    self._hear(key.data)
+        if self._give_up is not None and time.monotonic() > self._give_up:
+            self._say("workers did not end in time")
+            self._code = 1
+            self._signal(signal.SIGKILL)
+            self._give_up = None
+
+    def _timeout(self) -> float | None:
+        times = [
+            place.start_at
+            for place in self._places
+            if place.start_at is not None and self._code is None
+        ]
+        if self._give_up is not None:
+            times.append(self._give_up)
+        return max(min(times) - time.monotonic(), 0) if times else None
+
+    def _hear(self, place: _Place) -> None:
+        assert place.control is not None
+        if place.control.recv(64):
+            place.ready, place.starts = True, 0
+            if not self._announced:
+                self._announced = True
+                self._announce()
+                for other in self._places:
+                    if not other.pid:
+                        other.start_at = 0.0
+            return
+        place.control.close()
+        _, status = os.waitpid(place.pid, 0)
+        place.pid, place.control = 0, None
+        self._board.set_load(place.index, AWAY)
+        self._ended(place, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, place: _Place, code: int) -> None:
+        if self._code is not None:
+            # One that was not ready yet ends by the signal itself.
+            fine = code in (0, -signal.SIGTERM)
+            self._code = self._code or (0 if fine else 1)
+            return
+        if not self._announced:  # it has said why
+            self._code = code if code > 0 else 1
+            return
+        self._say(
+            f"worker {place.index} ended "
+            + (f"by signal {-code}" if code < 0 else f"with {code}")
+            + ("" if place.ready else " before it was ready")
+        )
+        if place.starts >= _MOST_STARTS:
+            self._say(f"worker {place.index} does not start: stopping")
+            self._code = 1
+            self._end()
+            return
+        wait = 0.1 * 2**place.starts if place.starts else 0
+        place.start_at = time.monotonic() + min(wait, _LONGEST_WAIT_S)
+
+    def _stop(self, number: int) -> None:
+        if number not in _SIGNALS:
+            return
+        if self._give_up is None:
+            self._code = self._code or 0
+            self._end()
+        else:
+            self._code = 128 + number
+            self._signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        self._sock.close()
+        self._give_up = time.monotonic() + self._drain_timeout + _PATIENCE_S
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for place in self._places:
+            if place.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(place.pid, number)
+
+    def _say(self, words: str) -> None:
+        sys.stderr.write(f"gemmakv: {words}\n")
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _wakeups() -> Iterator[socket.socket]:
+    """A socket that gets the number of each signal that ends the server."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    handlers = {
+        number: signal.signal(number, lambda *_: None) for number in _SIGNALS
+    }
+    before = signal.set_wakeup_fd(writer.fileno())
+    owner = os.getpid()
+    try:
+        yield reader
+    finally:
+        if os.getpid() == owner:  # in a worker it is already over
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        reader.close()
+        writer.close()

@@ -1,0 +1,295 @@
+"""Several processes at one port: `gemmakv serve --workers`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import gemmakv
+from gemmakv.server._board import AWAY, Board
+from gemmakv.server._metrics import merged
+from support.asgi import NAME, USER
+from support.command import RunCli, assert_fails
+from support.server_process import ServerProcess
+
+CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
+LONG = {
+    "model": NAME, "messages": USER, "max_tokens": 500_000,
+    "ignore_eos": True, "stream": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def start(
+    talker_path: Path
+) -> Iterator[Callable[..., ServerProcess]]:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    started = []
+    memory = tempfile.mkdtemp(dir="/dev/shm")
+
+    def run(*more: object) -> ServerProcess:
+        found = ServerProcess(
+            "-m", talker_path, "--workers", 2, "--log-format", "json",
+            "--prefix-cache-shared", f"{memory}/shared", "--default-seed", 3,
+            *more,
+        )  # fmt: skip
+        started.append(found)
+        return found
+
+    yield run
+    for server in started:
+        if server.process.poll() is None:
+            server.signal()
+            server.signal()
+            server.wait()
+    shutil.rmtree(memory)
+
+
+def workers_of(server: ServerProcess) -> list[int]:
+    task = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+    if not os.path.exists(task):
+        pytest.skip("needs /proc/PID/task/TID/children of Linux")
+    return [int(pid) for pid in Path(task).read_text().split()]
+
+
+def until(holds: Callable[[], Any], seconds: float = 30) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = holds()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it never came about")
+
+
+def both(server: ServerProcess) -> list[int]:
+    """The workers, once there are two that answer."""
+    until(lambda: len(workers_of(server)) == 2)
+    until(lambda: len(answering(server)) == 2)
+    return workers_of(server)
+
+
+def answering(server: ServerProcess) -> set[int]:
+    """Who answers connections that are open at once."""
+    clients = [httpx.Client() for _ in range(4)]
+    before = len(server.lines)
+    for client in clients:
+        client.get(server.url + "/health")
+    for client in clients:
+        client.close()
+    time.sleep(0.1)
+    return set(by_worker(server, "/health", before))
+
+
+def by_worker(
+    server: ServerProcess, path: str, since: int = 0
+) -> Counter[int]:
+    said = [
+        json.loads(line)
+        for line in server.lines[since:]
+        if line.startswith("{")
+    ]
+    return Counter(line["worker"] for line in said if line.get("path") == path)
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in httpx.get(server.url + "/metrics").text.splitlines()
+        if line.startswith((name + " ", name + "{"))
+    )
+
+
+def test_same_answers_from_each(
+    start: Callable[..., ServerProcess], shared: gemmakv.Gemma
+) -> None:
+    server = start()
+    both(server)
+    options: Any = {"max_tokens": 20, "seed": 7, "temperature": 1}
+    expected = shared.chat(USER, **options).text
+
+    def ask(index: int) -> str:
+        with httpx.Client(timeout=60) as http:
+            body = {"model": NAME, "messages": USER, **options}
+            answer = http.post(server.url + CHAT, json=body)
+            time.sleep(0.3)  # connected, while the others come
+            text: str = answer.json()["choices"][0]["message"]["content"]
+            return text
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(ask, range(12))) == {expected}
+    until(lambda: sum(by_worker(server, CHAT).values()) == 12)
+    counts = by_worker(server, CHAT)
+    # Who has fewer connections takes the next.
+    assert min(counts[0], counts[1]) >= 3, counts
+    name = "gemmakv_completion_tokens_total"
+    until(lambda: metric(server, name) == 240)
+    # What one computed the other need not.
+    body = {"prompt": "a long tale " * 60, "max_tokens": 1}
+    name = 'gemmakv_prefix_cache_tokens_total{tier="shared"}'
+
+    def found() -> bool:
+        httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        return metric(server, name) >= 256
+
+    until(found)
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_killed_worker(
+    start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """Another takes its place, its sessions go on, its numbers stay."""
+    server = start("--sessions", tmp_path / "kept")
+    before = both(server)
+    http = httpx.Client(timeout=60, base_url=server.url)
+    id = http.post(SESSIONS, json={}).json()["id"]
+
+    def body(text: str, **more: Any) -> dict[str, Any]:
+        message = {"role": "user", "content": text}
+        return {"session": id, "messages": [message], "max_tokens": 6, **more}
+
+    assert http.post(CHAT, json=body("a")).status_code == 200
+    name = "gemmakv_completion_tokens_total"
+    until(lambda: metric(server, name) == 6)
+    more = {"stream": True, "max_tokens": 500_000, "ignore_eos": True}
+    with (
+        pytest.raises(httpx.HTTPError),
+        httpx.stream(
+            "POST", server.url + CHAT, json=body("b", **more), timeout=60
+        ) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        for _ in lines:
+            pass
+    http.close()
+    after = both(server)
+    assert not set(before) & set(after)
+    assert "ended by signal 9" in server.log
+    with httpx.Client(timeout=60, base_url=server.url) as http:
+        answer = http.post(CHAT, json=body("c"))
+        assert answer.status_code == 200, answer.text
+        turns = http.get(f"{SESSIONS}/{id}").json()["turns"]
+        asked = [turn["messages"][-1]["content"] for turn in turns]
+        assert asked == ["a", "c"]  # b was never acknowledged
+    written = answer.json()["usage"]["completion_tokens"]
+    until(lambda: metric(server, name) == 6 + written)
+    server.signal()
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_drain(start: Callable[..., ServerProcess], everybody: bool) -> None:
+    """What runs is finished, also where a service manager tells all."""
+    server = start("--drain-timeout", 30)
+    pids = both(server)
+    body = LONG | {"max_tokens": 3000}
+    streams = [httpx.Client(timeout=60) for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+
+        def read(http: httpx.Client) -> list[str]:
+            with http.stream("POST", server.url + CHAT, json=body) as stream:
+                return list(stream.iter_lines())
+
+        reading = [pool.submit(read, http) for http in streams]
+        until(lambda: metric(server, "gemmakv_rows_running") == 4)
+        server.signal()
+        for pid in pids if everybody else ():
+            os.kill(pid, signal.SIGTERM)
+        for future in reading:
+            assert "data: [DONE]" in future.result()
+    assert server.wait() == 0
+
+
+def test_second_signal(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    pids = both(server)
+    with httpx.stream("POST", server.url + CHAT, json=LONG) as stream:
+        next(stream.iter_lines())
+        server.signal()
+        until(lambda: "stopping" in server.log)
+        server.signal()
+        assert server.wait() == 128 + signal.SIGTERM
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_supervisor_killed(start: Callable[..., ServerProcess]) -> None:
+    """Workers alone would hold the port for ever."""
+    server = start()
+    pids = both(server)
+    server.process.kill()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_bad_start(
+    cli: RunCli, talker_path: Path, tmp_path: Path
+) -> None:
+    for count in (0, 10_000):
+        result = cli("serve", "-m", talker_path, "--workers", count)
+        assert_fails(result, "--workers: expected", f"found {count}", code=2)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    result = cli("serve", "-m", bad, "--workers", 2, "--port", 0)
+    assert_fails(result, "bad.gguf")
+    result = cli(
+        "serve", "-m", talker_path, "--workers", 2, "--port", 0,
+        "--max-model-len", 10**9,
+    )  # fmt: skip
+    assert_fails(result, "--max-model-len: expected at most", code=2)
+
+
+def test_board() -> None:
+    board = Board(3)
+    assert board.loads() == [AWAY] * 3
+    board.set_load(1, 5)
+    assert board.loads() == [AWAY, 5, AWAY]
+    assert board.read(0) == ""
+    for text in ("one", "two, longer", "ü"):
+        assert board.write(1, text)
+        assert board.read(1) == text
+    assert board.read(0) == board.read(2) == ""
+    assert not board.write(1, "x" * (16 << 20))
+    assert board.read(1) == "ü"
+    # A writer that died half way: what was there before is read.
+    board.write(1, "new")
+    newest = max((0, 1), key=lambda half: board._number(1, half))
+    board._memory[board._half(1, newest) + 16] ^= 1
+    assert board.read(1) == "ü"
+
+
+def test_merged() -> None:
+    def text(count: int, gauge: int, shared: int, label: str) -> str:
+        return (
+            "# HELP c What c is.\n# TYPE c counter\n"
+            f'c{{k="{label}"}} {count}\n'
+            "# HELP g What g is.\n# TYPE g gauge\n"
+            f'g{{tier="ram"}} {gauge}\ng{{tier="shared"}} {shared}\n'
+        )
+
+    assert merged([text(1, 2, 3, "a"), text(10, 20, 30, "a b")]) == (
+        "# HELP c What c is.\n# TYPE c counter\n"
+        'c{k="a"} 1\nc{k="a b"} 10\n'
+        "# HELP g What g is.\n# TYPE g gauge\n"
+        'g{tier="ram"} 22\ng{tier="shared"} 30\n'
+    )
+    found = merged([text(1, 2, 3, "a")], [text(5, 100, 100, "a")])
+    assert 'c{k="a"} 6\n' in found
+    assert 'g{tier="ram"} 2\n' in found
+    assert merged([""]) == merged([]) == "\n"
