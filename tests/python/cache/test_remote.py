@@ -264,6 +264,32 @@ def test_redis_full(tmp_path: Path, policy: str) -> None:
         server.kill()
 
 
+@pytest.mark.parametrize("scripts", [True, False])
+def test_redis_is_asked_for_many(
+    redis_server: tier.Server, scripts: bool
+) -> None:
+    """One script tells what is there; without the right to it, commands do."""
+    import redis
+
+    client = redis.Redis(port=redis_server.port, db=2)
+    client.execute_command(
+        "ACL", "SETUSER", "user", "on", ">word", "~*", "+@all",
+        *(() if scripts else ("-eval",)),
+    )  # fmt: skip
+    store = open_remote(
+        f"redis://user:word@127.0.0.1:{redis_server.port}/2", SECRET,
+        timeout_s=20,
+    )  # fmt: skip
+    for number in range(0, 12, 3):
+        tier.put(store, number, 1000)
+    for _ in range(2):
+        found = _core._store_has(store, [tier.key(n) for n in range(12)])
+        assert list(found) == [number % 3 == 0 for number in range(12)]
+    assert store.call_stats()["failures"] == 0
+    calls = client.info("commandstats").get("cmdstat_eval", {})
+    assert (calls.get("calls", 0) > 0) is scripts
+
+
 def test_redis_values_that_are_none(redis_server: tier.Server) -> None:
     import redis
 
