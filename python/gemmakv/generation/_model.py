@@ -26,7 +26,7 @@ from gemmakv._support.progress import (
     as_callback,
     token_report,
 )
-from gemmakv.cache._kv_cache import KVCache
+from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._prefix import (
     PrefixCache,
     core_prefix_cache,
@@ -53,6 +53,7 @@ from gemmakv.generation._prompts import (
     token_ids,
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
+from gemmakv.generation._scores import choice_ids, probabilities
 from gemmakv.generation._stream import Stream
 from gemmakv.generation._work import Job, Work, adone, done, time_left
 from gemmakv.models import _catalog as models
@@ -511,6 +512,58 @@ class Model:
             )
         ids = token_ids("tokens", tokens, self._config.vocab_size)
         return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    def score(
+        self,
+        prompt: Prompt,
+        choices: Sequence[Prompt],
+        *,
+        cache: KVCache | None = None,
+        parse_special: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """How likely each choice is to follow the prompt, among the choices.
+
+            ids = gemma.apply_chat_template(messages)
+            yes, no = gemma.score(ids, ["Yes", "No"])
+
+        Args:
+          prompt: a text or token ids, as in `generate`.
+          choices: 1 to 1,024 texts, or sequences of token ids, no two with the
+            same tokens. A text is encoded by itself, so one that follows a
+            word begins with its space.
+          cache: a conversation that the prompt continues; it stays as it is.
+          parse_special: whether texts may spell control tokens.
+
+        Returns float32 [len(choices)], of sum 1: the probability of each
+        choice's tokens after the prompt, divided by the sum of all. What would
+        follow a choice does not count, so nothing is taken off where one begins
+        with another. Sampling options have no part in it.
+
+        Raises ValueError naming a bad argument, CacheFullError if prompt and
+        choice do not fit.
+        """
+        engine = self._engine
+        if cache is not None:
+            check_cache("cache", cache)
+        found = choice_ids(
+            choices, self._config, self._tokenizer, parse_special
+        )
+        ids = prompt_ids(
+            "prompt", prompt, self._config, self._tokenizer, parse_special
+        )
+        branch = (
+            create_kv_cache(self._config) if cache is None else cache.fork()
+        )
+        if len(branch) and self._optional_bos([prompt])[0]:
+            ids = ids[1:]
+        if not len(ids):
+            raise ValueError("prompt: expected a token or more, found none")
+        return probabilities(
+            lambda cache, ids, all: engine.logits(cache._core, ids, all),
+            branch,
+            ids,
+            found,
+        )
 
     def _prepare(
         self,

@@ -1,0 +1,78 @@
+"""How likely texts are to follow, among each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.errors import brief, unexpected
+from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
+from gemmakv.models._config import ModelConfig
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+# float32 [vocab_size], or [len(ids), vocab_size] at all positions.
+Logits = Callable[[KVCache, TokenArray, bool], npt.NDArray[np.float32]]
+
+_MOST = 1024
+
+
+def choice_ids(
+    choices: Sequence[Prompt],
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    parse_special: bool,
+) -> list[TokenArray]:
+    """Token ids of each, without BOS. Raises ValueError naming the choice."""
+    if isinstance(choices, str | bytes) or not isinstance(
+        choices, Sequence | np.ndarray
+    ):
+        raise unexpected("choices", "a list of texts", choices)
+    if not 1 <= len(choices) <= _MOST:
+        raise ValueError(
+            f"choices: expected 1 to {_MOST}, found {len(choices)}"
+        )
+    found: list[TokenArray] = []
+    for index, choice in enumerate(choices):
+        name = f"choices[{index}]"
+        ids = prompt_ids(name, choice, config, tokenizer, parse_special)
+        if isinstance(choice, str) and config.bos_id >= 0:
+            ids = ids[1:]
+        if not len(ids):
+            raise ValueError(f"{name}: expected a token or more, found none")
+        for other, known in enumerate(found):
+            if np.array_equal(ids, known):
+                raise ValueError(
+                    f"{name}: expected other tokens than those of "
+                    f"choices[{other}], found {brief(choice)}"
+                )
+        found.append(ids)
+    return found
+
+
+def probabilities(
+    logits: Logits,
+    cache: KVCache,
+    prompt: TokenArray,
+    choices: Sequence[TokenArray],
+) -> npt.NDArray[np.float32]:
+    """float32 [n], of sum 1. Appends the prompt to `cache`."""
+    first = _log_softmax(logits(cache, prompt, False))
+    sums = np.empty(len(choices))
+    for index, ids in enumerate(choices):
+        sums[index] = first[ids[0]]
+        if len(ids) > 1:
+            rows = logits(cache.fork(), ids[:-1], True)
+            for row, following in zip(rows, ids[1:]):
+                sums[index] += _log_softmax(row)[following]
+    found = np.exp(sums - sums.max())
+    return np.asarray(found / found.sum(), np.float32)
+
+
+def _log_softmax(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    wide = row.astype(np.float64)
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    return wide
