@@ -189,7 +189,7 @@ class PrefixCache:
         return PrefixStats(
             requests=found["requests"],
             prompt_tokens=found["prompt_tokens"],
-            cached={"ram": 0} | found["tokens"],
+            cached=dict.fromkeys(self._tiers, 0) | found["tokens"],
             misses=found["misses"],
             bytes=by_tier("bytes", ram=found["ram_bytes"]),
             pinned_bytes=found["pinned_bytes"],
@@ -221,7 +221,8 @@ class PrefixCache:
         RAM, too.
 
         `tier`: "ram", "shared", "disk" or "remote" alone. Raises ValueError
-        for one that there is not.
+        for one that there is not. After `close` it is RAM that is cleared:
+        what the tiers below it have stays there.
         """
         self._core.clear(tier)
 

@@ -25,6 +25,7 @@ EXAMPLES = examples(
 _PREFIX = "GEMMAKV_"
 _NEEDED = ("starlette", "uvicorn", "msgspec")
 _OFF = ("0", "off")
+_MOST_DAYS = 36_500
 
 
 def _option(flag: str, default: Any, help: str, metavar: str = "") -> Any:
@@ -406,7 +407,7 @@ def _processors() -> int:
 
 def _open_sessions(folder: str | None, days: float) -> Any:
     """The store of conversations; None if none are kept."""
-    number("response_days", days, 0.001)
+    number("response_days", days, 0.001, _MOST_DAYS)
     if folder is None:
         return None
     if not folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from gemmakv.server._http import (
     serve,
     sse,
 )
-from gemmakv.server._openai import refuse, renamed
+from gemmakv.server._openai import check_effort, refuse, renamed
 from gemmakv.server._service import ChatRequest
 from gemmakv.server._sessions import named, past_of
 
@@ -37,14 +37,18 @@ _OVERLOADED = 529  # the original's status for it
 _PING = sse({"type": "ping"}, "ping")
 # It differs in every request of one client, and says nothing to a model.
 _BILLING = "x-anthropic-billing-header:"
-_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+}
 _TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},), "mcp_servers": ([],),
-    "container": (),
-    "diagnostics": (), "context_management": (),
+    "mcp_servers": ([],), "container": (), "diagnostics": (),
 }  # fmt: skip
+# Edits that take thoughts out of a conversation, in which there are none.
+_NO_EDITS = "clear_thinking_"
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -69,6 +73,7 @@ async def messages(call: Call) -> None:
     body, document = await call.json(MessagesBody)
     call.check_model(body.model)
     refuse(document, _NOTHING)
+    _check_hints(document)
     if body.max_tokens < 1:
         raise invalid(
             "max_tokens", f"expected at least 1, found {body.max_tokens}"
@@ -82,11 +87,12 @@ async def messages(call: Call) -> None:
         "deadline": document.get("deadline"),
         "response_format": _format(document),
     }
-    conversation = _conversation(body)
+    conversation, places = _conversation(body)
     system = None
     if body.session is not None and conversation[0]["role"] == "system":
         # Said with every request, and once in a conversation.
         system = "\n".join(p["text"] for p in conversation.pop(0)["content"])
+        del places[0]
     past = past_of(call, body.session, system)
     request = ChatRequest(
         tenant=call.owner,
@@ -100,11 +106,7 @@ async def messages(call: Call) -> None:
         ),
         arrived=call.arrived,
     )
-    names = dict(_NAMES)
-    for i in range(len(body.tools or [])):
-        for ours, theirs in _TOOL_NAMES.items():
-            names[f"tools[{i}].function.{ours}"] = f"tools[{i}].{theirs}"
-    with renamed({}, names):
+    with renamed({}, _names(body, places)):
         shape = _Messages(call, bool(request.tools), named(past))
         await serve(call, request, shape, bool(body.stream))
 
@@ -113,8 +115,11 @@ async def count_tokens(call: Call) -> None:
     body, document = await call.json(CountBody)
     call.check_model(body.model)
     refuse(document, {**_NOTHING, "session": ()})
+    _check_hints(document)
     tools = None if _choice(body) == "none" else _tools(body)
-    ids = await call.chat.chat_ids(_conversation(body), tools)
+    conversation, places = _conversation(body)
+    with renamed({}, _names(body, places)):
+        ids = await call.chat.chat_ids(conversation, tools)
     await call.answer({"input_tokens": len(ids)})
 
 
@@ -128,6 +133,45 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
     }
 
 
+def _check_hints(document: Mapping[str, Any]) -> None:
+    """Raises RequestError for what asks for thoughts, or for edits of the
+    conversation. What only bounds thoughts asks for nothing.
+    """
+    thinking = document.get("thinking")
+    if thinking is not None:
+        kind = thinking.get("type") if isinstance(thinking, dict) else None
+        if kind == "enabled":
+            raise missing("thinking.type", "thoughts of this model")
+        if kind not in ("disabled", "adaptive"):
+            raise invalid(
+                "thinking.type", "expected 'disabled', 'adaptive' or 'enabled'"
+            )
+    config = document.get("output_config")
+    if isinstance(config, dict):
+        check_effort("output_config.effort", config.get("effort"))
+    managed = document.get("context_management")
+    edits = managed.get("edits") if isinstance(managed, dict) else managed
+    if edits is None:
+        return
+    if not isinstance(edits, list):
+        raise invalid("context_management.edits", "expected a list")
+    for i, edit in enumerate(edits):
+        kind = str(edit.get("type") if isinstance(edit, dict) else None)
+        if not kind.startswith(_NO_EDITS):
+            raise missing(f"context_management.edits[{i}].type", kind[:60])
+
+
+def _names(body: CountBody, places: Sequence[str]) -> dict[str, str]:
+    """What the client calls fields."""
+    names = dict(_NAMES)
+    for i, place in enumerate(places):
+        names[f"messages[{i}]"] = place
+    for i in range(len(body.tools or [])):
+        for ours, theirs in _TOOL_NAMES.items():
+            names[f"tools[{i}].function.{ours}"] = f"tools[{i}].{theirs}"
+    return names
+
+
 def _format(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """`output_config.format`, or `output_format` as it was called before."""
     config = document.get("output_config")
@@ -135,7 +179,7 @@ def _format(document: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(config, Mapping):
         refuse(
             {f"output_config.{k}": v for k, v in config.items()},
-            {"output_config.effort": (), "output_config.task_budget": ()},
+            {"output_config.task_budget": ()},
         )
         given = config.get("format") or given
     if given is None:
@@ -182,11 +226,14 @@ def _choice(body: CountBody) -> str | None:
     return choices[kind]
 
 
-def _conversation(body: CountBody) -> list[dict[str, Any]]:
+def _conversation(
+    body: CountBody,
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Messages as templates take them: turns of one side after each other are
-    one, as in the original.
+    one, as in the original. And what the client calls each.
     """
     found: list[dict[str, Any]] = []
+    places: list[str] = []
     system = [
         part
         for part in _parts(body.system or [], "system")
@@ -194,6 +241,7 @@ def _conversation(body: CountBody) -> list[dict[str, Any]]:
     ]
     if system:
         found.append({"role": "system", "content": system})
+        places.append("system")
     for i, message in enumerate(body.messages):
         role = message.get("role")
         if role not in ("user", "assistant"):
@@ -205,6 +253,7 @@ def _conversation(body: CountBody) -> list[dict[str, Any]]:
             last: dict[str, Any] = found[-1] if found else {"role": ""}
             if last["role"] != said["role"] or said["role"] == "tool":
                 found.append(said)
+                places.append(f"messages[{i}]")
             else:
                 last["content"] += said["content"]
                 calls = said.get("tool_calls", [])
@@ -217,7 +266,7 @@ def _conversation(body: CountBody) -> list[dict[str, Any]]:
             f"messages[{len(body.messages) - 1}].role",
             "the beginning of a reply, written by the client",
         )
-    return found
+    return found, places
 
 
 def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:

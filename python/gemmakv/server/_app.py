@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -19,61 +20,20 @@ from starlette.routing import Route, Router
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
-from gemmakv.server import (
-    _anthropic,
-    _llama,
-    _ollama,
-    _openai,
-    _responses,
-    _sessions,
-)
 from gemmakv.server._errors import RequestError
-from gemmakv.server._http import Call, ErrorStyle, Handler
+from gemmakv.server._http import Call
+from gemmakv.server._openapi import style_of
+from gemmakv.server._routes import ROUTES, RouteOf
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker
 
 LOG = logging.getLogger("gemmakv.server")
 
-_ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("POST", "/v1/chat/completions", _openai.chat_completions),
-    ("POST", "/v1/completions", _openai.completions),
-    ("GET", "/v1/models", _openai.models),
-    ("GET", "/v1/models/{model:path}", _openai.model),
-    ("POST", "/v1/responses", _responses.create),
-    ("GET", "/v1/responses/{response}", _responses.get),
-    ("DELETE", "/v1/responses/{response}", _responses.delete),
-    ("POST", "/v1/sessions", _sessions.create),
-    ("GET", "/v1/sessions", _sessions.sessions),
-    ("POST", "/v1/sessions/import", _sessions.take_in),
-    ("GET", "/v1/sessions/{session}/export", _sessions.export),
-    ("GET", "/v1/sessions/{session}", _sessions.session),
-    ("POST", "/v1/sessions/{session}", _sessions.rename),
-    ("DELETE", "/v1/sessions/{session}", _sessions.delete),
-    ("POST", "/v1/sessions/{session}/fork", _sessions.fork),
-    ("POST", "/v1/sessions/{session}/rewind", _sessions.rewind),
-    ("POST", "/v1/messages", _anthropic.messages),
-    ("POST", "/v1/messages/count_tokens", _anthropic.count_tokens),
-    ("POST", "/api/chat", _ollama.chat),
-    ("POST", "/api/generate", _ollama.generate),
-    ("GET", "/api/tags", _ollama.tags),
-    ("GET", "/api/ps", _ollama.ps),
-    ("POST", "/api/show", _ollama.show),
-    ("GET", "/api/version", _ollama.version),
-    ("POST", "/tokenize", _llama.tokenize),
-    ("POST", "/detokenize", _llama.detokenize),
-    ("POST", "/apply-template", _llama.apply_template),
-    ("GET", "/props", _llama.props),
-    ("GET", "/health", _llama.health),
-    ("GET", "/health/ready", _llama.health),
-    ("GET", "/health/live", _llama.live),
-    ("GET", "/metrics", _llama.metrics),
-    ("GET", "/", _llama.root),
-)
-# These say nothing that is a secret, and probes have no key.
-_OPEN = ("/health", "/health/ready", "/health/live", "/")
+_OPEN = frozenset(route.path for route in ROUTES if route.open)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
+_URL = re.compile(rb"https?://(?P<host>[^/]+)(?P<path>/.*)?", re.I | re.S)
 _GONE = 499  # in logs and metrics: the client went before the answer
 _LOCAL_NAMES = ("localhost",)
 
@@ -92,8 +52,8 @@ class App:
         self._worker = worker
         self._router = Router(
             routes=[
-                Route(path, _Endpoint(path, handler), methods=[method])
-                for method, path, handler in _ROUTES
+                Route(route.path, _Endpoint(route), methods=[route.method])
+                for route in ROUTES
             ],
             redirect_slashes=False,
         )
@@ -104,6 +64,7 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"expected http, found {scope['type']}")
         headers = Headers(scope=scope)
+        host = _take_authority(scope) or headers.get("host")
         wanted = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(wanted):
             wanted = "req_" + secrets.token_hex(12)
@@ -126,7 +87,7 @@ class App:
         scope.update({"gemmakv.call": call, "app": self})
         self._count(1)
         try:
-            await self._guarded(call, origin)
+            await self._guarded(call, origin, host)
         except RequestError as error:
             await fail(call, error)
         except HTTPException as error:  # of the router
@@ -152,9 +113,13 @@ class App:
         if self._worker is not None:
             self._worker.count(active=active)
 
-    async def _guarded(self, call: Call, origin: str | None) -> None:
+    async def _guarded(
+        self, call: Call, origin: str | None, host: str | None
+    ) -> None:
         self._check_head(call.scope)
-        self._check_host(call.headers.get("host", ""))
+        # HTTP/1.0 has no Host; browsers, which it is checked for, always do.
+        if host is not None or call.scope["http_version"] != "1.0":
+            self._check_host(host or "")
         if origin is not None and not (
             self._allows(origin) or self._is_own(origin, call.headers)
         ):
@@ -259,16 +224,16 @@ class App:
 class _Endpoint:
     """One route: its handler runs until it is done or the client is gone."""
 
-    def __init__(self, path: str, handler: Handler) -> None:
-        self._path = path
-        self._handler = handler
+    def __init__(self, route: RouteOf) -> None:
+        self._route = route
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         del receive, send
         call: Call = scope["gemmakv.call"]
-        scope["gemmakv.route"] = self._path
+        scope["gemmakv.route"] = self._route.path
+        call.expects = self._route.body
         try:
             await self._run(call)
         except RequestError:
@@ -284,7 +249,7 @@ class _Endpoint:
     async def _run(self, call: Call) -> None:
         gone = _Gone(call.receive)
         call.receive = gone.receive
-        task = asyncio.ensure_future(self._handler(call))
+        task = asyncio.ensure_future(self._route.handler(call))
         watch = asyncio.ensure_future(gone.wait())
         try:
             await asyncio.wait(
@@ -328,7 +293,8 @@ async def fail(call: Call, error: RequestError) -> None:
         call.service.counts.rejected.add(reason=reason)
     if call.status:  # too late for that: the connection is cut
         raise ConnectionAbortedError(error.message)
-    status, content = style_of(call)(error, call.request_id)
+    style = style_of(call.scope["path"], "anthropic-version" in call.headers)
+    status, content = style(error, call.request_id)
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
@@ -338,17 +304,6 @@ async def fail(call: Call, error: RequestError) -> None:
         headers["x-should-retry"] = "false"
     with contextlib.suppress(OSError):
         await call.answer(content, status, headers)
-
-
-def style_of(call: Call) -> ErrorStyle:
-    path = call.scope["path"]
-    if path.startswith("/v1/messages") or "anthropic-version" in call.headers:
-        return _anthropic.error_style
-    if path.startswith("/v1/"):
-        return _openai.error_style
-    if path.startswith("/api/"):
-        return _ollama.error_style
-    return _llama.error_style
 
 
 async def _preflight(call: Call) -> None:
@@ -362,6 +317,19 @@ async def _preflight(call: Call) -> None:
             "access-control-max-age": "600",
         },
     )
+
+
+def _take_authority(scope: Scope) -> str | None:
+    """The host of a target that is a whole URL, as proxies send it; the scope
+    then has its path. None for any other target.
+    """
+    found = _URL.fullmatch(scope.get("raw_path", b"") or b"")
+    if found is None:
+        return None
+    path = found["path"] or b"/"
+    scope["raw_path"] = path
+    scope["path"] = unquote(path.decode("ascii"))
+    return found["host"].decode("ascii")
 
 
 def _key(headers: Headers) -> str | None:

@@ -59,12 +59,12 @@ def parse(body: bytes, depth: int) -> dict[str, Any]:
     return found
 
 
-def typed(document: dict[str, Any], shape: type[_T]) -> _T:
-    """A document's fields as `shape` has them. Raises RequestError naming the
-    one that is not.
+def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
+    """A document's fields as `shape` has them, or as `texts` that say them.
+    Raises RequestError naming the one that is not.
     """
     try:
-        return msgspec.convert(document, shape)
+        return msgspec.convert(document, shape, strict=not texts)
     except msgspec.ValidationError as error:
         found = _WHERE.fullmatch(str(error))
         what, path = str(error), ""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from gemmakv.chat._messages import messages_of
+from gemmakv.chat._continuation import continuation
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._tools import tool_use
-from gemmakv.errors import brief
+from gemmakv.errors import GemmaKVError, brief, one_line
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._history import History
 from gemmakv.server._store import Session, Turn, new_id
@@ -19,7 +21,9 @@ _FORMAT = "gemmakv session"
 _VERSION = 1
 _REASONS = ("stop", "length", "deadline")
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_PLACE = re.compile(r"\bmessages\[(\d+)\]")
 _LATEST = 1e11  # seconds; beyond are other units
+Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class TurnPart(msgspec.Struct, kw_only=True):
@@ -41,34 +45,35 @@ class Document(msgspec.Struct, kw_only=True):
     format: str
     version: int
     turns: list[TurnPart]
-    name: str | None = None
+    name: Name | None = None
     system: str | None = None
+    created_at: float | None = None
 
 
-def written(session: Session, turns: list[Turn]) -> dict[str, Any]:
+def written(session: Session, turns: list[Turn]) -> Document:
     """A session with its turns and those of their tokens that are known."""
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "name": session.name,
-        "system": session.system,
-        "created_at": session.created,
-        "turns": [
-            {
-                "messages": turn.messages,
-                "reply": turn.reply,
-                "finish_reason": turn.reason,
-                "system": turn.system,
-                "tools": turn.tools,
-                "usage": turn.usage,
-                "created_at": turn.created,
-                "basis": turn.basis,
-                "whole": turn.whole,
-                "tokens": turn.tokens.tolist(),
-            }
+    return Document(
+        format=_FORMAT,
+        version=_VERSION,
+        name=session.name,
+        system=session.system,
+        created_at=session.created,
+        turns=[
+            TurnPart(
+                messages=turn.messages,
+                reply=turn.reply,
+                finish_reason=turn.reason,
+                system=turn.system,
+                tools=turn.tools,
+                usage=turn.usage,
+                created_at=turn.created,
+                basis=turn.basis,
+                whole=turn.whole,
+                tokens=turn.tokens.tolist(),
+            )
             for turn in turns
         ],
-    }
+    )
 
 
 def check_version(document: dict[str, Any]) -> None:
@@ -125,7 +130,7 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
                 system=part.system or None,
                 tools=_tools(part, where),
                 messages=[
-                    one.to_dict()
+                    _kept(one)
                     for one in messages_of(part.messages, f"{where}.messages")
                 ],
                 reply=_reply(part, where),
@@ -166,7 +171,73 @@ def _reply(part: TurnPart, where: str) -> dict[str, Any]:
         raise invalid(
             f"{where}.reply.role", f"expected 'assistant', found {reply.role!r}"
         )
-    return reply.to_dict()
+    return _kept(reply)
+
+
+def _kept(message: Message) -> dict[str, Any]:
+    """As turns have it: a message that only calls tools has no content."""
+    found = message.to_dict()
+    return {"content": None, **found} if "tool_calls" in found else found
+
+
+def check_goes_on(
+    turns: list[Turn], system: str | None, history: History
+) -> None:
+    """Raises RequestError with the place if the template cannot say what
+    comes after these turns.
+    """
+    if not turns:
+        return
+    service, last = history.service, turns[-1]
+    calls = last.reply.get("tool_calls") or []
+    coming: list[dict[str, Any]] = [
+        {
+            "role": "tool",
+            "content": "A",
+            "name": call["function"]["name"],
+            "tool_call_id": call.get("id"),
+        }
+        for call in calls
+    ]
+    coming = coming or [{"role": "user", "content": "A"}]
+    if last.basis == history.basis and last.system == (system or None):
+        more = continuation(
+            service.template,
+            service.tokenizer,
+            messages_of([last.reply])[0],
+            messages_of(coming),
+            last.tools or None,
+        )
+        if more is not None:
+            return
+    said: list[dict[str, Any]] = []
+    places: list[str] = []
+    if system:
+        said.append({"role": "system", "content": system})
+        places.append("system")
+    for i, turn in enumerate(turns):
+        said += [*turn.messages, turn.reply]
+        places += [
+            f"turns[{i}].messages[{k}]" for k in range(len(turn.messages))
+        ]
+        places.append(f"turns[{i}].reply")
+    places += ["what comes next"] * len(coming)
+    try:
+        service.gemma.apply_chat_template(
+            [*said, *coming],
+            tools=last.tools or None,
+            template=service.template,
+        )
+    except (ValueError, GemmaKVError) as error:
+        words = _PLACE.sub(
+            lambda at: places[min(int(at[1]), len(places) - 1)],
+            one_line(error),
+        )
+        raise invalid(
+            "turns",
+            f"the chat template cannot go on from this conversation: {words}",
+            "turns_not_continuable",
+        ) from None
 
 
 def _tools(part: TurnPart, where: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from gemmakv.chat._continuation import continuation, kept_reply, moved
 from gemmakv.chat._messages import Message, messages_of
+from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.server._errors import RequestError, invalid
@@ -34,6 +35,7 @@ from gemmakv.server._service import (
 )
 from gemmakv.server._store import LEASE_S, Session, Store, Turn
 
+_SYSTEM = ("system", "developer")
 LOG = logging.getLogger("gemmakv.server")
 _T = TypeVar("_T")
 
@@ -103,11 +105,11 @@ class History:
         messages_of(request.messages)
         owner = self.owner(request.tenant)
         async with self._leased(owner, past) as (lease, session):
-            parent = await self._parent(owner, past, session)
+            line = await self._line(owner, past, session)
             system = past.system
             if session is not None and system is None:
                 system = session.system
-            work = _Work(self, request, parent, system)
+            work = _Work(self, request, line, system)
             ids = await work.prompt()
 
             async def keeping(event: Event) -> None:
@@ -115,19 +117,25 @@ class History:
                 if isinstance(event, Finished) and past.keep is not None:
                     turn = work.turn(owner, past, event)
                     name = None if session is None else session.id
-                    await self.on(self.store.add, turn, name, lease)
+                    # Of a session, nobody deletes any meanwhile.
+                    before = line if session is None else []
+                    await self.on(self.store.add, turn, name, lease, before)
                 await emit(event)
 
             yield dataclasses.replace(request, ids=ids), keeping
 
-    async def _parent(
+    async def _line(
         self, owner: str, past: Past, session: Session | None
-    ) -> Turn | None:
+    ) -> list[Turn]:
+        """The turn that the request comes after, and of a response those
+        before it, too: they may be deleted meanwhile.
+        """
         if session is not None:
-            return await self.on(self.store.head, owner, session)
+            head = await self.on(self.store.head, owner, session)
+            return [] if head is None else [head]
         if past.parent is not None:
-            return await self.on(self.store.turn, owner, past.parent)
-        return None
+            return await self.on(self.store.line, owner, past.parent)
+        return []
 
     @contextlib.asynccontextmanager
     async def _leased(
@@ -178,14 +186,16 @@ class _Work:
         self,
         history: History,
         request: ChatRequest,
-        parent: Turn | None,
+        line: Sequence[Turn],
         system: str | None,
     ) -> None:
+        """`line`: the turn before, and maybe those before that."""
         self._history = history
         self._service = history.service
         self._new = [dict(one) for one in request.messages or ()]
         self._tools = [dict(tool) for tool in request.tools or ()]
-        self._parent = parent
+        self._line = line
+        self._parent = line[-1] if line else None
         self._system = system or None
         self._before = 0  # tokens of the parent, which are not stored again
         self._ids = np.empty(0, np.int32)
@@ -205,15 +215,20 @@ class _Work:
         if parent is not None and goes_on:
             more = await self._history.in_pool(self._more, parent)
             if more is not None:
-                before = await self._history.on(
-                    self._history.store.tokens, parent.id
-                )
+                before = await self._tokens_before(parent)
                 self._before = len(before)
                 self._ids = np.concatenate([before, more])
                 return self._ids
         said = await self._messages_before()
         self._ids = await self._history.in_pool(self._all, said)
         return self._ids
+
+    async def _tokens_before(self, parent: Turn) -> TokenArray:
+        if len(self._line) < parent.depth:
+            store = self._history.store
+            return await self._history.on(store.tokens, parent.id)
+        first = max(i for i, turn in enumerate(self._line) if turn.whole)
+        return np.concatenate([turn.tokens for turn in self._line[first:]])
 
     def _more(self, parent: Turn) -> TokenArray | None:
         return continuation(
@@ -228,12 +243,13 @@ class _Work:
         found: list[dict[str, Any]] = []
         if self._system is not None:
             found.append({"role": "system", "content": self._system})
-        if self._parent is not None:
+        path: Sequence[Turn] = self._line
+        if self._parent is not None and len(path) < self._parent.depth:
             path = await self._history.on(
                 self._history.store.path, self._parent.id
             )
-            for turn in path:
-                found += [*turn.messages, turn.reply]
+        for turn in path:
+            found += [*turn.messages, turn.reply]
         return found
 
     def _all(self, before: list[dict[str, Any]]) -> TokenArray:
@@ -243,8 +259,20 @@ class _Work:
                 tools=self._tools or None,
                 template=self._service.template,
             )
-        except ValueError as error:
-            raise moved(error, -len(before)) from None
+        except (ValueError, GemmaKVError) as error:
+            late = [
+                i for i, one in enumerate(self._new) if one["role"] in _SYSTEM
+            ]
+            if late and before:
+                raise invalid(
+                    f"messages[{late[0]}].role",
+                    "the template takes no system message once a conversation "
+                    "has begun; expected user, assistant or tool, found "
+                    + repr(self._new[late[0]]["role"]),
+                ) from None
+            if isinstance(error, ValueError):
+                raise moved(error, -len(before)) from None
+            raise
 
     def take(self, event: Event) -> None:
         if isinstance(event, Token):

@@ -58,6 +58,7 @@ class Call:
       request_id: what answers, logs and errors call it.
       path: of the route, with the names of its parameters.
       status: of the answer; 0 before it began.
+      expects: what the route takes as its body.
     """
 
     scope: Scope
@@ -70,6 +71,7 @@ class Call:
     worker: Worker | None = None
     tenant: Tenant | None = None
     status: int = 0
+    expects: object = None
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -94,6 +96,10 @@ class Call:
         """What stands behind the path's question mark."""
         return QueryParams(self.scope["query_string"])
 
+    def query_of(self, shape: type[_T]) -> _T:
+        """Its fields. Raises RequestError naming the one that is bad."""
+        return _body.typed(dict(self.query), shape, texts=True)
+
     async def json(
         self,
         shape: type[_T],
@@ -102,6 +108,7 @@ class Call:
         """The body's fields, and all of it, which `check` sees first. Raises
         RequestError.
         """
+        assert shape is self.expects, "the route's own, which is documented"
         limits = self.settings.limits
         body = await self._read(limits.body_bytes, limits.body_s)
         if len(body) > _POOL_BYTES and self.service is not None:

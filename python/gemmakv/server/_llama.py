@@ -31,6 +31,20 @@ class TemplateBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]]
 
 
+class SlotsQuery(msgspec.Struct, kw_only=True):
+    fail_on_no_slot: int | None = None
+
+
+class Health(msgspec.Struct):
+    status: str = "ok"
+
+
+class Slot(msgspec.Struct, kw_only=True):
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
 async def tokenize(call: Call) -> None:
     body, _ = await call.json(TokenizeBody)
     service = call.chat
@@ -91,8 +105,26 @@ async def props(call: Call) -> None:
     )
 
 
+async def slots(call: Call) -> None:
+    """A slot is room for a continuation; none has one of its own."""
+    service = call.chat
+    running = service.admission.running
+    count = call.settings.max_running
+    asked = call.query_of(SlotsQuery).fail_on_no_slot
+    if asked and running >= count:
+        raise RequestError(
+            503, "all slots are in use", code="no_slot", retry_after=1
+        )
+    await call.answer(
+        [
+            Slot(id=i, n_ctx=service.context, is_processing=i < running)
+            for i in range(count)
+        ]
+    )
+
+
 async def live(call: Call) -> None:
-    await call.answer({"status": "ok"})
+    await call.answer(Health())
 
 
 async def health(call: Call) -> None:
@@ -100,7 +132,7 @@ async def health(call: Call) -> None:
         raise loading()
     if call.service.admission.draining:
         raise RequestError(503, "the server stops", code="server_stopping")
-    await call.answer({"status": "ok"})
+    await call.answer(Health())
 
 
 async def metrics(call: Call) -> None:

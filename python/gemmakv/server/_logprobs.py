@@ -15,8 +15,10 @@ _IMPOSSIBLE = -9999.0  # JSON has no infinities
 class Logprobs:
     """Entries of tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, ids: bool = False) -> None:
+        """`ids`: whether each says its token's id."""
         self._tokenizer = tokenizer
+        self._ids = ids
 
     def entry(self, token: Token) -> dict[str, Any]:
         """Of a token that has a log-probability."""
@@ -54,6 +56,7 @@ class Logprobs:
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes[token]
         return {
+            **({"id": token} if self._ids else {}),
             "token": self.text(token),
             "logprob": finite(logprob),
             "bytes": list(data),

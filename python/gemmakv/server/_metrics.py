@@ -29,6 +29,10 @@ class Counter:
         key = tuple(sorted(labels.items()))
         self.values[key] = self.values.get(key, 0) + amount
 
+    def start(self, **labels: str) -> None:
+        """Has the number said before it has counted."""
+        self.add(0, **labels)
+
     def lines(self) -> Iterable[str]:
         for labels, value in self.values.items():
             yield _line(self.name, labels, value)

@@ -25,21 +25,23 @@ from gemmakv.server._http import (
     serve,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import refuse, renamed
+from gemmakv.server._openai import no_embeddings, refuse, renamed
 from gemmakv.server._service import ChatRequest, ChatService
 from gemmakv.server._sessions import named, past_of
 
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
-# Names of generation options there and here.
-_OPTIONS = {
-    "num_predict": "max_tokens", "temperature": "temperature",
+# Names of generation options there and here, in llama-server's API as well.
+SAMPLING = {
+    "temperature": "temperature",
     "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed",
     "stop": "stop", "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }  # fmt: skip
+_OPTIONS = {"num_predict": "max_tokens", **SAMPLING}
 _NAMES = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
 _NAMES["response_format"] = "format"
+_NAMES["response_format.json_schema.schema"] = "format"
 # Of these, values that change nothing.
 _OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
     "repeat_last_n": (-1,), "typical_p": (1,), "tfs_z": (1,),
@@ -75,6 +77,12 @@ class GenerateBody(_Common, kw_only=True):
 class ShowBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None
+
+
+class EmbedBody(msgspec.Struct, kw_only=True):
+    model: str
+    input: str | list[str] | None = None
+    prompt: str | None = None
 
 
 async def chat(call: Call) -> None:
@@ -161,6 +169,12 @@ async def show(call: Call) -> None:
             "modified_at": _STARTED,
         }
     )
+
+
+async def embed(call: Call) -> None:
+    body, _ = await call.json(EmbedBody)
+    call.check_model(body.model)
+    raise no_embeddings(call)
 
 
 async def version(call: Call) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
 from gemmakv.server._errors import RequestError, invalid, missing
@@ -29,6 +30,7 @@ from gemmakv.server._http import (
 from gemmakv.server._logprobs import Logprobs, finite, has_logprob
 from gemmakv.server._service import ChatRequest
 from gemmakv.server._sessions import named, past_of
+from gemmakv.server._timings import timings
 
 _DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -41,17 +43,23 @@ _TYPES = {
     503: "server_error",
 }  # fmt: skip
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 # What these fields say for themselves; anything else is refused by name.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (), "reasoning_effort": ("none",),
-    "suffix": ("",), "grammar": ("",), "guided_json": (), "guided_regex": (),
+    "audio": (), "web_search_options": (), "suffix": ("",),
+    "grammar": ("",), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "json_schema": (), "conversation": (),
     "previous_response_id": (), "thinking": ({"type": "disabled"},),
 }  # fmt: skip
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True):
+    input: str | list[str | int | list[int]]
+    model: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -78,6 +86,7 @@ class ChatBody(_Common, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     session: str | None = None
+    store: bool | None = None
 
 
 class CompletionBody(_Common, kw_only=True):
@@ -100,6 +109,8 @@ async def chat_completions(call: Call) -> None:
         options["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "expected logprobs: true with it")
+    if body.session is not None and body.store is False:
+        raise invalid("store", "expected true with a session, found false")
     past = past_of(call, body.session)
     request = ChatRequest(
         tenant=call.owner,
@@ -148,6 +159,12 @@ async def completions(call: Call) -> None:
         await serve(call, request, shape, bool(body.stream))
 
 
+async def embeddings(call: Call) -> None:
+    body, _ = await call.json(EmbeddingsBody)
+    call.check_model(body.model)
+    raise no_embeddings(call)
+
+
 async def models(call: Call) -> None:
     await call.answer(
         {
@@ -161,6 +178,16 @@ async def model(call: Call) -> None:
     name = call.scope["path_params"]["model"]
     call.check_model(name)
     await call.answer(_model(call, name))
+
+
+def no_embeddings(call: Call) -> RequestError:
+    return RequestError(
+        400,
+        f"model: expected one that gives embeddings, found {call.name!r}, "
+        "which writes text",
+        param="model",
+        code="model_not_supported",
+    )
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
@@ -178,7 +205,11 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
 
 
 class renamed:
-    """Has errors name the fields that the client wrote."""
+    """Has errors name the fields that the client wrote.
+
+    `names` are theirs by ours, of fields and of what is in them: the longest
+    that fits counts.
+    """
 
     def __init__(
         self, document: Mapping[str, Any], names: Mapping[str, str] = {}
@@ -192,11 +223,22 @@ class renamed:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, RequestError) and error.param:
-            name = self._names.get(error.param)
-            if name is not None:
-                if error.message.startswith(error.param):
-                    error.message = name + error.message[len(error.param) :]
-                error.param = name
+            ours = max(
+                (one for one in self._names if _leads(one, error.param)),
+                key=len,
+                default=None,
+            )
+            if ours is None:
+                return
+            name = self._names[ours] + error.param[len(ours) :]
+            if error.message.startswith(error.param):
+                error.message = name + error.message[len(error.param) :]
+            error.param = name
+
+
+def _leads(name: str, path: str) -> bool:
+    """Whether the path is that name, or something in it."""
+    return path == name or path.startswith((name + ".", name + "["))
 
 
 def refuse(document: Mapping[str, Any], nothing: Mapping[str, Any]) -> None:
@@ -207,6 +249,17 @@ def refuse(document: Mapping[str, Any], nothing: Mapping[str, Any]) -> None:
         value = document.get(name)
         if value is not None and value not in harmless:
             raise missing(name)
+
+
+def check_effort(param: str, effort: object) -> None:
+    """Raises RequestError for what is no effort. They bound what a model
+    thinks, and one that does not think stays within all of them.
+    """
+    if effort is not None and effort not in _EFFORTS:
+        raise invalid(
+            param,
+            f"expected one of {', '.join(_EFFORTS)}, found " + brief(effort),
+        )
 
 
 def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +273,7 @@ def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     refuse(document, _NOTHING)
+    check_effort("reasoning_effort", document.get("reasoning_effort"))
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "expected stream: true with it")
     options = table_options(document)
@@ -310,6 +364,20 @@ def usage(ended: Ended) -> dict[str, Any]:
     }
 
 
+def _spent(ended: Ended) -> dict[str, Any]:
+    """Tokens, and as llama-server has it the time that they took."""
+    return {
+        "usage": usage(ended),
+        "timings": timings(
+            ended.prompt_tokens,
+            ended.cached_tokens,
+            ended.completion_tokens,
+            ended.prefill_s,
+            ended.decode_s,
+        ),
+    }
+
+
 def _reason(finished: Finished) -> str:
     if finished.calls and finished.reason == "stop":
         return "tool_calls"
@@ -345,7 +413,7 @@ class _Shape:
                     **self.head,
                     "object": kind,
                     "choices": [],
-                    "usage": usage(event),
+                    **_spent(event),
                 }
             )
         return frames + _DONE
@@ -381,7 +449,7 @@ class _Chat(_Shape):
             **self.head,
             "object": "chat.completion",
             "choices": [self._choice(i, reply) for i in sorted(reply.finished)],
-            "usage": usage(reply.usage),
+            **_spent(reply.usage),
         }
 
     def _choice(self, i: int, reply: Reply) -> dict[str, Any]:
@@ -506,7 +574,7 @@ class _Completion(_Shape):
             **self.head,
             "object": "text_completion",
             "choices": choices,
-            "usage": usage(reply.usage),
+            **_spent(reply.usage),
         }
 
     def _list(self, tokens: list[Token], index: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,13 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import PING, refuse, renamed, table_options
+from gemmakv.server._openai import (
+    PING,
+    check_effort,
+    refuse,
+    renamed,
+    table_options,
+)
 from gemmakv.server._service import ChatRequest, Past
 from gemmakv.server._sessions import history_of, kept, owner
 from gemmakv.server._store import KEPT, Turn, new_id
@@ -38,7 +45,9 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 _NAMES = {
     "max_tokens": "max_output_tokens", "messages": "input",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
 }  # fmt: skip
+_ID = {"previous_response_id": "response_id"}
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
@@ -66,6 +75,7 @@ async def create(call: Call) -> None:
     body, document = await call.json(ResponsesBody)
     call.check_model(body.model)
     refuse(document, _NOTHING)
+    _check_hints(document)
     options = table_options(document)
     for name in ("logprobs", "top_logprobs"):
         options.pop(name, None)
@@ -80,12 +90,13 @@ async def create(call: Call) -> None:
     format = (body.text or {}).get("format")
     if format is not None:
         options["response_format"] = _format(format)
-    messages = _messages(body.input)
+    messages, names = _messages(body.input)
     past, keeps = _past(call, body, _echoed(call, body, options))
     if past.parent is None and past.session is None and not keeps:
         if body.instructions:
             system = {"role": "system", "content": body.instructions}
             messages = [system, *messages]
+            names = _shifted(names)
         followed = None
     else:
         followed = past
@@ -100,21 +111,33 @@ async def create(call: Call) -> None:
         arrived=call.arrived,
     )
     shape = _Response(call, past, wants_logprobs)
-    with renamed(document, _NAMES):
+    names |= _NAMES | _tool_names(body.tools)
+    with renamed(document, names):
         await serve(call, request, shape, bool(body.stream))
+
+
+def _check_hints(document: Mapping[str, Any]) -> None:
+    reasoning = document.get("reasoning")
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, dict):
+        raise invalid("reasoning", "expected an object")
+    check_effort("reasoning.effort", reasoning.get("effort"))
 
 
 async def get(call: Call) -> None:
     history = kept(call)
     if call.query.get("stream") == "true":
         raise missing("stream", "an answer that is over")
-    turn = await history.on(history.store.turn, owner(call), _id(call))
+    with renamed({}, _ID):
+        turn = await history.on(history.store.turn, owner(call), _id(call))
     await call.answer(_of_turn(call, turn))
 
 
 async def delete(call: Call) -> None:
     history = kept(call)
-    await history.on(history.store.delete_response, owner(call), _id(call))
+    with renamed({}, _ID):
+        await history.on(history.store.delete_response, owner(call), _id(call))
     await call.answer({"id": _id(call), "object": "response", "deleted": True})
 
 
@@ -195,11 +218,16 @@ def _echoed(
 # What comes in.
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Input items as messages; calls become part of the message before."""
+def _messages(
+    given: str | list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Input items as messages; calls become part of the message before. And
+    what the client calls these and the calls.
+    """
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        return [{"role": "user", "content": given}], {"messages[0]": "input"}
     messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
     for i, item in enumerate(given):
         where = f"input[{i}]"
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -210,6 +238,8 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             calls = messages[-1].setdefault("tool_calls", [])
+            place = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
+            names[place] = names[f"{place}.function"] = where
             calls.append(_call_of(item, where))
         elif kind == "function_call_output":
             messages.append(
@@ -221,9 +251,22 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             )
         elif kind != "reasoning":  # which this model has not said
             raise missing(f"{where}.type", str(kind)[:60])
+        names.setdefault(f"messages[{len(messages) - 1}]", where)
     if not messages:
         raise invalid("input", "expected at least one message, found none")
-    return messages
+    return messages, names
+
+
+_FIRST = re.compile(r"messages\[(\d+)\]")
+
+
+def _shifted(names: Mapping[str, str]) -> dict[str, str]:
+    """Of messages after the instructions."""
+    found = {
+        _FIRST.sub(lambda at: f"messages[{int(at[1]) + 1}]", ours): theirs
+        for ours, theirs in names.items()
+    }
+    return found | {"messages[0]": "instructions"}
 
 
 def _content(given: Any, where: str) -> Any:
@@ -278,6 +321,18 @@ def _tools(
         for t in _functions(given)
     ]
     return found or None
+
+
+def _tool_names(
+    given: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, str]:
+    """What the client calls the fields of functions."""
+    found: dict[str, str] = {}
+    for i, tool in enumerate(given or ()):
+        if tool.get("type") == "function":
+            ours = f"tools[{len(found) // 2}]"
+            found[ours] = found[f"{ours}.function"] = f"tools[{i}]"
+    return found
 
 
 def _choice(given: str | dict[str, Any] | None) -> Any:

@@ -118,7 +118,7 @@ class _Process:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(settings.drain_timeout + _LAST_S),
+                timeout_graceful_shutdown=int(_LAST_S),
                 h11_max_incomplete_event_size=settings.limits.header_bytes,
             )
         )
@@ -191,8 +191,9 @@ class _Process:
         self._stopping = True
         if self._worker is not None:
             self._worker.accepts(False)
-        self._server.should_exit = True
-        if self._app.service is not None:
+        if self._app.service is None:
+            self._server.should_exit = True
+        else:
             self._drain()
 
     def _drain(self) -> None:
@@ -207,7 +208,16 @@ class _Process:
             service.live,
             seconds,
         )
-        asyncio.get_running_loop().call_later(seconds, service.abort)
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, service.abort)
+        self._draining = loop.create_task(self._exit_when_idle(service))
+
+    async def _exit_when_idle(self, service: ChatService) -> None:
+        """Until then connections are accepted, and told that it stops: those
+        who ask /health/ready need an answer.
+        """
+        await service.ended()
+        self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):

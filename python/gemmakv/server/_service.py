@@ -34,6 +34,7 @@ from gemmakv.chat._templates import (
 )
 from gemmakv.chat._tools import CallPart, CallReader, tool_use
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
+from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
@@ -67,6 +68,16 @@ class Tenant:
 
     label: str
     gemma: Gemma
+
+
+@dataclasses.dataclass(frozen=True)
+class Pin:
+    """What a tenant keeps in the RAM of the prefix cache, and since when, in
+    seconds since the epoch.
+    """
+
+    held: PinnedPrefix
+    created: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,13 +278,13 @@ class ChatService:
         self.keeper: Keeper | None = None
         self.defaults = self._default_options()
         self.admission = Admission(settings.max_running, settings.max_queue)
-        self.counts = Counts(self)
         self._secret = settings.cache_secret or secrets.token_bytes(32)
         self._tenants: dict[bytes, Tenant] = {}
         for number, key in enumerate(settings.api_keys, 1):
             mac = self._mac(key)
             self._tenants[mac] = Tenant(str(number), gemma.with_salt(mac))
         self._anybody = Tenant("none", gemma)
+        self.counts = Counts(self)
         self._ends = frozenset(
             [
                 *gemma.config.eos_ids,
@@ -285,6 +296,7 @@ class ChatService:
             _GRAMMAR_THREADS, "gemmakv-grammar"
         )
         self._live: set[asyncio.Task[Any]] = set()
+        self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
         self._aborted = False
         # Made here, not in a request; without llguidance requests say so.
         len(self.tokenizer.token_bytes)
@@ -295,6 +307,12 @@ class ChatService:
     def live(self) -> int:
         """Requests that wait or run."""
         return len(self._live)
+
+    @property
+    def labels(self) -> list[str]:
+        """Of all tenants."""
+        found = [tenant.label for tenant in self._tenants.values()]
+        return found or [self._anybody.label]
 
     def tenant(self, key: str | None) -> Tenant | None:
         """Whose key it is; None if nobody's. Takes as long for any key."""
@@ -311,6 +329,11 @@ class ChatService:
         """Takes nothing more on; what is here goes on."""
         self.admission.draining = True
 
+    async def ended(self) -> None:
+        """Waits until nothing is here any more."""
+        while self._live:
+            await asyncio.wait(self._live)
+
     def abort(self) -> None:
         """Ends everything that still waits or runs: RequestError 503."""
         self.drain()
@@ -320,6 +343,10 @@ class ChatService:
             task.cancel()
 
     def close(self) -> None:
+        for pins in self.pins.values():
+            for pin in pins.values():
+                pin.held.unpin()
+        self.pins.clear()
         for pool in (self._pool, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.keeper is not None:
@@ -336,6 +363,7 @@ class ChatService:
         self, messages: Messages, tools: Messages | None = None
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
+        self._check_count(messages)
         return await self.in_pool(
             lambda: self.gemma.apply_chat_template(
                 messages, tools=tools, template=self.template
@@ -611,38 +639,53 @@ class ChatService:
         if request.messages is not None:
             if special:
                 raise invalid("parse_special", "messages are text")
-            most = self.settings.limits.messages
-            if len(request.messages) > most:
-                raise invalid(
-                    "messages",
-                    f"expected at most {most}, found {len(request.messages)}",
-                )
+            self._check_count(request.messages)
             if request.ids is not None:
                 found = [request.ids]
             else:
                 found = [await self.chat_ids(request.messages, request.tools)]
         else:
             found = await self.in_pool(
-                lambda: [self._ids(p, special) for p in request.prompts]
+                lambda: [self.text_ids(p, special) for p in request.prompts]
             )
         for ids in found:
-            if len(ids) >= self.context:
-                raise RequestError(
-                    400,
-                    f"the prompt has {len(ids)} tokens, expected at most "
-                    f"{self.context - 1}: the context is {self.context} "
-                    "tokens, and one is to be sampled",
-                    param="prompt" if request.messages is None else "messages",
-                    code="context_length_exceeded",
-                    more={"n_prompt_tokens": len(ids), "n_ctx": self.context},
-                )
+            self.check_length(len(ids), request.messages is not None)
         return found
 
-    def _ids(self, prompt: str | Sequence[int], special: bool) -> TokenArray:
+    def check_length(self, length: int, messages: bool) -> None:
+        """Raises RequestError if a prompt of that many tokens, or `messages`
+        that come to them, leave no room in the context.
+        """
+        if length >= self.context:
+            raise RequestError(
+                400,
+                f"the prompt has {length} tokens, expected at most "
+                f"{self.context - 1}: the context is {self.context} "
+                "tokens, and one is to be sampled",
+                param="messages" if messages else "prompt",
+                code="context_length_exceeded",
+                more={"n_prompt_tokens": length, "n_ctx": self.context},
+            )
+
+    def _check_count(self, messages: Messages) -> None:
+        most = self.settings.limits.messages
+        if len(messages) > most:
+            raise invalid(
+                "messages", f"expected at most {most}, found {len(messages)}"
+            )
+
+    def text_ids(
+        self, prompt: str | Sequence[int], special: bool = False
+    ) -> TokenArray:
+        """Token ids of a prompt; a text has a BOS in front.
+
+        With `special`, names of control tokens mean them. Raises ValueError
+        for ids that are none.
+        """
         config = self.gemma.config
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, special)
-            if config.bos_id >= 0:
+            if config.bos_id >= 0 and ids[:1] != [config.bos_id]:
                 ids.insert(0, config.bos_id)
             found = np.array(ids, np.int32)
         else:
@@ -829,6 +872,12 @@ class Counts:
         self.inter_token_s = Histogram(
             "gemmakv_inter_token_seconds", "Between two tokens."
         )
+        self.cancelled.start()
+        for label in service.labels:
+            for counter in (
+                self.prompt_tokens, self.cached_tokens, self.completion_tokens,
+            ):  # fmt: skip
+                counter.start(key=label)
         admission = service.admission
         self._metrics: list[Metric] = [
             *vars(self).values(),
@@ -845,6 +894,8 @@ class Counts:
         ]
         prefix = service.gemma.prefix_cache
         if prefix is not None:
+            for reason in prefix.stats().misses:
+                self.misses.start(reason=reason)
             self._metrics += [
                 Gauge(
                     "gemmakv_prefix_cache_bytes",

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from gemmakv.server import _documents
-from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._documents import Name
+from gemmakv.server._errors import RequestError
 from gemmakv.server._history import History
 from gemmakv.server._http import Call
 from gemmakv.server._service import ChatService, Past
 from gemmakv.server._store import Session, Turn, new_id
 
-_LIMIT = 20
-_MOST = 100
-_NAME_LENGTH = 200
-
 
 class CreateBody(msgspec.Struct):
-    name: str | None = None
+    name: Name | None = None
     system: str | None = None
 
 
 class ForkBody(msgspec.Struct):
     turn: str | None = None
-    name: str | None = None
+    name: Name | None = None
 
 
 class RewindBody(msgspec.Struct):
@@ -34,48 +31,99 @@ class RewindBody(msgspec.Struct):
 
 
 class RenameBody(msgspec.Struct):
+    name: Name | None
+
+
+class ListQuery(msgspec.Struct, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    after: str | None = None
+
+
+class SessionObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session"] = "session"
     name: str | None
+    system: str | None
+    head: str | None
+    turn_count: int
+    created_at: float
+    updated_at: float
+
+
+class TurnObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["turn"] = "turn"
+    parent: str | None
+    created_at: float
+    messages: list[dict[str, Any]]
+    reply: dict[str, Any]
+    tools: list[dict[str, Any]]
+    finish_reason: str
+    usage: dict[str, int]
+
+
+class SessionWithTurns(SessionObject, kw_only=True):
+    turns: list[TurnObject]
+
+
+class SessionList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: bool = True
 
 
 async def create(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(CreateBody)
     found = await history.on(
-        history.store.create, owner(call), _name(body.name), body.system or None
+        history.store.create,
+        owner(call),
+        body.name or None,
+        body.system or None,
     )
     await call.answer(_session(found))
 
 
 async def sessions(call: Call) -> None:
     history = kept(call)
-    query = call.query
-    limit = _limit(query.get("limit"))
+    query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.sessions, owner(call), limit, query.get("after")
+        history.store.sessions, owner(call), query.limit, query.after
     )
     await call.answer(
-        {
-            "object": "list",
-            "data": [_session(one) for one in found],
-            "first_id": found[0].id if found else None,
-            "last_id": found[-1].id if found else None,
-            "has_more": more,
-        }
+        SessionList(
+            data=[_session(one) for one in found],
+            first_id=found[0].id if found else None,
+            last_id=found[-1].id if found else None,
+            has_more=more,
+        )
     )
 
 
 async def session(call: Call) -> None:
     history = kept(call)
     found, turns = await _with_turns(call, history)
-    listed = [turn_of(turn) for turn in turns]
-    await call.answer({**_session(found), "turns": listed})
+    await call.answer(
+        SessionWithTurns(
+            **msgspec.structs.asdict(_session(found)),
+            turns=[_turn(turn) for turn in turns],
+        )
+    )
 
 
 async def rename(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(RenameBody)
     found = await history.on(
-        history.store.rename, owner(call), _id(call), _name(body.name)
+        history.store.rename, owner(call), _id(call), body.name or None
     )
     await call.answer(_session(found))
 
@@ -84,7 +132,7 @@ async def fork(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(ForkBody)
     found = await history.on(
-        history.store.fork, owner(call), _id(call), body.turn, _name(body.name)
+        history.store.fork, owner(call), _id(call), body.turn, body.name or None
     )
     await call.answer(_session(found))
 
@@ -101,9 +149,7 @@ async def rewind(call: Call) -> None:
 async def delete(call: Call) -> None:
     history = kept(call)
     await history.on(history.store.delete, owner(call), _id(call))
-    await call.answer(
-        {"id": _id(call), "object": "session.deleted", "deleted": True}
-    )
+    await call.answer(SessionDeleted(id=_id(call)))
 
 
 async def export(call: Call) -> None:
@@ -117,10 +163,11 @@ async def take_in(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(_documents.Document, _documents.check_version)
     turns = await history.in_pool(_documents.read, body, owner(call), history)
+    await history.in_pool(_documents.check_goes_on, turns, body.system, history)
     found = await history.on(
         history.store.create,
         owner(call),
-        _name(body.name),
+        body.name or None,
         body.system or None,
         turns,
     )
@@ -170,32 +217,29 @@ def named(past: Past | None) -> dict[str, Any]:
     return {"session": {"id": past.session, "turn": past.id}}
 
 
-def turn_of(turn: Turn) -> dict[str, Any]:
-    """A turn as it is shown."""
-    return {
-        "id": turn.id,
-        "object": "turn",
-        "parent": turn.parent,
-        "created_at": turn.created,
-        "messages": turn.messages,
-        "reply": turn.reply,
-        "tools": turn.tools,
-        "finish_reason": turn.reason,
-        "usage": turn.usage,
-    }
+def _turn(turn: Turn) -> TurnObject:
+    return TurnObject(
+        id=turn.id,
+        parent=turn.parent,
+        created_at=turn.created,
+        messages=turn.messages,
+        reply=turn.reply,
+        tools=turn.tools,
+        finish_reason=turn.reason,
+        usage=turn.usage,
+    )
 
 
-def _session(session: Session) -> dict[str, Any]:
-    return {
-        "id": session.id,
-        "object": "session",
-        "name": session.name,
-        "system": session.system,
-        "head": session.head,
-        "turn_count": session.turns,
-        "created_at": session.created,
-        "updated_at": session.updated,
-    }
+def _session(session: Session) -> SessionObject:
+    return SessionObject(
+        id=session.id,
+        name=session.name,
+        system=session.system,
+        head=session.head,
+        turn_count=session.turns,
+        created_at=session.created,
+        updated_at=session.updated,
+    )
 
 
 async def _with_turns(
@@ -211,26 +255,3 @@ async def _with_turns(
 def _id(call: Call) -> str:
     params: Mapping[str, str] = call.scope["path_params"]
     return params["session"]
-
-
-def _name(name: str | None) -> str | None:
-    if name is not None and len(name) > _NAME_LENGTH:
-        raise invalid(
-            "name",
-            f"expected at most {_NAME_LENGTH} characters, found {len(name)}",
-        )
-    return name or None
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return _LIMIT
-    if (
-        not text.isascii()
-        or not text.isdigit()
-        or not 1 <= int(text[:9]) <= _MOST
-    ):
-        raise invalid(
-            "limit", f"expected an integer of 1 to {_MOST}, found {text[:20]!r}"
-        )
-    return int(text)

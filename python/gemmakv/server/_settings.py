@@ -12,6 +12,7 @@ from gemmakv._support.arguments import choice, integer, number
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain")
 LOG_FORMATS = ("text", "json")
 _MOST_KEYS = 10_000
+_MOST_S = 1e7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_s"):
-                number(field.name, value, 0.001)
+                number(field.name, value, 0.001, _MOST_S)
             else:
                 integer(field.name, value, 1)
 
@@ -107,9 +108,9 @@ class Settings:
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), least)
         if self.request_timeout is not None:
-            number("request_timeout", self.request_timeout, 0.001)
-        number("drain_timeout", self.drain_timeout, 0)
-        number("ping_s", self.ping_s, 0.001)
+            number("request_timeout", self.request_timeout, 0.001, _MOST_S)
+        number("drain_timeout", self.drain_timeout, 0, _MOST_S)
+        number("ping_s", self.ping_s, 0.001, _MOST_S)
         if not self.served_model_name or not all(self.served_model_name):
             raise ValueError("served_model_name: expected a name, found none")
         for origin in self.cors_origin:

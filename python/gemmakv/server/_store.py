@@ -284,7 +284,7 @@ class Store:
         with self._read() as db:
             where, values = "", [tenant]
             if after is not None:
-                last = self._session(db, tenant, after)
+                last = self._last_shown(db, tenant, after)
                 where = " AND (s.created, s.id) < (?, ?)"
                 values += [last.created, last.id]  # type: ignore[list-item]
             rows = db.execute(
@@ -377,19 +377,24 @@ class Store:
                 (len(mark), mark),
             )
 
-    def add(self, turn: Turn, session: str | None, owner: str | None) -> None:
+    def add(
+        self,
+        turn: Turn,
+        session: str | None,
+        owner: str | None,
+        before: Sequence[Turn] = (),
+    ) -> None:
         """Keeps a turn, and makes it the head of the session, which
         `owner` has, and gives back.
+
+        `before`: the turns up to its parent, as it began. Those that were
+        deleted meanwhile stay as if it had led to them then: nobody may name
+        them.
         """
         with self._write() as db:
-            if turn.parent is not None and not _has(db, turn.parent):
-                raise RequestError(
-                    409,
-                    f"previous_response_id: {turn.parent!r} was deleted "
-                    "meanwhile; nothing is kept of this turn",
-                    param="previous_response_id",
-                    code="turn_deleted",
-                )
+            for one in before:
+                if not _has(db, one.id):
+                    self._insert(db, dataclasses.replace(one, state=NOBODY))
             self._insert(db, turn)
             if session is not None:
                 moved = db.execute(
@@ -410,6 +415,12 @@ class Store:
         with self._read() as db:
             return self._turn(db, tenant, id)
 
+    def line(self, tenant: str, id: str) -> list[Turn]:
+        """All turns up to that one, with their tokens. Raises as `turn`."""
+        with self._read() as db:
+            self._turn(db, tenant, id)
+            return self._turns_up_to(db, id, _COLUMNS)
+
     def head(self, tenant: str, session: Session) -> Turn | None:
         """The session's last turn, whoever may name it."""
         if session.head is None:
@@ -421,16 +432,8 @@ class Store:
         """All turns up to that one, which is the last of them. Without
         `tokens`, these are empty.
         """
-        columns = _COLUMNS if tokens else _LIGHT
         with self._read() as db:
-            rows = db.execute(
-                "WITH RECURSIVE up (id_, parent_) AS (SELECT id, parent FROM "
-                "turns WHERE id = ? UNION ALL SELECT t.id, t.parent FROM "
-                f"turns t JOIN up ON t.id = parent_) SELECT {_list(columns)} "
-                "FROM up JOIN turns ON id = id_ ORDER BY depth",
-                (turn,),
-            ).fetchall()
-        return [_turn_of(row) for row in rows]
+            return self._turns_up_to(db, turn, _COLUMNS if tokens else _LIGHT)
 
     def tokens(self, turn: str) -> TokenArray:
         """Of the whole conversation up to that turn."""
@@ -511,6 +514,21 @@ class Store:
             )
         return Session(*row)
 
+    def _last_shown(
+        self, db: sqlite3.Connection, tenant: str, id: str
+    ) -> Session:
+        try:
+            return self._session(db, tenant, id)
+        except RequestError:
+            raise RequestError(
+                404,
+                f"after: there is no session {id[:60]!r} of this key, or none "
+                "any more; expected the last_id of a page, or none to begin "
+                "again",
+                param="after",
+                code="session_not_found",
+            ) from None
+
     def _turn(self, db: sqlite3.Connection, tenant: str, id: str) -> Turn:
         found = self._by_id(db, tenant, id)
         too_old = time.time() - self._kept_s
@@ -526,6 +544,18 @@ class Store:
                 code="response_not_found",
             )
         return found
+
+    def _turns_up_to(
+        self, db: sqlite3.Connection, turn: str | None, columns: Sequence[str]
+    ) -> list[Turn]:
+        rows = db.execute(
+            "WITH RECURSIVE up (id_, parent_) AS (SELECT id, parent FROM "
+            "turns WHERE id = ? UNION ALL SELECT t.id, t.parent FROM "
+            f"turns t JOIN up ON t.id = parent_) SELECT {_list(columns)} "
+            "FROM up JOIN turns ON id = id_ ORDER BY depth",
+            (turn,),
+        ).fetchall()
+        return [_turn_of(row) for row in rows]
 
     def _by_id(
         self, db: sqlite3.Connection, tenant: str, id: str
@@ -650,8 +680,11 @@ def _make_private(folder: str, path: str) -> None:
         os.makedirs(folder, 0o700, exist_ok=True)
         os.close(os.open(path, flags, 0o600))
     except (FileExistsError, NotADirectoryError):
+        found = "a file"
+        if os.path.islink(folder) and not os.path.exists(folder):
+            found = f"a link to {os.readlink(folder)}, which is not there"
         raise ValueError(
-            f"sessions: {folder}: expected a folder, found a file"
+            f"sessions: {folder}: expected a folder, found {found}"
         ) from None
     except OSError as error:
         raise OSError(f"sessions: {folder}: {error.strerror}") from None

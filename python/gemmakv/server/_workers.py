@@ -76,10 +76,15 @@ class Worker:
         load = (self._active << 32) + self._connections
         self._board.set_load(self.index, load if self._accepts else AWAY)
 
-    def is_busier(self) -> bool:
-        """Whether another worker has less to do."""
+    def is_turn(self, waited: float) -> bool:
+        """Whether it should take what has waited for that many seconds.
+
+        One that takes nothing takes nothing while others do: it is draining,
+        and would only say so.
+        """
         loads = self._board.loads()
-        return self._accepts and loads[self.index] > min(loads)
+        own = loads[self.index]
+        return own <= min(loads) or (own != AWAY and waited >= _YIELD_S)
 
     def publish(self, metrics: str) -> None:
         """Tells the others, and a successor, this worker's numbers."""
@@ -110,10 +115,9 @@ class Listener(socket.socket):
             self._took = False
             raise BlockingIOError
         now = time.monotonic()
-        if self.worker.is_busier():
-            self._since = now if self._since is None else self._since
-            if now - self._since < _YIELD_S:
-                raise BlockingIOError
+        self._since = now if self._since is None else self._since
+        if not self.worker.is_turn(now - self._since):
+            raise BlockingIOError
         self._since = None
         found = super().accept()
         self._took = True

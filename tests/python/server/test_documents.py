@@ -48,7 +48,7 @@ def labels(app: App) -> dict[str, set[str]]:
     body: dict[str, Any] = {"model": NAME, "messages": USER, "max_tokens": 2}
     for _ in range(2):
         assert post(app, "/v1/chat/completions", body).status_code == 200
-    refused = {**body, "reasoning_effort": "low"}
+    refused = {**body, "audio": {"voice": "a"}}
     assert post(app, "/v1/chat/completions", refused).status_code == 400
     text = get(app, "/metrics").text
     found: dict[str, set[str]] = {

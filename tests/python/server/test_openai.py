@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "a", "format": "wav"}),
     ("web_search_options", {}),
-    ("reasoning_effort", "high"),
+    ("reasoning_effort", "most"),
     ("session", "s"),
     ("n", 0),
     ("n", 17),

@@ -302,6 +302,60 @@ def test_bad_requests(kept: App, fields: Any, name: str) -> None:
     assert found["param"] == name, found
 
 
+@pytest.mark.parametrize(
+    "items, name",
+    [
+        ([{"role": "user", "content": "a"}] * 2, "input[1].role"),
+        ([{"type": "reasoning", "summary": []},
+          {"role": "user", "content": "a"},
+          {"type": "function_call", "call_id": "a", "name": "f",
+           "arguments": "{}"},
+          {"type": "function_call", "call_id": "b", "name": "f",
+           "arguments": "no"}],
+         "input[3].arguments"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+@pytest.mark.parametrize("store", [False, True])
+def test_items_are_named_as_they_were_sent(
+    kept: App, items: Any, name: str, instructions: Any, store: bool
+) -> None:
+    assert kept.service is not None
+    kept.service.template = gemmakv.templates.GemmaTemplate()
+    body = {
+        **SAID, "input": items, "instructions": instructions, "store": store,
+    }  # fmt: skip
+    found = error(post(kept, PATH, body), 400)
+    assert found["param"] == name, found
+    assert found["message"].startswith(name)
+
+
+def test_tools_and_ids_are_named_as_they_were_sent(kept: App) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    tools = [{"type": "web_search"}, {"type": "function", "name": "a b"}]
+    found = error(post(kept, PATH, {"input": "x", "tools": tools}), 400)
+    assert found["param"] == "tools[1].name", found
+    form = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
+    body = {"input": "x", "text": {"format": form}}
+    found = error(post(kept, PATH, body), 400)
+    assert found["param"] == "text.format", found
+    for response in (
+        get(kept, PATH + "/resp_x"), delete(kept, PATH + "/resp_x"),
+    ):  # fmt: skip
+        assert error(response, 404)["param"] == "response_id"
+
+
+def test_efforts_ask_for_nothing(app: App) -> None:
+    for reasoning in ({"effort": "high", "summary": "auto"}, {}, None):
+        body = {**SAID, "input": "x", "reasoning": reasoning}
+        assert post(app, PATH, body).status_code == 200
+    for reasoning, name in (
+        ({"effort": "most"}, "reasoning.effort"), ("high", "reasoning"),
+    ):  # fmt: skip
+        body = {**SAID, "input": "x", "reasoning": reasoning}
+        assert error(post(app, PATH, body), 400)["param"] == name
+
+
 def test_other_keys_find_nothing(keyed: App) -> None:
     one, two = (bearer(key) for key in KEYS)
     made = post(keyed, PATH, {**SAID, "input": "x"}, **one).json()
@@ -374,9 +428,19 @@ def test_parent_deleted_meanwhile(kept: App) -> None:
         return running.data
 
     name, data = sse_events(asyncio.run(main()).decode())[-1]
-    assert name == "response.failed"
+    assert name == "response.incomplete"
     EVENT.validate_python(data, strict=True)
-    assert "deleted meanwhile" in data["response"]["error"]["message"]
+    two = data["response"]["id"]
+    error(get(kept, f"{PATH}/{one['id']}"), 404)
+    three = respond(kept, "and then", previous_response_id=two)
+    path = history(kept).store.path(three["id"])
+    assert [turn.messages[0]["content"] for turn in path] == [
+        "hello", "more", "and then",
+    ]  # fmt: skip
+    assert three["usage"]["input_tokens_details"]["cached_tokens"] > 40
+    for id in (two, three["id"]):
+        delete(kept, f"{PATH}/{id}")
+    assert history(kept).store.path(three["id"]) == []
 
 
 # Structured output and tools.

@@ -136,7 +136,7 @@ def test_nothing_half(tmp_path: Path) -> None:
     gone = turn_after(store, None)
     with pytest.raises(RequestError) as caught:
         store.add(turn_after(store, gone.id), None, None)
-    assert caught.value.code == "turn_deleted"
+    assert caught.value.code == "sessions_failed"
     check(store, tmp_path, [])
     store.close()
     with pytest.raises(RequestError) as caught:

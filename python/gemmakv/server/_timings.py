@@ -1,0 +1,30 @@
+"""What a continuation took, as llama-server says it."""
+
+from __future__ import annotations
+
+
+def timings(
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    prefill_s: float,
+    decode_s: float,
+) -> dict[str, float]:
+    """`prompt_n` are tokens that were computed, `cache_n` those that were
+    not. What did not run has the rate 0.
+    """
+    computed = prompt_tokens - cached_tokens
+    return {
+        "cache_n": cached_tokens,
+        **_rate("prompt", computed, prefill_s),
+        **_rate("predicted", completion_tokens, decode_s),
+    }
+
+
+def _rate(name: str, count: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": seconds * 1e3,
+        f"{name}_per_token_ms": seconds * 1e3 / count if count else 0.0,
+        f"{name}_per_second": count / seconds if seconds > 0 else 0.0,
+    }

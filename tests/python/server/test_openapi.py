@@ -1,0 +1,133 @@
+"""The OpenAPI document: what it says is what is served."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+import gemmakv
+from gemmakv.options import GenerationOptions
+from gemmakv.server._app import App
+from gemmakv.server._routes import OPENAPI, ROUTES, document
+from support.asgi import get, in_loop, make_app, post
+from support.kept import KEYS, bearer
+
+OURS = ("/v1/sessions", "/v1/cache", "/health", "/slots", "/tokenize",
+        "/detokenize", "/props", "/v1/models")  # fmt: skip
+
+
+def test_it_is_served_to_anybody(keyed: App, shared: gemmakv.Gemma) -> None:
+    response = get(keyed, OPENAPI)
+    assert response.status_code == 200
+    found = response.json()
+    assert found == json.loads(json.dumps(document()))
+    said = {
+        (method.upper(), path)
+        for path, operations in found["paths"].items()
+        for method in operations
+    }
+    assert said == {
+        (route.method, route.path.replace(":path", "")) for route in ROUTES
+    }
+    ids = [
+        operation["operationId"]
+        for operations in found["paths"].values()
+        for operation in operations.values()
+    ]
+    assert len(set(ids)) == len(ids)
+    loading = make_app(shared)
+    loading.service = None
+    assert get(loading, OPENAPI).status_code == 200
+
+
+def test_options_are_those_of_the_table() -> None:
+    schemas = document()["components"]["schemas"]
+    known = schemas["GenerationOptions"]["properties"]
+    assert known == GenerationOptions.json_schema()["properties"]
+    jsonschema.Draft202012Validator.check_schema(schemas["GenerationOptions"])
+
+
+def test_errors_are_as_they_are_said(keyed: App) -> None:
+    found = document()
+    for method, path in (
+        ("get", "/v1/sessions"), ("post", "/v1/messages"),
+        ("post", "/api/chat"), ("post", "/completion"),
+    ):  # fmt: skip
+        call = get if method == "get" else (lambda a, p: post(a, p, {}))
+        schema = found["paths"][path][method]["responses"]["default"][
+            "content"
+        ]["application/json"]["schema"]
+        answer = call(keyed, path)
+        assert answer.status_code == 401
+        jsonschema.validate(
+            answer.json(), {**schema, "components": found["components"]}
+        )
+    allowed = get(keyed, "/v1/sessions", **bearer(KEYS[0]))
+    assert allowed.status_code == 200
+
+
+def test_schemathesis(kept: App) -> None:
+    """No 5xx, and every answer conforms, of all that it makes up."""
+    schemathesis = pytest.importorskip(
+        "schemathesis", reason="schemathesis makes the requests up"
+    )
+    import hypothesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    made = post(kept, "/v1/sessions", {"name": "x"}).json()["id"]
+    schema = schemathesis.openapi.from_dict(document())
+    schema = schema.include(path_regex="^(" + "|".join(OURS) + ")")
+    seen: set[int] = set()
+    count = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        count += 1
+
+        @hypothesis.given(case=operation.as_strategy())
+        @hypothesis.settings(
+            max_examples=5, deadline=None, database=None, derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )  # fmt: skip
+        def check(case: Any) -> None:
+            if case.path_parameters.get("session"):
+                case.path_parameters["session"] = made
+            response = sent(kept, case)
+            seen.add(response.status_code)
+            case.validate_response(
+                response,
+                checks=[
+                    not_a_server_error, content_type_conformance,
+                    response_schema_conformance, status_code_conformance,
+                ],
+            )  # fmt: skip
+
+        check()
+    assert count > 20
+    assert {200, 400, 404} <= seen and max(seen) < 500
+
+
+def sent(app: App, case: Any) -> httpx.Response:
+    import requests
+
+    given = case.as_transport_kwargs(base_url="http://localhost")
+    names = ("method", "url", "headers", "params", "json", "data")
+    request = requests.Request(**{k: given.get(k) for k in names}).prepare()
+    body: Any = request.body
+    return in_loop(
+        app,
+        lambda http: http.request(
+            str(request.method),
+            str(request.url),
+            headers=dict(request.headers),
+            content=body,
+        ),
+    )
