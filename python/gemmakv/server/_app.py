@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from gemmakv.server._errors import RequestError
 from gemmakv.server._http import Call
-from gemmakv.server._openapi import style_of
-from gemmakv.server._routes import ROUTES, RouteOf
+from gemmakv.server._openapi import RouteOf, style_of
+from gemmakv.server._routes import ROUTES
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from gemmakv.options import GenerationOptions
 from gemmakv.server import _anthropic, _llama, _ollama, _openai
 from gemmakv.server._errors import RequestError
-from gemmakv.server._http import JSON, ErrorStyle
-
-if TYPE_CHECKING:
-    from gemmakv.server._routes import RouteOf
+from gemmakv.server._http import JSON, ErrorStyle, Handler
 
 _PLACE = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
@@ -32,6 +30,33 @@ says whose a request is, where the server has keys. Of the routes of OpenAI,
 Anthropic, Ollama and llama-server this has what is read; what is answered is
 theirs.
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteOf:
+    """A route.
+
+    Attributes:
+      summary: what it is for.
+      body, query: what it takes; None: nothing.
+      answer: what it answers with, where that is ours to say; else an object
+        of the API that the path belongs to. str is text.
+      stream: what its streams are.
+      options: whether the body may have generation options.
+      open: whether it needs no key: it says nothing that is a secret, and
+        probes have none.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: Any = None
+    answer: Any = dict[str, Any]
+    query: type[msgspec.Struct] | None = None
+    stream: str = ""
+    options: bool = False
+    open: bool = False
 
 
 def style_of(path: str, anthropic: bool = False) -> ErrorStyle:

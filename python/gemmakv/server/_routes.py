@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
-
-import msgspec
 
 from gemmakv.server import (
     _anthropic,
@@ -16,40 +13,13 @@ from gemmakv.server import (
     _llama,
     _ollama,
     _openai,
-    _openapi,
     _responses,
     _sessions,
 )
-from gemmakv.server._http import NDJSON, SSE, Call, Handler
+from gemmakv.server._http import NDJSON, SSE, Call
+from gemmakv.server._openapi import RouteOf, document_of
 
 OPENAPI = "/openapi.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class RouteOf:
-    """A route.
-
-    Attributes:
-      summary: what it is for.
-      body, query: what it takes; None: nothing.
-      answer: what it answers with, where that is ours to say; else an object
-        of the API that the path belongs to. str is text.
-      stream: what its streams are.
-      options: whether the body may have generation options.
-      open: whether it needs no key: it says nothing that is a secret, and
-        probes have none.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: Any = None
-    answer: Any = dict[str, Any]
-    query: type[msgspec.Struct] | None = None
-    stream: str = ""
-    options: bool = False
-    open: bool = False
 
 
 async def _openapi_document(call: Call) -> None:
@@ -59,7 +29,7 @@ async def _openapi_document(call: Call) -> None:
 @functools.cache
 def document() -> dict[str, Any]:
     """The OpenAPI document of all routes."""
-    return _openapi.document_of(ROUTES)
+    return document_of(ROUTES)
 
 
 _SESSION = "/v1/sessions/{session}"
