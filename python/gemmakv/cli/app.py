@@ -22,6 +22,7 @@ from gemmakv.cli.packed import EXAMPLES as PACKED_EXAMPLES
 from gemmakv.cli.packed import packed_files
 from gemmakv.cli.serve import EXAMPLES as SERVE_EXAMPLES
 from gemmakv.cli.serve import serve
+from gemmakv.cli.sources import place_of
 from gemmakv.cli.verify import EXAMPLES as VERIFY_EXAMPLES
 from gemmakv.cli.verify import verify
 
@@ -107,12 +108,26 @@ def _fail_usage(error: Exception) -> int:
             lambda _: f"expected an integer, found {found}",
             message,
         )
+    place = _place(error)
+    if place is not None:
+        message = re.sub(r"^Invalid value.*?:", f"{place}:", message)
     value = re.fullmatch(
         "Invalid value.*?(--[^' :]+)'?(: expected .+)", message
     )
     if value:
         return fail(value[1] + value[2], EXIT_USAGE)
     return fail(f"{message} (--help lists the options)", EXIT_USAGE)
+
+
+def _place(error: Exception) -> str | None:
+    """Where a value stands that could not be read, if not on the command
+    line.
+    """
+    context = getattr(error, "ctx", None)
+    name = getattr(getattr(error, "param", None), "name", None)
+    if context is None or name is None:
+        return None
+    return place_of(context, name)
 
 
 def run(arguments: list[str]) -> int:

@@ -90,7 +90,7 @@ MODEL = model_option()
 THREADS = typer.Option(
     None,
     metavar="N",
-    help="Default: all processors. Results do not depend on it.",
+    help="Default: all that it may use. Results do not depend on it.",
 )
 
 

@@ -13,8 +13,10 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer, number
+from gemmakv._support.processors import processors
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
+from gemmakv.cli.sources import blaming, note_config
 
 EXAMPLES = examples(
     "gemmakv serve -m gemma-3-270m",
@@ -56,7 +58,7 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         for p in context.command.params
         if p.name not in ("config", "help")
     }
-    defaults = {}
+    defaults, keys = {}, {}
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in known:
@@ -76,8 +78,16 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         if flag != isinstance(value, bool):
             expected = "true or false" if flag else "no true or false"
             raise typer.BadParameter(f"{path}: {key}: expected {expected}")
+        kind = getattr(getattr(known[name], "type", None), "name", "")
+        whole = kind.startswith("int")
+        if whole and isinstance(value, float):
+            raise typer.BadParameter(
+                f"{path}: {key}: expected an integer, found {value}"
+            )
         defaults[name] = value
+        keys[name] = key
     context.default_map = defaults
+    note_config(context, path, keys)
     return path
 
 
@@ -95,6 +105,7 @@ _CONFIG = typer.Option(
 
 
 def serve(
+    context: typer.Context,
     model: str | None = typer.Option(
         None,
         "--model",
@@ -130,8 +141,8 @@ def serve(
     threads: int | None = _option(
         "--threads",
         None,
-        "Of each worker. Default: its part of the processors. Results do not "
-        "depend on it.",
+        "Of each worker. Default: its part of all that there are to use. "
+        "Results do not depend on it.",
         "N",
     ),  # fmt: skip
     api_key: list[str] | None = _option(
@@ -272,113 +283,117 @@ def serve(
     file.
     """
     del config  # has become defaults
-    if model is None:
-        raise typer.BadParameter(no_model(), param_hint="--model")
-    _check_extra()
-    from gemmakv.server import _run, _workers
-    from gemmakv.server import _settings as settings_of
-    from gemmakv.server._board import MOST_WORKERS
-    from gemmakv.server._service import ChatService
+    with blaming(context):
+        if model is None:
+            raise typer.BadParameter(no_model(), param_hint="--model")
+        _check_extra()
+        from gemmakv.server import _run, _workers
+        from gemmakv.server import _settings as settings_of
+        from gemmakv.server._board import MOST_WORKERS
+        from gemmakv.server._service import ChatService
 
-    keys = list(api_key or ())
-    if api_key_file is not None:
-        keys += settings_of.read_keys(api_key_file)
-    integer("--workers", workers, 1, MOST_WORKERS)
-    if workers > 1 and threads is None:
-        threads = max(1, _processors() // workers)
-    ram_off = (prefix_cache_ram or "").lower() in _OFF
-    if workers > 1 and prefix_cache_shared is None and not ram_off:
-        prefix_cache_shared = _shared_by_workers()
-    tiers = (
-        prefix_cache_ram,
-        prefix_cache_shared,
-        prefix_cache_disk,
-        prefix_cache_remote,
-    )
-    prefix = _prefix_cache(*tiers)
-    secret = _prefix_secret(*tiers[1:], prefix_cache_secret_file, bool(keys))
-    settings = settings_of.Settings(
-        served_model_name=tuple(served_model_name or (_name_of(model),)),
-        host=host,
-        port=port,
-        api_keys=settings_of.checked_keys(keys),
-        max_queue=max_queue,
-        max_running=max_running,
-        max_model_len=max_model_len,
-        default_max_tokens=default_max_tokens,
-        default_temperature=default_temperature,
-        default_seed=default_seed,
-        request_timeout=request_timeout,
-        drain_timeout=drain_timeout,
-        cors_origin=tuple(cors_origin or ()),
-        allowed_host=tuple(allowed_host or ()),
-        insecure=insecure,
-        cache_secret=secret,
-        version=gemmakv.__version__,
-        limits=settings_of.Limits(
-            body_bytes=integer("--max-body-bytes", max_body_bytes, 1),
-            messages=integer("--max-messages", max_messages, 1),
-            rows=integer("--max-n", max_n, 1),
-        ),
-    )
-    settings_of.log_format(log_format)
-    source = _template_source(chat_template)
-    store = _open_sessions(sessions, response_days)
-    path = console.fetch(model)
-    sock = _run.bind(settings)
-    worker = None
-    if workers > 1:
-        # What was opened has threads, and was opened to see that it can be.
-        _close(prefix, store)
-        found = _workers.supervise(
-            workers,
-            sock,
-            drain_timeout,
-            lambda: _run.say_ready(settings, sock),
+        keys = list(api_key or ())
+        if api_key_file is not None:
+            keys += settings_of.read_keys(api_key_file)
+        integer("--workers", workers, 1, MOST_WORKERS)
+        if workers > 1:
+            if threads is None:
+                threads = max(1, processors() // workers)
+            ram_off = (prefix_cache_ram or "").lower() in _OFF
+            if prefix_cache_shared is None and not ram_off:
+                prefix_cache_shared = _shared_by_workers()
+        tiers = (
+            prefix_cache_ram,
+            prefix_cache_shared,
+            prefix_cache_disk,
+            prefix_cache_remote,
         )
-        if isinstance(found, int):
-            raise typer.Exit(found)
-        worker = found
         prefix = _prefix_cache(*tiers)
-        store = _open_sessions(sessions, response_days)
-
-    def load(check: Any) -> Any:
-        from gemmakv.chat._gemma import Gemma
-
-        return Gemma.load(
-            path,
-            threads=threads,
-            progress=lambda done, total: check(),
-            prefix_cache=prefix,
+        secret = _prefix_secret(
+            *tiers[1:], prefix_cache_secret_file, bool(keys)
         )
+        settings = settings_of.Settings(
+            served_model_name=tuple(served_model_name or (_name_of(model),)),
+            host=host,
+            port=port,
+            api_keys=settings_of.checked_keys(keys),
+            max_queue=max_queue,
+            max_running=max_running,
+            max_model_len=max_model_len,
+            default_max_tokens=default_max_tokens,
+            default_temperature=default_temperature,
+            default_seed=default_seed,
+            request_timeout=request_timeout,
+            drain_timeout=drain_timeout,
+            cors_origin=tuple(cors_origin or ()),
+            allowed_host=tuple(allowed_host or ()),
+            insecure=insecure,
+            cache_secret=secret,
+            version=gemmakv.__version__,
+            limits=settings_of.Limits(
+                body_bytes=integer("--max-body-bytes", max_body_bytes, 1),
+                messages=integer("--max-messages", max_messages, 1),
+                rows=integer("--max-n", max_n, 1),
+            ),
+        )
+        settings_of.log_format(log_format)
+        source = _template_source(chat_template)
+        store = _open_sessions(sessions, response_days)
+        path = console.fetch(model)
+        sock = _run.bind(settings)
+        worker = None
+        if workers > 1:
+            # It has threads, and was opened to see that it can be.
+            _close(prefix, store)
+            found = _workers.supervise(
+                workers,
+                sock,
+                drain_timeout,
+                lambda: _run.say_ready(settings, sock),
+            )
+            if isinstance(found, int):
+                raise typer.Exit(found)
+            worker = found
+            prefix = _prefix_cache(*tiers)
+            store = _open_sessions(sessions, response_days)
 
-    def service(gemma: Any) -> ChatService:
-        template: Any = chat_template
-        if source is not None:
-            from gemmakv.chat._file_template import FileTemplate
+        def load(check: Any) -> Any:
+            from gemmakv.chat._gemma import Gemma
 
-            try:
-                template = FileTemplate(
-                    source,
-                    gemma.tokenizer,
-                    bos_id=gemma.config.bos_id,
-                    eos_ids=gemma.config.eos_ids,
-                )
-            except gemmakv.GemmaKVError as error:
-                raise gemmakv.GemmaKVError(
-                    f"--chat-template {chat_template}: {error}"
-                ) from None
-        found = ChatService(gemma, settings, template)
-        if store is not None:
-            from gemmakv.server._history import History
+            return Gemma.load(
+                path,
+                threads=threads,
+                progress=lambda done, total: check(),
+                prefix_cache=prefix,
+            )
 
-            History(found, store, worker.mark if worker else "")
-        return found
+        def service(gemma: Any) -> ChatService:
+            template: Any = chat_template
+            if source is not None:
+                from gemmakv.chat._file_template import FileTemplate
 
-    try:
-        _run.serve(settings, sock, load, service, log_format, worker)
-    finally:
-        _close(prefix, store)
+                try:
+                    template = FileTemplate(
+                        source,
+                        gemma.tokenizer,
+                        bos_id=gemma.config.bos_id,
+                        eos_ids=gemma.config.eos_ids,
+                    )
+                except gemmakv.GemmaKVError as error:
+                    raise gemmakv.GemmaKVError(
+                        f"--chat-template {chat_template}: {error}"
+                    ) from None
+            found = ChatService(gemma, settings, template)
+            if store is not None:
+                from gemmakv.server._history import History
+
+                History(found, store, worker.mark if worker else "")
+            return found
+
+        try:
+            _run.serve(settings, sock, load, service, log_format, worker)
+        finally:
+            _close(prefix, store)
 
 
 def _close(prefix: Any, store: Any) -> None:
@@ -396,13 +411,6 @@ def _shared_by_workers() -> str | None:
         sys.stderr.write(f"gemmakv: the workers share no prefixes: {error}\n")
         return None
     return "default"
-
-
-def _processors() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _open_sessions(folder: str | None, days: float) -> Any:

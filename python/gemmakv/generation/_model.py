@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import integer, quantize_target
+from gemmakv._support.processors import thread_limit
 from gemmakv._support.progress import (
     Callback,
     Progress,
@@ -115,7 +116,8 @@ class Model:
             HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
             `pip install "gemmakv[hub]"`.
           threads: threads to compute with; default: all processors that this
-            process may use. Results do not depend on it.
+            process may use, fewer where its container has less time than
+            theirs. Results do not depend on it.
           progress: callable(done_bytes, total_bytes), called from this
             thread, or True for a line on stderr.
           packed_cache: whether to keep the weights as the kernels read them
@@ -770,5 +772,5 @@ def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
 
 def _thread_count(threads: int | None) -> int:
     if threads is None:
-        return 0
+        return thread_limit() or 0
     return integer("threads", threads, 1, MAX_INT)

@@ -187,3 +187,33 @@ def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
     assert said["error"]["type"] == "invalid_request_error"
     assert said["error"]["message"].startswith(words + ": ")
     assert said["request_id"] == response.headers["request-id"]
+
+
+def test_hints_that_ask_for_nothing(app: App) -> None:
+    """As Claude Code sends them."""
+    for fields in (
+        {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}},
+        {"output_config": {"effort": "high"}}, {"context_management": {}},
+        {"context_management": {"edits": []}},
+        {"context_management": {"edits": [
+            {"type": "clear_thinking_20251015", "keep": "all"}]}},
+    ):  # fmt: skip
+        response = post(app, PATH, {**SAID, **fields})
+        assert response.status_code == 200, response.text
+        response = post(app, PATH + "/count_tokens", {**SAID, **fields})
+        assert response.status_code == 200, response.text
+
+
+def test_messages_are_named_as_they_were_sent(app: App) -> None:
+    assert app.service is not None
+    app.service.template = gemmakv.templates.GemmaTemplate()
+    said: list[Any] = [
+        *USER, *USER, {"role": "assistant", "content": "x"},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
+    ]  # fmt: skip
+    for system in (None, "Be brief."):
+        body = {**SAID, "messages": said, "system": system}
+        for path in (PATH, PATH + "/count_tokens"):
+            message = post(app, path, body).json()["error"]["message"]
+            assert message.startswith("messages[3]"), message

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gemmakv
 from gemmakv.server._app import App
-from support.asgi import NAME, USER, get, in_loop, post
+from support.asgi import NAME, USER, get, in_loop, make_app, post
 
 ollama = pytest.importorskip("ollama")
 
@@ -194,6 +195,25 @@ def test_metrics(app: App) -> None:
         values['gemmakv_time_to_first_token_seconds_bucket{le="+Inf"}'] == "1"
     )
     assert values["gemmakv_rows_running"] == "0"
+
+
+def test_series_are_there_from_the_start(
+    talker_path: Path, tmp_path: Path
+) -> None:
+    prefix = gemmakv.PrefixCache(ram="1MiB", disk=tmp_path / "disk")
+    gemma = gemmakv.Gemma.load(talker_path, prefix_cache=prefix)
+    text = get(make_app(gemma), "/metrics").text
+    for tier in ("ram", "disk"):
+        for name in ("tokens_total", "bytes", "evictions_total"):
+            series = f'gemmakv_prefix_cache_{name}{{tier="{tier}"}} 0'
+            assert series in text.splitlines(), series
+    for series in (
+        "gemmakv_requests_cancelled_total",
+        'gemmakv_prompt_tokens_total{key="none"}',
+        'gemmakv_cache_misses_total{reason="divergent"}',
+    ):
+        assert f"{series} 0" in text.splitlines(), series
+    prefix.close()
 
 
 def test_loading(app: App) -> None:

@@ -240,7 +240,58 @@ def test_bad_http(running: ServerProcess, data: bytes) -> None:
     assert httpx.get(running.url + "/health").status_code == 200
 
 
+def exchange(port: int, head: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 60) as sock:
+        sock.sendall(head + b"\r\n")
+        data = b""
+        while more := sock.recv(65536):
+            data += more
+    return data
+
+
+@pytest.mark.parametrize(
+    "head, status",
+    [
+        (b"GET /health HTTP/1.0\r\n", 200),  # as simple probes send it
+        (b"GET /health HTTP/1.0\r\nHost: evil.example\r\n", 403),
+        (b"GET http://localhost/health HTTP/1.1\r\nHost: x\r\n", 200),
+        (b"GET HTTP://127.0.0.1:80/v1/models HTTP/1.1\r\nHost: x\r\n", 200),
+        (b"GET http://localhost HTTP/1.1\r\nHost: x\r\n", 200),
+        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n",
+         403),
+        (b"GET http://localhost/a%2Fb HTTP/1.1\r\nHost: localhost\r\n", 404),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n", 404),
+    ],
+)  # fmt: skip
+def test_heads(running: ServerProcess, head: bytes, status: int) -> None:
+    head += b"Connection: close\r\n"
+    answer = exchange(running.port, head)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+
+
 # The end.
+
+
+def test_drain_says_that_it_is_not_ready(own: ServerProcess) -> None:
+    with httpx.Client(base_url=own.url) as before:
+        assert before.get("/health/ready").status_code == 200
+        sock = request(own, {**LONG, "max_tokens": 3000})
+        data = read_until(sock, b'"role"')
+        own.signal()
+        deadline = time.monotonic() + 60
+        while before.get("/health/ready").status_code == 200:
+            assert time.monotonic() < deadline
+        with httpx.Client(base_url=own.url) as fresh:  # a new connection
+            assert fresh.get("/health/ready").status_code == 503
+            assert fresh.get("/health/live").status_code == 200
+            refused = fresh.post("/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert refused.json()["error"]["code"] == "server_stopping"
+    data += read_until(sock, b"[DONE]")
+    assert own.wait() == 0
+    assert "Traceback" not in own.log
+
 
 
 def test_drain_finishes_what_runs(own: ServerProcess) -> None:

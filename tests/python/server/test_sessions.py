@@ -115,6 +115,9 @@ def test_create_get_rename_list_delete(kept: App) -> None:
     assert delete(kept, f"{SESSIONS}/{gone}").json()["deleted"] is True
     assert error(get(kept, f"{SESSIONS}/{gone}"), 404)["param"] == "session"
     assert len(get(kept, SESSIONS).json()["data"]) == 4
+    found = error(get(kept, f"{SESSIONS}?after={gone}"), 404)
+    assert found["param"] == "after"
+    assert found["message"].startswith("after: there is no session")
 
 
 @pytest.mark.parametrize(
@@ -419,6 +422,39 @@ def test_messages_are_counted_from_the_request(
         assert message.startswith("messages[0].role: expected 'user'")
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_late_system_message(
+    shared: gemmakv.Gemma, folder: Path, role: str
+) -> None:
+    """Where a template has no place for it, that is said; else it is read."""
+    late = [{"role": role, "content": "Be brief."}, *USER]
+    for app in serving(shared, folder):
+        assert app.service is not None
+        id = create(app)["id"]
+        say(app, id, "one")
+        say(app, id, "", messages=late)
+        app.service.template = gemmakv.templates.GemmaTemplate()
+        fresh = create(app)["id"]
+        say(app, fresh, "", messages=late)  # nothing stands before it
+        found = error(
+            post(app, CHAT, {"session": fresh, "messages": late}), 400
+        )
+        assert found["param"] == "messages[0].role"
+        assert "no system message once a conversation has begun" in (
+            found["message"]
+        )
+        assert look(app, fresh)["turn_count"] == 1
+
+
+def test_store_false_in_a_session(kept: App) -> None:
+    id = create(kept)["id"]
+    body = {"session": id, "messages": USER, "store": False}
+    assert error(post(kept, CHAT, body), 400)["param"] == "store"
+    say(kept, id, "one", store=True)
+    del body["session"]
+    assert post(kept, CHAT, {**body, "max_tokens": 1}).status_code == 200
+
+
 def test_prompt_too_long(shared: gemmakv.Gemma, folder: Path) -> None:
     for app in serving(shared, folder, max_model_len=64):
         id = create(app)["id"]
@@ -677,6 +713,14 @@ def another(folder: Path) -> None:
         db.execute("CREATE TABLE t (x)")
 
 
+def test_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"found a link to .*/none, which is"):
+        Store(str(tmp_path / "link"), 30)
+    (tmp_path / "none").mkdir()
+    Store(str(tmp_path / "link"), 30).close()
+
+
 def test_folder_that_cannot_be_made(folder: Path) -> None:
     with pytest.raises(OSError, match="sessions: /proc/none"):
         Store("/proc/none/here", 30)
@@ -860,6 +904,61 @@ def test_import_of_messages_alone(kept: App) -> None:
     made = post(kept, f"{SESSIONS}/import", document).json()
     say(kept, made["id"], "two")
     assert look(kept, made["id"])["turn_count"] == 2
+
+
+CALL = {
+    "type": "function", "id": "call_1",
+    "function": {"name": "rain", "arguments": {"days": 1}},
+}  # fmt: skip
+
+
+def turn(said: Any, reply: Any) -> dict[str, Any]:
+    return {
+        "messages": said, "finish_reason": "stop",
+        "reply": {"role": "assistant", **reply},
+    }  # fmt: skip
+
+
+def imported(app: App, *turns: Any, **fields: Any) -> Any:
+    document = {"format": "gemmakv session", "version": 1, "turns": turns}
+    return post(app, f"{SESSIONS}/import", {**document, **fields})
+
+
+def test_import_of_a_call_keeps_its_form(kept: App) -> None:
+    reply = {"content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "3 mm"}
+    given = [
+        turn(USER, reply), turn([result], {"content": "3 mm of rain"}),
+        turn([*USER, {"role": "assistant", **reply}, result],
+             {"content": "x"}),
+    ]  # fmt: skip
+    found = look(kept, imported(kept, *given).json()["id"])
+    assert found["turns"][0]["reply"] == given[0]["reply"]
+    assert found["turns"][2]["messages"] == given[2]["messages"]
+    # Also where a call is the last thing that was said.
+    assert imported(kept, given[0]).status_code == 200
+
+
+def test_import_refuses_what_cannot_go_on(kept: App, folder: Path) -> None:
+    assert kept.service is not None
+    kept.service.template = gemmakv.templates.GemmaTemplate()
+    good = turn(USER, {"content": "a"})
+    assert imported(kept, good, good, system="Be brief.").status_code == 200
+    before = rows(folder)
+    for turns, place in (
+        ([turn([*USER, *USER], {"content": "a"})], "turns[0].messages[1].role"),
+        ([good, turn([{"role": "system", "content": "x"}], {"content": "a"})],
+         "turns[1].messages[0].role"),
+        ([good, turn([{"role": "assistant", "content": "x"}],
+                     {"content": "a"})], "turns[1].messages[0].role"),
+    ):  # fmt: skip
+        found = error(imported(kept, *turns), 400)
+        assert found["code"] == "turns_not_continuable"
+        assert found["message"].startswith(
+            "turns: the chat template cannot go on from this conversation: "
+            + place
+        ), found
+        assert rows(folder) == before
 
 
 def test_import_nothing(kept: App) -> None:
