@@ -221,8 +221,8 @@ class PrefixCache:
         RAM, too.
 
         `tier`: "ram", "shared", "disk" or "remote" alone. Raises ValueError
-        for one that there is not. After `close` it is RAM that is cleared:
-        what the tiers below it have stays there.
+        for one that there is not. `close` changes nothing of this: what the
+        tiers below RAM have goes then, too.
         """
         self._core.clear(tier)
 

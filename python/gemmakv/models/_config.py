@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemmakv import _core
 from gemmakv._core import ModelConfig
@@ -31,6 +32,18 @@ else:
     ModelType.__doc__ = "Models whose shape is known by name."
 
 __all__ = ["LoadedModel", "ModelConfig", "ModelType", "config_of", "type_of"]
+
+
+def _config_of_arguments(arguments: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(**arguments)
+
+
+def _reduce(config: ModelConfig) -> tuple[Any, tuple[dict[str, Any]]]:
+    return _config_of_arguments, (config.arguments(),)
+
+
+# Configs can be pickled and copied, by the arguments that make them.
+copyreg.pickle(ModelConfig, _reduce)
 
 
 @runtime_checkable

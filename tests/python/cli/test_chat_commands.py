@@ -306,12 +306,13 @@ def test_names_that_only_a_newer_version_can_read() -> None:
 
 
 def test_names(chat: Chat) -> None:
-    for bad in ("/x", "a" * 41, "a\x1bb", "main"):
+    for bad in ("/x", "a" * 41, "a\x1bb", "main", '""', '"a"', "'"):
         with pytest.raises(ValueError):
             run(chat, f"/new {bad}")
     assert len(chat.book.entries) == 1
     run(chat, "/new", "/rename émile")
     assert [e.name for e in chat.book.entries] == ["main", "émile"]
+    run(chat, "/new rock'n'roll")
 
 
 def test_a_book_of_odd_records() -> None:

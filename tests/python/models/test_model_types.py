@@ -6,7 +6,10 @@ All numbers here are computed from the published configurations
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -243,3 +246,18 @@ def test_types_can_be_given_to_create_kv_cache(cli: RunCli) -> None:
     for entry in types:
         cache = create_kv_cache(entry["model_type"], capacity_tokens=10)
         assert len(cache.layers) == entry["num_layers"]
+
+
+def pickled(config: ModelConfig) -> ModelConfig:
+    found = pickle.loads(pickle.dumps(config))
+    assert isinstance(found, ModelConfig)
+    return found
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+def test_configs_can_be_pickled_and_copied(
+    again: Callable[[ModelConfig], ModelConfig],
+) -> None:
+    for name in ("gemma3-270m", "gemma4-12b", "recurrentgemma-2b"):
+        config = ModelConfig.from_name(name)
+        assert again(config).arguments() == config.arguments()

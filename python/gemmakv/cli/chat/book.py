@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FIRST_NAME = "main"
 _MAX_NAME_CHARS = 40
+_QUOTES = ('"', "'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,11 @@ class Book:
         if not name.isprintable() or any(c.isspace() for c in name):
             raise ValueError(
                 f"{name!r} is no name: expected letters without spaces"
+            )
+        if name[:1] in _QUOTES or name[-1:] in _QUOTES:
+            raise ValueError(
+                f"{name} is no name: expected letters without quotes around "
+                "them"
             )
         too_long = len(name) > _MAX_NAME_CHARS
         if not name or name.startswith("/") or too_long:
