@@ -109,7 +109,7 @@ std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
   const ModelConfig config = ConfigFromGguf(file);
   // Before the weights: a tokenizer that is refused costs no load of them.
   std::shared_ptr<TokenText> text;
-  if (file.Has("tokenizer.ggml.tokens")) {
+  if (file.Has("tokenizer.ggml.tokens") && !Vocabulary::HasMerges(file)) {
     text = std::make_shared<TokenText>(Vocabulary(file).Text());
   }
   std::shared_ptr<Gemma> gemma = FromTensors(config, file, options);

@@ -144,7 +144,7 @@ Vocabulary::Vocabulary(const GgufFile& file) {
   if (!model || *model != "llama") {
     throw Mismatch(StrCat(file.path(), ": the tokenizer is '",
                           model.value_or("(none)"),
-                          "', expected 'llama' (SentencePiece)"));
+                          "', expected 'llama' (SentencePiece) or 'gemma4'"));
   }
   pieces = RequireArray(file, "tokenizer.ggml.tokens",
                         file.GetStrings("tokenizer.ggml.tokens"), 0);
@@ -167,6 +167,10 @@ Vocabulary::Vocabulary(const GgufFile& file) {
   pad_id = id("tokenizer.ggml.padding_token_id", 0);
   add_space_prefix =
       file.GetBool("tokenizer.ggml.add_space_prefix").value_or(true);
+}
+
+bool Vocabulary::HasMerges(const GgufFile& file) {
+  return file.GetString("tokenizer.ggml.model") == "gemma4";
 }
 
 TokenText Vocabulary::Text() const {

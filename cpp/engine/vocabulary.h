@@ -49,6 +49,10 @@ struct Vocabulary {
   // if its arrays are missing or of different lengths.
   explicit Vocabulary(const GgufFile& file);
 
+  // Whether merges decide, not scores, as in Gemma 4's: a vocabulary that is
+  // not read here. Whoever reads it sets the text of its tokens.
+  static bool HasMerges(const GgufFile& file);
+
   TokenText Text() const;
 
   // The serialized ModelProto that the SentencePiece library loads

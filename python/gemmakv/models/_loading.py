@@ -18,7 +18,7 @@ from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
 from gemmakv.models.huggingface import ModelFolder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
-from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
+from gemmakv.tokenizers._gguf import has_merges, tokenizer_of_gguf
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
@@ -55,8 +55,7 @@ def load(
     encoded = b"" if folder is None else os.fsencode(folder)
     how = (threads, progress, encoded, quantize)
     if model is None:
-        engine = _core.Engine.load_gguf(os.fsencode(path), *how)
-        tokenizer = _tokenizer_of_gguf(path, engine)
+        engine, tokenizer = _load_gguf(path, how)
         info = info_of_gguf(path)
     else:
         engine, tokenizer = _load_folder(path, model, how)
@@ -108,17 +107,22 @@ def _packed_report(engine: _core.Engine) -> PackedWeights:
     return PackedWeights(state, file or None, reason or None, nbytes)
 
 
-def _tokenizer_of_gguf(path: str, engine: _core.Engine) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one."""
-    keys = _core.GgufFile(os.fsencode(path)).keys()
-    if not any(key.startswith("tokenizer.ggml.") for key in keys):
-        return None
-    tokenizer = SentencePieceTokenizer(
-        _core.sentencepiece_model(os.fsencode(path))
-    )
-    check_vocab_size(tokenizer, engine)
-    _core.trim_heap()
-    return tokenizer
+def _load_gguf(
+    path: str, how: tuple[int, Callback | None, bytes, str]
+) -> tuple[_core.Engine, Tokenizer | None]:
+    # The core finds out at once whether it reads a tokenizer; the others are
+    # read before the weights, which may take minutes.
+    early = has_merges(_core.GgufFile(os.fsencode(path)))
+    tokenizer = tokenizer_of_gguf(path) if early else None
+    engine = _core.Engine.load_gguf(os.fsencode(path), *how)
+    if not early:
+        tokenizer = tokenizer_of_gguf(path)
+    if tokenizer is not None:
+        check_vocab_size(tokenizer, engine)
+        if early:
+            engine.set_token_bytes(tokenizer.token_bytes)
+        _core.trim_heap()
+    return engine, tokenizer
 
 
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:

@@ -18,7 +18,7 @@ from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 # user-defined, as if they were text, and not every directory says otherwise.
 _CONTROL = re.compile(
     r"<(?:pad|eos|bos|unk|mask|2mass|unused\d+|start_of_turn|end_of_turn)>"
-    r"|<\|[^|<>]+\|>|\[@BOS@\]"
+    r"|<\|[^|<>]+\|?>|<[^|<>]+\|>|\[@BOS@\]"
 )
 
 # Settings that change token ids, and what they must be.
@@ -67,9 +67,7 @@ class Marks:
                 )
 
 
-def read_marks(
-    folder: Path, tokenizer_json: Mapping[str, Any] | None
-) -> Marks:
+def read_marks(folder: Path, tokenizer_json: Mapping[str, Any] | None) -> Marks:
     """What the files of a Hugging Face directory say.
 
     `tokenizer_json` is the content of tokenizer.json if it counts. Raises

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gemmakv.errors import (
     CorruptFile,
-    GemmaKVError,
     MismatchError,
     brief,
     one_line,
     unexpected,
 )
 from gemmakv.tokenizers._added_tokens import Marks
-from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, byte_piece
+from gemmakv.tokenizers._merges import (
+    MergesTokenizer,
+    check_merges,
+    import_tokenizers,
+)
+from gemmakv.tokenizers._tokenizer import SPACE_MARK
 
 # Settings of the model and what they must be; None stands for any of the
 # values that mean the same as nothing.
@@ -31,7 +33,9 @@ _MODEL_SETTINGS = {
     "end_of_word_suffix": None,
 }
 _NORMALIZER = {
-    "type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK
+    "type": "Replace",
+    "pattern": {"String": " "},
+    "content": SPACE_MARK,
 }
 
 # An added token as the library wants it, beside its id and content.
@@ -40,12 +44,8 @@ _PLAIN = dict.fromkeys(
 )
 
 
-class JsonTokenizer(Tokenizer):
-    """The vocabulary of a tokenizer.json file.
-
-    The library never sees the control tokens, so it cannot find them in
-    plain text; those that `encode` asks for are found before.
-    """
+class JsonTokenizer(MergesTokenizer):
+    """The vocabulary of a tokenizer.json file."""
 
     def __init__(
         self, path: Path, content: Mapping[str, Any], marks: Marks
@@ -55,52 +55,17 @@ class JsonTokenizer(Tokenizer):
         Raises CorruptFile if it is not sound, MismatchError if it is not of
         Gemma's kind, GemmaKVError without the package.
         """
-        package = _import_tokenizers(path)
+        package = import_tokenizers(str(path))
         _check_settings(path, content)
-        self._ids = _vocabulary(path, content["model"], marks)
-        super().__init__(len(self._ids))
-        marks.check_known(self._ids)
-        self._silent_ids = frozenset(
-            token for piece, token in self._ids.items()
-            if marks.is_control(piece)
+        ids = _vocabulary(path, content["model"], marks)
+        marks.check_known(ids)
+        silent = frozenset(
+            token for piece, token in ids.items() if marks.is_control(piece)
         )
-        _check_bytes(path, self._ids)
-        _check_merges(path, content["model"], self._ids, self._silent_ids)
-        self._library = _run(package, path, content, self._ids, marks)
-
-    def id_of(self, piece: str) -> int | None:
-        return self._ids.get(piece)
-
-    def _piece(self, token: int) -> str:
-        return self._pieces[token]
-
-    def _encode_plain(self, text: str) -> list[int]:
-        encoding = self._library.encode(text, add_special_tokens=False)
-        return [int(token) for token in encoding.ids]
-
-    def _is_byte(self, token: int) -> bool:
-        return token not in self._silent
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        pieces = [""] * self.vocab_size
-        for piece, token in self._ids.items():
-            pieces[token] = piece
-        return pieces
-
-    @property
-    def _silent(self) -> frozenset[int]:
-        return self._silent_ids
-
-
-def _import_tokenizers(path: Path) -> Any:
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise GemmaKVError(
-            f"{path}: reading it needs the package tokenizers ({error}); "
-            'install it with: pip install "gemmakv[tokenizers]"'
-        ) from None
+        merges = content["model"].get("merges")
+        check_merges(str(path), merges, ids, silent)
+        library = _run(package, path, content, ids, marks)
+        super().__init__(ids, silent, library)
 
 
 def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
@@ -175,50 +140,6 @@ def _vocabulary(
     return ids
 
 
-def _check_bytes(path: Path, ids: Mapping[str, int]) -> None:
-    """Raises unless every byte of every text has a token."""
-    for value in range(256):
-        # Some files have the tab itself in the place of its byte.
-        if byte_piece(value) in ids or value < 0x80 and chr(value) in ids:
-            continue
-        raise CorruptFile(
-            f"{path}: the vocabulary has no token {byte_piece(value)}"
-        )
-
-
-def _check_merges(
-    path: Path,
-    model: Mapping[str, Any],
-    ids: Mapping[str, int],
-    control: frozenset[int],
-) -> None:
-    """Raises if the model makes a control token out of plain text."""
-    for piece, token in ids.items():
-        if len(piece) == 1 and token in control:
-            raise MismatchError(
-                f"{path}: the control token {brief(piece)} is a letter"
-            )
-    merges = model.get("merges")
-    if not isinstance(merges, list):
-        raise unexpected(path, "merges", merges, CorruptFile)
-    for merge in merges:
-        # ["a", "b"], in older files "a b".
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise unexpected(path, "a merge", pair, CorruptFile)
-        try:
-            token = ids[pair[0] + pair[1]]
-        except (KeyError, TypeError):
-            raise CorruptFile(
-                f"{path}: the merge {brief(pair)} makes no token"
-            ) from None
-        if token in control:
-            raise MismatchError(
-                f"{path}: the merge {brief(pair)} makes a control token out "
-                "of plain text"
-            )
-
-
 def _run(
     package: Any,
     path: Path,
@@ -237,9 +158,7 @@ def _run(
         if not marks.is_control(added.content)
     ]
     # Left out: what only concerns BOS, batches and decoding.
-    rest = dict.fromkeys(
-        ("truncation", "padding", "post_processor", "decoder")
-    )
+    rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
     # With all tokens in the vocabulary, the ids are those of the files.
     model = {**content["model"], "vocab": ids}
     settings = {**content, **rest, "model": model, "added_tokens": plain}
@@ -247,6 +166,5 @@ def _run(
         return package.Tokenizer.from_str(json.dumps(settings))
     except Exception as error:  # the library raises no narrower type
         raise CorruptFile(
-            f"{path}: the package tokenizers rejects it: "
-            + one_line(error)
+            f"{path}: the package tokenizers rejects it: " + one_line(error)
         ) from None

@@ -1,0 +1,105 @@
+"""Tokenizers of GGUF files."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gemmakv import _core
+from gemmakv.errors import CorruptFile, brief, one_line
+from gemmakv.tokenizers._added_tokens import Marks
+from gemmakv.tokenizers._merges import (
+    MergesTokenizer,
+    check_merges,
+    import_tokenizers,
+)
+from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
+from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer
+
+_PREFIX = "tokenizer.ggml."
+# Types of tokens.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+
+
+def tokenizer_of_gguf(path: str) -> Tokenizer | None:
+    """A file's tokenizer; None for a file that holds nothing of one.
+
+    Raises OSError, CorruptFile for a vocabulary that is damaged,
+    MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
+    package is missing.
+    """
+    file = _core.GgufFile(os.fsencode(path))
+    names = file.keys()
+    keys = {key for key in names if key.startswith(_PREFIX)}
+    if not keys:
+        return None
+    if has_merges(file):
+        return _merges_tokenizer(path, file, keys)
+    return SentencePieceTokenizer(_core.sentencepiece_model(os.fsencode(path)))
+
+
+def has_merges(file: _core.GgufFile) -> bool:
+    """Whether merges decide, not scores, as in Gemma 4's. The core does not
+    know the text of such tokens.
+    """
+    key, names = _PREFIX + "model", file.keys()
+    return key in names and file.get(key) == "gemma4"
+
+
+def _merges_tokenizer(
+    path: str, file: _core.GgufFile, keys: set[str]
+) -> MergesTokenizer:
+    package = import_tokenizers(path)
+
+    def array(name: str, kind: type) -> list[Any]:
+        key = _PREFIX + name
+        found = file.get(key) if key in keys else None
+        if not isinstance(found, list) or set(map(type, found)) - {kind}:
+            raise CorruptFile(
+                f"{path}: metadata {key}: expected a list of "
+                f"{kind.__name__}, found {brief(found)}"
+            )
+        return found
+
+    pieces, types = array("tokens", str), array("token_type", int)
+    if len(types) != len(pieces):
+        raise CorruptFile(
+            f"{path}: metadata {_PREFIX}token_type has {len(types)} entries, "
+            f"expected {len(pieces)}"
+        )
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    if len(ids) != len(pieces):
+        twice = next(p for i, p in enumerate(pieces) if ids[p] != i)
+        raise CorruptFile(
+            f"{path}: metadata {_PREFIX}tokens: expected each once, found "
+            f"{brief(twice)} again"
+        )
+    # Converters call some control tokens user-defined, to have them shown.
+    marks = Marks({}, {})
+    silent = frozenset(
+        token
+        for token, (piece, kind) in enumerate(zip(pieces, types))
+        if kind in (_UNKNOWN, _CONTROL, _UNUSED) or marks.is_control(piece)
+    )
+    merges = check_merges(path, array("merges", str), ids, silent)
+    added = [
+        pieces[token]
+        for token, kind in enumerate(types)
+        if kind == _USER_DEFINED and token not in silent
+    ]
+    try:
+        library = package.Tokenizer(
+            package.models.BPE(
+                vocab=ids, merges=merges, byte_fallback=True, fuse_unk=True
+            )
+        )
+        library.normalizer = package.normalizers.Replace(" ", SPACE_MARK)
+        library.add_tokens(
+            [package.AddedToken(text, normalized=False) for text in added]
+        )
+    except Exception as error:  # the library raises no narrower type
+        raise CorruptFile(
+            f"{path}: the package tokenizers rejects the vocabulary: "
+            + one_line(error)
+        ) from None
+    return MergesTokenizer(ids, silent, library)

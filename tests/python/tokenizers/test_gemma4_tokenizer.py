@@ -1,0 +1,195 @@
+"""Gemma 4's tokenizer, of GGUF files and of tokenizer.json: merges decide."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmakv import (
+    CorruptFile,
+    Gemma,
+    GemmaKVError,
+    MismatchError,
+    Tokenizer,
+    create_kv_cache,
+)
+from gemmakv.tokenizers._directory import tokenizer_of_folder
+from gemmakv.tokenizers._gguf import tokenizer_of_gguf
+from support import gemma4_files, tiny_gguf
+from support.gemma4_files import IDS, MERGES, PIECES
+from support.tiny_gguf import ARRAY, STR, U32
+
+pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
+
+PARTS = [
+    "the", " there", "thought", "\n", "\n\n\n", "\n" * 9, "   ", " " * 6, "Xx",
+    "\u00e9", "\u20ac", "\U0001f999", "\u4f60", "\t", "\0", "er", "in", "<",
+    "call", " and", "x", *IDS,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gemma4_files.write(tmp_path_factory.mktemp("gemma4") / "a.gguf")
+
+
+@pytest.fixture(scope="module")
+def ours(path: Path) -> Tokenizer:
+    found = tokenizer_of_gguf(str(path))
+    assert found is not None
+    return found
+
+
+RANKS = {tuple(merge.split(" ")): i for i, merge in enumerate(MERGES)}
+
+
+def by_hand(text: str) -> list[int]:
+    """Ids of a text without control tokens: merges as the format defines
+    them, bytes of letters that have no token.
+    """
+    ids = []
+    for i, part in enumerate(text.split(gemma4_files.USER_DEFINED)):
+        if i:
+            ids.append(PIECES.index(gemma4_files.USER_DEFINED))
+        words = list(part.replace(" ", "\u2581"))
+        while True:
+            pairs = [RANKS.get(p, 1 << 30) for p in zip(words, words[1:])]
+            if not pairs or min(pairs) == 1 << 30:
+                break
+            at = pairs.index(min(pairs))
+            words[at : at + 2] = [words[at] + words[at + 1]]
+        for word in words:
+            if word in PIECES:
+                ids.append(PIECES.index(word))
+            else:
+                ids += [PIECES.index(f"<0x{b:02X}>") for b in word.encode()]
+    return ids
+
+
+def test_merges_decide(ours: Tokenizer) -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        text = "".join(rng.choices(PARTS, k=rng.randrange(8)))
+        ids = ours.encode(text)
+        assert ids == by_hand(text), ascii(text)
+        assert not set(ids) & ours._silent
+        assert ours.decode(ids) == text
+    # The longest run that is a token, not pairs of pairs.
+    assert ours.encode("a" + "\n" * 5 + "b")[1] == PIECES.index("\n" * 5)
+    assert ours.encode("   a")[0] == PIECES.index("\u2581" * 3)
+
+
+def test_control_tokens_are_never_made_of_text(ours: Tokenizer) -> None:
+    """Also those that converters call user-defined."""
+    for name, token in IDS.items():
+        assert token not in ours.encode(f"a{name}b")
+        assert ours.encode(f"a{name}", parse_special=True)[-1] == token
+        assert ours.token_bytes[token] == b""
+        assert ours.id_of(name) == token and ours.piece_of(token) == name
+    assert ours.encode("<unused3>", parse_special=True) == [
+        PIECES.index("<unused3>")
+    ]
+
+
+def test_bytes(ours: Tokenizer) -> None:
+    ids = ours.encode("\u4f60")
+    assert [ours.token_bytes[i] for i in ids] == [b"\xe4", b"\xbd", b"\xa0"]
+    assert ours.decode(ids[:2]) == "\ufffd"
+    assert ours.token_bytes[PIECES.index("\u2581the")] == b" the"
+
+
+def test_the_same_from_a_directory(ours: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(gemma4_files.tokenizer_json())
+    )
+    other = tokenizer_of_folder(tmp_path)
+    assert other is not None and other.vocab_size == ours.vocab_size
+    assert other.token_bytes == ours.token_bytes
+    rng = random.Random(6)
+    for _ in range(300):
+        text = "".join(rng.choices(PARTS, k=rng.randrange(12)))
+        for special in (False, True):
+            assert other.encode(text, special) == ours.encode(text, special)
+
+
+def test_a_model_writes_text(path: Path) -> None:
+    gemma = Gemma.load(path, packed_cache=False)
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None
+    cache = create_kv_cache(gemma.config)
+    options: dict[str, Any] = {"max_tokens": 24, "seed": 1, "temperature": 2}
+    found = gemma.generate(cache, "the", **options)
+    assert found.text == tokenizer.decode(
+        [t for t in found.token_ids if t not in gemma.config.eos_ids]
+    )
+    assert len(found.text) > 5
+    cache.reset()
+    stream = gemma.stream(cache, "the", **options)
+    assert "".join(piece.text for piece in stream) == found.text
+
+
+def test_the_extra_is_named(path: Path) -> None:
+    code = (
+        "import sys; sys.modules['tokenizers'] = None\n"
+        "import gemmakv\n"
+        "try:\n"
+        f"    gemmakv.Gemma.load({str(path)!r}, packed_cache=False)\n"
+        "except gemmakv.GemmaKVError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{path}: reading it needs the package")
+    assert done.stdout.count("\n") == 1
+    assert 'pip install "gemmakv[tokenizers]"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "key, value, error, said",
+    [
+        ("merges", None, CorruptFile, "merges: expected a list"),
+        ("merges", (ARRAY, (STR, ["t h", "q"])), CorruptFile, "a merge"),
+        ("merges", (ARRAY, (STR, ["t q"])), CorruptFile, "makes no token"),
+        ("merges", (ARRAY, (STR, [*MERGES, "<|turn >"])), MismatchError,
+         "control token"),
+        ("merges", (ARRAY, (U32, [1])), CorruptFile, "merges: expected"),
+        ("token_type", (ARRAY, (U32, [1])), CorruptFile, "has 1 entries"),
+        ("token_type", None, CorruptFile, "token_type: expected"),
+        ("tokens", (ARRAY, (STR, [*PIECES[:-1], "the"])), CorruptFile,
+         "found 'the' again"),
+        ("tokens", (ARRAY, (STR, [*PIECES[:-1], "zz"])), CorruptFile,
+         "no token <0xFF>"),
+    ],
+)  # fmt: skip
+def test_damaged(
+    tmp_path: Path, key: str, value: object, error: type, said: str
+) -> None:
+    if said == "control token":
+        # Pieces that would make one.
+        tokens = [*PIECES]
+        tokens[5] = "<|turn"
+        bad = gemma4_files.write(
+            tmp_path / "a.gguf", tokens=(ARRAY, (STR, tokens)), merges=value
+        )
+    else:
+        bad = gemma4_files.write(tmp_path / "a.gguf", **{key: value})
+    with pytest.raises(GemmaKVError) as caught:
+        Gemma.load(bad, packed_cache=False)
+    text = str(caught.value)
+    assert type(caught.value) is error, text
+    assert said in text and str(bad) in text and "\n" not in text
+
+
+def test_another_kind_is_refused(tmp_path: Path) -> None:
+    meta = tiny_gguf.metadata()
+    meta["tokenizer.ggml.model"] = (STR, "gpt2")
+    bad = tiny_gguf.write(tmp_path / "a.gguf", meta)
+    with pytest.raises(MismatchError, match="'gpt2', expected 'llama'"):
+        Gemma.load(bad, packed_cache=False)
