@@ -1,6 +1,7 @@
 """How a conversation becomes the text that a model reads."""
 
 from gemmakv.chat._templates import (
+    Gemma4Template,
     GemmaTemplate,
     Message,
     PlainTemplate,
@@ -10,6 +11,7 @@ from gemmakv.chat._templates import (
 )
 
 __all__ = [
+    "Gemma4Template",
     "GemmaTemplate",
     "Message",
     "PlainTemplate",

@@ -17,7 +17,8 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
-from gemmakv.chat._templates import render, stop_ids
+from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
+from gemmakv.chat._templates import render, stop_ids, thinking
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
 from gemmakv.errors import CacheFullError, unexpected
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS
@@ -61,11 +62,13 @@ class Turn:
     def finish(self, generation: Generation) -> Generation:
         """Takes in the reply; gives it as it stands in the messages."""
         cancelled = generation.finish_reason == "cancelled"
-        text = self.keep(generation.text, cancelled)
+        parts = read_reply(self.talk.reader(), generation)
+        generation = with_parts(generation, parts)
+        text = self.keep(generation.text, generation.reasoning, cancelled)
         self.talk.saved_prefill_tokens += generation.usage.cached_tokens
         return dataclasses.replace(generation, text=text)
 
-    def keep(self, text: str, incomplete: bool = True) -> str:
+    def keep(self, text: str, reasoning: str, incomplete: bool = True) -> str:
         """Takes in what there is of a reply; returns its text, trimmed.
 
         One that is cut short does not keep half a text that would end it.
@@ -73,7 +76,8 @@ class Turn:
         if incomplete:
             text = text[: len(text) - _half_stop(text, self.options["stop"])]
         text = text.strip()
-        reply = Message("assistant", text, incomplete)
+        thoughts = {"reasoning": reasoning} if reasoning else {}
+        reply = Message("assistant", text, incomplete, extra=thoughts)
         self.talk._take_in([*self.messages, reply], self.kept)
         return text
 
@@ -98,6 +102,7 @@ class Conversation:
         cache: KVCache,
         system: str | None,
         messages: Messages,
+        think: bool | None = None,
     ) -> None:
         if gemma.tokenizer is None:
             raise ValueError(
@@ -108,6 +113,8 @@ class Conversation:
         self._bos_id = gemma.config.bos_id
         self._encoder = Encoder(self._tokenizer, self._bos_id)
         self.template = template
+        self.think = think
+        self._variables = thinking(template, think)
         self.cache = cache
         self.system, self.messages = _beginning(system, messages)
         self.elsewhere = False  # keys and values of the cache's tokens
@@ -122,6 +129,21 @@ class Conversation:
     def all_messages(self) -> list[Message]:
         """The messages, the system message first if there is one."""
         return self._with_system(self.messages)
+
+    def reader(self) -> ReplyReader:
+        """For one reply."""
+        return ReplyReader(self._tokenizer)
+
+    def set_think(self, think: bool | None) -> None:
+        before = self._variables
+        self._variables = thinking(self.template, think)
+        self._system_ends = None
+        try:
+            self._keep_common(self.messages, exact=True)
+        except BaseException:
+            self._variables = before
+            raise
+        self.think = think
 
     def stop_ids(self) -> list[int]:
         """The template's control tokens that end a reply."""
@@ -323,6 +345,7 @@ class Conversation:
                 self.template,
                 self._with_system(messages),
                 add_generation_prompt=reply,
+                **self._variables,
             )
         )
 

@@ -6,7 +6,6 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmakv.chat._messages import (
@@ -23,10 +22,15 @@ from gemmakv.errors import GemmaKVError, brief, unexpected
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import jinja2
+    import jinja2.nodes
 
 # Marks stand for control tokens. They are surrogates, which no text holds.
 _MARKS = range(0xD800, 0xE000)
+# Methods of texts that look for their arguments in it.
+_SEEKING = frozenset(
+    ("split", "rsplit", "partition", "rpartition", "startswith", "endswith",
+     "find", "rfind", "count")
+)  # fmt: skip
 _ANY_MARK = re.compile("([\ud800-\udfff])")
 
 
@@ -46,7 +50,7 @@ class FileTemplate:
 
     name = "file"
     stop: tuple[str, ...] = ()
-    stop_tokens = ("<end_of_turn>",)
+    stop_tokens = ("<end_of_turn>", "<turn|>", "<|tool_response>")
 
     def __init__(
         self,
@@ -61,9 +65,11 @@ class FileTemplate:
         """
         self.source = source
         self.knows_tools = "tool" in source
-        self.writes_json_calls = (
-            "<tool_call>" in source and "arguments" in source
-        )
+        self.call_form: str | None = None
+        if "<|tool_call>" in source and "call:" in source:
+            self.call_form = "native"
+        elif "<tool_call>" in source and "arguments" in source:
+            self.call_form = "json"
         self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
         self._tokens = {
@@ -73,7 +79,10 @@ class FileTemplate:
         self._marked_tokens = {
             name: self._mark(token) for name, token in self._tokens.items()
         }
-        self._plain, self._marked, self._uses_tools = self._compile(source)
+        self._plain, self._marked, names = self._compile(source)
+        self._uses_tools = "tools" in names
+        self.knows_thinking = "enable_thinking" in names
+        self._knows_parts: dict[str, bool] = {}  # by role
         self._names = {mark: name for name, mark in self._marks.items()}
         self._check_whole()
 
@@ -122,24 +131,27 @@ class FileTemplate:
         for i, message in enumerate(messages):
             fields = plain_json(f"messages[{i}]", message.to_dict())
             fields.pop("incomplete", None)
-            if is_parts(message.content) and not self._knows_parts:
+            if is_parts(message.content) and not self._takes_parts(
+                message.role
+            ):
                 fields["content"] = message.text
             chat.append(fields)
         variables = {**variables, "messages": chat}
         expected = _run(self._plain, self._tokens | variables)
-        found = _run(self._marked, self._marked_tokens | variables)
-        segments = [
-            Segment(self._names.get(part, part), part in self._names)
-            for part in _ANY_MARK.split(found)
-            if part
-        ]
-        if "".join(segment.text for segment in segments) != expected:
-            raise GemmaKVError(
-                "template: what the file's chat template makes depends on "
-                "names of control tokens in the messages, so they cannot be "
-                "told apart from text; choose template='gemma' or 'plain'"
-            )
-        return segments
+        for template in self._marked:
+            found = _run(template, self._marked_tokens | variables)
+            segments = [
+                Segment(self._names.get(part, part), part in self._names)
+                for part in _ANY_MARK.split(found)
+                if part
+            ]
+            if "".join(segment.text for segment in segments) == expected:
+                return segments
+        raise GemmaKVError(
+            "template: what the file's chat template makes depends on "
+            "names of control tokens in the messages, so they cannot be "
+            "told apart from text; choose template='gemma' or 'plain'"
+        )
 
     def _check_whole(self) -> None:
         """Raises if what the template writes has control tokens as text."""
@@ -157,11 +169,30 @@ class FileTemplate:
                         "template='gemma' or 'plain'"
                     )
 
-    @cached_property
-    def _knows_parts(self) -> bool:
-        """Whether the template renders parts, and not Python's list."""
+    def _takes_parts(self, role: str) -> bool:
+        """Whether the template renders parts of a role, and not Python's
+        list.
+        """
+        known = self._knows_parts.get(role)
+        if known is None:
+            known = self._knows_parts[role] = self._tries_parts(role)
+        return known
+
+    def _tries_parts(self, role: str) -> bool:
         parts = [{"type": "text", "text": "\ue000"}]
-        chat = [{"role": "user", "content": parts}]
+        tried: dict[str, Any] = {"role": role, "content": parts}
+        other = {"role": "user", "content": "A"}
+        chat: list[dict[str, Any]] = [tried]
+        if role in ("system", "developer"):
+            chat = [tried, other]
+        elif role == "assistant":
+            chat = [other, tried]
+        elif role == "tool":
+            call = {"name": "f", "arguments": {}}
+            calls = [{"id": "a", "type": "function", "function": call}]
+            asked = {"role": "assistant", "content": "", "tool_calls": calls}
+            tried |= {"name": "f", "tool_call_id": "a"}
+            chat = [other, asked, tried]
         try:
             text = _run(self._plain, self._tokens | {"messages": chat})
         except (_Rejected, GemmaKVError):
@@ -201,27 +232,57 @@ class FileTemplate:
 
     def _compile(
         self, source: str
-    ) -> tuple[jinja2.Template, jinja2.Template, bool]:
-        """The template, the template with marks, and whether it uses tools."""
+    ) -> tuple[jinja2.Template, list[jinja2.Template], set[str]]:
+        """The template, the templates with marks, and names that it uses.
+
+        Of those with marks the second one has none in what it looks for in
+        its messages: a thought that somebody kept in a reply, say, stands
+        there as text.
+        """
         import jinja2.nodes
 
         environment = _environment()
         try:
-            tree = environment.parse(source)
             plain = environment.from_string(source)
-            for text in tree.find_all(jinja2.nodes.TemplateData):
-                text.data = self._mark(text.data)
-            for constant in tree.find_all(jinja2.nodes.Const):
-                if isinstance(constant.value, str):
-                    constant.value = self._mark(constant.value)
+            marked = []
+            for whole in (True, False):
+                tree = environment.parse(source)
+                sought = set() if whole else _sought(tree)
+                for text in tree.find_all(jinja2.nodes.TemplateData):
+                    text.data = self._mark(text.data)
+                for constant in tree.find_all(jinja2.nodes.Const):
+                    if isinstance(constant.value, str) and (
+                        id(constant) not in sought
+                    ):
+                        constant.value = self._mark(constant.value)
+                marked.append(environment.from_string(tree))
             names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
-            return plain, environment.from_string(tree), "tools" in names
-        except (jinja2.TemplateError, RecursionError, SyntaxError,
-                ValueError) as error:  # the last two are of Python's compiler
+            return plain, marked, names
+        except (
+            jinja2.TemplateError,
+            RecursionError,
+            SyntaxError,
+            ValueError,
+        ) as error:  # the last two are of Python's compiler
             raise GemmaKVError(
                 "template: the file's chat template is not sound: "
                 f"{_line(error)}; choose template='gemma' or 'plain'"
             ) from None
+
+
+def _sought(tree: jinja2.nodes.Template) -> set[int]:
+    """Of constants that are compared with texts, or looked for in them."""
+    import jinja2.nodes
+
+    places: list[jinja2.nodes.Node] = []
+    for compare in tree.find_all(jinja2.nodes.Compare):
+        places += [compare.expr, *(one.expr for one in compare.ops)]
+    for call in tree.find_all(jinja2.nodes.Call):
+        if isinstance(call.node, jinja2.nodes.Getattr) and (
+            call.node.attr in _SEEKING
+        ):
+            places += call.args
+    return {id(one) for one in places if isinstance(one, jinja2.nodes.Const)}
 
 
 class _Rejected(Exception):
@@ -233,8 +294,15 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
     try:
         return template.render(variables)
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError,
-            ValueError, AttributeError, RecursionError) as error:
+    except (
+        jinja2.TemplateError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise GemmaKVError(
             f"template: the file's chat template fails: {_line(error)}; "
             "choose template='gemma' or 'plain'"

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
+from gemmakv.chat._native_calls import native_options
+from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._templates import (
+    call_form,
     check_reply_options,
-    reads_calls,
     render,
     stop_ids,
     stop_texts,
     template_for,
+    thinking,
 )
-from gemmakv.chat._tools import read_calls, tool_use
+from gemmakv.chat._tools import tool_use
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.errors import unexpected
 from gemmakv.generation._model import Model, check_cache
 from gemmakv.generation._options import Options
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.generation._result import Generation, ToolCall
+from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Gemma(Model):
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        think: bool | None = None,
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
@@ -61,31 +64,40 @@ class Gemma(Model):
             conversation and the reply. The result is the same as without, bit
             for bit. None for a new one, which is dropped.
           tools: JSON schemas of functions that the model may call; the result
-            has `tool_calls`. Needs the extra `grammar`.
+            has `tool_calls`. Needs the extra `grammar`, unless calls have the
+            form of Gemma 4's template: nothing holds these to their schemas.
           tool_choice: "auto" (the default), "none", "required" (at least one
-            call) or the name of the tool that is to be called.
+            call) or the name of the tool that is to be called; of the last
+            two none with Gemma 4's form.
           parallel_tool_calls: whether there may be several calls.
+          think: whether the model is to think before it replies, if its
+            template knows how; the result has `reasoning`. None: as the
+            template has it.
           template: as for `apply_chat_template`.
           template_kwargs: keywords of `apply_chat_template` for the template.
           **options: those of `generate`; `stop` adds to what ends a reply
             anyway.
 
-        The result's `text` is without white space around it. Calls with one
+        The result's `text` is without white space around it. Thoughts of a
+        reply that stands among the messages are said again only if the
+        template says them, as long as the turn goes on. Calls with one
         cache at the same time do not wait for each other: it holds what the
         last of them leaves. A call that raises leaves it as it was.
 
         Raises what `apply_chat_template` and `generate` raise.
         """
         chosen = self._template(template)
-        said, more = _tools_of(
+        said, form, more = self._tools_of(
             chosen, tools, tool_choice, parallel_tool_calls, options
         )
         call = self._chat_call(
-            messages, cache, said, chosen, template_kwargs, more
+            messages, cache, said, chosen, think, template_kwargs, more
         )
         generation = self._done(self._reply(*call))
-        calls = bool(said) and reads_calls(chosen)
-        return _reply(cache, call[0], generation, calls)
+        if cache is not None:
+            cache._become(call[0])
+        reader = ReplyReader(self._needed_tokenizer(), form)
+        return with_parts(generation, read_reply(reader, generation))
 
     async def achat(
         self,
@@ -95,6 +107,7 @@ class Gemma(Model):
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        think: bool | None = None,
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
@@ -103,15 +116,17 @@ class Gemma(Model):
         model runs. A task that is cancelled leaves the cache as it was.
         """
         chosen = self._template(template)
-        said, more = _tools_of(
+        said, form, more = self._tools_of(
             chosen, tools, tool_choice, parallel_tool_calls, options
         )
         call = self._chat_call(
-            messages, cache, said, chosen, template_kwargs, more
+            messages, cache, said, chosen, think, template_kwargs, more
         )
         generation = await self._adone(self._reply(*call))
-        calls = bool(said) and reads_calls(chosen)
-        return _reply(cache, call[0], generation, calls)
+        if cache is not None:
+            cache._become(call[0])
+        reader = ReplyReader(self._needed_tokenizer(), form)
+        return with_parts(generation, read_reply(reader, generation))
 
     def apply_chat_template(
         self,
@@ -133,8 +148,8 @@ class Gemma(Model):
             template that knows no tools they are said in text, and so are
             calls and results among the messages.
           add_generation_prompt: whether the reply's turn is opened.
-          template: "file", "gemma", "plain" or a Template; None chooses what
-            fits the model, see `gemmakv.templates.template_for`.
+          template: "file", "gemma", "gemma4", "plain" or a Template; None
+            chooses what fits the model, see `gemmakv.templates.template_for`.
           **kwargs: variables of the file's template.
 
         Raises ValueError naming the message or tool that the template cannot
@@ -185,6 +200,7 @@ class Gemma(Model):
         cache: KVCache | None,
         tools: Tools | None,
         template: Template | str | None,
+        think: bool | None,
         template_kwargs: Mapping[str, Any] | None,
         options: Any,
     ) -> tuple[KVCache, TokenArray, dict[str, Any], list[int]]:
@@ -197,8 +213,9 @@ class Gemma(Model):
             raise unexpected(
                 "template_kwargs", "a mapping or None", template_kwargs
             )
+        variables = thinking(chosen, think) | dict(template_kwargs or {})
         ids = self.apply_chat_template(
-            messages, tools=tools, template=chosen, **(template_kwargs or {})
+            messages, tools=tools, template=chosen, **variables
         )
         if cache is None:
             work = create_kv_cache(self.config)
@@ -228,42 +245,38 @@ class Gemma(Model):
             )
         return self.tokenizer
 
-
-def _tools_of(
-    template: Template,
-    tools: Tools | None,
-    tool_choice: str | Mapping[str, Any] | None,
-    parallel: bool,
-    options: Mapping[str, Any],
-) -> tuple[Tools | None, dict[str, Any]]:
-    """Tools as they are said, and options with what the reply follows."""
-    if tools is None and tool_choice is None:
-        return None, dict(options)
-    if not reads_calls(template):
-        if tool_choice not in (None, "auto"):
-            raise ValueError(
-                f"tool_choice: calls of the template {template.name!r} have a "
-                "form of their own, which is not read here; expected 'auto', "
-                f"found {tool_choice!r}"
+    def _tools_of(
+        self,
+        template: Template,
+        tools: Tools | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        parallel: bool,
+        options: Mapping[str, Any],
+    ) -> tuple[Tools | None, str | None, dict[str, Any]]:
+        """Tools as they are said, the form of calls, and options with what
+        the reply follows.
+        """
+        if tools is None and tool_choice is None:
+            return None, None, dict(options)
+        form = call_form(template)
+        if form is None:
+            if tool_choice not in (None, "auto"):
+                raise ValueError(
+                    f"tool_choice: calls of the template {template.name!r} "
+                    "have a form of their own, which is not read here; "
+                    f"expected 'auto', found {tool_choice!r}"
+                )
+            return tools, None, dict(options)
+        use = tool_use(tools, tool_choice, parallel)
+        if use is None:
+            return None, None, dict(options)
+        for name in ("grammar", "response_format"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: expected none together with tools")
+        if form == "native":
+            more = native_options(
+                self._needed_tokenizer(), tool_choice, parallel, options
             )
-        return tools, dict(options)
-    use = tool_use(tools, tool_choice, parallel)
-    if use is None:
-        return None, dict(options)
-    for name in ("grammar", "response_format"):
-        if options.get(name) is not None:
-            raise ValueError(f"{name}: expected none together with tools")
-    return use.tools, {**options, "grammar": use.grammar}
-
-
-def _reply(
-    cache: KVCache | None, work: KVCache, generation: Generation, calls: bool
-) -> Generation:
-    """`calls`: they may be in its text."""
-    if cache is not None:
-        cache._become(work)
-    text = generation.text.strip()
-    found: list[ToolCall] = []
-    if calls:
-        text, found = read_calls(text)
-    return dataclasses.replace(generation, text=text, tool_calls=found)
+        else:
+            more = {"grammar": use.grammar}
+        return use.tools, form, {**options, **more}

@@ -39,6 +39,7 @@ class Message:
         their JSON text becomes one.
       tool_call_id: the call whose result this is.
       extra: any other keys of a dict, for templates that know them.
+        "reasoning" or "reasoning_content" is what the model thought.
 
     Raises ValueError for a role, a content or a part that is none of these.
     """
@@ -94,6 +95,14 @@ class Message:
     def text(self) -> str:
         """The content as one str: parts are joined by line ends."""
         return "\n".join(self.parts)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it said this; "" if nothing."""
+        for key in ("reasoning", "reasoning_content"):
+            if isinstance(text := self.extra.get(key), str) and text:
+                return text
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         """The message as a dict, without keys that say nothing."""

@@ -21,6 +21,7 @@ from gemmakv.chat._one_call import OneCall
 from gemmakv.chat._session_file import OVERFLOWS, SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
+    NAMES,
     check_reply_options,
     stop_texts,
     template_for,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["Message", "Session", "SessionStats"]
-
-TEMPLATE_NAMES = ("file", "gemma", "plain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +85,7 @@ class Session:
         overflow: str = "error",
         *,
         template: Template | str | None = None,
+        think: bool | None = None,
         messages: Messages = (),
         capacity_tokens: int | None = None,
         kv_dtype: str | None = None,
@@ -104,8 +104,10 @@ class Session:
             `max_tokens` (at most a quarter of the capacity) do not fit, the
             oldest turns are dropped until the prompt takes half of the
             capacity or only the newest turn is left.
-          template: "file", "gemma", "plain" or a Template; None chooses what
-            fits the model, see `gemmakv.templates.template_for`.
+          template: "file", "gemma", "gemma4", "plain" or a Template; None
+            chooses what fits the model, see `gemmakv.templates.template_for`.
+          think: whether the model is to think before it replies; None: as
+            the template has it.
           messages: turns that the conversation begins with, as `Message` or
             dict: user and assistant by turns, a reply last. A system or
             developer message may stand first: its text becomes `system`.
@@ -144,7 +146,12 @@ class Session:
                 "given; give it to create_kv_cache"
             )
         self._talk = Conversation(
-            gemma, template_for(gemma, template), cache, system, messages
+            gemma,
+            template_for(gemma, template),
+            cache,
+            system,
+            messages,
+            think,
         )
         self._last_fork_us: float | None = None
         self._calls = OneCall()
@@ -212,6 +219,21 @@ class Session:
     def system(self, text: str | None) -> None:
         with self._calls:
             self._talk.set_system(text)
+
+    @property
+    def think(self) -> bool | None:
+        """Whether the model is to think before it replies; None: as the
+        template has it. What it thought is the `reasoning` of replies and
+        of their messages; templates say it again in a turn that goes on, or
+        never, so most replies that were thought over are computed again with
+        the next message. A change has the conversation computed again.
+        """
+        return self._talk.think
+
+    @think.setter
+    def think(self, think: bool | None) -> None:
+        with self._calls:
+            self._talk.set_think(think)
 
     @property
     def messages(self) -> list[Message]:
@@ -422,6 +444,7 @@ class Session:
                 kv_dtype=self.cache.kv_dtype,
                 saved_prefill_tokens=self._talk.saved_prefill_tokens,
                 ends=list(self._talk.ends),
+                think=self._talk.think,
             )
             if not keys:
                 self._publish()
@@ -475,7 +498,7 @@ class Session:
         """
         view = byte_view("data", data)
         text, kv = session_file.split(view, whole=not rebuild)
-        if template is None and text.template not in TEMPLATE_NAMES:
+        if template is None and text.template not in NAMES:
             raise ValueError(
                 "template: the session was saved with a Template named "
                 f"{brief(text.template)}; give it: Session.load(gemma, path, "
@@ -486,6 +509,7 @@ class Session:
             text.system,
             text.overflow,
             template=text.template if template is None else template,
+            think=text.think,
             messages=text.messages,
             # With `rebuild` the model may be one of a shorter context.
             capacity_tokens=min(

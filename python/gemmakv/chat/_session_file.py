@@ -64,6 +64,7 @@ class SessionText:
     kv_dtype: str
     saved_prefill_tokens: int
     ends: list[int | None] = dataclasses.field(default_factory=list)
+    think: bool | None = None
 
 
 def kinds_of(fields: type) -> dict[str, Any]:
@@ -106,6 +107,8 @@ def write_tokens(
 def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
     """All that stands before the KV part."""
     fields = {name: getattr(text, name) for name in _KINDS}
+    if text.think is not None:  # versions without it read all others
+        fields["think"] = text.think
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
     document = to_json(fields)
@@ -279,6 +282,7 @@ def _size(head: bytes) -> int:
 
 
 _KINDS = kinds_of(SessionText)
+del _KINDS["think"]  # optional
 
 
 def _upgrade(fields: dict[str, Any]) -> None:
@@ -299,8 +303,10 @@ def _checked(fields: Any) -> SessionText:
         value = fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {brief(value)}")
-    if unknown := fields.keys() - _KINDS:
+    if unknown := fields.keys() - _KINDS - {"think"}:
         raise TypeError(f"unknown field {min(unknown)}")
+    if not isinstance(fields.get("think"), bool | None):
+        raise TypeError(f"think is {brief(fields['think'])}")
     text = SessionText(**fields)
     text.messages = messages_of(text.messages) if text.messages else []
     text.options = options_from_json(text.options)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gemmakv import _core
 from gemmakv.chat._conversation import Turn
+from gemmakv.chat._reply import said
 from gemmakv.generation._result import Generation, Piece
 from gemmakv.generation._stream import _POLL_S, PieceStream, Stream
 
@@ -20,7 +21,8 @@ class ChatStream(PieceStream):
 
     The texts of all pieces joined are the reply as it stands in the session's
     messages: white space around it is left out, so white space waits for the
-    text that follows it. The session is busy until the stream has ended, is
+    text that follows it. The same holds for `reasoning`, what the model thinks
+    before. The session is busy until the stream has ended, is
     cancelled or dropped. To be read by one thread or task at a time.
 
     An exception of the generation or of its `progress` ends the reply: what
@@ -36,8 +38,8 @@ class ChatStream(PieceStream):
         self._handle = inner._handle
         self._turn = turn
         self._release = release
-        self._trim = _Trimmer()
-        self._text = ""  # of all pieces of `inner`
+        self._reader = turn.talk.reader()
+        self._text = self._reasoning = ""  # of all pieces of `inner`
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
@@ -105,20 +107,20 @@ class ChatStream(PieceStream):
         return not self._ended and self._inner._ending()
 
     def _save(self) -> Any:
-        trim = self._trim
         return (
             self._inner._save(),
-            self._text,
+            (self._text, self._reasoning),
             self._given,
             tuple(self._ready),
-            (trim._started, trim._held),
+            self._reader.state(),
         )
 
     def _restore(self, before: Any) -> None:
         if not self._ended:
-            inner, self._text, self._given, ready, trim = before
+            inner, texts, self._given, ready, reader = before
+            self._text, self._reasoning = texts
             self._ready = deque(ready)
-            self._trim._started, self._trim._held = trim
+            self._reader.restore(reader)
             self._inner._restore(inner)
 
     def _read(self, seconds: float) -> Piece | None:
@@ -159,8 +161,12 @@ class ChatStream(PieceStream):
 
     def _take(self, piece: Piece) -> Piece | None:
         """Notes a piece of `inner`; what is to be shown of it."""
-        self._text += piece.text
-        return self._trim(piece)
+        text, reasoning = said(self._reader.push(piece.token_id, piece.text))
+        self._text += text
+        self._reasoning += reasoning
+        if piece.token_id < 0 and not text and not reasoning:
+            return None
+        return dataclasses.replace(piece, text=text, reasoning=reasoning)
 
     def _settle(self) -> None:
         """Ends the turn. Requires: the lock, and that `inner` has ended or is
@@ -187,7 +193,8 @@ class ChatStream(PieceStream):
             self._drain(Exception)  # the failure itself, again
             kept = self._inner._count > 0
             if kept:
-                self._cut(len(self._turn.keep(self._text)))
+                kept_text = self._turn.keep(self._text, self._reasoning)
+                self._cut(len(kept_text))
         except BaseException:
             kept = False  # the error that counts is the first
         finally:
@@ -218,23 +225,3 @@ class ChatStream(PieceStream):
     def _end(self) -> None:
         self._ended = True
         self._release()
-
-
-class _Trimmer:
-    """Leaves out the white space around a text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._started = False
-        self._held = ""  # white space that more text may follow
-
-    def __call__(self, piece: Piece) -> Piece | None:
-        """The piece with what is to be shown now; None if it holds nothing."""
-        text = self._held + piece.text
-        if not self._started:
-            text = text.lstrip()
-            self._started = bool(text)
-        shown = text.rstrip()
-        self._held = text[len(shown) :]
-        if piece.token_id < 0 and not shown:
-            return None
-        return dataclasses.replace(piece, text=shown)

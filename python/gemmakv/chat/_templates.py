@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.chat._file_template import FileTemplate
+from gemmakv.chat._gemma4_template import Gemma4Template
 from gemmakv.chat._messages import (
     Message,
     Messages,
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from gemmakv.generation._model import Model
 
 __all__ = [
+    "NAMES",
     "FileTemplate",
+    "Gemma4Template",
     "GemmaTemplate",
     "Message",
     "PlainTemplate",
@@ -41,6 +44,9 @@ __all__ = [
     "render",
     "template_for",
 ]
+
+
+NAMES = ("file", "gemma", "gemma4", "plain")
 
 
 class _TextTemplate:
@@ -209,11 +215,41 @@ def knows_tools(template: Template) -> bool:
     return not isinstance(template, _TextTemplate)
 
 
-def reads_calls(template: Template) -> bool:
-    """Whether calls come in the form of `ToolUse`."""
-    if isinstance(template, FileTemplate) and template.knows_tools:
-        return template.writes_json_calls
-    return not knows_tools(template)
+def call_form(template: Template) -> str | None:
+    """In which form calls come: "json" as `ToolUse` has it, "native", or None
+    if in another one.
+    """
+    if isinstance(template, Gemma4Template) or (
+        isinstance(template, FileTemplate) and template.knows_tools
+    ):
+        return template.call_form
+    return None if knows_tools(template) else "json"
+
+
+def thinking(template: Template, think: bool | None) -> dict[str, Any]:
+    """The keyword of `render` that says whether the model is to think; None:
+    as the template has it. Raises ValueError if it cannot be said.
+    """
+    if think is None:
+        return {}
+    if not isinstance(think, bool):
+        raise unexpected("think", "True, False or None", think)
+    if knows_thinking(template):
+        return {"enable_thinking": think}
+    if think:
+        raise ValueError(
+            f"think: the template {brief(template.name)} cannot ask the model "
+            "to think; expected False or None, found True"
+        )
+    return {}
+
+
+def knows_thinking(template: Template) -> bool:
+    """Whether it can say that the model is to think."""
+    known: bool = getattr(
+        template, "knows_thinking", not isinstance(template, _TextTemplate)
+    )
+    return known
 
 
 def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
@@ -255,8 +291,11 @@ def template_for(
     if template is None:
         if gemma.chat_template is not None:
             template = "file"
+        elif not gemma.instruction_tuned:
+            template = "plain"
         else:
-            template = "gemma" if gemma.instruction_tuned else "plain"
+            known = gemma.tokenizer and gemma.tokenizer.id_of("<|turn>")
+            template = "gemma" if known is None else "gemma4"
     if not isinstance(template, str):
         _check_template(template)
         return template
@@ -264,11 +303,13 @@ def template_for(
         return PlainTemplate()
     if template == "gemma":
         return GemmaTemplate()
+    if template == "gemma4":
+        return Gemma4Template()
     if template == "file":
         if gemma.chat_template is None or gemma.tokenizer is None:
             raise MismatchError(
                 "template: the model carries no chat template of its own; "
-                "use 'gemma' or 'plain'"
+                "use 'gemma', 'gemma4' or 'plain'"
             )
         return FileTemplate(
             gemma.chat_template,
@@ -276,15 +317,14 @@ def template_for(
             bos_id=gemma.config.bos_id,
             eos_ids=gemma.config.eos_ids,
         )
-    raise unexpected(
-        "template", "'file', 'gemma', 'plain', a Template or None", template
-    )
+    names = ", ".join(map(repr, NAMES))
+    raise unexpected("template", f"{names}, a Template or None", template)
 
 
 def _check_template(template: object) -> None:
     for attribute in ("name", "stop", "stop_tokens", "render"):
         if not hasattr(template, attribute):
             raise ValueError(
-                "template: expected 'file', 'gemma', 'plain', a Template or "
-                f"None, found {brief(template)}, which has no {attribute!r}"
+                f"template: expected {', '.join(map(repr, NAMES))}, a Template "
+                f"or None, found {brief(template)}, which has no {attribute!r}"
             )

@@ -268,17 +268,6 @@ class CallReader:
         yield from ()
 
 
-def read_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """A reply's text without its calls, and those; one that was cut short is
-    in neither.
-    """
-    reader = CallReader()
-    parts = [*reader.push(text), *reader.end()]
-    shown = "".join(part for part in parts if isinstance(part, str))
-    calls = [p.end for p in parts if isinstance(p, CallPart) and p.end]
-    return shown.strip(), calls
-
-
 def _grammar(
     tools: Sequence[Mapping[str, Any]], free: bool, parallel: bool
 ) -> Grammar:

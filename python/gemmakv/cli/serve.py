@@ -188,8 +188,8 @@ def serve(
     chat_template: str | None = _option(
         "--chat-template",
         None,
-        "file, gemma, plain, or the path of a Jinja template. Default: what "
-        "fits the model.",
+        "file, gemma, gemma4, plain, or the path of a Jinja template. "
+        "Default: what fits the model.",
         "NAME",
     ),  # fmt: skip
     prefix_cache_ram: str | None = _option(
@@ -495,13 +495,15 @@ def _prefix_secret(
 
 def _template_source(name: str | None) -> str | None:
     """The text of a template that is a file; None if it is a name."""
-    if name is None or name in ("file", "gemma", "plain"):
+    from gemmakv.chat._templates import NAMES
+
+    if name is None or name in NAMES:
         return None
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            "chat_template: expected file, gemma, plain or the path of a "
+            f"chat_template: expected {', '.join(NAMES)} or the path of a "
             f"Jinja template, found {name!r}: "
             + (getattr(error, "strerror", None) or str(error))
         ) from None

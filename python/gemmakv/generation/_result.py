@@ -85,7 +85,8 @@ class ToolCall:
     Attributes:
       id: what its result is to name as `tool_call_id`.
       name: of the tool.
-      arguments: what JSON can say, as the tool's schema allows.
+      arguments: what JSON can say, as the tool's schema allows if a grammar
+        held the reply to it.
     """
 
     id: str
@@ -121,6 +122,8 @@ class Piece:
       logprob: its log-probability; None unless asked for.
       finish_reason: of the last piece, as in `Generation`; else None.
       top_logprobs: the likeliest tokens of its place; None unless asked for.
+      reasoning: in a reply to messages, the same of what the model thinks
+        before it replies; not in `text`.
     """
 
     text: str
@@ -128,6 +131,7 @@ class Piece:
     logprob: float | None = None
     finish_reason: str | None = None
     top_logprobs: TopLogprobs | None = None
+    reasoning: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,6 +150,8 @@ class Generation:
       top_logprobs: those of each token's place; None unless asked for.
       cache: the continuation's own cache if the call had `n`, else None.
       tool_calls: what a reply of `chat` with `tools` asks for; not in `text`.
+      reasoning: what the model thought before it replied to messages, without
+        white space around it; not in `text`.
     """
 
     text: str
@@ -160,6 +166,7 @@ class Generation:
         default=None, repr=False
     )
     tool_calls: list[ToolCall] = dataclasses.field(default_factory=list)
+    reasoning: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -195,9 +202,7 @@ def generation_of(
         timings=Timings(
             prefill_s=prompt.prefill_s,
             decode_s=result.decode_s,
-            prefill_tokens_per_s=_rate(
-                prompt.prompt_tokens, prompt.prefill_s
-            ),
+            prefill_tokens_per_s=_rate(prompt.prompt_tokens, prompt.prefill_s),
             decode_tokens_per_s=_rate(len(token_ids) - 1, result.decode_s),
         ),
         cache=cache,

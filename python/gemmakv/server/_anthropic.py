@@ -23,7 +23,7 @@ from gemmakv.server._http import (
     serve,
     sse,
 )
-from gemmakv.server._openai import check_effort, refuse, renamed
+from gemmakv.server._openai import refuse, renamed, thinks
 from gemmakv.server._service import ChatRequest
 from gemmakv.server._sessions import named, past_of
 
@@ -47,7 +47,7 @@ _TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],), "container": (), "diagnostics": (),
 }  # fmt: skip
-# Edits that take thoughts out of a conversation, in which there are none.
+# Edits that take old thoughts out of a conversation, in which none are left.
 _NO_EDITS = "clear_thinking_"
 
 
@@ -94,6 +94,7 @@ async def messages(call: Call) -> None:
         system = "\n".join(p["text"] for p in conversation.pop(0)["content"])
         del places[0]
     past = past_of(call, body.session, system)
+    think = _think(call, document, body.max_tokens)
     request = ChatRequest(
         tenant=call.owner,
         messages=conversation,
@@ -104,10 +105,12 @@ async def messages(call: Call) -> None:
         parallel_tool_calls=not (body.tool_choice or {}).get(
             "disable_parallel_tool_use"
         ),
+        think=think,
         arrived=call.arrived,
     )
     with renamed({}, _names(body, places)):
-        shape = _Messages(call, bool(request.tools), named(past))
+        plain = not request.tools and not think
+        shape = _Messages(call, plain, named(past))
         await serve(call, request, shape, bool(body.stream))
 
 
@@ -117,9 +120,10 @@ async def count_tokens(call: Call) -> None:
     refuse(document, {**_NOTHING, "session": ()})
     _check_hints(document)
     tools = None if _choice(body) == "none" else _tools(body)
+    think = _think(call, document, None)
     conversation, places = _conversation(body)
     with renamed({}, _names(body, places)):
-        ids = await call.chat.chat_ids(conversation, tools)
+        ids = await call.chat.chat_ids(conversation, tools, think)
     await call.answer({"input_tokens": len(ids)})
 
 
@@ -134,21 +138,12 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
 
 
 def _check_hints(document: Mapping[str, Any]) -> None:
-    """Raises RequestError for what asks for thoughts, or for edits of the
-    conversation. What only bounds thoughts asks for nothing.
+    """Raises RequestError for what asks for edits of the conversation, or for
+    an effort that is none.
     """
-    thinking = document.get("thinking")
-    if thinking is not None:
-        kind = thinking.get("type") if isinstance(thinking, dict) else None
-        if kind == "enabled":
-            raise missing("thinking.type", "thoughts of this model")
-        if kind not in ("disabled", "adaptive"):
-            raise invalid(
-                "thinking.type", "expected 'disabled', 'adaptive' or 'enabled'"
-            )
     config = document.get("output_config")
-    if isinstance(config, dict):
-        check_effort("output_config.effort", config.get("effort"))
+    if isinstance(config, dict) and config.get("effort") is not None:
+        thinks("output_config.effort", config["effort"])
     managed = document.get("context_management")
     edits = managed.get("edits") if isinstance(managed, dict) else managed
     if edits is None:
@@ -170,6 +165,38 @@ def _names(body: CountBody, places: Sequence[str]) -> dict[str, str]:
         for ours, theirs in _TOOL_NAMES.items():
             names[f"tools[{i}].function.{ours}"] = f"tools[{i}].{theirs}"
     return names
+
+
+def _think(
+    call: Call, document: Mapping[str, Any], max_tokens: int | None
+) -> bool | None:
+    """Whether the model is to think; None where nothing is said of it."""
+    given = document.get("thinking")
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise invalid(
+            "thinking.type", "expected 'disabled', 'adaptive' or 'enabled'"
+        )
+    if kind == "disabled":
+        return False
+    if not call.chat.can_think:
+        if kind == "enabled":
+            raise missing("thinking.type", "thoughts of this model")
+        return None  # as much as it needs, which is none
+    budget = given.get("budget_tokens")
+    if kind == "enabled" and (
+        type(budget) is not int
+        or budget < 1
+        or max_tokens is not None
+        and budget >= max_tokens
+    ):
+        raise invalid(
+            "thinking.budget_tokens",
+            f"expected a number below max_tokens, found {str(budget)[:40]}",
+        )
+    return True
 
 
 def _format(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -256,6 +283,8 @@ def _conversation(
                 places.append(f"messages[{i}]")
             else:
                 last["content"] += said["content"]
+                if "reasoning" in said:
+                    last.setdefault("reasoning", said["reasoning"])
                 calls = said.get("tool_calls", [])
                 if calls:
                     last["tool_calls"] = [*last.get("tool_calls", []), *calls]
@@ -278,12 +307,17 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     texts: list[Any] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     where = f"{where}.content"
     for i, block in enumerate(content if isinstance(content, list) else ()):
         kind = block.get("type") if isinstance(block, Mapping) else None
         here = f"{where}[{i}]"
         if kind == "tool_use" and role == "assistant":
             calls.append(_call_of(block, here))
+        elif kind == "thinking" and role == "assistant":
+            if not isinstance(block.get("thinking"), str):
+                raise invalid(f"{here}.thinking", "expected a text")
+            thoughts.append(block["thinking"])
         elif kind == "tool_result" and role == "user":
             inner = block.get("content") or ""
             text = "\n".join(p["text"] for p in _parts(inner, here))
@@ -301,6 +335,8 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
         rest: dict[str, Any] = {"role": role, "content": texts}
         if calls:
             rest["tool_calls"] = calls
+        if thoughts:
+            rest["reasoning"] = "\n\n".join(thoughts)
         results.append(rest)
     return results
 
@@ -339,10 +375,12 @@ class _Messages:
     ping = _PING
 
     def __init__(
-        self, call: Call, tools: bool, named: Mapping[str, Any]
+        self, call: Call, plain: bool, named: Mapping[str, Any]
     ) -> None:
-        """`tools`: text may be no part of it. `named`: fields of its own."""
-        self._tools = tools
+        """`plain`: it is text, and nothing else. `named`: fields of its
+        own.
+        """
+        self._plain = plain
         self._open = ""  # the kind of block that is open
         self._blocks = 0
         self._head = {
@@ -358,11 +396,18 @@ class _Messages:
         if isinstance(event, Started):
             return self._opening(event)
         if isinstance(event, Token):
-            if not event.text:
-                return b""
-            delta = {"type": "text_delta", "text": event.text}
-            opening = self._begin({"type": "text", "text": ""})
-            return opening + self._delta(delta)
+            frames = b""
+            if event.reasoning:
+                frames += self._begin(_thinking(""))
+                frames += self._delta(
+                    {"type": "thinking_delta", "thinking": event.reasoning}
+                )
+            if event.text:
+                frames += self._begin({"type": "text", "text": ""})
+                frames += self._delta(
+                    {"type": "text_delta", "text": event.text}
+                )
+            return frames
         if isinstance(event, Called):
             return self._call(event.part)
         if isinstance(event, Finished):
@@ -381,6 +426,8 @@ class _Messages:
     def whole(self, reply: Reply) -> object:
         text, calls = reply.texts.get(0, ""), reply.calls.get(0, [])
         content: list[dict[str, Any]] = []
+        if reasoning := reply.reasoning.get(0, ""):
+            content.append(_thinking(reasoning))
         if text or not calls:
             content.append({"type": "text", "text": text})
         content += [
@@ -419,7 +466,7 @@ class _Messages:
             "usage": usage,
         }
         frames = _frame("message_start", message=message)
-        if not self._tools:
+        if self._plain:
             frames += self._begin({"type": "text", "text": ""})
         return frames + _PING
 
@@ -437,8 +484,9 @@ class _Messages:
         return frames
 
     def _begin(self, block: dict[str, Any]) -> bytes:
-        """A block, unless text goes on."""
-        if self._open == block["type"] == "text":
+        """A block, unless it is of text or thoughts that go on."""
+        kind = block["type"]
+        if self._open == kind and kind in ("text", "thinking"):
             return b""
         frames = self._close()
         self._open = block["type"]
@@ -455,6 +503,10 @@ class _Messages:
         self._open = ""
         self._blocks += 1
         return _frame("content_block_stop", index=self._blocks - 1)
+
+
+def _thinking(text: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _frame(kind: str, **fields: object) -> bytes:

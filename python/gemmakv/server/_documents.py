@@ -20,8 +20,13 @@ from gemmakv.server._store import Session, Turn, new_id
 _FORMAT = "gemmakv session"
 _VERSION = 1
 _REASONS = ("stop", "length", "deadline")
-_USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _PLACE = re.compile(r"\bmessages\[(\d+)\]")
+_USAGE = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+)
 _LATEST = 1e11  # seconds; beyond are other units
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from gemmakv.chat._continuation import continuation, kept_reply, moved
 from gemmakv.chat._messages import Message, messages_of
+from gemmakv.chat._reply import rendered_anew
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.generation._result import Generation, ToolCall
+from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._service import (
     Called,
@@ -69,6 +70,7 @@ class History:
         )
         # Tokens are for one model and one template.
         self.basis = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        self.marks = rendered_anew(service.tokenizer)
         service.keeper = self
         if mark:
             store.release_all(mark)
@@ -194,12 +196,13 @@ class _Work:
         self._service = history.service
         self._new = [dict(one) for one in request.messages or ()]
         self._tools = [dict(tool) for tool in request.tools or ()]
+        self._think = request.think
         self._line = line
         self._parent = line[-1] if line else None
         self._system = system or None
         self._before = 0  # tokens of the parent, which are not stored again
         self._ids = np.empty(0, np.int32)
-        self._text = ""
+        self._text = self._reasoning = ""
         self._calls: list[ToolCall] = []
 
     async def prompt(self) -> TokenArray:
@@ -211,11 +214,15 @@ class _Work:
             and parent.basis == self._history.basis
             and parent.system == self._system
             and parent.tools == self._tools
+            and parent.params.get("think") == self._think
         )
         if parent is not None and goes_on:
-            more = await self._history.in_pool(self._more, parent)
+            before = await self._tokens_before(parent)
+            more = None
+            # Templates say thoughts and calls otherwise later on.
+            if not np.isin(before, self._history.marks).any():
+                more = await self._history.in_pool(self._more, parent)
             if more is not None:
-                before = await self._tokens_before(parent)
                 self._before = len(before)
                 self._ids = np.concatenate([before, more])
                 return self._ids
@@ -254,10 +261,8 @@ class _Work:
 
     def _all(self, before: list[dict[str, Any]]) -> TokenArray:
         try:
-            return self._service.gemma.apply_chat_template(
-                [*before, *self._new],
-                tools=self._tools or None,
-                template=self._service.template,
+            return self._service.render(
+                [*before, *self._new], self._tools or None, self._think
             )
         except (ValueError, GemmaKVError) as error:
             late = [
@@ -277,6 +282,7 @@ class _Work:
     def take(self, event: Event) -> None:
         if isinstance(event, Token):
             self._text += event.text
+            self._reasoning += event.reasoning
         elif isinstance(event, Called) and event.part.end is not None:
             self._calls.append(event.part.end)
 
@@ -289,6 +295,11 @@ class _Work:
         if self._calls:
             reply["content"] = self._text or None
             reply["tool_calls"] = [call.to_dict() for call in self._calls]
+        if self._reasoning:
+            reply["reasoning"] = self._reasoning
+        params = dict(past.params)
+        if self._think is not None:
+            params["think"] = self._think
         return Turn(
             id=past.id,
             tenant=owner,
@@ -301,8 +312,8 @@ class _Work:
             messages=self._new,
             reply=reply,
             reason=finished.reason,
-            usage=_usage(generation),
-            params=dict(past.params),
+            usage=_usage(finished),
+            params=params,
             basis=self._history.basis,
             whole=not self._before,
             tokens=np.concatenate(
@@ -322,9 +333,10 @@ def _message(fields: dict[str, Any]) -> Message:
     return messages_of([fields])[0]
 
 
-def _usage(generation: Generation) -> dict[str, int]:
-    usage = generation.usage
+def _usage(finished: Finished) -> dict[str, int]:
+    usage = finished.generation.usage
     return {
+        "reasoning_tokens": finished.reasoning_tokens,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,

@@ -254,6 +254,7 @@ class Reply:
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
+        self.reasoning: dict[int, str] = {}
         self.tokens: dict[int, list[Token]] = {}
         self.calls: dict[int, list[ToolCall]] = {}
         self.finished: dict[int, Finished] = {}
@@ -263,6 +264,8 @@ class Reply:
         if isinstance(event, Token):
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text
+            thoughts = self.reasoning.get(event.index, "")
+            self.reasoning[event.index] = thoughts + event.reasoning
             self.tokens.setdefault(event.index, []).append(event)
         elif isinstance(event, Called):
             if event.part.end is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gemmakv.chat._templates import reads_calls
+from gemmakv.chat._templates import call_form
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
@@ -48,7 +48,7 @@ _OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,), "penalize_newline": (True,),
 }  # fmt: skip
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "think": (False,), "images": ([],),
+    "images": ([],),
     "suffix": ("",), "template": ("",), "context": ([],),
 }  # fmt: skip
 _SEEDS = 1 << 64
@@ -88,6 +88,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
 async def chat(call: Call) -> None:
     body, document = await call.json(ChatBody)
     options = _checked(call, body, document)
+    think = _think(call, document)
     said = body.messages or []
     past = past_of(call, body.session)
     shape = _Shape(call, body, "message", named(past))
@@ -104,6 +105,7 @@ async def chat(call: Call) -> None:
         past=past,
         options=options,
         tools=body.tools,
+        think=think,
         arrived=call.arrived,
     )
     with renamed({}, _NAMES):
@@ -114,6 +116,9 @@ async def generate(call: Call) -> None:
     body, document = await call.json(GenerateBody)
     refuse(document, {"session": ()})
     options = _checked(call, body, document)
+    think = _think(call, document)
+    if think and body.raw:
+        raise invalid("think", "expected false with raw, found true")
     shape = _Shape(call, body, "response")
     if not body.prompt:
         await call.answer(shape.loaded())
@@ -128,6 +133,7 @@ async def generate(call: Call) -> None:
         messages=messages,
         prompts=[body.prompt],
         options=options,
+        think=think,
         arrived=call.arrived,
     )
     with renamed({}, _NAMES):
@@ -165,7 +171,7 @@ async def show(call: Call) -> None:
                 f"{name}.embedding_length": config.hidden_size,
                 f"{name}.block_count": config.num_layers,
             },
-            "capabilities": ["completion", *_tools(service)],
+            "capabilities": _capabilities(service),
             "modified_at": _STARTED,
         }
     )
@@ -232,6 +238,8 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("tool_calls"):
         said["tool_calls"] = given["tool_calls"]
         said["content"] = said["content"] or None
+    if given.get("thinking"):
+        said["reasoning"] = given["thinking"]
     name = given.get("tool_name") or given.get("name")
     if name is not None:
         said["name"] = name
@@ -254,8 +262,26 @@ def _models(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-def _tools(service: ChatService) -> list[str]:
-    return ["tools"] if reads_calls(service.template) else []
+def _capabilities(service: ChatService) -> list[str]:
+    found = ["completion"]
+    if call_form(service.template) is not None:
+        found.append("tools")
+    if service.can_think:
+        found.append("thinking")
+    return found
+
+
+def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
+    think = document.get("think")
+    if think is None or think is False:
+        return think
+    if think not in (True, "low", "medium", "high"):
+        raise invalid(
+            "think", 'expected true, false, "low", "medium" or "high"'
+        )
+    if not call.chat.can_think:
+        raise missing("think")
+    return True
 
 
 def _details(call: Call) -> dict[str, Any]:
@@ -293,9 +319,10 @@ class _Shape:
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Token):
             more = self._entries([event])
-            if not event.text and not more:
+            if not event.text and not event.reasoning and not more:
                 return b""
-            return ndjson({**self._head(event.text), "done": False, **more})
+            head = self._head(event.text, thinking=event.reasoning)
+            return ndjson({**head, "done": False, **more})
         if isinstance(event, Called) and event.part.end is not None:
             head = self._head("", [event.part.end])
             return ndjson({**head, "done": False})
@@ -310,7 +337,11 @@ class _Shape:
 
     def whole(self, reply: Reply) -> object:
         return {
-            **self._head(reply.texts.get(0, ""), reply.calls.get(0, [])),
+            **self._head(
+                reply.texts.get(0, ""),
+                reply.calls.get(0, []),
+                reply.reasoning.get(0, ""),
+            ),
             **self._end(reply.finished[0], reply.usage),
             **self._entries(reply.tokens.get(0, [])),
         }
@@ -323,12 +354,17 @@ class _Shape:
         return {**self._head(""), "done": True, "done_reason": "load"}
 
     def _head(
-        self, text: str, calls: Sequence[ToolCall] = ()
+        self,
+        text: str,
+        calls: Sequence[ToolCall] = (),
+        thinking: str = "",
     ) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         said: Any = text
+        thoughts = {"thinking": thinking} if thinking else {}
         if self._field == "message":
-            said = {"role": "assistant", "content": text}
+            said = {"role": "assistant", "content": text, **thoughts}
+            thoughts = {}
             if calls:
                 said["tool_calls"] = [
                     {"function": {"name": c.name, "arguments": c.arguments}}
@@ -339,6 +375,7 @@ class _Shape:
             "created_at": now,
             **self._named,
             self._field: said,
+            **thoughts,
         }
 
     def _entries(self, tokens: list[Token]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ _TYPES = {
     503: "server_error",
 }  # fmt: skip
 
+# All but the first have a model think that can.
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # What these fields say for themselves; anything else is refused by name.
@@ -53,8 +54,12 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "grammar": ("",), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "json_schema": (), "conversation": (),
-    "previous_response_id": (), "thinking": ({"type": "disabled"},),
+    "previous_response_id": (),
 }  # fmt: skip
+
+
+# Of messages, beside role and content.
+_SAID = ("tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):
@@ -120,6 +125,7 @@ async def chat_completions(call: Call) -> None:
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        think=_think(call, document),
         n=_count(body),
         arrived=call.arrived,
     )
@@ -134,7 +140,14 @@ async def completions(call: Call) -> None:
     call.check_model(body.model)
     refuse(
         document,
-        {"tools": ([],), "tool_choice": ("none", "auto"), "session": ()},
+        {
+            "tools": ([],),
+            "tool_choice": ("none", "auto"),
+            "session": (),
+            "reasoning_effort": ("none",),
+            "thinking": ({"type": "disabled"},),
+            "chat_template_kwargs": ({},),
+        },
     )
     options = _options(body, document)
     options.pop("logprobs", None)
@@ -251,15 +264,17 @@ def refuse(document: Mapping[str, Any], nothing: Mapping[str, Any]) -> None:
             raise missing(name)
 
 
-def check_effort(param: str, effort: object) -> None:
-    """Raises RequestError for what is no effort. They bound what a model
-    thinks, and one that does not think stays within all of them.
+def thinks(param: str, effort: object) -> bool:
+    """Whether an effort has the model think. Raises RequestError for what is
+    none. They bound what a model thinks, and one that does not think stays
+    within all of them.
     """
-    if effort is not None and effort not in _EFFORTS:
+    if effort not in _EFFORTS:
         raise invalid(
             param,
             f"expected one of {', '.join(_EFFORTS)}, found " + brief(effort),
         )
+    return effort != _EFFORTS[0]
 
 
 def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +288,6 @@ def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     refuse(document, _NOTHING)
-    check_effort("reasoning_effort", document.get("reasoning_effort"))
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "expected stream: true with it")
     options = table_options(document)
@@ -282,6 +296,38 @@ def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     if body.seed is not None:
         options["seed"] = body.seed % _SEEDS
     return options
+
+
+def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
+    """Whether the model is to think, which three fields may say."""
+    found: dict[str, bool] = {}
+    effort = document.get("reasoning_effort")
+    if effort is not None:
+        wanted = thinks("reasoning_effort", effort)
+        if call.chat.can_think:
+            found["reasoning_effort"] = wanted
+    given = document.get("thinking")
+    if given is not None:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if kind not in ("enabled", "disabled"):
+            raise invalid("thinking.type", "expected enabled or disabled")
+        found["thinking"] = kind == "enabled"
+    variables = document.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, dict):
+        raise invalid("chat_template_kwargs", "expected an object")
+    for name, value in (variables or {}).items():
+        field = f"chat_template_kwargs.{name[:60]}"
+        if name != "enable_thinking":
+            raise missing(field)
+        if not isinstance(value, bool):
+            raise invalid(field, "expected true or false")
+        found[field] = value
+    if len(set(found.values())) > 1:
+        raise invalid(min(found), f"expected as {max(found)} has it")
+    for name, value in found.items():
+        if value and not call.chat.can_think:
+            raise missing(name)
+    return next(iter(found.values()), None)
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
@@ -317,7 +363,7 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(content, list):
             _check_parts(content, f"{where}.content")
         said = {"role": message.get("role"), "content": content}
-        for name in ("tool_calls", "tool_call_id"):
+        for name in _SAID:
             if message.get(name) is not None:
                 said[name] = message[name]
         messages.append(said)
@@ -356,7 +402,7 @@ def usage(ended: Ended) -> dict[str, Any]:
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": ended.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -435,9 +481,14 @@ class _Chat(_Shape):
             logprobs = None
             if self.wants_logprobs and has_logprob(event):
                 logprobs = self._list([event])
-            if not event.text and logprobs is None:
+            delta = {}
+            if event.reasoning:
+                delta["reasoning_content"] = event.reasoning
+            if event.text or (logprobs is not None and not delta):
+                delta["content"] = event.text
+            if not delta:
                 return b""
-            return self._chunk(event.index, {"content": event.text}, logprobs)
+            return self._chunk(event.index, delta, logprobs)
         if isinstance(event, Called):
             return self._chunk(event.index, {"tool_calls": _call_deltas(event)})
         if isinstance(event, Finished):
@@ -461,6 +512,8 @@ class _Chat(_Shape):
             "refusal": None,
             "annotations": [],
         }
+        if reasoning := reply.reasoning.get(i, ""):
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,10 @@ from gemmakv.server._http import (
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._openai import (
     PING,
-    check_effort,
     refuse,
     renamed,
     table_options,
+    thinks,
 )
 from gemmakv.server._service import ChatRequest, Past
 from gemmakv.server._sessions import history_of, kept, owner
@@ -69,13 +70,13 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
+    reasoning: dict[str, Any] | None = None
 
 
 async def create(call: Call) -> None:
     body, document = await call.json(ResponsesBody)
     call.check_model(body.model)
     refuse(document, _NOTHING)
-    _check_hints(document)
     options = table_options(document)
     for name in ("logprobs", "top_logprobs"):
         options.pop(name, None)
@@ -108,21 +109,13 @@ async def create(call: Call) -> None:
         tools=_tools(body.tools),
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        think=_think(call, body.reasoning),
         arrived=call.arrived,
     )
     shape = _Response(call, past, wants_logprobs)
     names |= _NAMES | _tool_names(body.tools)
     with renamed(document, names):
         await serve(call, request, shape, bool(body.stream))
-
-
-def _check_hints(document: Mapping[str, Any]) -> None:
-    reasoning = document.get("reasoning")
-    if reasoning is None:
-        return
-    if not isinstance(reasoning, dict):
-        raise invalid("reasoning", "expected an object")
-    check_effort("reasoning.effort", reasoning.get("effort"))
 
 
 async def get(call: Call) -> None:
@@ -228,15 +221,22 @@ def _messages(
         return [{"role": "user", "content": given}], {"messages[0]": "input"}
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
+    thoughts = ""
     for i, item in enumerate(given):
         where = f"input[{i}]"
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             content = _content(item.get("content"), f"{where}.content")
             messages.append({"role": item.get("role"), "content": content})
+            if thoughts and item.get("role") == "assistant":
+                messages[-1]["reasoning"] = thoughts
+            thoughts = ""
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
+                if thoughts:
+                    messages[-1]["reasoning"] = thoughts
+            thoughts = ""
             calls = messages[-1].setdefault("tool_calls", [])
             place = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
             names[place] = names[f"{place}.function"] = where
@@ -249,7 +249,10 @@ def _messages(
                     "content": _content(item.get("output"), f"{where}.output"),
                 }
             )
-        elif kind != "reasoning":  # which this model has not said
+        elif kind == "reasoning":
+            parts = _parts_of_thought(item, where)
+            thoughts = "\n\n".join([*([thoughts] if thoughts else []), *parts])
+        else:
             raise missing(f"{where}.type", str(kind)[:60])
         names.setdefault(f"messages[{len(messages) - 1}]", where)
     if not messages:
@@ -267,6 +270,18 @@ def _shifted(names: Mapping[str, str]) -> dict[str, str]:
         for ours, theirs in names.items()
     }
     return found | {"messages[0]": "instructions"}
+
+
+def _parts_of_thought(item: Mapping[str, Any], where: str) -> list[str]:
+    """Of an item that another model may have made, without its text."""
+    content = item.get("content") or []
+    if not isinstance(content, list):
+        raise invalid(f"{where}.content", "expected a list of parts")
+    return [
+        _text(part, "text", f"{where}.content[{j}]")
+        for j, part in enumerate(content)
+        if isinstance(part, dict)
+    ]
 
 
 def _content(given: Any, where: str) -> Any:
@@ -343,6 +358,15 @@ def _choice(given: str | dict[str, Any] | None) -> Any:
     return given
 
 
+def _think(call: Call, given: Mapping[str, Any] | None) -> bool | None:
+    """Agents ask any model for some effort, also one that cannot think."""
+    effort = (given or {}).get("effort")
+    if effort is None:
+        return None
+    wanted = thinks("reasoning.effort", effort)
+    return wanted if call.chat.can_think else None
+
+
 def _format(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise invalid("text.format", "expected an object")
@@ -384,13 +408,14 @@ class _Response:
         if isinstance(event, Finished):
             self._reason = event.reason
             frames = self._close()
-            if not self._output:
+            if not any(one["type"] != "reasoning" for one in self._output):
                 frames += self._open_message() + self._close()
             return frames
         usage = {
             "prompt_tokens": event.prompt_tokens,
             "completion_tokens": event.completion_tokens,
             "cached_tokens": event.cached_tokens,
+            "reasoning_tokens": event.reasoning_tokens,
         }
         found = self._now(self._reason, usage)
         return self._event(f"response.{found['status']}", response=found)
@@ -401,7 +426,12 @@ class _Response:
         entries = self._listed(reply.tokens.get(0, []))
         reason = reply.finished[0].reason
         self._output = _items(
-            self._past.id, reply.texts.get(0, ""), calls, reason, entries
+            self._past.id,
+            reply.reasoning.get(0, ""),
+            reply.texts.get(0, ""),
+            calls,
+            reason,
+            entries,
         )
         return self._now(
             reason,
@@ -409,6 +439,7 @@ class _Response:
                 "prompt_tokens": shown.prompt_tokens,
                 "completion_tokens": shown.completion_tokens,
                 "cached_tokens": shown.cached_tokens,
+                "reasoning_tokens": shown.reasoning_tokens,
             },
         )
 
@@ -448,6 +479,13 @@ class _Response:
         return [self._logprobs.entry(t) for t in tokens if has_logprob(t)]
 
     def _token(self, token: Token) -> bytes:
+        if token.reasoning:
+            thoughts = self._thought(token.reasoning)
+            if not token.text:
+                return thoughts
+            return thoughts + self._token(
+                dataclasses.replace(token, reasoning="")
+            )
         entries = [*self._entries, *self._listed([token])]
         if self._open is None or self._open["type"] != "message":
             if not token.text.strip():
@@ -468,6 +506,20 @@ class _Response:
             content_index=0,
             delta=token.text,
             logprobs=entries,
+        )
+
+    def _thought(self, text: str) -> bytes:
+        frames = b""
+        if self._open is None or self._open["type"] != "reasoning":
+            frames += self._close()
+            number = len(self._output)
+            frames += self._begin(_thought_item(self._past.id, number, ""))
+            assert self._open is not None
+            self._open["content"] = [{"type": "reasoning_text", "text": ""}]
+        assert self._open is not None
+        self._open["content"][0]["text"] += text
+        return frames + self._of_item(
+            "response.reasoning_text.delta", content_index=0, delta=text
         )
 
     def _called(self, part: CallPart) -> bytes:
@@ -523,6 +575,12 @@ class _Response:
                 "response.content_part.done", content_index=0, part=part
             )
             item["status"] = _status(self._reason)
+        elif item["type"] == "reasoning":
+            frames = self._of_item(
+                "response.reasoning_text.done",
+                content_index=0,
+                text=item["content"][0]["text"],
+            )
         else:
             if item["status"] == "in_progress":  # cut short
                 item["status"] = "incomplete"
@@ -557,6 +615,7 @@ def _of_turn(call: Call, turn: Turn) -> dict[str, Any]:
         params,
         _items(
             turn.id,
+            reply.get("reasoning") or "",
             reply.get("content") or "",
             reply.get("tool_calls") or [],
             turn.reason,
@@ -622,13 +681,16 @@ def _usage(given: Mapping[str, int]) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": made,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": given.get("reasoning_tokens", 0)
+        },
         "total_tokens": taken + made,
     }
 
 
 def _items(
     id: str,
+    reasoning: str,
     text: str,
     calls: Sequence[Mapping[str, Any]],
     reason: str,
@@ -636,10 +698,14 @@ def _items(
 ) -> list[dict[str, Any]]:
     """A reply as output items."""
     found = []
+    if reasoning:
+        found.append(_thought_item(id, 0, reasoning))
     if text or not calls:
         found.append(
             _message_item(
-                _message_id(id, 0), _part(text, entries), _status(reason)
+                _message_id(id, len(found)),
+                _part(text, entries),
+                _status(reason),
             )
         )
     for call in calls:
@@ -665,6 +731,17 @@ def _message_item(
         "role": "assistant",
         "status": status,
         "content": [] if part is None else [part],
+    }
+
+
+def _thought_item(response: str, number: int, text: str) -> dict[str, Any]:
+    id = _message_id(response, number).removeprefix("msg_")
+    content = [{"type": "reasoning_text", "text": text}]
+    return {
+        "id": f"rs_{id}",
+        "type": "reasoning",
+        "summary": [],
+        "content": content if text else [],
     }
 
 

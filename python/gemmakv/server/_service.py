@@ -25,14 +25,17 @@ import numpy as np
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Template
-from gemmakv.chat._stream import _Trimmer
+from gemmakv.chat._native_calls import native_options
+from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
-    reads_calls,
+    call_form,
+    knows_thinking,
     stop_ids,
     stop_texts,
     template_for,
+    thinking,
 )
-from gemmakv.chat._tools import CallPart, CallReader, tool_use
+from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
@@ -119,7 +122,7 @@ class ChatRequest:
       options: generation options by their names in `GenerationOptions`.
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
-      tools, tool_choice, parallel_tool_calls: as for `Gemma.chat`.
+      tools, tool_choice, parallel_tool_calls, think: as for `Gemma.chat`.
       n: continuations of each prompt; continuation i of prompt p has the
         index p * n + i and the seed seed + i.
       streamed: whether tokens are wanted as they come. Otherwise those of a
@@ -137,6 +140,7 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
+    think: bool | None = None
     n: int = 1
     default_max_tokens: int | None = None
     streamed: bool = True
@@ -162,6 +166,7 @@ class Token:
     Attributes:
       index: of the continuation.
       text: what became complete with it; may be empty.
+      reasoning: the same of thoughts, which are not in `text`.
       token_id: -1 for text that had been held back and belongs to earlier
         tokens, or if the token ended the text.
       logprob, top_logprobs: as in a `Piece`.
@@ -172,6 +177,7 @@ class Token:
     token_id: int
     logprob: float | None
     top_logprobs: TopLogprobs | None
+    reasoning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +201,7 @@ class Finished:
       stop: which of the request's stop strings ended it; None if none did.
       generation: all of it; its `text` is not trimmed.
       calls: tool calls that it asks for.
+      reasoning_tokens: tokens of thoughts.
     """
 
     index: int
@@ -202,6 +209,7 @@ class Finished:
     stop: str | None
     generation: Generation
     calls: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +224,7 @@ class Ended:
         first prompt.
       prefill_s, decode_s: the longest of each.
       queued_s: how long it waited for others.
+      reasoning_tokens: of the completion's, those of thoughts.
     """
 
     prompt_tokens: int
@@ -226,6 +235,7 @@ class Ended:
     prefill_s: float
     decode_s: float
     queued_s: float
+    reasoning_tokens: int = 0
 
 
 Event = Started | Token | Called | Finished | Ended
@@ -292,9 +302,7 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
-        self._grammars = ThreadPoolExecutor(
-            _GRAMMAR_THREADS, "gemmakv-grammar"
-        )
+        self._grammars = ThreadPoolExecutor(_GRAMMAR_THREADS, "gemmakv-grammar")
         self._live: set[asyncio.Task[Any]] = set()
         self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
         self._aborted = False
@@ -360,15 +368,33 @@ class ChatService:
         return await _on(self._pool, function, *args)
 
     async def chat_ids(
-        self, messages: Messages, tools: Messages | None = None
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        think: bool | None = None,
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
         self._check_count(messages)
-        return await self.in_pool(
-            lambda: self.gemma.apply_chat_template(
-                messages, tools=tools, template=self.template
-            )
+        return await self.in_pool(self.render, messages, tools, think)
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        think: bool | None = None,
+    ) -> TokenArray:
+        """`chat_ids` on the caller's thread."""
+        return self.gemma.apply_chat_template(
+            messages,
+            tools=tools,
+            template=self.template,
+            **thinking(self.template, think),
         )
+
+    @property
+    def can_think(self) -> bool:
+        """Whether requests may say that the model is to think."""
+        return knows_thinking(self.template)
 
     async def run(self, request: ChatRequest, emit: Emit) -> None:
         """Serves a request; `emit` is called with one event at a time.
@@ -436,7 +462,7 @@ class ChatService:
                     for job in jobs
                 ]
             )
-        event = ended.event(begin - request.arrived)
+        event = ended.event(begin - request.arrived, sink.reasoning_tokens)
         self.counts.count(request.tenant, event)
         await emit(event)
 
@@ -500,36 +526,53 @@ class ChatService:
     ) -> Generation:
         """One continuation."""
         if request.streamed:
-            generation, calls = await self._pieces(
+            generation, reader = await self._pieces(
                 gemma, index, cache, prompt, options, request, sink
             )
         else:
             generation = await gemma.agenerate(cache, prompt, **options)
-            reader = CallReader() if request.tools else None
-            for token in self._tokens(index, generation, request):
-                await _tell(sink.emit, token, reader)
-            await _tell_rest(sink.emit, index, reader)
+            reader = self._reader(request)
+            parts: Sequence[Part] = [generation.text]
+            if reader is not None:
+                parts = read_reply(reader, generation)
+            for token in self._tokens(index, generation, parts):
+                await sink.emit(token)
+            for part in parts:
+                if isinstance(part, CallPart):
+                    await sink.emit(Called(index, part))
             sink.measure(generation)
-            calls = reader.calls if reader else 0
+        calls = reader.calls if reader else 0
+        thoughts = reader.reasoning_tokens if reader else 0
+        sink.reasoning_tokens += thoughts
         stops = stop_texts(_NO_TEMPLATE, request.options)
         stop = self._stopped_by(generation, stops)
         await sink.emit(
             Finished(
-                index, generation.finish_reason, stop, generation, calls
+                index,
+                generation.finish_reason,
+                stop,
+                generation,
+                calls,
+                thoughts,
             )
         )
         return generation
 
+    def _reader(self, request: ChatRequest) -> ReplyReader | None:
+        """What tells the parts of a reply apart; prompts get none."""
+        if request.messages is None:
+            return None
+        form = call_form(self.template) if request.tools else None
+        return ReplyReader(self.tokenizer, form)
+
     def _tokens(
-        self, index: int, generation: Generation, request: ChatRequest
+        self, index: int, generation: Generation, parts: Sequence[Part]
     ) -> Iterator[Token]:
         """Of a continuation that has ended; the first has all its text."""
-        text = generation.text
-        if request.messages is not None:
-            text = text.strip()
+        text, reasoning = said(parts)
         logprobs, top = generation.logprobs, generation.top_logprobs
         if logprobs is None:
-            yield Token(index, text, -1, None, None)
+            yield Token(index, text, -1, None, None, reasoning)
             return
         for i, token in enumerate(generation.token_ids):
             last = i + 1 == len(generation.token_ids)
@@ -540,6 +583,7 @@ class ChatService:
                 -1 if ended and token in self._ends else token,
                 float(logprobs[i]),
                 top and TopLogprobs(top.token_ids[i], top.logprobs[i]),
+                "" if i else reasoning,
             )
 
     async def _pieces(
@@ -551,30 +595,33 @@ class ChatService:
         options: dict[str, Any],
         request: ChatRequest,
         sink: _Sink,
-    ) -> tuple[Generation, int]:
-        """A continuation whose tokens are given out as they come, and its
-        tool calls.
+    ) -> tuple[Generation, ReplyReader | None]:
+        """A continuation whose tokens are given out as they come, and what
+        read them.
         """
-        reader = CallReader() if request.tools else None
-        trim = _Trimmer() if request.messages is not None else None
+        reader = self._reader(request)
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
             async for piece in stream:
-                shown = piece if trim is None else trim(piece)
-                if shown is None:
-                    continue
-                token = shown.token_id
-                ended = shown.finish_reason == "stop" and token in self._ends
+                token = piece.token_id
+                ended = piece.finish_reason == "stop" and token in self._ends
                 event = Token(
                     index,
-                    shown.text,
+                    piece.text,
                     -1 if ended else token,
-                    shown.logprob,
-                    shown.top_logprobs,
+                    piece.logprob,
+                    piece.top_logprobs,
                 )
-                await _tell(sink.token, event, reader)
-            await _tell_rest(sink.emit, index, reader)
-            return stream.result(), reader.calls if reader else 0
+                parts: Sequence[Part] = [piece.text]
+                if reader is not None:
+                    parts = reader.push(token, piece.text)
+                if token >= 0 or parts:
+                    await _tell(sink.token, event, parts)
+            rest = reader.end() if reader is not None else []
+            if rest:
+                last = Token(index, "", -1, None, None)
+                await _tell(sink.emit, last, rest)
+            return stream.result(), reader
 
     def _stopped_by(
         self, generation: Generation, stops: Sequence[str]
@@ -603,15 +650,26 @@ class ChatService:
             raise _of_library(error) from error
         if use is None:
             return dataclasses.replace(request, tools=None)
-        if not reads_calls(self.template):
+        form = call_form(self.template)
+        if form is None:
             raise missing("tools", "calls in the form of this model's template")
-        form = options.get("response_format")
-        if form is not None and form != {"type": "text"}:
+        wanted = options.pop("response_format", None)
+        if wanted is not None and wanted != {"type": "text"}:
             raise invalid(
                 "response_format", "expected none together with tools"
             )
-        options.pop("response_format", None)
-        options["grammar"] = use.grammar
+        if form == "native":
+            try:
+                options |= native_options(
+                    self.tokenizer,
+                    request.tool_choice,
+                    request.parallel_tool_calls,
+                    options,
+                )
+            except ValueError as error:
+                raise _of_library(error) from error
+        else:
+            options["grammar"] = use.grammar
         return dataclasses.replace(request, tools=use.tools)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
@@ -643,7 +701,11 @@ class ChatService:
             if request.ids is not None:
                 found = [request.ids]
             else:
-                found = [await self.chat_ids(request.messages, request.tools)]
+                found = [
+                    await self.chat_ids(
+                        request.messages, request.tools, request.think
+                    )
+                ]
         else:
             found = await self.in_pool(
                 lambda: [self.text_ids(p, special) for p in request.prompts]
@@ -771,6 +833,7 @@ class _Sink:
         self._emit = emit
         self._counts = counts
         self._arrived = arrived
+        self.reasoning_tokens = 0
         self._last: dict[int, float] = {}
         self._lock = asyncio.Lock()
 
@@ -813,7 +876,7 @@ class _Sum:
         self._prompts.append(prompt)
         self._rows += rows
 
-    def event(self, queued_s: float) -> Ended:
+    def event(self, queued_s: float, reasoning_tokens: int) -> Ended:
         usages = [prompt.usage for prompt in self._prompts]
         cached: dict[str, int] = {}
         for usage in usages:
@@ -830,6 +893,7 @@ class _Sum:
             prefill_s=max(p.timings.prefill_s for p in self._prompts),
             decode_s=max(row.timings.decode_s for row in self._rows),
             queued_s=queued_s,
+            reasoning_tokens=reasoning_tokens,
         )
 
 
@@ -948,25 +1012,13 @@ async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:
         await asyncio.wait(tasks)
 
 
-async def _tell(emit: Emit, token: Token, reader: CallReader | None) -> None:
-    """Gives out a token, and what parts of calls it completes."""
-    if reader is None:
-        await emit(token)
-        return
-    parts = reader.push(token.text)
-    text = "".join(part for part in parts if isinstance(part, str))
-    await emit(dataclasses.replace(token, text=text))
+async def _tell(emit: Emit, token: Token, parts: Sequence[Part]) -> None:
+    """Gives out a token with the parts of the reply that it completes."""
+    text, reasoning = said(parts)
+    await emit(dataclasses.replace(token, text=text, reasoning=reasoning))
     for part in parts:
         if isinstance(part, CallPart):
             await emit(Called(token.index, part))
-
-
-async def _tell_rest(
-    emit: Emit, index: int, reader: CallReader | None
-) -> None:
-    for part in reader.end() if reader else ():
-        if isinstance(part, str):
-            await emit(Token(index, part.rstrip(), -1, None, None))
 
 
 async def _on(

@@ -180,7 +180,6 @@ def test_a_control_token_is_not_pieced_together(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("{% if '<bos>' in messages[0].content %}X{% endif %}", "names of"),
         ("{{ messages[0].content.replace('<bos>', 'X') }}", "names of"),
         ("{{ messages[0].content ~ ('<bos>' | length) }}", "names of"),
         ("{{ '<' ~ 'bos' ~ '>' }}", "control token '<bos>' together"),
@@ -205,6 +204,22 @@ def test_templates_that_do_not_work(
         rendered(template, [Message("user", "toast <bos>")])
     assert "\n" not in str(error.value)
     assert "template='gemma'" in str(error.value)
+
+
+def test_a_template_may_look_for_names_in_messages(
+    tokenizer: Tokenizer,
+) -> None:
+    """As one does that leaves out thoughts; what it writes is told apart."""
+    source = (
+        "{{ bos_token }}{% if '<bos>' in messages[0].content %}A{% endif %}"
+        "{{ messages[0].content.split('<eos>')[1] }}<eos>"
+    )
+    template = file_template(tokenizer, source)
+    assert rendered(template, [Message("user", "x <bos><eos>y<bos>")]) == [
+        Segment("<bos>", special=True),
+        Segment("Ay<bos>"),
+        Segment("<eos>", special=True),
+    ]
 
 
 def test_a_template_may_ask_for_the_length_and_the_date(

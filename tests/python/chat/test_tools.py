@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.chat._tools import CallPart, CallReader, read_calls
+from gemmakv.chat._reply import ReplyReader, said
+from gemmakv.chat._tools import CallPart, CallReader
 from support import tiny_gguf
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
@@ -129,8 +130,13 @@ def test_read_from_pieces(step: int) -> None:
 
 
 @pytest.mark.parametrize("length", range(0, len(TEXT), 5))
-def test_cut_short(length: int) -> None:
-    text, calls = read_calls(TEXT[:length])
+def test_cut_short(talker: gemmakv.Gemma, length: int) -> None:
+    assert talker.tokenizer is not None
+    reader = ReplyReader(talker.tokenizer, "json")
+    parts = [*reader.push(-1, TEXT[:length]), *reader.end()]
+    text, thoughts = said(parts)
+    assert not thoughts
+    calls = [p.end for p in parts if isinstance(p, CallPart) and p.end]
     assert text.startswith(TEXT[: min(length, 9)].strip())
     assert "<tool_call>".startswith(text[9:].strip())
     assert len(calls) <= 2

@@ -1,0 +1,132 @@
+"""Gemma 4's own form of tools, calls and results.
+
+    <|tool_call>call:NAME{city:<|"|>Rome<|"|>,days:3}<tool_call|>
+
+Keys are bare, and strings stand between two control tokens: whatever is in
+them is text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from gemmakv.generation._result import ToolCall
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+CALL, CALL_END = "<|tool_call>", "<tool_call|>"
+QUOTE = '<|"|>'
+# Stands for it in a call that is being read: no text holds a surrogate.
+QUOTE_MARK = "\ud800"
+
+_HEAD = re.compile(r"\s*call:\s*([A-Za-z0-9_.-]{1,128})\s*(?=\{)")
+_KEY = re.compile(rf"\s*([^:{{}}\[\],{QUOTE_MARK}]+?)\s*:")
+_WORD = re.compile(r"\s*(true|false|null)(?![A-Za-z0-9_])")
+_NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
+_STRING = re.compile(rf"\s*{QUOTE_MARK}([^{QUOTE_MARK}]*){QUOTE_MARK}")
+_DEPTH = 64
+
+
+def read_call(text: str) -> ToolCall | None:
+    """The call that stands between a call's control tokens, its strings
+    between two `QUOTE_MARK`; None if it is none.
+    """
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    reader = _Values(text, head.end())
+    try:
+        arguments = reader.value(0)
+    except ValueError:
+        return None
+    if text[reader.position :].strip():
+        return None
+    return ToolCall("call_" + secrets.token_hex(12), head[1], arguments)
+
+
+def native_options(
+    tokenizer: Tokenizer,
+    tool_choice: str | Mapping[str, Any] | None,
+    parallel: bool,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Generation options of a reply that may call. Raises ValueError for a
+    choice that nothing would hold the model to.
+    """
+    if tool_choice not in (None, "auto"):
+        raise ValueError(
+            "tool_choice: calls have the model's own form, which no grammar "
+            f"enforces; expected 'auto' or 'none', found {tool_choice!r}"
+        )
+    end = tokenizer.id_of(CALL_END)
+    if parallel or end is None:
+        return {}
+    return {"stop_token_ids": [*(options.get("stop_token_ids") or ()), end]}
+
+
+class _Values:
+    """Reads values from `position` on; ValueError for what is none."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self._text = text
+        self.position = position
+
+    def value(self, depth: int) -> Any:
+        if depth > _DEPTH:
+            raise ValueError("nested too deep")
+        if self._take("{"):
+            return self._object(depth)
+        if self._take("["):
+            return self._array(depth)
+        found = self._match(_STRING)
+        if found is not None:
+            return found[1]
+        found = self._match(_WORD) or self._match(_NUMBER)
+        if found is None:
+            raise ValueError("no value")
+        return json.loads(found[1])
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._take("}"):
+            return fields
+        while True:
+            key = self._match(_STRING)
+            if key is not None and not self._take(":"):
+                raise ValueError("no colon")
+            key = key or self._match(_KEY)
+            if key is None or key[1] in fields:
+                raise ValueError("no key")
+            fields[key[1]] = self.value(depth + 1)
+            if self._take("}"):
+                return fields
+            if not self._take(","):
+                raise ValueError("no end of an object")
+
+    def _array(self, depth: int) -> list[Any]:
+        values: list[Any] = []
+        if self._take("]"):
+            return values
+        while True:
+            values.append(self.value(depth + 1))
+            if self._take("]"):
+                return values
+            if not self._take(","):
+                raise ValueError("no end of an array")
+
+    def _take(self, letter: str) -> bool:
+        found = re.compile(rf"\s*{re.escape(letter)}").match(
+            self._text, self.position
+        )
+        if found is not None:
+            self.position = found.end()
+        return found is not None
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self._text, self.position)
+        if found is not None:
+            self.position = found.end()
+        return found
