@@ -47,6 +47,8 @@ class FakeView:
     def piece(self, text: str) -> None:
         pass
 
+    thought = piece
+
     def end_reply(self, name: str, generation: gemmakv.Generation) -> None:
         self.lines.append(f"{name}: {generation.text}")
 
@@ -239,7 +241,7 @@ def test_overflow_is_a_setting_too(chat: Chat) -> None:
 def test_settings_are_those_of_generation() -> None:
     from gemmakv.generation._options import Options
 
-    assert set(SETTINGS) - {"overflow"} <= set(Options.__annotations__)
+    assert set(SETTINGS) - {"overflow", "think"} <= set(Options.__annotations__)
 
 
 def test_a_failed_reply_changes_nothing(chat: Chat) -> None:

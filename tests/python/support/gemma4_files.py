@@ -195,7 +195,8 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- for m in messages -%}
 {%- if m.role == 'tool' -%}
-{{ '<|tool_response>response:' + m.name + value({'value': m.content}) }}
+{{ '<|tool_response>response:' + (m.name or 'tool') }}
+{{- value({'value': m.content}) }}
 {{- '<tool_response|>' }}
 {%- else -%}
 {%- if not ns.open -%}

@@ -57,6 +57,8 @@ def from_store(
     held = _common_turns(messages, record.messages)
     if session.system != record.system:
         session.system = record.system
+    if session.think is not record.think:
+        session.think = record.think
     session.goto(held)  # what was taken back since
     if held < record.turns:
         session.messages = record.messages

@@ -49,6 +49,7 @@ class Record:
       options: generation keywords.
       overflow: "error" or "drop_oldest_turns".
       tokens: length of the KV cache when the record was written.
+      think: whether the model is to think; None: as the template has it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Record:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     overflow: str = "error"
     tokens: int = 0
+    think: bool | None = None
 
     @property
     def turns(self) -> int:
@@ -82,6 +84,8 @@ class Record:
         fields = {"format": FORMAT, **self.__dict__}
         fields["messages"] = [one.to_dict() for one in self.messages]
         fields["options"] = options_to_json(self.options)
+        if self.think is None:  # versions without it read all others
+            del fields["think"]
         return to_json(fields, indent=1) + b"\n"
 
 
@@ -107,7 +111,9 @@ def from_json(data: bytes) -> Record:
         raise unexpected("format", "1 or 2", version, CorruptFile)
     if missing := _KINDS.keys() - document.keys():
         raise CorruptFile(f"missing: {', '.join(sorted(missing))}")
-    if unknown := document.keys() - _KINDS.keys():
+    if not isinstance(document.get("think"), bool | None):
+        raise CorruptFile(f"think: found {brief(document['think'])}")
+    if unknown := document.keys() - _KINDS.keys() - {"think"}:
         raise NewerRecord(name, f"unknown: {', '.join(sorted(unknown))}")
     for field, kinds in _KINDS.items():
         value = document[field]
@@ -126,6 +132,7 @@ def from_json(data: bytes) -> Record:
 
 # JSON has one kind of number.
 _KINDS = kinds_of(Record) | {"created": (int, float), "changed": (int, float)}
+del _KINDS["think"]  # optional
 
 
 def _upgrade(document: dict[str, Any]) -> None:

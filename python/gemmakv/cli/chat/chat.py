@@ -44,6 +44,7 @@ class Defaults:
     template: str | None = None
     capacity_tokens: int | None = None
     kv_dtype: str | None = None
+    think: bool | None = None
 
 
 class Chat:
@@ -118,6 +119,7 @@ class Chat:
             defaults.system,
             defaults.overflow or "error",
             template=defaults.template,
+            think=defaults.think,
             capacity_tokens=defaults.capacity_tokens,
             kv_dtype=defaults.kv_dtype or "bf16",
             options=defaults.options,
@@ -212,6 +214,7 @@ class Chat:
         record.draft = None
         record.options = dict(session.options)
         record.overflow = session.overflow
+        record.think = session.think
         record.tokens = len(session.cache)
         record.changed = time.time()
         if self._saver is None:
@@ -355,6 +358,8 @@ class Chat:
     def setting_value(self, session: Session, setting: Setting) -> object:
         if setting.name == "overflow":
             return session.overflow
+        if setting.name == "think":
+            return session.think
         return session.options.get(setting.name, setting.default)
 
     def apply_setting(
@@ -363,6 +368,8 @@ class Chat:
         """Changes a setting; None goes back to its default."""
         if setting.name == "overflow":
             session.overflow = str(value or setting.default)
+        elif setting.name == "think":
+            session.think = None if value is None else bool(value)
         elif value is None:
             session.options.pop(setting.name, None)
         else:
@@ -376,12 +383,14 @@ class Chat:
     def _apply_defaults(self, entry: Entry, session: Session) -> None:
         """What the command line asks for, on a session that exists."""
         wanted = self.defaults
-        before = (dict(session.options), session.overflow, session.system)
+        before = _settings_of(session)
         session.options.update(wanted.options)
         if wanted.overflow is not None:
             session.overflow = wanted.overflow
         if wanted.system is not None and wanted.system != session.system:
             session.system = wanted.system
+        if wanted.think is not None and wanted.think != session.think:
+            session.think = wanted.think
         fixed = {
             "template": (wanted.template, session.template.name),
             "capacity_tokens": (
@@ -396,7 +405,7 @@ class Chat:
                     f"{entry.name} keeps its {name} {has}; /new starts a "
                     f"session with {asked}"
                 )
-        if before != (session.options, session.overflow, session.system):
+        if before != _settings_of(session):
             self.save(entry)
 
     def _say_unsaved(
@@ -408,6 +417,15 @@ class Chat:
             f"{what} is not saved: {describe(error)}; the chat continues, "
             "/save PATH keeps the session elsewhere"
         )
+
+
+def _settings_of(session: Session) -> tuple[object, ...]:
+    return (
+        dict(session.options),
+        session.overflow,
+        session.system,
+        session.think,
+    )
 
 
 def _tokens_of(session: Session) -> KeptTokens:

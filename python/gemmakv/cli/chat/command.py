@@ -61,7 +61,13 @@ def chat(
     template: str | None = typer.Option(
         None,
         metavar="NAME",
-        help="plain, gemma or file. Default: what the model asks for.",
+        help="plain, gemma, gemma4 or file. Default: what the model asks for.",
+    ),
+    think: bool | None = typer.Option(
+        None,
+        "--think/--no-think",
+        help="Whether the model thinks before it replies, if it can. Default: "
+        "what its template says.",
     ),
     capacity_tokens: int | None = typer.Option(
         None,
@@ -126,7 +132,7 @@ def chat(
     persist = not no_persist and (on_terminal or session is not None)
     store = _open_store(gemma, view) if persist else None
     defaults = Defaults(
-        system, options, overflow, template, capacity_tokens, kv_dtype
+        system, options, overflow, template, capacity_tokens, kv_dtype, think
     )
     open_chat = Chat(gemma, view, defaults, store)
     try:

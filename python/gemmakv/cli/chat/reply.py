@@ -46,6 +46,7 @@ def reply(
             if stopped:
                 stream.cancel()
             for piece in stream:
+                chat.view.thought(piece.reasoning)
                 chat.view.piece(piece.text)
         generation = stream.result()
     except BaseException as error:

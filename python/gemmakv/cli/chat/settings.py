@@ -63,7 +63,14 @@ SETTINGS: Mapping[str, Setting] = {
 } | {
     "overflow": Setting(
         "overflow", "when the context is full", _overflow, "error", OVERFLOWS
-    )
+    ),
+    "think": Setting(
+        "think",
+        "whether the model thinks before it replies",
+        Flag().parse,
+        None,
+        ("on", "off", "none"),
+    ),
 }
 
 

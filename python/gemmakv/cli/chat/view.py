@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gemmakv.generation._result import Generation
 
 _SHOWN_LINES = 6
+_DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 
 
 class View:
@@ -53,6 +54,9 @@ class View:
     def piece(self, text: str) -> None:
         """The next text of the reply."""
 
+    def thought(self, text: str) -> None:
+        """The next text of what the model thinks before it replies."""
+
     def end_reply(self, name: str, generation: Generation) -> None:
         """The reply of the session `name` is whole."""
 
@@ -72,6 +76,7 @@ class TerminalView(View):
         self._console = Console(highlight=False, soft_wrap=False)
         self._waiting: contextlib.ExitStack | None = None
         self._wrap: WordWrap | None = None
+        self._thinks = False  # what was written last is a thought
         self.keyboard: Keyboard | None = None
 
     def say(self, line: str) -> None:
@@ -114,7 +119,20 @@ class TerminalView(View):
     def piece(self, text: str) -> None:
         if text and self._wrap is not None:
             self._stop_waiting()
+            if self._thinks:
+                self._thinks = False
+                self._wrap.end()
+                console.write("\n")
             self._wrap.write(printable(text))
+
+    def thought(self, text: str) -> None:
+        if text and self._wrap is not None:
+            self._stop_waiting()
+            self._thinks = True
+            coloured = self._console.color_system is not None
+            console.write(_DIM if coloured else "")
+            self._wrap.write(printable(text))
+            console.write(_NORMAL if coloured else "")
 
     def end_reply(self, name: str, generation: Generation) -> None:
         del name
@@ -124,6 +142,7 @@ class TerminalView(View):
 
     def drop_reply(self) -> None:
         self._stop_waiting()
+        self._thinks = False
         if self._wrap is not None:
             self._wrap.end()
             self._wrap = None
@@ -201,6 +220,7 @@ def _document(name: str, generation: Generation) -> dict[str, object]:
     return {
         "session": name,
         "text": generation.text,
+        "reasoning": generation.reasoning,
         "finish_reason": generation.finish_reason,
         "seed": generation.seed,
         "usage": vars(generation.usage),

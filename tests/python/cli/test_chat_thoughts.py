@@ -1,0 +1,132 @@
+"""Thoughts in `gemmakv chat`: shown apart, switched on and off, kept."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import gemmakv
+from gemmakv.chat.store import FolderStore
+from gemmakv.cli import console
+from gemmakv.cli.chat import commands
+from gemmakv.cli.chat.chat import Chat, Defaults
+from gemmakv.cli.chat.reply import reply
+from gemmakv.cli.chat.view import PipeView, TerminalView, View
+from support import gemma4_files
+from support.gemma4_files import IDS, script
+
+pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
+pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+REPLY = script("<|channel>thought\nthe in\n<channel|>Yes and no")
+OPTIONS: dict[str, Any] = {"max_tokens": 60, "grammar": REPLY}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> gemmakv.Gemma:
+    path = tmp_path_factory.mktemp("gemma4") / "tiny-it.gguf"
+    gemma4_files.write(path)
+    return gemmakv.Gemma.load(path, packed_cache=False, prefix_cache=False)
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, gemma: gemmakv.Gemma, view: View
+) -> str:
+    """What a view writes of one reply."""
+    written: list[str] = []
+    monkeypatch.setattr(console, "write", written.append)
+    chat = Chat(gemma, view, Defaults(options=OPTIONS, think=True), None)
+    chat.open(None)
+    reply(chat, "Hello")
+    chat.close()
+    return "".join(written)
+
+
+@pytest.mark.parametrize("colours", ["standard", None])
+def test_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, gemma: gemmakv.Gemma, colours: Any
+) -> None:
+    view = TerminalView()
+    view._console = Console(
+        file=io.StringIO(), force_terminal=True, color_system=colours
+    )
+    text = shown(monkeypatch, gemma, view)
+    if colours:
+        thought, _, rest = text.rpartition("\x1b[22m")
+        assert rest == "\n\nYes and no\n"
+        bare = thought.replace("\x1b[2m", "").replace("\x1b[22m", "")
+        assert bare == "the in" and thought.startswith("\x1b[2m")
+    else:
+        assert text == "the in\n\nYes and no\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_on_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, gemma: gemmakv.Gemma, as_json: bool
+) -> None:
+    text = shown(monkeypatch, gemma, PipeView(as_json))
+    if not as_json:
+        assert text == "Yes and no\n"
+        return
+    document = json.loads(text)
+    assert document["text"] == "Yes and no"
+    assert document["reasoning"] == "the in"
+
+
+class Quiet(View):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    error = say
+
+
+def test_a_setting(gemma: gemmakv.Gemma) -> None:
+    view = Quiet()
+    chat = Chat(gemma, view, Defaults(options={"max_tokens": 3}), None)
+    chat.open(None)
+    session = chat.session()
+    for text, think in (("on", True), ("off", False), ("default", None)):
+        commands.run(chat, f"/set think {text}")
+        assert session.think is think
+        reply(chat, "Hello")
+        thinks = IDS["<|think|>"] in session.cache.tokens
+        assert thinks == (think is True)
+    commands.run(chat, "/set think")
+    assert "think is none" in view.lines[-1]
+    with pytest.raises(ValueError, match="think: expected on or off"):
+        commands.run(chat, "/set think much")
+    chat.close()
+
+
+def test_a_model_that_cannot(talker: gemmakv.Gemma) -> None:
+    chat = Chat(talker, Quiet(), Defaults(think=True), None)
+    with pytest.raises(ValueError, match="think: the template 'plain' cannot"):
+        chat.open(None)
+    chat.close()
+
+
+@pytest.mark.parametrize("think", [True, None])
+def test_stored(
+    gemma: gemmakv.Gemma, tmp_path: Path, think: bool | None
+) -> None:
+    defaults = Defaults(options=OPTIONS, think=think)
+    chat = Chat(gemma, Quiet(), defaults, FolderStore(tmp_path / "store"))
+    chat.open("a")
+    reply(chat, "Hello")
+    messages, record = chat.session().messages, chat.book.current.record
+    assert messages[-1].reasoning == "the in"
+    # A record without a choice is one that older versions read.
+    assert (b'"think"' in record.to_json()) == (think is not None)
+    chat.close()
+    again = Chat(gemma, Quiet(), Defaults(), FolderStore(tmp_path / "store"))
+    again.open("a")
+    assert again.session().messages == messages
+    assert again.session().think is think
+    again.close()
