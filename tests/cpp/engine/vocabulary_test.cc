@@ -54,6 +54,18 @@ TEST(VocabularyTest, ModelProtoHoldsMarkedPiecesAndTheirKinds) {
   EXPECT_NE(model.find("\x0A\x06\xE2\x96\x81\xE2\x96\x81"), std::string::npos);
 }
 
+TEST(VocabularyTest, MergesDecideInOneKindAlone) {
+  const auto has_merges = [](const GgufBuilder& builder) {
+    const std::vector<uint8_t> bytes = builder.Build();
+    return Vocabulary::HasMerges(GgufFile(bytes, "test"));
+  };
+  GgufBuilder merges;
+  merges.Set("tokenizer.ggml.model", "gemma4");
+  EXPECT_TRUE(has_merges(merges));
+  EXPECT_FALSE(has_merges(SmallVocabulary()));
+  EXPECT_FALSE(has_merges(GgufBuilder()));
+}
+
 TEST(VocabularyTest, BadVocabulariesAreNamed) {
   const auto message = [](const GgufBuilder& builder) -> std::string {
     const std::vector<uint8_t> bytes = builder.Build();

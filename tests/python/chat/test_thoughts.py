@@ -23,7 +23,7 @@ USER = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "rain", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}}}}  # fmt: skip
 CALL = '<|tool_call>call:rain{city:<|"|>a, "b" {}<|"|>,n:[1,-2.5e1,true],'
-CALL += 'o:{x:null,y:{}}}<tool_call|>'
+CALL += "o:{x:null,y:{}}}<tool_call|>"
 ARGUMENTS = {"city": 'a, "b" {}', "n": [1, -25.0, True],
              "o": {"x": None, "y": {}}}  # fmt: skip
 

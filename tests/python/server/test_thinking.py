@@ -159,9 +159,7 @@ def test_calls(app: App) -> None:
     result = {"role": "tool", "tool_call_id": call["id"], "name": "rain",
               "content": "3 mm"}  # fmt: skip
     says(app, TEXT)
-    more = whole(
-        app, CHAT, messages=[*USER, message, result], tools=TOOLS
-    )
+    more = whole(app, CHAT, messages=[*USER, message, result], tools=TOOLS)
     assert more["choices"][0]["message"]["content"] == TEXT
     found = error(
         post(app, CHAT, body(tools=TOOLS, tool_choice="required")), 400
@@ -266,9 +264,7 @@ def test_a_response_is_gone_on_from(kept: App) -> None:
     assert [i["type"] for i in shown["output"]] == ["reasoning", "message"]
     assert shown["output"] == first["output"]
     assert shown["usage"] == first["usage"]
-    more = post(
-        kept, RESPONSES, {**given, "previous_response_id": first["id"]}
-    )
+    more = post(kept, RESPONSES, {**given, "previous_response_id": first["id"]})
     assert more.status_code == 200, more.text
     usage = more.json()["usage"]
     # The thought is not in it.
