@@ -36,7 +36,8 @@ class Scheduler;
 // what is running.
 class Gemma {
  public:
-  // Loads a GGUF file. The file is closed again on return.
+  // Loads a GGUF file. The file is closed again on return, unless the model has
+  // a table that is read row by row (RowTable).
   // Throws IoError, CorruptFile, Mismatch, InvalidArgument (threads, quantize).
   static std::shared_ptr<Gemma> Load(const std::string& gguf_path,
                                      const LoadOptions& options = {});

@@ -167,13 +167,17 @@ std::string PartEnding(uint64_t part, uint64_t count) {
 }  // namespace
 
 GgufFile::GgufFile(const std::string& path)
-    : path_(path), file_(path), bytes_(file_->bytes()) {
+    : path_(path),
+      file_(std::make_shared<const MappedFile>(path)),
+      bytes_(file_->bytes()) {
   ReadHeader();
   ReadParts();
 }
 
 GgufFile::GgufFile(const std::string& path, uint64_t number, uint64_t count)
-    : path_(path), file_(path), bytes_(file_->bytes()) {
+    : path_(path),
+      file_(std::make_shared<const MappedFile>(path)),
+      bytes_(file_->bytes()) {
   ReadHeader();
   if (GetUint("split.no") == number && GetUint("split.count") == count) return;
   throw CorruptFile(StrCat(path, ": expected split.no ", number,
@@ -404,6 +408,10 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
   view.cols = tensor.shape[0];
   view.data = part.bytes_.data() + tensor.offset;
   return view;
+}
+
+std::shared_ptr<const void> GgufFile::Hold(const TensorView& view) const {
+  return PartOf(tensors_[tensor_index_.find(view.name)->second]).file_;
 }
 
 void GgufFile::Release(const TensorView& view, size_t begin, size_t end) {

@@ -70,6 +70,7 @@ class GgufFile : public TensorSource {
   // Throws CorruptFile if the tensor's type is not supported or if it has more
   // than two dimensions.
   std::optional<TensorView> Find(std::string_view name) override;
+  std::shared_ptr<const void> Hold(const TensorView& view) const override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
   std::optional<Hash128> Identity() const override;
   bool Settle() const override;
@@ -118,7 +119,7 @@ class GgufFile : public TensorSource {
                               const char* expected) const;
 
   std::string path_;
-  std::optional<MappedFile> file_;  // none if the file is in memory
+  std::shared_ptr<const MappedFile> file_;  // null if the file is in memory
   std::span<const uint8_t> bytes_;  // the whole file
   uint32_t version_ = 0;
   size_t tensors_offset_ = 0;  // of the tensor descriptions

@@ -53,7 +53,22 @@ bool NotesEveryWrite(int file) {
          type == 0xF2F52010;
 }
 
+// Of whole pages around the bytes. A hint: nothing is wrong if it is not taken.
+void Advise(const uint8_t* data, size_t size, int advice) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t past = reinterpret_cast<uintptr_t>(data) % page;
+  (void)madvise(const_cast<uint8_t*>(data) - past, size + past, advice);
+}
+
 }  // namespace
+
+void ExpectScatteredReads(const uint8_t* data, size_t size) {
+  Advise(data, size, MADV_RANDOM);
+}
+
+void PrefetchPages(const uint8_t* data, size_t size) {
+  Advise(data, size, MADV_WILLNEED);
+}
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   // Without O_NONBLOCK, opening a named pipe would wait for its writer.

@@ -60,6 +60,12 @@ class MappedFile {
   Hash128 place_;  // of device and inode
 };
 
+// Hints about bytes of a mapping; harmless for other memory.
+// They are read in no order: pages come without those around them.
+void ExpectScatteredReads(const uint8_t* data, size_t size);
+// They will be read soon: has the system begin with it. Does not wait.
+void PrefetchPages(const uint8_t* data, size_t size);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_IO_MAPPED_FILE_H_

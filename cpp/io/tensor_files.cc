@@ -49,7 +49,9 @@ TensorFiles::TensorFiles(std::string description,
                          const std::vector<std::string>& paths,
                          const std::vector<TensorPlace>& places)
     : description_(std::move(description)), places_(places) {
-  for (const std::string& path : paths) files_.emplace_back(path);
+  for (const std::string& path : paths) {
+    files_.push_back(std::make_shared<const MappedFile>(path));
+  }
   for (size_t i = 0; i < places_.size(); ++i) {
     Check(places_[i]);
     if (!index_.emplace(places_[i].name, i).second) {
@@ -83,7 +85,7 @@ void TensorFiles::Check(const TensorPlace& place) const {
     refuse(StrCat(place.rows, " rows, expected a multiple of ", place.blocks,
                   " blocks"));
   }
-  const MappedFile& file = files_[place.file];
+  const MappedFile& file = *files_[place.file];
   const size_t size = file.bytes().size();
   if (place.offset > size || StoredBytes(place) > size - place.offset) {
     throw CorruptFile(StrCat(file.path(), ": tensor ", place.name, " takes ",
@@ -99,7 +101,7 @@ std::vector<std::string> TensorFiles::Names() const {
 }
 
 const uint8_t* TensorFiles::Stored(const TensorPlace& place) const {
-  return files_[place.file].bytes().data() + place.offset;
+  return files_[place.file]->bytes().data() + place.offset;
 }
 
 const uint8_t* TensorFiles::Converted(const TensorPlace& place) {
@@ -112,7 +114,7 @@ const uint8_t* TensorFiles::Converted(const TensorPlace& place) {
   } else {
     TransposeBlocks(place, Stored(place), bytes.data());
   }
-  files_[place.file].DropPages(place.offset, StoredBytes(place));
+  files_[place.file]->DropPages(place.offset, StoredBytes(place));
   return converted_.emplace(place.name, std::move(bytes)).first->second.data();
 }
 
@@ -130,10 +132,16 @@ std::optional<TensorView> TensorFiles::Find(std::string_view name) {
   return view;
 }
 
+std::shared_ptr<const void> TensorFiles::Hold(const TensorView& view) const {
+  const TensorPlace& place = places_[index_.find(view.name)->second];
+  if (place.form != TensorForm::kAsStored) return nullptr;
+  return files_[place.file];
+}
+
 void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
   const TensorPlace& place = places_[index_.find(view.name)->second];
   if (place.form == TensorForm::kAsStored) {
-    files_[place.file].DropPages(place.offset + begin, end - begin);
+    files_[place.file]->DropPages(place.offset + begin, end - begin);
   } else if (end == view.size_bytes()) {
     converted_.erase(view.name);
   }
@@ -142,7 +150,7 @@ void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
 // Which bytes are which tensor is up to the caller.
 std::optional<Hash128> TensorFiles::Identity() const {
   Hasher hasher;
-  for (const MappedFile& file : files_) hasher.UpdateValue(file.identity());
+  for (const auto& file : files_) hasher.UpdateValue(file->identity());
   for (const TensorPlace& place : places_) {
     for (const uint64_t value :
          {uint64_t{place.name.size()}, uint64_t{place.file}, place.offset,
@@ -158,7 +166,7 @@ std::optional<Hash128> TensorFiles::Identity() const {
 
 bool TensorFiles::Settle() const {
   return std::all_of(files_.begin(), files_.end(),
-                     [](const MappedFile& file) { return file.Settle(); });
+                     [](const auto& file) { return file->Settle(); });
 }
 
 }  // namespace gkv

@@ -53,6 +53,7 @@ class TensorFiles : public TensorSource {
   std::string Description() const override { return description_; }
   std::vector<std::string> Names() const override;  // as in `places`
   std::optional<TensorView> Find(std::string_view name) override;
+  std::shared_ptr<const void> Hold(const TensorView& view) const override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
   std::optional<Hash128> Identity() const override;
   bool Settle() const override;
@@ -63,7 +64,7 @@ class TensorFiles : public TensorSource {
   const uint8_t* Converted(const TensorPlace& place);
 
   std::string description_;
-  std::vector<MappedFile> files_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<TensorPlace> places_;
   std::map<std::string, size_t, std::less<>> index_;  // into places_
   std::map<std::string, AlignedBuffer<uint8_t>, std::less<>> converted_;

@@ -5,12 +5,14 @@
 
 #include "model/forward.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
 #include "model/layers/attention.h"
 #include "model/layers/feed_forward.h"
+#include "model/layers/per_layer_embedding.h"
 #include "model/layers/recurrent.h"
 #include "model/output_head.h"
 #include "model/step_work.h"
@@ -24,33 +26,90 @@ class ForwardPass::Parts {
       : config_(model.config),
         weights_(model.weights),
         pool_(pool),
+        own_layers_(OwnLayers(config_)),
         attention_(config_),
         recurrent_(config_),
+        per_layer_(config_),
         head_(config_, weights_, pool) {}
 
   void Step(std::span<const SequenceSlice> slices) {
     rows_.clear();
     for (size_t s = 0; s < slices.size(); ++s) {
       for (size_t i = 0; i < slices[s].tokens.size(); ++i) {
-        rows_.push_back({s, slices[s].view->begin + i, slices[s].tokens[i]});
+        rows_.push_back({s, slices[s].begin() + i, slices[s].tokens[i]});
       }
     }
-    const StepWork work(slices, rows_, pool_);
-    Embed(work);
-    for (size_t i = 0; i < config_.num_layers(); ++i) {
-      TemporalMixing(work, i);
-      const LayerWeights& layer = weights_.layers[i];
-      feed_forward_.Compute(layer, input_, projected_.data(), work);
-      work.ForRows([&](size_t row) {
-        AddToResidual(layer.down_bias, layer.post_ffn_norm, row);
-        if (config_.layer_scales)
-          Scale(layer.output_scale[0], hidden(), x(row));
-      });
+    Embed(StepWork(slices, rows_, pool_));
+    RunLayers(StepWork(slices, rows_, pool_), 0, own_layers_);
+    if (own_layers_ != config_.num_layers()) {
+      slices = KeepOutputRows(slices);
+      RunLayers(StepWork(slices, rows_, pool_), own_layers_,
+                config_.num_layers());
     }
     Head(slices);
   }
 
  private:
+  // The layers up to the last one that leaves something to later steps.
+  static size_t OwnLayers(const ModelConfig& config) {
+    size_t count = config.num_layers();
+    while (count > 0 && config.layers[count - 1].shares_kv) --count;
+    return count;
+  }
+
+  void RunLayers(const StepWork& work, size_t begin, size_t end) {
+    if (rows_.empty()) return;
+    const bool embeds = config_.ple_dim != 0;
+    for (size_t i = begin; i < end; ++i) {
+      TemporalMixing(work, i);
+      const LayerWeights& layer = weights_.layers[i];
+      feed_forward_.Compute(layer, input_, projected_.data(), work);
+      work.ForRows([&](size_t row) {
+        AddToResidual(layer.down_bias, layer.post_ffn_norm, row);
+        if (embeds) {
+          TakeStream(row);
+        } else {
+          ScaleOutput(layer, row);
+        }
+      });
+      if (!embeds) continue;
+      per_layer_.Compute(layer, i, input_, projected_.data(), work);
+      work.ForRows([&](size_t row) {
+        AddRmsNorm(projected_.data() + row * hidden(),
+                   layer.post_ple_norm.data(), config_.rms_epsilon, hidden(),
+                   x(row));
+        ScaleOutput(layer, row);
+      });
+    }
+  }
+
+  // Later steps need nothing of the layers that follow: they are computed for
+  // the rows alone that have outputs. Those move to the front. Gives the slices
+  // that remain, in the same order; they may be empty.
+  std::span<const SequenceSlice> KeepOutputRows(
+      std::span<const SequenceSlice> slices) {
+    const size_t all = rows_.size();
+    wanted_.assign(slices.begin(), slices.end());
+    size_t end = 0, kept = 0;
+    for (SequenceSlice& slice : wanted_) {
+      end += slice.tokens.size();
+      slice.tokens = slice.tokens.last(slice.output.rows);
+      for (size_t row = end - slice.output.rows; row < end; ++row, ++kept) {
+        if (row == kept) continue;
+        rows_[kept] = rows_[row];
+        std::copy_n(x(row), hidden(), x(kept));
+        if (config_.ple_dim != 0) per_layer_.MoveRow(row, kept);
+      }
+    }
+    if (kept == all) return slices;
+    rows_.resize(kept);
+    input_.Resize(kept, hidden());
+    const StepWork work(wanted_, rows_, pool_);
+    attention_.Begin(work);
+    work.ForRows([&](size_t row) { attention_.Rotations(work, row); });
+    return wanted_;
+  }
+
   size_t hidden() const { return config_.hidden_size; }
   float* x(size_t row) { return x_.data() + row * hidden(); }
 
@@ -65,7 +124,9 @@ class ForwardPass::Parts {
       UnpackRow(embedding, static_cast<size_t>(rows_[row].token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
       attention_.Rotations(work, row);
+      if (config_.ple_dim != 0) TakeStream(row);
     });
+    if (config_.ple_dim != 0) per_layer_.Begin(weights_, input_, work);
   }
 
   // What mixes positions: attention or a recurrence.
@@ -87,6 +148,16 @@ class ForwardPass::Parts {
     RmsNorm(x(row), norm.data(), config_.rms_epsilon, hidden(),
             input_.row(row));
     input_.Quantize(row);
+  }
+
+  // The residual stream as it is, as the input of a product.
+  void TakeStream(size_t row) {
+    std::copy_n(x(row), hidden(), input_.row(row));
+    input_.Quantize(row);
+  }
+
+  void ScaleOutput(const LayerWeights& layer, size_t row) {
+    if (config_.layer_scales) Scale(layer.output_scale[0], hidden(), x(row));
   }
 
   void AddToResidual(const FloatVector& bias, const FloatVector& post_norm,
@@ -125,13 +196,17 @@ class ForwardPass::Parts {
   const Weights& weights_;
   ThreadPool& pool_;
 
+  const size_t own_layers_;
+
   std::vector<StepRow> rows_;
+  std::vector<SequenceSlice> wanted_;  // what has outputs of the step's slices
   AlignedBuffer<float> x_;          // [rows, hidden_size], the residual stream
   Activations input_;               // [rows, hidden_size], normalized
   AlignedBuffer<float> projected_;  // [rows, hidden_size]
   Attention attention_;
   Recurrent recurrent_;
   FeedForward feed_forward_;
+  PerLayerEmbedding per_layer_;
   OutputHead head_;
 };
 

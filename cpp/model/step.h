@@ -25,10 +25,12 @@ struct RowOutput {
 // Consecutive positions of one conversation: a chunk of prefill, or a decode
 // row.
 struct SequenceSlice {
-  std::span<const int32_t> tokens;  // ids at positions [view.begin, view.end)
+  std::span<const int32_t> tokens;  // ids at the last positions of the view
   const KvStepView* view;           // of the cache, from KVCache::Prepare
   const KvLayout* layout;
   RowOutput output;
+
+  size_t begin() const { return view->end - tokens.size(); }  // position
 };
 
 }  // namespace gkv

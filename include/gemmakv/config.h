@@ -68,6 +68,11 @@ struct ModelConfig {
   bool keys_are_values = false;
   bool post_norms = false;    // RMS norm behind attention and feed-forward
   bool layer_scales = false;  // a layer's output is multiplied by a weight
+  // Per-layer embeddings: behind its feed-forward, every layer adds what it
+  // makes of a vector of its own, of this many values. The vectors of a
+  // position come from a table of rows by token and from its embedding.
+  size_t ple_dim = 0;    // 0: none
+  size_t ple_vocab = 0;  // rows of the table, at least vocab_size
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.
@@ -90,7 +95,7 @@ struct ModelConfig {
   // differ in name, context_length and token ids only.
   Hash128 Hash() const;
   // Whether the models are of one named type: equal Hash() and context_length,
-  // but for vocab_size, which files pad differently.
+  // but for the sizes of vocabularies, which files pad differently.
   bool SameShape(const ModelConfig& other) const;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,6 +46,13 @@ class TensorSource {
   virtual std::optional<Hash128> Identity() const { return std::nullopt; }
   // Whether no byte can change from now on without another identity.
   virtual bool Settle() const { return false; }
+  // What keeps the bytes of a view readable when its end was released and the
+  // source is gone, such as a file's mapping. nullptr: nothing does, and
+  // whoever needs them copies them.
+  virtual std::shared_ptr<const void> Hold(const TensorView& view) const {
+    (void)view;
+    return nullptr;
+  }
   // Hint: bytes [begin, end) of the tensor will not be read again.
   virtual void Release(const TensorView& view, size_t begin, size_t end) {
     (void)view, (void)begin, (void)end;

@@ -67,6 +67,8 @@ class ModelConfig:
         value_norm: bool = False,
         keys_are_values: bool = False,
         layer_scales: bool = False,
+        ple_dim: int = 0,
+        ple_vocab: int = 0,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -119,6 +121,8 @@ class ModelConfig:
     value_norm: Final[bool]
     keys_are_values: Final[bool]
     layer_scales: Final[bool]
+    ple_dim: Final[int]
+    ple_vocab: Final[int]
     def arguments(self) -> dict[str, Any]: ...
     @staticmethod
     def json_keys() -> list[tuple[str, str, bool]]: ...

@@ -60,6 +60,13 @@ void ModelConfig::Validate() const {
     field.Check(*this, field.Get(*this), StrCat("model config: ", field.name));
   }
   for (size_t i = 0; i < num_layers(); ++i) CheckLayer(*this, i);
+  if (ple_dim == 0 ? ple_vocab != 0 : ple_vocab < vocab_size) {
+    throw InvalidArgument(
+        StrCat("model config: ple_vocab is ", ple_vocab, ", expected ",
+               ple_dim == 0 ? std::string("0 without ple_dim")
+                            : StrCat("at least vocab_size ", vocab_size,
+                                     " with ple_dim ", ple_dim)));
+  }
   // Weights of a block are whole groups of rows.
   if (HasLayers(LayerKind::kRecurrent) &&
       lru_width % (lru_blocks * kRowGroup) != 0) {
@@ -139,6 +146,7 @@ Hash128 ModelConfig::Hash() const {
 bool ModelConfig::SameShape(const ModelConfig& other) const {
   ModelConfig padded = *this;
   padded.vocab_size = other.vocab_size;
+  if (ple_vocab != 0) padded.ple_vocab = other.ple_vocab;
   return padded.Hash() == other.Hash() &&
          context_length == other.context_length;
 }

@@ -103,14 +103,15 @@ class MetadataReader {
   std::string prefix_;
 };
 
-size_t VocabSize(const GgufFile& file) {
+// Rows of a table by token, whose number no key states.
+size_t RowsOf(const GgufFile& file, std::string_view name) {
   for (const GgufFile::TensorInfo& tensor : file.tensors()) {
-    if (tensor.name == "token_embd.weight" && tensor.shape.size() == 2) {
+    if (tensor.name == name && tensor.shape.size() == 2) {
       return static_cast<size_t>(tensor.shape[1]);
     }
   }
-  throw CorruptFile(StrCat(
-      file.path(), ": tensor token_embd.weight is missing or not a matrix"));
+  throw CorruptFile(
+      StrCat(file.path(), ": tensor ", name, " is missing or not a matrix"));
 }
 
 // Files do not say how queries are scaled. The sizes of the table do; others
@@ -260,39 +261,24 @@ void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
   }
 }
 
-// The last layers read the keys and values of the last one before them that is
-// of their kind.
+// Models whose last layers have no keys and values of their own.
 void ReadShared(const GgufFile& file, const MetadataReader& read,
                 const Family& family, ModelConfig& config) {
-  const size_t layers = config.num_layers();
   const size_t shared = read.Size("attention.shared_kv_layers", 0);
-  const size_t first = shared < layers ? layers - shared : 0;
-  for (size_t i = first; i < layers && shared != 0; ++i) {
-    size_t owner = first;
-    while (owner > 0 &&
-           config.layers[owner - 1].kind != config.layers[i].kind) {
-      --owner;
-    }
-    if (owner == 0) {
-      throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                               ".attention.shared_kv_layers is ", shared,
-                               ", expected layers of each kind before those"));
-    }
-    config.layers[i].shares_kv = owner - 1;
-  }
+  if (ShareKeysValues(shared, config)) return;
+  throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                           ".attention.shared_kv_layers is ", shared,
+                           ", expected layers of each kind before those"));
 }
 
 // Parts of models of this family that the forward pass does not have.
 void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
                       const Family& family) {
-  for (const char* key : {"embedding_length_per_layer_input", "expert_count"}) {
-    const size_t count = read.Size(key, 0);
-    if (count == 0) continue;
-    throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture, ".",
-                          key, " is ", count,
-                          ", expected 0: such models are "
-                          "not supported"));
-  }
+  const size_t count = read.Size("expert_count", 0);
+  if (count == 0) return;
+  throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
+                        ".expert_count is ", count,
+                        ", expected 0: such models are not supported"));
 }
 
 void ReadTokenIds(const GgufFile& file, const Family& family,
@@ -369,7 +355,10 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   for (const Field& field : Fields()) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
-  config.vocab_size = VocabSize(file);
+  config.vocab_size = RowsOf(file, "token_embd.weight");
+  if (config.ple_dim != 0) {
+    config.ple_vocab = RowsOf(file, "per_layer_token_embd.weight");
+  }
   ReadShared(file, read, family, config);
   CheckValueLengths(file, read, config);
   ReadStillPairs(file, family, config);

@@ -21,6 +21,10 @@ struct Row {
   double rope_factor = 1;
   size_t full_kv_heads = 0, full_head_dim = 0;  // 0: as in sliding layers
   bool keys_are_values = false;
+  size_t shared = 0;      // last layers that share keys and values
+  size_t shared_ffn = 0;  // 0: as in the others
+  size_t ple_dim = 0;
+  size_t period = 0;  // layers to a full one; 0: the family's
 };
 
 using enum ModelType;
@@ -52,13 +56,22 @@ ModelConfig FromRow(const Row& row) {
                                     .head_dim = row.head_dim,
                                     .ffn_dim = row.ffn});
   ApplyFamily(family, config);
+  for (size_t i = 0; i < row.layers && row.period != 0; ++i) {
+    config.layers[i].kind = i % row.period < row.period - 1
+                                ? LayerKind::kSliding
+                                : LayerKind::kFull;
+  }
+  ShareKeysValues(row.shared, config);
   for (LayerConfig& layer : config.layers) {
+    if (layer.shares_kv && row.shared_ffn != 0) layer.ffn_dim = row.shared_ffn;
     if (layer.kind != LayerKind::kFull) continue;
     if (row.full_kv_heads != 0) layer.kv_heads = row.full_kv_heads;
     if (row.full_head_dim != 0) layer.head_dim = row.full_head_dim;
   }
   ApplyFamilyToLayers(family, config);
   config.keys_are_values = row.keys_are_values;
+  config.ple_dim = row.ple_dim;
+  if (row.ple_dim != 0) config.ple_vocab = config.vocab_size;
   config.context_length = row.context;
   config.query_scale = 1.0 / std::sqrt(row.query_divisor);
   for (LayerConfig& layer : config.layers) {

@@ -119,6 +119,21 @@ void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config) {
   }
 }
 
+bool ShareKeysValues(size_t count, ModelConfig& config) {
+  const size_t layers = config.num_layers();
+  const size_t first = count < layers ? layers - count : 0;
+  for (size_t i = first; i < layers && count != 0; ++i) {
+    size_t owner = first;
+    while (owner > 0 &&
+           config.layers[owner - 1].kind != config.layers[i].kind) {
+      --owner;
+    }
+    if (owner == 0) return false;
+    config.layers[i].shares_kv = owner - 1;
+  }
+  return true;
+}
+
 void ApplyFamily(const Family& family, ModelConfig& config) {
   config.architecture = family.architecture;
   config.vocab_size = family.vocab_size;

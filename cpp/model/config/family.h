@@ -54,6 +54,10 @@ void ApplyFamilyToLayers(const Family& family, ModelConfig& config);
 // Layers are of the kinds of `pattern`, repeated.
 void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config);
 
+// The last `count` layers read the keys and values of the last layer before
+// them that is of their kind. False if one of them has none before it.
+bool ShareKeysValues(size_t count, ModelConfig& config);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_MODEL_FAMILY_H_

@@ -148,6 +148,10 @@ constexpr Field kFields[] = {
      .fallback = 0, .mark = 9},
     {.name = "layer_scales", .at = kAt<&M::layer_scales>, .high = 1,
      .fallback = 0, .mark = 10},
+    {.name = "ple_dim", .at = kAt<&M::ple_dim>, .high = 4096,
+     .fallback = 0, .gguf = "embedding_length_per_layer_input", .mark = 11},
+    {.name = "ple_vocab", .at = kAt<&M::ple_vocab>, .high = kMaxSize,
+     .fallback = 0, .mark = 11},
 };
 
 std::vector<double> AllHeads(const M& config) {

@@ -126,7 +126,7 @@ void AttentionPlan::CutIntoTiles(std::span<const SequenceSlice> slices,
     const size_t count = slices[s].tokens.size();
     for (size_t r = 0; r < count; r += rows_per_tile) {
       for (size_t head = 0; head < layer.kv_heads; ++head) {
-        tasks.tiles.push_back({s, first_row + r, slices[s].view->begin + r,
+        tasks.tiles.push_back({s, first_row + r, slices[s].begin() + r,
                                std::min(rows_per_tile, count - r), head});
       }
     }

@@ -68,12 +68,18 @@ class SourceRecord {
 };
 
 // Weights as views into a packed file, which are checked at their first use;
-// vectors, which are small, are checked and copied, and gates checked.
+// vectors, which are small, are checked and copied, and gates checked. Tables
+// of rows are in the source alone.
 Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file,
-                       ThreadPool& pool) {
+                       TensorSource& source, ThreadPool& pool) {
   const ScopedFpEnvironment fp_environment;
   Weights weights;
   for (const WeightEntry& entry : ListWeights(config, weights)) {
+    if (entry.table() != nullptr) {
+      OpenTable(entry, *FindTensor(entry, source), source);
+      entry.table()->ExpectRows();
+      continue;
+    }
     const PackedFile::Tensor* const tensor = file.Find(entry.name);
     PackedMatrix* const matrix = entry.matrix();
     const bool is_vector = matrix == nullptr;
@@ -119,7 +125,7 @@ class PackedLoad {
         pool_(pool),
         options_(options),
         names_(TensorNames(config, source)) {
-    if (options.quantize) RequireFloatMatrix(source, names_);
+    if (options.quantize) RequireFloatMatrix(config, source);
     if (!progress) return;
     // A second attempt at something is not a step back.
     progress_ = [this, &progress](size_t done, size_t total) {
@@ -144,6 +150,7 @@ class PackedLoad {
       const SourceContents survey =
           Read({.into = ReadOptions::Into::kNothing});
       SetFingerprint(survey.weights.fingerprint);
+      table_hashes_ = survey.table_hashes;
       weights = Open(report, false);
       if (weights) {
         report.state = PackedReport::State::kReused;
@@ -166,6 +173,7 @@ class PackedLoad {
     options.quantize = options_.quantize;
     options.progress = progress_;
     options.total = 2 * source_bytes_;
+    if (!table_hashes_.empty()) options.table_hashes = &table_hashes_;
     if (options.into != ReadOptions::Into::kNothing) {
       options.done = source_bytes_;
     }
@@ -189,7 +197,7 @@ class PackedLoad {
                     2 * source_bytes_);
         });
       }
-      Weights weights = ReadPackedFile(config_, *file, pool_);
+      Weights weights = ReadPackedFile(config_, *file, source_, pool_);
       weights.file = file;
       weights.fingerprint = fingerprint_;
       const size_t total =
@@ -253,6 +261,7 @@ class PackedLoad {
   size_t source_bytes_ = 0;
   size_t done_ = 0;
   Hash128 fingerprint_;
+  TableHashes table_hashes_;  // once the source was read
   std::string path_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/float16.h"
+#include "model/weights/weight_table.h"
 #include "ops/quantize_weights.h"
 
 namespace gkv {
@@ -62,12 +63,13 @@ TensorType KeptType(const TensorView& matrix, WeightRole role,
   return type;
 }
 
-void RequireFloatMatrix(TensorSource& source,
-                        const std::vector<std::string>& names) {
+void RequireFloatMatrix(const ModelConfig& config, TensorSource& source) {
+  Weights weights;
   std::set<std::string_view> found;
-  for (const std::string& name : names) {
-    const std::optional<TensorView> view = source.Find(name);
-    if (!view || view->rows == 1) continue;
+  for (const WeightEntry& entry : ListWeights(config, weights)) {
+    if (entry.matrix() == nullptr) continue;
+    const std::optional<TensorView> view = source.Find(entry.name);
+    if (!view) continue;
     if (IsFloat(view->type)) return;
     found.insert(Info(view->type).name);
   }

@@ -39,11 +39,10 @@ TensorType QuantizeTargetFromName(std::string_view name);
 TensorType KeptType(const TensorView& matrix, WeightRole role,
                     std::optional<TensorType> target);
 
-// Throws InvalidArgument, which lists the types found, if none of these tensors
-// of the source is a matrix of F32, F16 or BF16. Looks no further than the
+// Throws InvalidArgument, which lists the types found, if none of the model's
+// matrices is of F32, F16 or BF16 in the source. Looks no further than the
 // first that is.
-void RequireFloatMatrix(TensorSource& source,
-                        const std::vector<std::string>& names);
+void RequireFloatMatrix(const ModelConfig& config, TensorSource& source);
 
 // Says why rows [begin, end) of a matrix cannot be of this type: throws
 // CorruptFile for a NaN or infinity, else InvalidArgument for values that are

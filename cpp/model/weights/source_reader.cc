@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <utility>
 
 #include "base/aligned_buffer.h"
@@ -40,9 +42,11 @@ class Reader {
   SourceContents Run() {
     const ScopedFpEnvironment fp_environment;
     for (const WeightEntry& entry : ListWeights(config_, contents_.weights)) {
-      const std::optional<TensorView> view = Find(entry);
+      const std::optional<TensorView> view = FindTensor(entry, source_);
       if (!view) continue;
-      if (entry.matrix() != nullptr) {
+      if (entry.table() != nullptr) {
+        ReadTable(entry, *view);
+      } else if (entry.matrix() != nullptr) {
         ReadMatrix(entry, *view, *entry.matrix());
       } else {
         ReadFloats(entry, *view);
@@ -57,29 +61,6 @@ class Reader {
     AlignedBuffer<uint8_t> quantized;  // one group's rows
     AlignedBuffer<uint8_t> slab;       // packed
   };
-
-  // nullopt for a head that is not there.
-  std::optional<TensorView> Find(const WeightEntry& entry) {
-    const std::optional<TensorView> view = source_.Find(entry.name);
-    if (!view && entry.role == WeightRole::kHead) return view;
-    const auto refuse = [&](const auto&... what) {
-      throw CorruptFile(StrCat(source_.Description(), ": tensor ", entry.name,
-                               what...));
-    };
-    if (!view) {
-      refuse(" is missing, expected shape [", entry.rows, ", ", entry.cols,
-             "]");
-    }
-    if (view->rows != entry.rows || view->cols != entry.cols) {
-      refuse(" has shape [", view->rows, ", ", view->cols, "], expected [",
-             entry.rows, ", ", entry.cols, "]");
-    }
-    if (!IsFloat(view->type) && MustBeFloat(entry.role)) {
-      refuse(" has type ", Info(view->type).name,
-             ", expected F32, F16 or BF16");
-    }
-    return view;
-  }
 
   // Notes the next tensor; with kFile, compares it with the writer's.
   const PackedTensor& Begin(const TensorView& view, bool is_vector,
@@ -126,6 +107,39 @@ class Reader {
         scratch.quantized.EnsureSize(GroupBytes(matrix.type, view.cols));
       }
     }
+    const std::vector<Hash128> hashes = ReadSlabs(
+        view,
+        [&](size_t slab, size_t thread) {
+          TakeSlab(view, tensor, slab, scratch_[thread], matrix);
+        },
+        [&](size_t first, size_t end) {
+          if (representable_) return;
+          ThrowNotRepresentable(source_.Description(), view, first, end,
+                                matrix.type);
+        });
+    AddToFingerprint(view, matrix.type, hashes);
+  }
+
+  // Hashes a table, once; its rows are read later, from where it is.
+  void ReadTable(const WeightEntry& entry, const TensorView& view) {
+    if (options_.into == Into::kMemory) OpenTable(entry, view, source_);
+    std::vector<Hash128>& hashes = contents_.table_hashes[view.name];
+    if (options_.table_hashes == nullptr) {
+      hashes = ReadSlabs(view, [](size_t, size_t) {}, [](size_t, size_t) {});
+    } else {
+      hashes = options_.table_hashes->at(view.name);
+      Advance(view.size_bytes());
+    }
+    AddToFingerprint(view, view.type, hashes);
+    if (options_.into == Into::kMemory) entry.table()->ExpectRows();
+  }
+
+  // Hashes of all slabs. `take` is told of each on any thread, then `taken` of
+  // the rows of several; behind it their bytes are given back.
+  std::vector<Hash128> ReadSlabs(
+      const TensorView& view,
+      const std::function<void(size_t slab, size_t thread)>& take,
+      const std::function<void(size_t begin, size_t end)>& taken) {
     const size_t slab_bytes = kSlabRows * RowBytes(view.type, view.cols);
     const size_t slabs_per_batch =
         std::max<size_t>(2 * pool_.num_threads(), kReleaseBytes / slab_bytes);
@@ -134,24 +148,21 @@ class Reader {
       const size_t count = std::min(slabs_per_batch, hashes.size() - first);
       pool_.Run(count, [&](size_t task, size_t thread) {
         const size_t slab = first + task;
-        TakeSlab(view, tensor, slab, scratch_[thread], matrix);
+        take(slab, thread);
         const size_t begin = slab * slab_bytes;
         hashes[slab] =
             HashBytes({view.data + begin,
                        std::min(slab_bytes, view.size_bytes() - begin)});
       });
-      if (!representable_) {
-        ThrowNotRepresentable(source_.Description(), view, first * kSlabRows,
-                              std::min(view.rows, (first + count) * kSlabRows),
-                              matrix.type);
-      }
+      taken(first * kSlabRows,
+            std::min(view.rows, (first + count) * kSlabRows));
       const size_t begin = first * slab_bytes;
       const size_t end =
           std::min(view.size_bytes(), begin + count * slab_bytes);
       source_.Release(view, begin, end);
       Advance(end - begin);
     }
-    AddToFingerprint(view, matrix.type, hashes);
+    return hashes;
   }
 
   // Runs on any thread.
@@ -239,6 +250,42 @@ class Reader {
 };
 
 }  // namespace
+
+std::optional<TensorView> FindTensor(const WeightEntry& entry,
+                                     TensorSource& source) {
+  const std::optional<TensorView> view = source.Find(entry.name);
+  if (!view && entry.role == WeightRole::kHead) return view;
+  const auto refuse = [&](const auto&... what) {
+    throw CorruptFile(
+        StrCat(source.Description(), ": tensor ", entry.name, what...));
+  };
+  if (!view) {
+    refuse(" is missing, expected shape [", entry.rows, ", ", entry.cols, "]");
+  }
+  if (view->rows != entry.rows || view->cols != entry.cols) {
+    refuse(" has shape [", view->rows, ", ", view->cols, "], expected [",
+           entry.rows, ", ", entry.cols, "]");
+  }
+  if (!IsFloat(view->type) && MustBeFloat(entry.role)) {
+    refuse(" has type ", Info(view->type).name, ", expected F32, F16 or BF16");
+  }
+  return view;
+}
+
+void OpenTable(const WeightEntry& entry, const TensorView& view,
+               TensorSource& source) {
+  RowTable& table = *entry.table();
+  table.type = view.type;
+  table.rows = view.rows;
+  table.cols = view.cols;
+  table.data = view.data;
+  table.held = source.Hold(view);
+  if (table.held) return;
+  const auto copy = std::make_shared<std::vector<uint8_t>>(
+      view.data, view.data + view.size_bytes());
+  table.data = copy->data();
+  table.held = copy;
+}
 
 SourceContents ReadSource(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const ReadOptions& options) {

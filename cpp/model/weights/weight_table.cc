@@ -29,6 +29,11 @@ size_t Ffn(const Config& c, size_t i) { return c.layers[i].ffn_dim; }
 size_t Lru(const Config& c, size_t) { return c.lru_width; }
 size_t LruBlock(const Config& c, size_t) { return c.lru_width / c.lru_blocks; }
 size_t Taps(const Config& c, size_t) { return c.conv_width; }
+size_t PleVocab(const Config& c, size_t) { return c.ple_vocab; }
+size_t Ple(const Config& c, size_t) { return c.ple_dim; }
+size_t PleOfLayers(const Config& c, size_t) {
+  return c.num_layers() * c.ple_dim;
+}
 
 using Condition = bool(const Config& config, size_t layer);
 bool Always(const Config&, size_t) { return true; }
@@ -58,11 +63,12 @@ bool RecursBiased(const Config& c, size_t layer) {
 }
 bool PostNorms(const Config& c, size_t) { return c.post_norms; }
 bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
+bool HasPle(const Config& c, size_t) { return c.ple_dim != 0; }
 
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
-                 PackedMatrix LayerWeights::*, FloatVector LayerWeights::*,
-                 PackedMatrix RecurrentWeights::*,
+                 RowTable Weights::*, PackedMatrix LayerWeights::*,
+                 FloatVector LayerWeights::*, PackedMatrix RecurrentWeights::*,
                  FloatVector RecurrentWeights::*>;
 
 struct Row {
@@ -83,6 +89,12 @@ constexpr Row kModelRows[] = {
      &Weights::embedding},
     {"output.weight", kHead, Vocab, Hidden, Always, &Weights::head},
     {"output_norm.weight", kVector, One, Hidden, Always, &Weights::final_norm},
+    {"per_layer_token_embd.weight", kRowTable, PleVocab, PleOfLayers, HasPle,
+     &Weights::ple_table},
+    {"per_layer_model_proj.weight", kMatrix, PleOfLayers, Hidden, HasPle,
+     &Weights::ple_proj},
+    {"per_layer_proj_norm.weight", kVector, One, Ple, HasPle,
+     &Weights::ple_norm},
 };
 
 constexpr Row kLayerRows[] = {
@@ -120,11 +132,14 @@ constexpr Row kLayerRows[] = {
      &L::post_ffn_norm},
     {"layer_output_scale.weight", kVector, One, One, LayerScales,
      &L::output_scale},
+    {"inp_gate.weight", kMatrix, Ple, Hidden, HasPle, &L::ple_gate},
+    {"proj.weight", kMatrix, Hidden, Ple, HasPle, &L::ple_proj},
+    {"post_norm.weight", kVector, One, Hidden, HasPle, &L::post_ple_norm},
 };
 
 // Where a member is, for std::visit.
 struct Place {
-  using To = std::variant<PackedMatrix*, FloatVector*>;
+  using To = std::variant<PackedMatrix*, FloatVector*, RowTable*>;
   template <typename T>
   To operator()(T Weights::*member) const {
     return &(weights.*member);
@@ -162,6 +177,11 @@ PackedMatrix* WeightEntry::matrix() const {
   return matrix == nullptr ? nullptr : *matrix;
 }
 
+RowTable* WeightEntry::table() const {
+  RowTable* const* const table = std::get_if<RowTable*>(&to);
+  return table == nullptr ? nullptr : *table;
+}
+
 std::vector<WeightEntry> ListWeights(const ModelConfig& config,
                                      Weights& weights) {
   std::vector<WeightEntry> entries;
@@ -187,6 +207,7 @@ bool MustBeFloat(WeightRole role) {
     case kMatrix:
     case kEmbedding:
     case kHead:
+    case kRowTable:
       return false;
     case kGate:
     case kVector:

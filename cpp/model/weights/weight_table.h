@@ -18,9 +18,10 @@ struct WeightEntry {
   WeightRole role;
   size_t rows;
   size_t cols;
-  std::variant<PackedMatrix*, FloatVector*> to;  // where it belongs
+  std::variant<PackedMatrix*, FloatVector*, RowTable*> to;  // where it belongs
 
-  PackedMatrix* matrix() const;  // nullptr: kept as floats
+  PackedMatrix* matrix() const;  // nullptr: kept otherwise
+  RowTable* table() const;       // the same
   FloatVector& floats() const { return *std::get<FloatVector*>(to); }
 };
 

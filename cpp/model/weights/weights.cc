@@ -11,7 +11,7 @@ Weights LoadWeights(const ModelConfig& config, TensorSource& source,
                     std::optional<TensorType> quantize) {
   config.Validate();
   const std::vector<std::string> names = TensorNames(config, source);
-  if (quantize) RequireFloatMatrix(source, names);
+  if (quantize) RequireFloatMatrix(config, source);
   ReadOptions options{.quantize = quantize, .progress = progress};
   if (progress) options.total = SourceBytes(source, names);
   return ReadSource(config, source, pool, options).weights;

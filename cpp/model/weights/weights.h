@@ -15,6 +15,7 @@
 #include "gemmakv/config.h"
 #include "gemmakv/options.h"
 #include "gemmakv/tensor_source.h"
+#include "io/mapped_file.h"
 #include "model/weights/packed_file.h"
 #include "ops/matmul.h"
 
@@ -44,11 +45,30 @@ struct PackedMatrix {
   }
 };
 
+// A matrix whose rows are read one by one, in the form and at the place that
+// its source has it: in a file that stays mapped, else in a copy.
+struct RowTable {
+  TensorType type = TensorType::kF32;
+  size_t rows = 0;
+  size_t cols = 0;
+  const uint8_t* data = nullptr;
+  std::shared_ptr<const void> held;  // what `data` points into
+
+  const uint8_t* row(size_t r) const { return data + r * RowBytes(type, cols); }
+  // Nothing but rows is read from now on.
+  void ExpectRows() const {
+    ExpectScatteredReads(data, rows * RowBytes(type, cols));
+  }
+  // Begins to read a row, without waiting for it.
+  void Prefetch(size_t r) const { PrefetchPages(row(r), RowBytes(type, cols)); }
+};
+
 // What a tensor is for, and so how it is kept.
 enum class WeightRole {
   kMatrix,     // of products: packed, quantized on request
   kEmbedding,  // the same, but rows are read too
   kHead,       // the same; files may lack it, and the embedding serves
+  kRowTable,   // see RowTable: neither packed nor quantized
   kGate,       // of block-diagonal products: packed in its own float type
   kVector,     // floats
   kTaps,       // floats, transposed
@@ -88,6 +108,10 @@ struct LayerWeights {
   FloatVector down_bias;           // [hidden_size], with biases
   FloatVector post_ffn_norm;       // [hidden_size], with post_norms
   FloatVector output_scale;        // [1], with layer_scales
+  // With per-layer embeddings: of the output, to ple_dim and back.
+  PackedMatrix ple_gate;      // [ple_dim, hidden_size]
+  PackedMatrix ple_proj;      // [hidden_size, ple_dim]
+  FloatVector post_ple_norm;  // [hidden_size]
 };
 
 // What a matrix of loaded weights is called and how it is kept.
@@ -104,8 +128,14 @@ struct Weights {
   PackedMatrix embedding;  // [vocab_size, hidden_size]
   PackedMatrix head;       // the same; without rows, the embedding serves
   FloatVector final_norm;  // [hidden_size]
+  // Per-layer embeddings: rows by token, what the token's embedding is
+  // projected by, and its norm, the same for all layers.
+  RowTable ple_table;     // [ple_vocab, num_layers * ple_dim]
+  PackedMatrix ple_proj;  // [num_layers * ple_dim, hidden_size]
+  FloatVector ple_norm;   // [ple_dim]
   std::vector<LayerWeights> layers;
-  std::vector<MatrixInfo> matrices;  // all of the above, as they were read
+  std::vector<MatrixInfo> matrices;  // all of the above, as they were read, but
+                                     // for tables of rows
   // Of the configuration and every tensor's logical bytes, in a fixed order,
   // and of the types that matrices were quantized to.
   Hash128 fingerprint;

@@ -117,9 +117,24 @@ def work_of(gemma: Gemma) -> Work:
         if name == "token_embd.weight" and name != head:
             continue  # it gives single rows
         read_bytes += nbytes
-        place = sums["head" if name == head else "layer"]
+        late = name == head or _layer_of(name) >= _own_layers(gemma.config)
+        place = sums["head" if late else "layer"]
         place[type_name in _FLOAT_TYPES] += 2 * rows * cols
     return Work(read_bytes, *sums["layer"], *sums["head"])
+
+
+def _layer_of(name: str) -> int:
+    """The layer of a tensor; -1 for those of none."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else -1
+
+
+def _own_layers(config: _core.ModelConfig) -> int:
+    """Layers up to the last that has keys and values of its own: those behind
+    are computed for rows that get logits.
+    """
+    owners = config.shares_kv or [None] * config.num_layers
+    return max(i for i, owner in enumerate(owners) if owner is None) + 1
 
 
 class Bench:

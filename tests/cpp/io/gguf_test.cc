@@ -509,6 +509,28 @@ TEST_F(SplitGgufTest, ReadAsOne) {
   EXPECT_EQ(std::memcmp(values, b.data, sizeof(values)), 0);
 }
 
+TEST_F(SplitGgufTest, WhatIsHeldOutlivesTheReader) {
+  WriteAll();
+  std::shared_ptr<const void> held;
+  TensorView b;
+  {
+    GgufFile file(Path(0));
+    b = *file.Find("b");
+    held = file.Hold(b);
+    file.Release(b, 0, b.size_bytes());
+  }
+  ASSERT_NE(held, nullptr);
+  ExpectScatteredReads(b.data, b.size_bytes());
+  PrefetchPages(b.data, b.size_bytes());
+  float values[3];
+  std::memcpy(values, b.data, sizeof(values));
+  EXPECT_EQ(values[2], 5.0f);
+  // Bytes in memory are the caller's.
+  const std::vector<uint8_t> bytes = Sound().Build();
+  GgufFile in_memory(bytes, "here");
+  EXPECT_EQ(in_memory.Hold(*in_memory.Find("embd.weight")), nullptr);
+}
+
 TEST_F(SplitGgufTest, IdentityCoversEveryPart) {
   WriteAll();
   const Hash128 before = *GgufFile(Path(0)).Identity();

@@ -68,6 +68,27 @@ TEST_F(TensorFilesTest, FindsTensorsOfSeveralFilesInPlace) {
   EXPECT_FALSE(files.Find("x"));
 }
 
+TEST_F(TensorFilesTest, WhatIsHeldOutlivesTheReader) {
+  const std::string a = Write("a", {1, 2, 3, 4});
+  std::shared_ptr<const void> held;
+  TensorView m;
+  {
+    TensorFiles files("here", {a},
+                      {{.name = "m", .offset = 0, .rows = 1, .cols = 2},
+                       {.name = "made",
+                        .offset = 8,
+                        .rows = 1,
+                        .cols = 2,
+                        .form = TensorForm::kPlusOne}});
+    EXPECT_EQ(files.Hold(*files.Find("made")), nullptr);
+    m = *files.Find("m");
+    held = files.Hold(m);
+    files.Release(m, 0, m.size_bytes());
+  }
+  ASSERT_NE(held, nullptr);
+  EXPECT_EQ(Floats(m), (std::vector<float>{1, 2}));
+}
+
 TEST_F(TensorFilesTest, FilesAndPlacesAreTheIdentity) {
   const std::string a = Write("a", {1, 2, 3, 4, 5, 6});
   const std::string b = Write("b", {1, 2, 3, 4, 5, 6});

@@ -194,6 +194,7 @@ TEST(ForwardTest, LayersThatDifferMatchReference) {
     TinyOptions options = LayersDiffer({}, seed);
     options.value_norm = options.keys_are_values = seed % 2 == 0;
     options.layer_scales = seed % 3 == 0;
+    options.ple_dim = seed % 3 == 1 ? 24 * seed : 0;
     const ModelConfig config = TinyConfig(options);
     config.Validate();
     for (const LayerConfig& layer : config.layers) {
@@ -252,8 +253,8 @@ TEST(ForwardTest, MatchesReferenceWithoutExtraNormsAndOneKvHead) {
 }
 
 // Each slice of a step has the output that it asks for, whatever others ask.
-TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
-  const auto model = TinyModel(MixedTypes());
+void ExpectOutputsOfTheirOwn(const TinyOptions& options) {
+  const auto model = TinyModel(options);
   const std::vector<int32_t> tokens = RandomTokens(20, 2);
   const size_t vocab = model->config.vocab_size;
   const size_t hidden = model->config.hidden_size;
@@ -302,6 +303,14 @@ TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
   for (const auto& output : outputs) {
     EXPECT_EQ(output.back(), -7.5f) << "written past its end";
   }
+}
+
+TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
+  ExpectOutputsOfTheirOwn(MixedTypes());
+  // Rows without outputs end before the layers that share keys and values.
+  TinyOptions options = MixedTypes(TinyFamily("gemma4"));
+  options.final_soft_cap = 0;
+  ExpectOutputsOfTheirOwn(options);
 }
 
 // A conversation may be longer than the file's context: positions go on as in

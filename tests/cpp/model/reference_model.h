@@ -47,6 +47,7 @@ class ReferenceModel {
       }
       x.push_back(row);
     }
+    const std::vector<Row> vectors = PerLayerVectors(tokens, x);
     for (size_t layer = 0; layer < config_.num_layers(); ++layer) {
       if (config_.layers[layer].kind == LayerKind::kRecurrent) {
         Recurrence(layer, x);
@@ -54,6 +55,7 @@ class ReferenceModel {
         Attention(layer, x);
       }
       FeedForward(layer, x);
+      if (config_.ple_dim != 0) AddPerLayer(layer, vectors, x);
       if (!config_.layer_scales) continue;
       const float scale = source_.Floats("blk." + std::to_string(layer) +
                                          ".layer_output_scale.weight")[0];
@@ -290,6 +292,52 @@ class ReferenceModel {
       Row out = Linear(prefix + "ffn_down", gate);
       if (config_.post_norms) out = Norm(out, prefix + "post_ffw_norm.weight");
       for (size_t i = 0; i < out.size(); ++i) row[i] += out[i];
+    }
+  }
+
+  // Of every position, those of all layers behind one another; from its token
+  // and its embedding.
+  std::vector<Row> PerLayerVectors(const std::vector<int32_t>& tokens,
+                                   const std::vector<Row>& x) const {
+    std::vector<Row> all;
+    if (config_.ple_dim == 0) return all;
+    const size_t dim = config_.ple_dim, width = dim * config_.num_layers();
+    const std::vector<float> table =
+        source_.Floats("per_layer_token_embd.weight");
+    for (size_t p = 0; p < x.size(); ++p) {
+      Row projected = Multiply("per_layer_model_proj.weight", x[p]);
+      Row vectors;
+      for (size_t begin = 0; begin < width; begin += dim) {
+        Row one(dim);
+        for (size_t i = 0; i < dim; ++i) {
+          one[i] = projected[begin + i] /
+                   std::sqrt(static_cast<double>(config_.hidden_size));
+        }
+        one = Norm(one, "per_layer_proj_norm.weight");
+        for (size_t i = 0; i < dim; ++i) {
+          const double stored =
+              table[static_cast<size_t>(tokens[p]) * width + begin + i];
+          vectors.push_back(
+              (one[i] + stored * std::sqrt(static_cast<double>(dim))) /
+              std::sqrt(2.0));
+        }
+      }
+      all.push_back(vectors);
+    }
+    return all;
+  }
+
+  void AddPerLayer(size_t layer, const std::vector<Row>& vectors,
+                   std::vector<Row>& x) const {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    for (size_t p = 0; p < x.size(); ++p) {
+      Row gate = Multiply(prefix + "inp_gate.weight", x[p]);
+      for (size_t i = 0; i < gate.size(); ++i) {
+        gate[i] = Gelu(gate[i]) * vectors[p][layer * gate.size() + i];
+      }
+      const Row out = Norm(Multiply(prefix + "proj.weight", gate),
+                           prefix + "post_norm.weight");
+      for (size_t i = 0; i < out.size(); ++i) x[p][i] += out[i];
     }
   }
 

@@ -133,6 +133,7 @@ struct TinyOptions {
   bool value_norm = false;
   bool keys_are_values = false;
   bool layer_scales = false;
+  size_t ple_dim = 0;
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -163,8 +164,11 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   options.biases = family.biases;
   options.rope_dim = 32 / family.rope_share;
   if (family.full_turning != 1) {
-    // Full layers of wider heads, of which one part turns.
+    options.ple_dim = 32;
+    // Full layers of wider heads, of which one part turns. The last layer has
+    // no keys and values of its own.
     options.change = [&family](ModelConfig& config) {
+      ShareKeysValues(1, config);
       for (LayerConfig& layer : config.layers) {
         if (layer.kind != LayerKind::kFull) continue;
         layer.head_dim = layer.rope_dim = 64;
@@ -207,6 +211,7 @@ inline TinyOptions MixedTypes(TinyOptions options = {}) {
   options.ffn = 256;
   options.num_heads = 8;
   if (options.lru_width != 0) options.lru_width = 512;
+  if (options.ple_dim != 0) options.ple_dim = 256;
   return options;
 }
 
@@ -237,6 +242,8 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.value_norm = options.value_norm;
   config.keys_are_values = options.keys_are_values;
   config.layer_scales = options.layer_scales;
+  config.ple_dim = options.ple_dim;
+  if (options.ple_dim != 0) config.ple_vocab = config.vocab_size + 3;
   config.biases = options.biases;
   config.lru_width = options.lru_width;
   config.lru_blocks = options.lru_blocks;
@@ -289,6 +296,13 @@ class TinyTensorMaker {
     Matrix("token_embd.weight", config_.vocab_size, hidden);
     if (!options_.tied) Matrix("output.weight", config_.vocab_size, hidden);
     Norm("output_norm.weight", hidden);
+    const size_t ple = config_.ple_dim;
+    if (ple != 0) {
+      const size_t all = ple * config_.num_layers();
+      Matrix("per_layer_token_embd.weight", config_.ple_vocab, all);
+      Matrix("per_layer_model_proj.weight", all, hidden);
+      Norm("per_layer_proj_norm.weight", ple);
+    }
     for (size_t i = 0; i < config_.num_layers(); ++i) Layer(i);
     return std::move(source_);
   }
@@ -311,6 +325,11 @@ class TinyTensorMaker {
     if (options_.post_norms) {
       Norm("post_attention_norm.weight", hidden);
       Norm("post_ffw_norm.weight", hidden);
+    }
+    if (options_.ple_dim != 0) {
+      Matrix("inp_gate.weight", options_.ple_dim, hidden);
+      Matrix("proj.weight", hidden, options_.ple_dim);
+      Norm("post_norm.weight", hidden);
     }
     if (options_.layer_scales) {
       Floats("layer_output_scale.weight", 1, 1, 0.6f, 1.4f);

@@ -56,6 +56,9 @@ GEMMA4_GAINS = {
     "pre_feedforward_layernorm.weight": 1.0,
     "q_norm.weight": 0.35,
     "k_norm.weight": 0.35,
+    "embed_tokens_per_layer.weight": 2.0,
+    "per_layer_projection_norm.weight": 1.0,
+    "post_per_layer_input_norm.weight": 0.5,
 }
 
 torch = pytest.importorskip("torch", reason="the reference needs torch")
@@ -130,20 +133,25 @@ def random_config(family: str, seed: int) -> Any:
 
 def _gemma4_config(common: dict[str, Any], pick: Any) -> Any:
     layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    kinds = [
+        *(pick("sliding_attention", "full_attention")
+          for _ in range(layers - 2)),
+        "sliding_attention",
+        "full_attention",
+    ]
+    shared = [n for n in range(layers) if set(kinds[:layers - n]) == set(kinds)]
     return transformers.Gemma4TextConfig(
         **common,
         sliding_window=pick(1, 5, 16, 23),
-        layer_types=[
-            *(pick("sliding_attention", "full_attention")
-              for _ in range(layers - 2)),
-            "sliding_attention",
-            "full_attention",
-        ],
+        layer_types=kinds,
         final_logit_softcapping=pick(None, 5.0, 30.0),
         attention_k_eq_v=pick(True, False),
         num_global_key_value_heads=pick(None, 1, heads),
         global_head_dim=pick(64, 128, 512),
-        hidden_size_per_layer_input=0,
+        hidden_size_per_layer_input=pick(0, 24, 32, 64),
+        vocab_size_per_layer_input=common["vocab_size"] + pick(0, 9),
+        num_kv_shared_layers=pick(*shared),
+        use_double_wide_mlp=pick(True, False),
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {

@@ -138,6 +138,8 @@ def _wrong_models(
                 other if owner == own else owner
                 for owner in config["shares_kv"]
             ]}, tensors
+    if config["ple_dim"]:
+        yield from _wrong_per_layer_embeddings(config, tensors)
     if config["keys_are_values"]:
         # Values of their own that are those of another order of keys.
         values = {
@@ -145,6 +147,37 @@ def _wrong_models(
             for n, w in tensors.items() if n.endswith("attn_k.weight")
         }
         yield "other values", {"keys_are_values": False}, {**values, **tensors}
+
+
+def _wrong_per_layer_embeddings(
+    config: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[WrongModel]:
+    ends = (".inp_gate.weight", ".proj.weight", ".post_norm.weight")
+    yield "no per-layer embeddings", {"ple_dim": 0, "ple_vocab": 0}, {
+        n: w for n, w in tensors.items()
+        if not n.startswith("per_layer") and not n.endswith(ends)
+    }
+    table, proj = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
+    norm, dim = "per_layer_proj_norm.weight", config["ple_dim"]
+
+    def changed(**arrays: Array) -> dict[str, Array]:
+        return {**tensors, **arrays}
+
+    rows, projected, weights = (tensors[n] for n in (table, proj, norm))
+    # A factor of both parts together is taken out by the norm behind them.
+    for what, arrays in {
+        "rows of the next token": {table: np.roll(rows, 1, 0)},
+        "rows by layer of another": {table: np.roll(rows, dim, 1)},
+        "projections of another layer": {proj: np.roll(projected, dim, 0)},
+        "table without its factor": {table: rows / math.sqrt(dim)},
+        "no table": {table: 0 * rows},
+        "no projection": {norm: 0 * weights},
+    }.items():
+        yield what, {}, changed(**{
+            n: np.ascontiguousarray(w, np.float32) for n, w in arrays.items()})
+    for end in ends:
+        yield f"{end} of another layer", {}, changed(**{
+            f"blk.2{end}": tensors[f"blk.3{end}"]})
 
 
 def _wrong_fields(

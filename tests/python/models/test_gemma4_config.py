@@ -62,7 +62,7 @@ def test_both_forms_of_sizes_are_the_same(
     assert fields_of(found) == fields_of(stated)
 
 
-@pytest.mark.parametrize("name", ["gemma4-12b", "gemma4-31b"])
+@pytest.mark.parametrize("name", ["gemma4-12b", "gemma4-31b", "gemma4-e4b"])
 def test_what_may_be_left_out(name: str, tmp_path: Path) -> None:
     def forget(text: Text) -> None:
         for key in ("global_head_dim", "head_dim", "rope_parameters",
@@ -109,6 +109,22 @@ def test_heads_of_full_layers_count_with_shared_products_only(
     assert found.kv_heads == 16 and not found.keys_are_values
 
 
+def test_per_layer_embeddings_unless_the_file_says_no(tmp_path: Path) -> None:
+    key = "hidden_size_per_layer_input"
+    for edit, expected in (
+        (lambda text: text.pop(key), (256, 262144)),
+        (put(key, value=None), (0, 0)),
+        (put(key, value=0), (0, 0)),
+        (put(key, value=64), (64, 262144)),
+    ):
+        found = read(tmp_path, edited(edit))
+        assert (found.ple_dim, found.ple_vocab) == expected
+    # A kind of model that has none.
+    refused = f"{key} is 256, expected 0"
+    with pytest.raises(gemmakv.MismatchError, match=refused):
+        read(tmp_path, edited(put(key, value=256), "gemma4-12b"))
+
+
 def put(*path: str, value: Any) -> Edit:
     def edit(text: Text) -> None:
         *above, last = path
@@ -127,10 +143,16 @@ _SLIDING = ("rope_parameters", "sliding_attention")
 @pytest.mark.parametrize(
     ("edit", "part"),
     [
-        (put("hidden_size_per_layer_input", value=256),
-         "hidden_size_per_layer_input is 256, expected 0"),
-        (lambda text: text.pop("hidden_size_per_layer_input"),
-         "hidden_size_per_layer_input is 256, expected 0"),
+        (put("hidden_size_per_layer_input", value=-256),
+         "hidden_size_per_layer_input is -256, expected 1.."),
+        (put("hidden_size_per_layer_input", value="256"),
+         "hidden_size_per_layer_input is '256', expected an integer"),
+        (put("hidden_size_per_layer_input", value=5000),
+         "ple_dim is 5000, expected 0..4096"),
+        (lambda text: text.update(hidden_size_per_layer_input=256,
+                                  vocab_size_per_layer_input=262143),
+         "ple_vocab is 262143, expected at least vocab_size 262144 with "
+         "ple_dim 256"),
         (put("num_kv_shared_layers", value=57),
          "num_kv_shared_layers is 57, expected layers of each type before"),
         (put("num_kv_shared_layers", value=60),

@@ -206,6 +206,11 @@ def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     # A vocabulary of another size is no other type.
     weights = {"token_embd.weight": np.zeros((600, 1), np.float32)}
     weights |= rotation_tensors(table)
+    if table.ple_dim:
+        weights["per_layer_token_embd.weight"] = weights["token_embd.weight"]
+    if not table.keys_are_values and table.architecture == "gemma4":
+        full = table.layer_kinds.index("full")
+        weights[f"blk.{full}.attn_v.weight"] = np.zeros((1, 1), np.float32)
     path = tiny_gguf.write(tmp_path / "m.gguf", meta, weights)
     config = ModelConfig.from_gguf(str(path))
     assert config.name == name

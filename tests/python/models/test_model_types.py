@@ -29,12 +29,14 @@ VALUE_BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 32}
 
 
 def bytes_per_token(name: str, kind: str, dtype: str) -> int:
+    kinds = TYPES[name]["layer_kinds"]
+    owners = TYPES[name].get("shares_kv") or [None] * len(kinds)
     values = sum(
         2 * heads * head_dim
-        for found, (heads, head_dim) in zip(
-            TYPES[name]["layer_kinds"], heads_of(name), strict=True
+        for found, owner, (heads, head_dim) in zip(
+            kinds, owners, heads_of(name), strict=True
         )
-        if found == kind
+        if found == kind and owner is None
     )
     return round(values * VALUE_BYTES[dtype])
 
@@ -110,8 +112,8 @@ def test_arguments_make_the_same_configuration(name: str) -> None:
     for field, value in arguments.items():
         assert getattr(config, field) == value
     # An entry for each layer is the same where they do not differ.
-    arguments["ffn_dim"] = [config.ffn_dim] * config.num_layers
-    assert ModelConfig(**arguments).ffn_dim == config.ffn_dim
+    arguments["num_heads"] = [config.num_heads] * config.num_layers
+    assert ModelConfig(**arguments).num_heads == config.num_heads
 
 
 def test_layers_may_differ() -> None:
@@ -190,6 +192,8 @@ def test_cache_of_a_named_type(name: str, dtype: str) -> None:
      (8192 + 4096) * 172_032),
     ("gemma3-270m", 3 * 2 * 256 * 2, 15 * 2 * 256 * 2,
      32768 * 3072 + 512 * 15_360),
+    ("gemma4-e2b", 6144, 12_288, 131_072 * 6144 + 512 * 12_288),
+    ("gemma4-e4b", 16_384, 40_960, 131_072 * 16_384 + 512 * 40_960),
     ("gemma4-31b", 81_920, 819_200, 262_144 * 81_920 + 1024 * 819_200),
     ("recurrentgemma-2b", 0, 8 * 2 * 256 * 2,
      2048 * 8192 + 18 * 4 * 2560 * 4),

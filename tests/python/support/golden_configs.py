@@ -50,6 +50,7 @@ _DEFAULTS = {
         "max_position_embeddings": 131072,
         "sliding_window": 512,
         "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
     },
     "gemma4_unified_text": {
         "max_position_embeddings": 262144,
@@ -151,6 +152,7 @@ def _gemma4(text: Config) -> dict[str, Any]:
     shared = golden_models.first_shared_layer(text)
     wide = 2 if text.get("use_double_wide_mlp") else 1
     ffn = text["intermediate_size"]
+    ple = golden_models.per_layer_size(text)
     return {
         "ffn_dim": [ffn * (wide if i >= shared else 1) for i in range(count)],
         "final_soft_cap": text.get("final_logit_softcapping") or 0.0,
@@ -159,6 +161,8 @@ def _gemma4(text: Config) -> dict[str, Any]:
         "kv_heads": [heads for heads, _ in sizes],
         "layer_kinds": [kind.split("_")[0] for kind in kinds],
         "layer_scales": True,
+        "ple_dim": ple,
+        "ple_vocab": text["vocab_size_per_layer_input"] if ple else 0,
         "post_norms": True,
         "qk_norm": True,
         "query_scale": 1.0,

@@ -86,6 +86,9 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
         found["attention.shared_kv_layers"] = (tiny_gguf.U32, shared)
         found["feed_forward_length"] = (tiny_gguf.ARRAY, (
             tiny_gguf.U32, _listed(arguments["ffn_dim"], slides)))
+    if config.ple_dim:
+        found["embedding_length_per_layer_input"] = (
+            tiny_gguf.U32, config.ple_dim)
     for key, field in (
         ("attention.key_length", "head_dim"),
         ("attention.value_length", "head_dim"),

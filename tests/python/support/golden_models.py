@@ -99,6 +99,13 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "embed_tokens.weight": (vocab, hidden),
         "final_norm.weight" if recurrent else "norm.weight": (hidden,),
     }
+    ple = per_layer_size(text)
+    if ple:
+        width = ple * text["num_hidden_layers"]
+        rows = text["vocab_size_per_layer_input"]
+        shapes["embed_tokens_per_layer.weight"] = (rows, width)
+        shapes["per_layer_model_projection.weight"] = (width, hidden)
+        shapes["per_layer_projection_norm.weight"] = (ple,)
     for layer in range(text["num_hidden_layers"]):
         part = (
             _recurrent_layer(text, layer) if recurrent else _layer(text, layer)
@@ -131,6 +138,12 @@ def layer_sizes(text: Config, layer: int) -> tuple[int, int]:
 def gemma4(text: Config) -> bool:
     kind: str = text["model_type"]
     return kind.startswith("gemma4")
+
+
+def per_layer_size(text: Config) -> int:
+    """Width of the embeddings for each layer; 0 without."""
+    default = 256 if text["model_type"] == "gemma4_text" else 0
+    return text.get("hidden_size_per_layer_input", default) or 0
 
 
 def first_shared_layer(text: Config) -> int:
@@ -170,6 +183,11 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
             unread |= {"k_proj", "v_proj", "k_norm"}
         for name in unread:
             del shapes[f"self_attn.{name}.weight"]
+    ple = per_layer_size(text)
+    if ple:
+        shapes["per_layer_input_gate.weight"] = (ple, hidden)
+        shapes["per_layer_projection.weight"] = (hidden, ple)
+        shapes["post_per_layer_input_norm.weight"] = (hidden,)
     return shapes
 
 
@@ -271,6 +289,12 @@ def _inputs(name: str, shape: tuple[int, ...]) -> float:
 _CORE_NAMES = {
     "embed_tokens": "token_embd",
     "lm_head": "output",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gemmakv
 from gemmakv import _core
 from support import golden_configs, tiny_models
@@ -44,9 +46,11 @@ def digests(folder: Path) -> Digests:
         golden = golden_of(name)
         config = golden_configs.model_config(golden.config)
         found[name] = {}
-        widths = config.hidden_size, config.ffn_dim, config.lru_width
+        widths = np.hstack([
+            config.hidden_size, config.ffn_dim, config.lru_width,
+            config.ple_dim])
         # Quantized rows are whole blocks of 32 columns.
-        ways = _WAYS[:2] if any(w % 32 for w in widths) else _WAYS
+        ways = _WAYS[:2] if (widths % 32).any() else _WAYS
         for weights, keys in ways:
             gemma = gemmakv.Gemma.from_tensors(
                 config, tensors_of(name), threads=2,

@@ -17,6 +17,7 @@ from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models.huggingface._layer_sizes import (
     full_layer_sizes,
+    per_layer_embeddings,
     rope_by_kind,
     shared_layers,
 )
@@ -141,7 +142,7 @@ class _Reader:
     def __init__(self, kind: _Kind, text: Section, has_table: bool) -> None:
         self.kind = kind
         self.text = text
-        self.has_table = has_table  # of per-layer embeddings, unless it says no
+        self.has_table = has_table  # of per-layer embeddings, if it says so
         self.recurrent = kind.architecture == "recurrentgemma"
         self.by_kind = kind.architecture == "gemma4"
 
@@ -170,6 +171,7 @@ class _Reader:
             values |= rope_by_kind(
                 self.text, values["layer_kinds"], values["head_dim"]
             )
+            values |= per_layer_embeddings(self.text, self.has_table)
         else:
             values["query_scale"] = self._query_scale(base.head_dim)
             values |= rope_values(self.text, base, values["layer_kinds"])
@@ -220,20 +222,7 @@ class _Reader:
                 "use_bidirectional_attention",
                 "null or 'vision'" if self.by_kind else "false",
             )
-        if self.by_kind:
-            self._check_parts()
-
-    def _check_parts(self) -> None:
-        """What some sizes of a family have besides the layers of all."""
-        text = self.text
-        table = "hidden_size_per_layer_input"
-        stated = text.values.get(table, 256 if self.has_table else 0)
-        if stated:
-            raise MismatchError(
-                f"{text.source}: {text.prefix}{table} is {brief(stated)}, "
-                "expected 0: embeddings for each layer are not supported"
-            )
-        if text.flag("enable_moe_block", False):
+        if self.by_kind and text.flag("enable_moe_block", False):
             raise self.refuse("enable_moe_block", "false")
 
     def _head_dim(self, hidden: int, heads: int) -> int:

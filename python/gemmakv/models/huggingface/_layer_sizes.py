@@ -105,6 +105,23 @@ def shared_layers(
     }
 
 
+def per_layer_embeddings(text: Section, has_table: bool) -> dict[str, Any]:
+    """Arguments of ModelConfig, of a kind of model that has such a table
+    unless it says otherwise, or that never has one.
+
+    Raises CorruptFile or MismatchError.
+    """
+    key = "hidden_size_per_layer_input"
+    if text.values.get(key, 256 if has_table else 0) in (0, None):
+        return {}
+    if not has_table:
+        raise MismatchError(str(text.wrong(key, "0 for this model_type")))
+    return {
+        "ple_dim": text.size(key, 256),
+        "ple_vocab": text.size("vocab_size_per_layer_input", 262_144),
+    }
+
+
 def rope_by_kind(
     text: Section, kinds: list[str], head_dims: list[int]
 ) -> dict[str, Any]:

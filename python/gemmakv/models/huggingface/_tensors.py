@@ -124,6 +124,15 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
         yield _norm(
             config, f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden
         )
+    if config.ple_dim:
+        for part, other, shape in (
+            ("inp_gate", "per_layer_input_gate", (config.ple_dim, hidden)),
+            ("proj", "per_layer_projection", (hidden, config.ple_dim)),
+            ("post_norm", "post_per_layer_input_norm", (hidden,)),
+        ):
+            yield _Want(
+                f"{core}{part}.weight", f"{name}{other}.weight", shape
+            )
     if config.layer_scales:
         yield _Want(
             core + "layer_output_scale.weight", name + "layer_scalar", (1,)
@@ -222,6 +231,24 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
     yield _Want("token_embd.weight", "embed_tokens.weight", (vocab, hidden))
     last = "final_norm" if config.architecture == "recurrentgemma" else "norm"
     yield _norm(config, "output_norm.weight", last + ".weight", hidden)
+    if config.ple_dim:
+        width = config.num_layers * config.ple_dim
+        yield _Want(
+            "per_layer_token_embd.weight",
+            "embed_tokens_per_layer.weight",
+            (config.ple_vocab, width),
+        )
+        yield _Want(
+            "per_layer_model_proj.weight",
+            "per_layer_model_projection.weight",
+            (width, hidden),
+        )
+        yield _norm(
+            config,
+            "per_layer_proj_norm.weight",
+            "per_layer_projection_norm.weight",
+            config.ple_dim,
+        )
     for i in range(config.num_layers):
         yield from _layer(config, i)
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,11 +45,30 @@ void SetByKind(const ModelConfig& config, std::string_view omit,
     if (key == omit) return;
     builder.Set(prefix + key, static_cast<uint32_t>(value));
   };
-  std::vector<uint32_t> kv_heads;
+  std::vector<uint32_t> kv_heads, ffn;
   std::vector<bool> slides;
-  for (const LayerConfig& layer : config.layers) {
+  size_t shared = 0, full_layer = 0;
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    const LayerConfig& layer = config.layers[i];
     kv_heads.push_back(static_cast<uint32_t>(layer.kv_heads));
+    ffn.push_back(static_cast<uint32_t>(layer.ffn_dim));
     slides.push_back(layer.kind == LayerKind::kSliding);
+    shared += layer.shares_kv.has_value();
+    if (full_layer == 0 && !slides.back()) full_layer = i;
+  }
+  const std::vector<uint8_t> value(4);
+  if (!config.keys_are_values) {
+    builder.AddRaw("blk." + std::to_string(full_layer) + ".attn_v.weight", 0,
+                   {1, 1}, value);
+  }
+  if (shared != 0) {
+    size("attention.shared_kv_layers", shared);
+    builder.Set(prefix + "feed_forward_length", ffn);
+  }
+  if (config.ple_dim != 0) {
+    size("embedding_length_per_layer_input", config.ple_dim);
+    builder.AddRaw("per_layer_token_embd.weight", 99, {32, config.ple_vocab},
+                   value);
   }
   builder.Set(prefix + "attention.head_count_kv", kv_heads)
       .Set(prefix + "attention.sliding_window_pattern", slides);
@@ -86,7 +106,7 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
     size("attention.key_length", "head_dim");
     size("attention.value_length", "head_dim");
   }
-  size("feed_forward_length", "ffn_dim");
+  if (!config.layers.back().shares_kv) size("feed_forward_length", "ffn_dim");
   size("context_length", "context_length");
   size("attention.sliding_window", "sliding_window");
   return builder;
@@ -213,6 +233,8 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma3-4b", "c8aa730c66ecb94c46282045b55b6e42"},
       {"gemma3-12b", "09cb04904fd59be92a64e869f85aeeec"},
       {"gemma3-27b", "1ea6aaca3dbc1b554f7b2a6aa0374282"},
+      {"gemma4-e2b", "fe40f17810a0f0865056b56bb6e3ebba"},
+      {"gemma4-e4b", "23b82b212bc0f127f261588d5ba273e4"},
       {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
       {"gemma4-31b", "6729347314ab34bfa1b81ae0e4457e2c"},
       {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
@@ -329,6 +351,30 @@ TEST(ConfigTest, FilesOfGemma4StateFullLayersApart) {
   EXPECT_TRUE(own.name.empty());
 }
 
+TEST(ConfigTest, SmallGemma4HasPerLayerEmbeddingsAndLayersThatShare) {
+  const ModelConfig& e2b = ConfigOf(ModelType::kGemma4_E2B);
+  EXPECT_EQ(e2b.layers[4].kind, LayerKind::kFull);
+  EXPECT_EQ(e2b.layers[34].kind, LayerKind::kFull);
+  EXPECT_EQ(e2b.layers[14].shares_kv, std::nullopt);
+  EXPECT_EQ(e2b.layers[15].shares_kv, 13u);
+  EXPECT_EQ(e2b.layers[34].shares_kv, 14u);
+  EXPECT_EQ(e2b.layers[14].ffn_dim, 6144u);
+  EXPECT_EQ(e2b.layers[15].ffn_dim, 12288u);
+  EXPECT_EQ(e2b.ple_dim, 256u);
+  EXPECT_EQ(e2b.ple_vocab, 262144u);
+  const ModelConfig& e4b = ConfigOf(ModelType::kGemma4_E4B);
+  EXPECT_EQ(e4b.layers[24].shares_kv, 22u);
+  EXPECT_EQ(e4b.layers[41].shares_kv, 23u);
+  EXPECT_EQ(e4b.layers[41].ffn_dim, 10240u);
+  // Of a token in full layers, and in the windows.
+  for (const auto& [config, full, window] :
+       {std::tuple(&e2b, 6u, 6u), std::tuple(&e4b, 16u, 20u)}) {
+    const auto layout = config->MakeKvLayout(KvDtype::kBF16, 64);
+    EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), full << 10);
+    EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 512, window << 20);
+  }
+}
+
 TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
   const ModelConfig& table = ConfigOf(ModelType::kGemma4_12B);
   const auto message = [](GgufBuilder builder) -> std::string {
@@ -349,8 +395,18 @@ TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
   EXPECT_EQ(with("attention.shared_kv_layers", 43),
             "test.gguf: metadata gemma4.attention.shared_kv_layers is 43, "
             "expected layers of each kind before those");
-  EXPECT_NE(with("embedding_length_per_layer_input", 256).find("is 256"),
+  EXPECT_EQ(with("embedding_length_per_layer_input", 256),
+            "test.gguf: tensor per_layer_token_embd.weight is missing or not a "
+            "matrix");
+  EXPECT_NE(with("embedding_length_per_layer_input", 1 << 20)
+                .find("embedding_length_per_layer_input is 1048576, expected "
+                      "0..4096"),
             std::string::npos);
+  ModelConfig cut = ConfigOf(ModelType::kGemma4_E2B);
+  cut.ple_vocab = 262143;
+  EXPECT_EQ(message(BuilderFor(cut)),
+            "test.gguf: model config: ple_vocab is 262143, expected at least "
+            "vocab_size 262144 with ple_dim 256");
   EXPECT_EQ(with("attention.value_length_swa", 512),
             "test.gguf: value_length_swa is 512, expected key_length 256");
   EXPECT_NE(with("rope.dimension_count_swa", 1024).find("rope.dimension_count"),
@@ -495,6 +551,11 @@ TEST(ConfigTest, ValidateNamesTheField) {
     c.layers[0].kind = LayerKind::kRecurrent;
     c.lru_width = 640, c.lru_blocks = 3, c.conv_width = 4;
   });
+  refused("ple_vocab is 262144, expected 0 without ple_dim",
+          [](auto& c) { c.ple_vocab = 262144; });
+  refused("ple_vocab is 0, expected at least vocab_size 262144 with ple_dim 8",
+          [](auto& c) { c.ple_dim = 8; });
+  refused("ple_dim is 4097", [](auto& c) { c.ple_dim = 4097; });
   refused("eos id", [](auto& c) { c.eos_ids = {-1}; });
 }
 

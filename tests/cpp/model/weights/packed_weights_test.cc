@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -59,6 +61,14 @@ void ExpectSameVector(const FloatVector& a, const FloatVector& b) {
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
 }
 
+void ExpectSameTable(const RowTable& a, const RowTable& b) {
+  EXPECT_EQ(a.type, b.type);
+  ASSERT_EQ(a.rows, b.rows);
+  ASSERT_EQ(a.cols, b.cols);
+  if (a.rows == 0) return;
+  EXPECT_EQ(std::memcmp(a.data, b.data, a.rows * RowBytes(a.type, a.cols)), 0);
+}
+
 void ExpectSameRecurrent(const RecurrentWeights& a, const RecurrentWeights& b) {
   for (const auto matrix :
        {&RecurrentWeights::x, &RecurrentWeights::y,
@@ -79,13 +89,17 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
   ExpectSameMatrix(a.embedding, b.embedding);
   ExpectSameMatrix(a.head, b.head);
   ExpectSameVector(a.final_norm, b.final_norm);
+  ExpectSameTable(a.ple_table, b.ple_table);
+  ExpectSameMatrix(a.ple_proj, b.ple_proj);
+  ExpectSameVector(a.ple_norm, b.ple_norm);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     const LayerWeights &x = a.layers[i], &y = b.layers[i];
     for (const auto matrix :
          {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v,
           &LayerWeights::o, &LayerWeights::gate, &LayerWeights::up,
-          &LayerWeights::down}) {
+          &LayerWeights::down, &LayerWeights::ple_gate,
+          &LayerWeights::ple_proj}) {
       ExpectSameMatrix(x.*matrix, y.*matrix);
     }
     for (const auto vector :
@@ -93,7 +107,8 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
           &LayerWeights::k_norm, &LayerWeights::post_attn_norm,
           &LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm,
           &LayerWeights::o_bias, &LayerWeights::gate_bias,
-          &LayerWeights::up_bias, &LayerWeights::down_bias}) {
+          &LayerWeights::up_bias, &LayerWeights::down_bias,
+          &LayerWeights::output_scale, &LayerWeights::post_ple_norm}) {
       ExpectSameVector(x.*vector, y.*vector);
     }
     ASSERT_EQ(x.recurrent == nullptr, y.recurrent == nullptr);
@@ -593,6 +608,116 @@ TEST_F(PackedWeightsTest, AWrongSourceIsAnErrorAsEver) {
   source_.tensors.erase("blk.3.ffn_down.weight");
   EXPECT_THROW(Load(), CorruptFile);
   EXPECT_TRUE(folder_.Names().empty());
+}
+
+// A source whose tensors stay where they are.
+class HoldingSource : public IdentifiedSource {
+ public:
+  std::map<std::string, size_t> released;
+  std::shared_ptr<const void> Hold(const TensorView& view) const override {
+    return std::shared_ptr<const void>(mark, view.data);
+  }
+  void Release(const TensorView& view, size_t begin, size_t end) override {
+    released[view.name] += end - begin;
+  }
+  std::shared_ptr<int> mark = std::make_shared<int>();
+};
+
+constexpr const char* kTable = "per_layer_token_embd.weight";
+
+TEST(RowTableTest, RowsAreReadWhereTheSourceHasThem) {
+  for (const TensorType type :
+       {TensorType::kF32, TensorType::kBF16, TensorType::kQ8_0}) {
+    TinyOptions options = TinyFamily("gemma4");
+    options.types = {type};
+    HoldingSource source;
+    source.tensors = TinyTensors(options).tensors;
+    const uint8_t* const place = source.tensors.at(kTable).bytes.data();
+    const size_t bytes = source.tensors.at(kTable).bytes.size();
+    TempFolder folder;
+    {
+      // Written: hashed once, though matrices are read twice.
+      const Loaded loaded = gkv::Load(source, options, {folder.path()});
+      EXPECT_EQ(loaded.report.state, State::kWritten);
+      EXPECT_EQ(source.released[kTable], bytes);
+      EXPECT_EQ(source.released["blk.0.attn_q.weight"],
+                2 * source.tensors.at("blk.0.attn_q.weight").bytes.size());
+      EXPECT_EQ(loaded.weights.ple_table.data, place);
+      EXPECT_EQ(source.mark.use_count(), 2);
+      const PackedFile file(loaded.report.path, loaded.weights.fingerprint);
+      EXPECT_EQ(file.Find(kTable), nullptr);
+      EXPECT_NE(file.Find("per_layer_model_proj.weight"), nullptr);
+    }
+    EXPECT_EQ(source.mark.use_count(), 1);
+    source.released.clear();
+    const Loaded again = gkv::Load(source, options, {folder.path()});
+    EXPECT_EQ(again.report.state, State::kReused);
+    EXPECT_EQ(again.weights.ple_table.data, place);
+    EXPECT_TRUE(source.released.empty()) << "read again";
+    // Quantizing leaves it as it is.
+    const Loaded kept =
+        gkv::Load(source, options,
+                  {.folder = folder.path(),
+                   .quantize = type == TensorType::kQ8_0
+                                   ? std::nullopt
+                                   : std::optional(TensorType::kQ4_0)});
+    EXPECT_EQ(kept.weights.ple_table.type, type);
+    EXPECT_EQ(kept.weights.ple_table.data, place);
+  }
+}
+
+TEST(RowTableTest, ACopyOutlivesASourceThatHoldsNothing) {
+  const TinyOptions options = TinyFamily("gemma4");
+  std::vector<uint8_t> bytes;
+  Weights weights;
+  {
+    MemorySource source = TinyTensors(options);
+    bytes = source.tensors.at(kTable).bytes;
+    ThreadPool pool(1);
+    weights = LoadWeights(TinyConfig(options), source, pool, {});
+    source.tensors.at(kTable).bytes.assign(bytes.size(), 0);
+  }
+  EXPECT_EQ(std::memcmp(weights.ple_table.data, bytes.data(), bytes.size()), 0);
+  for (const MatrixInfo& matrix : weights.matrices) {
+    EXPECT_NE(matrix.name, kTable) << "no product reads it";
+  }
+}
+
+TEST(RowTableTest, ATableThatIsCutOffIsRefused) {
+  const TinyOptions options = TinyFamily("gemma4");
+  TempFolder folder;
+  HoldingSource source;
+  source.tensors = TinyTensors(options).tensors;
+  (void)gkv::Load(source, options, {folder.path()});
+  source.tensors.at(kTable).rows -= 1;
+  for (const std::string& packed : {folder.path(), std::string()}) {
+    try {
+      ThreadPool pool(1);
+      if (packed.empty()) {
+        LoadWeights(TinyConfig(options), source, pool, {});
+      } else {
+        (void)gkv::Load(source, options, {packed});
+      }
+      FAIL() << "loaded";
+    } catch (const CorruptFile& error) {
+      EXPECT_EQ(std::string(error.what()),
+                "test tensors: tensor per_layer_token_embd.weight has shape "
+                "[99, 224], expected [100, 224]");
+    }
+  }
+}
+
+TEST(RowTableTest, ATableOfFloatsIsNothingToQuantize) {
+  TinyOptions options = TinyFamily("gemma4");
+  options.types = {TensorType::kQ8_0};
+  MemorySource source = TinyTensors(options);
+  MemorySource::Tensor& table = source.tensors.at(kTable);
+  table.type = TensorType::kF32;
+  table.bytes.assign(table.rows * RowBytes(table.type, table.cols), 0);
+  ThreadPool pool(1);
+  EXPECT_THROW(
+      LoadWeights(TinyConfig(options), source, pool, {}, TensorType::kQ4_0),
+      InvalidArgument);
 }
 
 }  // namespace

@@ -144,8 +144,8 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma2", true, "df92ad2262c6b80f49b0407f03cf8977"},
       {"gemma3", false, "64199d4da3408edc39e66b0dadf12505"},
       {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
-      {"gemma4", false, "35f531837ea7eb8c263c7822b22ce6ae"},
-      {"gemma4", true, "918682a7e8b44c147e72d30a94edee9d"},
+      {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
+      {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
       {"recurrentgemma", false, "aa6de4cd26fec67619024b251380e7e4"},
       {"recurrentgemma", true, "a407fe7888be77341b27e0e24a7d22f3"},
   };

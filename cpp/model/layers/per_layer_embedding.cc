@@ -1,0 +1,65 @@
+#include "model/layers/per_layer_embedding.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/elementwise.h"
+
+namespace gkv {
+
+void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
+                              const StepWork& work) {
+  for (const StepRow& row : work.rows()) {
+    weights.ple_table.Prefetch(static_cast<size_t>(row.token));
+  }
+  vectors_.EnsureSize(work.rows().size() * width());
+  work.MatMuls({{&weights.ple_proj, &input, vectors_.data()}});
+  work.ForRows([&](size_t row) {
+    Join(weights, row, static_cast<size_t>(work.rows()[row].token));
+  });
+}
+
+// (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2).
+void PerLayerEmbedding::Join(const Weights& weights, size_t row, size_t token) {
+  const auto root = [](size_t size) {
+    return std::sqrt(static_cast<double>(size));
+  };
+  float* const out = vectors(row);
+  Scale(static_cast<float>(1 / root(config_.hidden_size)), width(), out);
+  for (size_t i = 0; i < width(); i += config_.ple_dim) {
+    RmsNorm(out + i, weights.ple_norm.data(), config_.rms_epsilon,
+            config_.ple_dim, out + i);
+  }
+  const RowTable& table = weights.ple_table;
+  const uint8_t* const stored = table.row(token);
+  for (size_t i = 0; i < width(); i += kMaxStoredCols) {
+    float values[kMaxStoredCols];
+    const size_t count = std::min(kMaxStoredCols, width() - i);
+    UnpackStored(table.type, stored + RowBytes(table.type, i), count, values);
+    Scale(static_cast<float>(root(config_.ple_dim)), count, values);
+    Add(values, count, out + i);
+  }
+  Scale(static_cast<float>(1 / root(2)), width(), out);
+}
+
+void PerLayerEmbedding::MoveRow(size_t from, size_t to) {
+  std::copy_n(vectors(from), width(), vectors(to));
+}
+
+void PerLayerEmbedding::Compute(const LayerWeights& weights, size_t layer,
+                                Activations& input, float* out,
+                                const StepWork& work) {
+  const size_t rows = work.rows().size();
+  const size_t dim = config_.ple_dim;
+  gate_.EnsureSize(rows * dim);
+  gated_.Resize(rows, dim);
+  work.MatMuls({{&weights.ple_gate, &input, gate_.data()}});
+  work.ForRows([&](size_t row) {
+    GeluMul(gate_.data() + row * dim, vectors(row) + layer * dim, dim,
+            gated_.row(row));
+    gated_.Quantize(row);
+  });
+  work.MatMuls({{&weights.ple_proj, &gated_, out}});
+}
+
+}  // namespace gkv
