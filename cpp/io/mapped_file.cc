@@ -64,6 +64,8 @@ void Advise(const uint8_t* data, size_t size, int advice) {
 
 void ExpectScatteredReads(const uint8_t* data, size_t size) {
   Advise(data, size, MADV_RANDOM);
+  // Nor does a fault map all of what the system caches as one large page.
+  Advise(data, size, MADV_NOHUGEPAGE);
 }
 
 void PrefetchPages(const uint8_t* data, size_t size) {

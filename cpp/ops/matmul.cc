@@ -45,13 +45,6 @@ void UnpackRow(const PackedView& weights, size_t row, float* out) {
   KernelOf(weights.type).unpack_row(group, row % kRowGroup, weights.cols, out);
 }
 
-void UnpackStored(TensorType type, const uint8_t* source, size_t cols,
-                  float* out) {
-  alignas(64) uint8_t group[GroupBytes(TensorType::kF32, kMaxStoredCols)];
-  PackGroup(type, source, 1, cols, group);
-  UnpackRow({type, 1, cols, group}, 0, out);
-}
-
 void MatMul(const PackedView& weights, const MatMulInput& input,
             size_t group_begin, size_t group_end, float* out,
             size_t out_stride) {

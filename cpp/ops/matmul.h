@@ -51,12 +51,6 @@ void PackGroup(TensorType type, const uint8_t* source, size_t rows, size_t cols,
 // Row `row` as floats, out [cols]. Exact.
 void UnpackRow(const PackedView& weights, size_t row, float* out);
 
-// Columns of a row as files store it, at most so many, as floats: the values of
-// UnpackRow. Requires: whole blocks.
-inline constexpr size_t kMaxStoredCols = 256;
-void UnpackStored(TensorType type, const uint8_t* source, size_t cols,
-                  float* out);
-
 // Activation rows. `quantized` is read if UsesQuantizedActivations(type), else
 // `floats` is.
 struct MatMulInput {

@@ -139,7 +139,10 @@ def _gemma4_config(common: dict[str, Any], pick: Any) -> Any:
         "sliding_attention",
         "full_attention",
     ]
-    shared = [n for n in range(layers) if set(kinds[:layers - n]) == set(kinds)]
+    ple = pick(0, 24, 32, 64)
+    # Without these the reference fails on layers that share keys and values.
+    most = layers if ple else 1
+    shared = [n for n in range(most) if set(kinds[:layers - n]) == set(kinds)]
     return transformers.Gemma4TextConfig(
         **common,
         sliding_window=pick(1, 5, 16, 23),
@@ -148,7 +151,7 @@ def _gemma4_config(common: dict[str, Any], pick: Any) -> Any:
         attention_k_eq_v=pick(True, False),
         num_global_key_value_heads=pick(None, 1, heads),
         global_head_dim=pick(64, 128, 512),
-        hidden_size_per_layer_input=pick(0, 24, 32, 64),
+        hidden_size_per_layer_input=ple,
         vocab_size_per_layer_input=common["vocab_size"] + pick(0, 9),
         num_kv_shared_layers=pick(*shared),
         use_double_wide_mlp=pick(True, False),
