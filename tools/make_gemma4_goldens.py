@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT / "tests/python"))
 from gemmakv import Tokenizer, _core  # noqa: E402
 from gemmakv.chat._file_template import FileTemplate  # noqa: E402
 from gemmakv.templates import Gemma4Template  # noqa: E402
+from gemmakv.tokenizers._directory import tokenizer_of_folder  # noqa: E402
 from gemmakv.tokenizers._gguf import tokenizer_of_gguf  # noqa: E402
 from support.gemma4_cases import CASES  # noqa: E402
 
@@ -92,6 +94,14 @@ def check_tokens(path: str, ours: Tokenizer) -> None:
         plain = ours.encode(text)
         assert not set(plain) & ours._silent and ours.decode(plain) == text
     print("2000 texts with control tokens, too")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        other = tokenizer_of_folder(Path(folder))
+    assert other is not None and other.token_bytes == ours.token_bytes
+    for text in made[:2000]:
+        for special in (False, True):
+            assert other.encode(text, special) == ours.encode(text, special)
+    print("the tokenizer.json that transformers writes says the same")
     inp, out = Path(path + ".inp"), Path(path + ".out")
     if inp.exists():
         given = inp.read_bytes().decode().split("\n__ggml_vocab_test__\n")
