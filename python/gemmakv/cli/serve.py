@@ -345,6 +345,7 @@ def serve(
         if workers > 1:
             # It has threads, and was opened to see that it can be.
             _close(prefix, store)
+            _run.set_up_logs(log_format)
             found = _workers.supervise(
                 workers,
                 sock,
@@ -355,7 +356,8 @@ def serve(
                 raise typer.Exit(found)
             worker = found
             prefix = _prefix_cache(*tiers)
-            store = _open_sessions(sessions, response_days)
+            same = None if store is None else store.file
+            store = _open_sessions(sessions, response_days, same)
 
         def load(check: Any) -> Any:
             from gemmakv.chat._gemma import Gemma
@@ -413,8 +415,10 @@ def _shared_by_workers() -> str | None:
     return "default"
 
 
-def _open_sessions(folder: str | None, days: float) -> Any:
-    """The store of conversations; None if none are kept."""
+def _open_sessions(
+    folder: str | None, days: float, same: tuple[int, int] | None = None
+) -> Any:
+    """The store of conversations, in the `same` file; None if none are kept."""
     number("response_days", days, 0.001, _MOST_DAYS)
     if folder is None:
         return None
@@ -422,7 +426,7 @@ def _open_sessions(folder: str | None, days: float) -> Any:
         raise ValueError("sessions: expected a folder, found ''")
     from gemmakv.server._store import Store
 
-    return Store(folder, days)
+    return Store(folder, days, same)
 
 
 def _check_extra() -> None:

@@ -74,7 +74,7 @@ def serve(
     at once. Raises what `load` and `make_service` raise. A `worker` also ends
     when its supervisor is gone, and leaves second signals to that.
     """
-    _set_up_logs(log_format, worker)
+    set_up_logs(log_format, worker)
     if worker is not None:
         sock = listener(sock, worker)
     with sock:
@@ -271,7 +271,7 @@ class _Protocol(H11Protocol):
             self._timer = None
 
 
-def _set_up_logs(log_format: str, worker: Worker | None) -> None:
+def set_up_logs(log_format: str, worker: Worker | None = None) -> None:
     """Of the server and of what runs it, on stderr."""
     handler = logging.StreamHandler()
     index = None if worker is None else worker.index

@@ -158,9 +158,15 @@ class Store:
     a session in which another turn runs, 503 for what the disk does not take.
     """
 
-    def __init__(self, folder: str, response_days: float) -> None:
+    def __init__(
+        self,
+        folder: str,
+        response_days: float,
+        same: tuple[int, int] | None = None,
+    ) -> None:
         """Makes the folder and the database where there are none. Responses
-        are kept for `response_days`.
+        are kept for `response_days`. With `same`, the `file` of another store,
+        it has to be that file.
 
         Raises OSError or ValueError that names the folder.
         """
@@ -169,9 +175,15 @@ class Store:
         self._lock = threading.Lock()
         path = os.path.join(folder, FILE)
         self._path = path
-        _make_private(folder, path)
-        found = os.stat(path)
-        self._file = (found.st_dev, found.st_ino)
+        if same is None:
+            _make_private(folder, path)
+        found = os.stat(path) if same is None or os.path.exists(path) else None
+        self.file = (found.st_dev, found.st_ino) if found else (0, 0)
+        if same not in (None, self.file):
+            raise ValueError(
+                f"sessions: {folder}: expected the database of the server's "
+                "start, which was removed or replaced; restart the server"
+            )
         try:
             self._open(path)
         except sqlite3.Error as error:
@@ -493,7 +505,7 @@ class Store:
         except OSError as error:
             what = error.strerror
         else:
-            if (found.st_dev, found.st_ino) == self._file:
+            if (found.st_dev, found.st_ino) == self.file:
                 return
             what = "another file"
         raise RequestError(

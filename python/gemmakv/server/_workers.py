@@ -25,8 +25,8 @@ from gemmakv.server._metrics import merged
 LOG = logging.getLogger("gemmakv.server")
 
 _READY = b"r"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MOST_STARTS = 5  # of a worker that never becomes ready
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MOST_STARTS = 5  # of a worker that never becomes ready, with no other there
 _LONGEST_WAIT_S = 5.0
 _PATIENCE_S = 10.0  # behind the time that draining may take
 _YIELD_S = 0.002  # for a worker that has less to do
@@ -99,11 +99,11 @@ class Worker:
 
 
 class Listener(socket.socket):
-    """A socket that all workers accept at, one connection at a time."""
+    """A socket that all workers accept at."""
 
     worker: Worker
-    _since: float | None = None
-    _took = False
+    _since = 0.0  # of waiting for its turn
+    _last = 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Raises BlockingIOError where another worker should take it.
@@ -111,17 +111,16 @@ class Listener(socket.socket):
         The event loop calls this until it fails, and again while somebody
         waits: a worker with more to do leaves the others a moment.
         """
-        if self._took:
-            self._took = False
-            raise BlockingIOError
         now = time.monotonic()
-        self._since = now if self._since is None else self._since
+        if now - self._last > _YIELD_S:
+            self._since = now
+        self._last = now
         if not self.worker.is_turn(now - self._since):
             raise BlockingIOError
-        self._since = None
         found = super().accept()
-        self._took = True
         self.worker.count(connections=1)
+        # The others are busy: the next one need not wait as long.
+        self._since = now - 0.9 * _YIELD_S
         return found
 
 
@@ -153,8 +152,9 @@ def supervise(
 ) -> Worker | int:
     """Returns in each worker, and with an exit code in the supervisor.
 
-    `announce` is called once, when the first worker is ready; the others start
-    then, and find what it has made. There must be no other thread.
+    The first worker starts alone: the others find what it has made. `announce`
+    is called once, when all are ready, or one of them has failed. There must be
+    no other thread.
     """
     return _Supervisor(workers, sock, drain_timeout, announce).run()
 
@@ -174,6 +174,7 @@ class _Supervisor:
         self._server = secrets.token_hex(4)
         self._places = [_Place(index) for index in range(workers)]
         self._announced = False
+        self._was_ready = False  # some worker, once
         self._code: int | None = None  # once it stops
         self._give_up: float | None = None
 
@@ -220,9 +221,10 @@ class _Supervisor:
         signal.set_wakeup_fd(-1)
         # A terminal's Ctrl-C reaches all; the supervisor says what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return Worker(
-            place.index, not self._announced, self._board, theirs, self._server
+            place.index, not self._was_ready, self._board, theirs, self._server
         )
 
     def _wait(self, wakeups: socket.socket) -> None:
@@ -241,7 +243,7 @@ class _Supervisor:
                 else:
                     self._hear(key.data)
         if self._give_up is not None and time.monotonic() > self._give_up:
-            self._say("workers did not end in time")
+            LOG.error("workers did not end in time")
             self._code = 1
             self._signal(signal.SIGKILL)
             self._give_up = None
@@ -260,38 +262,49 @@ class _Supervisor:
         assert place.control is not None
         if place.control.recv(64):
             place.ready, place.starts = True, 0
-            if not self._announced:
-                self._announced = True
-                self._announce()
+            if not self._was_ready:
+                self._was_ready = True
                 for other in self._places:
                     if not other.pid:
                         other.start_at = 0.0
+            if all(other.ready for other in self._places):
+                self._say_serving()
             return
         place.control.close()
         _, status = os.waitpid(place.pid, 0)
+        was_ready, place.ready = place.ready, False
         place.pid, place.control = 0, None
         self._board.set_load(place.index, AWAY)
-        self._ended(place, os.waitstatus_to_exitcode(status))
+        self._ended(place, os.waitstatus_to_exitcode(status), was_ready)
 
-    def _ended(self, place: _Place, code: int) -> None:
+    def _say_serving(self) -> None:
+        if not self._announced:
+            self._announced = True
+            self._announce()
+
+    def _ended(self, place: _Place, code: int, was_ready: bool) -> None:
         if self._code is not None:
             # One that was not ready yet ends by the signal itself.
             fine = code in (0, -signal.SIGTERM)
             self._code = self._code or (0 if fine else 1)
             return
-        if not self._announced:  # it has said why
+        if not self._was_ready:  # it has said why
             self._code = code if code > 0 else 1
             return
-        self._say(
-            f"worker {place.index} ended "
-            + (f"by signal {-code}" if code < 0 else f"with {code}")
-            + ("" if place.ready else " before it was ready")
+        LOG.warning(
+            "worker %d ended %s%s",
+            place.index,
+            f"by signal {-code}" if code < 0 else f"with {code}",
+            "" if was_ready else " before it was ready",
         )
-        if place.starts >= _MOST_STARTS:
-            self._say(f"worker {place.index} does not start: stopping")
+        others = any(other.ready for other in self._places)
+        if place.starts >= _MOST_STARTS and not others:
+            LOG.error("worker %d does not start: stopping", place.index)
             self._code = 1
             self._end()
             return
+        if not was_ready:
+            self._say_serving()
         wait = 0.1 * 2**place.starts if place.starts else 0
         place.start_at = time.monotonic() + min(wait, _LONGEST_WAIT_S)
 
@@ -315,10 +328,6 @@ class _Supervisor:
             if place.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(place.pid, number)
-
-    def _say(self, words: str) -> None:
-        sys.stderr.write(f"gemmakv: {words}\n")
-        sys.stderr.flush()
 
 
 @contextlib.contextmanager

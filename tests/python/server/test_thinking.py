@@ -276,10 +276,10 @@ def test_a_response_is_gone_on_from(kept: App) -> None:
 @pytest.mark.parametrize(
     "path, fields, param",
     [
-        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True}},
          "chat_template_kwargs.enable_thinking"),
-        (MESSAGES, {"thinking": {"type": "adaptive"}}, "thinking"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}},
+         "thinking.type"),
         (OLLAMA, {"think": True}, "think"),
     ],
 )  # fmt: skip
