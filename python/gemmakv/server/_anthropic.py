@@ -183,7 +183,7 @@ def _think(
         return False
     if not call.chat.can_think:
         if kind == "enabled":
-            raise missing("thinking.type", "thoughts of this model")
+            raise missing("thinking.type")
         return None  # as much as it needs, which is none
     budget = given.get("budget_tokens")
     if kind == "enabled" and (
