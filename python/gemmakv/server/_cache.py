@@ -85,7 +85,7 @@ async def match(call: Call) -> None:
     body, _ = await call.json(PromptBody)
     prefix = _prefix(call)
     ids = await _ids(call, body)
-    found = await call.chat.in_pool(lambda: len(prefix.match(ids)))
+    found = await call.chat.aside(lambda: len(prefix.match(ids)))
     await call.answer(MatchObject(prompt_tokens=len(ids), cached_tokens=found))
 
 
@@ -111,7 +111,7 @@ async def pin(call: Call) -> None:
         ),
         _nothing,
     )
-    held = await service.in_pool(_pinned, prefix, ids)
+    held = await service.aside(_pinned, prefix, ids)
     made = Pin(held, time.time())
     share = prefix.cache.ram // len(service.labels)
     used = sum(one.held.nbytes for one in (made, *pins.values()))
@@ -164,7 +164,7 @@ async def clear(call: Call) -> None:
         raise invalid(
             "tier", f"expected one of {', '.join(tiers)}, found {tier[:40]!r}"
         )
-    await service.in_pool(prefix.cache.clear, tier)
+    await service.aside(prefix.cache.clear, tier)
     if tier in (None, "ram"):
         _of(call).clear()
     await call.answer(CacheCleared(tiers=tiers if tier is None else [tier]))

@@ -72,19 +72,13 @@ async def completion(call: Call) -> None:
     service = call.chat
     options = _options(body, document)
     several, given = _prompts(body.prompt)
-    prompts = await service.in_pool(
-        lambda: [_ids(service, prompt) for prompt in given]
-    )
+    prompts, texts = await service.in_pool(_read, service, given)
     request = ChatRequest(
         tenant=call.owner,
         prompts=prompts,
         options=options,
         arrived=call.arrived,
     )
-    texts = [
-        prompt if isinstance(prompt, str) else service.tokenizer.decode(ids)
-        for prompt, ids in zip(given, prompts)
-    ]
     shape = _Completion(call, body, options, texts, several)
     with renamed({}, _NAMES):
         await serve(call, request, shape, bool(body.stream))
@@ -152,6 +146,18 @@ def _prompts(given: str | list[Any]) -> tuple[bool, list[Any]]:
     if lists or all(isinstance(one, str) for one in given):
         return True, [[p] if isinstance(p, int) else p for p in given]
     return False, [given]
+
+
+def _read(
+    service: ChatService, given: list[Any]
+) -> tuple[list[list[int]], list[str]]:
+    """Token ids of prompts, and their texts."""
+    ids = [_ids(service, prompt) for prompt in given]
+    decode = service.tokenizer.decode
+    return ids, [
+        prompt if isinstance(prompt, str) else decode(one)
+        for prompt, one in zip(given, ids)
+    ]
 
 
 def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:

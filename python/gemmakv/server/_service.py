@@ -367,6 +367,10 @@ class ChatService:
         """
         return await _on(self._pool, function, *args)
 
+    async def aside(self, function: Callable[..., _T], *args: Any) -> _T:
+        """As `in_pool`, for what may wait for other machines or disks."""
+        return await _on(None, function, *args)
+
     async def chat_ids(
         self,
         messages: Messages,
@@ -1022,7 +1026,7 @@ async def _tell(emit: Emit, token: Token, parts: Sequence[Part]) -> None:
 
 
 async def _on(
-    pool: ThreadPoolExecutor, function: Callable[..., _T], *args: Any
+    pool: ThreadPoolExecutor | None, function: Callable[..., _T], *args: Any
 ) -> _T:
     loop = asyncio.get_running_loop()
     try:

@@ -404,9 +404,11 @@ class Store:
         them.
         """
         with self._write() as db:
-            for one in before:
-                if not _has(db, one.id):
-                    self._insert(db, dataclasses.replace(one, state=NOBODY))
+            if turn.parent is not None and not _has(db, turn.parent):
+                for one in before:
+                    if not _has(db, one.id):
+                        kept = dataclasses.replace(one, state=NOBODY)
+                        self._insert(db, kept)
             self._insert(db, turn)
             if session is not None:
                 moved = db.execute(
