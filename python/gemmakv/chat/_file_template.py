@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import re
@@ -125,6 +126,29 @@ class FileTemplate:
             raise rejection from None
 
     def _render(
+        self, messages: Sequence[Message], variables: dict[str, Any]
+    ) -> list[Segment]:
+        """What tools returned is said as JSON to a template that fails at
+        data.
+        """
+        try:
+            return self._rendered(messages, variables)
+        except GemmaKVError as error:
+            texts = [
+                dataclasses.replace(one, content=one.text)
+                if _is_data(one.content)
+                else one
+                for one in messages
+            ]
+            if texts == list(messages):
+                raise
+            failure = error
+        try:
+            return self._rendered(texts, variables)
+        except GemmaKVError:
+            raise failure from None
+
+    def _rendered(
         self, messages: Sequence[Message], variables: dict[str, Any]
     ) -> list[Segment]:
         chat = []
@@ -283,6 +307,11 @@ def _sought(tree: jinja2.nodes.Template) -> set[int]:
         ):
             places += call.args
     return {id(one) for one in places if isinstance(one, jinja2.nodes.Const)}
+
+
+def _is_data(content: Any) -> bool:
+    """Whether a message's content is what a tool returned, and no text."""
+    return not isinstance(content, str | None) and not is_parts(content)
 
 
 class _Rejected(Exception):

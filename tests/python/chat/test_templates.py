@@ -206,6 +206,26 @@ def test_templates_that_do_not_work(
     assert "template='gemma'" in str(error.value)
 
 
+def test_what_a_tool_returned(tokenizer: Tokenizer) -> None:
+    """Data, or JSON to a template that fails at data."""
+    found = []
+    for said in ("m.content | tojson", "m.content.items() | list",
+                 "'' + m.content"):  # fmt: skip
+        template = file_template(
+            tokenizer,
+            "{% for m in messages if m.role == 'tool' %}{{ " + said + " }}"
+            "{% endfor %}",
+        )
+        call = {"id": "1", "function": {"name": "f", "arguments": {}}}
+        messages = [
+            Message("user", "a"),
+            Message("assistant", None, tool_calls=[call]),
+            Message("tool", {"mm": 3}, tool_call_id="1"),
+        ]
+        found.append("".join(s.text for s in rendered(template, messages)))
+    assert found == ['{"mm": 3}', "[('mm', 3)]", '{"mm": 3}']
+
+
 def test_a_template_may_look_for_names_in_messages(
     tokenizer: Tokenizer,
 ) -> None:
