@@ -71,6 +71,10 @@ class FileTemplate:
             self.call_form = "native"
         elif "<tool_call>" in source and "arguments" in source:
             self.call_form = "json"
+        # Gemma 4's first one: results are part of the message that called.
+        self._joins_results = (
+            "tool_responses" in source and "tool_call_id" not in source
+        )
         self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
         self._tokens = {
@@ -160,6 +164,8 @@ class FileTemplate:
             ):
                 fields["content"] = message.text
             chat.append(fields)
+        if self._joins_results:
+            chat = _joined_results(chat)
         variables = {**variables, "messages": chat}
         expected = _run(self._plain, self._tokens | variables)
         for template in self._marked:
@@ -307,6 +313,38 @@ def _sought(tree: jinja2.nodes.Template) -> set[int]:
         ):
             places += call.args
     return {id(one) for one in places if isinstance(one, jinja2.nodes.Const)}
+
+
+def _joined_results(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of tools as `tool_responses` of the message that called them,
+    and the text that follows them as its content.
+    """
+    found: list[dict[str, Any]] = []
+    for fields in chat:
+        last = found[-1] if found else {}
+        results = last.get("tool_responses", [])
+        if fields["role"] == "tool" and last.get("tool_calls"):
+            calls = last["tool_calls"]
+            by_id = {call["id"]: call for call in calls if "id" in call}
+            call = by_id.get(fields.get("tool_call_id"))
+            if call is None and not fields.get("name"):
+                call = calls[min(len(results), len(calls) - 1)]
+            name = call["function"]["name"] if call else fields["name"]
+            content = fields["content"]
+            if is_parts(content):
+                content = "".join(part["text"] for part in content)
+            result = {"name": name, "response": content}
+            last["tool_responses"] = [*results, result]
+        elif (
+            fields["role"] == "assistant"
+            and results
+            and not last.get("content")
+            and not fields.get("tool_calls")
+        ):
+            last["content"] = fields["content"]
+        else:
+            found.append(fields)
+    return found
 
 
 def _is_data(content: Any) -> bool:

@@ -226,6 +226,41 @@ def test_what_a_tool_returned(tokenizer: Tokenizer) -> None:
     assert found == ['{"mm": 3}', "[('mm', 3)]", '{"mm": 3}']
 
 
+def test_results_as_part_of_the_call(tokenizer: Tokenizer) -> None:
+    """Gemma 4's first template wants them so, and knows no role for them."""
+    template = file_template(
+        tokenizer,
+        "{% for m in messages %}[{{ m.role }}:{{ m.content or '' }}"
+        "{% for r in m.tool_responses or [] %}"
+        "({{ r.name }}={{ r.response | tojson }}){% endfor %}]{% endfor %}",
+    )
+
+    def calls(*names: str) -> Message:
+        made = [{"id": f"id {name}", "function": {
+            "name": name, "arguments": {}}} for name in names]  # fmt: skip
+        return Message("assistant", None, tool_calls=made)
+
+    messages = [
+        Message("user", "a"),
+        calls("f", "g"),
+        Message("tool", "1", tool_call_id="id g"),
+        Message("tool", {"b": 2}, name="h"),
+        Message("assistant", "Yes"),
+        Message("user", "c"),
+        calls("f", "g"),
+        Message("tool", "3"),
+        Message("tool", [{"type": "text", "text": "4"}]),
+        calls("f"),
+        Message("tool", "5"),
+    ]
+    text = "".join(s.text for s in rendered(template, messages))
+    assert text == (
+        '[user:a][assistant:Yes(g="1")(h={"b": 2})][user:c]'
+        '[assistant:(f="3")(g="4")][assistant:(f="5")]'
+    )
+    assert messages[1].extra == {}
+
+
 def test_a_template_may_look_for_names_in_messages(
     tokenizer: Tokenizer,
 ) -> None:
