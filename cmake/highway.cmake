@@ -12,8 +12,8 @@ option(GEMMAKV_SYSTEM_HIGHWAY
 set(GEMMAKV_HIGHWAY_ARCHIVE "" CACHE FILEPATH
   "Archive of the Highway 1.2.0 sources (default: fetched)")
 set(GEMMAKV_TARGETS "all" CACHE STRING
-  "SIMD targets to build: all, or few for a quick build")
-set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS all few)
+  "SIMD targets to build: all, few for a quick build, or least for threads")
+set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS all few least)
 
 # The bits of results are known of one version alone.
 function(_gkv_check_highway option version where)
@@ -70,9 +70,12 @@ if(GEMMAKV_TARGETS STREQUAL "all")
 elseif(GEMMAKV_TARGETS STREQUAL "few")
   set(_gkv_disabled
     "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
+elseif(GEMMAKV_TARGETS STREQUAL "least")
+  set(_gkv_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|\
+HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
 else()
   message(FATAL_ERROR
-    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected all or few")
+    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected all, few or least")
 endif()
 target_compile_definitions(gkv_hwy INTERFACE
   "HWY_DISABLED_TARGETS=${_gkv_disabled}" HWY_WANT_AVX3_DL=1)
