@@ -23,7 +23,7 @@ BAD = [
     ("sessions", "/dev/null", "expected a folder, found a file"),
     ("prefix-cache-disk", "/tmp:x", "expected"),
     ("log-format", "xml", "expected one of text, json"),
-    ("chat-template", "/no/such", "expected file, gemma, plain or the path"),
+    ("chat-template", "/no/such", "expected file, gemma, gemma4, plain or"),
 ]
 
 

@@ -69,7 +69,10 @@ def test_openai_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
     )
     assert text == expected.text
     assert chunks[-1].usage.completion_tokens == 12
-    found = http.completions.create(model=NAME, prompt="abc", max_tokens=3)
+    found = http.completions.create(
+        model=NAME, prompt="abc", max_tokens=3,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
     assert found.usage.completion_tokens == 3
     assert [m.id for m in http.models.list()] == [NAME]
     assert http.models.retrieve(NAME).id == NAME
