@@ -42,13 +42,13 @@ from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
 from gemmakv.server._admission import Admission, stopping
+from gemmakv.server._counts import Counts
 from gemmakv.server._errors import (
     RequestError,
     invalid,
     missing,
     of_value_error,
 )
-from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 from gemmakv.server._settings import Settings
 from gemmakv.server._store import ANYBODY
 
@@ -294,7 +294,9 @@ class ChatService:
             mac = self._mac(key)
             self._tenants[mac] = Tenant(str(number), gemma.with_salt(mac))
         self._anybody = Tenant("none", gemma)
-        self.counts = Counts(self)
+        self.counts = Counts(
+            self.labels, self.admission, gemma.prefix_cache
+        )
         self._ends = frozenset(
             [
                 *gemma.config.eos_ids,
@@ -467,7 +469,12 @@ class ChatService:
                 ]
             )
         event = ended.event(begin - request.arrived, sink.reasoning_tokens)
-        self.counts.count(request.tenant, event)
+        key, counts = {"key": request.tenant.label}, self.counts
+        counts.prompt_tokens.add(event.prompt_tokens, **key)
+        counts.cached_tokens.add(event.cached_tokens, **key)
+        counts.completion_tokens.add(event.completion_tokens, **key)
+        if event.miss_reason:
+            counts.misses.add(reason=event.miss_reason)
         await emit(event)
 
     async def _prompt(
@@ -899,106 +906,6 @@ class _Sum:
             queued_s=queued_s,
             reasoning_tokens=reasoning_tokens,
         )
-
-
-class Counts:
-    """What the server did so far."""
-
-    def __init__(self, service: ChatService) -> None:
-        self.requests = Counter(
-            "gemmakv_requests_total", "Answers by route, status and key."
-        )
-        self.rejected = Counter(
-            "gemmakv_requests_rejected_total", "Refused requests by reason."
-        )
-        self.cancelled = Counter(
-            "gemmakv_requests_cancelled_total",
-            "Requests whose client went away.",
-        )
-        self.prompt_tokens = Counter(
-            "gemmakv_prompt_tokens_total", "Tokens of prompts by key."
-        )
-        self.cached_tokens = Counter(
-            "gemmakv_cached_tokens_total",
-            "Tokens of prompts that were not computed, by key.",
-        )
-        self.completion_tokens = Counter(
-            "gemmakv_completion_tokens_total", "Sampled tokens by key."
-        )
-        self.misses = Counter(
-            "gemmakv_cache_misses_total",
-            "Requests for which the prefix cache had less than it could "
-            "have, by reason.",
-        )
-        self.queue_s = Histogram(
-            "gemmakv_queue_seconds", "From arrival to running."
-        )
-        self.first_token_s = Histogram(
-            "gemmakv_time_to_first_token_seconds",
-            "From arrival to the first token.",
-        )
-        self.inter_token_s = Histogram(
-            "gemmakv_inter_token_seconds", "Between two tokens."
-        )
-        self.cancelled.start()
-        for label in service.labels:
-            for counter in (
-                self.prompt_tokens, self.cached_tokens, self.completion_tokens,
-            ):  # fmt: skip
-                counter.start(key=label)
-        admission = service.admission
-        self._metrics: list[Metric] = [
-            *vars(self).values(),
-            Gauge(
-                "gemmakv_rows_running",
-                "Continuations that run.",
-                lambda: admission.running,
-            ),
-            Gauge(
-                "gemmakv_requests_waiting",
-                "Requests in the queue.",
-                lambda: admission.waiting,
-            ),
-        ]
-        prefix = service.gemma.prefix_cache
-        if prefix is not None:
-            for reason in prefix.stats().misses:
-                self.misses.start(reason=reason)
-            self._metrics += [
-                Gauge(
-                    "gemmakv_prefix_cache_bytes",
-                    "Bytes that the prefix cache refers to.",
-                    lambda: prefix.stats().bytes,
-                    "tier",
-                ),
-                Gauge(
-                    "gemmakv_prefix_cache_tokens_total",
-                    "Tokens that came from the prefix cache.",
-                    lambda: prefix.stats().cached,
-                    "tier",
-                    "counter",
-                ),
-                Gauge(
-                    "gemmakv_prefix_cache_evictions_total",
-                    "Entries of the prefix cache that went.",
-                    lambda: prefix.stats().evictions,
-                    "tier",
-                    "counter",
-                ),
-            ]
-
-    def count(self, tenant: Tenant, event: Ended) -> None:
-        """Takes in what a request came to."""
-        key = {"key": tenant.label}
-        self.prompt_tokens.add(event.prompt_tokens, **key)
-        self.cached_tokens.add(event.cached_tokens, **key)
-        self.completion_tokens.add(event.completion_tokens, **key)
-        if event.miss_reason:
-            self.misses.add(reason=event.miss_reason)
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        return self._metrics
 
 
 async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:

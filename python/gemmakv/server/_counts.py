@@ -1,0 +1,104 @@
+"""What a server counts of its requests, for /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemmakv.generation._prefix import ModelPrefixCache
+from gemmakv.server._admission import Admission
+from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
+
+
+class Counts:
+    """What the server did so far."""
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        admission: Admission,
+        prefix: ModelPrefixCache | None,
+    ) -> None:
+        """`labels`: of keys."""
+        self.requests = Counter(
+            "gemmakv_requests_total", "Answers by route, status and key."
+        )
+        self.rejected = Counter(
+            "gemmakv_requests_rejected_total", "Refused requests by reason."
+        )
+        self.cancelled = Counter(
+            "gemmakv_requests_cancelled_total",
+            "Requests whose client went away.",
+        )
+        self.prompt_tokens = Counter(
+            "gemmakv_prompt_tokens_total", "Tokens of prompts by key."
+        )
+        self.cached_tokens = Counter(
+            "gemmakv_cached_tokens_total",
+            "Tokens of prompts that were not computed, by key.",
+        )
+        self.completion_tokens = Counter(
+            "gemmakv_completion_tokens_total", "Sampled tokens by key."
+        )
+        self.misses = Counter(
+            "gemmakv_cache_misses_total",
+            "Requests for which the prefix cache had less than it could "
+            "have, by reason.",
+        )
+        self.queue_s = Histogram(
+            "gemmakv_queue_seconds", "From arrival to running."
+        )
+        self.first_token_s = Histogram(
+            "gemmakv_time_to_first_token_seconds",
+            "From arrival to the first token.",
+        )
+        self.inter_token_s = Histogram(
+            "gemmakv_inter_token_seconds", "Between two tokens."
+        )
+        self.cancelled.start()
+        for label in labels:
+            for counter in (
+                self.prompt_tokens, self.cached_tokens, self.completion_tokens,
+            ):  # fmt: skip
+                counter.start(key=label)
+        self._metrics: list[Metric] = [
+            *vars(self).values(),
+            Gauge(
+                "gemmakv_rows_running",
+                "Continuations that run.",
+                lambda: admission.running,
+            ),
+            Gauge(
+                "gemmakv_requests_waiting",
+                "Requests in the queue.",
+                lambda: admission.waiting,
+            ),
+        ]
+        if prefix is not None:
+            for reason in prefix.stats().misses:
+                self.misses.start(reason=reason)
+            self._metrics += [
+                Gauge(
+                    "gemmakv_prefix_cache_bytes",
+                    "Bytes that the prefix cache refers to.",
+                    lambda: prefix.stats().bytes,
+                    "tier",
+                ),
+                Gauge(
+                    "gemmakv_prefix_cache_tokens_total",
+                    "Tokens that came from the prefix cache.",
+                    lambda: prefix.stats().cached,
+                    "tier",
+                    "counter",
+                ),
+                Gauge(
+                    "gemmakv_prefix_cache_evictions_total",
+                    "Entries of the prefix cache that went.",
+                    lambda: prefix.stats().evictions,
+                    "tier",
+                    "counter",
+                ),
+            ]
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        return self._metrics
