@@ -26,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from serving import NAME, serving
 
-_BOUNDS = {"max_tokens": 64, "temperature": 0}
+_OF_ALL = {
+    "api_key": "none", "model": NAME, "max_retries": 0, "max_tokens": 64,
+    "temperature": 0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -68,10 +71,8 @@ class TestChatOpenAI(_Standard):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "base_url": f"{self.url}/v1", "api_key": "none", "model": NAME,
-            "stream_usage": True, "max_retries": 0, **_BOUNDS,
-        }  # fmt: skip
+        base = f"{self.url}/v1"
+        return {"base_url": base, "stream_usage": True, **_OF_ALL}
 
 
 class TestChatOpenAIResponses(_Standard):
@@ -80,10 +81,8 @@ class TestChatOpenAIResponses(_Standard):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "base_url": f"{self.url}/v1", "api_key": "none", "model": NAME,
-            "use_responses_api": True, "max_retries": 0, **_BOUNDS,
-        }  # fmt: skip
+        base = f"{self.url}/v1"
+        return {"base_url": base, "use_responses_api": True, **_OF_ALL}
 
 
 class TestChatAnthropic(_Standard):
@@ -92,7 +91,4 @@ class TestChatAnthropic(_Standard):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "base_url": self.url, "api_key": "none", "model": NAME,
-            "max_retries": 0, **_BOUNDS,
-        }  # fmt: skip
+        return {"base_url": self.url, **_OF_ALL}

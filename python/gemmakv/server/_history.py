@@ -23,17 +23,8 @@ from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid
-from gemmakv.server._service import (
-    Called,
-    ChatRequest,
-    ChatService,
-    Emit,
-    Event,
-    Finished,
-    Past,
-    Tenant,
-    Token,
-)
+from gemmakv.server._events import Called, Emit, Event, Finished, Token
+from gemmakv.server._service import ChatRequest, ChatService, Past, Tenant
 from gemmakv.server._store import LEASE_S, Session, Store, Turn
 
 _SYSTEM = ("system", "developer")

@@ -17,17 +17,15 @@ from starlette.types import Receive, Scope, Send
 from gemmakv.generation._result import ToolCall
 from gemmakv.server import _body
 from gemmakv.server._errors import RequestError
-from gemmakv.server._service import (
+from gemmakv.server._events import (
     Called,
-    ChatRequest,
-    ChatService,
     Ended,
     Event,
     Finished,
     Started,
-    Tenant,
     Token,
 )
+from gemmakv.server._service import ChatRequest, ChatService, Tenant
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker
 

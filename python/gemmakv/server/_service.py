@@ -50,6 +50,15 @@ from gemmakv.server._errors import (
     missing,
     of_value_error,
 )
+from gemmakv.server._events import (
+    Called,
+    Emit,
+    Ended,
+    Event,
+    Finished,
+    Started,
+    Token,
+)
 from gemmakv.server._settings import Settings
 from gemmakv.server._store import ANYBODY
 
@@ -149,104 +158,6 @@ class ChatRequest:
     default_max_tokens: int | None = None
     streamed: bool = True
     arrived: float = dataclasses.field(default_factory=time.monotonic)
-
-
-@dataclasses.dataclass(frozen=True)
-class Started:
-    """The first event: the request runs. Errors that are the request's own
-    were raised before.
-
-    Attributes:
-      prompt_tokens: of all prompts.
-    """
-
-    prompt_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Token:
-    """A token of a continuation.
-
-    Attributes:
-      index: of the continuation.
-      text: what became complete with it; may be empty.
-      reasoning: the same of thoughts, which are not in `text`.
-      token_id: -1 for text that had been held back and belongs to earlier
-        tokens, or if the token ended the text.
-      logprob, top_logprobs: as in a `Piece`.
-    """
-
-    index: int
-    text: str
-    token_id: int
-    logprob: float | None
-    top_logprobs: TopLogprobs | None
-    reasoning: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Called:
-    """A part of a tool call.
-
-    Attributes:
-      index: of the continuation.
-    """
-
-    index: int
-    part: CallPart
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """The end of a continuation.
-
-    Attributes:
-      reason: "stop", "length" or "deadline".
-      stop: which of the request's stop strings ended it; None if none did.
-      generation: all of it; its `text` is not trimmed.
-      calls: tool calls that it asks for.
-      reasoning_tokens: tokens of thoughts.
-    """
-
-    index: int
-    reason: str
-    stop: str | None
-    generation: Generation
-    calls: int = 0
-    reasoning_tokens: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """The last event.
-
-    Attributes:
-      prompt_tokens, cached_tokens, completion_tokens: of all prompts and
-        continuations. A prompt of n continuations counts once.
-      cached: cached tokens that came from the prefix cache, by tier.
-      miss_reason: why that had less than it could have, if it did; of the
-        first prompt.
-      prefill_s, decode_s: the longest of each.
-      queued_s: how long it waited for others.
-      reasoning_tokens: of the completion's, those of thoughts.
-      drafted, accepted: tokens that were guessed, and that guesses were right.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    cached: dict[str, int]
-    miss_reason: str | None
-    prefill_s: float
-    decode_s: float
-    queued_s: float
-    reasoning_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
-Event = Started | Token | Called | Finished | Ended
-Emit = Callable[[Event], Awaitable[None]]
 
 
 class Keeper(Protocol):
