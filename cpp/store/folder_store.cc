@@ -190,6 +190,9 @@ class FolderStoreOnFiles final : public FolderStore {
   void Reject(const Folder& folder, const FileName& name) noexcept;
   uint64_t PinnedBytes(const Folder& folder);
   void TryToSweep() noexcept;
+  // Whether `size` bytes leave free what is reserved for others; where they do
+  // not, older objects go first.
+  bool MakeRoom(const Folder& folder, uint64_t size) noexcept;
   bool IsPaused() const;  // requires the mutex
 
   const std::string path_;
@@ -392,8 +395,9 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
   }
   auto folder = Current(true);
   const auto publish = [&] {
-    return folder ? folder->Publish(folder->NameFor(key), object.bytes)
-                  : ENOENT;
+    if (!folder) return ENOENT;
+    if (!MakeRoom(*folder, CountedBytes(size))) return ENOSPC;
+    return folder->Publish(folder->NameFor(key), object.bytes);
   };
   int error = publish();
   if (error == ENOENT) {
@@ -425,6 +429,18 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
     }
   }
   if (sweep) TryToSweep();
+}
+
+bool FolderStoreOnFiles::MakeRoom(const Folder& folder,
+                                  uint64_t size) noexcept {
+  const auto has_room = [&] {
+    const FileSystemRoom room = RoomOf(folder);
+    return room.free_bytes >= room.reserved_bytes &&
+           room.free_bytes - room.reserved_bytes >= size;
+  };
+  if (has_room()) return true;
+  TryToSweep();
+  return has_room();
 }
 
 bool FolderStoreOnFiles::IsPaused() const {

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,8 @@ namespace {
 constexpr uint64_t kMemoryPage = 4096;
 constexpr int64_t kDayNs = 86'400'000'000'000;
 constexpr int kSubfolders = 256;
+constexpr uint64_t kReservedShare = 32;
+constexpr uint64_t kMostReserved = uint64_t{256} << 20;
 // No head is longer: it has 256 tokens, and a few ranges.
 constexpr uint64_t kMostHeadBytes = 4096;
 
@@ -210,6 +213,17 @@ FolderContent ReadFolder(const Folder& folder) {
   return content;
 }
 
+FileSystemRoom RoomOf(const Folder& folder) noexcept {
+  struct statvfs info;
+  if (fstatvfs(folder.descriptor(), &info) != 0 || info.f_blocks == 0) {
+    return {UINT64_MAX, 0};
+  }
+  const uint64_t unit = info.f_frsize;
+  return {uint64_t{info.f_bavail} * unit,
+          std::min(uint64_t{info.f_blocks} * unit / kReservedShare,
+                   kMostReserved)};
+}
+
 SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
                         uint64_t pinned_bytes) {
   SweepResult result;
@@ -257,6 +271,13 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
     } else if (tree.children(i) == 0) {
       leaves.push({entries[i].used_ns, i});
     }
+  }
+  // Others need room, too.
+  const FileSystemRoom room = RoomOf(folder);
+  if (room.free_bytes < budget_bytes) {
+    const uint64_t all = counted + room.free_bytes;
+    budget_bytes =
+        std::min(budget_bytes, all - std::min(all, room.reserved_bytes));
   }
   const uint64_t target = budget_bytes - budget_bytes / 10;
   while (counted > target && !leaves.empty()) {

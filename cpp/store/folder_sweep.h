@@ -46,9 +46,19 @@ struct SweepResult {
 // Removes temporary files of dead writers, objects whose parent is missing,
 // and, where all that is left is more than 90 % of `budget_bytes`, the least
 // recently used down to that: nothing before what hangs on it. `pinned_bytes`
-// count as well and cannot be freed. Throws std::bad_alloc.
+// count as well and cannot be freed. The budget is at most what there is and
+// what is free besides the reserve. Throws std::bad_alloc.
 SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
                         uint64_t pinned_bytes);
+
+// `reserved_bytes`: what folders leave free for others, a 32nd of the file
+// system, at most 256 MiB.
+struct FileSystemRoom {
+  uint64_t free_bytes = 0;
+  uint64_t reserved_bytes = 0;
+};
+// Of a file system without a size, or one that does not say, all is free.
+FileSystemRoom RoomOf(const Folder& folder) noexcept;
 
 // Removes all objects of a salt; a null pointer: all. Those that others hang on
 // go last. Throws std::bad_alloc.

@@ -115,7 +115,10 @@ def open_prefix_cache(
         if disks:
             make().close()  # what is asked for can be had
             return functools.partial(_with_default_disk, make)
-        return make()
+        opened = make()
+        if "disk_bytes" in sizes:
+            _say_what_is_free(opened, str(folders["disk"]), sizes["disk_bytes"])
+        return opened
     except ValueError as error:
         name, colon, words = str(error).partition(": ")
         if name == "remote_secret":
@@ -126,6 +129,18 @@ def open_prefix_cache(
         raise typer.BadParameter(
             f"--prefix-cache-{name}{colon}{words}"
         ) from None
+
+
+def _say_what_is_free(prefix: PrefixCache, folder: str, asked: int) -> None:
+    """A line on stderr where a disk has less than was asked for."""
+    found = os.statvfs(folder)
+    room = found.f_bavail * found.f_frsize + prefix.stats().bytes["disk"]
+    if asked > room:
+        sys.stderr.write(
+            f"gemmakv: note: --prefix-cache-disk: {in_bytes(asked)} asked for, "
+            f"{folder} has room for {in_bytes(room)}: it takes what others "
+            "leave of that\n"
+        )
 
 
 def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:

@@ -190,6 +190,8 @@ class Store:
         self.folder = folder
         self._kept_s = response_days * 86400.0
         self._lock = threading.Lock()
+        # Leases whose end could not be written, and when they end anyway.
+        self._given_up: dict[str, float] = {}
         path = os.path.join(folder, FILE)
         self._path = path
         if same is None:
@@ -398,11 +400,23 @@ class Store:
             )
 
     def release(self, id: str, owner: str) -> None:
-        with self._write() as db:
-            db.execute(
-                "UPDATE sessions SET lease = NULL WHERE id = ? AND lease = ?",
-                (id, _BOOT + owner),
-            )
+        """Where that cannot be written, as on a full disk, the session is free
+        in this process at once, and in others when the lease ends.
+        """
+        try:
+            with self._write() as db:
+                db.execute(
+                    "UPDATE sessions SET lease = NULL WHERE id = ? AND "
+                    "lease = ?",
+                    (id, _BOOT + owner),
+                )
+        except RequestError:
+            now = _uptime()
+            self._given_up = {
+                lease: end for lease, end in self._given_up.items() if end > now
+            }
+            self._given_up[_BOOT + owner] = now + LEASE_S
+            raise
 
     def release_all(self, mark: str) -> None:
         """The sessions of owners that begin so: none of them lives."""
@@ -643,11 +657,12 @@ class Store:
 
     def _check_idle(self, db: sqlite3.Connection, id: str) -> None:
         now = _uptime()
-        if db.execute(
-            "SELECT 1 FROM sessions WHERE id = ? AND substr(lease, 1, ?) = ? "
-            "AND lease_until > ? AND lease_until <= ?",
+        found = db.execute(
+            "SELECT lease FROM sessions WHERE id = ? AND substr(lease, 1, ?) "
+            "= ? AND lease_until > ? AND lease_until <= ?",
             (id, len(_BOOT), _BOOT, now, now + LEASE_S),
-        ).fetchone():
+        ).fetchone()
+        if found is not None and found[0] not in self._given_up:
             raise _busy(id, "runs in it")
 
     def _insert_session(

@@ -631,9 +631,17 @@ TEST(FolderStorePlaceTest, FullFileSystems) {
       const size_t hits = HitsOf(*store, chain);
       EXPECT_GT(hits, 2u);
       EXPECT_LT(hits, chain.size());
-      if (!mapped || options[0] == 'n') {
+      if (options[0] == 'n') {
         EXPECT_GT(store->stats().failed_writes, 0u);
         EXPECT_TRUE(store->stats().paused);
+      }
+      // Others have room, however large the budget is.
+      if (options[0] == 's') {
+        EXPECT_GT(store->stats().evictions, 0u);
+        const FileSystemRoom room =
+            RoomOf(*Folder::Open(place + "/cache", false));
+        EXPECT_EQ(room.reserved_bytes, (300u << 10) / 32);
+        EXPECT_GE(room.free_bytes, room.reserved_bytes);
       }
       EXPECT_TRUE(FilesOf(place, ".tmp-").empty());
       // Room again: after a while it goes on.
@@ -646,6 +654,49 @@ TEST(FolderStorePlaceTest, FullFileSystems) {
     }
     EXPECT_EQ(umount2(place.c_str(), MNT_DETACH), 0);
   }
+}
+
+// Others fill the file system: what is stored gives way, as far as it can, and
+// then nothing is stored.
+TEST(FolderStorePlaceTest, OthersNeedRoom) {
+  if (geteuid() != 0) GTEST_SKIP() << "mounting needs root";
+  const FolderAt above(OnDisk());
+  const std::string place = above / "place";
+  mkdir(place.c_str(), 0700);
+  if (mount("tmpfs", place.c_str(), "tmpfs", 0, "size=640k") != 0) {
+    GTEST_SKIP() << "no mounts here";
+  }
+  {
+    const auto store = OpenFolderStore(place + "/cache", {"disk", false, kLarge});
+    const auto known = Chain("", 1, 12);
+    PutAll(*store, known);
+    ASSERT_EQ(HitsOf(*store, known), known.size());
+    EXPECT_EQ(store->Sweep().removed, 0u);
+    const auto folder = Folder::Open(place + "/cache", false);
+    const auto leave = [&](uint64_t bytes) {
+      const FileSystemRoom room = RoomOf(*folder);
+      ASSERT_GT(room.free_bytes, bytes);
+      WriteWhole(place + "/others" + std::to_string(bytes),
+                 std::string(room.free_bytes - bytes, 'x'));
+    };
+    leave(12u << 10);  // of 20 that are reserved
+    const auto fresh = Chain("", 2, 1);
+    PutAll(*store, fresh);
+    EXPECT_GT(store->stats().evictions, 0u);
+    EXPECT_EQ(store->stats().failed_writes, 0u);
+    const FileSystemRoom room = RoomOf(*folder);
+    EXPECT_GE(room.free_bytes, room.reserved_bytes);
+    EXPECT_LT(HitsOf(*store, known), known.size());
+    EXPECT_GT(HitsOf(*store, known), 0u);
+    // Nothing of its own is left to give.
+    store->Clear(nullptr);
+    leave(16u << 10);
+    PutAll(*store, fresh);
+    EXPECT_EQ(HitsOf(*store, fresh), 0u);
+    EXPECT_GT(store->stats().failed_writes, 0u);
+    EXPECT_TRUE(store->stats().paused);
+  }
+  EXPECT_EQ(umount2(place.c_str(), MNT_DETACH), 0);
 }
 
 TEST_P(FolderStoreTest, OneSweepsAtATime) {

@@ -74,3 +74,16 @@ def test_a_file_where_a_folder_should_be(
     )
     assert_fails(result, str(file))
     assert file.read_text() == "mine"
+
+
+def test_more_than_the_disk_has_is_said(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    for size, told in (("900TB", True), ("1MB", False)):
+        result = cli(
+            "generate", "--model", tiny_path, "--max-tokens=1",
+            "--prefix-cache-disk", f"{tmp_path / 'kv'}:{size}", "Hi",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr.decode()
+        note = b"900 TB asked for, " in result.stderr
+        assert note == told, result.stderr.decode()

@@ -142,3 +142,24 @@ def test_nothing_half(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         store.session(TENANT, session.id)
     assert caught.value.code == "server_stopping"
+
+
+def test_a_lease_whose_end_cannot_be_written_is_over(tmp_path: Path) -> None:
+    """A full disk: the next turn must not wait for a lease of nobody."""
+    store = Store(str(tmp_path), 30)
+    other = Store(str(tmp_path), 30)
+    id = store.create(TENANT, None, None).id
+    store.lease(TENANT, id, "first")
+    assert store._db is not None
+    store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(RequestError):
+        store.release(id, "first")
+    store._db.execute("PRAGMA query_only = OFF")
+    with pytest.raises(RequestError, match="runs in it"):
+        other.lease(TENANT, id, "second")
+    store.lease(TENANT, id, "second")
+    # Of the second one nothing was given up.
+    with pytest.raises(RequestError, match="runs in it"):
+        store.lease(TENANT, id, "third")
+    store.close()
+    other.close()
