@@ -123,7 +123,8 @@ struct TileInput {
 // bytes into i32 without saturating in between. Where there is only the one
 // that saturates to i16 (maddubs), weights up to 63 cannot reach the limit; for
 // 8-bit ones it multiplies |weight| with the activation under the weight's
-// sign: 2 * 128 * 127 fits. Then the zero point is gone from the start.
+// sign: 2 * 128 * 127 fits. Then the zero point is gone from the start. Weights
+// of fewer bits leave room for sums of several quads in 16 bits.
 #if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3_DL && HWY_TARGET <= HWY_SSSE3
 inline constexpr bool kSaturatingDot = true;
 #else
@@ -132,22 +133,37 @@ inline constexpr bool kSaturatingDot = false;
 template <class Format>
 inline constexpr bool kSignedDot = kSaturatingDot&& Format::kZeroPoint == 128;
 
-// dot + the products of 4 adjacent weights and activations. Exact.
+using DI16 = hn::Repartition<int16_t, DU8>;
+using VI16 = hn::Vec<DI16>;
+
+// How many quads of a part may be summed in 16 bits: 8 of Q4_0, 1 of Q8_0.
 template <class Format>
-HWY_INLINE VI32 Dot(VU8 weights, hn::Vec<DI8> x, VI32 dot) {
-  if constexpr (kSaturatingDot) {
-    const hn::Repartition<int16_t, DU8> di16;
-    if constexpr (kSignedDot<Format>) {
-      const auto w = hn::BitCast(DI8(), hn::Xor(weights, hn::Set(DU8(), 0x80)));
-      weights = hn::BitCast(DU8(), hn::Abs(w));
-      x = hn::IfNegativeThenNegOrUndefIfZero(w, x);
-    }
-    const auto pairs = hn::SatWidenMulPairwiseAdd(di16, weights, x);
-    return hn::Add(
-        dot, hn::WidenMulPairwiseAdd(DI32(), pairs, hn::Set(di16, int16_t{1})));
-  } else {
-    return hn::SumOfMulQuadAccumulate(DI32(), weights, x, dot);
+constexpr size_t PairSums() {
+  if (!kSaturatingDot || kSignedDot<Format>) return 1;
+  constexpr size_t kBits = Format::kDataBytes / kVectorBytes;
+  constexpr size_t kMost = 2 * ((1 << kBits) - 1) * 128;  // of one pair
+  return std::min(kQuads / Format::kParts, size_t{32767} / kMost);
+}
+
+// sum + the products of 4 adjacent weights and activations. Exact.
+template <class Format>
+HWY_INLINE VI32 AddQuad(VU8 weights, hn::Vec<DI8> x, VI32 sum) {
+  return hn::SumOfMulQuadAccumulate(DI32(), weights, x, sum);
+}
+
+// The same, the first two products and the last two for themselves; `first`:
+// `sum` counts as 0. Requires: kSaturatingDot.
+template <class Format>
+HWY_INLINE VI16 AddPairs(VU8 weights, hn::Vec<DI8> x, VI16 sum, bool first) {
+  if constexpr (kSignedDot<Format>) {
+    const auto w = hn::BitCast(DI8(), hn::Xor(weights, hn::Set(DU8(), 0x80)));
+    weights = hn::BitCast(DU8(), hn::Abs(w));
+    x = hn::IfNegativeThenNegOrUndefIfZero(w, x);
   }
+  VI16 pairs = hn::SatWidenMulPairwiseAdd(DI16(), weights, x);
+  if (!first) pairs = hn::Add(sum, pairs);
+  KeepOrder(pairs);
+  return pairs;
 }
 
 // dot[c][m] += quads of part `kPart` of column c and row m.
@@ -156,18 +172,31 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
                         const int8_t* const (&values)[kRows], size_t at,
                         VI32 (&dot)[kCols][kRows]) {
   constexpr size_t kCount = kQuads / Format::kParts;
-  Unroll<kCount>([&](auto i) HWY_ATTR {
+  constexpr size_t kSums = PairSums<Format>();
+  static_assert(kCount % kSums == 0);
+  [[maybe_unused]] VI16 sums[kCols][kRows];
+  Unroll<kCount>([&](auto i) GKV_INLINE_ATTR {
     constexpr size_t kQuad = kPart * kCount + i;
     VU8 weights[kCols];
-    Unroll<kCols>([&](auto c) HWY_ATTR {
+    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
       weights[c] = Format::template Quad<kQuad>(data[c]);
     });
-    Unroll<kRows>([&](auto m) HWY_ATTR {
+    Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
       int32_t four;
       std::memcpy(&four, values[m] + at + 4 * kQuad, sizeof(four));
       const auto broadcast = hn::BitCast(DI8(), hn::Set(DI32(), four));
-      Unroll<kCols>([&](auto c) HWY_ATTR {
-        dot[c][m] = Dot<Format>(weights[c], broadcast, dot[c][m]);
+      Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+        if constexpr (!kSaturatingDot) {
+          dot[c][m] = AddQuad<Format>(weights[c], broadcast, dot[c][m]);
+        } else {
+          sums[c][m] = AddPairs<Format>(weights[c], broadcast, sums[c][m],
+                                        i % kSums == 0);
+          if constexpr (i % kSums == kSums - 1) {
+            const auto ones = hn::Set(DI16(), int16_t{1});
+            dot[c][m] = hn::Add(
+                dot[c][m], hn::WidenMulPairwiseAdd(DI32(), sums[c][m], ones));
+          }
+        }
       });
     });
   });

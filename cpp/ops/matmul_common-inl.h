@@ -36,9 +36,16 @@ inline constexpr size_t kSlices = kVectorsPer16;
 static_assert(kRowGroup == 16);
 inline constexpr size_t kTileColumns = 2;
 inline constexpr size_t kTileGroups = kSlices == 1 ? kTileColumns : 1;
-// Two accumulators (integer and float) per value must fit the registers: 32
-// with AVX-512, else 16.
-inline constexpr size_t kTileRows = kLanes == 16 ? 6 : 2;
+// Two accumulators (integer and float) per value fit the 32 registers of
+// AVX-512. AVX2 has 16: the floats, which are needed once a block, stay in
+// memory.
+inline constexpr size_t kTileRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
+
+// Of lambdas that are to be part of their caller however large they are: GCC
+// would call the last of a row of them, and then vectors live in memory.
+#ifndef GKV_INLINE_ATTR
+#define GKV_INLINE_ATTR HWY_ATTR __attribute__((always_inline))
+#endif
 
 // Calls fn(integral_constant i) for i in [0, kCount). Unrolled by the front
 // end, so that arrays of vectors indexed by i become registers.
@@ -48,6 +55,18 @@ HWY_INLINE void Unroll(const Fn& fn) {
     (fn(std::integral_constant<size_t, i>()), ...);
   }
   (std::make_index_sequence<kCount>());
+}
+
+// Has sums computed in the order as written. Integer sums are the same in any,
+// and GCC takes one in which all terms are there at once, more than there are
+// registers.
+template <class V>
+HWY_INLINE void KeepOrder(V& sum) {
+#if HWY_ARCH_X86 && !HWY_COMPILER_MSVC
+  asm("" : "+x"(sum.raw));
+#else
+  (void)sum;
+#endif
 }
 
 // Copies acc [rows][kRowGroup] to out, `count` (1..16) values a row.
