@@ -73,7 +73,7 @@ async def completion(call: Call) -> None:
     service = call.chat
     options = _options(body, document)
     several, given = _prompts(body.prompt)
-    prompts, texts = await service.in_pool(_read, service, given)
+    prompts, texts = await service.on_texts(_read, service, given)
     request = ChatRequest(
         tenant=call.owner,
         prompts=prompts,

@@ -50,7 +50,9 @@ async def tokenize(call: Call) -> None:
     body, _ = await call.json(TokenizeBody)
     service = call.chat
     special = body.parse_special is not False  # the original's default
-    ids = await service.in_pool(service.tokenizer.encode, body.content, special)
+    ids = await service.on_texts(
+        service.tokenizer.encode, body.content, special
+    )
     bos = service.gemma.config.bos_id
     if body.add_special and bos >= 0:
         ids.insert(0, bos)

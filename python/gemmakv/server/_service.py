@@ -66,6 +66,7 @@ from gemmakv.server._store import ANYBODY
 # that begin before it, and those of the step's own tokens.
 _STEP_TOKENS = 256
 _POOL_THREADS = 2  # for templates and tokenizing
+_SHORT = 1_000  # characters and token ids that take no thread
 _GRAMMAR_THREADS = 2  # for grammars: some take long
 _SEEDS = 1 << 64
 
@@ -301,6 +302,18 @@ class ChatService:
         """
         return await _on(self._pool, function, *args)
 
+    async def on_texts(self, function: Callable[..., _T], *args: Any) -> _T:
+        """`in_pool` of what takes as long as its arguments are: texts, token
+        ids, messages. Short ones stay on the event loop, since going to a
+        thread and back takes longer than they do.
+        """
+        if _length(args, _SHORT) > _SHORT:
+            return await self.in_pool(function, *args)
+        try:
+            return function(*args)
+        except (ValueError, GemmaKVError) as error:
+            raise _of_library(error) from error
+
     async def aside(self, function: Callable[..., _T], *args: Any) -> _T:
         """As `in_pool`, for what may wait for other machines or disks."""
         return await _on(None, function, *args)
@@ -313,7 +326,7 @@ class ChatService:
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
         self._check_count(messages)
-        return await self.in_pool(self.render, messages, tools, think)
+        return await self.on_texts(self.render, messages, tools, think)
 
     def render(
         self,
@@ -654,12 +667,17 @@ class ChatService:
                     )
                 ]
         else:
-            found = await self.in_pool(
-                lambda: [self.text_ids(p, special) for p in request.prompts]
+            found = await self.on_texts(
+                self._text_ids, request.prompts, special
             )
         for ids in found:
             self.check_length(len(ids), request.messages is not None)
         return found
+
+    def _text_ids(
+        self, prompts: Sequence[str | Sequence[int]], special: bool
+    ) -> list[TokenArray]:
+        return [self.text_ids(prompt, special) for prompt in prompts]
 
     def check_length(self, length: int, messages: bool) -> None:
         """Raises RequestError if a prompt of that many tokens, or `messages`
@@ -868,6 +886,22 @@ async def _tell(emit: Emit, token: Token, parts: Sequence[Part]) -> None:
     for part in parts:
         if isinstance(part, CallPart):
             await emit(Called(token.index, part))
+
+
+def _length(value: object, most: int) -> int:
+    """Characters and numbers in it; more than `most` says no more than that."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if not isinstance(value, list | tuple | np.ndarray):
+        return 1
+    count = len(value)
+    for one in value:
+        if count > most:
+            break
+        count += _length(one, most - count)
+    return count
 
 
 async def _on(

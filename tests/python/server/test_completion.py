@@ -9,6 +9,7 @@ import pytest
 
 import gemmakv
 from gemmakv.server._app import App
+from gemmakv.server._service import _length
 from support.asgi import Exchange, get, make_app, post, sse_events
 
 PATH = "/completion"
@@ -260,3 +261,14 @@ def test_embeddings(app: App, path: str) -> None:
     said = response.json()["error"]
     message = said if isinstance(said, str) else said["message"]
     assert message.startswith("model: expected one that gives embeddings")
+
+
+def test_how_long_a_request_is() -> None:
+    """What is short stays on the event loop; nothing long may."""
+    assert _length("word", 9) == 4
+    assert _length([1, 2, 3], 9) == 2 * 3
+    message = {"role": "user", "content": [{"type": "text", "text": "x" * 50}]}
+    assert 50 < _length([message], 100) < 100
+    for long in ("x" * 101, [1] * 101, [[1] * 60, [1] * 60], [message] * 2):
+        assert _length(long, 100) > 100
+    assert _length((None, object(), b"x" * 99), 100) > 100
