@@ -1,5 +1,19 @@
-"""The same tokens computed in many ways, compared bit by bit."""
+"""The same tokens computed in many ways, compared bit by bit, or by a
+reference.
+"""
 
+from gemmakv.diagnostics._reference import (
+    Difference,
+    ReferenceReport,
+    against,
+)
 from gemmakv.diagnostics._verify import Check, Report, run
 
-__all__ = ["Check", "Report", "run"]
+__all__ = [
+    "Check",
+    "Difference",
+    "ReferenceReport",
+    "Report",
+    "against",
+    "run",
+]
