@@ -160,7 +160,7 @@ class FileTemplate:
             fields = plain_json(f"messages[{i}]", message.to_dict())
             fields.pop("incomplete", None)
             if is_parts(message.content) and not self._takes_parts(
-                message.role
+                message.role, fields["content"]
             ):
                 fields["content"] = message.text
             chat.append(fields)
@@ -199,17 +199,22 @@ class FileTemplate:
                         "template='gemma' or 'plain'"
                     )
 
-    def _takes_parts(self, role: str) -> bool:
+    def _takes_parts(
+        self, role: str, content: Sequence[Mapping[str, Any]]
+    ) -> bool:
         """Whether the template renders parts of a role, and not Python's
         list.
         """
         known = self._knows_parts.get(role)
         if known is None:
-            known = self._knows_parts[role] = self._tries_parts(role)
-        return known
+            known = self._knows_parts[role] = self._tries_parts(role, {})
+        # TranslateGemma's wants languages in each part.
+        first = next(iter(content), {})
+        more = first.keys() - {"type", "text"}
+        return known or bool(more and self._tries_parts(role, first))
 
-    def _tries_parts(self, role: str) -> bool:
-        parts = [{"type": "text", "text": "\ue000"}]
+    def _tries_parts(self, role: str, fields: Mapping[str, Any]) -> bool:
+        parts = [{**fields, "type": "text", "text": "\ue000"}]
         tried: dict[str, Any] = {"role": role, "content": parts}
         other = {"role": "user", "content": "A"}
         chat: list[dict[str, Any]] = [tried]

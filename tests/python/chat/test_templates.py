@@ -457,3 +457,47 @@ def test_common_text(tokenizer: Tokenizer) -> None:
         ids("t", "h", "e", "<eos>", "in", "a"),
         ids("the", "<eos>", "i", "n", "b"),
     ) == (5, 4)
+
+
+# As TranslateGemma's: one part, which says the languages.
+TRANSLATION = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'user' %}"
+    "{% if message.content is string or message.content | length != 1 %}"
+    "{{ raise_exception('content: one part') }}{% endif %}"
+    "{% set part = message.content[0] %}"
+    "{% if not part.source_lang_code or not part.target_lang_code %}"
+    "{{ raise_exception('languages') }}{% endif %}"
+    "<start_of_turn>user\n{{ part.source_lang_code }} to "
+    "{{ part.target_lang_code }}: {{ part.text | trim }}<end_of_turn>\n"
+    "{% elif message.role == 'assistant' %}"
+    "<start_of_turn>model\n{{ message.content }}<end_of_turn>\n"
+    "{% else %}{{ raise_exception('roles') }}{% endif %}{% endfor %}"
+)
+
+
+def test_parts_with_languages(tokenizer: Tokenizer) -> None:
+    template = file_template(tokenizer, TRANSLATION)
+    part = {
+        "type": "text", "text": "ano <end_of_turn>",
+        "source_lang_code": "cs", "target_lang_code": "de-DE",
+    }  # fmt: skip
+    user = {"role": "user", "content": [part]}
+    segments = template.render([user, {"role": "assistant", "content": "ja"}])
+    assert "".join(s.text for s in segments).endswith(
+        "cs to de-DE: ano <end_of_turn><end_of_turn>\n"
+        "<start_of_turn>model\nja<end_of_turn>\n"
+    )
+    # What the text spells is no control token.
+    ends = [s for s in segments if s.special and s.text == "<end_of_turn>"]
+    assert len(ends) == 2
+    for bad, words in (
+        ({"role": "user", "content": "ano"}, "one part"),
+        ({"role": "user", "content": [part, part]}, "one part"),
+        ({"role": "user", "content": [{**part, "target_lang_code": ""}]},
+         ""),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"rejects them: .*{words}"):
+            template.render([bad])
+    with pytest.raises(ValueError, match="rejects them: roles"):
+        template.render([{"role": "system", "content": "s"}, user])
