@@ -18,7 +18,8 @@ constexpr LayerKind kGemma3Pattern[] = {kSliding, kSliding, kSliding,
                                         kSliding, kSliding, kFull};
 constexpr LayerKind kRecurrentPattern[] = {kRecurrent, kRecurrent, kSliding};
 
-// Technical reports: arXiv 2403.08295, 2408.00118, 2503.19786 and 2404.07839.
+// Technical reports: arXiv 2403.08295, 2408.00118, 2503.19786 and 2404.07839;
+// VaultGemma: 2510.15001.
 constexpr Family kFamilies[] = {
     {
         .architecture = "gemma",
@@ -62,6 +63,16 @@ constexpr Family kFamilies[] = {
         .full_turning = 4,
         .end_of_turn = 106,
         .end_of_call = 50,
+    },
+    // Gemma 2 without the norms behind attention and feed-forward.
+    {
+        .architecture = "vaultgemma",
+        .pattern = kGemma2Pattern,
+        .sliding_window = 4096,
+        .attn_soft_cap = 50,
+        .final_soft_cap = 30,
+        .rope_base_full = 1e4,
+        .rope_base_sliding = 1e4,
     },
     {
         .architecture = "recurrentgemma",

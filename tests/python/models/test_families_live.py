@@ -27,6 +27,7 @@ from support.golden_models import Array
 
 FAMILIES = [
     "gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma", "gemma4",
+    "vaultgemma",
 ]  # fmt: skip
 # More than three windows of the widest that a model may have; the last takes
 # several steps of the scheduler.
@@ -112,9 +113,13 @@ def random_config(family: str, seed: int) -> Any:
         ],
         final_logit_softcapping=pick(None, 5.0, 30.0),
     )
-    if family == "gemma2":
+    if family in ("gemma2", "vaultgemma"):
         rope = {"rope_type": "default", "rope_theta": pick(1e4, 3e5)}
-        return transformers.Gemma2Config(
+        kind = {
+            "gemma2": transformers.Gemma2Config,
+            "vaultgemma": transformers.VaultGemmaConfig,
+        }[family]
+        return kind(
             **common,
             rope_parameters=rope,
             attn_logit_softcapping=pick(None, 2.0, 50.0),
@@ -215,6 +220,7 @@ def random_model(family: str, seed: int) -> Any:
     kind = {
         "gemma": transformers.GemmaForCausalLM,
         "gemma2": transformers.Gemma2ForCausalLM,
+        "vaultgemma": transformers.VaultGemmaForCausalLM,
         "gemma3": transformers.Gemma3ForCausalLM,
         "multimodal": transformers.Gemma3ForConditionalGeneration,
         "recurrentgemma": transformers.RecurrentGemmaForCausalLM,

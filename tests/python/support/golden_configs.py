@@ -29,6 +29,7 @@ _ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "recurrent_gemma": "recurrentgemma",
+    "vaultgemma": "vaultgemma",
 }
 # What the classes set where a file says nothing.
 _DEFAULTS = {
@@ -60,6 +61,11 @@ _DEFAULTS = {
     "recurrent_gemma": {
         "conv1d_width": 4,
         "partial_rotary_factor": 0.5,
+    },
+    "vaultgemma": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
     },
 }
 _COMMON_DEFAULTS = {
@@ -195,7 +201,7 @@ def _kinds(text: Config) -> dict[str, Any]:
 
 def _rope(stated: Config, kind: str) -> dict[str, Any]:
     new = stated.get("rope_parameters")
-    if kind == "gemma2":
+    if kind in ("gemma2", "vaultgemma"):
         theta = (new or stated).get("rope_theta", 10000.0)
         return {"rope_base_full": theta, "rope_base_sliding": theta}
     if new:

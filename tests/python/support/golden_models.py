@@ -169,7 +169,10 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (ffn, hidden),
         "mlp.down_proj.weight": (hidden, ffn),
     }
-    if text["model_type"] != "gemma":
+    if text["model_type"] == "vaultgemma":
+        del shapes["post_attention_layernorm.weight"]
+        shapes["pre_feedforward_layernorm.weight"] = (hidden,)
+    elif text["model_type"] != "gemma":
         shapes["pre_feedforward_layernorm.weight"] = (hidden,)
         shapes["post_feedforward_layernorm.weight"] = (hidden,)
     if text["model_type"] == "gemma3_text" or gemma4(text):

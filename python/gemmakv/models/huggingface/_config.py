@@ -62,6 +62,9 @@ _KINDS = {
     "gemma4_unified_text": _Kind(
         "gemma4", 2304, 9216, 30, 8, 4, 256, 262144, 262144, 1024
     ),
+    "vaultgemma": _Kind(
+        "vaultgemma", 2304, 9216, 26, 8, 4, 256, 256000, 8192
+    ),
     "recurrent_gemma": _Kind(
         "recurrentgemma", 2560, 7680, 26, 10, 0, 0, 256000, 8192, 2048
     ),
@@ -290,7 +293,7 @@ class _Reader:
         return self.text.size(key, self.kind.sliding_window)
 
     def _query_scale(self, head_dim: int) -> float:
-        if self.kind.architecture in ("gemma2", "gemma3"):
+        if self.kind.architecture in ("gemma2", "gemma3", "vaultgemma"):
             divisor = self.text.number("query_pre_attn_scalar", 256)
             if divisor <= 0:
                 raise self.text.wrong(

@@ -72,6 +72,10 @@ _TWO_NORMS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
+_VAULT_NORMS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+}
 _FOUR_NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -120,6 +124,8 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
         norms = _RECURRENT_NORMS
     else:
         norms = _FOUR_NORMS if config.post_norms else _TWO_NORMS
+        if config.architecture == "vaultgemma":
+            norms = _VAULT_NORMS
     for core_norm, norm in norms.items():
         yield _norm(
             config, f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden

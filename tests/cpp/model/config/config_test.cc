@@ -583,7 +583,8 @@ TEST(ApplyFamilyTest, UnknownArchitecture) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
                  "model config: architecture is 'gemma9', expected one of "
-                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'recurrentgemma'");
+                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'vaultgemma', "
+                 "'recurrentgemma'");
   }
   EXPECT_EQ(config.architecture, "");
 }
