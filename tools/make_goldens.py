@@ -4,8 +4,8 @@
     python tools/make_goldens.py [NAME ...]
 
 For each NAME.json there (all, unless some are named) builds the model that it
-describes, with eager attention, since others leave out soft caps, in float32,
-and stores the prompt and the logits of all its positions as NAME.npz. Prints
+describes, with eager attention, since others leave out soft caps, and eager
+experts, in float32, and stores the prompt and the logits of all its positions as NAME.npz. Prints
 how far the logits are from flat. Needs torch and transformers.
 
 What is to be known about the reference (transformers 5):
@@ -54,6 +54,8 @@ def build(golden: golden_models.Golden) -> Any:
     model = kind._from_config(
         config, attn_implementation="eager", dtype=torch.float32
     ).eval()
+    # Experts in the order of their numbers; others add them in another.
+    model.set_experts_implementation("eager")
     ours = golden.tensors()
     theirs = dict(model.named_parameters())
     theirs.update((n, b) for n, b in model.named_buffers() if "scalar" in n)

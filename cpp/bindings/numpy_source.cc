@@ -59,14 +59,20 @@ std::optional<TensorView> NumpySource::Find(std::string_view name_view) {
     PyErr_Clear();
     throw InvalidArgument(StrCat("tensor ", name, " is not an array"));
   }
-  if (array.ndim() != 1 && array.ndim() != 2) {
+  const bool experts = HoldsExperts(name);
+  if (experts ? array.ndim() != 3 : array.ndim() != 1 && array.ndim() != 2) {
     throw InvalidArgument(StrCat("tensor ", name, " has ", array.ndim(),
-                                 " dimensions, expected 1 or 2"));
+                                 " dimensions, expected ",
+                                 experts ? "3" : "1 or 2"));
   }
   TensorView view;
   view.name = name;
   view.type = TypeOf(name, array);
-  view.rows = array.ndim() == 2 ? static_cast<size_t>(array.shape(0)) : 1;
+  view.parts = experts ? static_cast<size_t>(array.shape(0)) : 1;
+  view.rows = view.parts;
+  if (array.ndim() > 1) {
+    view.rows *= static_cast<size_t>(array.shape(array.ndim() - 2));
+  }
   view.cols = static_cast<size_t>(array.shape(array.ndim() - 1));
   view.data = static_cast<const uint8_t*>(array.data());
   held_[name] = std::move(array);

@@ -392,19 +392,23 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
                              ": tensor ", name, ": found type id ",
                              tensor.type_id, ", expected one of ", known));
   }
-  if (tensor.shape.size() > 2) {
+  const bool experts = HoldsExperts(name);
+  const size_t dimensions = tensor.shape.size();
+  if (dimensions > (experts ? 3 : 2)) {
     std::string shape;
     for (const uint64_t size : tensor.shape) {
       shape += StrCat(shape.empty() ? "" : " x ", size);
     }
     throw CorruptFile(StrCat(part.path(), ": offset ", tensor.offset,
                              ": tensor ", name, ": found the shape ", shape,
-                             ", expected 1 or 2 dimensions"));
+                             experts ? ", expected 2 or 3 dimensions"
+                                     : ", expected 1 or 2 dimensions"));
   }
   TensorView view;
   view.name = std::string(name);
   view.type = type->type;
-  view.rows = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+  view.parts = dimensions == 3 ? tensor.shape[2] : 1;
+  view.rows = dimensions == 1 ? 1 : tensor.shape[1] * view.parts;
   view.cols = tensor.shape[0];
   view.data = part.bytes_.data() + tensor.offset;
   return view;

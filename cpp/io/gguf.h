@@ -68,7 +68,7 @@ class GgufFile : public TensorSource {
   std::string Description() const override { return path(); }
   std::vector<std::string> Names() const override;  // in file order
   // Throws CorruptFile if the tensor's type is not supported or if it has more
-  // than two dimensions.
+  // dimensions than its name allows, see HoldsExperts.
   std::optional<TensorView> Find(std::string_view name) override;
   std::shared_ptr<const void> Hold(const TensorView& view) const override;
   void Release(const TensorView& view, size_t begin, size_t end) override;

@@ -127,6 +127,7 @@ std::optional<TensorView> TensorFiles::Find(std::string_view name) {
   view.type = DeliveredType(place);
   view.rows = place.rows;
   view.cols = place.cols;
+  if (place.form == TensorForm::kAsStored) view.parts = place.blocks;
   view.data =
       place.form == TensorForm::kAsStored ? Stored(place) : Converted(place);
   return view;

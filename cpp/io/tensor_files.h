@@ -33,7 +33,7 @@ struct TensorPlace {
   size_t cols = 0;
   TensorForm form = TensorForm::kAsStored;
   // kBlocksTransposed: [rows / blocks, cols] each, stored as [cols, rows /
-  // blocks].
+  // blocks]. kAsStored: the parts that are delivered.
   size_t blocks = 1;
 };
 

@@ -56,6 +56,21 @@ struct Activations {
       QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
     }
   }
+  // The floats of a row of another one of this width become those of row `r`,
+  // or what its Quantize made of them.
+  void CopyRow(size_t r, Activations& from, size_t row, bool quantized) {
+    if (!quantized) {
+      std::copy_n(from.row(row), cols, this->row(r));
+      return;
+    }
+    const size_t blocks = cols / kQuantBlock;
+    std::copy_n(from.values.data() + row * cols, cols,
+                values.data() + r * cols);
+    std::copy_n(from.scales.data() + row * blocks, blocks,
+                scales.data() + r * blocks);
+    std::copy_n(from.sums.data() + row * blocks, blocks,
+                sums.data() + r * blocks);
+  }
   // Rows of output that a product with weights of this type has.
   size_t OutputRows(TensorType type) const {
     return UsesQuantizedActivations(type) ? planes * rows : rows;

@@ -11,6 +11,7 @@
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
 #include "model/layers/attention.h"
+#include "model/layers/experts.h"
 #include "model/layers/feed_forward.h"
 #include "model/layers/per_layer_embedding.h"
 #include "model/layers/recurrent.h"
@@ -29,6 +30,7 @@ class ForwardPass::Parts {
         own_layers_(OwnLayers(config_)),
         attention_(config_),
         recurrent_(config_),
+        experts_(config_),
         per_layer_(config_),
         head_(config_, weights_, pool) {}
 
@@ -64,8 +66,12 @@ class ForwardPass::Parts {
       TemporalMixing(work, i);
       const LayerWeights& layer = weights_.layers[i];
       feed_forward_.Compute(layer, input_, projected_.data(), work);
+      if (layer.experts) {
+        experts_.Join(layer, x_.data(), projected_.data(), work);
+      }
       work.ForRows([&](size_t row) {
-        AddToResidual(layer.down_bias, layer.post_ffn_norm, row);
+        AddToResidual(layer.experts ? none_ : layer.down_bias,
+                      layer.post_ffn_norm, row);
         if (embeds) {
           TakeStream(row);
         } else {
@@ -203,9 +209,11 @@ class ForwardPass::Parts {
   AlignedBuffer<float> x_;          // [rows, hidden_size], the residual stream
   Activations input_;               // [rows, hidden_size], normalized
   AlignedBuffer<float> projected_;  // [rows, hidden_size]
+  const FloatVector none_;          // in place of a bias that was added
   Attention attention_;
   Recurrent recurrent_;
   FeedForward feed_forward_;
+  Experts experts_;
   PerLayerEmbedding per_layer_;
   OutputHead head_;
 };

@@ -9,33 +9,54 @@ namespace {
 constexpr size_t kMinGroupsPerTask = 16;
 constexpr size_t kMaxPortionsPerThread = 16;
 
-}  // namespace
-
-void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
+// One loop over the groups of all products; part_of(i) is the i-th MatMulPart.
+template <typename PartOf>
+void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
   size_t total_groups = 0;
-  for (const MatMulJob& job : jobs) {
-    job.weights->RequireSound(pool_);
-    total_groups += NumGroups(job.weights->rows);
+  for (size_t i = 0; i < count; ++i) {
+    total_groups += NumGroups(part_of(i).weights.rows);
   }
-  const size_t threads = pool_.num_threads();
+  const size_t threads = pool.num_threads();
   const size_t portions = std::clamp<size_t>(
       total_groups / (threads * kMinGroupsPerTask), 1, kMaxPortionsPerThread);
   // Kernels take groups in pairs.
   const size_t per_task =
       RoundUp(CeilDiv(total_groups, threads * portions), 2);
-  pool_.Run(CeilDiv(total_groups, per_task), [&](size_t task, size_t) {
+  pool.Run(CeilDiv(total_groups, per_task), [&](size_t task, size_t) {
     size_t begin = task * per_task;
     size_t end = std::min(total_groups, begin + per_task);
-    for (const MatMulJob& job : jobs) {
-      const size_t groups = NumGroups(job.weights->rows);
+    for (size_t i = 0; i < count && end > 0; ++i) {
+      const MatMulPart part = part_of(i);
+      const size_t groups = NumGroups(part.weights.rows);
       if (begin < groups && begin < end) {
-        MatMul(job.weights->view(), job.input->input(job.weights->type), begin,
-               std::min(end, groups), job.out, job.weights->rows);
+        MatMul(part.weights, part.input, begin, std::min(end, groups),
+               part.out, part.stride);
       }
       begin = begin > groups ? begin - groups : 0;
       end = end > groups ? end - groups : 0;
     }
   });
+}
+
+}  // namespace
+
+void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
+  for (const MatMulJob& job : jobs) job.weights->RequireSound(pool_);
+  RunParts(
+      jobs.size(),
+      [&](size_t i) {
+        const MatMulJob& job = jobs.begin()[i];
+        return MatMulPart{job.weights->view(),
+                          job.input->input(job.weights->type), job.out,
+                          job.weights->rows};
+      },
+      pool_);
+}
+
+void StepWork::MatMuls(std::span<const MatMulPart> parts) const {
+  RunParts(
+      parts.size(), [&](size_t i) -> const MatMulPart& { return parts[i]; },
+      pool_);
 }
 
 }  // namespace gkv

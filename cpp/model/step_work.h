@@ -23,6 +23,14 @@ struct MatMulJob {
   float* out;  // [input->rows, weights->rows]
 };
 
+// The same of some rows with some groups of a matrix: out [input.rows, stride].
+struct MatMulPart {
+  PackedView weights;
+  MatMulInput input;
+  float* out;
+  size_t stride;
+};
+
 // A position of a step.
 struct StepRow {
   size_t slice;
@@ -46,19 +54,26 @@ class StepWork {
   // fn(row) for every row, in parallel when there are enough of them.
   template <typename Fn>
   void ForRows(const Fn& fn) const {
-    const size_t rows = rows_.size();
-    if (rows <= kSerialRows) {
-      for (size_t row = 0; row < rows; ++row) fn(row);
+    ForEach(rows_.size(), fn);
+  }
+
+  // fn(i) for every i < count, in the same way: work as that on a row is.
+  template <typename Fn>
+  void ForEach(size_t count, const Fn& fn) const {
+    if (count <= kSerialRows) {
+      for (size_t i = 0; i < count; ++i) fn(i);
       return;
     }
-    pool_.Run(CeilDiv(rows, kRowsPerTask), [&](size_t task, size_t) {
-      const size_t end = std::min(rows, (task + 1) * kRowsPerTask);
-      for (size_t row = task * kRowsPerTask; row < end; ++row) fn(row);
+    pool_.Run(CeilDiv(count, kRowsPerTask), [&](size_t task, size_t) {
+      const size_t end = std::min(count, (task + 1) * kRowsPerTask);
+      for (size_t i = task * kRowsPerTask; i < end; ++i) fn(i);
     });
   }
 
   // Several products as one parallel loop. Throws what RequireSound throws.
   void MatMuls(std::initializer_list<MatMulJob> jobs) const;
+  // Requires: RequireSound was called for the matrices.
+  void MatMuls(std::span<const MatMulPart> parts) const;
 
  private:
   // Row-wise work on so few rows costs less than waking another thread.

@@ -1,5 +1,7 @@
 #include "ops/elementwise.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/elementwise.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -48,6 +50,31 @@ void AddImpl(const float* y, size_t size, float* x) {
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     StoreUpTo(hn::Add(LoadUpTo(x + i, count), LoadUpTo(y + i, count)), x + i,
               count);
+  });
+}
+
+void AddScaledImpl(float factor, const float* y, size_t size, float* x) {
+  const DF32 d;
+  const auto f = hn::Set(d, factor);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::MulAdd(LoadUpTo(y + i, count), f, LoadUpTo(x + i, count)),
+              x + i, count);
+  });
+}
+
+void SoftmaxImpl(size_t size, float* x) {
+  const DF32 d;
+  float largest = x[0];
+  for (size_t i = 1; i < size; ++i) largest = std::max(largest, x[i]);
+  const auto max = hn::Set(d, largest);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Exp(d, hn::Sub(LoadUpTo(x + i, count), max)), x + i, count);
+  });
+  const auto sum = hn::Set(d, Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
+                             return hn::Add(v, acc);
+                           }));
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Div(LoadUpTo(x + i, count), sum), x + i, count);
   });
 }
 
@@ -112,6 +139,8 @@ namespace gkv {
 HWY_EXPORT(RmsNormImpl);
 HWY_EXPORT(AddRmsNormImpl);
 HWY_EXPORT(AddImpl);
+HWY_EXPORT(AddScaledImpl);
+HWY_EXPORT(SoftmaxImpl);
 HWY_EXPORT(ScaleImpl);
 HWY_EXPORT(GeluMulImpl);
 HWY_EXPORT(SoftCapImpl);
@@ -129,6 +158,14 @@ void AddRmsNorm(const float* y, const float* weight, float epsilon, size_t size,
 
 void Add(const float* y, size_t size, float* x) {
   HWY_DYNAMIC_DISPATCH(AddImpl)(y, size, x);
+}
+
+void AddScaled(float factor, const float* y, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(AddScaledImpl)(factor, y, size, x);
+}
+
+void Softmax(size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(SoftmaxImpl)(size, x);
 }
 
 void Scale(float factor, size_t size, float* x) {

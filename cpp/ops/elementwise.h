@@ -21,6 +21,12 @@ void AddRmsNorm(const float* y, const float* weight, float epsilon, size_t size,
 // x[i] += y[i].
 void Add(const float* y, size_t size, float* x);
 
+// x[i] += factor * y[i].
+void AddScaled(float factor, const float* y, size_t size, float* x);
+
+// x[i] = exp(x[i]) / sum of exp(x[j]).
+void Softmax(size_t size, float* x);
+
 // x[i] *= factor.
 void Scale(float factor, size_t size, float* x);
 

@@ -37,7 +37,7 @@ struct PackedView {
   TensorType type;
   size_t rows;
   size_t cols;
-  const uint8_t* data;  // aligned to 64 bytes
+  const uint8_t* data;  // that of whole tensors is aligned to 64 bytes
 };
 
 // Whether kernels of this weight type read QuantizedRows (8-bit activations)

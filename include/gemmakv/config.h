@@ -73,6 +73,11 @@ struct ModelConfig {
   // position come from a table of rows by token and from its embedding.
   size_t ple_dim = 0;    // 0: none
   size_t ple_vocab = 0;  // rows of the table, at least vocab_size
+  // Beside its feed-forward, every layer has others, of which a position takes
+  // part in those that a router chooses for it.
+  size_t num_experts = 0;     // 0: none
+  size_t experts_used = 0;    // by a position, in each layer
+  size_t expert_ffn_dim = 0;  // of each expert; a multiple of 16
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.

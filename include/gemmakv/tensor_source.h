@@ -15,16 +15,25 @@
 namespace gkv {
 
 // One stored tensor: a matrix of `rows` x `cols` values, row-major, rows of
-// whole blocks back to back. A vector has rows == 1.
+// whole blocks back to back. A vector has rows == 1. A tensor of three
+// dimensions is that many `parts` of equal shape, one below the other; `rows`
+// counts those of all.
 struct TensorView {
   std::string name;
   TensorType type = TensorType::kF32;
   size_t rows = 0;
   size_t cols = 0;
   const uint8_t* data = nullptr;  // [rows * RowBytes(type, cols)], unaligned
+  size_t parts = 1;
 
   size_t size_bytes() const { return rows * RowBytes(type, cols); }
 };
+
+// Whether a tensor of this name holds a matrix for each expert: it has three
+// dimensions, any other has one or two.
+inline bool HoldsExperts(std::string_view name) {
+  return name.ends_with("_exps.weight");
+}
 
 // Where weights come from: a file, arrays in memory, a network store. Names
 // are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are

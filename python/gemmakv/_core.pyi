@@ -69,6 +69,9 @@ class ModelConfig:
         layer_scales: bool = False,
         ple_dim: int = 0,
         ple_vocab: int = 0,
+        num_experts: int = 0,
+        experts_used: int = 0,
+        expert_ffn_dim: int = 0,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -123,6 +126,9 @@ class ModelConfig:
     layer_scales: Final[bool]
     ple_dim: Final[int]
     ple_vocab: Final[int]
+    num_experts: Final[int]
+    experts_used: Final[int]
+    expert_ffn_dim: Final[int]
     def arguments(self) -> dict[str, Any]: ...
     @staticmethod
     def json_keys() -> list[tuple[str, str, bool]]: ...

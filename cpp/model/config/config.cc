@@ -48,6 +48,31 @@ void CheckLayer(const ModelConfig& config, size_t i) {
         "has keys and values of its own");
 }
 
+// Weights of an expert are whole groups of rows.
+void CheckExperts(const ModelConfig& config) {
+  const auto check = [&](bool good, const char* name, size_t value,
+                         const auto&... expected) {
+    if (good) return;
+    throw InvalidArgument(StrCat("model config: ", name, " is ", value,
+                                 ", expected ", expected...));
+  };
+  const size_t count = config.num_experts, used = config.experts_used;
+  const size_t width = config.expert_ffn_dim;
+  if (count == 0) {
+    check(used == 0, "experts_used", used, "0 without num_experts");
+    check(width == 0, "expert_ffn_dim", width, "0 without num_experts");
+    return;
+  }
+  check(FamilyOf(config.architecture).may_have_experts, "num_experts", count,
+        "0 for a ", config.architecture, " model");
+  check(used >= 1 && used <= count, "experts_used", used, "1..", count,
+        ", the num_experts");
+  check(width >= kRowGroup && width % kRowGroup == 0, "expert_ffn_dim", width,
+        "a multiple of ", kRowGroup);
+  check(config.hidden_size % kRowGroup == 0, "hidden_size", config.hidden_size,
+        "a multiple of ", kRowGroup, " with num_experts ", count);
+}
+
 }  // namespace
 
 float DefaultEmbeddingScale(size_t hidden_size) {
@@ -67,6 +92,7 @@ void ModelConfig::Validate() const {
                             : StrCat("at least vocab_size ", vocab_size,
                                      " with ple_dim ", ple_dim)));
   }
+  CheckExperts(*this);
   // Weights of a block are whole groups of rows.
   if (HasLayers(LayerKind::kRecurrent) &&
       lru_width % (lru_blocks * kRowGroup) != 0) {

@@ -275,10 +275,16 @@ void ReadShared(const GgufFile& file, const MetadataReader& read,
 void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
                       const Family& family) {
   const size_t count = read.Size("expert_count", 0);
-  if (count == 0) return;
+  if (count == 0 || family.may_have_experts) return;
   throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
                         ".expert_count is ", count,
                         ", expected 0: such models are not supported"));
+}
+
+// Files of models without experts may state how many are used, or their width,
+// all the same.
+void ForgetExperts(ModelConfig& config) {
+  if (config.num_experts == 0) config.experts_used = config.expert_ffn_dim = 0;
 }
 
 void ReadTokenIds(const GgufFile& file, const Family& family,
@@ -355,6 +361,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   for (const Field& field : Fields()) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
+  ForgetExperts(config);
   config.vocab_size = RowsOf(file, "token_embd.weight");
   if (config.ple_dim != 0) {
     config.ple_vocab = RowsOf(file, "per_layer_token_embd.weight");

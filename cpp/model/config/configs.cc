@@ -25,6 +25,7 @@ struct Row {
   size_t shared_ffn = 0;  // 0: as in the others
   size_t ple_dim = 0;
   size_t period = 0;  // layers to a full one; 0: the family's
+  size_t experts = 0, experts_used = 0, expert_ffn = 0;
 };
 
 using enum ModelType;
@@ -72,6 +73,9 @@ ModelConfig FromRow(const Row& row) {
   config.keys_are_values = row.keys_are_values;
   config.ple_dim = row.ple_dim;
   if (row.ple_dim != 0) config.ple_vocab = config.vocab_size;
+  config.num_experts = row.experts;
+  config.experts_used = row.experts_used;
+  config.expert_ffn_dim = row.expert_ffn;
   config.context_length = row.context;
   config.query_scale = 1.0 / std::sqrt(row.query_divisor);
   for (LayerConfig& layer : config.layers) {

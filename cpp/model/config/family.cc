@@ -56,6 +56,7 @@ constexpr Family kFamilies[] = {
         .value_norm = true,
         .keys_may_be_values = true,
         .layer_scales = true,
+        .may_have_experts = true,
         .query_scale = 1,
         .final_soft_cap = 30,
         .rope_base_full = 1e6,

@@ -23,6 +23,7 @@ struct Family {
   bool value_norm = false;
   bool keys_may_be_values = false;  // in full layers of some sizes
   bool layer_scales = false;
+  bool may_have_experts = false;  // in some sizes
   double query_scale = 0;  // 0: sizes differ
   float attn_soft_cap = 0;
   float final_soft_cap = 0;

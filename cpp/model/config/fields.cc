@@ -152,6 +152,13 @@ constexpr Field kFields[] = {
      .fallback = 0, .gguf = "embedding_length_per_layer_input", .mark = 11},
     {.name = "ple_vocab", .at = kAt<&M::ple_vocab>, .high = kMaxSize,
      .fallback = 0, .mark = 11},
+    {.name = "num_experts", .at = kAt<&M::num_experts>, .high = 4096,
+     .fallback = 0, .gguf = "expert_count", .mark = 20},
+    {.name = "experts_used", .at = kAt<&M::experts_used>, .high = 4096,
+     .fallback = 0, .gguf = "expert_used_count", .mark = 20},
+    {.name = "expert_ffn_dim", .at = kAt<&M::expert_ffn_dim>,
+     .high = 65536, .fallback = 0, .gguf = "expert_feed_forward_length",
+     .mark = 20},
 };
 
 std::vector<double> AllHeads(const M& config) {

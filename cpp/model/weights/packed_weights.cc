@@ -83,7 +83,10 @@ Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file,
     const PackedFile::Tensor* const tensor = file.Find(entry.name);
     PackedMatrix* const matrix = entry.matrix();
     const bool is_vector = matrix == nullptr;
-    if (tensor == nullptr && entry.role == WeightRole::kHead) continue;
+    if (tensor == nullptr &&
+        (entry.role == WeightRole::kHead || file.Find(entry.instead))) {
+      continue;
+    }
     if (tensor == nullptr || tensor->is_vector != is_vector ||
         tensor->rows != (is_vector ? 1 : entry.rows) ||
         tensor->rows * tensor->cols != entry.rows * entry.cols ||

@@ -33,8 +33,8 @@ TensorType QuantizeTargetFromName(std::string_view name) {
 
 TensorType KeptType(const TensorView& matrix, WeightRole role,
                     std::optional<TensorType> target) {
-  // Products of gates decide how fast a state decays; block-diagonal, they are
-  // a small part of a model.
+  // Products of gates decide how fast a state decays, those of routers which
+  // experts a token sees; both are a small part of a model.
   if (!target || !IsFloat(matrix.type) || role == WeightRole::kGate) {
     return matrix.type;
   }
@@ -67,7 +67,7 @@ void RequireFloatMatrix(const ModelConfig& config, TensorSource& source) {
   Weights weights;
   std::set<std::string_view> found;
   for (const WeightEntry& entry : ListWeights(config, weights)) {
-    if (entry.matrix() == nullptr) continue;
+    if (entry.matrix() == nullptr || MustBeFloat(entry.role)) continue;
     const std::optional<TensorView> view = source.Find(entry.name);
     if (!view) continue;
     if (IsFloat(view->type)) return;

@@ -33,7 +33,7 @@ TensorType QuantizeTargetFromName(std::string_view name);
 
 // The type in which a matrix is kept: its own unless it is F32, F16 or BF16 and
 // there is a target. Embedding and output head are kept as Q8_0 with targets
-// of fewer bits, gates of recurrent layers in their own type.
+// of fewer bits, gates of recurrent layers and routers in their own type.
 // Throws InvalidArgument if the target is none of kQuantizeTargets, or if the
 // columns are not whole blocks of the type.
 TensorType KeptType(const TensorView& matrix, WeightRole role,

@@ -255,16 +255,24 @@ std::optional<TensorView> FindTensor(const WeightEntry& entry,
                                      TensorSource& source) {
   const std::optional<TensorView> view = source.Find(entry.name);
   if (!view && entry.role == WeightRole::kHead) return view;
+  const bool other = !entry.instead.empty() && source.Find(entry.instead);
+  if (!view && other) return view;
   const auto refuse = [&](const auto&... what) {
     throw CorruptFile(
         StrCat(source.Description(), ": tensor ", entry.name, what...));
   };
+  const auto shape = [](const auto& of) {
+    const std::string parts = of.parts == 1 ? "" : StrCat(of.parts, ", ");
+    return StrCat("[", parts, of.rows / of.parts, ", ", of.cols, "]");
+  };
   if (!view) {
-    refuse(" is missing, expected shape [", entry.rows, ", ", entry.cols, "]");
+    refuse(" is missing, expected shape ", shape(entry),
+           entry.instead.empty() ? "" : StrCat(", or ", entry.instead));
   }
-  if (view->rows != entry.rows || view->cols != entry.cols) {
-    refuse(" has shape [", view->rows, ", ", view->cols, "], expected [",
-           entry.rows, ", ", entry.cols, "]");
+  if (other) refuse(" is there beside ", entry.instead, ", expected one of them");
+  if (view->rows != entry.rows || view->cols != entry.cols ||
+      view->parts != entry.parts) {
+    refuse(" has shape ", shape(*view), ", expected ", shape(entry));
   }
   if (!IsFloat(view->type) && MustBeFloat(entry.role)) {
     refuse(" has type ", Info(view->type).name, ", expected F32, F16 or BF16");

@@ -57,8 +57,9 @@ struct SourceContents {
 SourceContents ReadSource(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const ReadOptions& options);
 
-// The tensor of an entry; nullopt for a head that is not there. Throws
-// CorruptFile for one that is missing, or of the wrong shape or type.
+// The tensor of an entry; nullopt for a head that is not there, and where the
+// source has another instead. Throws CorruptFile for one that is missing, or of
+// the wrong shape or type, or beside the one that is instead.
 std::optional<TensorView> FindTensor(const WeightEntry& entry,
                                      TensorSource& source);
 

@@ -35,6 +35,18 @@ size_t PleOfLayers(const Config& c, size_t) {
   return c.num_layers() * c.ple_dim;
 }
 
+size_t Experts(const Config& c, size_t) { return c.num_experts; }
+size_t ExpertsFfn(const Config& c, size_t) {
+  return c.num_experts * c.expert_ffn_dim;
+}
+size_t ExpertsTwoFfn(const Config& c, size_t) {
+  return c.num_experts * 2 * c.expert_ffn_dim;
+}
+size_t ExpertsHidden(const Config& c, size_t) {
+  return c.num_experts * c.hidden_size;
+}
+size_t ExpertFfn(const Config& c, size_t) { return c.expert_ffn_dim; }
+
 using Condition = bool(const Config& config, size_t layer);
 bool Always(const Config&, size_t) { return true; }
 bool Recurs(const Config& c, size_t layer) {
@@ -64,12 +76,14 @@ bool RecursBiased(const Config& c, size_t layer) {
 bool PostNorms(const Config& c, size_t) { return c.post_norms; }
 bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
 bool HasPle(const Config& c, size_t) { return c.ple_dim != 0; }
+bool HasExperts(const Config& c, size_t) { return c.num_experts != 0; }
 
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
                  RowTable Weights::*, PackedMatrix LayerWeights::*,
                  FloatVector LayerWeights::*, PackedMatrix RecurrentWeights::*,
-                 FloatVector RecurrentWeights::*>;
+                 FloatVector RecurrentWeights::*, PackedMatrix ExpertWeights::*,
+                 FloatVector ExpertWeights::*>;
 
 struct Row {
   const char* name;  // behind "blk.N." for tensors of a layer
@@ -78,11 +92,14 @@ struct Row {
   Size* cols;
   Condition* when;
   Member member;
+  Size* parts = One;
+  const char* instead = nullptr;  // see WeightEntry
 };
 
 using enum WeightRole;
 using L = LayerWeights;
 using R = RecurrentWeights;
+using E = ExpertWeights;
 
 constexpr Row kModelRows[] = {
     {"token_embd.weight", kEmbedding, Vocab, Hidden, Always,
@@ -135,6 +152,23 @@ constexpr Row kLayerRows[] = {
     {"inp_gate.weight", kMatrix, Ple, Hidden, HasPle, &L::ple_gate},
     {"proj.weight", kMatrix, Hidden, Ple, HasPle, &L::ple_proj},
     {"post_norm.weight", kVector, One, Hidden, HasPle, &L::post_ple_norm},
+    {"ffn_gate_inp.weight", kGate, Experts, Hidden, HasExperts, &E::router},
+    {"ffn_gate_inp.scale", kVector, One, Hidden, HasExperts, &E::router_scale},
+    {"ffn_down_exps.scale", kVector, One, Experts, HasExperts,
+     &E::expert_scale},
+    {"post_ffw_norm_1.weight", kVector, One, Hidden, HasExperts,
+     &E::dense_norm},
+    {"pre_ffw_norm_2.weight", kVector, One, Hidden, HasExperts, &E::norm},
+    {"post_ffw_norm_2.weight", kVector, One, Hidden, HasExperts,
+     &E::post_norm},
+    {"ffn_gate_up_exps.weight", kMatrix, ExpertsTwoFfn, Hidden, HasExperts,
+     &E::gate_up, Experts, "ffn_gate_exps.weight"},
+    {"ffn_gate_exps.weight", kMatrix, ExpertsFfn, Hidden, HasExperts, &E::gate,
+     Experts, "ffn_gate_up_exps.weight"},
+    {"ffn_up_exps.weight", kMatrix, ExpertsFfn, Hidden, HasExperts, &E::up,
+     Experts, "ffn_gate_up_exps.weight"},
+    {"ffn_down_exps.weight", kMatrix, ExpertsHidden, ExpertFfn, HasExperts,
+     &E::down, Experts},
 };
 
 // Where a member is, for std::visit.
@@ -151,6 +185,10 @@ struct Place {
   template <typename T>
   To operator()(T RecurrentWeights::*member) const {
     return &(weights.layers[layer].recurrent.get()->*member);
+  }
+  template <typename T>
+  To operator()(T ExpertWeights::*member) const {
+    return &(weights.layers[layer].experts.get()->*member);
   }
 
   Weights& weights;
@@ -189,13 +227,18 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
     if (!row.when(config, i)) return;
     entries.push_back({prefix + row.name, row.role, row.rows(config, i),
                        row.cols(config, i),
-                       std::visit(Place{weights, i}, row.member)});
+                       std::visit(Place{weights, i}, row.member),
+                       row.parts(config, i),
+                       row.instead ? prefix + row.instead : std::string()});
   };
   weights.layers.resize(config.num_layers());
   for (const Row& row : kModelRows) add(row, "", 0);
   for (size_t i = 0; i < config.num_layers(); ++i) {
     if (Recurs(config, i)) {
       weights.layers[i].recurrent = std::make_unique<RecurrentWeights>();
+    }
+    if (HasExperts(config, i)) {
+      weights.layers[i].experts = std::make_unique<ExpertWeights>();
     }
     for (const Row& row : kLayerRows) add(row, StrCat("blk.", i, "."), i);
   }

@@ -19,6 +19,9 @@ struct WeightEntry {
   size_t rows;
   size_t cols;
   std::variant<PackedMatrix*, FloatVector*, RowTable*> to;  // where it belongs
+  size_t parts = 1;     // see TensorView
+  std::string instead;  // a tensor that sources may have in place of this one;
+                        // empty: none
 
   PackedMatrix* matrix() const;  // nullptr: kept otherwise
   RowTable* table() const;       // the same

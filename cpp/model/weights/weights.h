@@ -69,7 +69,8 @@ enum class WeightRole {
   kEmbedding,  // the same, but rows are read too
   kHead,       // the same; files may lack it, and the embedding serves
   kRowTable,   // see RowTable: neither packed nor quantized
-  kGate,       // of block-diagonal products: packed in its own float type
+  kGate,       // of block-diagonal products and of routers: packed in its own
+               // float type
   kVector,     // floats
   kTaps,       // floats, transposed
   kDecay,      // floats, what LruDecay makes of them
@@ -87,6 +88,22 @@ struct RecurrentWeights {
   PackedMatrix input_gate, a_gate;  // [lru_width, lru_width / lru_blocks]
   FloatVector input_gate_bias, a_gate_bias;  // [lru_width]
   FloatVector decay;                         // [lru_width], see LruDecay
+};
+
+// The experts of a layer, which are beside its feed-forward. Matrices of all
+// experts are one below the other, each of whole groups of rows.
+struct ExpertWeights {
+  PackedMatrix router;       // [num_experts, hidden_size], always float
+  FloatVector router_scale;  // [hidden_size]
+  FloatVector expert_scale;  // [num_experts]
+  FloatVector dense_norm;    // [hidden_size], behind the feed-forward
+  FloatVector norm;          // [hidden_size], before the experts
+  FloatVector post_norm;     // [hidden_size], behind their sum
+  // Of each expert the gate's rows, then those of `up`; or the two apart, as
+  // the source has them.
+  PackedMatrix gate_up;   // [num_experts * 2 * expert_ffn_dim, hidden_size]
+  PackedMatrix gate, up;  // [num_experts * expert_ffn_dim, hidden_size]
+  PackedMatrix down;      // [num_experts * hidden_size, expert_ffn_dim]
 };
 
 // Vectors that a model or a layer does not have are empty.
@@ -107,6 +124,7 @@ struct LayerWeights {
   PackedMatrix down;               // [hidden_size, ffn_dim]
   FloatVector down_bias;           // [hidden_size], with biases
   FloatVector post_ffn_norm;       // [hidden_size], with post_norms
+  std::unique_ptr<ExpertWeights> experts;  // of models with experts
   FloatVector output_scale;        // [1], with layer_scales
   // With per-layer embeddings: of the output, to ple_dim and back.
   PackedMatrix ple_gate;      // [ple_dim, hidden_size]

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/sanitized.h"
 #include "model/create_kv_cache.h"
 #include "model/reference_model.h"
@@ -162,10 +163,12 @@ void ExpectNear(const Logits& found,
   EXPECT_LT(worst, 1e-5 * (high - low));
 }
 
-void ExpectMatchesReference(const TinyOptions& options) {
-  MemorySource source = TinyTensors(options);
+void ExpectMatchesReference(const TinyOptions& options,
+                            MemorySource source) {
   const ModelConfig config = TinyConfig(options);
-  const auto model = TinyModel(options);
+  ThreadPool pool(1);
+  const auto model =
+      std::make_shared<Model>(config, LoadWeights(config, source, pool, {}));
   const std::vector<int32_t> tokens = RandomTokens(90, 7);
   const ReferenceModel reference(config, source);
   const auto run = [&](RowOutput::Kind kind) {
@@ -174,6 +177,10 @@ void ExpectMatchesReference(const TinyOptions& options) {
   };
   ExpectNear(run(RowOutput::kLogits), reference.Logits(tokens));
   ExpectNear(run(RowOutput::kHidden), reference.Hidden(tokens));
+}
+
+void ExpectMatchesReference(const TinyOptions& options) {
+  ExpectMatchesReference(options, TinyTensors(options));
 }
 
 TEST(ForwardTest, MatchesReference) { ExpectMatchesReference({}); }
@@ -205,6 +212,40 @@ TEST(ForwardTest, LayersThatDifferMatchReference) {
   }
   EXPECT_GE(shared, 12u);
   EXPECT_GE(windows, 12u);
+}
+
+// One expert and all of them, gates apart from the rest, and beside all else
+// that a layer may have.
+TEST(ForwardTest, ExpertsOfAnyShapeMatchReference) {
+  const std::pair<size_t, size_t> counts[] = {{1, 1}, {5, 1}, {4, 4}, {33, 8}};
+  for (const auto& [count, used] : counts) {
+    for (const bool split : {false, true}) {
+      SCOPED_TRACE(StrCat(used, " of ", count, split ? ", split" : ""));
+      TinyOptions options = TinyFamily("gemma4_moe");
+      options.num_experts = count;
+      options.experts_used = used;
+      options.expert_ffn = split ? 48 : 16;
+      options.split_experts = split;
+      options.biases = count == 5;
+      options.post_norms = count != 4;
+      options.ple_dim = count == 33 ? 32 : 0;
+      ExpectMatchesReference(options);
+    }
+  }
+}
+
+// With scores that are all alike, the first experts are those that count.
+TEST(ForwardTest, OfEqualScoresTheExpertOfTheLowerNumberWins) {
+  const TinyOptions options = TinyFamily("gemma4_moe");
+  MemorySource source = TinyTensors(options);
+  const size_t row_bytes = options.hidden * sizeof(float);
+  for (auto& [name, tensor] : source.tensors) {
+    if (!name.ends_with("ffn_gate_inp.weight")) continue;
+    for (size_t r = 1; r < tensor.rows; ++r) {
+      std::memcpy(&tensor.bytes[r * row_bytes], &tensor.bytes[0], row_bytes);
+    }
+  }
+  ExpectMatchesReference(options, source);
 }
 
 // Shapes that no published model has.

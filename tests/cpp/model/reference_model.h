@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -107,12 +108,17 @@ class ReferenceModel {
   }
 
   Row Multiply(const std::string& name, const Row& x) const {
+    return MultiplyRows(name, 0, source_.tensors.at(name).rows, x);
+  }
+
+  Row MultiplyRows(const std::string& name, size_t begin, size_t rows,
+                   const Row& x) const {
     const MemorySource::Tensor& tensor = source_.tensors.at(name);
     const std::vector<float> weight = source_.Floats(name);
-    Row out(tensor.rows, 0.0);
-    for (size_t r = 0; r < tensor.rows; ++r) {
+    Row out(rows, 0.0);
+    for (size_t r = 0; r < rows; ++r) {
       for (size_t c = 0; c < tensor.cols; ++c) {
-        out[r] += weight[r * tensor.cols + c] * x[c];
+        out[r] += weight[(begin + r) * tensor.cols + c] * x[c];
       }
     }
     return out;
@@ -290,9 +296,62 @@ class ReferenceModel {
       const Row up = Linear(prefix + "ffn_up", h);
       for (size_t i = 0; i < gate.size(); ++i) gate[i] = Gelu(gate[i]) * up[i];
       Row out = Linear(prefix + "ffn_down", gate);
+      if (config_.num_experts != 0) {
+        out = Norm(out, prefix + "post_ffw_norm_1.weight");
+        const Row all = Norm(Experts(prefix, row),
+                             prefix + "post_ffw_norm_2.weight");
+        for (size_t i = 0; i < out.size(); ++i) out[i] += all[i];
+      }
       if (config_.post_norms) out = Norm(out, prefix + "post_ffw_norm.weight");
       for (size_t i = 0; i < out.size(); ++i) row[i] += out[i];
     }
+  }
+
+  // The weighted sum of those that the router chooses for a row of the residual
+  // stream.
+  Row Experts(const std::string& prefix, const Row& x) const {
+    const size_t count = config_.num_experts, width = config_.expert_ffn_dim;
+    Row routed = Norm(x, prefix + "ffn_gate_inp.scale");
+    for (double& value : routed) {
+      value /= std::sqrt(static_cast<double>(config_.hidden_size));
+    }
+    Row shares = Multiply(prefix + "ffn_gate_inp.weight", routed);
+    const double largest = *std::max_element(shares.begin(), shares.end());
+    for (double& share : shares) share = std::exp(share - largest);
+    std::vector<size_t> order(count);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return shares[a] > shares[b];
+    });
+    order.resize(config_.experts_used);
+    double sum = 0;
+    for (const size_t e : order) sum += shares[e];
+    const std::vector<float> scales =
+        source_.Floats(prefix + "ffn_down_exps.scale");
+    const bool split =
+        source_.tensors.contains(prefix + "ffn_gate_exps.weight");
+    const Row input = Norm(x, prefix + "pre_ffw_norm_2.weight");
+    Row out(x.size(), 0.0);
+    for (const size_t e : order) {
+      const auto rows = [&](const char* name, size_t begin, size_t size,
+                            const Row& by) {
+        return MultiplyRows(prefix + name, begin, size, by);
+      };
+      Row gate = split ? rows("ffn_gate_exps.weight", e * width, width, input)
+                       : rows("ffn_gate_up_exps.weight", 2 * e * width, width,
+                              input);
+      const Row up =
+          split ? rows("ffn_up_exps.weight", e * width, width, input)
+                : rows("ffn_gate_up_exps.weight", (2 * e + 1) * width, width,
+                       input);
+      for (size_t i = 0; i < width; ++i) gate[i] = Gelu(gate[i]) * up[i];
+      const Row down =
+          rows("ffn_down_exps.weight", e * x.size(), x.size(), gate);
+      for (size_t i = 0; i < x.size(); ++i) {
+        out[i] += shares[e] / sum * static_cast<double>(scales[e]) * down[i];
+      }
+    }
+    return out;
   }
 
   // Of every position, those of all layers behind one another; from its token

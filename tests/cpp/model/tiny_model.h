@@ -32,6 +32,7 @@ class MemorySource : public TensorSource {
     TensorType type;
     size_t rows, cols;
     std::vector<uint8_t> bytes;
+    size_t parts = 1;
   };
   std::map<std::string, Tensor, std::less<>> tensors;
 
@@ -46,7 +47,7 @@ class MemorySource : public TensorSource {
     if (it == tensors.end()) return std::nullopt;
     const Tensor& t = it->second;
     return TensorView{std::string(name), t.type, t.rows, t.cols,
-                      t.bytes.data()};
+                      t.bytes.data(), t.parts};
   }
   // The values of an F32 tensor.
   std::vector<float> Floats(const std::string& name) const {
@@ -134,6 +135,10 @@ struct TinyOptions {
   bool keys_are_values = false;
   bool layer_scales = false;
   size_t ple_dim = 0;
+  size_t num_experts = 0;
+  size_t experts_used = 0;
+  size_t expert_ffn = 0;
+  bool split_experts = false;  // gates apart from the rest
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -147,8 +152,12 @@ struct TinyOptions {
 };
 
 // What sets a family apart, from the library's own table. Soft caps are lower
-// than those of real models: tiny logits reach them.
+// than those of real models: tiny logits reach them. "gemma4_moe" is a Gemma 4
+// with experts instead of embeddings for each layer.
+constexpr std::string_view kWithExperts = "_moe";
 inline TinyOptions TinyFamily(std::string_view architecture) {
+  const bool experts = architecture.ends_with(kWithExperts);
+  if (experts) architecture.remove_suffix(kWithExperts.size());
   const Family& family = *FindFamily(architecture);
   TinyOptions options;
   options.architecture = architecture;
@@ -177,6 +186,12 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
       }
     };
   }
+  if (experts) {
+    options.ple_dim = 0;
+    options.num_experts = 9;
+    options.experts_used = 3;
+    options.expert_ffn = 32;
+  }
   if (HasRecurrentLayers(family)) {
     options.kv_heads = 1;
     options.lru_width = 192;
@@ -186,11 +201,15 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   return options;
 }
 
-// Every family, by architecture, for parameterized tests.
+// Every family, by architecture, for parameterized tests; those that may have
+// experts with them, too.
 inline std::vector<std::string> TinyFamilies() {
   std::vector<std::string> names;
   for (const Family& family : Families()) {
     names.emplace_back(family.architecture);
+    if (family.may_have_experts) {
+      names.push_back(names.back() + std::string(kWithExperts));
+    }
   }
   return names;
 }
@@ -212,6 +231,7 @@ inline TinyOptions MixedTypes(TinyOptions options = {}) {
   options.num_heads = 8;
   if (options.lru_width != 0) options.lru_width = 512;
   if (options.ple_dim != 0) options.ple_dim = 256;
+  if (options.num_experts != 0) options.expert_ffn = 256;
   return options;
 }
 
@@ -244,6 +264,9 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.layer_scales = options.layer_scales;
   config.ple_dim = options.ple_dim;
   if (options.ple_dim != 0) config.ple_vocab = config.vocab_size + 3;
+  config.num_experts = options.num_experts;
+  config.experts_used = options.experts_used;
+  config.expert_ffn_dim = options.expert_ffn;
   config.biases = options.biases;
   config.lru_width = options.lru_width;
   config.lru_blocks = options.lru_blocks;
@@ -331,6 +354,7 @@ class TinyTensorMaker {
       Matrix("proj.weight", hidden, options_.ple_dim);
       Norm("post_norm.weight", hidden);
     }
+    if (options_.num_experts != 0) Experts();
     if (options_.layer_scales) {
       Floats("layer_output_scale.weight", 1, 1, 0.6f, 1.4f);
     }
@@ -350,6 +374,25 @@ class TinyTensorMaker {
       if (!layer.shares_kv) Norm("attn_k_norm.weight", layer.head_dim);
     }
     Linear("attn_output", options_.hidden, q_dim);
+  }
+  // Scores of the router are far apart, so that what rounding does to them
+  // changes no choice.
+  void Experts() {
+    const size_t hidden = options_.hidden, count = options_.num_experts;
+    const size_t width = options_.expert_ffn;
+    Put("ffn_gate_inp.weight", FloatType(), count, hidden, -1, 1);
+    Floats("ffn_gate_inp.scale", 1, hidden, 3, 9);
+    Floats("ffn_down_exps.scale", 1, count, 0.5f, 1.5f);
+    Norm("post_ffw_norm_1.weight", hidden);
+    Norm("pre_ffw_norm_2.weight", hidden);
+    Norm("post_ffw_norm_2.weight", hidden);
+    if (options_.split_experts) {
+      Parts("ffn_gate_exps.weight", width, hidden);
+      Parts("ffn_up_exps.weight", width, hidden);
+    } else {
+      Parts("ffn_gate_up_exps.weight", 2 * width, hidden);
+    }
+    Parts("ffn_down_exps.weight", hidden, width);
   }
   void Recurrent() {
     const size_t width = options_.lru_width;
@@ -372,6 +415,11 @@ class TinyTensorMaker {
     const auto& types = options_.types;
     Put(name, types[next_type_++ % types.size()], rows, cols, -0.2f, 0.2f);
   }
+  // A matrix for each expert.
+  void Parts(const std::string& name, size_t rows, size_t cols) {
+    Matrix(name, options_.num_experts * rows, cols);
+    source_.tensors.at(prefix_ + name).parts = options_.num_experts;
+  }
   void Linear(const std::string& name, size_t rows, size_t cols) {
     Matrix(name + ".weight", rows, cols);
     if (options_.biases) Floats(name + ".bias", 1, rows, -0.5f, 0.5f);
@@ -386,7 +434,7 @@ class TinyTensorMaker {
   void Put(const std::string& name, TensorType type, size_t rows, size_t cols,
            float low, float high) {
     source_.tensors[prefix_ + name] = {
-        type, rows, cols, RandomTensor(type, rows, cols, rng_, low, high)};
+        type, rows, cols, RandomTensor(type, rows, cols, rng_, low, high), 1};
   }
   TensorType FloatType() const {
     for (const TensorType type : options_.types) {

@@ -159,7 +159,13 @@ def _gemma4(text: Config) -> dict[str, Any]:
     wide = 2 if text.get("use_double_wide_mlp") else 1
     ffn = text["intermediate_size"]
     ple = golden_models.per_layer_size(text)
+    experts = {
+        "num_experts": text["num_experts"],
+        "experts_used": text["top_k_experts"],
+        "expert_ffn_dim": text["moe_intermediate_size"],
+    } if text.get("enable_moe_block") else {}
     return {
+        **experts,
         "ffn_dim": [ffn * (wide if i >= shared else 1) for i in range(count)],
         "final_soft_cap": text.get("final_logit_softcapping") or 0.0,
         "head_dim": [dim for _, dim in sizes],

@@ -186,12 +186,30 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
             unread |= {"k_proj", "v_proj", "k_norm"}
         for name in unread:
             del shapes[f"self_attn.{name}.weight"]
+    if text.get("enable_moe_block"):
+        shapes |= _experts(text)
     ple = per_layer_size(text)
     if ple:
         shapes["per_layer_input_gate.weight"] = (ple, hidden)
         shapes["per_layer_projection.weight"] = (hidden, ple)
         shapes["post_per_layer_input_norm.weight"] = (hidden,)
     return shapes
+
+
+def _experts(text: Config) -> dict[str, tuple[int, ...]]:
+    """What stands beside the feed-forward of a layer."""
+    hidden, ffn = text["hidden_size"], text["moe_intermediate_size"]
+    count = text["num_experts"]
+    return {
+        "router.proj.weight": (count, hidden),
+        "router.scale": (hidden,),
+        "router.per_expert_scale": (count,),
+        "experts.gate_up_proj": (count, 2 * ffn, hidden),
+        "experts.down_proj": (count, hidden, ffn),
+        "post_feedforward_layernorm_1.weight": (hidden,),
+        "pre_feedforward_layernorm_2.weight": (hidden,),
+        "post_feedforward_layernorm_2.weight": (hidden,),
+    }
 
 
 def _recurrent_layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
@@ -268,7 +286,8 @@ def draw(
     # A sum of four uniform numbers in [0, 1) has variance 1/3.
     unit = (parts / 65536 - 2) * np.sqrt(3)
     gain = [g for end, g in gains.items() if f".{name}".endswith(f".{end}")]
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight",
+                      "router.scale", "per_expert_scale")):
         return to_bfloat16((sum(gain) + 0.2 * unit).reshape(shape))
     if name.endswith("layer_scalar"):
         return to_bfloat16((0.9 + 0.15 * unit).reshape(shape))
@@ -326,6 +345,17 @@ _CORE_NAMES = {
     "mlp_block.up_proj": "ffn_up",
     "mlp_block.down_proj": "ffn_down",
 }
+# The same of experts, whole.
+_EXPERTS = {
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}
 _GATES = {"input_gate": "rec_input_gate", "recurrent_gate": "rec_a_gate"}
 
 
@@ -352,6 +382,8 @@ def core_name(name: str, model_type: str) -> str:
         for kind in ("weight", "bias"):
             if name == f"temporal_block.rg_lru.{gate}_{kind}":
                 return f"{start}{core}.{kind}"
+    if name in _EXPERTS:
+        return start + _EXPERTS[name]
     if name == "layer_scalar":
         return start + "layer_output_scale.weight"
     stem, kind = name.rsplit(".", 1)

@@ -16,6 +16,7 @@ from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models.huggingface._layer_sizes import (
+    experts,
     full_layer_sizes,
     per_layer_embeddings,
     rope_by_kind,
@@ -175,6 +176,7 @@ class _Reader:
                 self.text, values["layer_kinds"], values["head_dim"]
             )
             values |= per_layer_embeddings(self.text, self.has_table)
+            values |= experts(self.text)
         else:
             values["query_scale"] = self._query_scale(base.head_dim)
             values |= rope_values(self.text, base, values["layer_kinds"])
@@ -225,8 +227,6 @@ class _Reader:
                 "use_bidirectional_attention",
                 "null or 'vision'" if self.by_kind else "false",
             )
-        if self.by_kind and text.flag("enable_moe_block", False):
-            raise self.refuse("enable_moe_block", "false")
 
     def _head_dim(self, hidden: int, heads: int) -> int:
         default = self.kind.head_dim or hidden // heads

@@ -122,6 +122,32 @@ def per_layer_embeddings(text: Section, has_table: bool) -> dict[str, Any]:
     }
 
 
+def experts(text: Section) -> dict[str, Any]:
+    """Arguments of ModelConfig. Sizes of experts that are not there, which
+    files may state, count for nothing.
+
+    Raises CorruptFile.
+    """
+    if not text.flag("enable_moe_block", False):
+        return {}
+    sizes = {
+        "num_experts": "num_experts",
+        "experts_used": "top_k_experts",
+        "expert_ffn_dim": "moe_intermediate_size",
+    }
+    for key in sizes.values():
+        if key not in text:
+            raise text.wrong(key, "a size with enable_moe_block")
+    found = {name: text.size(key, 0) for name, key in sizes.items()}
+    if found["experts_used"] > found["num_experts"]:
+        raise text.wrong(
+            "top_k_experts", f"at most num_experts {found['num_experts']}"
+        )
+    if found["expert_ffn_dim"] % 16:
+        raise text.wrong("moe_intermediate_size", "a multiple of 16")
+    return found
+
+
 def rope_by_kind(
     text: Section, kinds: list[str], head_dims: list[int]
 ) -> dict[str, Any]:

@@ -49,7 +49,10 @@ class _Want:
 
     def place(self, file: int, stored: StoredTensor) -> Place:
         blocks = 1
-        if len(self.shape) == 3 and self.form == _TRANSPOSED:
+        if self.core.endswith("_exps.weight"):  # a matrix for each expert
+            blocks, rows, cols = self.shape
+            rows *= blocks
+        elif len(self.shape) == 3 and self.form == _TRANSPOSED:
             blocks, cols, block_rows = self.shape
             rows = blocks * block_rows
         elif len(self.shape) == 3:  # a depthwise convolution: [width, 1, taps]
@@ -139,6 +142,8 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
             yield _Want(
                 f"{core}{part}.weight", f"{name}{other}.weight", shape
             )
+    if config.num_experts:
+        yield from _experts(config, core, name)
     if config.layer_scales:
         yield _Want(
             core + "layer_output_scale.weight", name + "layer_scalar", (1,)
@@ -160,6 +165,27 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
             (rows, cols),
             config.biases,
         )
+
+
+def _experts(config: ModelConfig, core: str, name: str) -> Iterator[_Want]:
+    """What stands beside the feed-forward of a layer."""
+    hidden, ffn = config.hidden_size, config.expert_ffn_dim
+    count = config.num_experts
+    for part, other, shape in (
+        ("ffn_gate_inp.weight", "router.proj.weight", (count, hidden)),
+        ("ffn_gate_inp.scale", "router.scale", (hidden,)),
+        ("ffn_down_exps.scale", "router.per_expert_scale", (count,)),
+        ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight",
+         (hidden,)),
+        ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight",
+         (hidden,)),
+        ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight",
+         (hidden,)),
+        ("ffn_gate_up_exps.weight", "experts.gate_up_proj",
+         (count, 2 * ffn, hidden)),
+        ("ffn_down_exps.weight", "experts.down_proj", (count, hidden, ffn)),
+    ):
+        yield _Want(core + part, name + other, shape)
 
 
 def _attention(
