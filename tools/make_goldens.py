@@ -51,11 +51,11 @@ def build(golden: golden_models.Golden) -> Any:
     kind = getattr(transformers, stated["architectures"][0])
     config = kind.config_class(**stated)
     # Were it the dtype of the file, factors would be rounded to that as well.
-    model = kind._from_config(
-        config, attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    # Experts in the order of their numbers; others add them in another.
-    model.set_experts_implementation("eager")
+    eager = {"attn_implementation": "eager"}
+    if golden.text_config.get("enable_moe_block"):
+        # In the order of their numbers; others add them in another.
+        eager["experts_implementation"] = "eager"
+    model = kind._from_config(config, dtype=torch.float32, **eager).eval()
     ours = golden.tensors()
     theirs = dict(model.named_parameters())
     theirs.update((n, b) for n, b in model.named_buffers() if "scalar" in n)

@@ -5,8 +5,9 @@
 
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
 quantizers choose for a width that is no multiple of 256), or with
---architecture that of the 2B model of Gemma 1 or 2: speed does not depend on
-the values, so a benchmark needs no download. The second writes a file of some
+--architecture that of the 2B model of Gemma 1 or 2, or with "gemma4-moe" half
+the width of Gemma 4 26B-A4B, with as many experts (3.3 GB): speed does not
+depend on the values, so a benchmark needs no download. The second writes a file of some
 hundred KB that runs in milliseconds. Same arguments, same bytes.
 
 Weights are drawn as *stored* blocks, not quantized from numbers, so every
@@ -44,10 +45,25 @@ class Shape:
     context: int = 2048
     attention_cap: float = 0  # 0: not stated
     final_cap: float = 0
+    # Gemma 4: of full layers, whose keys are the values; one in `period`.
+    full_kv_heads: int = 0
+    full_head_dim: int = 0
+    period: int = 6
+    experts: int = 0
+    experts_used: int = 0
+    expert_ffn: int = 0
+
+    @property
+    def gemma4(self) -> bool:
+        return self.architecture == "gemma4"
 
     @property
     def qk_norm(self) -> bool:
-        return self.architecture == "gemma3"
+        return self.architecture in ("gemma3", "gemma4")
+
+    def slides(self, layer: int) -> bool:
+        """Of a Gemma 4."""
+        return (layer + 1) % self.period != 0
 
     @property
     def post_norms(self) -> bool:
@@ -63,12 +79,25 @@ GEMMA_2B = Shape("gemma", hidden=2048, layers=18, heads=8, kv_heads=1,
 GEMMA2_2B = Shape("gemma2", hidden=2304, layers=26, heads=8, kv_heads=4,
                   head_dim=256, ffn=9216, vocab=256000, window=4096,
                   context=8192, attention_cap=50, final_cap=30)
-LARGE = {shape.architecture: shape
-         for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B)}
+GEMMA4_MOE = Shape("gemma4", hidden=1408, layers=24, heads=8, kv_heads=4,
+                   head_dim=256, ffn=1056, vocab=262144, window=1024,
+                   context=262144, final_cap=30, full_kv_heads=1,
+                   full_head_dim=512, experts=128, experts_used=8,
+                   expert_ffn=352)
+TINY_MOE = Shape("gemma4", window=16, final_cap=30, full_kv_heads=1,
+                 full_head_dim=64, period=3, layers=6, experts=8,
+                 experts_used=3, expert_ffn=32)
+LARGE = {"gemma4-moe": GEMMA4_MOE}
+LARGE.update((shape.architecture, shape)
+             for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B))
 
 
 def of_family(shape: Shape, architecture: str) -> Shape:
-    """The same sizes as a model of another family."""
+    """The same sizes as a model of another family; those of experts are their
+    own.
+    """
+    if architecture == "gemma4-moe":
+        return TINY_MOE
     window = 0 if architecture == "gemma" else shape.window
     return dataclasses.replace(shape, architecture=architecture, window=window)
 
@@ -165,9 +194,12 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
+    if shape.gemma4:
+        _write_gemma4_metadata(writer, shape)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     if shape.architecture == "gemma3":
         writer.add_rope_freq_base(1e6)
@@ -192,36 +224,94 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_add_space_prefix(False)
 
 
+def _write_gemma4_metadata(writer, shape: Shape) -> None:
+    slides = [shape.slides(i) for i in range(shape.layers)]
+    writer.add_head_count_kv([
+        shape.kv_heads if s else shape.full_kv_heads for s in slides])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_key_length(shape.full_head_dim)
+    writer.add_value_length(shape.full_head_dim)
+    writer.add_key_length_swa(shape.head_dim)
+    writer.add_value_length_swa(shape.head_dim)
+    writer.add_rope_dimension_count(shape.full_head_dim)
+    writer.add_rope_dimension_count_swa(shape.head_dim)
+    writer.add_rope_freq_base(1e6)
+    writer.add_rope_freq_base_swa(1e4)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_used)
+        writer.add_expert_feed_forward_length(shape.expert_ffn)
+
+
+def rope_divisors(shape: Shape) -> np.ndarray:
+    """A quarter of the pairs of full layers turn."""
+    pairs = shape.full_head_dim // 2
+    return np.where(np.arange(pairs) < pairs // 4, 1, 1e30).astype(np.float32)
+
+
+def _expert_plan(shape: Shape):
+    """(name, matrices, rows or None for a vector, cols, spread) of a layer."""
+    h, ffn, count = shape.hidden, shape.expert_ffn, shape.experts
+    # Scores far enough apart that one expert does not count as any other.
+    yield "ffn_gate_inp.weight", 1, count, h, 2.0
+    yield "ffn_gate_inp.scale", 1, None, h, 1.0
+    yield "ffn_down_exps.scale", 1, None, count, 1.0
+    for norm in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+        yield f"{norm}.weight", 1, None, h, 1.0
+    yield "ffn_gate_up_exps.weight", count, 2 * ffn, h, h ** -0.5
+    yield "ffn_down_exps.weight", count, h, ffn, ffn ** -0.5
+
+
 def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
-    """Yields (name, type name, rows or None for a vector, cols, spread)."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    """Yields (name, type name, matrices, rows or None for a vector, cols,
+    spread).
+    """
     h = shape.hidden
     types = [matrix_type] if isinstance(matrix_type, str) else list(matrix_type)
     drawn = 0
     # Small embeddings and strong layers: else the tied head just repeats the
     # last token, and no error anywhere would change the most likely one.
-    yield ("token_embd.weight", embedding_type, shape.vocab, h,
+    yield ("token_embd.weight", embedding_type, 1, shape.vocab, h,
            0.3 * h ** -0.5)
     for i in range(shape.layers):
+        full = shape.gemma4 and not shape.slides(i)
+        head_dim = shape.full_head_dim if full else shape.head_dim
+        q = shape.heads * head_dim
+        kv = (shape.full_kv_heads if full else shape.kv_heads) * head_dim
         # A list of types goes round, so one file can hold them all.
         for name, rows, cols in (
             ("attn_q", q, h), ("attn_k", kv, h), ("attn_v", kv, h),
             ("attn_output", h, q), ("ffn_gate", shape.ffn, h),
             ("ffn_up", shape.ffn, h), ("ffn_down", h, shape.ffn),
         ):
+            if full and name == "attn_v":
+                continue
             kind = types[drawn % len(types)]
             drawn += 1
-            yield f"blk.{i}.{name}.weight", kind, rows, cols, cols ** -0.5
+            yield f"blk.{i}.{name}.weight", kind, 1, rows, cols, cols ** -0.5
         norms = [("attn_norm", h, 1.0)]
         if shape.qk_norm:
-            norms += [("attn_q_norm", shape.head_dim, 1.5),
-                      ("attn_k_norm", shape.head_dim, 1.2)]
+            # Gemma 4 does not scale its queries.
+            scale = head_dim ** -0.25 if shape.gemma4 else 1.0
+            norms += [("attn_q_norm", head_dim, 1.5 * scale),
+                      ("attn_k_norm", head_dim, 1.2 * scale)]
         norms += [("post_attention_norm", h, 1.2)] * shape.post_norms
         norms += [("ffn_norm", h, 1.0)]
         norms += [("post_ffw_norm", h, 1.2)] * shape.post_norms
+        norms += [("layer_output_scale", 1, 1.0)] * shape.gemma4
         for name, width, mean in norms:
-            yield f"blk.{i}.{name}.weight", "F32", None, width, mean
-    yield "output_norm.weight", "F32", None, h, 10.0
+            yield f"blk.{i}.{name}.weight", "F32", 1, None, width, mean
+        if not shape.experts:
+            continue
+        for name, count, rows, cols, spread in _expert_plan(shape):
+            kind = "F32"
+            if count > 1:
+                kind = types[drawn % len(types)]
+                drawn += 1
+            yield f"blk.{i}.{name}", kind, count, rows, cols, spread
+    yield "output_norm.weight", "F32", 1, None, h, 10.0
 
 
 def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",
@@ -238,16 +328,20 @@ def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.architecture)
     _write_metadata(writer, shape, vocabulary or tiny_vocabulary(shape.vocab))
-    for name, kind, rows, cols, spread in tensor_plan(
+    if shape.gemma4:
+        writer.add_tensor("rope_freqs.weight", rope_divisors(shape))
+    for name, kind, count, rows, cols, spread in tensor_plan(
             shape, matrix_type, embedding_type):
         if rows is None:
             noise = rng.standard_normal(cols, np.float32)
             vector = spread * np.maximum(1 + 0.15 * noise, 0.2)
             writer.add_tensor(name, vector.astype(np.float32))
             continue
-        stored = random_matrix(rng, kind, rows, cols, spread)
+        stored = random_matrix(rng, kind, count * rows, cols, spread)
         if kind == "BF16":
-            stored = stored.reshape(rows, 2 * cols)
+            stored = stored.reshape(count * rows, 2 * cols)
+        if count > 1:
+            stored = stored.reshape(count, rows, -1)
         writer.add_tensor(name, stored,
                           raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()

@@ -167,6 +167,31 @@ TEST(GgufTest, UnsupportedTypesAndShapesAreRefusedByFind) {
              "1 or 2 dimensions"));
 }
 
+// A matrix for each expert: all are one below the other.
+TEST(GgufTest, TensorsOfExpertsHaveThreeDimensions) {
+  const std::vector<uint8_t> values(2 * 3 * 4 * sizeof(float));
+  GgufBuilder builder;
+  builder.AddRaw("blk.0.ffn_up_exps.weight", 0, {2, 3, 4}, values)
+      .AddRaw("blk.1.ffn_up_exps.weight", 0, {2, 12}, values)
+      .AddRaw("blk.0.ffn_up.weight", 0, {2, 3, 4}, values)
+      .AddRaw("blk.2.ffn_up_exps.weight", 0, {2, 3, 2, 2}, values);
+  const std::vector<uint8_t> bytes = builder.Build();
+  GgufFile file(bytes, "x.gguf");
+  const TensorView all = *file.Find("blk.0.ffn_up_exps.weight");
+  EXPECT_EQ(all.cols, 2u);
+  EXPECT_EQ(all.rows, 12u);
+  EXPECT_EQ(all.parts, 4u);
+  EXPECT_EQ(all.size_bytes(), values.size());
+  EXPECT_EQ(file.Find("blk.1.ffn_up_exps.weight")->parts, 1u);
+  EXPECT_NE(Corruption([&] { file.Find("blk.0.ffn_up.weight"); })
+                .find("found the shape 2 x 3 x 4, expected 1 or 2 dimensions"),
+            std::string::npos);
+  EXPECT_NE(Corruption([&] { file.Find("blk.2.ffn_up_exps.weight"); })
+                .find("found the shape 2 x 3 x 2 x 2, expected 2 or 3 "
+                      "dimensions"),
+            std::string::npos);
+}
+
 // One change that breaks the sound file, and what the message must say.
 struct Damage {
   const char* name;

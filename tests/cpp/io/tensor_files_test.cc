@@ -155,6 +155,20 @@ TEST_F(TensorFilesTest, BlocksAreTransposedOneByOne) {
             (std::vector<float>{1, 3, 5, 2, 4, 6, 10, 30, 50, 20, 40, 60}));
 }
 
+TEST_F(TensorFilesTest, BlocksThatAreStoredAsTheyAreNeededAreParts) {
+  const std::string a = Write("a", {1, 2, 3, 4, 5, 6, 7, 8});
+  TensorFiles files(
+      "here", {a},
+      {{.name = "m", .offset = 0, .rows = 4, .cols = 2, .blocks = 2},
+       {.name = "t", .offset = 0, .rows = 4, .cols = 2,
+        .form = TensorForm::kBlocksTransposed, .blocks = 2}});
+  EXPECT_EQ(files.Find("m")->parts, 2u);
+  EXPECT_EQ(files.Find("m")->rows, 4u);
+  EXPECT_EQ(Floats(*files.Find("m")),
+            (std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(files.Find("t")->parts, 1u);
+}
+
 TEST_F(TensorFilesTest, PlacesOutsideTheirFileAreCorrupt) {
   const std::string path = Write("a", {1, 2, 3, 4});
   const auto at = [&](uint64_t offset, size_t rows, size_t cols) {

@@ -71,6 +71,15 @@ double GeluArgument(double x) {
 // digits where tanh is near -1.
 double Gelu(double x) { return x / (1 + std::exp(-2 * GeluArgument(x))); }
 
+std::vector<double> SoftmaxOf(const std::vector<float>& a,
+                              const std::vector<float>&) {
+  double sum = 0;
+  std::vector<double> out;
+  for (const double v : a) sum += std::exp(v);
+  for (const double v : a) out.push_back(std::exp(v) / sum);
+  return out;
+}
+
 const std::vector<Case>& Cases() {
   static const std::vector<Case> cases = {
       {"RmsNorm",
@@ -113,6 +122,13 @@ const std::vector<Case>& Cases() {
        [](auto*, auto*, size_t n, float* out) { SoftCap(3.0f, n, out); },
        Each([](double a, double) { return 3 * std::tanh(a / 3); }), 6e-7,
        false},
+      {"Softmax",
+       [](auto* a, auto*, size_t n, float* out) {
+         std::copy(a, a + n, out);
+         Softmax(n, out);
+       },
+       [](auto*, auto*, size_t n, float* out) { Softmax(n, out); },
+       SoftmaxOf, 3e-6, true},
   };
   return cases;
 }
@@ -309,6 +325,39 @@ TEST_F(ElementwiseTest, AddRmsNormMatchesOracle) {
       return out;
     });
   }
+}
+
+TEST_F(ElementwiseTest, AddScaledMatchesOracle) {
+  for (const size_t size : Sizes()) {
+    const std::vector<float> y = Normal(size, 13, 5), x = Normal(size, 14, 9);
+    OnEveryTarget([&] {
+      std::vector<float> out = x;
+      AddScaled(0.37f, y.data(), size, out.data());
+      for (size_t i = 0; i < size; ++i) {
+        const double added = static_cast<double>(y[i]) * double{0.37f};
+        ASSERT_NEAR(out[i], x[i] + added,
+                    6e-8 * (std::abs(added) + std::abs(x[i] + added)))
+            << i << " of " << size;
+      }
+    });
+    ExpectSameBits([&] {
+      std::vector<float> out = x;
+      AddScaled(0.37f, y.data(), size, out.data());
+      return out;
+    });
+  }
+}
+
+// Scores far beyond what the exponential can hold.
+TEST_F(ElementwiseTest, SoftmaxOfExtremeScores) {
+  OnEveryTarget([&] {
+    std::vector<float> x = {1e30f, -1e30f, 1e30f, 0};
+    Softmax(4, x.data());
+    EXPECT_EQ(x, (std::vector<float>{0.5f, 0, 0.5f, 0}));
+    std::vector<float> one = {-300};
+    Softmax(1, one.data());
+    EXPECT_EQ(one[0], 1.0f);
+  });
 }
 
 TEST_F(ElementwiseTest, RotateMatchesOracle) {

@@ -59,9 +59,10 @@ def test_all_ways_agree(report: verify.Report, tiny: gemmakv.Gemma) -> None:
 
 @pytest.mark.parametrize("family", family_models.FAMILIES)
 def test_every_family(family: str, tmp_path: Path) -> None:
-    if family == "recurrentgemma":
+    directory = {"recurrentgemma": "recurrentgemma-mqa", "gemma4": "gemma4-moe"}
+    if family in directory:
         path = tmp_path / "directory"
-        golden = golden_models.read("recurrentgemma-mqa")
+        golden = golden_models.read(directory[family])
         golden_models.write(path, golden, "F32")
     else:
         config = family_models.config(family)

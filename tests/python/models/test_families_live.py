@@ -27,7 +27,7 @@ from support.golden_models import Array
 
 FAMILIES = [
     "gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma", "gemma4",
-    "vaultgemma",
+    "vaultgemma", "experts",
 ]  # fmt: skip
 # More than three windows of the widest that a model may have; the last takes
 # several steps of the scheduler.
@@ -60,6 +60,13 @@ GEMMA4_GAINS = {
     "embed_tokens_per_layer.weight": 2.0,
     "per_layer_projection_norm.weight": 1.0,
     "post_per_layer_input_norm.weight": 0.5,
+    "post_feedforward_layernorm_1.weight": 1.0,
+    "pre_feedforward_layernorm_2.weight": 1.0,
+    "post_feedforward_layernorm_2.weight": 1.0,
+    "router.scale": 1.0,
+    "per_expert_scale": 1.0,
+    "router.proj.weight": 12.0,
+    "experts.down_proj": 3.0,
 }
 
 torch = pytest.importorskip("torch", reason="the reference needs torch")
@@ -104,6 +111,16 @@ def random_config(family: str, seed: int) -> Any:
         rope = {"rope_type": "default", "rope_theta": pick(1e4, 3e5)}
         return transformers.GemmaConfig(**common, rope_parameters=rope)
     if family == "gemma4":
+        return _gemma4_config(common, pick)
+    if family == "experts":
+        experts = pick(1, 3, 8, 40)
+        common.update(
+            hidden_size=heads * pick(32, 48),
+            enable_moe_block=True,
+            num_experts=experts,
+            top_k_experts=int(rng.integers(1, min(experts, 9) + 1)),
+            moe_intermediate_size=pick(16, 48, 64),
+        )
         return _gemma4_config(common, pick)
     common.update(
         sliding_window=pick(1, 5, 16, 23),
@@ -225,13 +242,15 @@ def random_model(family: str, seed: int) -> Any:
         "multimodal": transformers.Gemma3ForConditionalGeneration,
         "recurrentgemma": transformers.RecurrentGemmaForCausalLM,
         "gemma4": transformers.Gemma4ForCausalLM,
+        "experts": transformers.Gemma4ForCausalLM,
     }[family]
+    eager = {"attn_implementation": "eager"}  # others leave out soft caps
+    if family == "experts":
+        eager["experts_implementation"] = "eager"
     model = kind._from_config(
-        random_config(family, seed),
-        attn_implementation="eager",  # others leave out soft caps
-        dtype=torch.float32,
+        random_config(family, seed), dtype=torch.float32, **eager
     ).eval()
-    gains = GEMMA4_GAINS if family == "gemma4" else GAINS
+    gains = GEMMA4_GAINS if family in ("gemma4", "experts") else GAINS
     drawn = dict(model.named_parameters())
     drawn.update(
         (n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))

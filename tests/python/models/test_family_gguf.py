@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gemmakv
@@ -69,6 +70,24 @@ def test_each_key_counts(name: str, tmp_path: Path) -> None:
     assert unnoticed == {}
 
 
+@pytest.mark.parametrize("name", [n for n in GGUF_NAMES if "moe" in n])
+def test_gates_of_experts_may_stand_apart(name: str, tmp_path: Path) -> None:
+    """The form of older converters: the same bits."""
+    config, tokens = config_of(name), golden_of(name).tokens()
+    tensors, meta = gguf_tensors(name), metadata_of(config)
+    both = gemmakv.Gemma.load(
+        tiny_gguf.write(tmp_path / "a.gguf", meta, tensors))
+    for layer in range(config.num_layers):
+        prefix = f"blk.{layer}.ffn_"
+        gate_up = tensors.pop(f"{prefix}gate_up_exps.weight")
+        width = config.expert_ffn_dim
+        tensors[f"{prefix}gate_exps.weight"] = gate_up[:, :width]
+        tensors[f"{prefix}up_exps.weight"] = gate_up[:, width:]
+    apart = gemmakv.Gemma.load(
+        tiny_gguf.write(tmp_path / "b.gguf", meta, tensors))
+    assert np.array_equal(logits_of(both, tokens), logits_of(apart, tokens))
+
+
 _CHANGES = {
     "attention.sliding_window": lambda v: v + 1,
     "attn_logit_softcapping": lambda v: v / 2 if v else 2.0,
@@ -76,4 +95,5 @@ _CHANGES = {
     "rope.freq_base": lambda v: 3 * v,
     "rope.freq_base_swa": lambda v: 3 * v,
     "rope.scaling.factor": lambda v: v / 2,
+    "expert_used_count": lambda v: v - 1,
 }

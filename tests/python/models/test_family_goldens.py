@@ -7,7 +7,7 @@ several windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,8 @@ def _wrong_models(
             ]}, tensors
     if config["ple_dim"]:
         yield from _wrong_per_layer_embeddings(config, tensors)
+    if config["num_experts"]:
+        yield from _wrong_experts(config, tensors)
     if config["keys_are_values"]:
         # Values of their own that are those of another order of keys.
         values = {
@@ -147,6 +149,57 @@ def _wrong_models(
             for n, w in tensors.items() if n.endswith("attn_k.weight")
         }
         yield "other values", {"keys_are_values": False}, {**values, **tensors}
+
+
+def _wrong_experts(
+    config: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[WrongModel]:
+    none = {"num_experts": 0, "experts_used": 0, "expert_ffn_dim": 0}
+    parts = ("_exps.", "ffn_gate_inp.", "ffw_norm_1.", "ffw_norm_2.")
+    yield "no experts", none, {
+        n: w for n, w in tensors.items()
+        if not any(part in n for part in parts)
+    }
+    used, width = config["experts_used"], config["expert_ffn_dim"]
+    yield "one expert less", {"experts_used": used - 1}, tensors
+    yield "one expert more", {"experts_used": used + 1}, tensors
+
+    def changed(end: str, change: Callable[[Array], Array]) -> dict[str, Array]:
+        assert any(n.endswith(end) for n in tensors)
+        return {
+            n: np.ascontiguousarray(change(w), np.float32)
+            if n.endswith(end) else w
+            for n, w in tensors.items()
+        }
+
+    for what, end, change in (
+        ("experts of other numbers", "ffn_gate_up_exps.weight",
+         lambda w: np.roll(w, 1, 0)),
+        ("down of other numbers", "ffn_down_exps.weight",
+         lambda w: np.roll(w, 1, 0)),
+        ("up before gate", "ffn_gate_up_exps.weight",
+         lambda w: np.roll(w, width, 1)),
+        ("gate and up by turns", "ffn_gate_up_exps.weight",
+         lambda w: w.reshape(len(w), 2, width, -1).swapaxes(1, 2).reshape(
+             w.shape)),
+        ("scores of other numbers", "ffn_gate_inp.weight",
+         lambda w: np.roll(w, 1, 0)),
+        ("scores without their factor", "ffn_gate_inp.weight",
+         lambda w: w * math.sqrt(config["hidden_size"])),
+        ("no scale of the router", "ffn_gate_inp.scale", np.ones_like),
+        ("no scale of experts", "ffn_down_exps.scale", np.ones_like),
+        ("scales of other numbers", "ffn_down_exps.scale",
+         lambda w: np.roll(w, 1)),
+    ):
+        yield what, {}, changed(end, change)
+    # Norms in each other's place.
+    for one, other in (("post_ffw_norm_1", "post_ffw_norm_2"),
+                       ("pre_ffw_norm_2", "ffn_norm")):
+        swap = {one: other, other: one}
+        yield f"{one} for {other}", {}, {
+            ".".join(swap.get(p, p) for p in n.split(".")): w
+            for n, w in tensors.items()
+        }
 
 
 def _wrong_per_layer_embeddings(

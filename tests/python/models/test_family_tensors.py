@@ -59,7 +59,7 @@ def test_tensors_that_the_configuration_does_not_know(family: str) -> None:
     layers = config.num_layers
     for name in (
         f"blk.{layers}.attn_norm.weight", "blk.0.attn_norm.bias",
-        "blk.1.ffn_gate_inp.weight",
+        "blk.1.no_such.weight",
     ):  # fmt: skip
         text = refused(config, {**whole, name: np.ones(64, np.float32)})
         assert f"found tensor {name}" in text
@@ -76,6 +76,10 @@ def test_a_configuration_that_contradicts_the_tensors() -> None:
         ("gemma2", {"post_norms": False}, "blk.0.post_attention_norm.weight"),
         ("gemma3", {"qk_norm": False}, "blk.0.attn_q_norm.weight"),
         ("gemma3", {"head_dim": 64}, "blk.0.attn_q.weight"),
+        ("gemma4", {"num_experts": 5}, "blk.0.ffn_gate_inp.weight"),
+        ("gemma4", {"expert_ffn_dim": 16}, "blk.0.ffn_gate_up_exps.weight"),
+        ("gemma4", {"num_experts": 0, "experts_used": 0, "expert_ffn_dim": 0},
+         "blk.0."),
         ("recurrentgemma", {"biases": False}, "blk.0."),
         ("recurrentgemma", {"lru_width": 64}, "blk.0.rec_x.weight"),
         ("recurrentgemma", {"lru_blocks": 3}, "blk.0.rec_input_gate.weight"),
@@ -107,6 +111,13 @@ def test_a_configuration_that_contradicts_the_tensors() -> None:
         ("gemma2", {"final_soft_cap": float("nan")}, "final_soft_cap"),
         ("gemma2", {"kv_heads": 3}, "kv_heads"),
         ("gemma3", {"embedding_scale": float("inf")}, "embedding_scale"),
+        ("gemma3", {"num_experts": 4, "experts_used": 2,
+                    "expert_ffn_dim": 32}, "num_experts"),
+        ("gemma4", {"experts_used": 7}, "experts_used"),
+        ("gemma4", {"experts_used": 0}, "experts_used"),
+        ("gemma4", {"num_experts": 0}, "experts_used"),
+        ("gemma4", {"expert_ffn_dim": 0}, "expert_ffn_dim"),
+        ("gemma4", {"expert_ffn_dim": 40}, "expert_ffn_dim"),
         ("recurrentgemma", {"lru_width": 0}, "lru_width"),
         ("recurrentgemma", {"lru_blocks": 0}, "lru_blocks"),
         ("recurrentgemma", {"lru_blocks": 4}, "lru_width"),

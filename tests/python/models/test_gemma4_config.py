@@ -51,7 +51,8 @@ def by_type(text: Text) -> None:
     text["per_layer_config"] = {"full_attention": sizes}
 
 
-@pytest.mark.parametrize("name", ["gemma4-12b", "gemma4-31b"])
+@pytest.mark.parametrize(
+    "name", ["gemma4-12b", "gemma4-26b-a4b", "gemma4-31b"])
 @pytest.mark.parametrize("edit", [by_layer, by_type])
 def test_both_forms_of_sizes_are_the_same(
     name: str, edit: Edit, tmp_path: Path
@@ -159,8 +160,6 @@ _SLIDING = ("rope_parameters", "sliding_attention")
          "num_kv_shared_layers is 60, expected layers of each type before"),
         (put("num_kv_shared_layers", value=-1),
          "num_kv_shared_layers is -1, expected 1.."),
-        (put("enable_moe_block", value=True),
-         "enable_moe_block is True, expected false"),
         (put("use_bidirectional_attention", value="all"),
          "use_bidirectional_attention is 'all', expected null or 'vision'"),
         (put(*_FULL, "rope_type", value="yarn"),
@@ -212,6 +211,76 @@ def test_bad_configs_are_refused_in_one_line(
     message = str(caught.value)
     assert part in message
     assert "config.json: " in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("edit", "part"),
+    [
+        (lambda text: text.pop("num_experts"),
+         "num_experts is None, expected a size with enable_moe_block"),
+        (put("top_k_experts", value=None),
+         "top_k_experts is None, expected a size with enable_moe_block"),
+        (lambda text: text.pop("moe_intermediate_size"),
+         "moe_intermediate_size is None, expected a size with"),
+        (put("top_k_experts", value=129),
+         "top_k_experts is 129, expected at most num_experts 128"),
+        (put("top_k_experts", value=0), "top_k_experts is 0, expected 1.."),
+        (put("num_experts", value=-1), "num_experts is -1, expected 1.."),
+        (put("num_experts", value=5000),
+         "num_experts is 5000, expected 0..4096"),
+        (put("num_experts", value="128"),
+         "num_experts is '128', expected an integer"),
+        (put("moe_intermediate_size", value=700),
+         "moe_intermediate_size is 700, expected a multiple of 16"),
+        (put("hidden_size", value=2820),
+         "hidden_size is 2820, expected a multiple of 16 with num_experts 128"),
+        (put("enable_moe_block", value=1),
+         "enable_moe_block is 1, expected true or false"),
+    ],
+)
+def test_bad_experts_are_refused_in_one_line(
+    edit: Edit, part: str, tmp_path: Path
+) -> None:
+    errors = gemmakv.CorruptFile, gemmakv.MismatchError
+    with pytest.raises(errors) as caught:
+        read(tmp_path, edited(edit, "gemma4-26b-a4b"))
+    message = str(caught.value)
+    assert part in message
+    assert "config.json: " in message and "\n" not in message
+
+
+def test_sizes_of_experts_that_are_not_there_count_for_nothing(
+    tmp_path: Path,
+) -> None:
+    found = read(tmp_path, edited(lambda text: text.update(
+        num_experts=128, top_k_experts=8, moe_intermediate_size=704)))
+    assert found.name == "gemma4-31b" and found.num_experts == 0
+
+
+def test_experts_of_another_shape_are_refused(tmp_path: Path) -> None:
+    golden = golden_models.read("gemma4-moe")
+    tensors = {f"model.{n}": w for n, w in golden.tensors().items()}
+    for end, shape, expected in (
+        ("experts.gate_up_proj", (4, 128, 96), [8, 64, 96]),
+        ("experts.gate_up_proj", (512, 96), [8, 64, 96]),
+        ("experts.down_proj", (8, 32, 96), [8, 96, 32]),
+        ("router.proj.weight", (96, 8), [8, 96]),
+    ):
+        name = f"model.layers.2.{end}"
+        folder = golden_models.write(tmp_path / "model", golden)
+        golden_models.write_safetensors(
+            folder / "model.safetensors",
+            {**tensors, name: tensors[name].reshape(shape)}, "F32")
+        with pytest.raises(gemmakv.CorruptFile) as caught:
+            gemmakv.Gemma.load(folder)
+        assert (f"tensor {name} has shape {list(shape)}, expected {expected} "
+                "by config.json") in str(caught.value)
+        del tensors[name]
+        golden_models.write_safetensors(
+            folder / "model.safetensors", tensors, "F32")
+        with pytest.raises(gemmakv.CorruptFile, match=f"{name} is missing"):
+            gemmakv.Gemma.load(folder)
+        tensors = {f"model.{n}": w for n, w in golden.tensors().items()}
 
 
 def test_products_that_shared_layers_do_not_need_are_left_alone(

@@ -50,6 +50,19 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "layer_kinds": ["sliding"] * 5 + ["full", "sliding"],
         "rope_base_full": 1e6, "qk_norm": True, "post_norms": True,
     },
+    # With experts; full layers of other sizes.
+    "gemma4": {
+        "num_layers": 5, "num_heads": 4, "kv_heads": [2, 2, 1, 2, 1],
+        "head_dim": [32, 32, 64, 32, 64],
+        "rope_dim": [32, 32, 64, 32, 64],
+        "still_pairs": [0, 0, 24, 0, 24],
+        "sliding_window": WINDOW,
+        "layer_kinds": ["sliding", "sliding", "full", "sliding", "full"],
+        "rope_base_full": 1e6, "final_soft_cap": 1.5, "qk_norm": True,
+        "post_norms": True, "value_norm": True, "keys_are_values": True,
+        "layer_scales": True,
+        "num_experts": 6, "experts_used": 2, "expert_ffn_dim": 32,
+    },
     "recurrentgemma": {
         "num_layers": 5, "num_heads": 2, "kv_heads": 1,
         "sliding_window": WINDOW,

@@ -89,6 +89,11 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
     if config.ple_dim:
         found["embedding_length_per_layer_input"] = (
             tiny_gguf.U32, config.ple_dim)
+    if config.num_experts:
+        found["expert_count"] = (tiny_gguf.U32, config.num_experts)
+        found["expert_used_count"] = (tiny_gguf.U32, config.experts_used)
+        found["expert_feed_forward_length"] = (
+            tiny_gguf.U32, config.expert_ffn_dim)
     for key, field in (
         ("attention.key_length", "head_dim"),
         ("attention.value_length", "head_dim"),

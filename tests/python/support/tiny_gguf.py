@@ -128,7 +128,7 @@ def tensors(seed: int = 0, config: ModelConfig = CONFIG) -> Tensors:
         "output_norm.weight": draw.norm(config.hidden_size),
     }
     for layer, kind in enumerate(config.layer_kinds):
-        for name, array in _layer_tensors(config, kind, draw).items():
+        for name, array in _layer_tensors(config, layer, kind, draw).items():
             end = name if "." in name or name == "rec_a_param" else (
                 name + ".weight"
             )
@@ -142,9 +142,9 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
 
-    def matrix(self, rows: int, cols: int) -> np.ndarray:
-        scale = 1.0 / np.sqrt(cols)
-        return self.rng.normal(0, scale, (rows, cols)).astype(np.float32)
+    def matrix(self, *shape: int) -> np.ndarray:
+        scale = 1.0 / np.sqrt(shape[-1])
+        return self.rng.normal(0, scale, shape).astype(np.float32)
 
     def norm(self, size: int) -> np.ndarray:
         return (1 + 0.1 * self.rng.normal(size=size)).astype(np.float32)
@@ -157,13 +157,15 @@ class _Draw:
         return self.rng.uniform(-8, -2, size).astype(np.float32)
 
 
-def _layer_tensors(config: ModelConfig, kind: str, draw: _Draw) -> Tensors:
+def _layer_tensors(
+    config: ModelConfig, layer: int, kind: str, draw: _Draw
+) -> Tensors:
     hidden, ffn = config.hidden_size, config.ffn_dim
     result = {"attn_norm": draw.norm(hidden)}
     if kind == "recurrent":
         result |= _recurrent_tensors(config, draw)
     else:
-        result |= _attention_tensors(config, draw)
+        result |= _attention_tensors(config, layer, kind, draw)
     if config.post_norms:
         result["post_attention_norm"] = draw.norm(hidden)
     result |= {
@@ -180,16 +182,44 @@ def _layer_tensors(config: ModelConfig, kind: str, draw: _Draw) -> Tensors:
             "ffn_up.bias": draw.bias(ffn),
             "ffn_down.bias": draw.bias(hidden),
         }
+    if config.layer_scales:
+        result["layer_output_scale"] = draw.norm(1)
+    if config.num_experts:
+        result |= _expert_tensors(config, draw)
     return result
 
 
-def _attention_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
-    hidden, head_dim = config.hidden_size, config.head_dim
+def _expert_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
+    hidden, ffn = config.hidden_size, config.expert_ffn_dim
+    count = config.num_experts
+    return {
+        "ffn_gate_inp": 8 * draw.matrix(count, hidden),
+        "ffn_gate_inp.scale": draw.norm(hidden),
+        "ffn_down_exps.scale": draw.norm(count),
+        "post_ffw_norm_1": draw.norm(hidden),
+        "pre_ffw_norm_2": draw.norm(hidden),
+        "post_ffw_norm_2": draw.norm(hidden),
+        "ffn_gate_up_exps": draw.matrix(count, 2 * ffn, hidden),
+        "ffn_down_exps": draw.matrix(count, hidden, ffn),
+    }
+
+
+def _of(value: int | list[int], layer: int) -> int:
+    """Of a layer: fields are lists where layers differ."""
+    return value[layer] if isinstance(value, list) else value
+
+
+def _attention_tensors(
+    config: ModelConfig, layer: int, kind: str, draw: _Draw
+) -> Tensors:
+    hidden, head_dim = config.hidden_size, _of(config.head_dim, layer)
+    kv_heads = _of(config.kv_heads, layer)
     result = {
         "attn_q": draw.matrix(config.num_heads * head_dim, hidden),
-        "attn_k": draw.matrix(config.kv_heads * head_dim, hidden),
-        "attn_v": draw.matrix(config.kv_heads * head_dim, hidden),
+        "attn_k": draw.matrix(kv_heads * head_dim, hidden),
     }
+    if not (config.keys_are_values and kind == "full"):
+        result["attn_v"] = draw.matrix(kv_heads * head_dim, hidden)
     if config.qk_norm:
         result["attn_q_norm"] = draw.norm(head_dim)
         result["attn_k_norm"] = draw.norm(head_dim)

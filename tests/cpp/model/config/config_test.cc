@@ -70,6 +70,11 @@ void SetByKind(const ModelConfig& config, std::string_view omit,
     builder.AddRaw("per_layer_token_embd.weight", 99, {32, config.ple_vocab},
                    value);
   }
+  if (config.num_experts != 0) {
+    size("expert_count", config.num_experts);
+    size("expert_used_count", config.experts_used);
+    size("expert_feed_forward_length", config.expert_ffn_dim);
+  }
   builder.Set(prefix + "attention.head_count_kv", kv_heads)
       .Set(prefix + "attention.sliding_window_pattern", slides);
   for (const char* key : {"attention.key_length", "attention.value_length",
@@ -236,6 +241,7 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma4-e2b", "fe40f17810a0f0865056b56bb6e3ebba"},
       {"gemma4-e4b", "23b82b212bc0f127f261588d5ba273e4"},
       {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
+      {"gemma4-26b-a4b", "HASH26"},
       {"gemma4-31b", "6729347314ab34bfa1b81ae0e4457e2c"},
       {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
       {"recurrentgemma-9b", "91cb6f074886008f2b665b02c9ff7a40"},
@@ -375,6 +381,56 @@ TEST(ConfigTest, SmallGemma4HasPerLayerEmbeddingsAndLayersThatShare) {
   }
 }
 
+TEST(ConfigTest, Gemma4MayHaveExperts) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma4_26B_A4B);
+  EXPECT_EQ(table.num_experts, 128u);
+  EXPECT_EQ(table.experts_used, 8u);
+  EXPECT_EQ(table.expert_ffn_dim, 704u);
+  // 20 KiB of a token in full layers, 200 MiB in the windows.
+  const auto layout = table.MakeKvLayout(KvDtype::kBF16, 64);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), 20u << 10);
+  EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 1024, 200u << 20);
+  EXPECT_EQ(Load(BuilderFor(table)).name, "gemma4-26b-a4b");
+  // What files of models without experts say of them counts for nothing.
+  const ModelConfig none = Load(BuilderFor(table, "expert_count"));
+  EXPECT_EQ(none.num_experts + none.experts_used + none.expert_ffn_dim, 0u);
+  EXPECT_NE(none.Hash(), table.Hash());
+}
+
+TEST(ConfigTest, BadExpertsAreRefusedWithTheKey) {
+  const auto with = [](ModelType type, const char* key,
+                       uint32_t value) -> std::string {
+    const ModelConfig& table = ConfigOf(type);
+    GgufBuilder builder = BuilderFor(table, key);
+    if (value != 0) builder.Set(table.architecture + "." + key, value);
+    try {
+      Load(builder);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  constexpr ModelType kExperts = ModelType::kGemma4_26B_A4B;
+  EXPECT_EQ(with(kExperts, "expert_used_count", 0),
+            "test.gguf: model config: experts_used is 0, expected 1..128, the "
+            "num_experts");
+  EXPECT_EQ(with(kExperts, "expert_used_count", 129),
+            "test.gguf: model config: experts_used is 129, expected 1..128, "
+            "the num_experts");
+  EXPECT_EQ(with(kExperts, "expert_feed_forward_length", 0),
+            "test.gguf: model config: expert_ffn_dim is 0, expected a multiple "
+            "of 16");
+  EXPECT_EQ(with(kExperts, "expert_feed_forward_length", 700),
+            "test.gguf: model config: expert_ffn_dim is 700, expected a "
+            "multiple of 16");
+  EXPECT_EQ(with(kExperts, "expert_count", 5000),
+            "test.gguf: metadata gemma4.expert_count is 5000, expected "
+            "0..4096");
+  EXPECT_EQ(with(ModelType::kGemma3_1B, "expert_count", 8),
+            "test.gguf: metadata gemma3.expert_count is 8, expected 0: such "
+            "models are not supported");
+}
+
 TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
   const ModelConfig& table = ConfigOf(ModelType::kGemma4_12B);
   const auto message = [](GgufBuilder builder) -> std::string {
@@ -389,9 +445,6 @@ TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
     return message(
         BuilderFor(table, key).Set(std::string("gemma4.") + key, value));
   };
-  EXPECT_EQ(with("expert_count", 128),
-            "test.gguf: metadata gemma4.expert_count is 128, expected 0: such "
-            "models are not supported");
   EXPECT_EQ(with("attention.shared_kv_layers", 43),
             "test.gguf: metadata gemma4.attention.shared_kv_layers is 43, "
             "expected layers of each kind before those");
@@ -556,6 +609,25 @@ TEST(ConfigTest, ValidateNamesTheField) {
   refused("ple_vocab is 0, expected at least vocab_size 262144 with ple_dim 8",
           [](auto& c) { c.ple_dim = 8; });
   refused("ple_dim is 4097", [](auto& c) { c.ple_dim = 4097; });
+  refused("num_experts is 8, expected 0 for a gemma3 model", [](auto& c) {
+    c.num_experts = 8, c.experts_used = 2, c.expert_ffn_dim = 64;
+  });
+  const auto experts = [](size_t count, size_t used, size_t ffn) {
+    return [=](ModelConfig& c) {
+      c.architecture = "gemma4";
+      c.num_experts = count, c.experts_used = used, c.expert_ffn_dim = ffn;
+    };
+  };
+  refused("experts_used is 9, expected 1..8", experts(8, 9, 64));
+  refused("experts_used is 0, expected 1..8", experts(8, 0, 64));
+  refused("experts_used is 2, expected 0 without", experts(0, 2, 0));
+  refused("expert_ffn_dim is 64, expected 0 without", experts(0, 0, 64));
+  refused("expert_ffn_dim is 8, expected a multiple", experts(8, 2, 8));
+  refused("hidden_size is 648, expected a multiple of 16 with num_experts 8",
+          [&](auto& c) {
+            experts(8, 2, 64)(c);
+            c.hidden_size = 648;
+          });
   refused("eos id", [](auto& c) { c.eos_ids = {-1}; });
 }
 

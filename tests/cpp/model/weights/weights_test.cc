@@ -146,6 +146,8 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
       {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
       {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
+      {"gemma4_moe", false, "MOE1"},
+      {"gemma4_moe", true, "MOE2"},
       {"recurrentgemma", false, "aa6de4cd26fec67619024b251380e7e4"},
       {"recurrentgemma", true, "a407fe7888be77341b27e0e24a7d22f3"},
   };
@@ -163,6 +165,67 @@ TEST(WeightsTest, FingerprintsStay) {
 INSTANTIATE_TEST_SUITE_P(Families, WeightsOfFamilyTest,
                          ::testing::ValuesIn(TinyFamilies()),
                          [](const auto& info) { return info.param; });
+
+// Sources have the gates of experts with what they gate, or apart.
+TEST(WeightsTest, GatesOfExpertsAreInOneFormOrTheOther) {
+  const TinyOptions options = TinyFamily("gemma4_moe");
+  TinyOptions split = options;
+  split.split_experts = true;
+  MemorySource source = TinyTensors(options), other = TinyTensors(split);
+  EXPECT_EQ(Load(source, options).layers[1].experts->gate.rows, 0u);
+  EXPECT_EQ(Load(other, options).layers[1].experts->gate_up.rows, 0u);
+  const auto with = [&](const MemorySource& from, const char* more,
+                        const char* without, const std::string& message) {
+    MemorySource changed = from;
+    if (*more != 0) {
+      const MemorySource& has = source.tensors.contains(more) ? source : other;
+      changed.tensors[more] = has.tensors.at(more);
+    }
+    changed.tensors.erase(without);
+    ExpectError(changed, options, message);
+  };
+  with(source, "blk.1.ffn_gate_exps.weight", "",
+       "tensor blk.1.ffn_gate_up_exps.weight is there beside "
+       "blk.1.ffn_gate_exps.weight, expected one of them");
+  with(source, "blk.1.ffn_up_exps.weight", "",
+       "tensor blk.1.ffn_up_exps.weight is there beside "
+       "blk.1.ffn_gate_up_exps.weight, expected one of them");
+  with(source, "", "blk.1.ffn_gate_up_exps.weight",
+       "tensor blk.1.ffn_gate_up_exps.weight is missing, expected shape "
+       "[9, 64, 64], or blk.1.ffn_gate_exps.weight");
+  with(other, "", "blk.1.ffn_gate_exps.weight",
+       "tensor blk.1.ffn_gate_up_exps.weight is missing");
+  with(other, "", "blk.1.ffn_up_exps.weight",
+       "tensor blk.1.ffn_up_exps.weight is missing, expected shape "
+       "[9, 32, 64]");
+}
+
+TEST(WeightsTest, ExpertsOfAnotherShapeAreRefused) {
+  const TinyOptions options = TinyFamily("gemma4_moe");
+  MemorySource source = TinyTensors(options);
+  MemorySource::Tensor& down = source.tensors.at("blk.2.ffn_down_exps.weight");
+  down.parts = 18;
+  ExpectError(source, options,
+              "tensor blk.2.ffn_down_exps.weight has shape [18, 32, 32], "
+              "expected [9, 64, 32]");
+  down.parts = 1;
+  ExpectError(source, options,
+              "has shape [576, 32], expected [9, 64, 32]");
+  down.parts = 9;
+  source.tensors.at("blk.2.ffn_down.weight").parts = 2;
+  ExpectError(source, options, "tensor blk.2.ffn_down.weight has shape [2, ");
+}
+
+TEST(WeightsTest, QuantizedRoutersAreRefused) {
+  const TinyOptions options = TinyFamily("gemma4_moe");
+  MemorySource source = TinyTensors(options);
+  std::mt19937 rng(1);
+  source.tensors.at("blk.0.ffn_gate_inp.weight") = {
+      TensorType::kQ8_0, 9, 64,
+      RandomTensor(TensorType::kQ8_0, 9, 64, rng, 0, 0)};
+  ExpectError(source, options,
+              "tensor blk.0.ffn_gate_inp.weight has type Q8_0, expected F32");
+}
 
 TEST(WeightsTest, AShapeErrorSaysWhatWasExpected) {
   const TinyOptions options;
