@@ -84,6 +84,20 @@ void ExpectSameRecurrent(const RecurrentWeights& a, const RecurrentWeights& b) {
   }
 }
 
+void ExpectSameExperts(const ExpertWeights& a, const ExpertWeights& b) {
+  for (const auto matrix :
+       {&ExpertWeights::router, &ExpertWeights::gate_up, &ExpertWeights::gate,
+        &ExpertWeights::up, &ExpertWeights::down}) {
+    ExpectSameMatrix(a.*matrix, b.*matrix);
+  }
+  for (const auto vector :
+       {&ExpertWeights::router_scale, &ExpertWeights::expert_scale,
+        &ExpertWeights::dense_norm, &ExpertWeights::norm,
+        &ExpertWeights::post_norm}) {
+    ExpectSameVector(a.*vector, b.*vector);
+  }
+}
+
 void ExpectSameWeights(const Weights& a, const Weights& b) {
   EXPECT_EQ(a.fingerprint, b.fingerprint);
   ExpectSameMatrix(a.embedding, b.embedding);
@@ -113,6 +127,8 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
     }
     ASSERT_EQ(x.recurrent == nullptr, y.recurrent == nullptr);
     if (x.recurrent) ExpectSameRecurrent(*x.recurrent, *y.recurrent);
+    ASSERT_EQ(x.experts == nullptr, y.experts == nullptr);
+    if (x.experts) ExpectSameExperts(*x.experts, *y.experts);
   }
 }
 
@@ -214,6 +230,10 @@ TEST(PackedWeightsShapes, EveryShapeAndTypeSurvives) {
     all.push_back(TinyFamily(family));
     all.push_back(MixedTypes(all.back()));
   }
+  TinyOptions split = TinyFamily("gemma4_moe");
+  split.split_experts = true;
+  all.push_back(split);
+  all.push_back(MixedTypes(split));
   TempFolder folder;
   for (const TinyOptions& options : all) {
     MemorySource source = TinyTensors(options);
@@ -284,7 +304,8 @@ void ExpectDamageIsNoticed(const TinyOptions& options) {
       Loaded loaded = Load(source, options, packed);
       const bool is_late = loaded.report.state == State::kReused;
       const bool is_gate = name.find("rec_a_gate") != std::string::npos ||
-                           name.find("rec_input_gate") != std::string::npos;
+                           name.find("rec_input_gate") != std::string::npos ||
+                           name.find("ffn_gate_inp") != std::string::npos;
       EXPECT_EQ(is_late, !tensor.is_vector && !is_gate) << name;
       if (is_late) {
         ++late;
@@ -311,6 +332,7 @@ TEST(PackedWeightsDamage, NoOutputComesOfDamagedWeights) {
   untied.ffn = 2 * kSlabRows + 32;
   ExpectDamageIsNoticed(untied);
   ExpectDamageIsNoticed(TinyFamily("recurrentgemma"));
+  ExpectDamageIsNoticed(TinyFamily("gemma4_moe"));
 }
 
 // A file that nobody could delete later is checked by the load.

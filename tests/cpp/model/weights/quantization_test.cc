@@ -75,8 +75,11 @@ TEST(QuantizationTest, WhatMatricesAreKeptAs) {
       EXPECT_EQ(KeptType(Matrix("token_embd.weight", type), target), head);
       EXPECT_EQ(KeptType(Matrix("output.weight", type), target), head);
       EXPECT_EQ(KeptType(Matrix("blk.0.rec_x.weight", type), target), target);
+      EXPECT_EQ(KeptType(Matrix("blk.0.ffn_down_exps.weight", type), target),
+                target);
       for (const char* gate :
-           {"blk.0.rec_input_gate.weight", "blk.0.rec_a_gate.weight"}) {
+           {"blk.0.rec_input_gate.weight", "blk.0.rec_a_gate.weight",
+            "blk.0.ffn_gate_inp.weight"}) {
         EXPECT_EQ(KeptType(Matrix(gate, type), target), type);
       }
     }
@@ -137,6 +140,14 @@ void ExpectSameMatrices(const Weights& a, const Weights& b) {
           &LayerWeights::down}) {
       EXPECT_TRUE(SameMatrix(a.layers[i].*matrix, b.layers[i].*matrix));
     }
+    ASSERT_EQ(a.layers[i].experts == nullptr, b.layers[i].experts == nullptr);
+    if (!a.layers[i].experts) continue;
+    for (const auto matrix :
+         {&ExpertWeights::router, &ExpertWeights::gate_up,
+          &ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+      EXPECT_TRUE(SameMatrix((*a.layers[i].experts).*matrix,
+                             (*b.layers[i].experts).*matrix));
+    }
   }
 }
 
@@ -154,8 +165,17 @@ TinyOptions SomeFloats() {
   return options;
 }
 
-TEST(QuantizationTest, AsIfTheSourceHadBeenQuantized) {
-  const TinyOptions options = SomeFloats();
+// The same, with experts: more rows of them than a slab.
+TinyOptions SomeFloatExperts(bool split) {
+  TinyOptions options = TinyFamily("gemma4_moe");
+  options.types = SomeFloats().types;
+  options.num_layers = 3;
+  options.num_experts = 21;
+  options.split_experts = split;
+  return options;
+}
+
+void ExpectAsIfTheSourceHadBeenQuantized(const TinyOptions& options) {
   const ModelConfig config = TinyConfig(options);
   MemorySource source = TinyTensors(options);
   ThreadPool one(1), two(2);
@@ -186,6 +206,12 @@ TEST(QuantizationTest, AsIfTheSourceHadBeenQuantized) {
   for (size_t i = 0; i < fingerprints.size(); ++i) {
     for (size_t j = 0; j < i; ++j) EXPECT_NE(fingerprints[i], fingerprints[j]);
   }
+}
+
+TEST(QuantizationTest, AsIfTheSourceHadBeenQuantized) {
+  ExpectAsIfTheSourceHadBeenQuantized(SomeFloats());
+  ExpectAsIfTheSourceHadBeenQuantized(SomeFloatExperts(false));
+  ExpectAsIfTheSourceHadBeenQuantized(SomeFloatExperts(true));
 }
 
 // Scales that are subnormal count, whatever the state of the calling thread.
@@ -263,6 +289,20 @@ TEST(QuantizationTest, NothingToQuantize) {
             }),
             expected);
   EXPECT_EQ(progress, 0u);  // before anything was read
+}
+
+// A router that is float is no reason to quantize.
+TEST(QuantizationTest, NothingToQuantizeBesideARouter) {
+  TinyOptions options = TinyFamily("gemma4_moe");
+  options.types = {TensorType::kQ8_0};
+  MemorySource source = TinyTensors(options);
+  ThreadPool pool(1);
+  EXPECT_EQ(MessageOf<InvalidArgument>([&] {
+              LoadWeights(TinyConfig(options), source, pool, {},
+                          TensorType::kQ4_0);
+            }),
+            "quantize: test tensors: nothing to quantize, found matrices of "
+            "Q8_0, expected F32, F16 or BF16");
 }
 
 // Every place of a matrix, whatever the thread that meets it.
