@@ -131,12 +131,11 @@ void Experts::AddParts(const PackedMatrix& matrix, size_t height,
   matrix.RequireSound(work.pool());
   const PackedView view = matrix.view();
   const size_t bytes = NumGroups(height) * GroupBytes(view.type, view.cols);
-  const MatMulInput all = input.input(view.type);
   for (size_t e = 0; e < config_.num_experts; ++e) {
     const size_t begin = begin_[e], count = begin_[e + 1] - begin;
     if (count == 0) continue;
     parts_.push_back({{view.type, height, view.cols, view.data + e * bytes},
-                      {input.row(begin), all.stride, input.quantized(begin),
+                      {input.row(begin), input.cols, input.quantized(begin),
                        count},
                       out + begin * stride,
                       stride});

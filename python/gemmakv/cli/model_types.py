@@ -23,6 +23,11 @@ def describe(config: ModelConfig) -> dict[str, Any]:
                 config.context_length, dtype
             ),
         }
+    experts = {
+        "num_experts": config.num_experts,
+        "experts_used": config.experts_used,
+        "expert_ffn_dim": config.expert_ffn_dim,
+    }
     return {
         "model_type": config.name or None,
         "architecture": config.architecture,
@@ -36,6 +41,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "ffn_dim": config.ffn_dim,
+        **(experts if config.num_experts else {}),
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "state_bytes": config.state_bytes,

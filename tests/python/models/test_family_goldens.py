@@ -105,7 +105,7 @@ def _wrong_models(
         yield what, fields, tensors
     for what, field, parts in [
         ("no post-norms", "post_norms",
-         ("post_attention_norm", "post_ffw_norm")),
+         ("post_attention_norm.", "post_ffw_norm.")),
         ("no q and k norms", "qk_norm", ("attn_q_norm", "attn_k_norm")),
         ("no biases", "biases", (".bias",)),
     ]:

@@ -312,3 +312,16 @@ def test_info_shows_what_layers_differ_in(cli: RunCli, tmp_path: Path) -> None:
     text = " ".join(shown.stdout.decode().split())
     assert "head dim 64 or 128, by layer" in text
     assert "ffn dim 128 or 256, by layer" in text
+
+
+def test_info_shows_experts(cli: RunCli, tmp_path: Path) -> None:
+    for name, expected in (("gemma4-moe", True), ("gemma4-shared", False)):
+        folder = golden_models.write(
+            tmp_path / name, golden_models.read(name))
+        shown = cli("info", folder)
+        assert shown.returncode == 0, shown.stderr
+        text = " ".join(shown.stdout.decode().split())
+        assert (
+            "num experts 8 experts used 3 expert ffn dim 32" in text
+        ) == expected
+        assert ("expert" in text) == expected
