@@ -1,6 +1,6 @@
 #include "ops/elementwise.h"
 
-#include <algorithm>
+#include <cmath>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/elementwise.cc"
@@ -65,16 +65,20 @@ void AddScaledImpl(float factor, const float* y, size_t size, float* x) {
 void SoftmaxImpl(size_t size, float* x) {
   const DF32 d;
   float largest = x[0];
-  for (size_t i = 1; i < size; ++i) largest = std::max(largest, x[i]);
+  for (size_t i = 1; i < size; ++i) {
+    if (x[i] > largest || std::isnan(x[i])) largest = x[i];  // NaN stays
+  }
   const auto max = hn::Set(d, largest);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     StoreUpTo(hn::Exp(d, hn::Sub(LoadUpTo(x + i, count), max)), x + i, count);
   });
-  const auto sum = hn::Set(d, Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
-                             return hn::Add(v, acc);
-                           }));
+  const float sum = Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
+    return hn::Add(v, acc);
+  });
+  // Exp makes a number of NaN.
+  const auto divisor = hn::Set(d, sum + (largest - largest));
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
-    StoreUpTo(hn::Div(LoadUpTo(x + i, count), sum), x + i, count);
+    StoreUpTo(hn::Div(LoadUpTo(x + i, count), divisor), x + i, count);
   });
 }
 

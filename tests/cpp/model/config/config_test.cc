@@ -241,7 +241,7 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma4-e2b", "fe40f17810a0f0865056b56bb6e3ebba"},
       {"gemma4-e4b", "23b82b212bc0f127f261588d5ba273e4"},
       {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
-      {"gemma4-26b-a4b", "HASH26"},
+      {"gemma4-26b-a4b", "c5560ee280b8740902bbd77d7a24b8ca"},
       {"gemma4-31b", "6729347314ab34bfa1b81ae0e4457e2c"},
       {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
       {"recurrentgemma-9b", "91cb6f074886008f2b665b02c9ff7a40"},

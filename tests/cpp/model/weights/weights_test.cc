@@ -146,8 +146,8 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
       {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
       {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
-      {"gemma4_moe", false, "MOE1"},
-      {"gemma4_moe", true, "MOE2"},
+      {"gemma4_moe", false, "b2565fed84f54d509dddc51081569130"},
+      {"gemma4_moe", true, "394667b91696c8753125804e8fd1370d"},
       {"recurrentgemma", false, "aa6de4cd26fec67619024b251380e7e4"},
       {"recurrentgemma", true, "a407fe7888be77341b27e0e24a7d22f3"},
   };
