@@ -5,8 +5,9 @@
 
 For each NAME.json there (all, unless some are named) builds the model that it
 describes, with eager attention, since others leave out soft caps, and eager
-experts, in float32, and stores the prompt and the logits of all its positions as NAME.npz. Prints
-how far the logits are from flat. Needs torch and transformers.
+experts, in float32, and stores the prompt and the logits of all its positions
+as NAME.npz. Prints how far the logits are from flat. Needs torch and
+transformers.
 
 What is to be known about the reference (transformers 5):
 
