@@ -6,7 +6,7 @@
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
 quantizers choose for a width that is no multiple of 256), or with
 --architecture that of the 2B model of Gemma 1 or 2, or with "gemma4-moe" half
-the width of Gemma 4 26B-A4B, with as many experts (3.3 GB): speed does not
+the width of Gemma 4 26B-A4B, with as many experts (3.2 GB): speed does not
 depend on the values, so a benchmark needs no download. The second writes a file
 of some hundred KB that runs in milliseconds. Same arguments, same bytes.
 
