@@ -87,6 +87,9 @@ GEMMA4_MOE = Shape("gemma4", hidden=1408, layers=24, heads=8, kv_heads=4,
 TINY_MOE = Shape("gemma4", window=16, final_cap=30, full_kv_heads=1,
                  full_head_dim=64, period=3, layers=6, experts=8,
                  experts_used=3, expert_ffn=32)
+WIDE_MOE = dataclasses.replace(
+    TINY_MOE, hidden=256, layers=3, heads=4, head_dim=64, full_head_dim=128,
+    ffn=512, expert_ffn=256)
 LARGE = {"gemma4-moe": GEMMA4_MOE}
 LARGE.update((shape.architecture, shape)
              for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B))
@@ -97,7 +100,7 @@ def of_family(shape: Shape, architecture: str) -> Shape:
     own.
     """
     if architecture == "gemma4-moe":
-        return TINY_MOE
+        return WIDE_MOE if shape == WIDE else TINY_MOE
     window = 0 if architecture == "gemma" else shape.window
     return dataclasses.replace(shape, architecture=architecture, window=window)
 

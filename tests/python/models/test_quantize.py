@@ -167,6 +167,21 @@ def test_recurrent_gates_and_vectors_stay_float(name: str) -> None:
     assert np.isfinite(_logits(gemma)).all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_routers_of_experts_stay_float(name: str) -> None:
+    config = family_models.config("gemma4")
+    gemma = gemmakv.Gemma.from_tensors(
+        config, tiny_gguf.tensors(0, config), quantize=name
+    )
+    kinds = _types(gemma)
+    for layer in range(config.num_layers):
+        for tensor in ("ffn_gate_up_exps", "ffn_down_exps", "ffn_down"):
+            assert kinds.pop(f"blk.{layer}.{tensor}.weight") == name.upper()
+        assert kinds.pop(f"blk.{layer}.ffn_gate_inp.weight") == "F32"
+    assert "F32" not in kinds.values()
+    assert np.isfinite(_logits(gemma)).all()
+
+
 @pytest.mark.filterwarnings("ignore::gemmakv.PartialModelWarning")
 @pytest.mark.parametrize("name", ["q4_0", "bf16"])
 @pytest.mark.parametrize("model", golden_checks.NAMES)
@@ -174,7 +189,9 @@ def test_directories(tmp_path: Path, model: str, name: str) -> None:
     golden = golden_checks.golden_of(model)
     path = golden_models.write(tmp_path / "model", golden, "F32")
     config = golden_checks.from_tensors(model).config
-    widths = np.hstack([config.hidden_size, config.ffn_dim, config.lru_width])
+    widths = np.hstack([
+        config.hidden_size, config.ffn_dim, config.lru_width,
+        config.expert_ffn_dim])
     if name == "q4_0" and (widths % 32).any():
         with pytest.raises(ValueError, match="expected a multiple of 32"):
             gemmakv.Gemma.load(path, quantize=name)
