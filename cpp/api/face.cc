@@ -120,5 +120,17 @@ std::vector<float> Gemma::Logits(KVCache& cache,
   return logits;
 }
 
+std::vector<size_t> Gemma::EmbeddingDims() const {
+  return gkv::EmbeddingDims(config());
+}
+
+std::vector<float> Gemma::Embed(std::span<const std::vector<int32_t>> texts,
+                                const EmbedOptions& options,
+                                const std::function<void()>& poll) const {
+  const std::vector<std::span<const int32_t>> spans(texts.begin(),
+                                                    texts.end());
+  return core_->gemma->Embed(spans, options, poll);
+}
+
 }  // namespace v0
 }  // namespace gkv

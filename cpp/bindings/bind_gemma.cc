@@ -15,6 +15,7 @@
 #include "bindings/waker.h"
 #include "engine/gemma.h"
 #include "io/tensor_files.h"
+#include "model/embedding.h"
 
 namespace gkv {
 namespace {
@@ -130,6 +131,33 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
     streams[0]->Confirm();
   }
   return logits;
+}
+
+// "" is what the model is trained for.
+Pooling PoolingOf(const std::string& name) {
+  if (name.empty()) return Pooling::kModel;
+  if (name == "mean") return Pooling::kMean;
+  if (name == "last") return Pooling::kLast;
+  throw InvalidArgument(
+      StrCat("pooling is '", name, "', expected 'mean' or 'last'"));
+}
+
+py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
+                         size_t dim, const std::string& pooling,
+                         const Progress& progress) {
+  std::vector<std::span<const int32_t>> spans;
+  for (const TokenArray& text : texts) spans.push_back(SpanOf(text));
+  const EmbedOptions options{dim, PoolingOf(pooling)};
+  std::vector<float> vectors;
+  {
+    const GilReleased no_gil;
+    vectors = gemma.Embed(spans, options, [&] {
+      CheckSignals();
+      if (progress) WithGil([&] { CallPython(*progress); });
+    });
+  }
+  const size_t whole = dim == 0 ? gemma.config().hidden_size : dim;
+  return ArrayOf(std::move(vectors), {texts.size(), whole});
 }
 
 // A running call: of one row if it is streamed. Letting go of it cancels, or
@@ -503,6 +531,14 @@ void RegisterGemma(py::module_& module) {
            py::arg("boundaries") = std::vector<std::vector<size_t>>(),
            py::arg("constraints") = std::vector<py::object>(),
            "None, without waiting, if a cache is in use and there is a bell.")
+      .def_property_readonly("embedding_dims",
+                             [](const Gemma& gemma) {
+                               return EmbeddingDims(gemma.config());
+                             })
+      .def("embed", &Embed, py::arg("texts"), py::arg("dim"),
+           py::arg("pooling"), py::arg("progress") = py::none(),
+           "[len(texts), dim], or of the whole vector for 0. `progress()` is "
+           "called now and then; what it raises ends the call.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));
 }

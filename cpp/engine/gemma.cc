@@ -10,11 +10,13 @@
 #include "base/error.h"
 #include "base/heap_trim.h"
 #include "base/rng.h"
+#include "engine/embedder.h"
 #include "engine/lookup_drafter.h"
 #include "engine/row_consumer.h"
 #include "engine/scheduler.h"
 #include "io/gguf.h"
 #include "model/config/config_gguf.h"
+#include "model/embedding.h"
 #include "ops/target.h"
 
 namespace gkv {
@@ -101,6 +103,7 @@ Gemma::~Gemma() = default;
 Gemma::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
   if (scheduler && scheduler_pid != getpid()) (void)scheduler.release();
+  if (embedder && embedder_pid != getpid()) (void)embedder.release();
 }
 
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
@@ -167,7 +170,8 @@ void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
 
 size_t Gemma::steps() const {
   std::unique_lock lock(shared_->mutex);
-  return shared_->scheduler ? shared_->scheduler->steps() : 0;
+  return (shared_->scheduler ? shared_->scheduler->steps() : 0) +
+         (shared_->embedder ? shared_->embedder->steps() : 0);
 }
 
 size_t Gemma::parallel_loops() const {
@@ -195,6 +199,19 @@ Scheduler& Gemma::scheduler() {
   return *shared.scheduler;
 }
 
+Embedder& Gemma::embedder() {
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  if (shared.embedder && shared.embedder_pid != getpid()) {
+    (void)shared.embedder.release();
+  }
+  if (!shared.embedder) {
+    shared.embedder = std::make_unique<Embedder>(model_, num_threads_);
+    shared.embedder_pid = getpid();
+  }
+  return *shared.embedder;
+}
+
 void Gemma::CheckTokens(const KVCache& cache,
                         std::span<const int32_t> tokens) const {
   if (tokens.empty() && cache.length() == 0) {
@@ -213,6 +230,7 @@ void Gemma::CheckTokens(const KVCache& cache,
 }
 
 void Gemma::CheckCache(const KVCache& cache) const {
+  RequireConversations(config());
   const KvLayout& layout = cache.layout();
   const std::shared_ptr<const KvLayout> expected =
       config().MakeKvLayout(layout.dtype(), layout.block_tokens());
@@ -363,6 +381,112 @@ GenerateResult Gemma::Generate(
   stream->WaitDone();
   stream->Confirm();
   return stream->Result();
+}
+
+void Gemma::CheckTexts(
+    std::span<const std::span<const int32_t>> texts) const {
+  const size_t longest = config().context_length;
+  for (size_t t = 0; t < texts.size(); ++t) {
+    if (texts[t].empty() || texts[t].size() > longest) {
+      throw InvalidArgument(StrCat("text ", t, " has ", texts[t].size(),
+                                   " tokens, expected 1 to ", longest));
+    }
+    for (size_t i = 0; i < texts[t].size(); ++i) {
+      const int32_t id = texts[t][i];
+      if (id >= 0 && static_cast<size_t>(id) < config().vocab_size) continue;
+      throw InvalidArgument(StrCat("token ", i, " of text ", t, " is ", id,
+                                   ", expected an id in 0..",
+                                   config().vocab_size - 1));
+    }
+  }
+}
+
+std::vector<float> Gemma::Embed(
+    std::span<const std::span<const int32_t>> texts,
+    const EmbedOptions& options, const std::function<void()>& poll) {
+  const std::vector<size_t> dims = EmbeddingDims(config());
+  const size_t hidden = config().hidden_size;
+  const size_t dim = options.dim == 0 ? hidden : options.dim;
+  if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
+    std::string known;
+    for (const size_t d : dims) known += StrCat(known.empty() ? "" : ", ", d);
+    throw InvalidArgument(StrCat("dim is ", dim, ", expected ",
+                                 dims.size() > 1 ? "one of " : "", known));
+  }
+  if (config().bidirectional != (options.pooling == Pooling::kModel)) {
+    throw InvalidArgument(
+        config().bidirectional
+            ? "pooling is stated, expected none: this model is trained for "
+              "the mean"
+            : "this model is not trained to give embeddings: expected one "
+              "that is, or pooling 'mean' or 'last' for its hidden states");
+  }
+  CheckTexts(texts);
+  std::vector<float> whole(texts.size() * hidden);
+  if (config().bidirectional) {
+    embedder().Embed(texts, whole.data(), poll);
+  } else {
+    HiddenStates(texts, options.pooling, whole.data(), poll);
+  }
+  // In place: a vector does not end behind the one it is made of.
+  for (size_t t = 0; t < texts.size(); ++t) {
+    UnitVector(whole.data() + t * hidden, dim, whole.data() + t * dim);
+  }
+  whole.resize(texts.size() * dim);
+  return whole;
+}
+
+// out [texts.size(), hidden_size]. In portions of a few thousand tokens, whose
+// hidden states and caches are held at a time.
+void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
+                         Pooling pooling, float* out,
+                         const std::function<void()>& poll) {
+  constexpr size_t kPortionTokens = 4096;
+  constexpr std::chrono::milliseconds kPollInterval{50};
+  const size_t hidden = config().hidden_size;
+  const bool all = pooling == Pooling::kMean;
+  const PrefixUse unshared = {.view = prefix_.view, .mode = PrefixMode::kOff};
+  for (size_t first = 0; first < texts.size();) {
+    size_t end = first, tokens = 0;
+    std::vector<std::shared_ptr<TokenStream>> streams;
+    std::vector<std::vector<float>> states;
+    try {
+      do {
+        const size_t length = texts[end].size();
+        tokens += length;
+        states.emplace_back((all ? length : 1) * hidden);
+        streams.push_back(StartRows(
+            CreateKVCache(config(), {.capacity_tokens = length,
+                                     .kv_dtype = KvDtype::kF32,
+                                     .checkpoint_bytes = 0}),
+            texts[end], RowOutput::kHidden, all, states.back().data(), poll,
+            unshared));
+        ++end;
+      } while (end < texts.size() &&
+               tokens + texts[end].size() <= kPortionTokens);
+      for (const auto& stream : streams) {
+        while (!stream->WaitDone(kPollInterval)) {
+          if (poll) poll();
+        }
+        (void)stream->Result();  // throws if it failed
+      }
+    } catch (...) {
+      for (const auto& stream : streams) stream->Abort();
+      throw;
+    }
+    for (size_t t = first; t < end; ++t) {
+      const std::vector<float>& rows = states[t - first];
+      std::vector<double> sums(hidden);
+      for (size_t at = 0; at < rows.size(); at += hidden) {
+        AddToSums(rows.data() + at, hidden, sums.data());
+      }
+      const auto count = static_cast<double>(rows.size() / hidden);
+      for (size_t i = 0; i < hidden; ++i) {
+        out[t * hidden + i] = static_cast<float>(sums[i] / count);
+      }
+    }
+    first = end;
+  }
 }
 
 }  // namespace gkv

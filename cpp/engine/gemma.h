@@ -29,6 +29,7 @@
 
 namespace gkv {
 
+class Embedder;
 class Scheduler;
 
 // A model: immutable weights, and a scheduler that runs any number of
@@ -105,6 +106,13 @@ class Gemma {
                      poll);
   }
 
+  // Vectors of length 1 of texts, [texts.size(), dim], as
+  // include/gemmakv/gemma.h says. Of a bidirectional model by the Embedder; of
+  // others each text is a conversation of its own, which nobody sees.
+  std::vector<float> Embed(std::span<const std::span<const int32_t>> texts,
+                           const EmbedOptions& options = {},
+                           const std::function<void()>& poll = {});
+
   // The prefix cache as this model sees it, for a tenant.
   std::shared_ptr<PrefixView> MakePrefixView(
       std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const;
@@ -137,6 +145,8 @@ class Gemma {
     std::shared_ptr<const TokenText> token_text;
     std::unique_ptr<Scheduler> scheduler;
     int scheduler_pid = 0;
+    std::unique_ptr<Embedder> embedder;
+    int embedder_pid = 0;
     const ForkGuard guard{mutex};
   };
 
@@ -149,6 +159,11 @@ class Gemma {
       std::span<const Job> jobs,
       const std::function<RunLock(KVCache&)>& lock_cache);
   Scheduler& scheduler();
+  Embedder& embedder();
+  void CheckTexts(std::span<const std::span<const int32_t>> texts) const;
+  void HiddenStates(std::span<const std::span<const int32_t>> texts,
+                    Pooling pooling, float* out,
+                    const std::function<void()>& poll);
 
   std::shared_ptr<const Model> model_;
   size_t num_threads_;

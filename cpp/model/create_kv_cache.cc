@@ -4,6 +4,14 @@
 
 namespace gkv {
 
+void RequireConversations(const ModelConfig& config) {
+  if (!config.bidirectional) return;
+  throw InvalidArgument(
+      StrCat(config.name.empty() ? config.architecture : config.name,
+             " makes embeddings of texts and holds no conversation: expected a "
+             "call of embed, which needs no cache"));
+}
+
 std::shared_ptr<KVCache> CreateKVCache(ModelType type,
                                        const CacheOptions& options) {
   return CreateKVCache(ConfigOf(type), options);
@@ -12,6 +20,7 @@ std::shared_ptr<KVCache> CreateKVCache(ModelType type,
 std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
                                        const CacheOptions& options) {
   config.Validate();
+  RequireConversations(config);
   CacheOptions full = options;
   if (full.capacity_tokens == 0) full.capacity_tokens = config.context_length;
   if (full.capacity_tokens > config.context_length) {

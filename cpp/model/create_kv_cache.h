@@ -10,12 +10,15 @@ namespace gkv {
 
 // An empty conversation of a model of this shape. Needs no weights and
 // allocates no key or value storage before the first token.
-// Throws InvalidArgument if the capacity exceeds the model's context length or
-// an option is out of range.
+// Throws InvalidArgument if the capacity exceeds the model's context length, an
+// option is out of range, or what RequireConversations does.
 std::shared_ptr<KVCache> CreateKVCache(ModelType type,
                                        const CacheOptions& options = {});
 std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
                                        const CacheOptions& options = {});
+
+// Throws InvalidArgument for a model of embeddings, which continues no text.
+void RequireConversations(const ModelConfig& config);
 
 }  // namespace gkv
 

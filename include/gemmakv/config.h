@@ -34,7 +34,8 @@ struct LayerConfig {
   size_t kv_heads = 0;
   size_t head_dim = 0;
   size_t ffn_dim = 0;
-  size_t window = 0;  // sliding layers
+  size_t window = 0;  // sliding layers: those less than so many tokens away
+                      // are seen, of a bidirectional model to both sides
   // Attention layers: an earlier layer of the same kind and shape whose keys
   // and values this one reads. It has none of its own.
   std::optional<size_t> shares_kv = std::nullopt;
@@ -51,7 +52,7 @@ struct LayerConfig {
 struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
   std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma4",
-                             // "recurrentgemma"
+                             // "recurrentgemma", "gemma-embedding"
   size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
@@ -78,6 +79,12 @@ struct ModelConfig {
   size_t num_experts = 0;     // 0: none
   size_t experts_used = 0;    // by a position, in each layer
   size_t expert_ffn_dim = 0;  // of each expert; a multiple of 16
+  // Models that make vectors of texts, and continue none: each position sees
+  // those behind it, too. A text's vector is the mean of its last hidden
+  // states, behind the final norm, and behind two products, if there are such:
+  // to this many values and back.
+  bool bidirectional = false;
+  size_t dense_dim = 0;  // 0: none
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.

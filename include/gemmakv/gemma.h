@@ -37,6 +37,8 @@ class Gemma {
   ~Gemma();
 
   const ModelConfig& config() const;
+  // Lengths of vectors that Embed can make; the whole one first.
+  std::vector<size_t> EmbeddingDims() const;
   // Identity of weights, configuration and arithmetic.
   Hash128 fingerprint() const;
 
@@ -53,6 +55,16 @@ class Gemma {
   // Throws as Generate does.
   std::vector<float> Logits(KVCache& cache, std::span<const int32_t> tokens,
                             bool all_positions = false) const;
+  // Vectors of length 1 of texts, [texts.size(), dim]. A text's token ids are
+  // taken as they are: prompt, BOS and EOS are in them, if the model wants
+  // some. The bits of a vector depend on its own text alone. Models that
+  // generate make vectors where options.pooling says of what. `poll` is called
+  // now and then on this thread; what it throws ends the call. Throws
+  // InvalidArgument for a text that is empty or longer than the model's
+  // context, a token or an option out of range.
+  std::vector<float> Embed(std::span<const std::vector<int32_t>> texts,
+                           const EmbedOptions& options = {},
+                           const std::function<void()>& poll = {}) const;
 
  private:
   struct Core;

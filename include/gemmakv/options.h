@@ -91,6 +91,19 @@ struct CacheOptions {
   std::shared_ptr<BlockPool> pool = nullptr;  // null: one without a budget
 };
 
+// What of a text's hidden states, behind the final norm, its vector is.
+enum class Pooling {
+  kModel,  // what the model is trained for; none of models that generate
+  kMean,   // of models that generate: the mean over all positions
+  kLast,   // the same: that of the last position
+};
+
+// What vectors of texts are asked for.
+struct EmbedOptions {
+  size_t dim = 0;  // of EmbeddingDims; 0: the whole vector
+  Pooling pooling = Pooling::kModel;
+};
+
 // Called now and then from the loading thread with bytes done and in total. An
 // exception that it throws ends the load.
 using LoadProgress = std::function<void(size_t done, size_t total)>;

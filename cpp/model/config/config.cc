@@ -93,6 +93,18 @@ void ModelConfig::Validate() const {
                                      " with ple_dim ", ple_dim)));
   }
   CheckExperts(*this);
+  if (bidirectional &&
+      std::any_of(layers.begin(), layers.end(), [](const LayerConfig& layer) {
+        return layer.kind == LayerKind::kRecurrent || layer.shares_kv;
+      })) {
+    throw InvalidArgument(
+        "model config: bidirectional is 1, expected 0 with recurrent layers "
+        "or shares_kv");
+  }
+  if (dense_dim != 0 && !bidirectional) {
+    throw InvalidArgument(StrCat("model config: dense_dim is ", dense_dim,
+                                 ", expected 0 unless bidirectional"));
+  }
   // Weights of a block are whole groups of rows.
   if (HasLayers(LayerKind::kRecurrent) &&
       lru_width % (lru_blocks * kRowGroup) != 0) {

@@ -287,6 +287,39 @@ void ForgetExperts(ModelConfig& config) {
   if (config.num_experts == 0) config.experts_used = config.expert_ffn_dim = 0;
 }
 
+// Of models of embeddings: windows, which files state as twice the distance
+// that is seen, and what is behind the last layer.
+void ReadEmbedding(GgufFile& file, const MetadataReader& read,
+                   const Family& family, ModelConfig& config) {
+  if (!family.bidirectional) return;
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kSliding) layer.window = layer.window / 2 + 1;
+  }
+  const auto check = [&](const char* key, size_t found, size_t expected,
+                         const char* what) {
+    if (found == expected) return;
+    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                             ".", key, " is ", found, ", expected ", expected,
+                             what));
+  };
+  constexpr const char* kPooling = "pooling_type";
+  const size_t pooling = read.Size(kPooling, 1);
+  // 0: the converter knew of none.
+  if (pooling != 0) check(kPooling, pooling, 1, ", the mean of all positions");
+  check("dense_2_feat_in", read.Size("dense_2_feat_in", config.hidden_size),
+        config.hidden_size, " by embedding_length");
+  check("dense_3_feat_in", read.Size("dense_3_feat_in", config.dense_dim),
+        config.dense_dim, " by dense_2_feat_out");
+  check("dense_3_feat_out", read.Size("dense_3_feat_out", config.hidden_size),
+        config.hidden_size, " by embedding_length");
+  for (const char* name : {"dense_2.weight", "dense_3.weight"}) {
+    if (config.dense_dim != 0 || !file.Find(name)) continue;
+    throw CorruptFile(StrCat(file.path(), ": found tensor ", name,
+                             ", expected metadata ", family.architecture,
+                             ".dense_2_feat_out with it"));
+  }
+}
+
 void ReadTokenIds(const GgufFile& file, const Family& family,
                   ModelConfig& config) {
   const auto id = [&](const char* key, int32_t fallback) {
@@ -370,6 +403,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   CheckValueLengths(file, read, config);
   ReadStillPairs(file, family, config);
   config.keys_are_values = KeysAreValues(file, family, config);
+  ReadEmbedding(file, read, family, config);
   config.query_scale = QueryScale(family, config);
   ReadRope(file, read, family, config);
   ReadTokenIds(file, family, config);

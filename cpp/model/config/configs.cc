@@ -29,7 +29,7 @@ struct Row {
 };
 
 using enum ModelType;
-constexpr size_t k8K = 8192, k32K = 32768, k128K = 131072, k256K = 262144;
+constexpr size_t k2K = 2048, k8K = 8192, k32K = 32768, k128K = 131072, k256K = 262144;
 
 constexpr Row kRows[] = {
 #define GKV_MODEL(type, name, family, ...) \
@@ -84,6 +84,8 @@ ModelConfig FromRow(const Row& row) {
       layer.window = row.window;
     }
   }
+  // Published: two products behind the mean.
+  if (family.bidirectional) config.dense_dim = 4 * row.hidden;
   if (HasRecurrentLayers(family)) {
     // All published sizes: as wide as the residual stream, a block per head.
     config.lru_width = row.hidden;

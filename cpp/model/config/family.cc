@@ -76,6 +76,17 @@ constexpr Family kFamilies[] = {
         .rope_base_sliding = 1e4,
     },
     {
+        // EmbeddingGemma (arXiv 2509.20354).
+        .architecture = "gemma-embedding",
+        .pattern = kGemma3Pattern,
+        .vocab_size = 262144,
+        .qk_norm = true,
+        .post_norms = true,
+        .rope_base_full = 1e6,
+        .rope_base_sliding = 1e4,
+        .bidirectional = true,
+    },
+    {
         .architecture = "recurrentgemma",
         .pattern = kRecurrentPattern,
         .sliding_window = 2048,
@@ -161,6 +172,7 @@ void ApplyFamily(const Family& family, ModelConfig& config) {
   config.biases = family.biases;
   config.value_norm = family.value_norm;
   config.layer_scales = family.layer_scales;
+  config.bidirectional = family.bidirectional;
   if (family.query_scale != 0) config.query_scale = family.query_scale;
   config.eos_ids = {1};
   for (const int32_t id : {family.end_of_call, family.end_of_turn}) {

@@ -32,6 +32,7 @@ struct Family {
   size_t rope_share = 1;         // head_dim / rope_dim
   size_t full_turning = 1;       // one in so many pairs of full layers turns
   bool bf16_embedding_scale = false;
+  bool bidirectional = false;
   int32_t end_of_turn = 0;  // token that ends a reply; 0: the family has none
   int32_t end_of_call = 0;  // the same behind a call of a tool
 };

@@ -159,6 +159,11 @@ constexpr Field kFields[] = {
     {.name = "expert_ffn_dim", .at = kAt<&M::expert_ffn_dim>,
      .high = 65536, .fallback = 0, .gguf = "expert_feed_forward_length",
      .mark = 20},
+    // Models of embeddings.
+    {.name = "bidirectional", .at = kAt<&M::bidirectional>, .high = 1,
+     .fallback = 0, .mark = 40},
+    {.name = "dense_dim", .at = kAt<&M::dense_dim>, .high = kMaxSize,
+     .fallback = 0, .gguf = "dense_2_feat_out", .mark = 41},
 };
 
 std::vector<double> AllHeads(const M& config) {

@@ -30,6 +30,15 @@ size_t VisibleBegin(const LayerConfig& layer, size_t readable_begin,
   return std::max(readable_begin, position + 1 - layer.window);
 }
 
+// One behind the last position that the row at `position` sees, in a step that
+// ends at `step_end`.
+size_t VisibleEnd(const ModelConfig& config, const LayerConfig& layer,
+                  size_t step_end, size_t position) {
+  if (!config.bidirectional) return position + 1;
+  if (layer.kind != LayerKind::kSliding) return step_end;
+  return std::min(step_end, position + layer.window);
+}
+
 }  // namespace
 
 // The ops-level description of a tile in one layer.
@@ -51,6 +60,7 @@ class AttentionPlan::TileView {
     for (size_t r = 0; r < tile.num_rows; ++r) {
       const size_t position = tile.position + r;
       const size_t begin = VisibleBegin(shape, table.readable_begin, position);
+      const size_t end = VisibleEnd(config, shape, slice.view->end, position);
       for (size_t h = 0; h < heads; ++h) {
         const size_t i = r * heads + h;
         const size_t at = (tile.first_row + r) * row_floats +
@@ -58,7 +68,7 @@ class AttentionPlan::TileView {
         q_[i] = q + at;
         out_[i] = out + at;
         begin_[i] = begin;
-        end_[i] = position + 1;
+        end_[i] = end;
       }
     }
     tile_ = {q_,
@@ -138,10 +148,15 @@ void AttentionPlan::CutIntoSpans(std::span<const SequenceSlice> slices,
                                  Tasks& tasks) const {
   for (size_t t = 0; t < tasks.tiles.size(); ++t) {
     const Tile& tile = tasks.tiles[t];
-    const size_t begin = VisibleBegin(
-        config_.layers[tasks.layer],
-        TableOf(slices[tile.slice], tasks.layer).readable_begin, tile.position);
-    const size_t last = (tile.position + tile.num_rows - 1) / kAttentionSpan;
+    const LayerConfig& layer = config_.layers[tasks.layer];
+    const SequenceSlice& slice = slices[tile.slice];
+    const size_t begin =
+        VisibleBegin(layer, TableOf(slice, tasks.layer).readable_begin,
+                     tile.position);
+    const size_t last_row = tile.position + tile.num_rows - 1;
+    const size_t last =
+        (VisibleEnd(config_, layer, slice.view->end, last_row) - 1) /
+        kAttentionSpan;
     for (size_t span = begin / kAttentionSpan; span <= last; ++span) {
       tasks.spans.push_back({t, span});
     }

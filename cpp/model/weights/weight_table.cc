@@ -46,6 +46,7 @@ size_t ExpertsHidden(const Config& c, size_t) {
   return c.num_experts * c.hidden_size;
 }
 size_t ExpertFfn(const Config& c, size_t) { return c.expert_ffn_dim; }
+size_t Dense(const Config& c, size_t) { return c.dense_dim; }
 
 using Condition = bool(const Config& config, size_t layer);
 bool Always(const Config&, size_t) { return true; }
@@ -77,6 +78,7 @@ bool PostNorms(const Config& c, size_t) { return c.post_norms; }
 bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
 bool HasPle(const Config& c, size_t) { return c.ple_dim != 0; }
 bool HasExperts(const Config& c, size_t) { return c.num_experts != 0; }
+bool HasDense(const Config& c, size_t) { return c.dense_dim != 0; }
 
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
@@ -112,6 +114,8 @@ constexpr Row kModelRows[] = {
      &Weights::ple_proj},
     {"per_layer_proj_norm.weight", kVector, One, Ple, HasPle,
      &Weights::ple_norm},
+    {"dense_2.weight", kMatrix, Dense, Hidden, HasDense, &Weights::dense_2},
+    {"dense_3.weight", kMatrix, Hidden, Dense, HasDense, &Weights::dense_3},
 };
 
 constexpr Row kLayerRows[] = {

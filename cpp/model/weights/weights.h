@@ -151,6 +151,9 @@ struct Weights {
   RowTable ple_table;     // [ple_vocab, num_layers * ple_dim]
   PackedMatrix ple_proj;  // [num_layers * ple_dim, hidden_size]
   FloatVector ple_norm;   // [ple_dim]
+  // Of models of embeddings, behind the mean.
+  PackedMatrix dense_2;  // [dense_dim, hidden_size]
+  PackedMatrix dense_3;  // [hidden_size, dense_dim]
   std::vector<LayerWeights> layers;
   std::vector<MatrixInfo> matrices;  // all of the above, as they were read, but
                                      // for tables of rows

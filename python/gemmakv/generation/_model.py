@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,6 +35,11 @@ from gemmakv.cache._prefix import (
 )
 from gemmakv.errors import GemmaKVError, unexpected
 from gemmakv.generation._constraints import Compiler
+from gemmakv.generation._embeddings import (
+    check_dim,
+    check_pooling,
+    embedding_ids,
+)
 from gemmakv.generation._option_kinds import MAX_INT
 from gemmakv.generation._options import (
     DEFAULT_MAX_TOKENS,
@@ -56,7 +61,14 @@ from gemmakv.generation._prompts import (
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._scores import choice_ids, probabilities
 from gemmakv.generation._stream import Stream
-from gemmakv.generation._work import Job, Work, adone, done, time_left
+from gemmakv.generation._work import (
+    Job,
+    Work,
+    adone,
+    done,
+    off_the_loop,
+    time_left,
+)
 from gemmakv.models import _catalog as models
 from gemmakv.models import _loading as loading
 from gemmakv.models._config import ModelConfig, ModelType, type_of
@@ -574,6 +586,106 @@ class Model:
             ids,
             found,
         )
+
+    @property
+    def embedding_dims(self) -> list[int]:
+        """Lengths of vectors that `embed` can make, the whole one first."""
+        return self._engine.embedding_dims
+
+    @property
+    def embedding_prompts(self) -> dict[str, str]:
+        """What `embed` can put in front of a text, by name: of the model's
+        config_sentence_transformers.json, or what EmbeddingGemma was
+        published with; empty for models that generate.
+        """
+        return dict(self._info.embedding.prompts)
+
+    def embed(
+        self,
+        texts: Iterable[Prompt],
+        *,
+        dim: int | None = None,
+        prompt: str | None = None,
+        pooling: str | None = None,
+        parse_special: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Vectors of texts, whose dot products say how near their meanings
+        are.
+
+            queries = gemma.embed(["What is a fork?"], prompt="query")
+            documents = gemma.embed(pages, prompt="document")
+            scores = queries @ documents.T
+
+        Args:
+          texts: texts, or sequences of token ids, which are taken as they
+            are. They are computed together, by length; the bits of a vector
+            depend on its own text alone.
+          dim: length of the vectors, one of `embedding_dims`: the leading
+            values, made a unit vector again. None: the whole one.
+          prompt: a name of `embedding_prompts`, or a text of your own with
+            {text} where texts are to stand ("{text}" alone: nothing else).
+            None: what the model's files state as the default, which of
+            EmbeddingGemma is nothing.
+          pooling: for models that generate, which are not trained for this:
+            "last" or "mean", the hidden state of the last position or the
+            mean over all, behind the final norm.
+          parse_special: whether texts may spell control tokens.
+
+        Returns float32 [texts, dim], rows of length 1.
+
+        Raises ValueError naming a bad argument: a text that is empty or
+        longer than the model's context, an unknown dim or prompt, pooling
+        where the model has its own, or none where it has not. Ctrl-C ends it
+        between two steps.
+        """
+        return self._embed(
+            *self._embedding_job(texts, dim, prompt, pooling, parse_special)
+        )
+
+    async def aembed(
+        self,
+        texts: Iterable[Prompt],
+        *,
+        dim: int | None = None,
+        prompt: str | None = None,
+        pooling: str | None = None,
+        parse_special: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """`embed` on an asyncio event loop, which it never blocks. One that is
+        cancelled ends between two steps.
+        """
+        job = self._embedding_job(texts, dim, prompt, pooling, parse_special)
+        return await off_the_loop(lambda check: self._embed(*job, check))
+
+    def _embedding_job(
+        self,
+        texts: Iterable[Prompt],
+        dim: int | None,
+        prompt: str | None,
+        pooling: str | None,
+        parse_special: bool,
+    ) -> tuple[list[TokenArray], int, str]:
+        """Checked arguments of the core."""
+        size = check_dim(dim, self.embedding_dims)
+        kind = check_pooling(pooling, self._config)
+        ids = embedding_ids(
+            texts,
+            prompt,
+            self._config,
+            self._tokenizer,
+            self._info.embedding,
+            parse_special,
+        )
+        return ids, size, kind
+
+    def _embed(
+        self,
+        ids: list[TokenArray],
+        dim: int,
+        pooling: str,
+        check: Callable[[], None] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        return self._engine.embed(ids, dim, pooling, check)
 
     def _prepare(
         self,

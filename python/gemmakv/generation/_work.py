@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
@@ -72,6 +73,47 @@ async def adone(engine: _core.Engine, work: Work[_T]) -> _T:
         except StopIteration as end:
             result: _T = end.value
             return result
+
+
+class _Given(Exception):
+    """Nobody waits for the result any more."""
+
+
+async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
+    """What `work` returns, called on a thread of its own. It is to call what
+    it is given now and then, which raises once nobody waits any more.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+    left = threading.Event()
+
+    def check() -> None:
+        if left.is_set():
+            raise _Given
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(cast(_T, result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work(check)
+        except BaseException as error:
+            failure = error
+        # The loop may be gone.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="gemmakv-embed", daemon=True).start()
+    try:
+        return await future
+    finally:
+        left.set()
 
 
 def time_left(deadline: float | None, begin: float) -> float | None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from gemmakv import _core
+from gemmakv.models._embedding import EmbeddingInfo, embedding_of_gguf
 
 # "gemma-3-1b-it", "Gemma 2 2b It", "gemma-it.Q4_0": a word of its own.
 _TUNED = re.compile(r"(?i)(?:^|[-_. ])(?:it|instruct|chat)(?:[-_. ]|$)")
@@ -20,11 +21,13 @@ class ModelInfo:
     names: what it is called, in its metadata and on disk.
     chat_template: Jinja source of its chat template, None if it has none.
     sampling: generation keywords that its makers recommend, unchecked.
+    embedding: how texts are put before a model of embeddings.
     """
 
     names: tuple[str, ...] = ()
     chat_template: str | None = None
     sampling: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    embedding: EmbeddingInfo = EmbeddingInfo()
 
     @property
     def instruction_tuned(self) -> bool:
@@ -51,6 +54,7 @@ def info_of_gguf(path: str) -> ModelInfo:
             {key: file.get(key) for key in present & set(_GGUF_SAMPLING)},
             _GGUF_SAMPLING,
         ),
+        embedding=embedding_of_gguf(path),
     )
 
 

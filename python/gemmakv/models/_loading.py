@@ -67,6 +67,14 @@ def load(
         if report.state == "written" and packed_cache is True:
             with contextlib.suppress(OSError):
                 packed.expire(folder, keep=report.path)
+    if engine.config.bidirectional and not engine.config.dense_dim:
+        warnings.warn(
+            f"{path}: loaded without the products behind the mean (2_Dense, "
+            "3_Dense), which it does not hold: its vectors are not those of "
+            "EmbeddingGemma as published",
+            PartialModelWarning,
+            stacklevel=3,
+        )
     return Loaded(engine, tokenizer, info, report)
 
 
@@ -76,7 +84,9 @@ def _load_folder(
     how: tuple[int, Callback | None, bytes, str],
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
-    tokenizer = tokenizer_of_folder(Path(path))
+    tokenizer = tokenizer_of_folder(
+        Path(path), may_add_eos=model.config.bidirectional
+    )
     model.check_tied_head()
     engine = _core.Engine.load_files(
         model.config,

@@ -67,10 +67,15 @@ class Marks:
                 )
 
 
-def read_marks(folder: Path, tokenizer_json: Mapping[str, Any] | None) -> Marks:
+def read_marks(
+    folder: Path,
+    tokenizer_json: Mapping[str, Any] | None,
+    may_add_eos: bool = False,
+) -> Marks:
     """What the files of a Hugging Face directory say.
 
-    `tokenizer_json` is the content of tokenizer.json if it counts. Raises
+    `tokenizer_json` is the content of tokenizer.json if it counts.
+    `may_add_eos`: whether texts may have an end. Raises
     CorruptFile for what is damaged or contradicts itself, MismatchError for
     settings that are not Gemma's.
     """
@@ -79,7 +84,7 @@ def read_marks(folder: Path, tokenizer_json: Mapping[str, Any] | None) -> Marks:
     path = folder / "tokenizer_config.json"
     if path.exists():
         config = read_object(path)
-        _check_settings(config, path)
+        _check_settings(config, path, may_add_eos)
         tokens += _added_by_id(config, path)
         special.update((text, path) for text in _named(config, path))
     path = folder / "special_tokens_map.json"
@@ -177,8 +182,12 @@ def _added_token(entry: Any, path: Path) -> AddedToken:
     return AddedToken(content, bool(entry.get("special", False)), path)
 
 
-def _check_settings(config: Mapping[str, Any], path: Path) -> None:
+def _check_settings(
+    config: Mapping[str, Any], path: Path, may_add_eos: bool
+) -> None:
     for key, expected in _SETTINGS.items():
+        if key == "add_eos_token" and may_add_eos:
+            continue
         value = config.get(key)
         if value is not None and value != expected:
             raise MismatchError(

@@ -12,9 +12,12 @@ from gemmakv.tokenizers._sentencepiece_file import marked_model
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
-def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
+def tokenizer_of_folder(
+    folder: Path, *, may_add_eos: bool = False
+) -> Tokenizer | None:
     """The tokenizer of a directory: that of its tokenizer.model, else of its
-    tokenizer.json, else None.
+    tokenizer.json, else None. `may_add_eos`: of models of embeddings, whose
+    texts may have an end.
 
     Raises OSError, CorruptFile for files that are damaged or contradict each
     other, MismatchError for a tokenizer that is not of Gemma's kind,
@@ -22,10 +25,11 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
     """
     path = folder / "tokenizer.model"
     if path.exists():
-        model = marked_model(path, read_marks(folder, None))
+        model = marked_model(path, read_marks(folder, None, may_add_eos))
         return SentencePieceTokenizer(model, str(path))
     path = folder / "tokenizer.json"
     if path.exists():
         content = read_object(path)
-        return JsonTokenizer(path, content, read_marks(folder, content))
+        marks = read_marks(folder, content, may_add_eos)
+        return JsonTokenizer(path, content, marks)
     return None

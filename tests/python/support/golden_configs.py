@@ -121,6 +121,8 @@ def fields(config: Config) -> dict[str, Any]:
     }
     if kind == "recurrent_gemma":
         return {**result, **_recurrent(text)}
+    if text.get("use_bidirectional_attention") and kind == "gemma3_text":
+        return {**result, **_rope(stated, kind), **_embedding(text)}
     if golden_models.gemma4(text):
         return {**result, **_gemma4(text)}
     if kind == "gemma":
@@ -189,6 +191,16 @@ def _gemma4(text: Config) -> dict[str, Any]:
         "sliding_window": text["sliding_window"],
         "still_pairs": still,
         "value_norm": True,
+    }
+
+
+def _embedding(text: Config) -> dict[str, Any]:
+    kinds = _kinds(text)
+    return {
+        **kinds,
+        "architecture": "gemma-embedding",
+        "bidirectional": True,
+        "sliding_window": kinds["sliding_window"] // 2 + 1,
     }
 
 

@@ -22,6 +22,7 @@ from gemmakv.models.huggingface._layer_sizes import (
     rope_by_kind,
     shared_layers,
 )
+from gemmakv.models.huggingface._modules import Modules, read_modules
 from gemmakv.models.huggingface._rope import rope_values
 
 
@@ -89,12 +90,14 @@ class FolderConfig:
     tied_head: whether the embedding serves as the output head.
     multimodal: whether the model has parts beside the language model.
     names: what the model is called there.
+    modules: what stands behind a model of embeddings.
     """
 
     config: ModelConfig
     tied_head: bool
     multimodal: bool
     names: tuple[str, ...]
+    modules: Modules = Modules()
 
 
 def read_config(folder: Path) -> FolderConfig:
@@ -125,9 +128,18 @@ def read_config(folder: Path) -> FolderConfig:
             f"{path}: the weights are quantized (quantization_config), "
             "expected F32, F16 or BF16 weights"
         )
+    embeds = model_type == "gemma3_text" and text is top and text.flag(
+        "use_bidirectional_attention", False
+    )
+    if embeds:
+        kind = dataclasses.replace(kind, architecture="gemma-embedding")
     reader = _Reader(kind, text, has_table=model_type == "gemma4_text")
     values = reader.values()
     values |= _token_ids(folder, [top, text])
+    modules = Modules()
+    if embeds:
+        modules = read_modules(folder, values["hidden_size"])
+        values["dense_dim"] = modules.dense_dim
     try:
         config = ModelConfig(**values).named()
     except ValueError as error:
@@ -137,7 +149,9 @@ def read_config(folder: Path) -> FolderConfig:
     if text is not top and "tie_word_embeddings" in text:
         tied = text.flag("tie_word_embeddings", True)
     name = top.text("_name_or_path", "")
-    return FolderConfig(config, tied, text is not top, (name,) if name else ())
+    return FolderConfig(
+        config, tied, text is not top, (name,) if name else (), modules
+    )
 
 
 class _Reader:
@@ -149,6 +163,8 @@ class _Reader:
         self.has_table = has_table  # of per-layer embeddings, if it says so
         self.recurrent = kind.architecture == "recurrentgemma"
         self.by_kind = kind.architecture == "gemma4"
+        # EmbeddingGemma is a Gemma 3 that looks both ways.
+        self.embeds = kind.architecture == "gemma-embedding"
 
     def refuse(self, key: str, expected: str) -> MismatchError:
         return MismatchError(str(self.text.wrong(key, expected)))
@@ -222,7 +238,7 @@ class _Reader:
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
         both_ways = text.values.get("use_bidirectional_attention")
         # Of image tokens only: text is causal.
-        if both_ways and not (self.by_kind and both_ways == "vision"):
+        if both_ways and not self.embeds and not (self.by_kind and both_ways == "vision"):
             raise self.refuse(
                 "use_bidirectional_attention",
                 "null or 'vision'" if self.by_kind else "false",
@@ -262,7 +278,9 @@ class _Reader:
                 raise self.refuse("layer_types", "'full_attention' alone")
             return kinds
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            if key in self.text and self.kind.architecture == "gemma3":
+            if key in self.text and (
+                self.embeds or self.kind.architecture == "gemma3"
+            ):
                 period = self.text.size(key, 6)
                 return [
                     "sliding" if (i + 1) % period else "full"
@@ -290,10 +308,13 @@ class _Reader:
             key = "attention_window_size"
         if key in self.text.values and key not in self.text:
             raise self.text.wrong(key, "a window of layers that slide")
-        return self.text.size(key, self.kind.sliding_window)
+        window = self.text.size(key, self.kind.sliding_window)
+        # Files state twice the distance that is seen to either side.
+        return window // 2 + 1 if self.embeds else window
 
     def _query_scale(self, head_dim: int) -> float:
-        if self.kind.architecture in ("gemma2", "gemma3", "vaultgemma"):
+        known = ("gemma2", "gemma3", "vaultgemma")
+        if self.embeds or self.kind.architecture in known:
             divisor = self.text.number("query_pre_attn_scalar", 256)
             if divisor <= 0:
                 raise self.text.wrong(

@@ -8,8 +8,13 @@ from pathlib import Path
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_bytes, read_object
 from gemmakv.errors import CorruptFile, MismatchError
+from gemmakv.models._embedding import EmbeddingInfo
 from gemmakv.models._info import ModelInfo, sampling_of_json
 from gemmakv.models.huggingface._config import read_config
+from gemmakv.models.huggingface._modules import (
+    dense_tensors,
+    read_embedding_info,
+)
 from gemmakv.models.huggingface._safetensors import (
     StoredTensor,
     read_folder,
@@ -59,13 +64,19 @@ class ModelFolder:
             multimodal=described.multimodal,
             stored=stored,
             folder=folder,
+            dense=dense_tensors(described.modules),
         )
         tied = tied_tensors(stored, folder) if described.tied_head else None
         names = (*described.names, _name_of(folder.resolve()))
         generation = folder / "generation_config.json"
         sampling = read_object(generation) if generation.exists() else {}
         info = ModelInfo(
-            names, chat_template_of(folder), sampling_of_json(sampling)
+            names,
+            chat_template_of(folder),
+            sampling_of_json(sampling),
+            read_embedding_info(folder)
+            if described.config.bidirectional
+            else EmbeddingInfo(),
         )
         return cls(described.config, files, places, left_out, info, tied)
 

@@ -19,7 +19,7 @@ def rope_values(
 
     Raises CorruptFile or MismatchError.
     """
-    if base.architecture == "gemma3":
+    if base.architecture in ("gemma3", "gemma-embedding"):
         return _by_layer_type(text, base)
     key = "rope_scaling"
     section = text.section(key)

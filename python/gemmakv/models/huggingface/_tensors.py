@@ -292,8 +292,10 @@ def place_tensors(
     multimodal: bool,
     stored: Mapping[str, StoredTensor],
     folder: Path,
+    dense: Mapping[str, StoredTensor] | None = None,
 ) -> tuple[list[str], list[Place], list[str]]:
-    """(files, places in them, names of tensors that were left out).
+    """(files, places in them, names of tensors that were left out). `dense`:
+    those of modules behind the model, by the core's names.
 
     Raises CorruptFile for tensors that are missing, unexpected or of a shape
     that contradicts the configuration; MismatchError for types that are not
@@ -314,6 +316,13 @@ def place_tensors(
         tensor = _require(want, stored, folder)
         file = files.setdefault(tensor.path, len(files))
         places.append(want.place(file, tensor))
+    outer, inner = config.hidden_size, config.dense_dim
+    for core, tensor in (dense or {}).items():
+        shape = (inner, outer) if core == "dense_2.weight" else (outer, inner)
+        want = _Want(core, core, shape)
+        found = _require(want, {core: tensor}, folder)
+        file = files.setdefault(found.path, len(files))
+        places.append(want.place(file, found))
     used = {want.name for want in wants} | set(_HEADS)
     used |= {
         f"{prefix}layers.{i}.self_attn.{name}"

@@ -1,0 +1,140 @@
+#include "engine/embedder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "base/fp_environment.h"
+
+namespace gkv {
+namespace {
+
+// Rows of a step; more if one text alone has more.
+constexpr size_t kStepRows = 512;
+// How long a waiting caller goes without polling.
+constexpr std::chrono::milliseconds kPollInterval{50};
+
+}  // namespace
+
+struct Embedder::Call {
+  std::span<const Text> texts;
+  float* out;
+  std::vector<size_t> order;  // of texts, the longest first
+  // In `order`, those that wait: [first, last).
+  size_t first = 0, last = 0;
+  size_t running = 0;  // texts of the step that runs
+  std::exception_ptr failure = nullptr;
+
+  size_t length(size_t place) const { return texts[order[place]].size(); }
+};
+
+Embedder::Embedder(std::shared_ptr<const Model> model, size_t num_threads)
+    : model_(std::move(model)), pool_(num_threads), pass_(*model_, pool_) {}
+
+size_t Embedder::steps() const {
+  std::unique_lock lock(mutex_);
+  return steps_;
+}
+
+void Embedder::Embed(std::span<const Text> texts, float* out,
+                     const std::function<void()>& poll) {
+  Call call{.texts = texts, .out = out};
+  call.order.resize(call.last = texts.size());
+  std::iota(call.order.begin(), call.order.end(), size_t{0});
+  std::stable_sort(call.order.begin(), call.order.end(),
+                   [&](size_t a, size_t b) {
+                     return texts[a].size() > texts[b].size();
+                   });
+  std::unique_lock lock(mutex_);
+  try {
+    if (!texts.empty()) calls_.push_back(&call);
+    while ((call.first != call.last || call.running != 0) && !call.failure) {
+      if (running_) {
+        changed_.wait_for(lock, kPollInterval);
+      } else {
+        const std::vector<Item> items = TakeStep();
+        running_ = true;
+        lock.unlock();
+        std::exception_ptr failure;
+        try {
+          RunStep(items);
+        } catch (...) {
+          failure = std::current_exception();
+        }
+        lock.lock();
+        running_ = false;
+        ++steps_;
+        for (const Item& item : items) {
+          --item.call->running;
+          if (failure) item.call->failure = failure;
+        }
+        changed_.notify_all();
+      }
+      if (!poll) continue;
+      lock.unlock();
+      poll();
+      lock.lock();
+    }
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    Forget(call, lock);
+    throw;
+  }
+  if (!call.failure) return;
+  Forget(call, lock);
+  std::rethrow_exception(call.failure);
+}
+
+// Nothing of the call is used any more. Requires: the lock is held.
+void Embedder::Forget(Call& call, std::unique_lock<std::mutex>& lock) {
+  std::erase(calls_, &call);
+  call.first = call.last;
+  changed_.wait(lock, [&] { return call.running == 0; });
+}
+
+// Requires: the lock is held, there is a text that waits.
+std::vector<Embedder::Item> Embedder::TakeStep() {
+  std::vector<Item> items;
+  items.reserve(kStepRows);
+  std::vector<Call*> candidates(calls_.begin(), calls_.end());
+  // From here on nothing fails.
+  size_t rows = 0;
+  while (!candidates.empty()) {
+    std::erase_if(candidates, [&](Call* call) {
+      if (call->first == call->last) return true;
+      const auto fits = [&](size_t place) {
+        return items.empty() || rows + call->length(place) <= kStepRows;
+      };
+      size_t place = call->first;
+      if (fits(place)) {
+        ++call->first;
+      } else if (fits(call->last - 1)) {
+        place = --call->last;
+      } else {
+        return true;
+      }
+      rows += call->length(place);
+      ++call->running;
+      items.push_back({call, call->order[place]});
+      return false;
+    });
+  }
+  // The next one's turn.
+  std::rotate(calls_.begin(), calls_.begin() + 1, calls_.end());
+  std::erase_if(calls_, [](Call* call) { return call->first == call->last; });
+  return items;
+}
+
+void Embedder::RunStep(const std::vector<Item>& items) {
+  const ScopedFpEnvironment fp_environment;
+  const size_t hidden = model_->config.hidden_size;
+  std::vector<EmbeddingPass::Text> texts;
+  for (const Item& item : items) {
+    texts.push_back({item.call->texts[item.index],
+                     item.call->out + item.index * hidden});
+  }
+  pass_.Run(texts);
+}
+
+}  // namespace gkv

@@ -1,0 +1,71 @@
+#ifndef GEMMAKV_ENGINE_EMBEDDER_H_
+#define GEMMAKV_ENGINE_EMBEDDER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "model/embedding.h"
+#include "model/forward.h"
+
+namespace gkv {
+
+// Vectors of texts by a bidirectional model, for any number of callers at the
+// same time. It has no thread of its own: of those who wait, one at a time runs
+// the next step, with the texts of whoever waits: the longest of the caller
+// whose turn it is, then, one after the other, those of all callers that still
+// fit. Texts that are short, or come alone, share the reading of the weights,
+// and nobody waits for the whole of another's call. No result depends on that.
+// Thread-safe.
+class Embedder {
+ public:
+  using Text = std::span<const int32_t>;
+
+  Embedder(std::shared_ptr<const Model> model, size_t num_threads);
+  Embedder(const Embedder&) = delete;
+
+  // out [texts.size(), hidden_size], as of EmbeddingPass. `poll` is called now
+  // and then, on this thread and with no lock held; what it throws ends the
+  // call, once nothing uses its texts any more. Throws what EmbeddingPass::Run
+  // throws, without an effect on other calls but those of the same step.
+  // Requires: texts of 1 to context_length tokens in [0, vocab_size).
+  void Embed(std::span<const Text> texts, float* out,
+             const std::function<void()>& poll = {});
+
+  // Steps so far.
+  size_t steps() const;
+
+ private:
+  struct Call;
+  struct Item {  // a text that waits
+    Call* call;
+    size_t index;
+  };
+
+  std::vector<Item> TakeStep();
+  void RunStep(const std::vector<Item>& items);
+  void Forget(Call& call, std::unique_lock<std::mutex>& lock);
+
+  const std::shared_ptr<const Model> model_;
+  // Of whoever runs the step.
+  ThreadPool pool_;
+  EmbeddingPass pass_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Call*> calls_;  // with texts that wait, in the order of turns
+  bool running_ = false;
+  size_t steps_ = 0;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_EMBEDDER_H_

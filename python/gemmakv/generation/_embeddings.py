@@ -1,0 +1,130 @@
+"""Texts as vectors: what goes to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gemmakv.errors import brief, unexpected
+from gemmakv.generation._prompts import Prompt, TokenArray, token_ids
+from gemmakv.models._config import ModelConfig
+from gemmakv.models._embedding import EmbeddingInfo
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+POOLINGS = ("mean", "last")
+PLACE = "{text}"
+
+
+def check_dim(dim: int | None, dims: Sequence[int]) -> int:
+    """0 for None. Raises ValueError listing the known ones."""
+    if dim is None:
+        return 0
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim not in dims:
+        known = ", ".join(map(str, dims))
+        expected = f"one of {known}" if len(dims) > 1 else known
+        raise unexpected("dim", f"{expected}, or None for {dims[0]}", dim)
+    return dim
+
+
+def check_pooling(pooling: str | None, config: ModelConfig) -> str:
+    """ "" for the model's own. Raises ValueError."""
+    if config.bidirectional:
+        if pooling is not None:
+            raise unexpected(
+                "pooling", "None: this model is trained for the mean", pooling
+            )
+        return ""
+    known = " or ".join(map(repr, POOLINGS))
+    if pooling is None:
+        name = config.name or config.architecture
+        raise ValueError(
+            f"pooling: expected {known}, found None: {name} is not trained to "
+            "give embeddings; its hidden states may serve as such"
+        )
+    if pooling not in POOLINGS:
+        raise unexpected("pooling", known, pooling)
+    return pooling
+
+
+def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
+    """What texts are put into, with PLACE for them; PLACE alone for none.
+
+    Raises ValueError listing the known prompts.
+    """
+    prompts: Mapping[str, str] = info.prompts
+    if prompt is None:
+        if info.default_prompt is None:
+            return PLACE
+        prompt = info.default_prompt
+    if isinstance(prompt, str):
+        if prompt in prompts:
+            return prompts[prompt] + PLACE
+        if prompt.count(PLACE) == 1:
+            return prompt
+    known = ", ".join(prompts) or "this model knows none"
+    raise unexpected(
+        "prompt", f"a name ({known}) or a text with one {PLACE}", prompt
+    )
+
+
+def embedding_ids(
+    texts: Iterable[Prompt],
+    prompt: str | None,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    info: EmbeddingInfo,
+    parse_special: bool = False,
+) -> list[TokenArray]:
+    """Token ids of each. Raises ValueError naming the text."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise unexpected("texts", "a list of texts", texts)
+    template = template_of(prompt, info)
+    before, after = template.split(PLACE)
+    listed = list(texts)
+    if not listed:
+        raise ValueError("texts: expected at least one, found none")
+    found = []
+    for index, text in enumerate(listed):
+        name = f"texts[{index}]"
+        if isinstance(text, str):
+            ids = _text_ids(
+                name, text, f"{before}{text}{after}", config, tokenizer, info,
+                parse_special,
+            )  # fmt: skip
+        elif prompt is not None:
+            raise ValueError(
+                f"{name}: expected a text, which the prompt stands before, "
+                f"found {brief(text)}"
+            )
+        else:
+            ids = token_ids(name, text, config.vocab_size)
+        if len(ids) > config.context_length:
+            raise ValueError(
+                f"{name}: found {len(ids)} tokens, expected at most "
+                f"{config.context_length}"
+            )
+        found.append(ids)
+    return found
+
+
+def _text_ids(
+    name: str,
+    text: str,
+    whole: str,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    info: EmbeddingInfo,
+    parse_special: bool,
+) -> TokenArray:
+    if not text:
+        raise ValueError(f"{name}: expected a text, found an empty one")
+    if tokenizer is None:
+        raise ValueError(
+            f"{name}: this model has no tokenizer; expected token ids, found "
+            "a str"
+        )
+    ids = tokenizer.encode(whole, parse_special)
+    if config.bos_id >= 0:
+        ids.insert(0, config.bos_id)
+    if info.adds_eos and config.eos_ids:
+        ids.append(config.eos_ids[0])
+    return token_ids(name, ids, config.vocab_size)
