@@ -14,6 +14,8 @@ from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from gemmakv.cli.bench import bench
 from gemmakv.cli.chat.command import EXAMPLES as CHAT_EXAMPLES
 from gemmakv.cli.chat.command import chat
+from gemmakv.cli.embed import EXAMPLES as EMBED_EXAMPLES
+from gemmakv.cli.embed import embed
 from gemmakv.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from gemmakv.cli.generate import generate
 from gemmakv.cli.info import EXAMPLES as INFO_EXAMPLES
@@ -38,6 +40,7 @@ app = typer.Typer(
 )
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=GENERATE_EXAMPLES)(generate)
+app.command(epilog=EMBED_EXAMPLES)(embed)
 app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=INFO_EXAMPLES)(info)
 app.command(epilog=VERIFY_EXAMPLES)(verify)

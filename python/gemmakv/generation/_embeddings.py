@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from gemmakv.errors import brief, unexpected
-from gemmakv.generation._prompts import Prompt, TokenArray, token_ids
+from gemmakv.generation._prompts import (
+    Prompt,
+    TokenArray,
+    prompt_ids,
+    token_ids,
+)
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -73,8 +80,15 @@ def embedding_ids(
     tokenizer: Tokenizer | None,
     info: EmbeddingInfo,
     parse_special: bool = False,
+    longest: int | None = None,
+    truncate: bool = False,
 ) -> list[TokenArray]:
-    """Token ids of each. Raises ValueError naming the text."""
+    """Token ids of each. Raises ValueError naming the text. `longest`: tokens
+    at most, instead of the model's context; with `truncate` others lose what
+    is too much before their end.
+    """
+    most = config.context_length if longest is None else longest
+    adds_eos = info.adds_eos and len(config.eos_ids) > 0
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise unexpected("texts", "a list of texts", texts)
     template = template_of(prompt, info)
@@ -86,10 +100,12 @@ def embedding_ids(
     for index, text in enumerate(listed):
         name = f"texts[{index}]"
         if isinstance(text, str):
-            ids = _text_ids(
-                name, text, f"{before}{text}{after}", config, tokenizer, info,
-                parse_special,
-            )  # fmt: skip
+            if not text:
+                raise ValueError(f"{name}: expected a text, found an empty one")
+            whole = f"{before}{text}{after}"
+            ids = prompt_ids(name, whole, config, tokenizer, parse_special)
+            if adds_eos:
+                ids = np.append(ids, np.int32(config.eos_ids[0]))
         elif prompt is not None:
             raise ValueError(
                 f"{name}: expected a text, which the prompt stands before, "
@@ -97,34 +113,13 @@ def embedding_ids(
             )
         else:
             ids = token_ids(name, text, config.vocab_size)
-        if len(ids) > config.context_length:
+        if len(ids) > most and truncate:
+            ended = adds_eos and isinstance(text, str)
+            kept = ids[: most - 1 if ended else most]
+            ids = np.append(kept, ids[-1:]) if ended else kept
+        if len(ids) > most:
             raise ValueError(
-                f"{name}: found {len(ids)} tokens, expected at most "
-                f"{config.context_length}"
+                f"{name}: found {len(ids)} tokens, expected at most {most}"
             )
         found.append(ids)
     return found
-
-
-def _text_ids(
-    name: str,
-    text: str,
-    whole: str,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    info: EmbeddingInfo,
-    parse_special: bool,
-) -> TokenArray:
-    if not text:
-        raise ValueError(f"{name}: expected a text, found an empty one")
-    if tokenizer is None:
-        raise ValueError(
-            f"{name}: this model has no tokenizer; expected token ids, found "
-            "a str"
-        )
-    ids = tokenizer.encode(whole, parse_special)
-    if config.bos_id >= 0:
-        ids.insert(0, config.bos_id)
-    if info.adds_eos and config.eos_ids:
-        ids.append(config.eos_ids[0])
-    return token_ids(name, ids, config.vocab_size)

@@ -654,18 +654,24 @@ class Model:
         """`embed` on an asyncio event loop, which it never blocks. One that is
         cancelled ends between two steps.
         """
-        job = self._embedding_job(texts, dim, prompt, pooling, parse_special)
-        return await off_the_loop(lambda check: self._embed(*job, check))
+        return await self._aembed(
+            *self._embedding_job(texts, dim, prompt, pooling, parse_special)
+        )
 
     def _embedding_job(
         self,
         texts: Iterable[Prompt],
         dim: int | None,
         prompt: str | None,
-        pooling: str | None,
-        parse_special: bool,
+        pooling: str | None = None,
+        parse_special: bool = False,
+        longest: int | None = None,
+        truncate: bool = False,
     ) -> tuple[list[TokenArray], int, str]:
-        """Checked arguments of the core."""
+        """Checked arguments of the core. `longest`: tokens of a text at most,
+        instead of the model's context; with `truncate`, the end of one that
+        has more is left out.
+        """
         size = check_dim(dim, self.embedding_dims)
         kind = check_pooling(pooling, self._config)
         ids = embedding_ids(
@@ -675,8 +681,17 @@ class Model:
             self._tokenizer,
             self._info.embedding,
             parse_special,
+            longest,
+            truncate,
         )
         return ids, size, kind
+
+    async def _aembed(
+        self, ids: list[TokenArray], dim: int, pooling: str
+    ) -> npt.NDArray[np.float32]:
+        return await off_the_loop(
+            lambda check: self._embed(ids, dim, pooling, check)
+        )
 
     def _embed(
         self,

@@ -39,6 +39,10 @@ class Counts:
         self.completion_tokens = Counter(
             "gemmakv_completion_tokens_total", "Sampled tokens by key."
         )
+        self.embeddings = Counter(
+            "gemmakv_embeddings_total",
+            "Texts that vectors were made of, by key.",
+        )
         self.drafted_tokens = Counter(
             "gemmakv_drafted_tokens_total",
             "Tokens that were guessed and checked.",
@@ -68,6 +72,7 @@ class Counts:
         for label in labels:
             for counter in (
                 self.prompt_tokens, self.cached_tokens, self.completion_tokens,
+                self.embeddings,
             ):  # fmt: skip
                 counter.start(key=label)
         self._metrics: list[Metric] = [

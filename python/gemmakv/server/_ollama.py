@@ -25,7 +25,7 @@ from gemmakv.server._http import (
     serve,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import no_embeddings, refuse, renamed
+from gemmakv.server._openai import refuse, renamed
 from gemmakv.server._service import ChatRequest, ChatService
 from gemmakv.server._sessions import named, past_of
 
@@ -77,12 +77,6 @@ class GenerateBody(_Common, kw_only=True):
 class ShowBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None
-
-
-class EmbedBody(msgspec.Struct, kw_only=True):
-    model: str
-    input: str | list[str] | None = None
-    prompt: str | None = None
 
 
 async def chat(call: Call) -> None:
@@ -177,12 +171,6 @@ async def show(call: Call) -> None:
     )
 
 
-async def embed(call: Call) -> None:
-    body, _ = await call.json(EmbedBody)
-    call.check_model(body.model)
-    raise no_embeddings(call)
-
-
 async def version(call: Call) -> None:
     await call.answer({"version": call.settings.version})
 
@@ -263,6 +251,8 @@ def _models(call: Call) -> list[dict[str, Any]]:
 
 
 def _capabilities(service: ChatService) -> list[str]:
+    if service.gemma.config.bidirectional:
+        return ["embedding"]
     found = ["completion"]
     if call_form(service.template) is not None:
         found.append("tools")

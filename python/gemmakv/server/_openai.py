@@ -69,11 +69,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 _SAID = ("tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-
-
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -179,12 +174,6 @@ async def completions(call: Call) -> None:
         await serve(call, request, shape, bool(body.stream))
 
 
-async def embeddings(call: Call) -> None:
-    body, _ = await call.json(EmbeddingsBody)
-    call.check_model(body.model)
-    raise no_embeddings(call)
-
-
 async def models(call: Call) -> None:
     await call.answer(
         {
@@ -198,16 +187,6 @@ async def model(call: Call) -> None:
     name = call.scope["path_params"]["model"]
     call.check_model(name)
     await call.answer(_model(call, name))
-
-
-def no_embeddings(call: Call) -> RequestError:
-    return RequestError(
-        400,
-        f"model: expected one that gives embeddings, found {call.name!r}, "
-        "which writes text",
-        param="model",
-        code="model_not_supported",
-    )
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:

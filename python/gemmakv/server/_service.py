@@ -21,6 +21,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
@@ -158,6 +159,28 @@ class ChatRequest:
     n: int = 1
     default_max_tokens: int | None = None
     streamed: bool = True
+    arrived: float = dataclasses.field(default_factory=time.monotonic)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedRequest:
+    """Texts, or token ids, that vectors are to be made of.
+
+    Attributes:
+      tenant: whose it is.
+      dim, prompt: as for `Gemma.embed`.
+      truncate: whether texts that are too long lose what is too much, which
+        is an error otherwise.
+      names: what the API calls what errors begin with.
+      arrived: time.monotonic() when the request came.
+    """
+
+    tenant: Tenant
+    texts: Sequence[str | Sequence[int]]
+    dim: int | None = None
+    prompt: str | None = None
+    truncate: bool = False
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -353,11 +376,71 @@ class ChatService:
         Raises RequestError. If the task is cancelled, or `emit` raises, all
         of it ends with the step of the model that runs.
         """
+        with self._serving():
+            await self._run(request, emit)
+
+    async def embed(
+        self, request: EmbedRequest
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        """Vectors [texts, dim] of length 1, and the texts' tokens.
+
+        Raises RequestError. If the task is cancelled, it ends with the step
+        of the model that runs.
+        """
+        try:
+            with self._serving():
+                return await self._embed(request)
+        except RequestError as error:
+            for name, other in request.names.items():
+                if (error.param or "").startswith(name):
+                    rest = (error.param or "")[len(name) :]
+                    error.message = other + error.message[len(name) :]
+                    error.param = other + rest
+                    break
+            raise
+
+    async def _embed(
+        self, request: EmbedRequest
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        if self.admission.draining:
+            raise stopping()
+        gemma, label = self.gemma, request.tenant.label
+        job = await self.in_pool(
+            lambda: gemma._embedding_job(
+                request.texts,
+                request.dim,
+                request.prompt,
+                longest=self.context,
+                truncate=request.truncate,
+            )
+        )
+        timeout = self.settings.request_timeout
+        until = None if timeout is None else request.arrived + timeout
+        try:
+            async with self.admission.slot(label, 1, _left(until)):
+                self.counts.queue_s.observe(time.monotonic() - request.arrived)
+                async with asyncio.timeout(_left(until)):
+                    vectors = await gemma._aembed(*job)
+        except TimeoutError:
+            raise RequestError(
+                503,
+                "deadline: it passed before the texts were computed",
+                param="deadline",
+                code="deadline_exceeded",
+            ) from None
+        tokens = sum(map(len, job[0]))
+        self.counts.prompt_tokens.add(tokens, key=label)
+        self.counts.embeddings.add(len(vectors), key=label)
+        return vectors, tokens
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Around a request: it counts as live, and errors are of requests."""
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
         try:
-            await self._run(request, emit)
+            yield
         except asyncio.CancelledError:
             if self._aborted:
                 task.uncancel()

@@ -1,0 +1,140 @@
+"""`gemmakv embed`: texts as vectors."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from gemmakv._support.documents import read_bytes
+from gemmakv._support.files import write_atomically
+from gemmakv.chat._gemma import Gemma
+from gemmakv.cli import console
+from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
+
+EXAMPLES = examples(
+    'gemmakv embed -m org/repo --prompt query "What is a fork?"',
+    "gemmakv embed -m model.gguf --prompt document - < lines.txt",
+    "gemmakv embed -m folder --file lines.txt --dim 256 --output v.npy",
+)
+
+# Texts that are computed before the first of them is printed.
+_PORTION = 256
+_STDIN = "stdin"
+
+
+def embed(
+    texts: list[str] = typer.Argument(
+        None,
+        metavar="[TEXT]...",
+        help="Texts; - alone reads one from each line of stdin.",
+    ),
+    model: str = MODEL,
+    file: Path | None = typer.Option(
+        None, metavar="FILE", help="Read a text from each line of it instead."
+    ),
+    dim: int | None = typer.Option(
+        None,
+        metavar="N",
+        help="Length of the vectors, one that the model is trained for; "
+        "default: the whole one.",
+    ),
+    prompt: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="What stands before a text: a name that the model knows, such as "
+        "query or document, or a text with {text} in it.",
+    ),
+    pooling: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="For models that write text: mean or last, which of their hidden "
+        "states.",
+    ),
+    output: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write there: a NumPy array [texts, dim] if the name ends with "
+        ".npy, else JSON lines.",
+    ),
+    threads: int | None = THREADS,
+    quantize: str | None = QUANTIZE,
+    no_packed_cache: bool = typer.Option(
+        False,
+        "--no-packed-cache",
+        help="Keep no file of packed weights for the next start.",
+    ),
+) -> None:
+    """Make vectors of texts.
+
+    Prints a line of JSON for each text: index, text and embedding, float32
+    values of a vector of length 1.
+    """
+    if (file is not None) == bool(texts):
+        found = "both" if texts else "neither"
+        raise typer.BadParameter(f"expected texts or --file, found {found}")
+    gemma = console.load(model, threads, not no_packed_cache, quantize, False)
+    rows = _computed(gemma, _texts(texts, file), dim, prompt, pooling)
+    if output is None:
+        for index, text, vector in rows:
+            console.write(_line(index, text, vector))
+    elif output.suffix == ".npy":
+        vectors = [vector for _, _, vector in rows]
+        data = io.BytesIO()
+        np.save(data, np.stack(vectors))
+        write_atomically(output, data.getvalue())
+    else:
+        lines = "".join(itertools.starmap(_line, rows))
+        write_atomically(output, lines.encode())
+
+
+Row = tuple[int, str, npt.NDArray[np.float32]]
+
+
+def _computed(
+    gemma: Gemma,
+    texts: Iterator[str],
+    dim: int | None,
+    prompt: str | None,
+    pooling: str | None,
+) -> Iterator[Row]:
+    index = 0
+    while portion := list(itertools.islice(texts, _PORTION)):
+        vectors = gemma.embed(portion, dim=dim, prompt=prompt, pooling=pooling)
+        for text, vector in zip(portion, vectors, strict=True):
+            yield index, text, vector
+            index += 1
+
+
+def _texts(texts: list[str] | None, file: Path | None) -> Iterator[str]:
+    """One by one. Raises ValueError naming a line that is empty."""
+    if texts and texts != ["-"]:
+        yield from texts
+        return
+    name, lines = _STDIN, console.lines()
+    if file is not None:
+        name, lines = str(file), iter(io.BytesIO(read_bytes(file)))
+    number = 0
+    for number, line in enumerate(lines, 1):
+        text = console.prompt_of(f"{name}: line {number}", line)
+        if not text:
+            raise ValueError(
+                f"{name}: line {number}: expected a text, found an empty one"
+            )
+        yield text
+    if number == 0:
+        raise ValueError(f"{name}: expected a text on each line, found none")
+
+
+def _line(index: int, text: str, vector: npt.NDArray[np.float32]) -> str:
+    document = {"index": index, "text": text}
+    head = json.dumps(document, ensure_ascii=False)[:-1]
+    # Nine digits say which float32 it is.
+    numbers = ", ".join(f"{value:.9g}" for value in vector.tolist())
+    return f'{head}, "embedding": [{numbers}]}}\n'
