@@ -5,10 +5,11 @@
 
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
 quantizers choose for a width that is no multiple of 256), or with
---architecture that of the 2B model of Gemma 1 or 2, or with "gemma4-moe" half
-the width of Gemma 4 26B-A4B, with as many experts (3.2 GB): speed does not
-depend on the values, so a benchmark needs no download. The second writes a file
-of some hundred KB that runs in milliseconds. Same arguments, same bytes.
+--architecture that of the 2B model of Gemma 1 or 2, of EmbeddingGemma, or with
+"gemma4-moe" half the width of Gemma 4 26B-A4B, with as many experts (3.2 GB):
+speed does not depend on the values, so a benchmark needs no download. The
+second writes a file of some hundred KB that runs in milliseconds. Same
+arguments, same bytes.
 
 Weights are drawn as *stored* blocks, not quantized from numbers, so every
 type is as good as another and what a reader dequantizes is the truth. Scales
@@ -41,7 +42,7 @@ class Shape:
     head_dim: int = 32
     ffn: int = 96
     vocab: int = 512
-    window: int = 32  # 0: not stated
+    window: int = 32  # as files have it; 0: not stated
     context: int = 2048
     attention_cap: float = 0  # 0: not stated
     final_cap: float = 0
@@ -52,6 +53,7 @@ class Shape:
     experts: int = 0
     experts_used: int = 0
     expert_ffn: int = 0
+    dense: int = 0  # behind the mean of EmbeddingGemma
 
     @property
     def gemma4(self) -> bool:
@@ -59,7 +61,8 @@ class Shape:
 
     @property
     def qk_norm(self) -> bool:
-        return self.architecture in ("gemma3", "gemma4")
+        return self.architecture in (
+            "gemma3", "gemma4", "gemma-embedding")
 
     def slides(self, layer: int) -> bool:
         """Of a Gemma 4."""
@@ -90,9 +93,12 @@ TINY_MOE = Shape("gemma4", window=16, final_cap=30, full_kv_heads=1,
 WIDE_MOE = dataclasses.replace(
     TINY_MOE, hidden=256, layers=3, heads=4, head_dim=64, full_head_dim=128,
     ffn=512, expert_ffn=256)
+EMBEDDING_300M = Shape("gemma-embedding", hidden=768, layers=24, heads=3,
+                       kv_heads=1, head_dim=256, ffn=1152, vocab=262144,
+                       window=512, context=2048, dense=3072)
 LARGE = {"gemma4-moe": GEMMA4_MOE}
 LARGE.update((shape.architecture, shape)
-             for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B))
+             for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B, EMBEDDING_300M))
 
 
 def of_family(shape: Shape, architecture: str) -> Shape:
@@ -102,7 +108,9 @@ def of_family(shape: Shape, architecture: str) -> Shape:
     if architecture == "gemma4-moe":
         return WIDE_MOE if shape == WIDE else TINY_MOE
     window = 0 if architecture == "gemma" else shape.window
-    return dataclasses.replace(shape, architecture=architecture, window=window)
+    dense = 2 * shape.hidden if architecture == "gemma-embedding" else 0
+    return dataclasses.replace(shape, architecture=architecture, window=window,
+                               dense=dense)
 
 
 # Standard deviation of a stored block's values where its scale d is 1, and
@@ -204,12 +212,20 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
-    if shape.architecture == "gemma3":
+    if shape.qk_norm and not shape.gemma4:
         writer.add_rope_freq_base(1e6)
     if shape.window:
         writer.add_sliding_window(shape.window)
     if shape.attention_cap:
         writer.add_attn_logit_softcapping(shape.attention_cap)
+    if shape.dense:
+        mean = 1
+        name = shape.architecture
+        writer.add_uint32(f"{name}.pooling_type", mean)
+        writer.add_uint32(f"{name}.dense_2_feat_in", shape.hidden)
+        writer.add_uint32(f"{name}.dense_2_feat_out", shape.dense)
+        writer.add_uint32(f"{name}.dense_3_feat_in", shape.dense)
+        writer.add_uint32(f"{name}.dense_3_feat_out", shape.hidden)
     if shape.final_cap:
         writer.add_final_logit_softcapping(shape.final_cap)
     tokens, scores, types = vocabulary
@@ -223,7 +239,7 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_unk_token_id(3)
     writer.add_pad_token_id(0)
     writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
+    writer.add_add_eos_token(shape.dense > 0)
     writer.add_add_space_prefix(False)
 
 
@@ -315,6 +331,13 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
                 drawn += 1
             yield f"blk.{i}.{name}", kind, count, rows, cols, spread
     yield "output_norm.weight", "F32", 1, None, h, 10.0
+    if shape.dense:
+        for name, rows, cols in (
+            ("dense_2", shape.dense, h), ("dense_3", h, shape.dense),
+        ):
+            kind = types[drawn % len(types)]
+            drawn += 1
+            yield f"{name}.weight", kind, 1, rows, cols, cols ** -0.5
 
 
 def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",

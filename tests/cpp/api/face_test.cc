@@ -101,6 +101,26 @@ TEST(GemmaTest, ErrorsLeaveTheConversationAsItWas) {
   EXPECT_EQ(cache.tokens(), kPrompt);
 }
 
+TEST(GemmaTest, EmbedsTexts) {
+  const std::vector<std::vector<int32_t>> texts = {kPrompt, {2, 9}};
+  const std::vector<size_t> dims = Model().EmbeddingDims();
+  ASSERT_EQ(dims, std::vector<size_t>{Model().config().hidden_size});
+  const std::vector<float> vectors =
+      Model().Embed(texts, {.pooling = gkv::Pooling::kLast});
+  ASSERT_EQ(vectors.size(), 2 * dims[0]);
+  for (size_t t = 0; t < 2; ++t) {
+    float squares = 0;
+    for (size_t i = 0; i < dims[0]; ++i) {
+      squares += vectors[t * dims[0] + i] * vectors[t * dims[0] + i];
+    }
+    EXPECT_NEAR(squares, 1, 1e-5);
+  }
+  EXPECT_NE(ErrorOf<gkv::InvalidArgument>([&] {
+              (void)Model().Embed(texts);
+            }).find("not trained to give embeddings"),
+            std::string::npos);
+}
+
 TEST(GemmaTest, LogitsOfAllPositions) {
   gkv::KVCache a = NewCache(), b = NewCache();
   const size_t vocab = Model().config().vocab_size;

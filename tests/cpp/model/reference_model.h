@@ -35,6 +35,21 @@ class ReferenceModel {
     return x;
   }
 
+  // The mean of all positions, behind the products for it; of length 1.
+  Row Embedding(const std::vector<int32_t>& tokens) const {
+    Row sum(config_.hidden_size);
+    for (const Row& row : Hidden(tokens)) {
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += row[i];
+    }
+    if (config_.dense_dim != 0) {
+      sum = Multiply("dense_3.weight", Multiply("dense_2.weight", sum));
+    }
+    double squares = 0;
+    for (const double value : sum) squares += value * value;
+    for (double& value : sum) value /= std::sqrt(squares);
+    return sum;
+  }
+
   // Behind the last norm, [tokens][hidden_size].
   std::vector<Row> Hidden(const std::vector<int32_t>& tokens) const {
     std::vector<Row> x;
@@ -193,13 +208,17 @@ class ReferenceModel {
     for (size_t p = 0; p < x.size(); ++p) {
       const size_t begin =
           full || p + 1 < shape.window ? 0 : p + 1 - shape.window;
+      size_t end = p + 1;
+      if (config_.bidirectional) {
+        end = full ? x.size() : std::min(x.size(), p + shape.window);
+      }
       Row attended(shape.num_heads * dim, 0.0);
       for (size_t head = 0; head < shape.num_heads; ++head) {
         const Row query =
             Head(q[p], head, layer, p, prefix + "attn_q_norm.weight");
         const size_t at = head / group * dim;
         Row weights;
-        for (size_t t = begin; t <= p; ++t) {
+        for (size_t t = begin; t < end; ++t) {
           double score = 0;
           for (size_t i = 0; i < dim; ++i) {
             score += query[i] * config_.query_scale * keys[t][at + i];
@@ -210,7 +229,7 @@ class ReferenceModel {
         const double max = *std::max_element(weights.begin(), weights.end());
         double sum = 0;
         for (double& w : weights) sum += w = std::exp(w - max);
-        for (size_t t = begin; t <= p; ++t) {
+        for (size_t t = begin; t < end; ++t) {
           for (size_t i = 0; i < dim; ++i) {
             attended[head * dim + i] += weights[t - begin] / sum * v[t][at + i];
           }

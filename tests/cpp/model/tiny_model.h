@@ -139,6 +139,8 @@ struct TinyOptions {
   size_t experts_used = 0;
   size_t expert_ffn = 0;
   bool split_experts = false;  // gates apart from the rest
+  bool bidirectional = false;
+  size_t dense_dim = 0;
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -170,6 +172,8 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   options.value_norm = family.value_norm;
   options.keys_are_values = family.keys_may_be_values;
   options.layer_scales = family.layer_scales;
+  options.bidirectional = family.bidirectional;
+  if (family.bidirectional) options.dense_dim = 128;
   options.biases = family.biases;
   options.rope_dim = 32 / family.rope_share;
   if (family.full_turning != 1) {
@@ -201,11 +205,13 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   return options;
 }
 
-// Every family, by architecture, for parameterized tests; those that may have
-// experts with them, too.
-inline std::vector<std::string> TinyFamilies() {
+// Every family that continues texts, by architecture, for parameterized tests;
+// those that may have experts with them, too. With those that give embeddings
+// on request.
+inline std::vector<std::string> TinyFamilies(bool embeddings = false) {
   std::vector<std::string> names;
   for (const Family& family : Families()) {
+    if (family.bidirectional && !embeddings) continue;
     names.emplace_back(family.architecture);
     if (family.may_have_experts) {
       names.push_back(names.back() + std::string(kWithExperts));
@@ -262,6 +268,8 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.value_norm = options.value_norm;
   config.keys_are_values = options.keys_are_values;
   config.layer_scales = options.layer_scales;
+  config.bidirectional = options.bidirectional;
+  config.dense_dim = options.dense_dim;
   config.ple_dim = options.ple_dim;
   if (options.ple_dim != 0) config.ple_vocab = config.vocab_size + 3;
   config.num_experts = options.num_experts;
@@ -327,6 +335,11 @@ class TinyTensorMaker {
       Norm("per_layer_proj_norm.weight", ple);
     }
     for (size_t i = 0; i < config_.num_layers(); ++i) Layer(i);
+    prefix_.clear();
+    if (config_.dense_dim != 0) {
+      Matrix("dense_2.weight", config_.dense_dim, hidden);
+      Matrix("dense_3.weight", hidden, config_.dense_dim);
+    }
     return std::move(source_);
   }
 

@@ -226,7 +226,7 @@ TEST(PackedWeightsShapes, EveryShapeAndTypeSurvives) {
   all[2].tied = false;
   all[2].types = {TensorType::kBF16, TensorType::kQ6_K, TensorType::kQ4_0};
   all[3].types = {TensorType::kQ5_0, TensorType::kF16};
-  for (const std::string& family : TinyFamilies()) {
+  for (const std::string& family : TinyFamilies(true)) {
     all.push_back(TinyFamily(family));
     all.push_back(MixedTypes(all.back()));
   }

@@ -26,7 +26,7 @@ TensorView Matrix(const std::string& name, TensorType type, size_t cols = 64) {
 
 // What the table of weights says about a tensor.
 WeightRole RoleOf(const std::string& name) {
-  for (const std::string& family : TinyFamilies()) {
+  for (const std::string& family : TinyFamilies(true)) {
     Weights weights;
     for (const WeightEntry& entry :
          ListWeights(TinyConfig(TinyFamily(family)), weights)) {

@@ -163,7 +163,7 @@ TEST(WeightsTest, FingerprintsStay) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, WeightsOfFamilyTest,
-                         ::testing::ValuesIn(TinyFamilies()),
+                         ::testing::ValuesIn(TinyFamilies(true)),
                          [](const auto& info) { return info.param; });
 
 // Sources have the gates of experts with what they gate, or apart.

@@ -1,0 +1,202 @@
+#include "model/embedding.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/create_kv_cache.h"
+#include "model/reference_model.h"
+#include "model/tiny_model.h"
+#include "ops/target.h"
+
+namespace gkv {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using Vectors = std::vector<std::vector<float>>;
+
+Vectors Run(EmbeddingPass& pass, size_t hidden,
+            const std::vector<Tokens>& texts) {
+  Vectors vectors(texts.size(), std::vector<float>(hidden));
+  std::vector<EmbeddingPass::Text> views;
+  for (size_t t = 0; t < texts.size(); ++t) {
+    views.push_back({texts[t], vectors[t].data()});
+  }
+  pass.Run(views);
+  return vectors;
+}
+
+Vectors Run(const Model& model, size_t threads,
+            const std::vector<Tokens>& texts) {
+  ThreadPool pool(threads);
+  EmbeddingPass pass(model, pool);
+  return Run(pass, model.config.hidden_size, texts);
+}
+
+std::vector<Tokens> Texts(const std::vector<size_t>& lengths) {
+  std::vector<Tokens> texts;
+  for (const size_t length : lengths) {
+    texts.push_back(RandomTokens(length, static_cast<uint32_t>(length)));
+  }
+  return texts;
+}
+
+const std::vector<size_t> kLengths = {90, 1, 24, 25, 200, 7, 129};
+
+double WorstDifference(const TinyOptions& options,
+                       const std::function<void(ModelConfig&)>& wrong = {}) {
+  MemorySource source = TinyTensors(options);
+  ModelConfig config = TinyConfig(options);
+  if (wrong) wrong(config);
+  const ReferenceModel reference(config, source);
+  const auto model = TinyModel(options);
+  const std::vector<Tokens> texts = Texts(kLengths);
+  const Vectors found = Run(*model, 2, texts);
+  double worst = 0;
+  for (size_t t = 0; t < texts.size(); ++t) {
+    std::vector<float> unit(found[t].size());
+    UnitVector(found[t].data(), unit.size(), unit.data());
+    const ReferenceModel::Row expected = reference.Embedding(texts[t]);
+    for (size_t i = 0; i < unit.size(); ++i) {
+      worst = std::max(
+          worst, std::abs(static_cast<double>(unit[i]) - expected[i]));
+    }
+  }
+  return worst;
+}
+
+TinyOptions Embedding() { return TinyFamily("gemma-embedding"); }
+
+TEST(EmbeddingPassTest, MatchesReference) {
+  EXPECT_LT(WorstDifference(Embedding()), 3e-6);
+}
+
+TEST(EmbeddingPassTest, MatchesReferenceWithoutProductsBehindTheMean) {
+  TinyOptions options = Embedding();
+  options.dense_dim = 0;
+  EXPECT_LT(WorstDifference(options), 3e-6);
+}
+
+TEST(EmbeddingPassTest, MatchesReferenceWithLayersOfSeveralShapes) {
+  TinyOptions options = Embedding();
+  options.change = [](ModelConfig& config) {
+    for (LayerConfig& layer : config.layers) {
+      if (layer.kind != LayerKind::kFull) continue;
+      layer.head_dim = layer.rope_dim = 64;
+      layer.kv_heads = 1;
+    }
+    config.layers[0].window = 3;
+  };
+  EXPECT_LT(WorstDifference(options), 3e-6);
+}
+
+TEST(EmbeddingPassTest, AnotherMaskWouldShow) {
+  EXPECT_GT(WorstDifference(Embedding(),
+                            [](ModelConfig& c) { c.bidirectional = false; }),
+            1e-3);
+  for (const int step : {-1, 1}) {
+    EXPECT_GT(WorstDifference(Embedding(),
+                              [&](ModelConfig& config) {
+                                for (LayerConfig& layer : config.layers) {
+                                  layer.window += static_cast<size_t>(step);
+                                }
+                              }),
+              1e-4)
+        << step;
+  }
+}
+
+class EmbeddingBitsTest : public ::testing::TestWithParam<bool> {
+ protected:
+  const std::shared_ptr<const Model> model_ =
+      TinyModel(GetParam() ? MixedTypes(Embedding()) : Embedding());
+  const std::vector<Tokens> texts_ = Texts(kLengths);
+  const Vectors expected_ = Run(*model_, 1, texts_);
+};
+
+TEST_P(EmbeddingBitsTest, SameAlone) {
+  for (size_t t = 0; t < texts_.size(); ++t) {
+    EXPECT_EQ(Run(*model_, 1, {texts_[t]})[0], expected_[t]) << t;
+  }
+}
+
+TEST_P(EmbeddingBitsTest, SameInAnyOrderAndWithAnyThreads) {
+  std::vector<Tokens> reversed(texts_.rbegin(), texts_.rend());
+  for (const size_t threads : {2, 3, 8}) {
+    Vectors found = Run(*model_, threads, reversed);
+    std::reverse(found.begin(), found.end());
+    EXPECT_EQ(found, expected_) << threads;
+  }
+}
+
+TEST_P(EmbeddingBitsTest, NothingOfOtherTextsIsLeftBehind) {
+  ThreadPool pool(2);
+  EmbeddingPass pass(*model_, pool);
+  const size_t hidden = model_->config.hidden_size;
+  (void)Run(pass, hidden, Texts({300, 299, 298}));
+  EXPECT_EQ(Run(pass, hidden, texts_), expected_);
+  (void)Run(pass, hidden, Texts({5}));
+  EXPECT_EQ(Run(pass, hidden, texts_), expected_);
+}
+
+TEST_P(EmbeddingBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
+  const uint32_t id = NumericsId();
+  size_t compared = 0;
+  for (const std::string& target : AttainableTargets()) {
+    ForceTarget(target);
+    if (NumericsId() == id) {
+      EXPECT_EQ(Run(*model_, 1, texts_), expected_) << target;
+      ++compared;
+    }
+  }
+  ForceTarget("");
+  EXPECT_GE(compared, 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, EmbeddingBitsTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Quantized" : "F32";
+                         });
+
+TEST(UnitVectorTest, HasLengthOneWhateverItIsCutTo) {
+  const float vector[] = {3e-20f, 4e-20f, 1, -7};
+  float unit[4];
+  UnitVector(vector, 2, unit);
+  EXPECT_FLOAT_EQ(unit[0], 0.6f);
+  EXPECT_FLOAT_EQ(unit[1], 0.8f);
+  const float zeros[2] = {};
+  UnitVector(zeros, 2, unit);
+  EXPECT_EQ(unit[0], 0);
+  EXPECT_EQ(unit[1], 0);
+}
+
+TEST(EmbeddingDimsTest, AreThoseOfThePublishedModel) {
+  EXPECT_EQ(EmbeddingDims(ConfigOf(ModelType::kEmbeddingGemma_300M)),
+            (std::vector<size_t>{768, 512, 256, 128}));
+  ModelConfig config = TinyConfig(Embedding());
+  EXPECT_EQ(EmbeddingDims(config), std::vector<size_t>{config.hidden_size});
+  config.hidden_size = 256;
+  EXPECT_EQ(EmbeddingDims(config), (std::vector<size_t>{256, 128}));
+  EXPECT_EQ(EmbeddingDims(ConfigOf(ModelType::kGemma3_270M)),
+            std::vector<size_t>{640});
+}
+
+TEST(EmbeddingModelTest, HasNoConversations) {
+  try {
+    (void)CreateKVCache(ModelType::kEmbeddingGemma_300M);
+    ADD_FAILURE();
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "embeddinggemma-300m makes embeddings of texts and holds no "
+              "conversation: expected a call of embed, which needs no cache");
+  }
+}
+
+}  // namespace
+}  // namespace gkv
