@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,10 +107,24 @@ def _computed(
 ) -> Iterator[Row]:
     index = 0
     while portion := list(itertools.islice(texts, _PORTION)):
-        vectors = gemma.embed(portion, dim=dim, prompt=prompt, pooling=pooling)
+        try:
+            vectors = gemma.embed(
+                portion, dim=dim, prompt=prompt, pooling=pooling
+            )
+        except ValueError as error:
+            raise _counted(error, index) from None
         for text, vector in zip(portion, vectors, strict=True):
             yield index, text, vector
             index += 1
+
+
+def _counted(error: ValueError, before: int) -> ValueError:
+    """An error of one of the texts, by its number among all of them."""
+    named = re.match(r"texts\[(\d+)\]: ", str(error))
+    if named is None:
+        return error
+    number = before + int(named[1]) + 1
+    return ValueError(f"text {number}: {str(error)[named.end() :]}")
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> Iterator[str]:

@@ -21,7 +21,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Vectors = std::vector<std::vector<float>>;
 
-Vectors Run(EmbeddingPass& pass, size_t hidden,
+Vectors VectorsOf(EmbeddingPass& pass, size_t hidden,
             const std::vector<Tokens>& texts) {
   Vectors vectors(texts.size(), std::vector<float>(hidden));
   std::vector<EmbeddingPass::Text> views;
@@ -32,11 +32,11 @@ Vectors Run(EmbeddingPass& pass, size_t hidden,
   return vectors;
 }
 
-Vectors Run(const Model& model, size_t threads,
+Vectors VectorsOf(const Model& model, size_t threads,
             const std::vector<Tokens>& texts) {
   ThreadPool pool(threads);
   EmbeddingPass pass(model, pool);
-  return Run(pass, model.config.hidden_size, texts);
+  return VectorsOf(pass, model.config.hidden_size, texts);
 }
 
 std::vector<Tokens> Texts(const std::vector<size_t>& lengths) {
@@ -57,7 +57,7 @@ double WorstDifference(const TinyOptions& options,
   const ReferenceModel reference(config, source);
   const auto model = TinyModel(options);
   const std::vector<Tokens> texts = Texts(kLengths);
-  const Vectors found = Run(*model, 2, texts);
+  const Vectors found = VectorsOf(*model, 2, texts);
   double worst = 0;
   for (size_t t = 0; t < texts.size(); ++t) {
     std::vector<float> unit(found[t].size());
@@ -117,19 +117,19 @@ class EmbeddingBitsTest : public ::testing::TestWithParam<bool> {
   const std::shared_ptr<const Model> model_ =
       TinyModel(GetParam() ? MixedTypes(Embedding()) : Embedding());
   const std::vector<Tokens> texts_ = Texts(kLengths);
-  const Vectors expected_ = Run(*model_, 1, texts_);
+  const Vectors expected_ = VectorsOf(*model_, 1, texts_);
 };
 
 TEST_P(EmbeddingBitsTest, SameAlone) {
   for (size_t t = 0; t < texts_.size(); ++t) {
-    EXPECT_EQ(Run(*model_, 1, {texts_[t]})[0], expected_[t]) << t;
+    EXPECT_EQ(VectorsOf(*model_, 1, {texts_[t]})[0], expected_[t]) << t;
   }
 }
 
 TEST_P(EmbeddingBitsTest, SameInAnyOrderAndWithAnyThreads) {
   std::vector<Tokens> reversed(texts_.rbegin(), texts_.rend());
   for (const size_t threads : {2, 3, 8}) {
-    Vectors found = Run(*model_, threads, reversed);
+    Vectors found = VectorsOf(*model_, threads, reversed);
     std::reverse(found.begin(), found.end());
     EXPECT_EQ(found, expected_) << threads;
   }
@@ -139,10 +139,10 @@ TEST_P(EmbeddingBitsTest, NothingOfOtherTextsIsLeftBehind) {
   ThreadPool pool(2);
   EmbeddingPass pass(*model_, pool);
   const size_t hidden = model_->config.hidden_size;
-  (void)Run(pass, hidden, Texts({300, 299, 298}));
-  EXPECT_EQ(Run(pass, hidden, texts_), expected_);
-  (void)Run(pass, hidden, Texts({5}));
-  EXPECT_EQ(Run(pass, hidden, texts_), expected_);
+  (void)VectorsOf(pass, hidden, Texts({300, 299, 298}));
+  EXPECT_EQ(VectorsOf(pass, hidden, texts_), expected_);
+  (void)VectorsOf(pass, hidden, Texts({5}));
+  EXPECT_EQ(VectorsOf(pass, hidden, texts_), expected_);
 }
 
 TEST_P(EmbeddingBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
@@ -151,7 +151,7 @@ TEST_P(EmbeddingBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
   for (const std::string& target : AttainableTargets()) {
     ForceTarget(target);
     if (NumericsId() == id) {
-      EXPECT_EQ(Run(*model_, 1, texts_), expected_) << target;
+      EXPECT_EQ(VectorsOf(*model_, 1, texts_), expected_) << target;
       ++compared;
     }
   }

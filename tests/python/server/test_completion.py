@@ -252,17 +252,6 @@ def test_timings_of_the_others(app: App) -> None:
     assert set(frames[-2]["timings"]) == TIMINGS
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/api/embed", "/api/embeddings"]
-)
-def test_embeddings(app: App, path: str) -> None:
-    response = post(app, path, {"model": "talker", "input": "x"})
-    assert response.status_code == 400
-    said = response.json()["error"]
-    message = said if isinstance(said, str) else said["message"]
-    assert message.startswith("model: expected one that gives embeddings")
-
-
 def test_how_long_a_request_is() -> None:
     """What is short stays on the event loop; nothing long may."""
     assert _length("word", 9) == 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def types() -> list[str]:
 def published(name: str) -> Config:
     config: Config = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return config
+
+
+def write_published(folder: Path, name: str) -> Path:
+    """A directory's JSON files: config.json, and those of modules."""
+    if (FOLDER / name).is_dir():
+        shutil.copytree(FOLDER / name, folder, dirs_exist_ok=True)
+    text = json.dumps(published(name))
+    (folder / "config.json").write_text(text, "utf-8")
+    return folder
+
+
+def published_fields(name: str) -> dict[str, Any]:
+    """Arguments of ModelConfig."""
+    found = fields(published(name))
+    dense = FOLDER / name / "2_Dense" / "config.json"
+    if dense.exists():
+        stated = json.loads(dense.read_text("utf-8"))
+        found["dense_dim"] = stated["out_features"]
+    return found
 
 
 def model_config(config: Config) -> gemmakv.ModelConfig:

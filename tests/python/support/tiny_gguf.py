@@ -87,7 +87,7 @@ def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
         "attention.layer_norm_rms_epsilon": (F32, 1e-6),
     }
     for key, kind, value, usual in (
-        ("attention.sliding_window", U32, config.sliding_window, 0),
+        ("attention.sliding_window", U32, _stated_window(config), 0),
         ("attn_logit_softcapping", F32, config.attn_soft_cap, 0),
         ("final_logit_softcapping", F32, config.final_soft_cap, 0),
         ("rope.freq_base", F32, config.rope_base_full, 1e4),
@@ -95,6 +95,8 @@ def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
     ):
         if value != usual:
             family[key] = (kind, value)
+    if config.bidirectional:
+        family |= _embedding_metadata(config)
     name = config.architecture
     return {
         "general.architecture": (STR, name),
@@ -111,6 +113,24 @@ def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
         "tokenizer.ggml.padding_token_id": (U32, 0),
         "tokenizer.ggml.add_space_prefix": (BOOL, False),
     }
+
+
+def _stated_window(config: ModelConfig) -> int:
+    """Of models of embeddings, twice the distance that is seen."""
+    window = config.sliding_window
+    return 2 * (window - 1) if config.bidirectional else window
+
+
+def _embedding_metadata(config: ModelConfig) -> dict[str, tuple[int, Any]]:
+    found: dict[str, tuple[int, Any]] = {"pooling_type": (U32, 1)}
+    if config.dense_dim:
+        found |= {
+            "dense_2_feat_in": (U32, config.hidden_size),
+            "dense_2_feat_out": (U32, config.dense_dim),
+            "dense_3_feat_in": (U32, config.dense_dim),
+            "dense_3_feat_out": (U32, config.hidden_size),
+        }
+    return found
 
 
 Tensors = dict[str, np.ndarray]
@@ -133,6 +153,11 @@ def tensors(seed: int = 0, config: ModelConfig = CONFIG) -> Tensors:
                 name + ".weight"
             )
             result[f"blk.{layer}.{end}"] = array
+    if config.dense_dim:
+        result["dense_2.weight"] = draw.matrix(
+            config.dense_dim, config.hidden_size)
+        result["dense_3.weight"] = draw.matrix(
+            config.hidden_size, config.dense_dim)
     return result
 
 
@@ -278,6 +303,30 @@ def write(
         offset += len(payload)
     path.write_bytes(_padded(header) + data)
     return path
+
+
+EMBEDDING = ModelConfig(
+    **CONFIG.arguments()
+    | {
+        "architecture": "gemma-embedding", "bidirectional": True,
+        "hidden_size": 160, "dense_dim": 96, "sliding_window": 9,
+        "layer_kinds": ["sliding"] * 5 + ["full", "sliding"],
+        "eos_ids": [1], "embedding_scale": None,
+    }
+)  # fmt: skip
+
+
+def write_embedding(
+    path: Path, dense: bool = True, add_eos: bool = True
+) -> Path:
+    """A model of embeddings, whole or without its products."""
+    config = EMBEDDING
+    if not dense:
+        config = ModelConfig(**config.arguments() | {"dense_dim": 0})
+    meta = metadata(config)
+    del meta["tokenizer.ggml.eot_token_id"]
+    meta["tokenizer.ggml.add_eos_token"] = (BOOL, add_eos)
+    return write(path, meta, tensors(5, config))
 
 
 def write_split(folder: Path, count: int = 3) -> list[Path]:

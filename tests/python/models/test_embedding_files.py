@@ -1,0 +1,234 @@
+"""Files of models of embeddings: GGUF, and directories with modules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmakv
+from support import embedding_models, golden_configs, tiny_gguf
+from support.embedding_checks import from_tensors
+from support.embedding_models import write_json
+
+PUBLISHED = golden_configs.FOLDER / "embeddinggemma-300m"
+U32 = tiny_gguf.U32
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_gguf_files_state_twice_the_distance(tmp_path: Path) -> None:
+    path = tiny_gguf.write_embedding(tmp_path / "x.gguf")
+    config = gemmakv.ModelConfig.from_gguf(path)
+    assert config.arguments() == tiny_gguf.EMBEDDING.arguments()
+    meta = tiny_gguf.metadata(tiny_gguf.EMBEDDING)
+    assert meta["gemma-embedding.attention.sliding_window"] == (U32, 16)
+    # Of an odd number, half is rounded down.
+    meta["gemma-embedding.attention.sliding_window"] = (U32, 17)
+    weights = tiny_gguf.tensors(5, tiny_gguf.EMBEDDING)
+    tiny_gguf.write(path, meta, weights)
+    assert gemmakv.ModelConfig.from_gguf(path).sliding_window == 9
+
+
+def test_a_file_without_products_says_so(tmp_path: Path) -> None:
+    path = tiny_gguf.write_embedding(tmp_path / "x.gguf", dense=False)
+    with pytest.warns(gemmakv.PartialModelWarning, match="2_Dense, 3_Dense"):
+        gemma = gemmakv.Gemma.load(path)
+    assert gemma.config.dense_dim == 0
+    assert gemma.embed(["x"]).shape == (1, 160)
+
+
+@pytest.mark.parametrize("key, value, error, message", [
+    ("dense_2_feat_in", 64, gemmakv.CorruptFile,
+     "dense_2_feat_in is 64, expected 160 by embedding_length"),
+    ("dense_3_feat_in", 64, gemmakv.CorruptFile,
+     "dense_3_feat_in is 64, expected 96 by dense_2_feat_out"),
+    ("dense_3_feat_out", 64, gemmakv.CorruptFile,
+     "dense_3_feat_out is 64, expected 160 by embedding_length"),
+    ("dense_2_feat_out", None, gemmakv.CorruptFile,
+     "dense_3_feat_in is 96, expected 0 by dense_2_feat_out"),
+    ("pooling_type", 3, gemmakv.CorruptFile,
+     "pooling_type is 3, expected 1, the mean of all positions"),
+])
+def test_wrong_metadata_is_named(
+    tmp_path: Path, key: str, value: int | None, error: type[Exception],
+    message: str,
+) -> None:
+    meta = tiny_gguf.metadata(tiny_gguf.EMBEDDING)
+    meta.pop(f"gemma-embedding.{key}")
+    if value is not None:
+        meta[f"gemma-embedding.{key}"] = (U32, value)
+    weights = tiny_gguf.tensors(5, tiny_gguf.EMBEDDING)
+    path = tiny_gguf.write(tmp_path / "x.gguf", meta, weights)
+    with pytest.raises(error, match=message) as caught:
+        gemmakv.Gemma.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_products_without_their_sizes_are_refused(tmp_path: Path) -> None:
+    meta = {
+        key: value
+        for key, value in tiny_gguf.metadata(tiny_gguf.EMBEDDING).items()
+        if "dense" not in key
+    }
+    weights = tiny_gguf.tensors(5, tiny_gguf.EMBEDDING)
+    path = tiny_gguf.write(tmp_path / "x.gguf", meta, weights)
+    with pytest.raises(gemmakv.CorruptFile, match="found tensor dense_2.weight"):
+        gemmakv.Gemma.load(path)
+    meta = tiny_gguf.metadata(tiny_gguf.EMBEDDING)
+    del weights["dense_3.weight"]
+    tiny_gguf.write(path, meta, weights)
+    with pytest.raises(gemmakv.CorruptFile, match="dense_3.weight is missing"):
+        gemmakv.Gemma.load(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    golden = embedding_models.read("dense")
+    return embedding_models.write(tmp_path / "model", golden)
+
+
+def test_a_saved_directory_reads_as_published(tmp_path: Path) -> None:
+    found = golden_configs.write_published(tmp_path, "embeddinggemma-300m")
+    from gemmakv.models.huggingface._config import read_config
+    from gemmakv.models.huggingface._modules import read_embedding_info
+
+    config = read_config(found).config
+    assert config.name == "embeddinggemma-300m"
+    assert config.dense_dim == 3072 and config.sliding_window == 257
+    info = read_embedding_info(found)
+    stated = read(PUBLISHED / "config_sentence_transformers.json")
+    assert info.prompts == stated["prompts"]
+    # What files of other formats get is the same.
+    from gemmakv.models._embedding import PUBLISHED_PROMPTS
+
+    assert PUBLISHED_PROMPTS == stated["prompts"]
+    assert info.default_prompt is None and not info.adds_eos
+
+
+Change = Callable[[Any], None]
+
+
+def put(**values: Any) -> Change:
+    return lambda document: document.update(values)
+
+
+@pytest.mark.parametrize("file, change, error, message", [
+    ("1_Pooling/config.json", put(pooling_mode_cls_token=True),
+     gemmakv.MismatchError, "pooling_mode_cls_token is True, expected false"),
+    ("1_Pooling/config.json", put(pooling_mode_mean_tokens=False),
+     gemmakv.MismatchError, "pooling_mode_mean_tokens is False, expected true"),
+    ("1_Pooling/config.json", put(pooling_mode="lasttoken"),
+     gemmakv.MismatchError, "pooling_mode is 'lasttoken', expected 'mean'"),
+    ("1_Pooling/config.json", put(include_prompt=False),
+     gemmakv.MismatchError, "include_prompt is False, expected true"),
+    ("1_Pooling/config.json", put(word_embedding_dimension=7),
+     gemmakv.CorruptFile, "word_embedding_dimension is 7, expected 192"),
+    ("2_Dense/config.json", put(bias=True),
+     gemmakv.MismatchError, "bias is True, expected false"),
+    ("2_Dense/config.json", put(activation_function="torch.nn.Tanh"),
+     gemmakv.MismatchError, "activation_function is 'torch.nn.Tanh', expected"),
+    ("2_Dense/config.json", put(in_features=100),
+     gemmakv.CorruptFile, "in_features is 100, expected 192"),
+    ("2_Dense/config.json", put(out_features=100),
+     gemmakv.CorruptFile, "in_features is 384, expected 100"),
+    ("3_Dense/config.json", put(out_features=None),
+     gemmakv.CorruptFile, "out_features is None, expected a size"),
+    ("modules.json", lambda modules: modules.pop(3),
+     gemmakv.MismatchError, "the modules are Transformer, Pooling, Dense, "
+     "Normalize, expected Transformer, Pooling, Dense, Dense, Normalize"),
+    ("modules.json", lambda modules: modules[0].update(path="0_T"),
+     gemmakv.MismatchError, "the model is in '0_T', expected it beside"),
+    ("modules.json", lambda modules: modules[2].update(path="../x"),
+     gemmakv.CorruptFile, "path is '../x', expected a folder beside"),
+    ("config_sentence_transformers.json", put(default_prompt_name="x"),
+     gemmakv.CorruptFile, "default_prompt_name is 'x', expected one of query"),
+    ("config_sentence_transformers.json", put(prompts={"query": 5}),
+     gemmakv.CorruptFile, "prompts.query is 5, expected a string"),
+    ("config.json", put(use_bidirectional_attention="vision"),
+     gemmakv.CorruptFile, "use_bidirectional_attention is 'vision'"),
+])
+def test_wrong_modules_are_named(
+    folder: Path, file: str, change: Change, error: type[Exception],
+    message: str,
+) -> None:
+    document = read(folder / file)
+    change(document)
+    write_json(folder / file, document)
+    with pytest.raises(error, match=message) as caught:
+        gemmakv.Gemma.load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_weights_of_modules_are_checked(folder: Path) -> None:
+    shutil.copy(folder / "2_Dense" / "model.safetensors",
+                folder / "3_Dense" / "model.safetensors")
+    with pytest.raises(gemmakv.CorruptFile, match="has shape .384, 192., exp"):
+        gemmakv.Gemma.load(folder)
+    (folder / "3_Dense" / "model.safetensors").unlink()
+    with pytest.raises(gemmakv.CorruptFile, match="3_Dense: expected model.s"):
+        gemmakv.Gemma.load(folder)
+
+
+def test_a_default_prompt_counts(folder: Path) -> None:
+    golden = embedding_models.read("dense")
+    tokenizer = _tokenizer(folder.parent)
+    path = folder / "config_sentence_transformers.json"
+    write_json(path, read(path) | {"default_prompt_name": "query"})
+    from gemmakv.models.huggingface._modules import read_embedding_info
+
+    gemma = from_tensors(golden, tokenizer=None)
+    gemma._tokenizer, gemma._info = tokenizer, _with(
+        gemma._info, read_embedding_info(folder))
+    found = gemma.embed(["in the"])
+    assert np.array_equal(found, gemma.embed(["in the"], prompt="query"))
+    other = gemma.embed(["in the"], prompt="{text}")
+    assert not np.array_equal(found, other)
+
+
+def _with(info: Any, embedding: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(info, embedding=embedding)
+
+
+def _tokenizer(folder: Path) -> gemmakv.Tokenizer:
+    path = tiny_gguf.write_embedding(folder / "words.gguf")
+    found = gemmakv.Gemma.load(path).tokenizer
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("stated, expected", [
+    ({"tokenizer_config.json": {"add_eos_token": True}}, True),
+    ({"tokenizer_config.json": {"add_eos_token": False},
+      "tokenizer.json": {"post_processor": {"single": [
+          {"SpecialToken": {"id": "<eos>"}}]}}}, False),
+    ({"tokenizer.json": {"post_processor": {
+        "type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "<eos>", "type_id": 0}}]}}}, True),
+    ({"tokenizer.json": {"post_processor": {
+        "type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}]}}}, False),
+    ({"tokenizer.json": {"post_processor": None}}, False),
+    ({}, False),
+])
+def test_whether_texts_have_an_end(
+    tmp_path: Path, stated: dict[str, Any], expected: bool
+) -> None:
+    from gemmakv.models.huggingface._modules import read_embedding_info
+
+    for name, content in stated.items():
+        write_json(tmp_path / name, content)
+    assert read_embedding_info(tmp_path).adds_eos is expected

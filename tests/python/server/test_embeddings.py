@@ -1,0 +1,274 @@
+"""Vectors of texts over HTTP: OpenAI's routes and Ollama's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmakv
+from gemmakv.server._app import App
+from support import tiny_gguf
+from support.asgi import NAME, USER, get, in_loop, make_app, post
+
+ROUTE = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> gemmakv.Gemma:
+    folder = tmp_path_factory.mktemp("embed")
+    return gemmakv.Gemma.load(
+        tiny_gguf.write_embedding(folder / "embed.gguf"))
+
+
+@pytest.fixture
+def served(embedder: gemmakv.Gemma) -> App:
+    return make_app(embedder)
+
+
+def vectors_of(found: dict[str, Any]) -> list[list[float]]:
+    assert found["object"] == "list" and found["model"] == NAME
+    data = found["data"]
+    assert [entry["index"] for entry in data] == list(range(len(data)))
+    assert {entry["object"] for entry in data} == {"embedding"}
+    return [entry["embedding"] for entry in data]
+
+
+@pytest.mark.parametrize("given, texts", [
+    ("the cat", ["the cat"]),
+    (["the cat", "a hat"], ["the cat", "a hat"]),
+    ([2, 300, 301], [[2, 300, 301]]),
+    ([[2, 300], [2, 301, 1]], [[2, 300], [2, 301, 1]]),
+])
+def test_openai_s_inputs(
+    served: App, embedder: gemmakv.Gemma, given: Any, texts: Any
+) -> None:
+    response = post(served, ROUTE, {"input": given, "model": NAME})
+    assert response.status_code == 200, response.text
+    found = response.json()
+    expected = embedder.embed(texts)
+    # JSON has as many digits as it takes.
+    assert np.array_equal(np.array(vectors_of(found), np.float32), expected)
+    tokens = found["usage"]["prompt_tokens"]
+    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    ids = embedder._embedding_job(texts, None, None)[0]
+    assert tokens == sum(map(len, ids))
+
+
+def test_openai_s_options(served: App, embedder: gemmakv.Gemma) -> None:
+    body = {
+        "input": ["the cat"], "model": NAME, "dimensions": 128,
+        "encoding_format": "base64", "prompt": "query", "user": "me",
+    }
+    found = post(served, ROUTE, body).json()
+    data = base64.b64decode(vectors_of(found)[0], validate=True)
+    vector = np.frombuffer(data, "<f4")
+    expected = embedder.embed(["the cat"], dim=128, prompt="query")[0]
+    assert np.array_equal(vector, expected)
+
+
+def test_openai_s_client(served: App, embedder: gemmakv.Gemma) -> None:
+    openai = pytest.importorskip("openai")
+    found = post(served, ROUTE, {"input": "x", "encoding_format": "float"})
+    parsed = openai.types.CreateEmbeddingResponse.model_validate(found.json())
+    expected = embedder.embed(["x"])[0]
+    assert np.array_equal(np.array(parsed.data[0].embedding, np.float32),
+                          expected)
+
+
+@pytest.mark.parametrize("body, message, param", [
+    ({}, "input: ", "input"),
+    ({"input": ""}, "input[0]: expected a text, found an empty one",
+     "input[0]"),
+    ({"input": []}, "input: expected 1 to 2048 texts, found 0", "input"),
+    ({"input": ["x"] * 2049}, "input: expected 1 to 2048 texts, found 2049",
+     "input"),
+    ({"input": ["x", ""]}, "input[1]: expected a text", "input[1]"),
+    ({"input": ["x", 5]}, "input: expected texts or token ids, found both",
+     "input"),
+    ({"input": [[5], []]}, "input[1]: expected a sequence of token ids",
+     "input[1]"),
+    ({"input": [999999]}, "input[0]: expected a sequence of token ids",
+     "input[0]"),
+    ({"input": "x" * 2000}, "input[0]: found ", "input[0]"),
+    ({"input": "x", "dimensions": 64},
+     "dimensions: expected one of 160, 128", "dimensions"),
+    ({"input": "x", "dimensions": 0},
+     "dimensions: expected one of 160, 128", "dimensions"),
+    ({"input": "x", "encoding_format": "int8"},
+     "encoding_format: expected float or base64, found 'int8'",
+     "encoding_format"),
+    ({"input": "x", "prompt": "nothing"}, "prompt: expected a name (query",
+     "prompt"),
+    ({"input": [5], "prompt": "query"}, "input[0]: expected a text, which",
+     "input[0]"),
+    ({"input": "x", "dimensions": "many"}, "dimensions", "dimensions"),
+])
+def test_bad_fields_are_named(
+    served: App, body: dict[str, Any], message: str, param: str
+) -> None:
+    response = post(served, ROUTE, {"model": NAME, **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["message"].startswith(message), error
+    assert error["param"] == param
+    assert "\n" not in error["message"]
+
+
+def test_ollama_s_embed(served: App, embedder: gemmakv.Gemma) -> None:
+    texts = ["the cat", "a hat"]
+    body = {"model": NAME, "input": texts, "keep_alive": "5m", "options": {}}
+    found = post(served, "/api/embed", body).json()
+    expected = embedder.embed(texts)
+    assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
+    assert found["model"] == NAME and found["total_duration"] > 0
+    ids = embedder._embedding_job(texts, None, None)[0]
+    assert found["prompt_eval_count"] == sum(map(len, ids))
+    ollama = pytest.importorskip("ollama")
+    assert ollama.EmbedResponse.model_validate(found).embeddings
+    one = post(served, "/api/embed",
+               {"model": NAME, "input": "a hat", "dimensions": 128}).json()
+    expected = embedder.embed(["a hat"], dim=128)
+    assert np.array_equal(np.array(one["embeddings"], np.float32), expected)
+
+
+@pytest.mark.parametrize("given", [None, "", []])
+def test_ollama_loads_the_model_for_nothing(served: App, given: Any) -> None:
+    body = {"model": NAME, "input": given}
+    assert post(served, "/api/embed", body).json()["embeddings"] == []
+    body = {"model": NAME, "prompt": ""}
+    assert post(served, "/api/embeddings", body).json() == {"embedding": []}
+
+
+def test_ollama_cuts_texts_that_are_too_long(
+    served: App, embedder: gemmakv.Gemma
+) -> None:
+    text = "x" * 2000
+    body = {"model": NAME, "input": [text, "x"]}
+    found = post(served, "/api/embed", body).json()
+    [ids] = embedder._embedding_job([text], None, None, longest=1 << 20)[0]
+    kept = [*ids[:511].tolist(), 1]
+    expected = embedder.embed([kept, embedder._embedding_job(
+        ["x"], None, None)[0][0]])
+    assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
+    assert found["prompt_eval_count"] == 512 + 3
+    refused = post(served, "/api/embed", {**body, "truncate": False})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("input[0]: found ")
+
+
+def test_ollama_s_former_route(served: App, embedder: gemmakv.Gemma) -> None:
+    body = {"model": NAME, "prompt": "the cat"}
+    found = post(served, "/api/embeddings", body).json()
+    expected = embedder.embed(["the cat"])[0]
+    assert list(found) == ["embedding"]
+    assert np.array_equal(np.array(found["embedding"], np.float32), expected)
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/chat/completions", {"messages": USER}),
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 3}),
+    ("/api/chat", {"messages": USER}),
+    ("/api/generate", {"prompt": "x"}),
+    ("/completion", {"prompt": "x"}),
+])
+def test_conversations_are_refused(
+    served: App, path: str, body: dict[str, Any]
+) -> None:
+    body = {"model": NAME, "stream": False, **body}
+    response = post(served, path, body)
+    assert response.status_code == 400, response.text
+    said = response.json()["error"]
+    message = said if isinstance(said, str) else said["message"]
+    assert "makes embeddings of texts" in message
+
+
+def test_what_the_model_is_and_did(served: App) -> None:
+    shown = post(served, "/api/show", {"model": NAME}).json()
+    assert shown["capabilities"] == ["embedding"]
+    info = shown["model_info"]
+    assert info["general.architecture"] == "gemma-embedding"
+    assert info["gemma-embedding.embedding_length"] == 160
+    post(served, ROUTE, {"input": ["x", "y"]})
+    metrics = get(served, "/metrics").text
+    assert 'gemmakv_embeddings_total{key="none"} 2' in metrics
+    assert 'gemmakv_prompt_tokens_total{key="none"} 6' in metrics
+    # Slots, properties and tokens are there as for any model.
+    for path in ("/props", "/v1/models", "/health", "/slots"):
+        assert get(served, path).status_code == 200, path
+    assert post(served, "/tokenize", {"content": "x"}).status_code == 200
+
+
+def test_many_at_once_get_their_own(
+    served: App, embedder: gemmakv.Gemma
+) -> None:
+    texts = [f"text {number}" for number in range(24)]
+    expected = embedder.embed(texts)
+
+    async def ask(client: Any) -> list[Any]:
+        return list(await asyncio.gather(*[
+            client.post(ROUTE, json={"input": text}) for text in texts]))
+
+    for vector, response in zip(
+        expected, in_loop(served, ask), strict=True
+    ):
+        [found] = vectors_of(response.json())
+        assert np.array_equal(np.array(found, np.float32), vector)
+
+
+def test_a_client_that_goes_away_ends_its_call(
+    served: App, embedder: gemmakv.Gemma
+) -> None:
+    async def leave(client: Any) -> None:
+        body = {"input": [[5] * 512] * 2000}
+        task = asyncio.create_task(client.post(ROUTE, json=body))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.5)
+        steps = embedder._engine.steps
+        await asyncio.sleep(0.3)
+        assert embedder._engine.steps == steps
+
+    in_loop(served, leave)
+
+
+def test_a_request_has_a_time(embedder: gemmakv.Gemma) -> None:
+    app = make_app(embedder, request_timeout=0.3)
+    response = post(app, ROUTE, {"input": [[5] * 512] * 2000})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    # The next one is served.
+    assert post(app, ROUTE, {"input": "x"}).status_code == 200
+
+
+def test_a_model_that_writes_text_refuses(app: App) -> None:
+    for path in (ROUTE, "/api/embed", "/api/embeddings"):
+        body = {"model": NAME, "input": "x", "prompt": "query"}
+        response = post(app, path, body)
+        assert response.status_code == 400
+        said = response.json()["error"]
+        message = said if isinstance(said, str) else said["message"]
+        assert message.startswith("model: expected one that gives embeddings")
+
+
+def test_shorter_contexts_count(embedder: gemmakv.Gemma) -> None:
+    app = make_app(embedder, max_model_len=16)
+    response = post(app, ROUTE, {"input": [[5] * 17]})
+    assert response.status_code == 400
+    assert "expected at most 16" in response.json()["error"]["message"]
+
+
+def test_the_path_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tiny_gguf.write_embedding(tmp_path / "short.gguf", dense=False)
+    with pytest.warns(gemmakv.PartialModelWarning):
+        gemma = gemmakv.Gemma.load(path)
+    found = post(make_app(gemma), ROUTE, {"input": "x"}).json()
+    assert len(vectors_of(found)[0]) == 160
