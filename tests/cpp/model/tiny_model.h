@@ -238,6 +238,7 @@ inline TinyOptions MixedTypes(TinyOptions options = {}) {
   if (options.lru_width != 0) options.lru_width = 512;
   if (options.ple_dim != 0) options.ple_dim = 256;
   if (options.num_experts != 0) options.expert_ffn = 256;
+  if (options.dense_dim != 0) options.dense_dim = 256;
   return options;
 }
 

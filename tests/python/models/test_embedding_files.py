@@ -13,7 +13,6 @@ import pytest
 
 import gemmakv
 from support import embedding_models, golden_configs, tiny_gguf
-from support.embedding_checks import from_tensors
 from support.embedding_models import write_json
 
 PUBLISHED = golden_configs.FOLDER / "embeddinggemma-300m"
@@ -179,32 +178,20 @@ def test_weights_of_modules_are_checked(folder: Path) -> None:
 
 
 def test_a_default_prompt_counts(folder: Path) -> None:
-    golden = embedding_models.read("dense")
-    tokenizer = _tokenizer(folder.parent)
     path = folder / "config_sentence_transformers.json"
     write_json(path, read(path) | {"default_prompt_name": "query"})
-    from gemmakv.models.huggingface._modules import read_embedding_info
-
-    gemma = from_tensors(golden, tokenizer=None)
-    gemma._tokenizer, gemma._info = tokenizer, _with(
-        gemma._info, read_embedding_info(folder))
+    info = gemmakv.Gemma.load(folder)._info
+    assert info.embedding.default_prompt == "query"
+    # The same of a model that has a tokenizer.
+    words = tiny_gguf.write_embedding(folder.parent / "words.gguf")
+    gemma = gemmakv.Gemma.load(words)
+    gemma._info = info
     found = gemma.embed(["in the"])
+    assert np.array_equal(
+        found, gemma.embed(["q: in the"], prompt="{text}"))
     assert np.array_equal(found, gemma.embed(["in the"], prompt="query"))
     other = gemma.embed(["in the"], prompt="{text}")
     assert not np.array_equal(found, other)
-
-
-def _with(info: Any, embedding: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(info, embedding=embedding)
-
-
-def _tokenizer(folder: Path) -> gemmakv.Tokenizer:
-    path = tiny_gguf.write_embedding(folder / "words.gguf")
-    found = gemmakv.Gemma.load(path).tokenizer
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("stated, expected", [
