@@ -58,7 +58,7 @@ def test_lines_of_stdin_and_of_a_file(
 ) -> None:
     texts = [f"text {number}" for number in range(300)]
     data = "\r\n".join(texts).encode()
-    result = cli("embed", "-m", str(path), "-", input=data)
+    result = cli("embed", "-m", str(path), "-", stdin=data)
     assert result.returncode == 0, result.stderr
     expected = embedder.embed(texts)
     assert [row["text"] for row in rows(result.stdout)] == texts
@@ -108,14 +108,14 @@ def test_bad_options_are_named(
 def test_bad_lines_are_named(
     cli: RunCli, path: Path, lines: bytes, words: list[str]
 ) -> None:
-    assert_fails(cli("embed", "-m", str(path), "-", input=lines), *words)
+    assert_fails(cli("embed", "-m", str(path), "-", stdin=lines), *words)
 
 
 def test_a_text_too_long_far_down_is_counted_rightly(
     cli: RunCli, path: Path
 ) -> None:
     lines = b"x\n" * 299 + b"x" * 2000
-    result = cli("embed", "-m", str(path), "-", input=lines)
+    result = cli("embed", "-m", str(path), "-", stdin=lines)
     assert b"text 300: found " in result.stderr
 
 
