@@ -72,6 +72,8 @@ class ModelConfig:
         num_experts: int = 0,
         experts_used: int = 0,
         expert_ffn_dim: int = 0,
+        bidirectional: bool = False,
+        dense_dim: int = 0,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -129,6 +131,8 @@ class ModelConfig:
     num_experts: Final[int]
     experts_used: Final[int]
     expert_ffn_dim: Final[int]
+    bidirectional: Final[bool]
+    dense_dim: Final[int]
     def arguments(self) -> dict[str, Any]: ...
     @staticmethod
     def json_keys() -> list[tuple[str, str, bool]]: ...
@@ -358,6 +362,14 @@ class Engine:
         boundaries: Sequence[Sequence[int]] = ...,
         constraints: Sequence[Any] = ...,
     ) -> Call | None: ...
+    embedding_dims: Final[list[int]]
+    def embed(
+        self,
+        texts: Sequence[Sequence[int] | npt.NDArray[np.int32]],
+        dim: int,
+        pooling: str,
+        progress: Callable[[], object] | None = None,
+    ) -> npt.NDArray[np.float32]: ...
     def logits(
         self,
         cache: KVCache,

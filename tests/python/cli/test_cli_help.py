@@ -17,7 +17,8 @@ from gemmakv.models._aliases import ALIASES
 from support.command import RunCli, assert_fails, first_on_path
 
 COMMANDS = [
-    ["chat"], ["generate"], ["embed"], ["serve"], ["info"], ["verify"], ["bench"],
+    ["chat"], ["generate"], ["embed"], ["serve"], ["info"], ["verify"],
+    ["bench"],
     ["packed"], ["pull"], ["list"], ["rm"],
     ["cache"], ["cache", "inspect"], ["cache", "verify"], ["cache", "diff"],
     ["cache", "stats"], ["cache", "sweep"], ["cache", "clear"],

@@ -7,8 +7,9 @@ golden_models.py describes, and
     lengths     tokens of each text
 
 and NAME.npz with `tokens` (all texts, one after the other) and the reference's
-`vectors` [texts, hidden_size] of length 1, which tools/make_embedding_goldens.py
-writes. Weights are drawn as in golden_models.py.
+`vectors` [texts, hidden_size] of length 1, which
+tools/make_embedding_goldens.py writes. Weights are drawn as in
+golden_models.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 

@@ -238,7 +238,8 @@ class _Reader:
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
         both_ways = text.values.get("use_bidirectional_attention")
         # Of image tokens only: text is causal.
-        if both_ways and not self.embeds and not (self.by_kind and both_ways == "vision"):
+        vision = self.by_kind and both_ways == "vision"
+        if both_ways and not (self.embeds or vision):
             raise self.refuse(
                 "use_bidirectional_attention",
                 "null or 'vision'" if self.by_kind else "false",

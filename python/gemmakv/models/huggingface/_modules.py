@@ -8,8 +8,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from gemmakv._support.documents import Section, parse_object, read_bytes
-from gemmakv._support.documents import read_object
+from gemmakv._support.documents import (
+    Section,
+    parse_object,
+    read_bytes,
+    read_object,
+)
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 from gemmakv.models.huggingface._safetensors import StoredTensor, read_folder
