@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/gemma.h"
+#include "model/embedding.h"
 
 namespace gkv {
 

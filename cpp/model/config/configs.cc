@@ -29,7 +29,8 @@ struct Row {
 };
 
 using enum ModelType;
-constexpr size_t k2K = 2048, k8K = 8192, k32K = 32768, k128K = 131072, k256K = 262144;
+constexpr size_t k2K = 2048, k8K = 8192, k32K = 32768, k128K = 131072,
+                 k256K = 262144;
 
 constexpr Row kRows[] = {
 #define GKV_MODEL(type, name, family, ...) \

@@ -26,7 +26,8 @@ std::vector<Tokens> Texts(size_t count, uint32_t seed) {
   std::mt19937 rng(seed);
   std::vector<Tokens> texts;
   for (size_t i = 0; i < count; ++i) {
-    texts.push_back(RandomTokens(1 + rng() % 300, static_cast<uint32_t>(rng())));
+    const size_t length = 1 + rng() % 300;
+    texts.push_back(RandomTokens(length, static_cast<uint32_t>(rng())));
   }
   return texts;
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -164,7 +165,11 @@ TEST(WeightsTest, FingerprintsStay) {
 
 INSTANTIATE_TEST_SUITE_P(Families, WeightsOfFamilyTest,
                          ::testing::ValuesIn(TinyFamilies(true)),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // Sources have the gates of experts with what they gate, or apart.
 TEST(WeightsTest, GatesOfExpertsAreInOneFormOrTheOther) {
