@@ -113,12 +113,12 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
   }
   if (!config.layers.back().shares_kv) size("feed_forward_length", "ffn_dim");
   size("context_length", "context_length");
-  size("attention.sliding_window", "sliding_window");
   if (config.bidirectional) {
     const auto window = static_cast<uint32_t>(Get(config, "sliding_window"));
-    builder.Set(config.architecture + ".attention.sliding_window",
-                2 * (window - 1));
+    builder.Set(prefix + "attention.sliding_window", 2 * (window - 1));
     size("dense_2_feat_out", "dense_dim");
+  } else {
+    size("attention.sliding_window", "sliding_window");
   }
   return builder;
 }
@@ -249,7 +249,7 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
       {"gemma4-26b-a4b", "c5560ee280b8740902bbd77d7a24b8ca"},
       {"gemma4-31b", "6729347314ab34bfa1b81ae0e4457e2c"},
-      {"embeddinggemma-300m", "?"},
+      {"embeddinggemma-300m", "930ec3850ab9ca6c7b5f6df17f278df3"},
       {"recurrentgemma-2b", "d2661264d72c02379824e656aece737d"},
       {"recurrentgemma-9b", "91cb6f074886008f2b665b02c9ff7a40"},
   };
