@@ -662,9 +662,8 @@ TEST(ApplyFamilyTest, UnknownArchitecture) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
                  "model config: architecture is 'gemma9', expected one of "
-                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'gemma-embedding', "
-                 "'vaultgemma', "
-                 "'recurrentgemma'");
+                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'vaultgemma', "
+                 "'gemma-embedding', 'recurrentgemma'");
   }
   EXPECT_EQ(config.architecture, "");
 }
