@@ -2,6 +2,7 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iterator>
 #include <optional>
@@ -49,7 +50,10 @@ std::vector<std::string> KindsOf(const ModelConfig& config) {
 
 py::object ToPython(const Field& field, double number) {
   if (field.at.type == Field::Type::kFlag) return py::bool_(number != 0);
-  if (field.at.type == Field::Type::kReal) return py::float_(number);
+  if (field.at.type == Field::Type::kReal) {
+    if (!std::isfinite(number)) return py::none();
+    return py::float_(number);
+  }
   if (number < 0) return py::none();
   return py::int_(static_cast<size_t>(number));
 }
@@ -66,7 +70,9 @@ py::object ToPython(const Field& field, const ModelConfig& config) {
 double FromPython(const Field& field, py::handle value) {
   const bool whole = field.at.type == Field::Type::kSize;
   try {
-    if (whole && value.is_none()) return -1;
+    if (value.is_none() && (whole || !std::isfinite(field.low))) {
+      return whole ? -1 : field.low;
+    }
     return whole ? static_cast<double>(value.cast<int64_t>())
                  : value.cast<double>();
   } catch (const py::cast_error&) {

@@ -164,6 +164,20 @@ std::string PartEnding(uint64_t part, uint64_t count) {
   return ending;
 }
 
+// Stacks of matrices that models read one by one, without kWeight.
+constexpr std::string_view kStacks[] = {"altup_proj", "altup_unembd_proj"};
+constexpr std::string_view kWeight = ".weight";
+constexpr uint64_t kMaxStack = 10;  // one digit
+
+// Length of the name without kWeight; 0 if the tensor is no stack.
+size_t StackStem(const GgufFile::TensorInfo& tensor) {
+  if (tensor.shape.size() != 3) return 0;
+  for (const std::string_view stem : kStacks) {
+    if (tensor.name == StrCat(stem, kWeight)) return stem.size();
+  }
+  return 0;
+}
+
 }  // namespace
 
 GgufFile::GgufFile(const std::string& path)
@@ -373,14 +387,46 @@ std::string GgufFile::PlaceTensor(TensorInfo& tensor, uint64_t data,
 
 std::vector<std::string> GgufFile::Names() const {
   std::vector<std::string> names;
-  for (const TensorInfo& tensor : tensors_) names.push_back(tensor.name);
+  for (const TensorInfo& tensor : tensors_) {
+    const size_t stem = StackStem(tensor);
+    if (stem == 0) {
+      names.push_back(tensor.name);
+      continue;
+    }
+    // No more than a model could have, whatever the file states.
+    for (uint64_t i = 0; i < std::min(tensor.shape[2], kMaxStack); ++i) {
+      names.push_back(StrCat(tensor.name.substr(0, stem), ".", i, kWeight));
+    }
+  }
   return names;
 }
 
+std::optional<GgufFile::Place> GgufFile::FindPlace(
+    std::string_view name) const {
+  if (const auto it = tensor_index_.find(name); it != tensor_index_.end()) {
+    return Place{&tensors_[it->second], 0};
+  }
+  for (const std::string_view stem : kStacks) {
+    if (!name.starts_with(stem) || !name.ends_with(kWeight) ||
+        name.size() != stem.size() + 2 + kWeight.size() ||
+        name[stem.size()] != '.') {
+      continue;
+    }
+    const auto it = tensor_index_.find(StrCat(stem, kWeight));
+    const char digit = name[stem.size() + 1];
+    if (it == tensor_index_.end() || digit < '0' || digit > '9') continue;
+    const TensorInfo& tensor = tensors_[it->second];
+    const uint64_t matrix = static_cast<uint64_t>(digit - '0');
+    if (StackStem(tensor) == 0 || matrix >= tensor.shape[2]) continue;
+    return Place{&tensor, tensor.size_bytes / tensor.shape[2] * matrix};
+  }
+  return std::nullopt;
+}
+
 std::optional<TensorView> GgufFile::Find(std::string_view name) {
-  const auto it = tensor_index_.find(name);
-  if (it == tensor_index_.end()) return std::nullopt;
-  const TensorInfo& tensor = tensors_[it->second];
+  const std::optional<Place> place = FindPlace(name);
+  if (!place) return std::nullopt;
+  const TensorInfo& tensor = *place->tensor;
   const GgufFile& part = PartOf(tensor);
   const TensorTypeInfo* type = FindTensorType(tensor.type_id);
   if (type == nullptr) {
@@ -392,9 +438,9 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
                              ": tensor ", name, ": found type id ",
                              tensor.type_id, ", expected one of ", known));
   }
-  const bool experts = HoldsExperts(name);
+  const bool of_stack = tensor.name != name;
   const size_t dimensions = tensor.shape.size();
-  if (dimensions > (experts ? 3 : 2)) {
+  if (dimensions > (HoldsExperts(name) ? 3 : 2) && !of_stack) {
     std::string shape;
     for (const uint64_t size : tensor.shape) {
       shape += StrCat(shape.empty() ? "" : " x ", size);
@@ -407,21 +453,23 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
   TensorView view;
   view.name = std::string(name);
   view.type = type->type;
-  view.parts = dimensions == 3 ? tensor.shape[2] : 1;
+  view.parts = dimensions == 3 && !of_stack ? tensor.shape[2] : 1;
   view.rows = dimensions == 1 ? 1 : tensor.shape[1] * view.parts;
   view.cols = tensor.shape[0];
-  view.data = part.bytes_.data() + tensor.offset;
+  view.data = part.bytes_.data() + tensor.offset + place->begin;
   return view;
 }
 
 std::shared_ptr<const void> GgufFile::Hold(const TensorView& view) const {
-  return PartOf(tensors_[tensor_index_.find(view.name)->second]).file_;
+  return PartOf(*FindPlace(view.name)->tensor).file_;
 }
 
 void GgufFile::Release(const TensorView& view, size_t begin, size_t end) {
   if (!file_) return;
-  const TensorInfo& tensor = tensors_[tensor_index_.find(view.name)->second];
-  PartOf(tensor).file_->DropPages(tensor.offset + begin, end - begin);
+  const Place place = *FindPlace(view.name);
+  PartOf(*place.tensor)
+      .file_->DropPages(place.tensor->offset + place.begin + begin,
+                        end - begin);
 }
 
 }  // namespace gkv

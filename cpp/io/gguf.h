@@ -32,6 +32,8 @@ using GgufValue =
 // offset is checked against the bytes that are left before it is used, so no
 // file can make a later call read outside the mapping. Metadata arrays are
 // decoded only when asked for. Const methods are safe from several threads.
+// A stack of matrices (altup_proj.weight, of three dimensions) is listed and
+// found matrix by matrix: altup_proj.0.weight and so on.
 // A split file (x-00001-of-00003.gguf, metadata split.count) is read as one: by
 // the path of its first part, which has the metadata.
 class GgufFile : public TensorSource {
@@ -105,6 +107,12 @@ class GgufFile : public TensorSource {
   void ReadTensors(uint64_t count);
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
                           uint64_t alignment) const;
+  // Where the bytes of a tensor, or of a matrix of a stack, are.
+  struct Place {
+    const TensorInfo* tensor;
+    uint64_t begin;  // of its bytes, from the tensor's first
+  };
+  std::optional<Place> FindPlace(std::string_view name) const;
   const Entry* FindEntry(std::string_view key) const;
   std::optional<GgufValue> GetScalar(std::string_view key,
                                      const char* expected) const;

@@ -10,9 +10,11 @@
 
 #include "base/aligned_buffer.h"
 #include "model/activations.h"
+#include "model/layers/altup.h"
 #include "model/layers/attention.h"
 #include "model/layers/experts.h"
 #include "model/layers/feed_forward.h"
+#include "model/layers/laurel.h"
 #include "model/layers/per_layer_embedding.h"
 #include "model/layers/recurrent.h"
 #include "model/output_head.h"
@@ -32,6 +34,8 @@ class ForwardPass::Parts {
         recurrent_(config_),
         experts_(config_),
         per_layer_(config_),
+        altup_(config_),
+        laurel_(config_),
         head_(config_, weights_, pool) {}
 
   void Step(std::span<const SequenceSlice> slices) {
@@ -43,10 +47,13 @@ class ForwardPass::Parts {
     }
     Embed(StepWork(slices, rows_, pool_));
     RunLayers(StepWork(slices, rows_, pool_), 0, own_layers_);
-    if (own_layers_ != config_.num_layers()) {
+    if (own_layers_ != config_.num_layers() || has_altup()) {
       slices = KeepOutputRows(slices);
-      RunLayers(StepWork(slices, rows_, pool_), own_layers_,
-                config_.num_layers());
+      const StepWork work(slices, rows_, pool_);
+      RunLayers(work, own_layers_, config_.num_layers());
+      if (has_altup() && !rows_.empty()) {
+        altup_.Merge(weights_, input_, projected_.data(), x_.data(), work);
+      }
     }
     Head(slices);
   }
@@ -65,14 +72,19 @@ class ForwardPass::Parts {
     for (size_t i = begin; i < end; ++i) {
       TemporalMixing(work, i);
       const LayerWeights& layer = weights_.layers[i];
-      feed_forward_.Compute(layer, input_, projected_.data(), work);
+      feed_forward_.Compute(layer, config_.layers[i].sparsity_cutoff, input_,
+                            projected_.data(), work);
       if (layer.experts) {
         experts_.Join(layer, x_.data(), projected_.data(), work);
       }
       work.ForRows([&](size_t row) {
         AddToResidual(layer.experts ? none_ : layer.down_bias,
                       layer.post_ffn_norm, row);
-        if (embeds) {
+        if (has_altup()) {
+          altup_.Correct(layer, row, x(row),
+                         embeds ? input_.row(row) : nullptr);
+          if (embeds) input_.Quantize(row);
+        } else if (embeds) {
           TakeStream(row);
         } else {
           ScaleOutput(layer, row);
@@ -81,15 +93,20 @@ class ForwardPass::Parts {
       if (!embeds) continue;
       per_layer_.Compute(layer, i, input_, projected_.data(), work);
       work.ForRows([&](size_t row) {
-        AddRmsNorm(projected_.data() + row * hidden(),
-                   layer.post_ple_norm.data(), config_.rms_epsilon, hidden(),
-                   x(row));
+        float* const added = projected_.data() + row * hidden();
+        const float* const norm = layer.post_ple_norm.data();
+        if (has_altup()) {
+          RmsNorm(added, norm, config_.rms_epsilon, hidden(), added);
+          altup_.AddToOthers(row, added);
+          return;
+        }
+        AddRmsNorm(added, norm, config_.rms_epsilon, hidden(), x(row));
         ScaleOutput(layer, row);
       });
     }
   }
 
-  // Later steps need nothing of the layers that follow: they are computed for
+  // Later steps need nothing of what follows: it is computed for
   // the rows alone that have outputs. Those move to the front. Gives the slices
   // that remain, in the same order; they may be empty.
   std::span<const SequenceSlice> KeepOutputRows(
@@ -105,6 +122,7 @@ class ForwardPass::Parts {
         rows_[kept] = rows_[row];
         std::copy_n(x(row), hidden(), x(kept));
         if (config_.ple_dim != 0) per_layer_.MoveRow(row, kept);
+        if (has_altup()) altup_.MoveRow(row, kept);
       }
     }
     if (kept == all) return slices;
@@ -117,6 +135,7 @@ class ForwardPass::Parts {
   }
 
   size_t hidden() const { return config_.hidden_size; }
+  bool has_altup() const { return config_.altup_inputs != 0; }
   float* x(size_t row) { return x_.data() + row * hidden(); }
 
   void Embed(const StepWork& work) {
@@ -130,15 +149,21 @@ class ForwardPass::Parts {
       UnpackRow(embedding, static_cast<size_t>(rows_[row].token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
       attention_.Rotations(work, row);
-      if (config_.ple_dim != 0) TakeStream(row);
+      if (config_.ple_dim != 0 || has_altup()) TakeStream(row);
     });
     if (config_.ple_dim != 0) per_layer_.Begin(weights_, input_, work);
+    if (has_altup()) altup_.Begin(weights_, input_, work);
   }
 
-  // What mixes positions: attention or a recurrence.
+  // What mixes positions: attention or a recurrence, and what stands beside it.
   void TemporalMixing(const StepWork& work, size_t i) {
     const LayerWeights& layer = weights_.layers[i];
-    work.ForRows([&](size_t row) { NormInput(layer.attn_norm, row); });
+    const bool has_laurel = config_.laurel_rank != 0;
+    work.ForRows([&](size_t row) {
+      if (has_altup()) altup_.Predict(layer, row, x(row));
+      NormInput(layer.attn_norm, row);
+    });
+    if (has_laurel) laurel_.Compute(layer, input_, work);
     Activations& mixed = layer.recurrent
                              ? recurrent_.Mix(*layer.recurrent, i, input_, work)
                              : attention_.Mix(layer, i, input_, work);
@@ -146,6 +171,7 @@ class ForwardPass::Parts {
     work.MatMuls({{&layer.o, &mixed, projected_.data()}});
     work.ForRows([&](size_t row) {
       AddToResidual(layer.o_bias, layer.post_attn_norm, row);
+      if (has_laurel) laurel_.AddTo(layer, row, input_.row(row), x(row));
       NormInput(layer.ffn_norm, row);
     });
   }
@@ -215,6 +241,8 @@ class ForwardPass::Parts {
   FeedForward feed_forward_;
   Experts experts_;
   PerLayerEmbedding per_layer_;
+  AltUp altup_;
+  Laurel laurel_;
   OutputHead head_;
 };
 

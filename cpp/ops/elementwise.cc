@@ -82,6 +82,13 @@ void SoftmaxImpl(size_t size, float* x) {
   });
 }
 
+void MultiplyImpl(const float* y, size_t size, float* x) {
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Mul(LoadUpTo(x + i, count), LoadUpTo(y + i, count)), x + i,
+              count);
+  });
+}
+
 void ScaleImpl(float factor, size_t size, float* x) {
   const DF32 d;
   const auto f = hn::Set(d, factor);
@@ -108,6 +115,31 @@ void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
         hn::Min(hn::Mul(inner, minus_two_sqrt_2_over_pi), limit);
     const auto gelu = hn::Div(g, hn::Add(one, hn::Exp(d, exponent)));
     StoreUpTo(hn::Mul(gelu, LoadUpTo(up + i, count)), out + i, count);
+  });
+}
+
+// Two passes: values are far from zero where the mean is.
+void GaussianTopKImpl(float cutoff, size_t size, float* x) {
+  const DF32 d;
+  const hn::CappedTag<float, 1> d1;
+  const auto count_of = static_cast<float>(size);
+  const float sum = Sum16(
+      x, size, [](VF32 v, VF32 acc) HWY_ATTR { return hn::Add(acc, v); });
+  const auto mean = hn::Set(d, sum / count_of);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    StoreUpTo(hn::Sub(LoadUpTo(x + i, count), mean), x + i, count);
+  });
+  const float squares = Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
+    return hn::MulAdd(v, v, acc);
+  });
+  const float deviation =
+      hn::GetLane(hn::Sqrt(hn::Set(d1, squares / count_of)));
+  const auto least = hn::Set(d, cutoff * deviation);
+  ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
+    const auto above = hn::Sub(LoadUpTo(x + i, count), least);
+    const auto kept =
+        hn::IfThenElse(hn::Lt(above, hn::Zero(d)), hn::Zero(d), above);
+    StoreUpTo(kept, x + i, count);  // keeps NaN
   });
 }
 
@@ -145,8 +177,10 @@ HWY_EXPORT(AddRmsNormImpl);
 HWY_EXPORT(AddImpl);
 HWY_EXPORT(AddScaledImpl);
 HWY_EXPORT(SoftmaxImpl);
+HWY_EXPORT(MultiplyImpl);
 HWY_EXPORT(ScaleImpl);
 HWY_EXPORT(GeluMulImpl);
+HWY_EXPORT(GaussianTopKImpl);
 HWY_EXPORT(SoftCapImpl);
 HWY_EXPORT(RotateImpl);
 
@@ -172,12 +206,20 @@ void Softmax(size_t size, float* x) {
   HWY_DYNAMIC_DISPATCH(SoftmaxImpl)(size, x);
 }
 
+void Multiply(const float* y, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(MultiplyImpl)(y, size, x);
+}
+
 void Scale(float factor, size_t size, float* x) {
   HWY_DYNAMIC_DISPATCH(ScaleImpl)(factor, size, x);
 }
 
 void GeluMul(const float* gate, const float* up, size_t size, float* out) {
   HWY_DYNAMIC_DISPATCH(GeluMulImpl)(gate, up, size, out);
+}
+
+void GaussianTopK(float cutoff, size_t size, float* x) {
+  HWY_DYNAMIC_DISPATCH(GaussianTopKImpl)(cutoff, size, x);
 }
 
 void SoftCap(float cap, size_t size, float* x) {

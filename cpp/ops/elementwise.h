@@ -26,6 +26,8 @@ void AddScaled(float factor, const float* y, size_t size, float* x);
 
 // x[i] = exp(x[i]) / sum of exp(x[j]).
 void Softmax(size_t size, float* x);
+// x[i] *= y[i].
+void Multiply(const float* y, size_t size, float* x);
 
 // x[i] *= factor.
 void Scale(float factor, size_t size, float* x);
@@ -33,6 +35,10 @@ void Scale(float factor, size_t size, float* x);
 // out[i] = gelu_tanh(gate[i]) * up[i], gelu_tanh(x) =
 // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 void GeluMul(const float* gate, const float* up, size_t size, float* out);
+
+// x[i] = max(0, x[i] - (mean(x) + cutoff * deviation(x))), where the deviation
+// is that of the values themselves: the mean of squares is over `size`.
+void GaussianTopK(float cutoff, size_t size, float* x);
 
 // x[i] = cap * tanh(x[i] / cap).
 void SoftCap(float cap, size_t size, float* x);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,6 +45,9 @@ struct LayerConfig {
   size_t still_pairs = 0;  // the last of the rope_dim / 2: they do not turn
   double rope_base = 0;    // rotary base
   double rope_factor = 1;  // linear position scaling
+  // Activation sparsity: gates of the feed-forward count as far as they exceed
+  // the mean of the layer's gates by so many of their standard deviations.
+  double sparsity_cutoff = -std::numeric_limits<double>::infinity();  // all do
 };
 
 // Everything that the forward pass needs to know besides the weights. What
@@ -51,8 +55,9 @@ struct LayerConfig {
 // are listed once more in fields.cc, which says all else about them.
 struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
-  std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma4",
-                             // "recurrentgemma", "gemma-embedding"
+  std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma3n",
+                             // "gemma4", "vaultgemma", "gemma-embedding",
+                             // "recurrentgemma"
   size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
@@ -73,12 +78,22 @@ struct ModelConfig {
   // makes of a vector of its own, of this many values. The vectors of a
   // position come from a table of rows by token and from its embedding.
   size_t ple_dim = 0;    // 0: none
-  size_t ple_vocab = 0;  // rows of the table, at least vocab_size
+  size_t ple_vocab = 0;  // rows of the table: at least vocab_size, unless the
+                         // family gives tokens beyond them row 0
   // Beside its feed-forward, every layer has others, of which a position takes
   // part in those that a router chooses for it.
   size_t num_experts = 0;     // 0: none
   size_t experts_used = 0;    // by a position, in each layer
   size_t expert_ffn_dim = 0;  // of each expert; a multiple of 16
+  // AltUp: so many residual streams, of which layers compute one. The others
+  // are predicted before a layer, and corrected behind it.
+  size_t altup_inputs = 0;   // 0: one stream
+  size_t altup_active = 0;   // the one that is computed
+  // Per-layer embeddings are gated by the corrected stream times a weight.
+  bool altup_correct_scale = false;
+  // LAuReL: beside attention, a layer's input goes through two products, the
+  // one between them of this rank, and is added. 0: none.
+  size_t laurel_rank = 0;
   // Models that make vectors of texts, and continue none: each position sees
   // those behind it, too. A text's vector is the mean of its last hidden
   // states, behind the final norm, and behind two products, if there are such:

@@ -10,6 +10,7 @@
 #include "cache/kv_layout.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
+#include "ops/altup.h"
 #include "ops/attention.h"
 #include "ops/matmul.h"
 
@@ -73,6 +74,25 @@ void CheckExperts(const ModelConfig& config) {
         "a multiple of ", kRowGroup, " with num_experts ", count);
 }
 
+void CheckAltUp(const ModelConfig& config) {
+  const size_t inputs = config.altup_inputs;
+  const auto check = [&](bool good, const char* name, size_t value,
+                         const auto&... expected) {
+    if (good) return;
+    throw InvalidArgument(StrCat("model config: ", name, " is ", value,
+                                 ", expected ", expected...));
+  };
+  check(inputs != 1, "altup_inputs", inputs, "0 or 2..", kMaxAltUpInputs);
+  check(inputs == 0 || config.altup_active < inputs, "altup_active",
+        config.altup_active, "less than altup_inputs ", inputs);
+  check(inputs != 0 || config.altup_active == 0, "altup_active",
+        config.altup_active, "0 without altup_inputs");
+  check(!config.altup_correct_scale || (inputs != 0 && config.ple_dim != 0),
+        "altup_correct_scale", 1, "0 without altup_inputs and ple_dim");
+  check(inputs == 0 || !config.layer_scales, "layer_scales", 1,
+        "0 with altup_inputs ", inputs);
+}
+
 }  // namespace
 
 float DefaultEmbeddingScale(size_t hidden_size) {
@@ -80,17 +100,20 @@ float DefaultEmbeddingScale(size_t hidden_size) {
 }
 
 void ModelConfig::Validate() const {
-  FamilyOf(architecture);
+  const Family& family = FamilyOf(architecture);
   for (const Field& field : Fields()) {
     field.Check(*this, field.Get(*this), StrCat("model config: ", field.name));
   }
   for (size_t i = 0; i < num_layers(); ++i) CheckLayer(*this, i);
-  if (ple_dim == 0 ? ple_vocab != 0 : ple_vocab < vocab_size) {
+  const size_t ple_rows = family.ple_vocab != 0 ? 1 : vocab_size;
+  if (ple_dim == 0 ? ple_vocab != 0 : ple_vocab < ple_rows) {
     throw InvalidArgument(
         StrCat("model config: ple_vocab is ", ple_vocab, ", expected ",
                ple_dim == 0 ? std::string("0 without ple_dim")
-                            : StrCat("at least vocab_size ", vocab_size,
-                                     " with ple_dim ", ple_dim)));
+               : family.ple_vocab != 0
+                   ? StrCat("at least 1 with ple_dim ", ple_dim)
+                   : StrCat("at least vocab_size ", vocab_size,
+                            " with ple_dim ", ple_dim)));
   }
   CheckExperts(*this);
   if (bidirectional &&
@@ -105,6 +128,7 @@ void ModelConfig::Validate() const {
     throw InvalidArgument(StrCat("model config: dense_dim is ", dense_dim,
                                  ", expected 0 unless bidirectional"));
   }
+  CheckAltUp(*this);
   // Weights of a block are whole groups of rows.
   if (HasLayers(LayerKind::kRecurrent) &&
       lru_width % (lru_blocks * kRowGroup) != 0) {

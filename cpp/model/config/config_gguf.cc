@@ -103,7 +103,7 @@ class MetadataReader {
   std::string prefix_;
 };
 
-// Rows of a table by token, whose number no key states.
+// Rows of a matrix whose number no key states.
 size_t RowsOf(const GgufFile& file, std::string_view name) {
   for (const GgufFile::TensorInfo& tensor : file.tensors()) {
     if (tensor.name == name && tensor.shape.size() == 2) {
@@ -271,6 +271,16 @@ void ReadShared(const GgufFile& file, const MetadataReader& read,
                            ", expected layers of each kind before those"));
 }
 
+// Files state what their converter's arithmetic made of a share: the family's
+// number, but for its last digits.
+void RoundCutoffs(const Family& family, ModelConfig& config) {
+  for (LayerConfig& layer : config.layers) {
+    if (std::abs(layer.sparsity_cutoff - family.sparsity_cutoff) < 1e-6) {
+      layer.sparsity_cutoff = family.sparsity_cutoff;
+    }
+  }
+}
+
 // Parts of models of this family that the forward pass does not have.
 void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
                       const Family& family) {
@@ -395,9 +405,13 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
   ForgetExperts(config);
+  RoundCutoffs(family, config);
   config.vocab_size = RowsOf(file, "token_embd.weight");
   if (config.ple_dim != 0) {
     config.ple_vocab = RowsOf(file, "per_layer_token_embd.weight");
+  }
+  if (family.laurel_rank != 0) {
+    config.laurel_rank = RowsOf(file, "blk.0.laurel_l.weight");
   }
   ReadShared(file, read, family, config);
   CheckValueLengths(file, read, config);

@@ -73,7 +73,10 @@ ModelConfig FromRow(const Row& row) {
   ApplyFamilyToLayers(family, config);
   config.keys_are_values = row.keys_are_values;
   config.ple_dim = row.ple_dim;
-  if (row.ple_dim != 0) config.ple_vocab = config.vocab_size;
+  if (row.ple_dim != 0) {
+    config.ple_vocab =
+        family.ple_vocab != 0 ? family.ple_vocab : config.vocab_size;
+  }
   config.num_experts = row.experts;
   config.experts_used = row.experts_used;
   config.expert_ffn_dim = row.expert_ffn;

@@ -16,7 +16,12 @@ constexpr LayerKind kGemmaPattern[] = {kFull};
 constexpr LayerKind kGemma2Pattern[] = {kSliding, kFull};
 constexpr LayerKind kGemma3Pattern[] = {kSliding, kSliding, kSliding,
                                         kSliding, kSliding, kFull};
+constexpr LayerKind kGemma3nPattern[] = {kSliding, kSliding, kSliding,
+                                         kSliding, kFull};
 constexpr LayerKind kRecurrentPattern[] = {kRecurrent, kRecurrent, kSliding};
+
+// 5% of a normal distribution lie above, in float32 as files state it.
+constexpr double kCutoffOf95Percent = 1.6448535919189453f;
 
 // Technical reports: arXiv 2403.08295, 2408.00118, 2503.19786 and 2404.07839;
 // VaultGemma: 2510.15001.
@@ -43,6 +48,26 @@ constexpr Family kFamilies[] = {
         .vocab_size = 262144,
         .qk_norm = true,
         .post_norms = true,
+        .rope_base_full = 1e6,
+        .rope_base_sliding = 1e4,
+        .end_of_turn = 106,
+    },
+    {
+        .architecture = "gemma3n",
+        .pattern = kGemma3nPattern,
+        .vocab_size = 262400,
+        .sliding_window = 512,
+        .qk_norm = true,
+        .post_norms = true,
+        .value_norm = true,
+        .ple_vocab = 262144,
+        .altup_inputs = 4,
+        .altup_correct_scale = true,
+        .laurel_rank = 64,
+        .sparse_layers = 10,
+        .sparsity_cutoff = kCutoffOf95Percent,
+        .query_scale = 1,
+        .final_soft_cap = 30,
         .rope_base_full = 1e6,
         .rope_base_sliding = 1e4,
         .end_of_turn = 106,
@@ -173,6 +198,14 @@ void ApplyFamily(const Family& family, ModelConfig& config) {
   config.value_norm = family.value_norm;
   config.layer_scales = family.layer_scales;
   config.bidirectional = family.bidirectional;
+  config.altup_inputs = family.altup_inputs;
+  config.altup_correct_scale = family.altup_correct_scale;
+  config.laurel_rank = family.laurel_rank;
+  if (config.num_layers() > family.sparse_layers) {
+    for (size_t i = 0; i < family.sparse_layers; ++i) {
+      config.layers[i].sparsity_cutoff = family.sparsity_cutoff;
+    }
+  }
   if (family.query_scale != 0) config.query_scale = family.query_scale;
   config.eos_ids = {1};
   for (const int32_t id : {family.end_of_call, family.end_of_turn}) {

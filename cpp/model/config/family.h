@@ -24,6 +24,15 @@ struct Family {
   bool keys_may_be_values = false;  // in full layers of some sizes
   bool layer_scales = false;
   bool may_have_experts = false;  // in some sizes
+  // Rows of the table of per-layer embeddings; tokens beyond them have row 0.
+  // 0: each token has a row.
+  size_t ple_vocab = 0;
+  size_t altup_inputs = 0;
+  bool altup_correct_scale = false;
+  size_t laurel_rank = 0;
+  // In models of more layers, so many of the first ones are sparse.
+  size_t sparse_layers = 0;
+  double sparsity_cutoff = 0;
   double query_scale = 0;  // 0: sizes differ
   float attn_soft_cap = 0;
   float final_soft_cap = 0;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <type_traits>
 
 #include "base/error.h"
+#include "ops/altup.h"
 #include "ops/recurrent.h"
 
 namespace gkv {
@@ -18,6 +20,7 @@ using L = LayerConfig;
 // Far above any model that exists, far below where size products overflow.
 constexpr double kMaxSize = 1 << 24;
 constexpr double kMaxLayers = 4096;
+constexpr double kNone = -std::numeric_limits<double>::infinity();
 
 std::vector<double> AllHeads(const M& config);
 std::vector<double> WholeHead(const M& config);
@@ -153,17 +156,31 @@ constexpr Field kFields[] = {
     {.name = "ple_vocab", .at = kAt<&M::ple_vocab>, .high = kMaxSize,
      .fallback = 0, .mark = 11},
     {.name = "num_experts", .at = kAt<&M::num_experts>, .high = 4096,
-     .fallback = 0, .gguf = "expert_count", .mark = 20},
+     .fallback = 0, .gguf = "expert_count", .mark = 30},
     {.name = "experts_used", .at = kAt<&M::experts_used>, .high = 4096,
-     .fallback = 0, .gguf = "expert_used_count", .mark = 20},
+     .fallback = 0, .gguf = "expert_used_count", .mark = 30},
     {.name = "expert_ffn_dim", .at = kAt<&M::expert_ffn_dim>,
      .high = 65536, .fallback = 0, .gguf = "expert_feed_forward_length",
-     .mark = 20},
+     .mark = 30},
     // Models of embeddings.
     {.name = "bidirectional", .at = kAt<&M::bidirectional>, .high = 1,
      .fallback = 0, .mark = 40},
     {.name = "dense_dim", .at = kAt<&M::dense_dim>, .high = kMaxSize,
      .fallback = 0, .gguf = "dense_2_feat_out", .mark = 41},
+    // AltUp, LAuReL, activation sparsity.
+    {.name = "altup_inputs", .at = kAt<&M::altup_inputs>,
+     .high = kMaxAltUpInputs, .fallback = 0,
+     .gguf = "altup.num_inputs", .json = "altup_num_inputs", .mark = 20},
+    {.name = "altup_active", .at = kAt<&M::altup_active>,
+     .high = kMaxAltUpInputs, .fallback = 0,
+     .gguf = "altup.active_idx", .mark = 20},
+    {.name = "altup_correct_scale", .at = kAt<&M::altup_correct_scale>,
+     .high = 1, .fallback = 0, .mark = 21},
+    {.name = "laurel_rank", .at = kAt<&M::laurel_rank>, .high = kMaxSize,
+     .fallback = 0, .json = "laurel_rank", .mark = 22},
+    {.name = "sparsity_cutoff", .at = kAt<&L::sparsity_cutoff>,
+     .low = kNone, .fallback = kNone,
+     .gguf = "activation_sparsity_scale", .mark = 23},
 };
 
 std::vector<double> AllHeads(const M& config) {
@@ -231,7 +248,8 @@ void Field::Check(const M& config, std::span<const double> values,
     if (at.by_layer && !(one ? read : IsReadIn(config.layers[i]))) continue;
     const double value = values[i];
     const double least = read ? low : 0, most = read ? high : 0;
-    if (value >= least && value <= most && std::isfinite(value) &&
+    if (value >= least && value <= most &&
+        (std::isfinite(value) || value == kNone) &&
         (at.type == Type::kReal || value == std::floor(value))) {
       continue;
     }
@@ -241,7 +259,8 @@ void Field::Check(const M& config, std::span<const double> values,
     if (!one) text << " of layer " << i;
     text << " is " << value << ", expected ";
     if (at.type == Type::kReal) {
-      text << "a finite number >= " << least;
+      text << "a finite number";
+      if (least != kNone) text << " >= " << least;
     } else {
       text << least << ".." << most;
     }

@@ -27,7 +27,8 @@ enum LayerSet : uint32_t {
   kAllLayers = kAttentionLayers | kRecurrentLayers,
 };
 
-// A field as numbers, whatever its type: flags are 0 or 1, no shared layer -1.
+// A field as numbers, whatever its type: flags are 0 or 1, no shared layer -1,
+// no cutoff -infinity.
 struct Field {
   enum class Type { kSize, kReal, kFlag };
   struct Access {

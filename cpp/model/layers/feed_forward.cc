@@ -1,11 +1,14 @@
 #include "model/layers/feed_forward.h"
 
+#include <cmath>
+
 #include "ops/elementwise.h"
 
 namespace gkv {
 
-void FeedForward::Compute(const LayerWeights& weights, Activations& input,
-                          float* out, const StepWork& work) {
+void FeedForward::Compute(const LayerWeights& weights, double cutoff,
+                          Activations& input, float* out,
+                          const StepWork& work) {
   const size_t rows = work.rows().size();
   const size_t width = weights.gate.rows;
   gate_.EnsureSize(rows * width);
@@ -18,6 +21,9 @@ void FeedForward::Compute(const LayerWeights& weights, Activations& input,
     float* const up = up_.data() + row * width;
     AddBias(weights.gate_bias, gate);
     AddBias(weights.up_bias, up);
+    if (std::isfinite(cutoff)) {
+      GaussianTopK(static_cast<float>(cutoff), width, gate);
+    }
     GeluMul(gate, up, width, activated_.row(row));
     activated_.Quantize(row);
   });

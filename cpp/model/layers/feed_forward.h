@@ -12,9 +12,9 @@ namespace gkv {
 class FeedForward {
  public:
   // out [rows, hidden_size], without the bias of the last product. Widths are
-  // those of the weights.
-  void Compute(const LayerWeights& weights, Activations& input, float* out,
-               const StepWork& work);
+  // those of the weights; cutoff: see LayerConfig::sparsity_cutoff.
+  void Compute(const LayerWeights& weights, double cutoff, Activations& input,
+               float* out, const StepWork& work);
 
  private:
   AlignedBuffer<float> gate_, up_;  // [rows, ffn_dim]

@@ -10,18 +10,24 @@ namespace gkv {
 
 void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
                               const StepWork& work) {
+  const size_t rows = weights.ple_table.rows;
+  const auto table_row = [&](const StepRow& row) {
+    const auto token = static_cast<size_t>(row.token);
+    return token < rows ? token : 0;
+  };
   for (const StepRow& row : work.rows()) {
-    weights.ple_table.Prefetch(static_cast<size_t>(row.token));
+    weights.ple_table.Prefetch(table_row(row));
   }
   vectors_.EnsureSize(work.rows().size() * width());
   work.MatMuls({{&weights.ple_proj, &input, vectors_.data()}});
   work.ForRows([&](size_t row) {
-    Join(weights, row, static_cast<size_t>(work.rows()[row].token));
+    Join(weights, row, table_row(work.rows()[row]));
   });
 }
 
 // (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2).
-void PerLayerEmbedding::Join(const Weights& weights, size_t row, size_t token) {
+void PerLayerEmbedding::Join(const Weights& weights, size_t row,
+                             size_t table_row) {
   const auto root = [](size_t size) {
     return std::sqrt(static_cast<double>(size));
   };
@@ -32,7 +38,7 @@ void PerLayerEmbedding::Join(const Weights& weights, size_t row, size_t token) {
             config_.ple_dim, out + i);
   }
   const RowTable& table = weights.ple_table;
-  const uint8_t* const stored = table.row(token);
+  const uint8_t* const stored = table.row(table_row);
   for (size_t i = 0; i < width(); i += kMaxStoredCols) {
     float values[kMaxStoredCols];
     const size_t count = std::min(kMaxStoredCols, width() - i);

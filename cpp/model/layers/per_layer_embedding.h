@@ -20,6 +20,7 @@ class PerLayerEmbedding {
   explicit PerLayerEmbedding(const ModelConfig& config) : config_(config) {}
 
   // The vectors of the step's rows, whose scaled embeddings are in `input`.
+  // Tokens beyond the table have its row 0.
   void Begin(const Weights& weights, Activations& input, const StepWork& work);
   // A row takes the place of an earlier one.
   void MoveRow(size_t from, size_t to);
@@ -31,7 +32,7 @@ class PerLayerEmbedding {
  private:
   size_t width() const { return config_.num_layers() * config_.ple_dim; }
   float* vectors(size_t row) { return vectors_.data() + row * width(); }
-  void Join(const Weights& weights, size_t row, size_t token);
+  void Join(const Weights& weights, size_t row, size_t table_row);
 
   const ModelConfig& config_;
   AlignedBuffer<float> vectors_;  // [rows, num_layers, ple_dim]

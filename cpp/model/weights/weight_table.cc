@@ -47,6 +47,11 @@ size_t ExpertsHidden(const Config& c, size_t) {
 }
 size_t ExpertFfn(const Config& c, size_t) { return c.expert_ffn_dim; }
 size_t Dense(const Config& c, size_t) { return c.dense_dim; }
+size_t AltUp(const Config& c, size_t) { return c.altup_inputs; }
+size_t AltUpSquare(const Config& c, size_t) {
+  return c.altup_inputs * c.altup_inputs;
+}
+size_t Laurel(const Config& c, size_t) { return c.laurel_rank; }
 
 using Condition = bool(const Config& config, size_t layer);
 bool Always(const Config&, size_t) { return true; }
@@ -79,6 +84,9 @@ bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
 bool HasPle(const Config& c, size_t) { return c.ple_dim != 0; }
 bool HasExperts(const Config& c, size_t) { return c.num_experts != 0; }
 bool HasDense(const Config& c, size_t) { return c.dense_dim != 0; }
+bool HasAltUp(const Config& c, size_t) { return c.altup_inputs != 0; }
+bool AltUpScale(const Config& c, size_t) { return c.altup_correct_scale; }
+bool HasLaurel(const Config& c, size_t) { return c.laurel_rank != 0; }
 
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
@@ -173,6 +181,20 @@ constexpr Row kLayerRows[] = {
      Experts, "ffn_gate_up_exps.weight"},
     {"ffn_down_exps.weight", kMatrix, ExpertsHidden, ExpertFfn, HasExperts,
      &E::down, Experts},
+    {"altup_router_norm.weight", kVector, One, Hidden, HasAltUp,
+     &L::altup_router_norm},
+    {"altup_router.weight", kVector, AltUp, Hidden, HasAltUp,
+     &L::altup_router},
+    {"altup_predict_coef.weight", kVector, AltUpSquare, AltUp, HasAltUp,
+     &L::altup_predict},
+    {"altup_correct_coef.weight", kVector, AltUp, AltUp, HasAltUp,
+     &L::altup_correct},
+    {"altup_correct_scale.weight", kVector, One, Hidden, AltUpScale,
+     &L::altup_scale},
+    {"laurel_l.weight", kMatrix, Laurel, Hidden, HasLaurel, &L::laurel_left},
+    {"laurel_r.weight", kMatrix, Hidden, Laurel, HasLaurel, &L::laurel_right},
+    {"laurel_post_norm.weight", kVector, One, Hidden, HasLaurel,
+     &L::laurel_post_norm},
 };
 
 // Where a member is, for std::visit.
@@ -199,10 +221,14 @@ struct Place {
   size_t layer;
 };
 
-// What files may hold of layers that share the keys and values of another.
+// What files may hold for no use: of layers that share the keys and values of
+// another, and scales that the configuration leaves out.
 std::unordered_set<std::string> UnreadNames(const Config& config) {
   std::unordered_set<std::string> names;
   for (size_t i = 0; i < config.num_layers(); ++i) {
+    if (config.altup_inputs != 0 && !config.altup_correct_scale) {
+      names.insert(StrCat("blk.", i, ".altup_correct_scale.weight"));
+    }
     if (!config.layers[i].shares_kv) continue;
     for (const char* name :
          {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) {
@@ -237,6 +263,18 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
   };
   weights.layers.resize(config.num_layers());
   for (const Row& row : kModelRows) add(row, "", 0);
+  const auto add_streams = [&](const char* name,
+                               std::vector<PackedMatrix>& matrices) {
+    matrices.resize(config.altup_inputs - 1);
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      entries.push_back({StrCat(name, ".", i, ".weight"), kMatrix,
+                         config.hidden_size, config.hidden_size, &matrices[i]});
+    }
+  };
+  if (config.altup_inputs != 0) {
+    add_streams("altup_proj", weights.altup_proj);
+    add_streams("altup_unembd_proj", weights.altup_unembed);
+  }
   for (size_t i = 0; i < config.num_layers(); ++i) {
     if (Recurs(config, i)) {
       weights.layers[i].recurrent = std::make_unique<RecurrentWeights>();

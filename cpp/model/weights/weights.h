@@ -130,6 +130,16 @@ struct LayerWeights {
   PackedMatrix ple_gate;      // [ple_dim, hidden_size]
   PackedMatrix ple_proj;      // [hidden_size, ple_dim]
   FloatVector post_ple_norm;  // [hidden_size]
+  // AltUp, with altup_inputs.
+  FloatVector altup_router_norm;  // [hidden_size]
+  FloatVector altup_router;       // [altup_inputs, hidden_size]
+  FloatVector altup_predict;      // [altup_inputs^2, altup_inputs]
+  FloatVector altup_correct;      // [altup_inputs, altup_inputs]
+  FloatVector altup_scale;        // [hidden_size], with altup_correct_scale
+  // LAuReL, with laurel_rank.
+  PackedMatrix laurel_left;      // [laurel_rank, hidden_size]
+  PackedMatrix laurel_right;     // [hidden_size, laurel_rank]
+  FloatVector laurel_post_norm;  // [hidden_size]
 };
 
 // What a matrix of loaded weights is called and how it is kept.
@@ -154,6 +164,9 @@ struct Weights {
   // Of models of embeddings, behind the mean.
   PackedMatrix dense_2;  // [dense_dim, hidden_size]
   PackedMatrix dense_3;  // [hidden_size, dense_dim]
+  // AltUp: of each stream but the first, [hidden_size, hidden_size]: from the
+  // embedding to the stream, and from the stream to the output.
+  std::vector<PackedMatrix> altup_proj, altup_unembed;
   std::vector<LayerWeights> layers;
   std::vector<MatrixInfo> matrices;  // all of the above, as they were read, but
                                      // for tables of rows

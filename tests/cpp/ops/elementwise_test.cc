@@ -103,6 +103,13 @@ const std::vector<Case>& Cases() {
        },
        [](auto*, auto* b, size_t n, float* out) { Add(b, n, out); },
        Each([](double a, double b) { return a + b; }), 6e-8, false},
+      {"Multiply",
+       [](auto* a, auto* b, size_t n, float* out) {
+         std::copy(a, a + n, out);
+         Multiply(b, n, out);
+       },
+       [](auto*, auto* b, size_t n, float* out) { Multiply(b, n, out); },
+       Each([](double a, double b) { return a * b; }), 6e-8, false},
       {"Scale",
        [](auto* a, auto*, size_t n, float* out) {
          std::copy(a, a + n, out);
@@ -206,6 +213,42 @@ TEST_F(ElementwiseTest, ResultsDoNotDependOnTheLane) {
       ASSERT_EQ(Bits(together), Bits(alone));
     });
   }
+}
+
+// The deviation is that of the values themselves: of a sample of n, with n - 1
+// beneath the sum of squares, the threshold lies 3% higher at 16 values.
+TEST_F(ElementwiseTest, GaussianTopKKeepsWhatLiesAboveTheThreshold) {
+  for (const size_t size : Sizes()) {
+    for (const float cutoff : {1.6448534f, 0.0f, -0.5f}) {
+      std::vector<float> x = Normal(size, 11, 3);
+      for (float& value : x) value += 5;
+      double mean = 0, squares = 0;
+      const auto n = static_cast<double>(size);
+      for (const double v : x) mean += v / n;
+      for (const double v : x) squares += (v - mean) * (v - mean) / n;
+      const double least = mean + cutoff * std::sqrt(squares);
+      OnEveryTarget([&] {
+        std::vector<float> out = x;
+        out.push_back(12345.0f);
+        GaussianTopK(cutoff, size, out.data());
+        ASSERT_EQ(out[size], 12345.0f);
+        for (size_t i = 0; i < size; ++i) {
+          ASSERT_NEAR(out[i], std::max(0.0, x[i] - least), 2e-5) << size;
+        }
+      });
+      ExpectSameBits([&] {
+        std::vector<float> out = x;
+        GaussianTopK(cutoff, size, out.data());
+        return out;
+      });
+    }
+  }
+  OnEveryTarget([] {
+    std::vector<float> x = Normal(37, 12);
+    x[20] = kNan;
+    GaussianTopK(1, 37, x.data());
+    for (const float value : x) ASSERT_TRUE(std::isnan(value));
+  });
 }
 
 // Every exponent of float, so that the exponential meets all its branches.

@@ -24,6 +24,11 @@ from gemmakv.models.huggingface._layer_sizes import (
 )
 from gemmakv.models.huggingface._modules import Modules, read_modules
 from gemmakv.models.huggingface._rope import rope_values
+from gemmakv.models.huggingface._streams import (
+    alternating_updates,
+    sparse_layers,
+    widths,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,9 @@ _KINDS = {
     "gemma3_text": _Kind(
         "gemma3", 2304, 9216, 26, 8, 4, 256, 262208, 131072
     ),
+    "gemma3n_text": _Kind(
+        "gemma3n", 2048, 16384, 35, 8, 2, 256, 262400, 32768, 512
+    ),
     "gemma4_text": _Kind(
         "gemma4", 2304, 9216, 30, 8, 4, 256, 262144, 131072, 512
     ),
@@ -74,6 +82,7 @@ _KINDS = {
 # The language model of a multimodal one is described in a section of its own.
 _MULTIMODAL = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
 }
@@ -133,7 +142,8 @@ def read_config(folder: Path) -> FolderConfig:
     )
     if embeds:
         kind = dataclasses.replace(kind, architecture="gemma-embedding")
-    reader = _Reader(kind, text, has_table=model_type == "gemma4_text")
+    has_table = model_type in ("gemma3n_text", "gemma4_text")
+    reader = _Reader(kind, text, has_table)
     values = reader.values()
     values |= _token_ids(folder, [top, text])
     modules = Modules()
@@ -165,6 +175,7 @@ class _Reader:
         self.by_kind = kind.architecture == "gemma4"
         # EmbeddingGemma is a Gemma 3 that looks both ways.
         self.embeds = kind.architecture == "gemma-embedding"
+        self.streams = kind.architecture == "gemma3n"
 
     def refuse(self, key: str, expected: str) -> MismatchError:
         return MismatchError(str(self.text.wrong(key, expected)))
@@ -173,9 +184,10 @@ class _Reader:
         """Arguments of ModelConfig."""
         self._check_supported()
         stated = self._stated()
-        base = ModelConfig.from_family(
-            self.kind.architecture, **{key: stated[key] for key in _SIZES}
-        )
+        sizes = {key: stated[key] for key in _SIZES}
+        if self.streams:  # that of a layer is in `stated`
+            sizes["ffn_dim"] = max(sizes["ffn_dim"])
+        base = ModelConfig.from_family(self.kind.architecture, **sizes)
         values = {**base.arguments(), **stated}
         values["layer_kinds"] = self._layer_kinds(base)
         values["sliding_window"] = (
@@ -193,6 +205,13 @@ class _Reader:
             )
             values |= per_layer_embeddings(self.text, self.has_table)
             values |= experts(self.text)
+        elif self.streams:
+            values |= alternating_updates(self.text, values)
+            values |= shared_layers(
+                self.text, values["layer_kinds"], values["ffn_dim"], 15
+            )
+            values |= sparse_layers(self.text, base)
+            values |= rope_values(self.text, base, values["layer_kinds"])
         else:
             values["query_scale"] = self._query_scale(base.head_dim)
             values |= rope_values(self.text, base, values["layer_kinds"])
@@ -209,7 +228,10 @@ class _Reader:
         values: dict[str, Any] = {}
         for name, key, is_size in ModelConfig.json_keys():
             default = getattr(self.kind, name, None)
-            if default is not None or key in text:
+            if name == "ffn_dim" and self.streams:
+                count = values["num_layers"]
+                values[name] = widths(text, key, self.kind.ffn_dim, count)
+            elif default is not None or key in text:
                 read = text.size if is_size else text.number
                 values[name] = read(key, default or 0)
         hidden, heads = values["hidden_size"], values["num_heads"]

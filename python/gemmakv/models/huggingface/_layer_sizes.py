@@ -78,29 +78,34 @@ def _override(
 
 
 def shared_layers(
-    text: Section, kinds: list[str], ffn_dim: int
+    text: Section,
+    kinds: list[str],
+    ffn_dim: int | list[int],
+    default: int = 0,
 ) -> dict[str, Any]:
     """Arguments of ModelConfig: the last layers read the keys and values of
-    the last one before them that is of their kind.
+    the last one before them that is of their kind. `default` is how many they
+    are where the file does not say.
 
     Raises CorruptFile.
     """
     key = "num_kv_shared_layers"
-    if not text.values.get(key):
+    stated = text.values.get(key)
+    if (default if stated is None else stated) == 0:
         return {}
-    shared = text.size(key, 0)
+    shared = text.size(key, default)
     own = kinds[: max(0, len(kinds) - shared)]
     last = {kind: i for i, kind in enumerate(own)}
     if set(last) != set(kinds):
         raise text.wrong(key, "layers of each type before those that share")
     wide = 2 if text.flag("use_double_wide_mlp", False) else 1
+    dims = ffn_dim if isinstance(ffn_dim, list) else [ffn_dim] * len(kinds)
     return {
         "shares_kv": [
             None if i < len(own) else last[kind] for i, kind in enumerate(kinds)
         ],
         "ffn_dim": [
-            ffn_dim if i < len(own) else wide * ffn_dim
-            for i in range(len(kinds))
+            dim if i < len(own) else wide * dim for i, dim in enumerate(dims)
         ],
     }
 

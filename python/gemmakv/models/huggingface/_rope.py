@@ -19,7 +19,7 @@ def rope_values(
 
     Raises CorruptFile or MismatchError.
     """
-    if base.architecture in ("gemma3", "gemma-embedding"):
+    if base.architecture in ("gemma3", "gemma3n", "gemma-embedding"):
         return _by_layer_type(text, base)
     key = "rope_scaling"
     section = text.section(key)

@@ -92,7 +92,8 @@ _RECURRENT_NORMS = {
 
 
 def _norm(config: ModelConfig, core: str, name: str, size: int) -> _Want:
-    form = _AS_STORED if config.architecture == "gemma4" else _PLUS_ONE
+    plain = config.architecture in ("gemma3n", "gemma4")
+    form = _AS_STORED if plain else _PLUS_ONE
     return _Want(core, name, (size,), form)
 
 
@@ -148,6 +149,10 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
         yield _Want(
             core + "layer_output_scale.weight", name + "layer_scalar", (1,)
         )
+    if config.altup_inputs:
+        yield from _altup(config, core, f"{name}altup.")
+    if config.laurel_rank:
+        yield from _laurel(config, core, f"{name}laurel.")
     block = name + ("temporal_block." if recurrent_family else "self_attn.")
     if config.layer_kinds[i] == "recurrent":
         yield from _recurrent(config, core, block)
@@ -186,6 +191,37 @@ def _experts(config: ModelConfig, core: str, name: str) -> Iterator[_Want]:
         ("ffn_down_exps.weight", "experts.down_proj", (count, hidden, ffn)),
     ):
         yield _Want(core + part, name + other, shape)
+
+
+def _altup(config: ModelConfig, core: str, name: str) -> Iterator[_Want]:
+    hidden, inputs = config.hidden_size, config.altup_inputs
+    core += "altup_"
+    yield _norm(
+        config, core + "router_norm.weight", name + "router_norm.weight", hidden
+    )
+    for part, other, shape in (
+        ("router", "modality_router", (inputs, hidden)),
+        ("predict_coef", "prediction_coefs", (inputs**2, inputs)),
+        ("correct_coef", "correction_coefs", (inputs, inputs)),
+    ):
+        yield _Want(f"{core}{part}.weight", f"{name}{other}.weight", shape)
+    if config.altup_correct_scale:
+        yield _Want(
+            core + "correct_scale.weight", name + _CORRECT_SCALE, (hidden,)
+        )
+
+
+_CORRECT_SCALE = "correct_output_scale"
+
+
+def _laurel(config: ModelConfig, core: str, name: str) -> Iterator[_Want]:
+    hidden, rank = config.hidden_size, config.laurel_rank
+    for part, other, shape in (
+        ("laurel_l", "linear_left", (rank, hidden)),
+        ("laurel_r", "linear_right", (hidden, rank)),
+        ("laurel_post_norm", "post_laurel_norm", (hidden,)),
+    ):
+        yield _Want(f"{core}{part}.weight", f"{name}{other}.weight", shape)
 
 
 def _attention(
@@ -281,6 +317,14 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
             "per_layer_projection_norm.weight",
             config.ple_dim,
         )
+    for i in range(max(0, config.altup_inputs - 1)):
+        for part, other in (
+            ("altup_proj", "altup_projections"),
+            ("altup_unembd_proj", "altup_unembed_projections"),
+        ):
+            yield _Want(
+                f"{part}.{i}.weight", f"{other}.{i}.weight", (hidden, hidden)
+            )
     for i in range(config.num_layers):
         yield from _layer(config, i)
 
@@ -330,6 +374,11 @@ def place_tensors(
         if _shares(config, i)
         for name in _UNREAD
     }
+    if config.altup_inputs and not config.altup_correct_scale:
+        used |= {
+            f"{prefix}layers.{i}.altup.{_CORRECT_SCALE}"
+            for i in range(config.num_layers)
+        }
     parts = _OTHER_PARTS if multimodal else ()
     left_out = _left_out(stored, used, parts, folder)
     return list(files), places, left_out
