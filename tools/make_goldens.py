@@ -24,6 +24,8 @@ What is to be known about the reference (transformers 5):
 - Gemma 3 ignores attn_logit_softcapping, and its multimodal class
   final_logit_softcapping too. Published files have neither.
 - Gemma 4's layer_scalar is a buffer, no parameter.
+- Gemma 3n's class that holds images too needs timm; its language model is the
+  class of text alone. altup_coef_clip counts in training only.
 - RecurrentGemma's intermediate_size is twice the width of its feed-forward,
   and its head_dim is hidden_size / num_attention_heads whatever a file says.
 
@@ -48,8 +50,12 @@ from support import golden_models
 
 def build(golden: golden_models.Golden) -> Any:
     """The language model with the golden's weights."""
-    stated = dict(golden.config)
-    kind = getattr(transformers, stated["architectures"][0])
+    stated, nested = dict(golden.config), golden.multimodal
+    architecture = stated["architectures"][0]
+    if architecture == "Gemma3nForConditionalGeneration":
+        stated, nested = golden.text_config, False
+        architecture = "Gemma3nForCausalLM"
+    kind = getattr(transformers, architecture)
     config = kind.config_class(**stated)
     # Were it the dtype of the file, factors would be rounded to that as well.
     eager = {"attn_implementation": "eager"}
@@ -61,7 +67,7 @@ def build(golden: golden_models.Golden) -> Any:
     theirs = dict(model.named_parameters())
     theirs.update((n, b) for n, b in model.named_buffers() if "scalar" in n)
     for name, array in ours.items():
-        parameter = theirs.pop(_parameter_name(name, golden.multimodal))
+        parameter = theirs.pop(_parameter_name(name, nested))
         if tuple(parameter.shape) != array.shape:
             raise ValueError(f"{name}: {array.shape}, not {parameter.shape}")
         parameter.data = torch.from_numpy(array.copy())

@@ -27,6 +27,7 @@ from support.golden_checks import (
     logits_of,
     reference_of,
     tensors_of,
+    tolerance_of,
 )
 from support.golden_models import Array, Golden
 
@@ -34,7 +35,7 @@ from support.golden_models import Array, Golden
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_give_the_reference_s_logits(name: str) -> None:
     found = logits_of(from_tensors(name), golden_of(name).tokens())
-    assert difference(reference_of(name), found) <= TOLERANCE
+    assert difference(reference_of(name), found) <= tolerance_of(name)
 
 
 def test_the_goldens_have_every_shape() -> None:
@@ -43,7 +44,7 @@ def test_the_goldens_have_every_shape() -> None:
         found = by_family.setdefault(name.split("-")[0], set())
         found.update(_traits(golden_of(name)))
     assert sorted(by_family) == [
-        "gemma", "gemma2", "gemma3", "gemma4", "recurrentgemma"]
+        "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "recurrentgemma"]
     for family, found in by_family.items():
         wanted = {
             "GQA", "MHA", "MQA", "64", "128", "256", "odd layers", "tied",
@@ -132,12 +133,14 @@ def _wrong_models(
         yield "no scales of layers", {"layer_scales": False}, {
             n: w for n, w in tensors.items() if "output_scale" not in n
         }
-    if config["shares_kv"]:
-        for own, other in ((3, 1), (3, 0)):
-            yield f"layer {other} for {own}", {"shares_kv": [
-                other if owner == own else owner
-                for owner in config["shares_kv"]
-            ]}, tensors
+    for what, fields in _wrong_owners(config):
+        yield what, fields, tensors
+    if config["altup_inputs"]:
+        yield from _wrong_streams(config, tensors)
+    if config["laurel_rank"]:
+        yield "no products beside attention", {"laurel_rank": 0}, {
+            n: w for n, w in tensors.items() if "laurel" not in n
+        }
     if config["ple_dim"]:
         yield from _wrong_per_layer_embeddings(config, tensors)
     if config["num_experts"]:
@@ -202,11 +205,78 @@ def _wrong_experts(
         }
 
 
+def _wrong_owners(
+    config: dict[str, Any],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    owners, kinds = config["shares_kv"], config["layer_kinds"]
+    for own in sorted({own for own in owners or [] if own is not None}):
+        for other in range(own):
+            if kinds[other] == kinds[own]:
+                yield f"layer {other} for {own}", {"shares_kv": [
+                    other if owner == own else owner for owner in owners]}
+
+
+def _wrong_streams(
+    config: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[WrongModel]:
+    inputs = config["altup_inputs"]
+    active = (config["altup_active"] + 1) % inputs
+    yield "another stream is computed", {"altup_active": active}, tensors
+    if config["altup_correct_scale"]:
+        yield "no scale behind the correction", {
+            "altup_correct_scale": False}, tensors
+
+    def changed(end: str, change: Callable[[Array], Array]) -> dict[str, Array]:
+        return {
+            n: np.ascontiguousarray(change(w)) if n.endswith(end) else w
+            for n, w in tensors.items()
+        }
+
+    def transposed(maps: Array) -> Array:
+        return maps.reshape(inputs, inputs, -1).swapaxes(0, 1).reshape(
+            maps.shape)
+
+    clipped = 0.5 * max(
+        float(abs(w).max()) for n, w in tensors.items() if "predict_coef" in n)
+    for what, end, change in (
+        ("no prediction", "predict_coef.weight", np.zeros_like),
+        ("transposed predictions", "predict_coef.weight", transposed),
+        ("no correction", "correct_coef.weight", np.zeros_like),
+        ("transposed correction", "correct_coef.weight", np.transpose),
+        ("clipped predictions", "predict_coef.weight",
+         lambda w: w.clip(-clipped, clipped)),
+        ("clipped corrections", "correct_coef.weight",
+         lambda w: w.clip(-clipped, clipped)),
+        ("no router", "altup_router.weight", np.zeros_like),
+        ("router without its divisor", "altup_router.weight",
+         lambda w: config["hidden_size"] * w),
+    ):
+        yield what, {}, changed(end, change)
+    for stem in ("altup_proj", "altup_unembd_proj"):
+        first, second = f"{stem}.0.weight", f"{stem}.1.weight"
+        yield f"{stem} of another stream", {}, {
+            **tensors, first: tensors[second], second: tensors[first]}
+    cutoffs, widths = config["sparsity_cutoff"], config["ffn_dim"]
+    if cutoffs is None:
+        return
+    if not isinstance(widths, list):
+        widths = [widths] * len(cutoffs)
+    yield "all gates count", {"sparsity_cutoff": None}, tensors
+    yield "the deviation of a sample", {"sparsity_cutoff": [
+        z and z * math.sqrt(n / (n - 1))
+        for z, n in zip(cutoffs, widths, strict=True)
+    ]}, tensors
+    if 0.0 in cutoffs:
+        yield "a share of a half is none", {"sparsity_cutoff": [
+            z or None for z in cutoffs]}, tensors
+
+
 def _wrong_per_layer_embeddings(
     config: dict[str, Any], tensors: dict[str, Array]
 ) -> Iterator[WrongModel]:
     ends = (".inp_gate.weight", ".proj.weight", ".post_norm.weight")
-    yield "no per-layer embeddings", {"ple_dim": 0, "ple_vocab": 0}, {
+    fields = {"ple_dim": 0, "ple_vocab": 0, "altup_correct_scale": False}
+    yield "no per-layer embeddings", fields, {
         n: w for n, w in tensors.items()
         if not n.startswith("per_layer") and not n.endswith(ends)
     }
@@ -248,6 +318,7 @@ def _wrong_fields(
         yield "epsilon", {"rms_epsilon": 1e-6}
     if config["value_norm"]:
         yield "no norm of values", {"value_norm": False}
+    if config["still_pairs"]:
         yield from _wrong_still_pairs(config)
     else:
         half, whole = config["head_dim"] // 2, config["head_dim"]

@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "recurrent_gemma": "recurrentgemma",
@@ -47,6 +48,20 @@ _DEFAULTS = {
         "max_position_embeddings": 131072,
         "sliding_window_pattern": 6,
         "vocab_size": 262208,
+    },
+    "gemma3n_text": {
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "altup_num_inputs": 4,
+        "final_logit_softcapping": 30.0,
+        "laurel_rank": 64,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 15,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
     },
     "gemma4_text": {
         "max_position_embeddings": 131072,
@@ -145,6 +160,9 @@ def fields(config: Config) -> dict[str, Any]:
         return {**result, **_rope(stated, kind), **_embedding(text)}
     if golden_models.gemma4(text):
         return {**result, **_gemma4(text)}
+    if golden_models.gemma3n(text):
+        return {**result, **_rope(stated, kind), **_kinds(text),
+                **_gemma3n(text)}
     if kind == "gemma":
         theta = text.get("rope_parameters", text)["rope_theta"]
         return {
@@ -221,6 +239,38 @@ def _embedding(text: Config) -> dict[str, Any]:
         "architecture": "gemma-embedding",
         "bidirectional": True,
         "sliding_window": kinds["sliding_window"] // 2 + 1,
+    }
+
+
+def _gemma3n(text: Config) -> dict[str, Any]:
+    count = text["num_hidden_layers"]
+    own = golden_models.first_shared_layer(text)
+    kinds = _kinds(text)["layer_kinds"]
+    shares = text.get("activation_sparsity_pattern")
+    if shares is None:
+        sparse = 10 if count > 10 else 0
+        shares = [0.95] * sparse + [0.0] * (count - sparse)
+    # What torch makes of these shares in float32.
+    cutoffs = {0.0: None, 0.5: 0.0, 0.95: 1.6448535919189453}
+    ple = golden_models.per_layer_size(text)
+    return {
+        "altup_active": text["altup_active_idx"],
+        "altup_correct_scale": text["altup_correct_scale"],
+        "altup_inputs": text["altup_num_inputs"],
+        "final_soft_cap": text.get("final_logit_softcapping") or 0.0,
+        "laurel_rank": text["laurel_rank"],
+        "ple_dim": ple,
+        "ple_vocab": text["vocab_size_per_layer_input"],
+        "post_norms": True,
+        "qk_norm": True,
+        "query_scale": 1.0,
+        "shares_kv": None if own == count else [
+            None if i < own
+            else max(j for j in range(own) if kinds[j] == kinds[i])
+            for i in range(count)
+        ],
+        "sparsity_cutoff": [cutoffs[share] for share in shares],
+        "value_norm": True,
     }
 
 

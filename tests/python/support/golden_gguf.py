@@ -32,6 +32,8 @@ def period_of(config: gemmakv.ModelConfig) -> int | None:
 
 def describable(name: str) -> bool:
     config = config_of(name)
+    if config.architecture == "gemma3n":
+        return config.altup_correct_scale
     if config.architecture == "gemma4":
         return True
     return period_of(config) is not None and math.isclose(
@@ -57,8 +59,10 @@ def metadata_of(config: gemmakv.ModelConfig) -> Metadata:
         "final_logit_softcapping": (tiny_gguf.F32, config.final_soft_cap),
         "rope.freq_base": (tiny_gguf.F32, config.rope_base_full),
     }
-    if config.architecture == "gemma4":
+    if config.architecture in ("gemma3n", "gemma4"):
         more |= _by_kind(config)
+    if config.architecture == "gemma3n":
+        more |= _streams(config)
     if config.rope_factor_full != 1:
         more["rope.scaling.type"] = (tiny_gguf.STR, "linear")
         more["rope.scaling.factor"] = (
@@ -81,6 +85,9 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
             tiny_gguf.ARRAY, (tiny_gguf.BOOL, slides)),
         "rope.freq_base_swa": (tiny_gguf.F32, config.rope_base_sliding),
     }
+    if isinstance(config.ffn_dim, list):
+        found["feed_forward_length"] = (tiny_gguf.ARRAY, (
+            tiny_gguf.U32, config.ffn_dim))
     if arguments["shares_kv"]:
         shared = sum(owner is not None for owner in arguments["shares_kv"])
         found["attention.shared_kv_layers"] = (tiny_gguf.U32, shared)
@@ -105,13 +112,39 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
     return found
 
 
+def _streams(config: gemmakv.ModelConfig) -> Metadata:
+    cutoffs = config.arguments()["sparsity_cutoff"]
+    if not isinstance(cutoffs, list):
+        cutoffs = [cutoffs] * config.num_layers
+    dense = -math.inf
+    return {
+        "altup.active_idx": (tiny_gguf.U32, config.altup_active),
+        "altup.num_inputs": (tiny_gguf.U32, config.altup_inputs),
+        "activation_sparsity_scale": (tiny_gguf.ARRAY, (
+            tiny_gguf.F32, [dense if z is None else z for z in cutoffs])),
+    }
+
+
 def _listed(value: Any, layers: list[bool]) -> list[int]:
     return value if isinstance(value, list) else [value] * len(layers)
 
 
 def gguf_tensors(name: str) -> dict[str, Array]:
     """The weights, and what a file tells of rotations by a tensor."""
-    return {**tensors_of(name), **rotation_tensors(config_of(name))}
+    return {
+        **stacked(tensors_of(name)),
+        **rotation_tensors(config_of(name)),
+    }
+
+
+def stacked(tensors: dict[str, Array]) -> dict[str, Array]:
+    """With the matrices of streams as the format has them: one tensor."""
+    found = dict(tensors)
+    for stem in ("altup_proj", "altup_unembd_proj"):
+        names = sorted(n for n in tensors if n.startswith(f"{stem}."))
+        if names:
+            found[f"{stem}.weight"] = np.stack([found.pop(n) for n in names])
+    return found
 
 
 def rotation_tensors(config: gemmakv.ModelConfig) -> dict[str, Array]:

@@ -106,6 +106,10 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes["embed_tokens_per_layer.weight"] = (rows, width)
         shapes["per_layer_model_projection.weight"] = (width, hidden)
         shapes["per_layer_projection_norm.weight"] = (ple,)
+    if gemma3n(text):
+        for stream in range(text["altup_num_inputs"] - 1):
+            for name in ("altup_projections", "altup_unembed_projections"):
+                shapes[f"{name}.{stream}.weight"] = (hidden, hidden)
     for layer in range(text["num_hidden_layers"]):
         part = (
             _recurrent_layer(text, layer) if recurrent else _layer(text, layer)
@@ -140,9 +144,20 @@ def gemma4(text: Config) -> bool:
     return kind.startswith("gemma4")
 
 
+def gemma3n(text: Config) -> bool:
+    kind: str = text["model_type"]
+    return kind == "gemma3n_text"
+
+
+def plain_norms(text: Config) -> bool:
+    """Whether norms multiply by their weights, not by 1 + weights."""
+    return gemma3n(text) or gemma4(text)
+
+
 def per_layer_size(text: Config) -> int:
     """Width of the embeddings for each layer; 0 without."""
-    default = 256 if text["model_type"] == "gemma4_text" else 0
+    kinds = ("gemma3n_text", "gemma4_text")
+    default = 256 if text["model_type"] in kinds else 0
     return text.get("hidden_size_per_layer_input", default) or 0
 
 
@@ -154,6 +169,8 @@ def first_shared_layer(text: Config) -> int:
 
 def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
     hidden, ffn = text["hidden_size"], text["intermediate_size"]
+    if isinstance(ffn, list):
+        ffn = ffn[layer]
     if text.get("use_double_wide_mlp") and layer >= first_shared_layer(text):
         ffn *= 2
     heads = text.get("num_attention_heads", 8)
@@ -175,9 +192,14 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
     elif text["model_type"] != "gemma":
         shapes["pre_feedforward_layernorm.weight"] = (hidden,)
         shapes["post_feedforward_layernorm.weight"] = (hidden,)
-    if text["model_type"] == "gemma3_text" or gemma4(text):
+    if text["model_type"] == "gemma3_text" or plain_norms(text):
         shapes["self_attn.q_norm.weight"] = (head_dim,)
         shapes["self_attn.k_norm.weight"] = (head_dim,)
+    if gemma3n(text):
+        shapes |= _streams(text)
+        if layer >= first_shared_layer(text):
+            for name in ("k_proj", "v_proj", "k_norm"):
+                del shapes[f"self_attn.{name}.weight"]
     if gemma4(text):
         shapes["layer_scalar"] = (1,)
         full = text["layer_types"][layer] == "full_attention"
@@ -209,6 +231,22 @@ def _experts(text: Config) -> dict[str, tuple[int, ...]]:
         "post_feedforward_layernorm_1.weight": (hidden,),
         "pre_feedforward_layernorm_2.weight": (hidden,),
         "post_feedforward_layernorm_2.weight": (hidden,),
+    }
+
+
+def _streams(text: Config) -> dict[str, tuple[int, ...]]:
+    """What a layer of Gemma 3n has beside the rest."""
+    hidden, inputs = text["hidden_size"], text["altup_num_inputs"]
+    rank = text["laurel_rank"]
+    return {
+        "altup.correct_output_scale": (hidden,),
+        "altup.correction_coefs.weight": (inputs, inputs),
+        "altup.prediction_coefs.weight": (inputs**2, inputs),
+        "altup.modality_router.weight": (inputs, hidden),
+        "altup.router_norm.weight": (hidden,),
+        "laurel.linear_left.weight": (rank, hidden),
+        "laurel.linear_right.weight": (hidden, rank),
+        "laurel.post_laurel_norm.weight": (hidden,),
     }
 
 
@@ -289,7 +327,7 @@ def draw(
     if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight",
                       "router.scale", "per_expert_scale")):
         return to_bfloat16((sum(gain) + 0.2 * unit).reshape(shape))
-    if name.endswith("layer_scalar"):
+    if name.endswith(("layer_scalar", "correct_output_scale")):
         return to_bfloat16((0.9 + 0.15 * unit).reshape(shape))
     if name.endswith("recurrent_param"):
         # Decays of a token from 0.6 to nearly 1.
@@ -317,6 +355,13 @@ _CORE_NAMES = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -364,7 +409,7 @@ def core_tensors(golden: Golden) -> dict[str, Array]:
     kind = golden.text_config["model_type"]
     return {
         core_name(name, kind): w
-        if gemma4(golden.text_config)
+        if plain_norms(golden.text_config)
         else _core_form(name, w)
         for name, w in golden.tensors().items()
     }
@@ -386,6 +431,11 @@ def core_name(name: str, model_type: str) -> str:
         return start + _EXPERTS[name]
     if name == "layer_scalar":
         return start + "layer_output_scale.weight"
+    if name == "altup.correct_output_scale":
+        return start + "altup_correct_scale.weight"
+    if name.startswith("altup_"):  # of a stream
+        name = name.replace("_projections", "_proj")
+        return name.replace("unembed", "unembd")
     stem, kind = name.rsplit(".", 1)
     if stem == "post_attention_layernorm":
         # The first generation's name for the norm before the feed-forward.

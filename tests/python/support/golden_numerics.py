@@ -48,7 +48,7 @@ def digests(folder: Path) -> Digests:
         found[name] = {}
         widths = np.hstack([
             config.hidden_size, config.ffn_dim, config.lru_width,
-            config.ple_dim, config.expert_ffn_dim])
+            config.ple_dim, config.expert_ffn_dim, config.laurel_rank])
         # Quantized rows are whole blocks of 32 columns.
         ways = _WAYS[:2] if (widths % 32).any() else _WAYS
         for weights, keys in ways:
