@@ -192,6 +192,42 @@ TEST(GgufTest, TensorsOfExpertsHaveThreeDimensions) {
             std::string::npos);
 }
 
+// Models read the matrices of some stacks one by one.
+TEST(GgufTest, StacksOfStreamsAreReadMatrixByMatrix) {
+  const std::vector<uint8_t> values = Count(4 * 2 * 3 * 4);
+  const std::vector<uint8_t> bytes =
+      GgufBuilder()
+          .AddRaw("altup_proj.weight", 0, {2, 3, 4}, values)
+          .AddRaw("altup_unembd_proj.weight", 0, {2, 3}, Count(24))
+          .AddRaw("other.weight", 0, {2, 3, 4}, values)
+          .Build();
+  GgufFile file(bytes, "x.gguf");
+  EXPECT_EQ(file.Names(),
+            (std::vector<std::string>{
+                "altup_proj.0.weight", "altup_proj.1.weight",
+                "altup_proj.2.weight", "altup_proj.3.weight",
+                "altup_unembd_proj.weight", "other.weight"}));
+  for (size_t i = 0; i < 4; ++i) {
+    const auto view = file.Find(StrCat("altup_proj.", i, ".weight"));
+    ASSERT_TRUE(view);
+    EXPECT_EQ(view->name, StrCat("altup_proj.", i, ".weight"));
+    EXPECT_EQ(view->rows, 3u);
+    EXPECT_EQ(view->cols, 2u);
+    EXPECT_TRUE(std::equal(view->data, view->data + 24, &values[24 * i]));
+    file.Release(*view, 0, view->size_bytes());
+    EXPECT_EQ(file.Hold(*view), nullptr) << "not from a mapping";
+  }
+  for (const char* name :
+       {"altup_proj.4.weight", "altup_proj.x.weight", "altup_proj..weight",
+        "altup_proj.00.weight", "altup_proj.0.bias", "other.0.weight",
+        "altup_unembd_proj.0.weight"}) {
+    EXPECT_FALSE(file.Find(name)) << name;
+  }
+  EXPECT_NE(Corruption([&] { file.Find("altup_proj.weight"); })
+                .find("found the shape 2 x 3 x 4"),
+            std::string::npos);
+}
+
 // One change that breaks the sound file, and what the message must say.
 struct Damage {
   const char* name;

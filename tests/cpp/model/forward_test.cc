@@ -248,6 +248,20 @@ TEST(ForwardTest, OfEqualScoresTheExpertOfTheLowerNumberWins) {
   ExpectMatchesReference(options, source);
 }
 
+// The oracle of streams has products beside attention and embeddings by layer.
+TEST(ForwardTest, StreamsOfAnyNumberMatchReference) {
+  for (const size_t inputs : {2, 3, 5, 8}) {
+    SCOPED_TRACE(inputs);
+    TinyOptions options = TinyFamily("gemma3n");
+    options.altup_inputs = inputs;
+    options.altup_active = inputs - 1;
+    options.altup_correct_scale = inputs % 2 == 0;
+    options.laurel_rank = 12 * inputs;
+    options.tied = false;
+    ExpectMatchesReference(options);
+  }
+}
+
 // Shapes that no published model has.
 TEST(ForwardTest, RecurrentLayersOfAnyShapeMatchReference) {
   for (const size_t conv_width : {1, 2, 9}) {
@@ -350,6 +364,9 @@ TEST(ForwardTest, SlicesOfAStepHaveOutputsOfTheirOwn) {
   ExpectOutputsOfTheirOwn(MixedTypes());
   // Rows without outputs end before the layers that share keys and values.
   TinyOptions options = MixedTypes(TinyFamily("gemma4"));
+  options.final_soft_cap = 0;
+  ExpectOutputsOfTheirOwn(options);
+  options = MixedTypes(TinyFamily("gemma3n"));
   options.final_soft_cap = 0;
   ExpectOutputsOfTheirOwn(options);
 }

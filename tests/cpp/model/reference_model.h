@@ -64,6 +64,7 @@ class ReferenceModel {
       x.push_back(row);
     }
     const std::vector<Row> vectors = PerLayerVectors(tokens, x);
+    if (config_.altup_inputs != 0) return HiddenOfStreams(vectors, x);
     for (size_t layer = 0; layer < config_.num_layers(); ++layer) {
       if (config_.layers[layer].kind == LayerKind::kRecurrent) {
         Recurrence(layer, x);
@@ -92,6 +93,134 @@ class ReferenceModel {
   static double Gelu(double x) {
     const double inner = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
     return 0.5 * x * (1 + std::tanh(inner));
+  }
+
+  static double MeanSquare(const Row& x) {
+    double sum = 0;
+    for (const double value : x) sum += value * value;
+    return sum / static_cast<double>(x.size());
+  }
+
+  // y, as large as x.
+  static Row Matched(const Row& x, Row y) {
+    const double factor =
+        std::sqrt(MeanSquare(x) / std::max(MeanSquare(y), 1e-5));
+    for (double& value : y) value *= factor;
+    return y;
+  }
+
+  // AltUp (arXiv 2301.13310), as Gemma 3n has it: [streams] of a position.
+  using Streams = std::vector<Row>;
+
+  std::vector<Row> HiddenOfStreams(const std::vector<Row>& vectors,
+                                   const std::vector<Row>& embedded) const {
+    const size_t inputs = config_.altup_inputs;
+    std::vector<Streams> all;
+    for (const Row& x : embedded) {
+      Streams streams = {x};
+      for (size_t k = 1; k < inputs; ++k) {
+        streams.push_back(Matched(
+            x, Multiply("altup_proj." + std::to_string(k - 1) + ".weight", x)));
+      }
+      all.push_back(streams);
+    }
+    for (size_t layer = 0; layer < config_.num_layers(); ++layer) {
+      StreamsLayer(layer, vectors, all);
+    }
+    std::vector<Row> out;
+    for (const Streams& streams : all) {
+      Row sum = streams[0];
+      for (size_t k = 1; k < inputs; ++k) {
+        const Row one = Matched(
+            streams[0],
+            Multiply("altup_unembd_proj." + std::to_string(k - 1) + ".weight",
+                     streams[k]));
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += one[i];
+      }
+      for (double& value : sum) value /= static_cast<double>(inputs);
+      out.push_back(Norm(sum, "output_norm.weight"));
+    }
+    return out;
+  }
+
+  void StreamsLayer(size_t layer, const std::vector<Row>& vectors,
+                    std::vector<Streams>& all) const {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    const size_t inputs = config_.altup_inputs;
+    const size_t size = config_.hidden_size;
+    std::vector<Row> active;
+    for (Streams& streams : all) {
+      const Row map = Coefficients(prefix + "altup_predict_coef.weight", prefix,
+                                   streams[config_.altup_active]);
+      const Streams old = streams;
+      for (size_t j = 0; j < inputs; ++j) {
+        for (size_t k = 0; k < inputs; ++k) {
+          for (size_t i = 0; i < size; ++i) {
+            streams[j][i] += map[j * inputs + k] * old[k][i];
+          }
+        }
+      }
+      active.push_back(streams[config_.altup_active]);
+    }
+    std::vector<Row> beside;
+    for (const Row& row : active) {
+      Row one = Norm(row, prefix + "attn_norm.weight");
+      const Row product =
+          Norm(Multiply(prefix + "laurel_r.weight",
+                        Multiply(prefix + "laurel_l.weight", one)),
+               prefix + "laurel_post_norm.weight");
+      for (size_t i = 0; i < size; ++i) one[i] += product[i];
+      beside.push_back(one);
+    }
+    Attention(layer, active);
+    for (size_t p = 0; p < active.size(); ++p) {
+      for (size_t i = 0; i < size; ++i) {
+        active[p][i] = (active[p][i] + beside[p][i]) / std::sqrt(2.0);
+      }
+    }
+    FeedForward(layer, active);
+    for (size_t p = 0; p < all.size(); ++p) {
+      Streams& streams = all[p];
+      const Row coefs = Coefficients(prefix + "altup_correct_coef.weight",
+                                     prefix, active[p]);
+      const Row predicted = streams[config_.altup_active];
+      for (size_t k = 0; k < inputs; ++k) {
+        for (size_t i = 0; i < size; ++i) {
+          streams[k][i] += (1 + coefs[k]) * (active[p][i] - predicted[i]);
+        }
+      }
+      Row gated = streams[config_.altup_active];
+      if (config_.altup_correct_scale) {
+        const std::vector<float> scale =
+            source_.Floats(prefix + "altup_correct_scale.weight");
+        for (size_t i = 0; i < size; ++i) gated[i] *= scale[i];
+      }
+      const Row added = PerLayer(layer, vectors[p], gated);
+      for (size_t k = 1; k < inputs; ++k) {
+        for (size_t i = 0; i < size; ++i) streams[k][i] += added[i];
+      }
+    }
+  }
+
+  // What a matrix makes of the routes of x.
+  Row Coefficients(const std::string& name, const std::string& prefix,
+                   const Row& x) const {
+    Row normed = Norm(x, prefix + "altup_router_norm.weight");
+    for (double& value : normed) value /= static_cast<double>(x.size());
+    Row routes = Multiply(prefix + "altup_router.weight", normed);
+    for (double& value : routes) value = std::tanh(value);
+    return Multiply(name, routes);
+  }
+
+  // Of a share of gates.
+  static void KeepLargest(double cutoff, Row& gate) {
+    if (!std::isfinite(cutoff)) return;
+    const auto count = static_cast<double>(gate.size());
+    double mean = 0, squares = 0;
+    for (const double value : gate) mean += value / count;
+    for (const double value : gate) squares += (value - mean) * (value - mean);
+    const double least = mean + cutoff * std::sqrt(squares / count);
+    for (double& value : gate) value = std::max(0.0, value - least);
   }
 
   static double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -312,6 +441,7 @@ class ReferenceModel {
     for (Row& row : x) {
       const Row h = Norm(row, prefix + "ffn_norm.weight");
       Row gate = Linear(prefix + "ffn_gate", h);
+      KeepLargest(config_.layers[layer].sparsity_cutoff, gate);
       const Row up = Linear(prefix + "ffn_up", h);
       for (size_t i = 0; i < gate.size(); ++i) gate[i] = Gelu(gate[i]) * up[i];
       Row out = Linear(prefix + "ffn_down", gate);
@@ -393,8 +523,9 @@ class ReferenceModel {
         }
         one = Norm(one, "per_layer_proj_norm.weight");
         for (size_t i = 0; i < dim; ++i) {
-          const double stored =
-              table[static_cast<size_t>(tokens[p]) * width + begin + i];
+          const auto token = static_cast<size_t>(tokens[p]);
+          const size_t row = token < config_.ple_vocab ? token : 0;
+          const double stored = table[row * width + begin + i];
           vectors.push_back(
               (one[i] + stored * std::sqrt(static_cast<double>(dim))) /
               std::sqrt(2.0));
@@ -407,16 +538,20 @@ class ReferenceModel {
 
   void AddPerLayer(size_t layer, const std::vector<Row>& vectors,
                    std::vector<Row>& x) const {
-    const std::string prefix = "blk." + std::to_string(layer) + ".";
     for (size_t p = 0; p < x.size(); ++p) {
-      Row gate = Multiply(prefix + "inp_gate.weight", x[p]);
-      for (size_t i = 0; i < gate.size(); ++i) {
-        gate[i] = Gelu(gate[i]) * vectors[p][layer * gate.size() + i];
-      }
-      const Row out = Norm(Multiply(prefix + "proj.weight", gate),
-                           prefix + "post_norm.weight");
+      const Row out = PerLayer(layer, vectors[p], x[p]);
       for (size_t i = 0; i < out.size(); ++i) x[p][i] += out[i];
     }
+  }
+
+  Row PerLayer(size_t layer, const Row& vectors, const Row& x) const {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    Row gate = Multiply(prefix + "inp_gate.weight", x);
+    for (size_t i = 0; i < gate.size(); ++i) {
+      gate[i] = Gelu(gate[i]) * vectors[layer * gate.size() + i];
+    }
+    return Norm(Multiply(prefix + "proj.weight", gate),
+                prefix + "post_norm.weight");
   }
 
   struct KeysValues {

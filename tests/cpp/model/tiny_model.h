@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_TESTS_CPP_MODEL_TINY_MODEL_H_
 #define GEMMAKV_TESTS_CPP_MODEL_TINY_MODEL_H_
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -141,6 +142,10 @@ struct TinyOptions {
   bool split_experts = false;  // gates apart from the rest
   bool bidirectional = false;
   size_t dense_dim = 0;
+  size_t altup_inputs = 0;
+  size_t altup_active = 0;
+  bool altup_correct_scale = false;
+  size_t laurel_rank = 0;
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -176,6 +181,22 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   if (family.bidirectional) options.dense_dim = 128;
   options.biases = family.biases;
   options.rope_dim = 32 / family.rope_share;
+  options.altup_inputs = family.altup_inputs;
+  options.altup_correct_scale = family.altup_correct_scale;
+  if (family.altup_inputs != 0) {
+    options.ple_dim = options.laurel_rank = 32;
+    // Tokens without a row of their own; a layer that is sparse, one that keeps
+    // half, widths by layer. The last two layers have no keys and values.
+    options.change = [](ModelConfig& config) {
+      config.ple_vocab = config.vocab_size - 20;
+      ShareKeysValues(2, config);
+      config.layers[0].sparsity_cutoff = 1.2815515;
+      config.layers[2].sparsity_cutoff = 0;
+      for (size_t i = 3; i < config.num_layers(); ++i) {
+        config.layers[i].ffn_dim *= 2;
+      }
+    };
+  }
   if (family.full_turning != 1) {
     options.ple_dim = 32;
     // Full layers of wider heads, of which one part turns. The last layer has
@@ -220,10 +241,10 @@ inline std::vector<std::string> TinyFamilies(bool embeddings = false) {
   return names;
 }
 
-// Those whose conversations are run at length: under the sanitizers two, which
-// have every kind of layer between them.
+// Those whose conversations are run at length: under the sanitizers three, which
+// have every kind of layer, and of part of a layer, between them.
 inline std::vector<std::string> CheckedFamilies() {
-  if (kSanitized) return {"gemma3", "recurrentgemma"};
+  if (kSanitized) return {"gemma3", "gemma3n", "recurrentgemma"};
   return TinyFamilies();
 }
 
@@ -239,6 +260,7 @@ inline TinyOptions MixedTypes(TinyOptions options = {}) {
   if (options.ple_dim != 0) options.ple_dim = 256;
   if (options.num_experts != 0) options.expert_ffn = 256;
   if (options.dense_dim != 0) options.dense_dim = 256;
+  if (options.laurel_rank != 0) options.laurel_rank = 256;
   return options;
 }
 
@@ -276,6 +298,10 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.num_experts = options.num_experts;
   config.experts_used = options.experts_used;
   config.expert_ffn_dim = options.expert_ffn;
+  config.altup_inputs = options.altup_inputs;
+  config.altup_active = options.altup_active;
+  config.altup_correct_scale = options.altup_correct_scale;
+  config.laurel_rank = options.laurel_rank;
   config.biases = options.biases;
   config.lru_width = options.lru_width;
   config.lru_blocks = options.lru_blocks;
@@ -335,6 +361,11 @@ class TinyTensorMaker {
       Matrix("per_layer_model_proj.weight", all, hidden);
       Norm("per_layer_proj_norm.weight", ple);
     }
+    for (size_t i = 1; i < options_.altup_inputs; ++i) {
+      const std::string end = "." + std::to_string(i - 1) + ".weight";
+      Matrix("altup_proj" + end, hidden, hidden);
+      Matrix("altup_unembd_proj" + end, hidden, hidden);
+    }
     for (size_t i = 0; i < config_.num_layers(); ++i) Layer(i);
     prefix_.clear();
     if (config_.dense_dim != 0) {
@@ -369,6 +400,12 @@ class TinyTensorMaker {
       Norm("post_norm.weight", hidden);
     }
     if (options_.num_experts != 0) Experts();
+    if (options_.altup_inputs != 0) Streams();
+    if (options_.laurel_rank != 0) {
+      Matrix("laurel_l.weight", options_.laurel_rank, hidden);
+      Matrix("laurel_r.weight", hidden, options_.laurel_rank);
+      Norm("laurel_post_norm.weight", hidden);
+    }
     if (options_.layer_scales) {
       Floats("layer_output_scale.weight", 1, 1, 0.6f, 1.4f);
     }
@@ -407,6 +444,18 @@ class TinyTensorMaker {
       Parts("ffn_gate_up_exps.weight", 2 * width, hidden);
     }
     Parts("ffn_down_exps.weight", hidden, width);
+  }
+  void Streams() {
+    const size_t inputs = options_.altup_inputs, hidden = options_.hidden;
+    Norm("altup_router_norm.weight", hidden);
+    // Sums of about 1, over as many terms as a row has.
+    const float high = 2 * std::sqrt(static_cast<float>(hidden));
+    Floats("altup_router.weight", inputs, hidden, -high, high);
+    Floats("altup_predict_coef.weight", inputs * inputs, inputs, -0.2f, 0.2f);
+    Floats("altup_correct_coef.weight", inputs, inputs, -0.3f, 0.3f);
+    if (options_.altup_correct_scale) {
+      Floats("altup_correct_scale.weight", 1, hidden, 0.5f, 1.5f);
+    }
   }
   void Recurrent() {
     const size_t width = options_.lru_width;

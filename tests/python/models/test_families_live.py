@@ -27,7 +27,7 @@ from support.golden_models import Array
 
 FAMILIES = [
     "gemma", "gemma2", "gemma3", "multimodal", "recurrentgemma", "gemma4",
-    "vaultgemma", "experts",
+    "vaultgemma", "experts", "gemma3n",
 ]  # fmt: skip
 # More than three windows of the widest that a model may have; the last takes
 # several steps of the scheduler.
@@ -67,6 +67,16 @@ GEMMA4_GAINS = {
     "per_expert_scale": 1.0,
     "router.proj.weight": 12.0,
     "experts.down_proj": 3.0,
+}
+
+# Coefficients of streams that stay small, of routers whose sums are about 1.
+GEMMA3N_GAINS = {
+    **GEMMA4_GAINS,
+    "post_laurel_norm.weight": 0.6,
+    "router_norm.weight": 1.0,
+    "prediction_coefs.weight": 0.25,
+    "correction_coefs.weight": 0.25,
+    "modality_router.weight": 60.0,
 }
 
 torch = pytest.importorskip("torch", reason="the reference needs torch")
@@ -122,6 +132,8 @@ def random_config(family: str, seed: int) -> Any:
             moe_intermediate_size=pick(16, 48, 64),
         )
         return _gemma4_config(common, pick)
+    if family == "gemma3n":
+        return _gemma3n_config(common, pick)
     common.update(
         sliding_window=pick(1, 5, 16, 23),
         query_pre_attn_scalar=pick(head_dim, 24, 168),
@@ -188,6 +200,41 @@ def _gemma4_config(common: dict[str, Any], pick: Any) -> Any:
     )
 
 
+def _gemma3n_config(common: dict[str, Any], pick: Any) -> Any:
+    layers, inputs = common["num_hidden_layers"], pick(2, 3, 4, 6)
+    kinds = [
+        *(pick("sliding_attention", "full_attention")
+          for _ in range(layers - 2)),
+        "sliding_attention",
+        "full_attention",
+    ]
+    shared = [n for n in range(layers) if set(kinds[:layers - n]) == set(kinds)]
+    common["intermediate_size"] = pick(
+        130, [pick(96, 130, 256) for _ in range(layers)])
+    return transformers.Gemma3nTextConfig(
+        **common,
+        sliding_window=pick(1, 5, 16, 23),
+        layer_types=kinds,
+        final_logit_softcapping=pick(5.0, 30.0),
+        hidden_size_per_layer_input=pick(24, 32, 64),
+        vocab_size_per_layer_input=common["vocab_size"] + pick(0, 9, -40),
+        num_kv_shared_layers=pick(*shared),
+        altup_num_inputs=inputs,
+        altup_active_idx=pick(0, 0, inputs - 1),
+        altup_correct_scale=pick(True, True, False),
+        laurel_rank=pick(8, 20, 64),
+        activation_sparsity_pattern=pick(
+            None, [pick(0.95, 0.5, 0.0) for _ in range(layers)]),
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": pick(
+                {"rope_type": "default", "rope_theta": 1e6},
+                {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            ),
+        },
+    )
+
+
 def _recurrent_config(common: dict[str, Any], head_dim: int, pick: Any) -> Any:
     heads = common["num_attention_heads"]
     return transformers.RecurrentGemmaConfig(
@@ -243,6 +290,7 @@ def random_model(family: str, seed: int) -> Any:
         "recurrentgemma": transformers.RecurrentGemmaForCausalLM,
         "gemma4": transformers.Gemma4ForCausalLM,
         "experts": transformers.Gemma4ForCausalLM,
+        "gemma3n": transformers.Gemma3nForCausalLM,
     }[family]
     eager = {"attn_implementation": "eager"}  # others leave out soft caps
     if family == "experts":
@@ -250,7 +298,9 @@ def random_model(family: str, seed: int) -> Any:
     model = kind._from_config(
         random_config(family, seed), dtype=torch.float32, **eager
     ).eval()
-    gains = GEMMA4_GAINS if family in ("gemma4", "experts") else GAINS
+    gains = {"gemma3n": GEMMA3N_GAINS, "gemma4": GEMMA4_GAINS,
+             "experts": GEMMA4_GAINS}.get(
+        family, GAINS)
     drawn = dict(model.named_parameters())
     drawn.update(
         (n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))

@@ -122,6 +122,9 @@ def _leaves(
 
 
 _EDITS = {
+    "activation_sparsity_pattern": lambda v: [*v[1:], v[0]],
+    "altup_active_idx": lambda v: (v + 1) % 3,
+    "altup_correct_scale": lambda v: not v,
     "attention_window_size": lambda v: v + 1,
     "attn_logit_softcapping": lambda v: None,
     "factor": lambda v: v / 2,

@@ -196,7 +196,7 @@ def test_what_a_file_states_is_not_the_default(tmp_path: Path) -> None:
 def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     table = ModelConfig.from_name(name)
     meta = tiny_gguf.metadata(table)
-    if table.architecture == "gemma4":
+    if table.architecture in ("gemma3n", "gemma4"):
         meta |= metadata_of(table)
     keys = ["attn_logit_softcapping", "final_logit_softcapping",
             "attention.key_length", "attention.value_length"]  # fmt: skip
@@ -209,6 +209,9 @@ def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     # A vocabulary of another size is no other type.
     weights = {"token_embd.weight": np.zeros((600, 1), np.float32)}
     weights |= rotation_tensors(table)
+    if table.laurel_rank:
+        weights["blk.0.laurel_l.weight"] = np.zeros(
+            (table.laurel_rank, 1), np.float32)
     if table.ple_dim:
         weights["per_layer_token_embd.weight"] = weights["token_embd.weight"]
     if not table.keys_are_values and table.architecture == "gemma4":
@@ -250,7 +253,7 @@ def test_tokens_that_end_a_reply(
     [
         ("recurrentgemma", ["Hugging Face directory"]),
         ("llama", []),
-        ("gemma3n", []),
+        ("gemma3p5", []),
         ("gemma4-assistant", []),
         ("gemma-embedding", []),
         ("Gemma2", []),

@@ -63,6 +63,19 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "layer_scales": True,
         "num_experts": 6, "experts_used": 2, "expert_ffn_dim": 32,
     },
+    # Two layers share keys and values, two are sparse.
+    "gemma3n": {
+        "num_layers": 7, "num_heads": 2, "kv_heads": 1,
+        "sliding_window": WINDOW,
+        "layer_kinds": ["sliding", "sliding", "full", "sliding", "full",
+                        "sliding", "full"],
+        "rope_base_full": 1e6, "qk_norm": True, "post_norms": True,
+        "query_scale": 1.0, "value_norm": True, "final_soft_cap": 1.5,
+        "ple_dim": 32, "ple_vocab": VOCAB - 40,
+        "altup_inputs": 4, "altup_correct_scale": True, "laurel_rank": 32,
+        "shares_kv": [None] * 5 + [3, 4],
+        "sparsity_cutoff": [1.25, 0.0, *[None] * 5],
+    },
     "recurrentgemma": {
         "num_layers": 5, "num_heads": 2, "kv_heads": 1,
         "sliding_window": WINDOW,

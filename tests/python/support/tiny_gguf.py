@@ -147,8 +147,20 @@ def tensors(seed: int = 0, config: ModelConfig = CONFIG) -> Tensors:
         "token_embd.weight": draw.matrix(config.vocab_size, config.hidden_size),
         "output_norm.weight": draw.norm(config.hidden_size),
     }
+    if config.ple_dim:
+        result |= _per_layer_tensors(config, draw)
+    for stream in range(max(0, config.altup_inputs - 1)):
+        for stem in ("altup_proj", "altup_unembd_proj"):
+            result[f"{stem}.{stream}.weight"] = draw.matrix(
+                config.hidden_size, config.hidden_size
+            )
+    owners = config.shares_kv or [None] * config.num_layers
     for layer, kind in enumerate(config.layer_kinds):
-        for name, array in _layer_tensors(config, layer, kind, draw).items():
+        parts = _layer_tensors(config, layer, kind, draw)
+        if owners[layer] is not None:
+            for name in ("attn_k", "attn_v", "attn_k_norm"):
+                parts.pop(name, None)
+        for name, array in parts.items():
             end = name if "." in name or name == "rec_a_param" else (
                 name + ".weight"
             )
@@ -201,6 +213,20 @@ def _layer_tensors(
     }
     if config.post_norms:
         result["post_ffw_norm"] = draw.norm(hidden)
+    if config.ple_dim:
+        result |= {
+            "inp_gate": draw.matrix(config.ple_dim, hidden),
+            "proj": draw.matrix(hidden, config.ple_dim),
+            "post_norm": draw.norm(hidden),
+        }
+    if config.altup_inputs:
+        result |= _stream_tensors(config, draw)
+    if config.laurel_rank:
+        result |= {
+            "laurel_l": draw.matrix(config.laurel_rank, hidden),
+            "laurel_r": draw.matrix(hidden, config.laurel_rank),
+            "laurel_post_norm": draw.norm(hidden),
+        }
     if config.biases:
         result |= {
             "ffn_gate.bias": draw.bias(ffn),
@@ -232,6 +258,29 @@ def _expert_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
 def _of(value: int | list[int], layer: int) -> int:
     """Of a layer: fields are lists where layers differ."""
     return value[layer] if isinstance(value, list) else value
+
+
+def _per_layer_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
+    width = config.ple_dim * config.num_layers
+    return {
+        "per_layer_token_embd.weight": draw.matrix(config.ple_vocab, width),
+        "per_layer_model_proj.weight": draw.matrix(width, config.hidden_size),
+        "per_layer_proj_norm.weight": draw.norm(config.ple_dim),
+    }
+
+
+def _stream_tensors(config: ModelConfig, draw: _Draw) -> Tensors:
+    hidden, inputs = config.hidden_size, config.altup_inputs
+    result = {
+        "altup_router_norm": draw.norm(hidden),
+        # Sums of about 1: routers divide by the length of a row.
+        "altup_router": hidden * draw.matrix(inputs, hidden),
+        "altup_predict_coef": 0.3 * draw.matrix(inputs**2, inputs),
+        "altup_correct_coef": 0.3 * draw.matrix(inputs, inputs),
+    }
+    if config.altup_correct_scale:
+        result["altup_correct_scale"] = draw.norm(hidden)
+    return {name: np.float32(array) for name, array in result.items()}
 
 
 def _attention_tensors(

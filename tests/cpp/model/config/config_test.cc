@@ -88,6 +88,37 @@ void SetByKind(const ModelConfig& config, std::string_view omit,
   builder.AddF32("rope_freqs.weight", 1, divisors.size(), divisors);
 }
 
+// Of a family with several residual streams.
+void SetStreams(const ModelConfig& config, std::string_view omit,
+                GgufBuilder& builder) {
+  const std::string prefix = config.architecture + ".";
+  std::vector<uint32_t> ffn;
+  std::vector<bool> slides;
+  std::vector<float> cutoffs;
+  uint32_t shared = 0;
+  for (const LayerConfig& layer : config.layers) {
+    ffn.push_back(static_cast<uint32_t>(layer.ffn_dim));
+    slides.push_back(layer.kind == LayerKind::kSliding);
+    cutoffs.push_back(static_cast<float>(layer.sparsity_cutoff));
+    shared += layer.shares_kv.has_value();
+  }
+  const auto set = [&](const std::string& key, const auto& value) {
+    if (key != omit) builder.Set(prefix + key, value);
+  };
+  set("altup.num_inputs", static_cast<uint32_t>(config.altup_inputs));
+  set("altup.active_idx", static_cast<uint32_t>(config.altup_active));
+  set("embedding_length_per_layer_input",
+      static_cast<uint32_t>(config.ple_dim));
+  set("attention.shared_kv_layers", shared);
+  set("attention.sliding_window_pattern", slides);
+  set("feed_forward_length", ffn);
+  set("activation_sparsity_scale", cutoffs);
+  const std::vector<uint8_t> value(4);
+  builder
+      .AddRaw("per_layer_token_embd.weight", 99, {32, config.ple_vocab}, value)
+      .AddRaw("blk.0.laurel_l.weight", 99, {32, config.laurel_rank}, value);
+}
+
 // Metadata of a file with the shape of `config`, whose layers do not differ but
 // in kind.
 GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
@@ -111,6 +142,7 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
     size("attention.key_length", "head_dim");
     size("attention.value_length", "head_dim");
   }
+  if (config.altup_inputs != 0) SetStreams(config, omit, builder);
   if (!config.layers.back().shares_kv) size("feed_forward_length", "ffn_dim");
   size("context_length", "context_length");
   if (config.bidirectional) {
@@ -244,6 +276,8 @@ TEST(ConfigTest, HashesOfNamedTypesStay) {
       {"gemma3-4b", "c8aa730c66ecb94c46282045b55b6e42"},
       {"gemma3-12b", "09cb04904fd59be92a64e869f85aeeec"},
       {"gemma3-27b", "1ea6aaca3dbc1b554f7b2a6aa0374282"},
+      {"gemma3n-e2b", "?"},
+      {"gemma3n-e4b", "?"},
       {"gemma4-e2b", "fe40f17810a0f0865056b56bb6e3ebba"},
       {"gemma4-e4b", "23b82b212bc0f127f261588d5ba273e4"},
       {"gemma4-12b", "1cd567b9dc54bc8655d546b07eeecf86"},
@@ -268,7 +302,8 @@ TEST(ConfigTest, EveryFieldIsPartOfTheIdentity) {
     ModelConfig changed = base;
     std::vector<double> values = field.Get(changed);
     values[0] = field.at.type == Field::Type::kFlag ? 1 - values[0]
-                                                   : values[0] + 2;
+                : std::isfinite(values[0])          ? values[0] + 2
+                                                    : 2;
     field.Set(changed, values);
     EXPECT_EQ(changed.Hash() == base.Hash(), field.mark == Field::kNever)
         << field.name;
@@ -436,6 +471,88 @@ TEST(ConfigTest, BadExpertsAreRefusedWithTheKey) {
   EXPECT_EQ(with(ModelType::kGemma3_1B, "expert_count", 8),
             "test.gguf: metadata gemma3.expert_count is 8, expected 0: such "
             "models are not supported");
+}
+
+TEST(ConfigTest, Gemma3nHasStreamsAndLayersThatShare) {
+  const ModelConfig& e2b = ConfigOf(ModelType::kGemma3n_E2B);
+  const ModelConfig& e4b = ConfigOf(ModelType::kGemma3n_E4B);
+  for (const ModelConfig* config : {&e2b, &e4b}) {
+    EXPECT_EQ(config->altup_inputs, 4u);
+    EXPECT_TRUE(config->altup_correct_scale);
+    EXPECT_EQ(config->laurel_rank, 64u);
+    EXPECT_EQ(config->ple_vocab, 262144u);
+    EXPECT_EQ(config->vocab_size, 262400u);
+    EXPECT_EQ(config->layers[9].sparsity_cutoff, 1.6448535919189453);
+    EXPECT_FALSE(std::isfinite(config->layers[10].sparsity_cutoff));
+    EXPECT_EQ(config->layers[19].shares_kv, std::nullopt);
+    EXPECT_EQ(config->layers[20].shares_kv, 18u);
+    EXPECT_EQ(config->layers[24].shares_kv, 19u);
+    const auto layout = config->MakeKvLayout(KvDtype::kBF16, 64);
+    EXPECT_EQ(layout->bytes_per_token(LayerKind::kFull), 8u << 10);
+    EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 512, 16u << 20);
+  }
+  EXPECT_EQ(e2b.num_layers(), 30u);
+  EXPECT_EQ(e4b.layers[34].shares_kv, 19u);
+
+  // Converters differ in the last digits of the number that they state.
+  std::vector<float> stated(30, -std::numeric_limits<float>::infinity());
+  std::fill_n(stated.begin(), 10, 1.6448533535f);
+  constexpr const char* kKey = "activation_sparsity_scale";
+  const auto load = [&] {
+    return Load(BuilderFor(e2b, kKey).Set(std::string("gemma3n.") + kKey,
+                                          stated));
+  };
+  EXPECT_EQ(load().name, "gemma3n-e2b");
+  EXPECT_EQ(Load(BuilderFor(e2b, kKey)).name, "gemma3n-e2b") << "by family";
+  stated[3] = 1.64f;
+  EXPECT_TRUE(load().name.empty());
+  stated[3] = 0;
+  EXPECT_EQ(load().layers[3].sparsity_cutoff, 0);
+
+  // A slice of the larger one, with widths by layer.
+  ModelConfig slice = e4b;
+  slice.layers[7].ffn_dim = 12288;
+  const ModelConfig loaded = Load(BuilderFor(slice));
+  EXPECT_EQ(loaded.layers[7].ffn_dim, 12288u);
+  EXPECT_EQ(loaded.layers[8].ffn_dim, 16384u);
+  EXPECT_TRUE(loaded.name.empty());
+}
+
+TEST(ConfigTest, BadFilesOfGemma3nAreRefusedWithTheKey) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3n_E2B);
+  const auto with = [&](const std::string& key,
+                        const auto& value) -> std::string {
+    try {
+      Load(BuilderFor(table, key).Set("gemma3n." + key, value));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(with("altup.num_inputs", uint32_t{1}),
+            "test.gguf: model config: altup_inputs is 1, expected 0 or 2..8");
+  EXPECT_EQ(with("altup.num_inputs", uint32_t{9}),
+            "test.gguf: metadata gemma3n.altup.num_inputs is 9, expected 0..8");
+  EXPECT_EQ(with("altup.active_idx", uint32_t{4}),
+            "test.gguf: model config: altup_active is 4, expected less than "
+            "altup_inputs 4");
+  EXPECT_EQ(with("activation_sparsity_scale", std::vector<float>(29, 1.0f)),
+            "test.gguf: metadata gemma3n.activation_sparsity_scale has 29 "
+            "entries, expected one number or one for each of 30 layers");
+  std::vector<float> cutoffs(30, 1.0f);
+  cutoffs[4] = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(with("activation_sparsity_scale", cutoffs),
+            "test.gguf: metadata gemma3n.activation_sparsity_scale of layer 4 "
+            "is inf, expected a finite number");
+  cutoffs[4] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(with("activation_sparsity_scale", cutoffs).find("of layer 4 is "),
+            std::string::npos);
+  EXPECT_EQ(with("feed_forward_length", std::vector<uint32_t>(31, 8192)),
+            "test.gguf: metadata gemma3n.feed_forward_length has 31 entries, "
+            "expected one number or one for each of 30 layers");
+  EXPECT_EQ(with("attention.shared_kv_layers", uint32_t{27}),
+            "test.gguf: metadata gemma3n.attention.shared_kv_layers is 27, "
+            "expected layers of each kind before those");
 }
 
 TEST(ConfigTest, BadFilesOfGemma4AreRefusedWithTheKey) {
@@ -635,6 +752,21 @@ TEST(ConfigTest, ValidateNamesTheField) {
             experts(8, 2, 64)(c);
             c.hidden_size = 648;
           });
+  refused("altup_inputs is 1", [](auto& c) { c.altup_inputs = 1; });
+  refused("altup_inputs is 9", [](auto& c) { c.altup_inputs = 9; });
+  refused("altup_active is 1, expected 0 without altup_inputs",
+          [](auto& c) { c.altup_active = 1; });
+  refused("altup_active is 3, expected less than altup_inputs 3",
+          [](auto& c) { c.altup_inputs = c.altup_active = 3; });
+  refused("altup_correct_scale is 1, expected 0 without",
+          [](auto& c) { c.altup_correct_scale = true; });
+  refused("layer_scales is 1, expected 0 with altup_inputs 2", [](auto& c) {
+    c.altup_inputs = 2;
+    c.layer_scales = true;
+  });
+  refused("sparsity_cutoff of layer 2", [](auto& c) {
+    c.layers[2].sparsity_cutoff = std::numeric_limits<double>::infinity();
+  });
   refused("eos id", [](auto& c) { c.eos_ids = {-1}; });
 }
 
@@ -662,8 +794,8 @@ TEST(ApplyFamilyTest, UnknownArchitecture) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
                  "model config: architecture is 'gemma9', expected one of "
-                 "'gemma', 'gemma2', 'gemma3', 'gemma4', 'vaultgemma', "
-                 "'gemma-embedding', 'recurrentgemma'");
+                 "'gemma', 'gemma2', 'gemma3', 'gemma3n', 'gemma4', "
+                 "'vaultgemma', 'gemma-embedding', 'recurrentgemma'");
   }
   EXPECT_EQ(config.architecture, "");
 }

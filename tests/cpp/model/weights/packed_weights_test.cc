@@ -106,6 +106,11 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
   ExpectSameTable(a.ple_table, b.ple_table);
   ExpectSameMatrix(a.ple_proj, b.ple_proj);
   ExpectSameVector(a.ple_norm, b.ple_norm);
+  ASSERT_EQ(a.altup_proj.size(), b.altup_proj.size());
+  for (size_t i = 0; i < a.altup_proj.size(); ++i) {
+    ExpectSameMatrix(a.altup_proj[i], b.altup_proj[i]);
+    ExpectSameMatrix(a.altup_unembed[i], b.altup_unembed[i]);
+  }
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     const LayerWeights &x = a.layers[i], &y = b.layers[i];
@@ -113,7 +118,8 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
          {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v,
           &LayerWeights::o, &LayerWeights::gate, &LayerWeights::up,
           &LayerWeights::down, &LayerWeights::ple_gate,
-          &LayerWeights::ple_proj}) {
+          &LayerWeights::ple_proj, &LayerWeights::laurel_left,
+          &LayerWeights::laurel_right}) {
       ExpectSameMatrix(x.*matrix, y.*matrix);
     }
     for (const auto vector :
@@ -122,7 +128,10 @@ void ExpectSameWeights(const Weights& a, const Weights& b) {
           &LayerWeights::ffn_norm, &LayerWeights::post_ffn_norm,
           &LayerWeights::o_bias, &LayerWeights::gate_bias,
           &LayerWeights::up_bias, &LayerWeights::down_bias,
-          &LayerWeights::output_scale, &LayerWeights::post_ple_norm}) {
+          &LayerWeights::output_scale, &LayerWeights::post_ple_norm,
+          &LayerWeights::altup_router_norm, &LayerWeights::altup_router,
+          &LayerWeights::altup_predict, &LayerWeights::altup_correct,
+          &LayerWeights::altup_scale, &LayerWeights::laurel_post_norm}) {
       ExpectSameVector(x.*vector, y.*vector);
     }
     ASSERT_EQ(x.recurrent == nullptr, y.recurrent == nullptr);

@@ -145,6 +145,8 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma2", true, "df92ad2262c6b80f49b0407f03cf8977"},
       {"gemma3", false, "64199d4da3408edc39e66b0dadf12505"},
       {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
+{"gemma3n", false, "?"},
+      {"gemma3n", true, "?"},
       {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
       {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
       {"gemma4_moe", false, "b2565fed84f54d509dddc51081569130"},
@@ -230,6 +232,18 @@ TEST(WeightsTest, QuantizedRoutersAreRefused) {
       RandomTensor(TensorType::kQ8_0, 9, 64, rng, 0, 0)};
   ExpectError(source, options,
               "tensor blk.0.ffn_gate_inp.weight has type Q8_0, expected F32");
+}
+
+// Files have it whether the configuration asks for it or not.
+TEST(WeightsTest, AScaleThatIsNotAskedForIsLeftAlone) {
+  TinyOptions options = TinyFamily("gemma3n");
+  MemorySource source = TinyTensors(options);
+  options.altup_correct_scale = false;
+  const Weights weights = Load(source, options);
+  EXPECT_EQ(weights.layers[0].altup_scale.size(), 0u);
+  EXPECT_EQ(weights.layers[0].altup_router.size(), 4 * options.hidden);
+  options.altup_inputs = 0;
+  ExpectError(source, options, "found tensor blk.0.altup_");
 }
 
 TEST(WeightsTest, AShapeErrorSaysWhatWasExpected) {
