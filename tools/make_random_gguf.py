@@ -5,11 +5,11 @@
 
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
 quantizers choose for a width that is no multiple of 256), or with
---architecture that of the 2B model of Gemma 1 or 2, of EmbeddingGemma, or with
-"gemma4-moe" half the width of Gemma 4 26B-A4B, with as many experts (3.2 GB):
-speed does not depend on the values, so a benchmark needs no download. The
-second writes a file of some hundred KB that runs in milliseconds. Same
-arguments, same bytes.
+--architecture that of the 2B model of Gemma 1 or 2, of Gemma 3n's E2B, of
+EmbeddingGemma, or with "gemma4-moe" half the width of Gemma 4 26B-A4B, with as
+many experts (3.2 GB): speed does not depend on the values, so a benchmark needs
+no download. The second writes a file of some hundred KB that runs in
+milliseconds. Same arguments, same bytes.
 
 Weights are drawn as *stored* blocks, not quantized from numbers, so every
 type is as good as another and what a reader dequantizes is the truth. Scales
@@ -54,6 +54,12 @@ class Shape:
     experts_used: int = 0
     expert_ffn: int = 0
     dense: int = 0  # behind the mean of EmbeddingGemma
+    # Of Gemma 3n.
+    streams: int = 0
+    ple: int = 0
+    laurel: int = 0
+    shared: int = 0  # last layers without keys and values of their own
+    sparse: int = 0  # first layers of which 5% of the gates count
 
     @property
     def gemma4(self) -> bool:
@@ -62,7 +68,7 @@ class Shape:
     @property
     def qk_norm(self) -> bool:
         return self.architecture in (
-            "gemma3", "gemma4", "gemma-embedding")
+            "gemma3", "gemma3n", "gemma4", "gemma-embedding")
 
     def slides(self, layer: int) -> bool:
         """Of a Gemma 4."""
@@ -96,9 +102,14 @@ WIDE_MOE = dataclasses.replace(
 EMBEDDING_300M = Shape("gemma-embedding", hidden=768, layers=24, heads=3,
                        kv_heads=1, head_dim=256, ffn=1152, vocab=262144,
                        window=512, context=2048, dense=3072)
+GEMMA3N_E2B = Shape("gemma3n", hidden=2048, layers=30, heads=8, kv_heads=2,
+                    head_dim=256, ffn=8192, vocab=262144, window=512,
+                    context=32768, final_cap=30, streams=4, ple=256, laurel=64,
+                    shared=10, sparse=10)
 LARGE = {"gemma4-moe": GEMMA4_MOE}
 LARGE.update((shape.architecture, shape)
-             for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B, EMBEDDING_300M))
+             for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B, GEMMA3N_E2B,
+                           EMBEDDING_300M))
 
 
 def of_family(shape: Shape, architecture: str) -> Shape:
@@ -108,6 +119,12 @@ def of_family(shape: Shape, architecture: str) -> Shape:
     if architecture == "gemma4-moe":
         return WIDE_MOE if shape == WIDE else TINY_MOE
     window = 0 if architecture == "gemma" else shape.window
+    if architecture == "gemma3n":
+        # A layer of each kind is its own.
+        few = shape.layers < 7
+        shape = dataclasses.replace(
+            shape, streams=4, ple=128 if few else shape.head_dim, laurel=32,
+            shared=0 if few else 2, sparse=1)
     dense = 2 * shape.hidden if architecture == "gemma-embedding" else 0
     return dataclasses.replace(shape, architecture=architecture, window=window,
                                dense=dense)
@@ -214,6 +231,16 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     if shape.qk_norm and not shape.gemma4:
         writer.add_rope_freq_base(1e6)
+    if shape.streams:
+        writer.add_altup_active_idx(0)
+        writer.add_altup_num_inputs(shape.streams)
+        writer.add_embedding_length_per_layer_input(shape.ple)
+        writer.add_shared_kv_layers(shape.shared)
+        writer.add_activation_sparsity_scale(
+            [1.6448535 if i < shape.sparse else -math.inf
+             for i in range(shape.layers)])
+        writer.add_sliding_window_pattern(
+            [i % 5 != 4 for i in range(shape.layers)])
     if shape.window:
         writer.add_sliding_window(shape.window)
     if shape.attention_cap:
@@ -294,7 +321,11 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
     # last token, and no error anywhere would change the most likely one.
     yield ("token_embd.weight", embedding_type, 1, shape.vocab, h,
            0.3 * h ** -0.5)
+    if shape.streams:
+        yield from _model_tensors(shape, embedding_type)
     for i in range(shape.layers):
+        if shape.streams:
+            yield from _stream_tensors(shape, f"blk.{i}.")
         full = shape.gemma4 and not shape.slides(i)
         head_dim = shape.full_head_dim if full else shape.head_dim
         q = shape.heads * head_dim
@@ -312,8 +343,9 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
             yield f"blk.{i}.{name}.weight", kind, 1, rows, cols, cols ** -0.5
         norms = [("attn_norm", h, 1.0)]
         if shape.qk_norm:
-            # Gemma 4 does not scale its queries.
-            scale = head_dim ** -0.25 if shape.gemma4 else 1.0
+            # Gemma 3n and 4 do not scale their queries.
+            unscaled = shape.gemma4 or shape.streams
+            scale = head_dim ** -0.25 if unscaled else 1.0
             norms += [("attn_q_norm", head_dim, 1.5 * scale),
                       ("attn_k_norm", head_dim, 1.2 * scale)]
         norms += [("post_attention_norm", h, 1.2)] * shape.post_norms
@@ -338,6 +370,37 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
             kind = types[drawn % len(types)]
             drawn += 1
             yield f"{name}.weight", kind, 1, rows, cols, cols ** -0.5
+
+
+def _model_tensors(shape: Shape, embedding_type: str):
+    """What Gemma 3n has beside its layers. Quantizers keep 16 bits of all but
+    the table.
+    """
+    h, width = shape.hidden, shape.ple * shape.layers
+    yield ("per_layer_token_embd.weight", embedding_type, 1, shape.vocab, width,
+           0.5 * shape.ple ** -0.5)
+    yield "per_layer_model_proj.weight", "F16", 1, width, h, h ** -0.5
+    yield "per_layer_proj_norm.weight", "F32", 1, None, shape.ple, 1.0
+    for name in ("altup_proj", "altup_unembd_proj"):
+        yield f"{name}.weight", "F16", shape.streams - 1, h, h, h ** -0.5
+
+
+def _stream_tensors(shape: Shape, prefix: str):
+    h, n = shape.hidden, shape.streams
+    for name, kind, rows, cols, spread in (
+        ("altup_router", "F32", n, h, h ** 0.5),
+        ("altup_predict_coef", "F32", n * n, n, 0.1),
+        ("altup_correct_coef", "F32", n, n, 0.1),
+        ("laurel_l", "F16", shape.laurel, h, h ** -0.5),
+        ("laurel_r", "F16", h, shape.laurel, shape.laurel ** -0.5),
+        ("inp_gate", "F16", shape.ple, h, h ** -0.5),
+        ("proj", "F16", h, shape.ple, shape.ple ** -0.5),
+        ("altup_router_norm", "F32", None, h, 1.0),
+        ("altup_correct_scale", "F32", None, h, 1.0),
+        ("laurel_post_norm", "F32", None, h, 0.6),
+        ("post_norm", "F32", None, h, 0.5),
+    ):
+        yield f"{prefix}{name}.weight", kind, 1, rows, cols, spread
 
 
 def write_random_gguf(path, shape: Shape = Shape(), matrix_type="F32",

@@ -74,6 +74,11 @@ class ModelConfig:
         expert_ffn_dim: int = 0,
         bidirectional: bool = False,
         dense_dim: int = 0,
+        altup_inputs: int = 0,
+        altup_active: int = 0,
+        altup_correct_scale: bool = False,
+        laurel_rank: int = 0,
+        sparsity_cutoff: float | Sequence[float | None] | None = None,
     ) -> None: ...
     @staticmethod
     def from_name(name: str) -> ModelConfig: ...
@@ -133,6 +138,11 @@ class ModelConfig:
     expert_ffn_dim: Final[int]
     bidirectional: Final[bool]
     dense_dim: Final[int]
+    altup_inputs: Final[int]
+    altup_active: Final[int]
+    altup_correct_scale: Final[bool]
+    laurel_rank: Final[int]
+    sparsity_cutoff: Final[float | list[float | None] | None]
     def arguments(self) -> dict[str, Any]: ...
     @staticmethod
     def json_keys() -> list[tuple[str, str, bool]]: ...

@@ -16,7 +16,13 @@ import gemmakv
 from gemmakv.models.huggingface._config import read_config
 from support import golden_configs, golden_models
 from support.command import RunCli
-from support.golden_checks import fields_of, logits_of
+from support.golden_checks import (
+    fields_of,
+    from_tensors,
+    golden_of,
+    logits_of,
+    tensors_of,
+)
 
 Text = dict[str, Any]
 Edit = Callable[[Text], object]
@@ -80,7 +86,7 @@ def test_slices_have_widths_by_layer(tmp_path: Path) -> None:
         )
 
     found = read(tmp_path, edited(cut))
-    assert found.ffn_dim == [8192] * 15 + [12288] * 15
+    assert found.arguments()["ffn_dim"] == [8192] * 15 + [12288] * 15
     assert found.name == ""
     owners = found.arguments()["shares_kv"]
     assert owners == [None] * 20 + [18, 18, 18, 18, 19] * 2
@@ -216,8 +222,6 @@ def test_what_shared_layers_do_not_need_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_tokens_beyond_the_table_have_its_first_row() -> None:
-    from support.golden_checks import from_tensors, golden_of, tensors_of
-
     golden = golden_of("gemma3n-gqa")
     config = from_tensors("gemma3n-gqa").config
     assert config.ple_vocab < config.vocab_size

@@ -195,6 +195,8 @@ def test_cache_of_a_named_type(name: str, dtype: str) -> None:
      (8192 + 4096) * 172_032),
     ("gemma3-270m", 3 * 2 * 256 * 2, 15 * 2 * 256 * 2,
      32768 * 3072 + 512 * 15_360),
+    ("gemma3n-e2b", 8192, 32_768, 32_768 * 8192 + 512 * 32_768),
+    ("gemma3n-e4b", 8192, 32_768, 32_768 * 8192 + 512 * 32_768),
     ("gemma4-e2b", 6144, 12_288, 131_072 * 6144 + 512 * 12_288),
     ("gemma4-e4b", 16_384, 40_960, 131_072 * 16_384 + 512 * 40_960),
     ("gemma4-26b-a4b", 20_480, 204_800, 262_144 * 20_480 + 1024 * 204_800),
@@ -268,6 +270,8 @@ def pickled(config: ModelConfig) -> ModelConfig:
 def test_configs_can_be_pickled_and_copied(
     again: Callable[[ModelConfig], ModelConfig],
 ) -> None:
-    for name in ("gemma3-270m", "gemma4-12b", "recurrentgemma-2b"):
+    for name in (
+        "gemma3-270m", "gemma3n-e2b", "gemma4-12b", "recurrentgemma-2b"
+    ):
         config = ModelConfig.from_name(name)
         assert again(config).arguments() == config.arguments()

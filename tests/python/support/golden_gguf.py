@@ -85,9 +85,9 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
             tiny_gguf.ARRAY, (tiny_gguf.BOOL, slides)),
         "rope.freq_base_swa": (tiny_gguf.F32, config.rope_base_sliding),
     }
-    if isinstance(config.ffn_dim, list):
+    if isinstance(arguments["ffn_dim"], list):
         found["feed_forward_length"] = (tiny_gguf.ARRAY, (
-            tiny_gguf.U32, config.ffn_dim))
+            tiny_gguf.U32, arguments["ffn_dim"]))
     if arguments["shares_kv"]:
         shared = sum(owner is not None for owner in arguments["shares_kv"])
         found["attention.shared_kv_layers"] = (tiny_gguf.U32, shared)
