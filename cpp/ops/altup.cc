@@ -34,7 +34,8 @@ float Dot3(const float* x, const float* norm, const float* router,
   for (; i + 16 <= size; i += 16) {
     for (size_t v = 0; v < kVectorsPer16; ++v) {
       const size_t at = i + v * kLanes;
-      const auto scaled = hn::Mul(hn::LoadU(d, x + at), hn::LoadU(d, norm + at));
+      const auto scaled =
+          hn::Mul(hn::LoadU(d, x + at), hn::LoadU(d, norm + at));
       acc[v] = hn::MulAdd(scaled, hn::LoadU(d, router + at), acc[v]);
     }
   }

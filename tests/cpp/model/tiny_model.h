@@ -241,8 +241,8 @@ inline std::vector<std::string> TinyFamilies(bool embeddings = false) {
   return names;
 }
 
-// Those whose conversations are run at length: under the sanitizers three, which
-// have every kind of layer, and of part of a layer, between them.
+// Those whose conversations are run at length: under the sanitizers three,
+// which have every kind of layer, and of part of a layer, between them.
 inline std::vector<std::string> CheckedFamilies() {
   if (kSanitized) return {"gemma3", "gemma3n", "recurrentgemma"};
   return TinyFamilies();

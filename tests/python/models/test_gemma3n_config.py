@@ -169,6 +169,8 @@ def test_the_cap_may_be_switched_off(
          "found -0.5"),
         (put("activation_sparsity_pattern", [0.0] * 34 + [0.99999999]),
          "found 0.99999999"),
+        (put("activation_sparsity_pattern", [0.0] * 34 + [1e-12]),
+         "found 1e-12"),
         (put("activation_sparsity_pattern", [0.0] * 34 + [True]),
          "found True"),
         (put("num_kv_shared_layers", 31),

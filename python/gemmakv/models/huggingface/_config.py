@@ -234,14 +234,14 @@ class _Reader:
             elif default is not None or key in text:
                 read = text.size if is_size else text.number
                 values[name] = read(key, default or 0)
+            if name == "num_layers" and values[name] > 4096:
+                raise text.wrong(key, "at most 4096")
         hidden, heads = values["hidden_size"], values["num_heads"]
         values["kv_heads"] = values["kv_heads"] or heads
         values["head_dim"] = self._head_dim(hidden, heads)
         values["lru_width"] = values["lru_width"] or hidden
         if self.recurrent:  # counts both halves of its gated layer
             values["ffn_dim"] //= 2
-        if values["num_layers"] > 4096:
-            raise text.wrong("num_hidden_layers", "at most 4096")
         return values
 
     def _check_supported(self) -> None:

@@ -31,7 +31,9 @@ def widths(text: Section, key: str, default: int, layers: int) -> list[int]:
     return list(stated)
 
 
-def alternating_updates(text: Section, values: dict[str, Any]) -> dict[str, Any]:
+def alternating_updates(
+    text: Section, values: dict[str, Any]
+) -> dict[str, Any]:
     """Arguments of ModelConfig: streams, and embeddings for each layer.
     `values` has the sizes that have keys of their own.
 
@@ -74,7 +76,7 @@ def sparse_layers(text: Section, base: ModelConfig) -> dict[str, Any]:
         raise text.wrong(key, f"a list of a share for each of {layers} layers")
     for share in stated:
         number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not number or not 0 <= share < 1:
+        if not number or (share != 0 and not abs(_argument(share)) < 1):
             raise text.wrong(
                 key, f"shares from 0 to less than 1, found {brief(share)}"
             )
@@ -89,11 +91,16 @@ def _cutoff(share: float) -> float | None:
     """The quantile of a normal distribution, by the roundings of float32."""
     if share <= 0:
         return None
-    # Of erfinv(2 share - 1) sqrt(2).
-    argument = _float32(2 * _float32(share) - 1)
-    quantile = statistics.NormalDist().inv_cdf((argument + 1) / 2)
+    quantile = statistics.NormalDist().inv_cdf((_argument(share) + 1) / 2)
     half = _float32(quantile / math.sqrt(2))
     return _float32(half * _float32(math.sqrt(2)))
+
+
+def _argument(share: float) -> float:
+    """Of erfinv, whose value is a quantile but for the root of 2; -1 or 1 has
+    none.
+    """
+    return _float32(2 * _float32(share) - 1) if 0 <= share <= 1 else 1.0
 
 
 def _float32(value: float) -> float:
