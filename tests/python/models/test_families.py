@@ -84,6 +84,7 @@ def test_earlier_tokens_change_the_logits(model: Gemma) -> None:
         "gemma2": {"sliding", "full"},
         "gemma3": {"sliding", "full"},
         "gemma4": {"sliding", "full"},
+        "gemma3n": {"sliding", "full"},
         "recurrentgemma": {"recurrent", "sliding"},
     }[model.config.architecture]
 

@@ -61,8 +61,6 @@ def metadata_of(config: gemmakv.ModelConfig) -> Metadata:
     }
     if config.architecture in ("gemma3n", "gemma4"):
         more |= _by_kind(config)
-    if config.architecture == "gemma3n":
-        more |= _streams(config)
     if config.rope_factor_full != 1:
         more["rope.scaling.type"] = (tiny_gguf.STR, "linear")
         more["rope.scaling.factor"] = (
@@ -110,19 +108,6 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
         found[key] = (tiny_gguf.U32, sizes[slides.index(False)])
         found[f"{key}_swa"] = (tiny_gguf.U32, sizes[slides.index(True)])
     return found
-
-
-def _streams(config: gemmakv.ModelConfig) -> Metadata:
-    cutoffs = config.arguments()["sparsity_cutoff"]
-    if not isinstance(cutoffs, list):
-        cutoffs = [cutoffs] * config.num_layers
-    dense = -math.inf
-    return {
-        "altup.active_idx": (tiny_gguf.U32, config.altup_active),
-        "altup.num_inputs": (tiny_gguf.U32, config.altup_inputs),
-        "activation_sparsity_scale": (tiny_gguf.ARRAY, (
-            tiny_gguf.F32, [dense if z is None else z for z in cutoffs])),
-    }
 
 
 def _listed(value: Any, layers: list[bool]) -> list[int]:

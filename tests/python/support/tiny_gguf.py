@@ -98,6 +98,8 @@ def metadata(config: ModelConfig = CONFIG) -> dict[str, tuple[int, Any]]:
     if config.bidirectional:
         family |= _embedding_metadata(config)
     name = config.architecture
+    if config.altup_inputs:
+        family |= _streams(config)
     return {
         "general.architecture": (STR, name),
         "general.name": (STR, "tiny"),
@@ -131,6 +133,26 @@ def _embedding_metadata(config: ModelConfig) -> dict[str, tuple[int, Any]]:
             "dense_3_feat_out": (U32, config.hidden_size),
         }
     return found
+
+
+def _streams(config: ModelConfig) -> dict[str, tuple[int, Any]]:
+    """What Gemma 3n states beside the rest."""
+    arguments, dense = config.arguments(), -math.inf
+    cutoffs = arguments["sparsity_cutoff"]
+    if not isinstance(cutoffs, list):
+        cutoffs = [cutoffs] * config.num_layers
+    owners = arguments["shares_kv"] or []
+    slides = [kind == "sliding" for kind in config.layer_kinds]
+    return {
+        "altup.active_idx": (U32, config.altup_active),
+        "altup.num_inputs": (U32, config.altup_inputs),
+        "activation_sparsity_scale": (
+            ARRAY, (F32, [dense if z is None else z for z in cutoffs])),
+        "attention.shared_kv_layers": (
+            U32, sum(owner is not None for owner in owners)),
+        "attention.sliding_window_pattern": (ARRAY, (BOOL, slides)),
+        "embedding_length_per_layer_input": (U32, config.ple_dim),
+    }
 
 
 Tensors = dict[str, np.ndarray]
