@@ -439,8 +439,9 @@ std::optional<TensorView> GgufFile::Find(std::string_view name) {
                              tensor.type_id, ", expected one of ", known));
   }
   const bool of_stack = tensor.name != name;
+  const bool experts = HoldsExperts(name);
   const size_t dimensions = tensor.shape.size();
-  if (dimensions > (HoldsExperts(name) ? 3 : 2) && !of_stack) {
+  if (dimensions > (experts ? 3 : 2) && !of_stack) {
     std::string shape;
     for (const uint64_t size : tensor.shape) {
       shape += StrCat(shape.empty() ? "" : " x ", size);
