@@ -446,20 +446,22 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--architecture", choices=LARGE, default="gemma3")
     parser.add_argument("--tokenizer-from", metavar="GGUF")
-    parser.add_argument("--type", nargs="+", default=["Q4_0"])
+    parser.add_argument("--type", action="append",
+                        help="of matrices; repeatable, they take turns; Q4_0")
     parser.add_argument("--embedding-type", default="Q8_0")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    types = args.type or ["Q4_0"]
     if not args.tiny and not args.tokenizer_from:
         parser.error("--tokenizer-from is needed without --tiny")
     vocabulary, shape = None, LARGE[args.architecture]
     if args.tiny:
-        wide = any(kind.endswith("_K") for kind in args.type)
+        wide = any(kind.endswith("_K") for kind in types)
         shape = of_family(WIDE if wide else Shape(), args.architecture)
     if args.tokenizer_from:
         vocabulary = copied_vocabulary(args.tokenizer_from)
         shape = dataclasses.replace(shape, vocab=len(vocabulary[0]))
-    path = write_random_gguf(args.out, shape, args.type, args.embedding_type,
+    path = write_random_gguf(args.out, shape, types, args.embedding_type,
                              args.seed, vocabulary)
     print(f"{path}: {math.ceil(path.stat().st_size / 1e6)} MB")
 

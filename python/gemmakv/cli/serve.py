@@ -7,7 +7,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -18,6 +18,7 @@ from gemmakv._support.sizes import parse_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
 from gemmakv.cli.sources import blaming, note_config
+from gemmakv.errors import brief
 from gemmakv.options import GenerationOptions
 
 EXAMPLES = examples(
@@ -45,6 +46,45 @@ def _option(flag: str, default: Any, help: str, metavar: str = "") -> Any:
     )
 
 
+def _not_of(parameter: Any, value: Any, several: bool) -> str:
+    """What is wrong with a value of the file, behind its key; "" if nothing.
+
+    TOML has types, and a program that takes "8" for 8 hides mistakes.
+    """
+    hint = get_type_hints(serve)[str(parameter.name)]
+    hints = get_args(hint) or (hint,)
+    types: tuple[type, ...] = (str,)
+    expected = "a text"
+    if bool in hints:
+        types, expected = (bool,), "true or false"
+    elif int in hints:
+        types, expected = (int,), "an integer"
+    elif float in hints:
+        types, expected = (int, float), "a number"
+    elif parameter.metavar == "SIZE":
+        types, expected = (str, int), "a text as '4GiB', or bytes"
+    if several:
+        if not isinstance(value, list):
+            found = _toml(value)
+            return f": expected {expected} or a list of them, found {found}"
+        values = {f"[{i}]": one for i, one in enumerate(value)}
+    else:
+        values = {"": value}
+    for place, one in values.items():
+        if not isinstance(one, types) or (
+            isinstance(one, bool) and bool not in types
+        ):
+            return f"{place}: expected {expected}, found {_toml(one)}"
+    return ""
+
+
+def _toml(value: object) -> str:
+    """As the file has it, or nearly."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return brief(value)
+
+
 def _read_config(context: typer.Context, path: str | None) -> str | None:
     """Makes the file's values the defaults of the command."""
     if path is None:
@@ -70,22 +110,9 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         several = bool(getattr(known[name], "multiple", False))
         if several and isinstance(value, str):
             value = [value]
-        values = value if several and isinstance(value, list) else [value]
-        if not all(isinstance(v, str | int | float) for v in values):
-            raise typer.BadParameter(
-                f"{path}: {key}: expected a text, a number, true or false"
-                + (", or a list of them" if several else "")
-            )
-        flag = bool(getattr(known[name], "is_flag", False))
-        if flag != isinstance(value, bool):
-            expected = "true or false" if flag else "no true or false"
-            raise typer.BadParameter(f"{path}: {key}: expected {expected}")
-        kind = getattr(getattr(known[name], "type", None), "name", "")
-        whole = kind.startswith("int")
-        if whole and isinstance(value, float):
-            raise typer.BadParameter(
-                f"{path}: {key}: expected an integer, found {value}"
-            )
+        wrong = _not_of(known[name], value, several)
+        if wrong:
+            raise typer.BadParameter(f"{path}: {key}{wrong}")
         defaults[name] = value
         keys[name] = key
     context.default_map = defaults

@@ -145,6 +145,16 @@ class App:
         await self._router(call.scope, call.receive, call.send)
 
     def _check_head(self, scope: Scope) -> None:
+        names = [name for name, _ in scope["headers"]]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            # Proxies differ in which they believe, and so in where the next
+            # request begins.
+            raise RequestError(
+                400,
+                "headers: expected Content-Length or Transfer-Encoding, found "
+                "both",
+                code="ambiguous_length",
+            )
         # The protocol's own limit is for a head that arrives in parts.
         length = len(scope["raw_path"]) + len(scope["query_string"])
         length += sum(len(k) + len(v) + 4 for k, v in scope["headers"])
@@ -314,6 +324,8 @@ async def fail(call: Call, error: RequestError) -> None:
         headers["retry-after"] = str(error.retry_after)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.code == "ambiguous_length":  # what follows may be a part of it
+        headers["connection"] = "close"
     if error.status in (408, 503) and error.retry_after is None:
         headers["x-should-retry"] = "false"
     with contextlib.suppress(OSError):

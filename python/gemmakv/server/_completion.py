@@ -22,7 +22,7 @@ from gemmakv.server._http import (
 from gemmakv.server._llama import error_style
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._ollama import SAMPLING
-from gemmakv.server._openai import PING, refuse, renamed
+from gemmakv.server._openai import PING, refuse, renamed, seed_of
 from gemmakv.server._service import ChatRequest, ChatService
 from gemmakv.server._timings import timings
 
@@ -33,7 +33,6 @@ _NAMES |= {
     "response_format.json_schema.schema": "json_schema",
     "response_format": "json_schema",
 }
-_SEEDS = 1 << 64
 _RANDOM = (-1, (1 << 32) - 1)
 # Of what this server does not do, values that ask for nothing.
 _NOTHING: dict[str, tuple[Any, ...]] = {
@@ -98,7 +97,7 @@ def _options(
     if body.n_predict in (-1, -2):  # as much as fits
         del options["max_tokens"]
     if body.seed is not None:
-        options["seed"] = body.seed % _SEEDS
+        options["seed"] = seed_of(body.seed)
         if body.seed in _RANDOM:
             del options["seed"]
     if any(name in options for name in _PENALTIES):

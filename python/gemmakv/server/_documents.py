@@ -29,6 +29,11 @@ _USAGE = (
 )
 _LATEST = 1e11  # seconds; beyond are other units
 Name = Annotated[str, msgspec.Meta(max_length=200)]
+# Of characters that end lines or turn the direction of what surrounds them.
+_NOT_IN_NAMES = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    "\ufeff\ufff9-\ufffb]"
+)
 
 
 class TurnPart(msgspec.Struct, kw_only=True):
@@ -53,6 +58,24 @@ class Document(msgspec.Struct, kw_only=True):
     name: Name | None = None
     system: str | None = None
     created_at: float | None = None
+
+
+def checked_name(name: str | None) -> str | None:
+    """A session's name; None if it has none. Raises RequestError for one that
+    shows nothing, or more than itself.
+    """
+    if not name:
+        return None
+    bad = _NOT_IN_NAMES.search(name)
+    if bad is not None:
+        raise invalid(
+            "name",
+            "expected no control characters nor marks of direction, found "
+            f"U+{ord(bad[0]):04X} at {bad.start()}",
+        )
+    if not any(letter.isprintable() and letter != " " for letter in name):
+        raise invalid("name", f"expected a name, found {name!r}")
+    return name
 
 
 def written(session: Session, turns: list[Turn]) -> Document:

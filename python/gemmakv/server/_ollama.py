@@ -25,7 +25,7 @@ from gemmakv.server._http import (
     serve,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import refuse, renamed
+from gemmakv.server._openai import refuse, renamed, seed_of
 from gemmakv.server._service import ChatRequest, ChatService
 from gemmakv.server._sessions import named, past_of
 
@@ -51,7 +51,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "images": ([],),
     "suffix": ("",), "template": ("",), "context": ([],),
 }  # fmt: skip
-_SEEDS = 1 << 64
 
 
 class _Common(msgspec.Struct, kw_only=True):
@@ -201,7 +200,7 @@ def _checked(
         del options["max_tokens"]
     seed = options.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool):
-        options["seed"] = seed % _SEEDS
+        options["seed"] = seed_of(seed, "options.seed")
     form = document.get("format")
     if form == "json":
         options["response_format"] = {"type": "json_object"}

@@ -280,8 +280,19 @@ def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     if body.logit_bias is not None:
         options["logit_bias"] = _bias(body.logit_bias)
     if body.seed is not None:
-        options["seed"] = body.seed % _SEEDS
+        options["seed"] = seed_of(body.seed)
     return options
+
+
+def seed_of(seed: int, name: str = "seed") -> int:
+    """An integer of 64 bits, signed as in these APIs or not. Raises
+    RequestError for any other.
+    """
+    if not -_SEEDS // 2 <= seed < _SEEDS:
+        raise invalid(
+            name, f"expected an integer of 64 bits, found {brief(seed)}"
+        )
+    return seed % _SEEDS
 
 
 def _think(call: Call, document: Mapping[str, Any]) -> bool | None:

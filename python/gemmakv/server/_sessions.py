@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gemmakv.server import _documents
-from gemmakv.server._documents import Name
+from gemmakv.server._documents import Name, checked_name
 from gemmakv.server._errors import RequestError
 from gemmakv.server._history import SPENT, History
 from gemmakv.server._http import Call
@@ -127,7 +127,7 @@ async def create(call: Call) -> None:
     found = await history.on(
         history.store.create,
         owner(call),
-        body.name or None,
+        checked_name(body.name),
         body.system or None,
     )
     await call.answer(_session(found))
@@ -187,7 +187,7 @@ async def rename(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(RenameBody)
     found = await history.on(
-        history.store.rename, owner(call), _id(call), body.name or None
+        history.store.rename, owner(call), _id(call), checked_name(body.name)
     )
     await call.answer(_session(found))
 
@@ -196,7 +196,11 @@ async def fork(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(ForkBody)
     found = await history.on(
-        history.store.fork, owner(call), _id(call), body.turn, body.name or None
+        history.store.fork,
+        owner(call),
+        _id(call),
+        body.turn,
+        checked_name(body.name),
     )
     await call.answer(_session(found))
 
@@ -231,7 +235,7 @@ async def take_in(call: Call) -> None:
     found = await history.on(
         history.store.create,
         owner(call),
-        body.name or None,
+        checked_name(body.name),
         body.system or None,
         turns,
     )

@@ -53,9 +53,13 @@ def test_key_of_the_file(
 ) -> None:  # fmt: skip
     key = key.replace("-", written)
     file = tmp_path / "server.toml"
-    file.write_text(f'{key} = "{value}"\n')
+    bare = value.lstrip("-").isdigit() or value == "inf"
+    file.write_text(f"{key} = {value}\n" if bare else f'{key} = "{value}"\n')
     found = said(capsys, "--config", str(file))
-    assert found.startswith(f"gemmakv: error: {file}: {key}: "), found
+    begin = "gemmakv: error: "
+    if key == "port":  # the file itself is bad
+        begin += "Invalid value for '--config': "
+    assert found.startswith(f"{begin}{file}: {key}: "), found
     assert words in found
 
 
@@ -75,3 +79,41 @@ def test_a_fraction_is_no_integer(
     file.write_text("port = 80.5\n")
     found = said(capsys, "--config", str(file))
     assert f"{file}: port: expected an integer, found 80.5" in found
+
+
+@pytest.mark.parametrize("line, words", [
+    ('port = "18110"', "port: expected an integer, found '18110'"),
+    ("port = true", "port: expected an integer, found true"),
+    ("model = 5", "model: expected a text, found 5"),
+    ('api-key = ["a", 3]', "api-key[1]: expected a text, found 3"),
+    ("api-key = 3", "api-key: expected a text or a list of them, found 3"),
+    ("model = ['a']", "model: expected a text, found ['a']"),
+    ('response-days = "3"', "response-days: expected a number, found '3'"),
+    ('insecure = "yes"', "insecure: expected true or false, found 'yes'"),
+    ("insecure = 1", "insecure: expected true or false, found 1"),
+    ("kv-cache-memory = 1.5",
+     "kv-cache-memory: expected a text as '4GiB', or bytes, found 1.5"),
+    ("host = 1979-05-27", "host: expected a text, found"),
+])  # fmt: skip
+def test_a_value_of_another_type_is_not_coerced(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """18110 for "18110" hid mistakes until they did harm."""
+    file = tmp_path / "server.toml"
+    file.write_text(line + "\n")
+    found = said(capsys, "--config", str(file))
+    assert f"'--config': {file}: {words}" in found, found
+    assert len(found.splitlines()) == 1
+
+
+def test_values_of_the_right_types_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(
+        'port = 0\nresponse-days = 3\nprefix-cache-ram = 0\n'
+        'api-key = ["a", "b"]\nserved-model-name = "x"\ninsecure = true\n'
+        'kv-cache-memory = 1048576\nlog-format = "xml"\n'
+    )
+    found = said(capsys, "--config", str(file))
+    assert f"{file}: log-format: " in found, "the others were taken"

@@ -173,6 +173,22 @@ def request(running: ServerProcess, body: Any) -> socket.socket:
     return sock
 
 
+def test_two_lengths_on_a_socket(running: ServerProcess) -> None:
+    """Nothing behind such a head is read as another request."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
+        found = b""
+        while piece := sock.recv(65536):
+            found += piece
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert found.count(b"HTTP/1.1 ") == 1
+    assert b"ambiguous_length" in found
+
+
 def read_until(sock: socket.socket, text: bytes) -> bytes:
     data = b""
     while text not in data:

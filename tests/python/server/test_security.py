@@ -48,6 +48,37 @@ def test_a_head_that_is_too_large(shared: gemmakv.Gemma, where: str) -> None:
     assert "at most 32768 bytes" in answer.json()["error"]["message"]
 
 
+def test_two_lengths_of_a_body_are_none(shared: gemmakv.Gemma) -> None:
+    """Of a proxy and a server that believe different ones, one takes a part
+    of a body for the next request.
+    """
+    answer = post(
+        make_app(shared), CHAT, SAID, **{"transfer-encoding": "chunked"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "ambiguous_length"
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("seed", [10**29, 1 << 64, -(1 << 63) - 1])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/api/chat",
+                                  "/completion"])
+def test_a_seed_of_many_digits_is_not_taken_for_another(
+    shared: gemmakv.Gemma, path: str, seed: int
+) -> None:
+    body: dict[str, Any] = {**SAID, "seed": seed, "prompt": "x"}
+    name = "seed"
+    if path == "/v1/responses":
+        body = {"input": "x", "seed": seed}
+    if path == "/api/chat":
+        body, name = {**body, "options": {"seed": seed}}, "options.seed"
+    answer = post(make_app(shared), path, body)
+    assert answer.status_code == 400
+    found = answer.json()["error"]
+    message = found if isinstance(found, str) else found["message"]
+    assert message.startswith(f"{name}: expected an integer"), message
+
+
 # Keys.
 
 

@@ -1079,3 +1079,33 @@ def test_import_refuses(
     assert name in found["message"], found
     assert rows(folder) == before
     assert len(get(kept, SESSIONS).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("name, found", [
+    (" ", "' '"), ("\u00a0", "'\\xa0'"), ("a\0", "U+0000 at 1"),
+    ("\u202egnp.exe", "U+202E at 0"), ("a\nb", "U+000A at 1"),
+    ("a\u2066b", "U+2066 at 1"), ("\ufeff", "U+FEFF at 0"),
+])  # fmt: skip
+def test_names_that_lists_and_logs_would_show_wrong(
+    kept: App, name: str, found: str
+) -> None:
+    made = post(kept, "/v1/sessions", {"name": "plain"}).json()["id"]
+    document = get(kept, f"/v1/sessions/{made}/export").json()
+    for path, body in (
+        ("/v1/sessions", {}), (f"/v1/sessions/{made}", {}),
+        (f"/v1/sessions/{made}/fork", {}), ("/v1/sessions/import", document),
+    ):  # fmt: skip
+        refused = error(post(kept, path, {**body, "name": name}), 400)
+        assert refused["param"] == "name"
+        assert refused["message"].startswith("name: expected ")
+        assert found in refused["message"]
+        assert len(refused["message"].splitlines()) == 1
+    assert get(kept, f"/v1/sessions/{made}").json()["name"] == "plain"
+
+
+@pytest.mark.parametrize("name", [
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467", "می\u200cخواهم", "שלום",
+    "a  b", "e\u0301",
+])  # fmt: skip
+def test_names_of_any_script(kept: App, name: str) -> None:
+    assert post(kept, "/v1/sessions", {"name": name}).json()["name"] == name
