@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving import NAME, serving
 
 _OF_ALL = {
-    "api_key": "none", "model": NAME, "max_retries": 0, "max_tokens": 64,
+    "api_key": "none", "model": NAME, "max_retries": 0, "max_tokens": 256,
     "temperature": 0,
 }  # fmt: skip
 

@@ -51,7 +51,10 @@ class FileTemplate:
 
     name = "file"
     stop: tuple[str, ...] = ()
-    stop_tokens = ("<end_of_turn>", "<turn|>", "<|tool_response>")
+    stop_tokens = (
+        "<end_of_turn>", "<turn|>", "<|tool_response>",
+        "<start_function_response>",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class FileTemplate:
         self.call_form: str | None = None
         if "<|tool_call>" in source and "call:" in source:
             self.call_form = "native"
+        elif "<start_function_call>" in source and "call:" in source:
+            self.call_form = "functions"
         elif "<tool_call>" in source and "arguments" in source:
             self.call_form = "json"
         # Gemma 4's first one: results are part of the message that called.
@@ -164,6 +169,8 @@ class FileTemplate:
             ):
                 fields["content"] = message.text
             chat.append(fields)
+        if self.call_form == "functions":
+            _name_results(chat)
         if self._joins_results:
             chat = _joined_results(chat)
         variables = {**variables, "messages": chat}
@@ -318,6 +325,20 @@ def _sought(tree: jinja2.nodes.Template) -> set[int]:
         ):
             places += call.args
     return {id(one) for one in places if isinstance(one, jinja2.nodes.Const)}
+
+
+def _name_results(chat: Sequence[dict[str, Any]]) -> None:
+    """Has results of tools say the function's name, which most clients leave
+    to the id of the call.
+    """
+    names: dict[str, str] = {}
+    for fields in chat:
+        for call in fields.get("tool_calls", ()):
+            if "id" in call:
+                names[call["id"]] = call["function"]["name"]
+        known = names.get(fields.get("tool_call_id") or "")
+        if fields["role"] == "tool" and not fields.get("name") and known:
+            fields["name"] = known
 
 
 def _joined_results(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

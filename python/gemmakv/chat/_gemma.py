@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
-from gemmakv.chat._native_calls import native_options
+from gemmakv.chat._native_calls import NATIVE, native_options
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._templates import (
     call_form,
@@ -273,9 +273,9 @@ class Gemma(Model):
         for name in ("grammar", "response_format"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: expected none together with tools")
-        if form == "native":
+        if form in NATIVE:
             more = native_options(
-                self._needed_tokenizer(), tool_choice, parallel, options
+                self._needed_tokenizer(), form, tool_choice, parallel, options
             )
         else:
             more = {"grammar": use.grammar}

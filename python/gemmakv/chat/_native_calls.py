@@ -1,6 +1,8 @@
-"""Gemma 4's own form of tools, calls and results.
+"""Models' own forms of calls: Gemma 4's and FunctionGemma's.
 
     <|tool_call>call:NAME{city:<|"|>Rome<|"|>,days:3}<tool_call|>
+    <start_function_call>call:NAME{city:<escape>Rome<escape>,days:3}
+    <end_function_call>
 
 Keys are bare, and strings stand between two control tokens: whatever is in
 them is text.
@@ -8,6 +10,7 @@ them is text.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import secrets
@@ -17,8 +20,25 @@ from typing import Any
 from gemmakv.generation._result import ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
+
+@dataclasses.dataclass(frozen=True)
+class NativeForm:
+    """Names of the control tokens around calls, and of strings in them."""
+
+    call: str
+    call_end: str
+    quote: str
+
+
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
+# By what templates call their form.
+NATIVE = {
+    "native": NativeForm(CALL, CALL_END, QUOTE),
+    "functions": NativeForm(
+        "<start_function_call>", "<end_function_call>", "<escape>"
+    ),
+}
 # Stands for it in a call that is being read: no text holds a surrogate.
 QUOTE_MARK = "\ud800"
 
@@ -49,6 +69,7 @@ def read_call(text: str) -> ToolCall | None:
 
 def native_options(
     tokenizer: Tokenizer,
+    form: str,
     tool_choice: str | Mapping[str, Any] | None,
     parallel: bool,
     options: Mapping[str, Any],
@@ -61,7 +82,7 @@ def native_options(
             "tool_choice: calls have the model's own form, which no grammar "
             f"enforces; expected 'auto' or 'none', found {tool_choice!r}"
         )
-    end = tokenizer.id_of(CALL_END)
+    end = tokenizer.id_of(NATIVE[form].call_end)
     if parallel or end is None:
         return {}
     return {"stop_token_ids": [*(options.get("stop_token_ids") or ()), end]}

@@ -1,6 +1,6 @@
 """What a reply is made of: thoughts, text and calls of tools.
 
-Thoughts, and calls of Gemma 4's own form, stand between control tokens. These
+Thoughts, and calls of a model's own form, stand between control tokens. These
 have no text, so they are found by their ids: the same characters in a text
 are text.
 """
@@ -16,8 +16,10 @@ from typing import Any
 from gemmakv.chat._native_calls import (
     CALL,
     CALL_END,
+    NATIVE,
     QUOTE,
     QUOTE_MARK,
+    NativeForm,
     read_call,
 )
 from gemmakv.chat._tools import CallPart, CallReader
@@ -52,12 +54,21 @@ class ReplyReader:
       reasoning_tokens: those of thoughts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, form: str | None = None) -> None:
-        """`form` of calls: "json", "native", or None: they are text."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        form: str | None = None,
+        begun: bool = False,
+    ) -> None:
+        """`form` of calls: "json", one of `NATIVE`, or None: they are text.
+        `begun`: other text stands before the reply, and white space between
+        the two belongs to it.
+        """
         self.calls = 0
         self.reasoning_tokens = 0
         self._table = tokenizer.token_bytes
-        self._marks = marks_of(tokenizer, calls=form == "native")
+        self._native = NATIVE.get(form or "")
+        self._marks = marks_of(tokenizer, self._native)
         self._json = CallReader() if form == "json" else None
         # All that follows is immutable, so `state` is cheap.
         self._thinks = False  # the tokens that come, see `reasoning_tokens`
@@ -69,7 +80,8 @@ class ReplyReader:
         self._in = ""  # the mark that opened what is read, "" in text
         self._naming: str | None = None  # what came of a channel's name
         self._call = ""  # what came of a call
-        self._started = self._thought = False  # there was text, a thought
+        self._started = begun  # there was text
+        self._thought = False  # there was one
         self._spaces = self._thought_spaces = ""  # text may follow it
 
     def state(self) -> dict[str, Any]:
@@ -165,8 +177,10 @@ class ReplyReader:
         said, self._call = self._call, ""
         call = read_call(said) if mark == CALL_END else None
         if call is None:
-            end = mark if mark == CALL_END else ""
-            return self._text(CALL + said.replace(QUOTE_MARK, QUOTE) + end)
+            assert self._native is not None
+            end = self._native.call_end if mark == CALL_END else ""
+            said = said.replace(QUOTE_MARK, self._native.quote)
+            return self._text(self._native.call + said + end)
         self._spaces = ""
         self.calls += 1
         arguments = json.dumps(call.arguments, ensure_ascii=False)
@@ -196,14 +210,18 @@ class ReplyReader:
         return list(parts)
 
 
-def marks_of(tokenizer: Tokenizer, calls: bool) -> dict[int, str]:
-    """Ids and names of the control tokens around thoughts and `calls`; none
-    of a vocabulary without them.
+def marks_of(
+    tokenizer: Tokenizer, calls: NativeForm | None
+) -> dict[int, str]:
+    """Ids of the control tokens around thoughts and `calls`, and what they
+    are called here; none of a vocabulary without them.
     """
-    names = [_THOUGHT, _THOUGHT_END]
-    if calls:
-        names += [CALL, CALL_END, QUOTE]
-    ids = {tokenizer.id_of(name): name for name in names}
+    names = {_THOUGHT: _THOUGHT, _THOUGHT_END: _THOUGHT_END}
+    if calls is not None:
+        names |= {
+            calls.call: CALL, calls.call_end: CALL_END, calls.quote: QUOTE,
+        }  # fmt: skip
+    ids = {tokenizer.id_of(name): ours for name, ours in names.items()}
     return {token: name for token, name in ids.items() if token is not None}
 
 
@@ -212,7 +230,9 @@ def rendered_anew(tokenizer: Tokenizer) -> list[int]:
     at all.
     """
     think = tokenizer.id_of("<|think|>")
-    found = list(marks_of(tokenizer, calls=True))
+    found = [
+        token for form in NATIVE.values() for token in marks_of(tokenizer, form)
+    ]
     return found if think is None else [*found, think]
 
 

@@ -216,8 +216,8 @@ def knows_tools(template: Template) -> bool:
 
 
 def call_form(template: Template) -> str | None:
-    """In which form calls come: "json" as `ToolUse` has it, "native", or None
-    if in another one.
+    """In which form calls come: "json" as `ToolUse` has it, one of `NATIVE`,
+    or None if in another one.
     """
     if isinstance(template, Gemma4Template) or (
         isinstance(template, FileTemplate) and template.knows_tools

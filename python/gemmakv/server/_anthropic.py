@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import msgspec
 
 from gemmakv.chat._tools import CallPart
+from gemmakv.server._body import Salt
+from gemmakv.server._diagnostics import Fingerprint, fingerprint
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     SSE,
@@ -43,10 +46,14 @@ _NAMES = {
 _TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "mcp_servers": ([],), "container": (), "diagnostics": (),
+    "mcp_servers": ([],), "container": (),
 }  # fmt: skip
 # Edits that take old thoughts out of a conversation, in which none are left.
 _NO_EDITS = "clear_thinking_"
+
+
+class DiagnosticsPart(msgspec.Struct, kw_only=True):
+    previous_message_id: str | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -55,6 +62,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
+    session: str | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -64,7 +72,8 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    session: str | None = None
+    cache_salt: Salt | None = None
+    diagnostics: DiagnosticsPart | None = None
 
 
 async def messages(call: Call) -> None:
@@ -86,19 +95,54 @@ async def messages(call: Call) -> None:
         "deadline": document.get("deadline"),
         "response_format": format,
     }
+    think = _think(call, document, body.max_tokens)
+    request, places = _request(call, body, think)
+    request = dataclasses.replace(
+        request,
+        tenant=call.owner_of(body.cache_salt),
+        options={k: v for k, v in options.items() if v is not None},
+    )
+    names = _names(body, places) | {
+        "response_format": said,
+        "response_format.json_schema": said,
+    }
+    with renamed({}, names):
+        plain = not request.tools and not request.think
+        shape = _Messages(call, plain, named(request.past))
+        shape.diagnosed(body, request)
+        await serve(call, request, shape, bool(body.stream))
+
+
+async def count_tokens(call: Call) -> None:
+    body, document = await call.json(CountBody)
+    call.check_model(body.model)
+    refuse(document, _NOTHING)
+    _check_hints(document)
+    format, said = _format(document)
+    request, places = _request(call, body, _think(call, document, None))
+    request = dataclasses.replace(
+        request, options={} if format is None else {"response_format": format}
+    )
+    names = _names(body, places) | {"response_format": said}
+    with renamed({}, names):
+        count = await call.chat.count(request)
+    await call.answer({"input_tokens": count})
+
+
+def _request(
+    call: Call, body: CountBody, think: bool | None
+) -> tuple[ChatRequest, list[str]]:
+    """What is read, and what the client calls each message of it."""
     conversation, places = _conversation(body)
     system = None
     if body.session is not None and conversation[0]["role"] == "system":
         # Said with every request, and once in a conversation.
         system = "\n".join(p["text"] for p in conversation.pop(0)["content"])
         del places[0]
-    past = past_of(call, body.session, system)
-    think = _think(call, document, body.max_tokens)
     request = ChatRequest(
         tenant=call.owner,
         messages=conversation,
-        past=past,
-        options={k: v for k, v in options.items() if v is not None},
+        past=past_of(call, body.session, system),
         tools=_tools(body),
         tool_choice=_choice(body),
         parallel_tool_calls=not (body.tool_choice or {}).get(
@@ -107,27 +151,7 @@ async def messages(call: Call) -> None:
         think=think,
         arrived=call.arrived,
     )
-    names = _names(body, places) | {
-        "response_format": said,
-        "response_format.json_schema": said,
-    }
-    with renamed({}, names):
-        plain = not request.tools and not think
-        shape = _Messages(call, plain, named(past))
-        await serve(call, request, shape, bool(body.stream))
-
-
-async def count_tokens(call: Call) -> None:
-    body, document = await call.json(CountBody)
-    call.check_model(body.model)
-    refuse(document, {**_NOTHING, "session": ()})
-    _check_hints(document)
-    tools = None if _choice(body) == "none" else _tools(body)
-    think = _think(call, document, None)
-    conversation, places = _conversation(body)
-    with renamed({}, _names(body, places)):
-        ids = await call.chat.chat_ids(conversation, tools, think)
-    await call.answer({"input_tokens": len(ids)})
+    return request, places
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
@@ -296,11 +320,6 @@ def _conversation(
                     last["tool_calls"] = [*last.get("tool_calls", []), *calls]
     if not body.messages:
         raise invalid("messages", "expected at least one, found none")
-    if found[-1]["role"] == "assistant":
-        raise missing(
-            f"messages[{len(body.messages) - 1}].role",
-            "the beginning of a reply, written by the client",
-        )
     return found, places
 
 
@@ -397,6 +416,37 @@ class _Messages:
             **named,
         }
         self._finished: Finished | None = None
+        self._owner = call.owner.label
+        self._known = call.chat.diagnostics
+        self._made_of: Fingerprint | None = None
+
+    def diagnosed(self, body: MessagesBody, request: ChatRequest) -> None:
+        """Has the answer tell why the cache had less of the request than of
+        the one before it, if the body asks for that.
+        """
+        if body.diagnostics is None:
+            return
+        model, shown = str(self._head["model"]), request.messages or ()
+        system: object = None
+        said = list(shown)
+        if said and said[0]["role"] == "system":
+            system = said.pop(0)
+        elif request.past is not None:
+            system = request.past.system
+        self._made_of = fingerprint(
+            body.model or model, system, request.tools, said
+        )
+        before = body.diagnostics.previous_message_id
+        reason = None
+        if before is not None:
+            reason = self._known.reason(self._owner, before, self._made_of)
+        self._head["diagnostics"] = reason and {"cache_miss_reason": reason}
+
+    def _note(self, prompt_tokens: int) -> None:
+        if self._made_of is not None:
+            self._known.note(
+                self._owner, self._head["id"], self._made_of, prompt_tokens
+            )
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
@@ -423,6 +473,7 @@ class _Messages:
                 return frames + self._close()
             return self._close()
         assert self._finished is not None
+        self._note(event.prompt_tokens)
         return _frame(
             "message_delta",
             delta=_ending(self._finished),
@@ -430,6 +481,7 @@ class _Messages:
         ) + _frame("message_stop")
 
     def whole(self, reply: Reply) -> object:
+        self._note(reply.usage.prompt_tokens)
         text, calls = reply.texts.get(0, ""), reply.calls.get(0, [])
         content: list[dict[str, Any]] = []
         if reasoning := reply.reasoning.get(0, ""):
@@ -528,9 +580,10 @@ def _ending(finished: Finished) -> dict[str, Any]:
 
 
 def _usage(ended: Ended) -> dict[str, Any]:
+    cached, written = ended.cached_tokens, ended.cache_write_tokens
     return {
-        "input_tokens": ended.prompt_tokens - ended.cached_tokens,
-        "cache_read_input_tokens": ended.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": ended.prompt_tokens - cached - written,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": written,
         "output_tokens": ended.completion_tokens,
     }

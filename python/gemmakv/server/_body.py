@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from gemmakv.errors import brief
 from gemmakv.server._errors import RequestError, invalid
 
 _T = TypeVar("_T")
+# What narrows the part of the prefix cache that a request has.
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

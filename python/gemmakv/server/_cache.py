@@ -12,6 +12,7 @@ from gemmakv.cache._prefix import PrefixStats
 from gemmakv.errors import CacheFullError, one_line
 from gemmakv.generation._prefix import ModelPrefixCache, PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
+from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._http import Call, Event
 from gemmakv.server._service import ChatRequest, ChatService, Pin
@@ -27,6 +28,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     model: str | None = None
+    cache_salt: Salt | None = None
 
 
 class ClearQuery(msgspec.Struct, kw_only=True):
@@ -83,7 +85,7 @@ async def stats(call: Call) -> None:
 
 async def match(call: Call) -> None:
     body, _ = await call.json(PromptBody)
-    prefix = _prefix(call)
+    prefix = _prefix(call, body.cache_salt)
     ids = await _ids(call, body)
     found = await call.chat.aside(lambda: len(prefix.match(ids)))
     await call.answer(MatchObject(prompt_tokens=len(ids), cached_tokens=found))
@@ -94,7 +96,8 @@ async def pin(call: Call) -> None:
     request.
     """
     body, _ = await call.json(PromptBody)
-    prefix, service, owner = _prefix(call), call.chat, call.owner
+    prefix, service = _prefix(call, body.cache_salt), call.chat
+    owner = call.owner_of(body.cache_salt)
     pins = service.pins.setdefault(owner.label, {})
     if len(pins) >= _MOST_PINS:
         raise _full(f"expected at most {_MOST_PINS} pins, found as many")
@@ -170,11 +173,11 @@ async def clear(call: Call) -> None:
     await call.answer(CacheCleared(tiers=tiers if tier is None else [tier]))
 
 
-def _prefix(call: Call) -> ModelPrefixCache:
-    """The key's part of the prefix cache. Raises RequestError if there is
-    none.
+def _prefix(call: Call, salt: str | None = None) -> ModelPrefixCache:
+    """The key's part of the prefix cache, or of that for a salt. Raises
+    RequestError if there is none.
     """
-    found = call.owner.gemma.prefix_cache
+    found = call.owner_of(salt).gemma.prefix_cache
     if found is None:
         raise RequestError(
             400,

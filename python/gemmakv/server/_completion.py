@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     SSE,
@@ -63,6 +64,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     return_tokens: bool | None = None
     json_schema: dict[str, Any] | None = None
     model: str | None = None
+    cache_salt: Salt | None = None
 
 
 async def completion(call: Call) -> None:
@@ -74,7 +76,7 @@ async def completion(call: Call) -> None:
     several, given = _prompts(body.prompt)
     prompts, texts = await service.on_texts(_read, service, given)
     request = ChatRequest(
-        tenant=call.owner,
+        tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
         options=options,
         arrived=call.arrived,

@@ -26,6 +26,7 @@ _USAGE = (
     "completion_tokens",
     "cached_tokens",
     "reasoning_tokens",
+    "cache_write_tokens",
 )
 _LATEST = 1e11  # seconds; beyond are other units
 Name = Annotated[str, msgspec.Meta(max_length=200)]

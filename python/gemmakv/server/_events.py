@@ -18,9 +18,11 @@ class Started:
 
     Attributes:
       prompt_tokens: of all prompts.
+      dropped_messages: the oldest ones, that had no room (`truncate`).
     """
 
     prompt_tokens: int
+    dropped_messages: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Finished:
       generation: all of it; its `text` is not trimmed.
       calls: tool calls that it asks for.
       reasoning_tokens: tokens of thoughts.
+      cache_write_tokens: of the prompt, that the prefix cache did not have
+        and has now; 0 of several continuations of one prompt.
     """
 
     index: int
@@ -74,6 +78,7 @@ class Finished:
     generation: Generation
     calls: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +95,8 @@ class Ended:
       queued_s: how long it waited for others.
       reasoning_tokens: of the completion's, those of thoughts.
       drafted, accepted: tokens that were guessed, and that guesses were right.
+      cache_write_tokens: of the prompts, those that the prefix cache did not
+        have and has now.
     """
 
     prompt_tokens: int
@@ -103,6 +110,7 @@ class Ended:
     reasoning_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    cache_write_tokens: int = 0
 
 
 Event = Started | Token | Called | Finished | Ended

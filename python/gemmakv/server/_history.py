@@ -24,11 +24,19 @@ from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._events import Called, Emit, Event, Finished, Token
-from gemmakv.server._service import ChatRequest, ChatService, Past, Tenant
+from gemmakv.server._service import (
+    ChatRequest,
+    ChatService,
+    Past,
+    Tenant,
+    parted,
+)
 from gemmakv.server._store import LEASE_S, Session, Store, Turn
 
 _SYSTEM = ("system", "developer")
 SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
+BEGUN = "begun"  # how many characters of the reply the client wrote
+DROPPED = "dropped_messages"  # how many had no room
 LOG = logging.getLogger("gemmakv.server")
 _T = TypeVar("_T")
 
@@ -104,7 +112,8 @@ class History:
             if session is not None and system is None:
                 system = session.system
             work = _Work(self, request, line, system)
-            ids = await work.prompt()
+            await work.prompt()
+            await work.check_length()
 
             async def keeping(event: Event) -> None:
                 work.take(event)
@@ -116,7 +125,27 @@ class History:
                     await self.on(self.store.add, turn, name, lease, before)
                 await emit(event)
 
-            yield dataclasses.replace(request, ids=ids), keeping
+            fitting = dataclasses.replace(
+                request, ids=work.ids, dropped=work.dropped
+            )
+            yield fitting, keeping
+
+    async def ids(self, request: ChatRequest) -> TokenArray:
+        """Token ids of the prompt that a turn would have. Waits for no other
+        turn.
+        """
+        past = request.past
+        assert past is not None and request.messages is not None
+        messages_of(request.messages)
+        owner = self.owner(request.tenant)
+        session = None
+        if past.session is not None:
+            session = await self.on(self.store.session, owner, past.session)
+        line = await self._line(owner, past, session)
+        system = past.system
+        if session is not None and system is None:
+            system = session.system
+        return await _Work(self, request, line, system).prompt()
 
     async def _line(
         self, owner: str, past: Past, session: Session | None
@@ -186,7 +215,9 @@ class _Work:
         """`line`: the turn before, and maybe those before that."""
         self._history = history
         self._service = history.service
-        self._new = [dict(one) for one in request.messages or ()]
+        self._request = request
+        said, self._begun = parted(request.messages or ())
+        self._new = [dict(one) for one in said]
         self._tools = [dict(tool) for tool in request.tools or ()]
         self._think = request.think
         self._line = line
@@ -194,8 +225,30 @@ class _Work:
         self._system = system or None
         self._before = 0  # tokens of the parent, which are not stored again
         self._ids = np.empty(0, np.int32)
+        self.dropped = 0  # messages that had no room
         self._text = self._reasoning = ""
         self._calls: list[ToolCall] = []
+
+    @property
+    def ids(self) -> TokenArray:
+        return self._ids
+
+    async def check_length(self) -> None:
+        """Leaves out the oldest turns where there is no room for all, and the
+        request says so.
+        """
+        request, service = self._request, self._service
+        if not request.truncate or len(self._ids) < service.context:
+            return
+        before = await self._messages_before()
+        self._before = 0
+        self._ids, self.dropped = await self._history.in_pool(
+            service.fitted,
+            [*before, *(request.messages or ())],
+            self._tools or None,
+            self._think,
+            request.options.get("max_tokens"),
+        )
 
     async def prompt(self) -> TokenArray:
         """Token ids of the conversation, with the opening of the reply."""
@@ -216,7 +269,8 @@ class _Work:
                 more = await self._history.in_pool(self._more, parent)
             if more is not None:
                 self._before = len(before)
-                self._ids = np.concatenate([before, more])
+                begun = self._service.begun_ids(self._begun)
+                self._ids = np.concatenate([before, more, begun])
                 return self._ids
         said = await self._messages_before()
         self._ids = await self._history.in_pool(self._all, said)
@@ -254,7 +308,9 @@ class _Work:
     def _all(self, before: list[dict[str, Any]]) -> TokenArray:
         try:
             return self._service.render(
-                [*before, *self._new], self._tools or None, self._think
+                [*before, *(self._request.messages or ())],
+                self._tools or None,
+                self._think,
             )
         except (ValueError, GemmaKVError) as error:
             late = [
@@ -283,9 +339,10 @@ class _Work:
         assert past.keep is not None
         generation = finished.generation
         parent = self._parent
-        reply: dict[str, Any] = {"role": "assistant", "content": self._text}
+        text = self._begun + self._text
+        reply: dict[str, Any] = {"role": "assistant", "content": text}
         if self._calls:
-            reply["content"] = self._text or None
+            reply["content"] = text or None
             reply["tool_calls"] = [call.to_dict() for call in self._calls]
         if self._reasoning:
             reply["reasoning"] = self._reasoning
@@ -293,6 +350,10 @@ class _Work:
         if self._think is not None:
             params["think"] = self._think
         params[SPENT] = _spent(finished)
+        if self._begun:
+            params[BEGUN] = len(self._begun)
+        if self.dropped:
+            params[DROPPED] = self.dropped
         return Turn(
             id=past.id,
             tenant=owner,
@@ -343,4 +404,5 @@ def _usage(finished: Finished) -> dict[str, int]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": finished.cache_write_tokens,
     }

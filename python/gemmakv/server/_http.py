@@ -88,6 +88,10 @@ class Call:
         assert self.tenant is not None
         return self.tenant
 
+    def owner_of(self, salt: str | None) -> Tenant:
+        """The owner, within the cache's part for the request's salt."""
+        return self.owner.narrowed(salt)
+
     @property
     def name(self) -> str:
         """Of the model, in answers."""
@@ -266,9 +270,12 @@ class Reply:
         self.calls: dict[int, list[ToolCall]] = {}
         self.finished: dict[int, Finished] = {}
         self.ended: Ended | None = None
+        self.dropped_messages = 0
 
     async def take(self, event: Event) -> None:
-        if isinstance(event, Token):
+        if isinstance(event, Started):
+            self.dropped_messages = event.dropped_messages
+        elif isinstance(event, Token):
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text
             thoughts = self.reasoning.get(event.index, "")

@@ -56,7 +56,7 @@ _COUNTED = {
     **_PLACES,
     **_out(
         "thinking", "output_config.*", "context_management", "mcp_servers",
-        "container", "diagnostics", "session",
+        "container", "session",
     ),
 }  # fmt: skip
 _OLLAMA = {
@@ -92,7 +92,7 @@ TOLERATED: dict[str, _Fields] = {
         **_COUNTED,
         **_out(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
-            "output_format",
+            "output_format", "diagnostics",
         ),
         "tools[].input_schema": _ANY_OBJECT,
     },

@@ -12,6 +12,7 @@ from gemmakv.server import _metrics
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import Call, loading
 from gemmakv.server._openai import refuse
+from gemmakv.server._service import parted
 from gemmakv.server._sessions import history_of
 
 _METRICS = "text/plain; version=0.0.4"
@@ -77,15 +78,19 @@ async def apply_template(call: Call) -> None:
     body, document = await call.json(TemplateBody)
     refuse(document, {"tools": ([],)})
     service = call.chat
-    segments = await service.in_pool(
-        lambda: render(
+
+    def text() -> str:
+        said, begun = parted(body.messages)
+        segments = render(
             service.template,
-            messages_of(body.messages),
+            messages_of(said),
             tools=None,
             add_generation_prompt=True,
         )
-    )
-    await call.answer({"prompt": "".join(s.text for s in segments)})
+        prompt = "".join(s.text for s in segments)
+        return prompt + service.begun_text(begun)
+
+    await call.answer({"prompt": await service.in_pool(text)})
 
 
 async def props(call: Call) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from gemmakv.chat._templates import call_form
 from gemmakv.generation._result import ToolCall
+from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     NDJSON,
@@ -59,6 +60,7 @@ class _Common(msgspec.Struct, kw_only=True):
     options: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    cache_salt: Salt | None = None
 
 
 class ChatBody(_Common, kw_only=True):
@@ -93,7 +95,7 @@ async def chat(call: Call) -> None:
             raise missing(f"messages[{i}].images")
     messages = [_message(message) for message in said]
     request = ChatRequest(
-        tenant=call.owner,
+        tenant=call.owner_of(body.cache_salt),
         messages=messages,
         past=past,
         options=options,
@@ -122,7 +124,7 @@ async def generate(call: Call) -> None:
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
     request = ChatRequest(
-        tenant=call.owner,
+        tenant=call.owner_of(body.cache_salt),
         messages=messages,
         prompts=[body.prompt],
         options=options,

@@ -13,6 +13,7 @@ import msgspec
 from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
+from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import (
     SSE,
@@ -81,6 +82,7 @@ class _Common(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
+    cache_salt: Salt | None = None
 
 
 class ChatBody(_Common, kw_only=True):
@@ -120,7 +122,7 @@ async def chat_completions(call: Call) -> None:
         raise invalid("store", "expected true with a session, found false")
     past = past_of(call, body.session)
     request = ChatRequest(
-        tenant=call.owner,
+        tenant=call.owner_of(body.cache_salt),
         messages=_messages(body.messages),
         past=past,
         options=options,
@@ -162,7 +164,7 @@ async def completions(call: Call) -> None:
         raise missing("best_of", "a choice among more than n")
     prompts = _prompts(body.prompt)
     request = ChatRequest(
-        tenant=call.owner,
+        tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
         options=options,
         n=n,
@@ -363,6 +365,8 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in _SAID:
             if message.get(name) is not None:
                 said[name] = message[name]
+        if said["role"] == "tool" and message.get("name") is not None:
+            said["name"] = message["name"]
         messages.append(said)
     return messages
 
@@ -396,6 +400,7 @@ def usage(ended: Ended) -> dict[str, Any]:
         "total_tokens": ended.prompt_tokens + ended.completion_tokens,
         "prompt_tokens_details": {
             "cached_tokens": ended.cached_tokens,
+            "cache_write_tokens": ended.cache_write_tokens,
             "audio_tokens": 0,
         },
         "completion_tokens_details": {

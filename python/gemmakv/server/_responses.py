@@ -6,13 +6,16 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gemmakv.chat._messages import messages_of
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import ToolCall
+from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._history import BEGUN, DROPPED
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -41,7 +44,7 @@ from gemmakv.server._store import KEPT, Turn, new_id
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text")
 _NOTHING: dict[str, tuple[Any, ...]] = {
-    "background": (False,), "prompt": (), "truncation": ("disabled",),
+    "background": (False,), "prompt": (),
     "n": (1,), "messages": (), "response_format": (), "grammar": ("",),
     "context_management": ([],),
 }  # fmt: skip
@@ -53,26 +56,54 @@ _NAMES = {
 _ID = {"previous_response_id": "response_id"}
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    input: str | list[dict[str, Any]]
+class _Common(msgspec.Struct, kw_only=True):
     model: str | None = None
-    stream: bool | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     session: str | None = None
-    store: bool | None = None
-    max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class InputTokensBody(_Common, kw_only=True):
+    input: str | list[dict[str, Any]] | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ResponsesBody(_Common, kw_only=True):
+    input: str | list[dict[str, Any]]
+    stream: bool | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    reasoning: dict[str, Any] | None = None
+    cache_salt: Salt | None = None
+
+
+class ItemsQuery(msgspec.Struct, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class RetrieveQuery(msgspec.Struct, kw_only=True):
@@ -95,19 +126,90 @@ async def create(call: Call) -> None:
     if wants_logprobs:
         options["logprobs"] = True
         options["top_logprobs"] = body.top_logprobs or 0
+    keeps = history_of(call.chat) is not None and body.store is not False
+    past = _past(
+        call,
+        body,
+        {"store": body.store},
+        keeps,
+        _echoed(call, body, options),
+    )
+    request, names = _request(call, body, body.input, past, options)
+    request = dataclasses.replace(
+        request, tenant=call.owner_of(body.cache_salt)
+    )
+    shape = _Response(call, past, wants_logprobs)
+    if body.max_output_tokens is None:  # its name in the other routes
+        del names["max_tokens"]
+    with renamed(document, names):
+        await serve(call, request, shape, bool(body.stream))
+
+
+async def input_tokens(call: Call) -> None:
+    """What `create` would read."""
+    body, document = await call.json(InputTokensBody)
+    call.check_model(body.model)
+    refuse(document, _NOTHING)
+    past = _past(call, body, {}, False, {})
+    request, names = _request(call, body, body.input or "", past, {})
+    with renamed(document, names):
+        count = await call.chat.count(request)
+    await call.answer(InputTokens(input_tokens=count))
+
+
+async def input_items(call: Call) -> None:
+    """All that a response was given, also by the responses that it follows;
+    of these their output, too.
+    """
+    history = kept(call)
+    query = call.query_of(ItemsQuery)
+    with renamed({}, _ID):
+        line = await history.on(history.store.line, owner(call), _id(call))
+    items: list[dict[str, Any]] = []
+    for turn in line:
+        items += _input_items(turn)
+        if turn is not line[-1]:
+            items += _output_items(turn)
+    if query.order == "desc":
+        items.reverse()
+    if query.after is not None:
+        places = [i for i, one in enumerate(items) if one["id"] == query.after]
+        if not places:
+            raise invalid(
+                "after",
+                f"expected the id of an item, found {query.after[:60]!r}",
+            )
+        items = items[places[0] + 1 :]
+    shown = items[: query.limit]
+    await call.answer(
+        ItemList(
+            data=shown,
+            first_id=shown[0]["id"] if shown else None,
+            last_id=shown[-1]["id"] if shown else None,
+            has_more=len(items) > len(shown),
+        )
+    )
+
+
+def _request(
+    call: Call,
+    body: _Common,
+    given: str | list[dict[str, Any]],
+    past: Past,
+    options: dict[str, Any],
+) -> tuple[ChatRequest, dict[str, str]]:
+    """What is read, and what the client calls its fields."""
     format = (body.text or {}).get("format")
     if format is not None:
-        options["response_format"] = _format(format)
-    messages, names = _messages(body.input)
-    past, keeps = _past(call, body, _echoed(call, body, options))
-    if past.parent is None and past.session is None and not keeps:
+        options = {**options, "response_format": _format(format)}
+    messages, names = _messages(given)
+    followed: Past | None = past
+    if past.parent is None and past.session is None and past.keep is None:
         if body.instructions:
             system = {"role": "system", "content": body.instructions}
             messages = [system, *messages]
             names = _shifted(names)
         followed = None
-    else:
-        followed = past
     request = ChatRequest(
         tenant=call.owner,
         messages=messages,
@@ -117,16 +219,13 @@ async def create(call: Call) -> None:
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=_think(call, body.reasoning),
+        truncate=body.truncation == "auto",
         arrived=call.arrived,
     )
-    shape = _Response(call, past, wants_logprobs)
     names |= _NAMES | _tool_names(body.tools)
-    if body.max_output_tokens is None:  # its name in the other routes
-        del names["max_tokens"]
     if body.conversation is not None:
         names["session"] = "conversation"
-    with renamed(document, names):
-        await serve(call, request, shape, bool(body.stream))
+    return request, names
 
 
 async def get(call: Call) -> None:
@@ -156,21 +255,26 @@ def _id(call: Call) -> str:
 
 
 def _past(
-    call: Call, body: ResponsesBody, params: dict[str, Any]
-) -> tuple[Past, bool]:
-    """What the request follows, and whether its turn is kept."""
+    call: Call,
+    body: _Common,
+    asks: Mapping[str, object],
+    keeps: bool,
+    params: dict[str, Any],
+) -> Past:
+    """What the request follows. `asks`: what else needs a server that keeps
+    conversations, if it is true; `keeps`: whether the turn is kept.
+    """
     session = body.session
     if body.conversation is not None:
         if session is not None:
             raise invalid("session", "expected none with conversation")
         session = _conversation(body.conversation)
-    keeps = history_of(call.chat) is not None and body.store is not False
     if session is not None and body.previous_response_id is not None:
         raise invalid(
             "previous_response_id", "expected none with a conversation"
         )
     asked = {
-        "store": body.store,
+        **asks,
         "session": body.session,
         "conversation": body.conversation,
         "previous_response_id": body.previous_response_id,
@@ -178,10 +282,10 @@ def _past(
     for name, value in asked.items():
         if value:
             kept(call, name)
-    if session is not None and not keeps:
+    if session is not None and asks.get("store") is False:
         raise invalid("store", "expected true with a conversation, found false")
     params |= {"store": keeps, "session": session}
-    past = Past(
+    return Past(
         id=new_id("resp"),
         session=session,
         parent=body.previous_response_id,
@@ -189,7 +293,6 @@ def _past(
         keep=KEPT if keeps else None,
         params=params,
     )
-    return past, keeps
 
 
 def _conversation(given: str | dict[str, Any]) -> str:
@@ -218,6 +321,7 @@ def _echoed(
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": body.text or {"format": {"type": "text"}},
         "metadata": body.metadata or {},
+        "truncation": body.truncation or "disabled",
         "top_logprobs": body.top_logprobs or 0,
         "prompt_cache_key": body.prompt_cache_key,
         "user": body.user,
@@ -404,6 +508,7 @@ class _Response:
     def __init__(self, call: Call, past: Past, logprobs: bool) -> None:
         self._call = call
         self._past = past
+        self._params = dict(past.params)
         self._logprobs = Logprobs(call.chat.tokenizer) if logprobs else None
         self._number = 0
         self._after = -1  # events up to this number are not told
@@ -414,6 +519,7 @@ class _Response:
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
+            self._params[DROPPED] = event.dropped_messages
             return self._opening()
         if isinstance(event, Token):
             return self._token(event)
@@ -426,6 +532,7 @@ class _Response:
                 "prompt_tokens": event.prompt_tokens,
                 "completion_tokens": event.completion_tokens,
                 "cached_tokens": event.cached_tokens,
+                "cache_write_tokens": event.cache_write_tokens,
                 "reasoning_tokens": event.reasoning_tokens,
             }
         )
@@ -439,7 +546,7 @@ class _Response:
         frames = self._opening()
         texts = {"reasoning": reply.get("reasoning") or ""}
         frames += self._token(Token(0, "", -1, None, None, **texts))
-        text = reply.get("content") or ""
+        text = _said(turn)
         frames += self._token(Token(0, text, -1, None, None))
         for i, call in enumerate(reply.get("tool_calls") or ()):
             function = call["function"]
@@ -467,6 +574,7 @@ class _Response:
         return self._event(f"response.{found['status']}", response=found)
 
     def whole(self, reply: Reply) -> object:
+        self._params[DROPPED] = reply.dropped_messages
         shown = reply.usage
         calls = [call.to_dict() for call in reply.calls.get(0, [])]
         entries = self._listed(reply.tokens.get(0, []))
@@ -485,6 +593,7 @@ class _Response:
                 "prompt_tokens": shown.prompt_tokens,
                 "completion_tokens": shown.completion_tokens,
                 "cached_tokens": shown.cached_tokens,
+                "cache_write_tokens": shown.cache_write_tokens,
                 "reasoning_tokens": shown.reasoning_tokens,
             },
         )
@@ -504,7 +613,7 @@ class _Response:
             self._call,
             self._past.id,
             self._past.created,
-            self._past.params,
+            self._params,
             self._output if reason else [],
             reason,
             usage,
@@ -660,22 +769,95 @@ def _past_of(turn: Turn) -> Past:
     return Past(id=turn.id, created=turn.created, params=params)
 
 
+def _said(turn: Turn) -> str:
+    """The text of a turn's answer: its reply without what the client had
+    begun it with.
+    """
+    text: str = turn.reply.get("content") or ""
+    return text[turn.params.get(BEGUN, 0) :]
+
+
+def _output_items(turn: Turn) -> list[dict[str, Any]]:
+    reply = turn.reply
+    return _items(
+        turn.id,
+        reply.get("reasoning") or "",
+        _said(turn),
+        reply.get("tool_calls") or [],
+        turn.reason,
+        [],
+    )
+
+
+def _input_items(turn: Turn) -> list[dict[str, Any]]:
+    """What a turn was given, as items."""
+    found: list[dict[str, Any]] = []
+    messages = list(turn.messages)
+    begun = turn.params.get(BEGUN, 0)
+    if begun:
+        text = (turn.reply.get("content") or "")[:begun]
+        messages.append({"role": "assistant", "content": text})
+
+    def id(kind: str) -> str:
+        return f"{kind}_{turn.id.removeprefix('resp_')}_in{len(found)}"
+
+    for message in messages:
+        role, text = message["role"], _message_text(message)
+        if role == "tool":
+            found.append(
+                {
+                    "id": id("fco"),
+                    "type": "function_call_output",
+                    "call_id": message.get("tool_call_id"),
+                    "output": text,
+                    "status": "completed",
+                }
+            )
+            continue
+        if role == "assistant":
+            if message.get("reasoning"):
+                thought = _thought_item("", 0, message["reasoning"])
+                found.append({**thought, "id": id("rs")})
+            if text or not message.get("tool_calls"):
+                part = _part(text, [])
+                found.append(_message_item(id("msg"), part, "completed"))
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                arguments = function.get("arguments") or {}
+                if not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                item = _call_item(
+                    call.get("id") or "", function["name"], arguments,
+                    "completed",
+                )  # fmt: skip
+                found.append({**item, "id": id("fc")})
+            continue
+        found.append(
+            {
+                "id": id("msg"),
+                "type": "message",
+                "role": role,
+                "status": "completed",
+                "content": [{"type": "input_text", "text": text}],
+            }
+        )
+    return found
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    [found] = messages_of([dict(message)])
+    return found.text
+
+
 def _of_turn(call: Call, turn: Turn) -> dict[str, Any]:
     """The answer that it was."""
-    past, reply = _past_of(turn), turn.reply
+    past = _past_of(turn)
     return _document(
         call,
         turn.id,
         turn.created,
         past.params,
-        _items(
-            turn.id,
-            reply.get("reasoning") or "",
-            reply.get("content") or "",
-            reply.get("tool_calls") or [],
-            turn.reason,
-            [],
-        ),
+        _output_items(turn),
         turn.reason,
         turn.usage,
     )
@@ -709,11 +891,12 @@ def _document(
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",
-        "truncation": "disabled",
         "usage": None if usage is None else _usage(usage),
     }
     for name, value in _DEFAULTS.items():
         found[name] = params.get(name, value)
+    if found["truncation"] == "auto":
+        found[DROPPED] = params.get(DROPPED, 0)
     return found
 
 
@@ -721,7 +904,8 @@ _DEFAULTS: dict[str, Any] = {
     "instructions": None, "previous_response_id": None,
     "max_output_tokens": None, "tools": [], "tool_choice": "auto",
     "parallel_tool_calls": True, "text": {"format": {"type": "text"}},
-    "metadata": {}, "top_logprobs": 0, "prompt_cache_key": None, "user": None,
+    "metadata": {}, "truncation": "disabled", "top_logprobs": 0,
+    "prompt_cache_key": None, "user": None,
     "store": True, "temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }  # fmt: skip
@@ -733,7 +917,7 @@ def _usage(given: Mapping[str, int]) -> dict[str, Any]:
         "input_tokens": taken,
         "input_tokens_details": {
             "cached_tokens": given["cached_tokens"],
-            "cache_write_tokens": 0,
+            "cache_write_tokens": given.get("cache_write_tokens", 0),
         },
         "output_tokens": made,
         "output_tokens_details": {

@@ -25,11 +25,13 @@ import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import Template
-from gemmakv.chat._native_calls import native_options
+from gemmakv.chat._messages import Template, messages_of
+from gemmakv.chat._native_calls import NATIVE, native_options
 from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
+    PlainTemplate,
     call_form,
     knows_thinking,
     stop_ids,
@@ -45,6 +47,7 @@ from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
 from gemmakv.server._admission import Admission, stopping
 from gemmakv.server._counts import Counts
+from gemmakv.server._diagnostics import Diagnostics
 from gemmakv.server._errors import (
     RequestError,
     invalid,
@@ -70,6 +73,9 @@ _POOL_THREADS = 2  # for templates and tokenizing
 _SHORT = 1_000  # characters and token ids that take no thread
 _GRAMMAR_THREADS = 2  # for grammars: some take long
 _SEEDS = 1 << 64
+_SYSTEM = ("system", "developer")
+_REPLIES = ("assistant", "model")
+_UNSALTED = b"gemmakv: the part of those without a key"
 
 _T = TypeVar("_T")
 Messages = Sequence[Mapping[str, Any]]
@@ -82,10 +88,21 @@ class Tenant:
     Attributes:
       label: what metrics and logs call it; says nothing about its key.
       gemma: the model with the tenant's part of the prefix cache.
+      salt: of that part; b"" if it is everybody's.
     """
 
     label: str
     gemma: Gemma
+    salt: bytes = b""
+
+    def narrowed(self, salt: str | None) -> Tenant:
+        """The same tenant with a part of the cache of its own for `salt`,
+        within what is the tenant's: no salt leads to the part of another.
+        """
+        if not salt:
+            return self
+        mac = hmac.digest(self.salt or _UNSALTED, salt.encode(), hashlib.sha256)
+        return Tenant(self.label, self.gemma.with_salt(mac), mac)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +146,8 @@ class ChatRequest:
 
     Attributes:
       tenant: whose it is.
-      messages: a conversation; or None, and
+      messages: a conversation, whose reply begins with what a last message
+        of the assistant says; or None, and
       prompts: texts, which get a BOS in front, or token ids, each continued
         by itself.
       past: what the messages follow, where the server keeps that.
@@ -138,6 +156,9 @@ class ChatRequest:
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
       tools, tool_choice, parallel_tool_calls, think: as for `Gemma.chat`.
+      truncate: whether the oldest turns of a conversation that has no room in
+        the context are left out.
+      dropped: how many messages that were, where `ids` are known.
       n: continuations of each prompt; continuation i of prompt p has the
         index p * n + i and the seed seed + i.
       streamed: whether tokens are wanted as they come. Otherwise those of a
@@ -156,6 +177,8 @@ class ChatRequest:
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
     think: bool | None = None
+    truncate: bool = False
+    dropped: int = 0
     n: int = 1
     default_max_tokens: int | None = None
     streamed: bool = True
@@ -191,6 +214,9 @@ class Keeper(Protocol):
         self, request: ChatRequest, emit: Emit
     ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit]]:
         """What has a request's `past` become `ids`, and keeps its turn."""
+
+    async def ids(self, request: ChatRequest) -> TokenArray:
+        """These `ids` alone."""
 
     def close(self) -> None: ...
 
@@ -235,7 +261,9 @@ class ChatService:
         self._tenants: dict[bytes, Tenant] = {}
         for number, key in enumerate(settings.api_keys, 1):
             mac = self._mac(key)
-            self._tenants[mac] = Tenant(str(number), gemma.with_salt(mac))
+            self._tenants[mac] = Tenant(
+                str(number), gemma.with_salt(mac), mac
+            )
         self._anybody = Tenant("none", gemma)
         self.counts = Counts(self.labels, self.admission, gemma)
         self._ends = frozenset(
@@ -248,6 +276,7 @@ class ChatService:
         self._grammars = ThreadPoolExecutor(_GRAMMAR_THREADS, "gemmakv-grammar")
         self._live: set[asyncio.Task[Any]] = set()
         self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
+        self.diagnostics = Diagnostics()
         self._aborted = False
         # Made here, not in a request; without llguidance requests say so.
         len(self.tokenizer.token_bytes)
@@ -358,12 +387,67 @@ class ChatService:
         think: bool | None = None,
     ) -> TokenArray:
         """`chat_ids` on the caller's thread."""
-        return self.gemma.apply_chat_template(
-            messages,
+        said, begun = parted(messages)
+        ids = self.gemma.apply_chat_template(
+            said,
             tools=tools,
             template=self.template,
             **thinking(self.template, think),
         )
+        return np.concatenate([ids, self.begun_ids(begun)])
+
+    def begun_text(self, begun: str) -> str:
+        """The beginning of a reply as it stands behind what opens it."""
+        plain = isinstance(self.template, PlainTemplate)
+        return f" {begun}" if begun and plain else begun
+
+    def begun_ids(self, begun: str) -> TokenArray:
+        """Token ids of that."""
+        text = self.begun_text(begun)
+        return np.array(self.tokenizer.encode(text) if text else [], np.int32)
+
+    def fitted(
+        self,
+        messages: Messages,
+        tools: Messages | None,
+        think: bool | None,
+        wanted: int | None,
+    ) -> tuple[TokenArray, int]:
+        """`render` of what is left of a conversation when as many of its
+        oldest turns are left out as needed, and how many messages these are.
+
+        Room is left for a reply of `wanted` tokens, or of a quarter of the
+        context, and for one of half of it at most. What the system says, and
+        the last turn, stay.
+        """
+        room = self.context // 4 if wanted is None else wanted
+        most = self.context - min(max(room, 1), self.context // 2)
+        first = 0
+        while first < len(messages) and messages[first]["role"] in _SYSTEM:
+            first += 1
+        turns = [
+            i
+            for i in range(first + 1, len(messages))
+            if messages[i]["role"] == "user"
+        ]
+
+        def without(count: int) -> TokenArray:
+            return self.render(
+                [*messages[:first], *messages[turns[count - 1] :]],
+                tools,
+                think,
+            )
+
+        least, enough = 1, len(turns)
+        while least < enough:
+            middle = (least + enough) // 2
+            if len(without(middle)) > most:
+                least = middle + 1
+            else:
+                enough = middle
+        if not turns:
+            return self.render(messages, tools, think), 0
+        return without(least), turns[least - 1] - first
 
     @property
     def can_think(self) -> bool:
@@ -454,6 +538,24 @@ class ChatService:
         finally:
             self._live.discard(task)
 
+    async def count(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that `run` would have of a conversation.
+
+        Raises RequestError.
+        """
+        try:
+            request = self._with_tools(request, dict(request.options))
+            if request.past is not None and self.keeper is not None:
+                return len(await self.keeper.ids(request))
+            assert request.messages is not None
+            return len(
+                await self.chat_ids(
+                    request.messages, request.tools, request.think
+                )
+            )
+        except (ValueError, GemmaKVError) as error:
+            raise _of_library(error) from error
+
     async def _run(self, request: ChatRequest, emit: Emit) -> None:
         if self.admission.draining:
             raise stopping()
@@ -469,7 +571,7 @@ class ChatService:
     async def _admit(
         self, request: ChatRequest, options: dict[str, Any], emit: Emit
     ) -> None:
-        prompts = await self._prompt_ids(request, options)
+        prompts, dropped = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
             await _on(self._grammars, self.gemma._compile, options)
         rows = len(prompts) * request.n
@@ -488,7 +590,7 @@ class ChatService:
         async with self.admission.slot(request.tenant.label, rows, left):
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
-            await emit(Started(sum(map(len, prompts))))
+            await emit(Started(sum(map(len, prompts)), dropped))
             sink = _Sink(emit, self.counts, request.arrived)
             await _all(
                 [
@@ -535,7 +637,7 @@ class ChatService:
 
         if request.n == 1:
             generation = await one(0, cache, ids)
-            ended.add(generation, [generation])
+            ended.add(generation, [generation], sink.written.pop(first, 0))
             return
         # The prompt is computed once, with its tokens found and kept as the
         # options say.
@@ -546,16 +648,17 @@ class ChatService:
             deadline=_left(until),
             prefix_cache=options.get("prefix_cache", "on"),
         )
+        written = await self._written(gemma, ids, said, options)
         if said.finish_reason == "deadline":  # nothing is continued any more
             for i in range(request.n):
                 end = Finished(first + i, said.finish_reason, None, said)
                 await sink.emit(end)
-            ended.add(said, [said])
+            ended.add(said, [said], written)
             return
         generations = await _all(
             [one(i, cache.fork(), "") for i in range(request.n)]
         )
-        ended.add(said, generations)
+        ended.add(said, generations, written)
 
     async def _row(
         self,
@@ -589,6 +692,10 @@ class ChatService:
         sink.reasoning_tokens += thoughts
         stops = stop_texts(_NO_TEMPLATE, request.options)
         stop = self._stopped_by(generation, stops)
+        written = 0
+        if not isinstance(prompt, str):
+            written = await self._written(gemma, prompt, generation, options)
+            sink.written[index] = written
         await sink.emit(
             Finished(
                 index,
@@ -597,16 +704,34 @@ class ChatService:
                 generation,
                 calls,
                 thoughts,
+                written,
             )
         )
         return generation
+
+    async def _written(
+        self,
+        gemma: Gemma,
+        ids: TokenArray,
+        said: Generation,
+        options: Mapping[str, Any],
+    ) -> int:
+        """Tokens of a prompt that the prefix cache has now, and had not."""
+        prefix = gemma.prefix_cache
+        if prefix is None or options.get("prefix_cache", "on") == "off":
+            return 0
+        if said.usage.cached_tokens + 1 >= len(ids):
+            return 0
+        found = await self.aside(lambda: len(prefix.match(ids)))
+        return max(0, found - said.usage.cached_tokens)
 
     def _reader(self, request: ChatRequest) -> ReplyReader | None:
         """What tells the parts of a reply apart; prompts get none."""
         if request.messages is None:
             return None
         form = call_form(self.template) if request.tools else None
-        return ReplyReader(self.tokenizer, form)
+        begun = bool(parted(request.messages)[1])
+        return ReplyReader(self.tokenizer, form, begun)
 
     def _tokens(
         self, index: int, generation: Generation, parts: Sequence[Part]
@@ -691,6 +816,8 @@ class ChatService:
             )
         except ValueError as error:
             raise _of_library(error) from error
+        if request.messages and parted(request.messages)[1]:
+            _check_begun(request, options)
         if use is None:
             return dataclasses.replace(request, tools=None)
         form = call_form(self.template)
@@ -701,10 +828,11 @@ class ChatService:
             raise invalid(
                 "response_format", "expected none together with tools"
             )
-        if form == "native":
+        if form in NATIVE:
             try:
                 options |= native_options(
                     self.tokenizer,
+                    form,
                     request.tool_choice,
                     request.parallel_tool_calls,
                     options,
@@ -735,7 +863,9 @@ class ChatService:
 
     async def _prompt_ids(
         self, request: ChatRequest, options: dict[str, Any]
-    ) -> list[TokenArray]:
+    ) -> tuple[list[TokenArray], int]:
+        """Of all prompts, and how many messages are left out of them."""
+        dropped = request.dropped
         special = bool(options.pop("parse_special", False))
         if request.messages is not None:
             if special:
@@ -753,9 +883,22 @@ class ChatService:
             found = await self.on_texts(
                 self._text_ids, request.prompts, special
             )
+            if (
+                request.truncate
+                and request.ids is None
+                and len(found[0]) >= self.context
+            ):
+                ids, dropped = await self.in_pool(
+                    self.fitted,
+                    request.messages,
+                    request.tools,
+                    request.think,
+                    options.get("max_tokens"),
+                )
+                found = [ids]
         for ids in found:
             self.check_length(len(ids), request.messages is not None)
-        return found
+        return found, dropped
 
     def _text_ids(
         self, prompts: Sequence[str | Sequence[int]], special: bool
@@ -882,6 +1025,7 @@ class _Sink:
         self._counts = counts
         self._arrived = arrived
         self.reasoning_tokens = 0
+        self.written: dict[int, int] = {}  # by continuation
         self._last: dict[int, float] = {}
         self._lock = asyncio.Lock()
 
@@ -919,10 +1063,14 @@ class _Sum:
     def __init__(self) -> None:
         self._prompts: list[Generation] = []
         self._rows: list[Generation] = []
+        self._written = 0
 
-    def add(self, prompt: Generation, rows: Sequence[Generation]) -> None:
+    def add(
+        self, prompt: Generation, rows: Sequence[Generation], written: int
+    ) -> None:
         self._prompts.append(prompt)
         self._rows += rows
+        self._written += written
 
     def event(self, queued_s: float, reasoning_tokens: int) -> Ended:
         usages = [prompt.usage for prompt in self._prompts]
@@ -944,6 +1092,53 @@ class _Sum:
             reasoning_tokens=reasoning_tokens,
             drafted=sum(row.usage.drafted for row in self._rows),
             accepted=sum(row.usage.accepted for row in self._rows),
+            cache_write_tokens=self._written,
+        )
+
+
+def parted(messages: Messages) -> tuple[Messages, str]:
+    """A conversation without the beginning of a reply that it ends with, and
+    that; "" if it has none. Raises ValueError.
+    """
+    if not messages or messages[-1].get("role") not in _REPLIES:
+        return messages, ""
+    place = len(messages) - 1
+    try:
+        [last] = messages_of(messages[-1:])
+    except ValueError as error:
+        raise moved(error, place) from None
+    if last.tool_calls:
+        raise ValueError(
+            f"messages[{place}].tool_calls: expected their results in the "
+            "messages after it, found none"
+        )
+    if last.reasoning:
+        raise ValueError(
+            f"messages[{place}].reasoning: expected none where the last "
+            "message begins the reply, found some"
+        )
+    if not place:
+        raise ValueError(
+            "messages: expected a message before the beginning of a reply, "
+            "found none"
+        )
+    return messages[:-1], last.text.lstrip()
+
+
+def _check_begun(request: ChatRequest, options: Mapping[str, Any]) -> None:
+    """Raises RequestError for what a reply cannot be held to, or come after,
+    that the client has begun.
+    """
+    if options.get("response_format") not in (None, {"type": "text"}):
+        raise invalid(
+            "response_format",
+            "expected none where the last message begins the reply",
+        )
+    if request.think:
+        raise invalid(
+            "think",
+            "expected no thoughts where the last message begins the reply: "
+            "they come before it",
         )
 
 

@@ -18,6 +18,7 @@ from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 # user-defined, as if they were text, and not every directory says otherwise.
 _CONTROL = re.compile(
     r"<(?:pad|eos|bos|unk|mask|2mass|unused\d+|start_of_turn|end_of_turn)>"
+    r"|<(?:start|end)_function_(?:declaration|call|response)>|<escape>"
     r"|<\|[^|<>]+\|?>|<[^|<>]+\|>|\[@BOS@\]"
 )
 

@@ -81,8 +81,8 @@ _TOOLS: dict[str, dict[str, Any]] = {
 }
 _COUNTED: dict[str, dict[str, Any]] = {
     **_nones(
-        "thinking", "mcp_servers", "container", "diagnostics", "session",
-        "tools", "tool_choice",
+        "thinking", "mcp_servers", "container", "session", "tools",
+        "tool_choice",
     ),
     "model": {"model": "another"},
     "context_management": {"context_management": {"edits": 5}},
@@ -135,6 +135,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "/v1/messages": {
+        "diagnostics": {"diagnostics": 5},
         **_COUNTED,
         **_nones(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
@@ -280,7 +281,7 @@ def test_the_model_of_any_name_is_the_one(lenient: App, strict: App) -> None:
         ("/v1/completions", {"prompt": [1, "x"]}),
         (_RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}),
         ("/v1/messages", {"max_tokens": 1, "messages": [
-            *USER, {"role": "assistant", "content": "I"}]}),
+            {"role": "assistant", "content": "I"}]}),
         ("/v1/messages", {"messages": USER}),
         ("/api/chat", {"messages": [
             {"role": "user", "content": "x", "images": ["x"]}]}),

@@ -17,7 +17,8 @@ from support.asgi import get, in_loop, make_app, post
 from support.kept import KEYS, bearer
 
 OURS = ("/v1/sessions", "/v1/cache", "/health", "/slots", "/tokenize",
-        "/detokenize", "/props", "/v1/models")  # fmt: skip
+        "/detokenize", "/props", "/v1/models", "/v1/responses/input_tokens",
+        "/v1/responses/.*/input_items")  # fmt: skip
 
 
 def test_it_is_served_to_anybody(keyed: App, shared: gemmakv.Gemma) -> None:
@@ -84,13 +85,17 @@ def test_schemathesis(kept: App) -> None:
     )
 
     made = post(kept, "/v1/sessions", {"name": "x"}).json()["id"]
+    said = {"input": "x", "max_output_tokens": 1}
+    response = post(kept, "/v1/responses", said).json()["id"]
     schema = schemathesis.openapi.from_dict(document())
     schema = schema.include(path_regex="^(" + "|".join(OURS) + ")")
     seen: set[int] = set()
+    paths: set[str] = set()
     count = 0
     for result in schema.get_all_operations():
         operation = result.ok()
         count += 1
+        paths.add(operation.path)
 
         @hypothesis.given(case=operation.as_strategy())
         @hypothesis.settings(
@@ -100,10 +105,12 @@ def test_schemathesis(kept: App) -> None:
         def check(case: Any) -> None:
             if case.path_parameters.get("session"):
                 case.path_parameters["session"] = made
-            response = sent(kept, case)
-            seen.add(response.status_code)
+            if case.path_parameters.get("response"):
+                case.path_parameters["response"] = response
+            answer = sent(kept, case)
+            seen.add(answer.status_code)
             case.validate_response(
-                response,
+                answer,
                 checks=[
                     not_a_server_error, content_type_conformance,
                     response_schema_conformance, status_code_conformance,
@@ -112,6 +119,9 @@ def test_schemathesis(kept: App) -> None:
 
         check()
     assert count > 20
+    assert {
+        "/v1/responses/input_tokens", "/v1/responses/{response}/input_items"
+    } <= paths
     assert {200, 400, 404} <= seen and max(seen) < 500
 
 

@@ -329,7 +329,7 @@ def test_off_says_how(app: App) -> None:
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]},
          "input[0].arguments"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"store": False, "conversation": "sess_x"}, "store"),
         ({"conversation": 3}, "conversation"),
         ({"conversation": "sess_x", "previous_response_id": "resp_x"},

@@ -251,7 +251,6 @@ def test_another_system_in_a_turn(kept: App, shared: gemmakv.Gemma) -> None:
 @pytest.mark.parametrize(
     "path, body",
     [
-        ("/v1/messages/count_tokens", {"messages": USER}),
         ("/api/generate", {"model": NAME, "prompt": "hello"}),
         ("/v1/completions", {"prompt": "hello"}),
     ],
@@ -485,7 +484,7 @@ def test_messages_are_counted_from_the_request(
         say(app, id, "one")
         body = {
             "session": id,
-            "messages": [{"role": "assistant", "content": "x"}],
+            "messages": [{"role": "assistant", "content": "x"}, *USER],
         }
         message = error(post(app, CHAT, body), 400)["message"]
         assert message.startswith("messages[0].role: expected 'user'")

@@ -55,9 +55,9 @@ def prompts_of(app: App, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     real = service._prompt_ids
 
     async def noting(*args: Any) -> Any:
-        ids = await real(*args)
+        ids, dropped = await real(*args)
         found.extend(one.tolist() for one in ids)
-        return ids
+        return ids, dropped
 
     monkeypatch.setattr(service, "_prompt_ids", noting)
     return found
