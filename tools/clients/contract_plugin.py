@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-# OpenAI's example. Tests retrieve and delete it, and none makes it.
-_EXAMPLE = "resp_677efb5139a88190b512bc3fef8e535d"
+# OpenAI's examples. Tests retrieve and delete them, and none makes one.
+_EXAMPLES = ("resp_677efb5139a88190b512bc3fef8e535d", "response_id")
 _outcomes: dict[str, str] = {}
 
 
@@ -34,14 +34,17 @@ def kept_response(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """A response of the test's own in the place of the example."""
-    if "test_responses.py" in request.node.nodeid:
+    names = ("test_responses.py", "responses/test_input_items.py")
+    if any(name in request.node.nodeid for name in names):
         from openai._base_client import BaseClient
 
         real: Any = BaseClient._build_request
 
         def build(self: Any, options: Any, **more: Any) -> Any:
-            if _EXAMPLE in options.url:
-                options.url = options.url.replace(_EXAMPLE, _new_response())
+            for example in _EXAMPLES:
+                if example in options.url:
+                    new = _new_response()
+                    options.url = options.url.replace(example, new)
             return real(self, options, **more)
 
         monkeypatch.setattr(BaseClient, "_build_request", build)

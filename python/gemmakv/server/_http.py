@@ -59,6 +59,7 @@ class Call:
       expects: what the route takes as its body.
       document: the body, once it was read.
       ignored: fields of the request that were left out of it (`--lenient`).
+      without: of these, fields of the query.
     """
 
     scope: Scope
@@ -74,6 +75,7 @@ class Call:
     expects: object = None
     document: dict[str, Any] | None = None
     ignored: list[str] = dataclasses.field(default_factory=list)
+    without: set[str] = dataclasses.field(default_factory=set)
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -104,7 +106,8 @@ class Call:
 
     def query_of(self, shape: type[_T]) -> _T:
         """Its fields. Raises RequestError naming the one that is bad."""
-        return _body.typed(dict(self.query), shape, texts=True)
+        given = {k: v for k, v in self.query.items() if k not in self.without}
+        return _body.typed(given, shape, texts=True)
 
     async def json(
         self,

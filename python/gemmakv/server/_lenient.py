@@ -87,6 +87,15 @@ TOLERATED: dict[str, _Fields] = {
         ),
         "tools[].parameters": _ANY_OBJECT,
     },
+    "/v1/responses/input_tokens": {
+        **_MODEL,
+        **_TOOLS,
+        **_PLACES,
+        **_KEPT,
+        **_out("text", "text.format", "reasoning", "truncation"),
+        "tools[].parameters": _ANY_OBJECT,
+    },
+    "/v1/responses/{response}/input_items": _out("after", "limit", "order"),
     "/v1/models/{model:path}": _MODEL,
     "/v1/messages": {
         **_COUNTED,
@@ -142,6 +151,14 @@ class _Request:
         """Whether it goes on without the field that an error names."""
         call = self._call
         if call.document is None:  # it has no body
+            if (
+                self._rules.get(param) is _OUT
+                and param in call.query
+                and param not in call.without
+            ):
+                call.without.add(param)
+                call.ignored.append(param)
+                return True
             params = call.scope["path_params"]
             if param not in self._rules or params.get(param) in (
                 None,

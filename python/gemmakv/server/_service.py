@@ -544,7 +544,9 @@ class ChatService:
         Raises RequestError.
         """
         try:
-            request = self._with_tools(request, dict(request.options))
+            options = {**self.defaults, **request.options}
+            request = self._with_tools(request, options)
+            self._check_options(options)
             if request.past is not None and self.keeper is not None:
                 return len(await self.keeper.ids(request))
             assert request.messages is not None

@@ -27,6 +27,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": USER, "max_tokens": 2},
     "/v1/completions": {"prompt": "hello", "max_tokens": 2},
     "/v1/responses": {"input": "hello", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "hello"},
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
     "/api/chat": {
@@ -153,6 +154,23 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "session": {"session": "sess_none"},
         "tools": {"tools": 5},
     },
+    "/v1/responses/input_tokens": {
+        **{k: v for k, v in _OPENAI.items()
+           if k in ("model", "tools", "tool_choice", "session", "conversation",
+                    "previous_response_id")},
+        **_nones("truncation"),
+        "reasoning": {"reasoning": {"effort": "none at all"}},
+        "text": {"text": "plain"},
+        "text.format": {"text": {"format": {"type": "xml"}}},
+        "tools[]": {
+            "tools": [{"type": "function", "name": "a"},
+                      {"type": "function", "name": "not a name"}],
+        },
+        "tools[].parameters": {
+            "tools": [{"type": "function", "name": "b",
+                       "parameters": {"type": "array"}}],
+        },
+    },
     "/api/generate": {**_OLLAMA, **_nones("suffix", "template", "context")},
     "/api/show": {"model": {"model": "another"}},
 }  # fmt: skip
@@ -187,6 +205,8 @@ def _rule(field: str) -> str:
 def test_each_tolerated_field_has_a_case() -> None:
     listed = {route: set(fields) for route, fields in TOLERATED.items()}
     assert listed.pop("/v1/models/{model:path}") == {"model"}
+    items = listed.pop("/v1/responses/{response}/input_items")
+    assert items == {"after", "limit", "order"}
     assert {route: set(fields) for route, fields in CASES.items()} == listed
 
 
@@ -205,6 +225,15 @@ def test_what_is_refused_is_left_out_and_named(
         assert rule == field
     # What is told of it names it, too.
     assert found.split(".")[-1].split("[")[0] in refused.text
+
+
+@pytest.mark.parametrize("query", ["after=x", "limit=0", "order=up"])
+def test_what_is_refused_of_a_query(lenient: App, query: str) -> None:
+    made = post(lenient, _RESPONSES, BASES[_RESPONSES]).json()["id"]
+    path = f"{_RESPONSES}/{made}/input_items"
+    found = get(lenient, f"{path}?{query}")
+    assert _named(found) == [query.partition("=")[0]]
+    assert found.json() == get(lenient, path).json()
 
 
 def test_what_is_good_is_as_without_it(lenient: App, strict: App) -> None:
