@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from typing import Annotated, Any
@@ -48,6 +50,32 @@ class TurnPart(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] = []
     usage: dict[str, int] = {}
     created_at: float | None = None
+    digest: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Of what the turn says and reads, and of the turn "
+            "before it. Where it is not what the turn has, or is missing, the "
+            "tokens from there on are left out, and the model reads the texts."
+        ),
+    ] = None
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """Places of turns whose tokens were left out, by the reason: the next
+    turn has the model read their texts.
+    """
+
+    edited: Annotated[
+        list[int],
+        msgspec.Meta(description="Their digest is that of something else."),
+    ] = []
+    no_digest: list[int] = []
+    after_these: Annotated[
+        list[int], msgspec.Meta(description="They come after one of those.")
+    ] = []
+    other_model: Annotated[
+        list[int], msgspec.Meta(description="Or another chat template.")
+    ] = []
 
 
 class Document(msgspec.Struct, kw_only=True):
@@ -81,28 +109,68 @@ def checked_name(name: str | None) -> str | None:
 
 def written(session: Session, turns: list[Turn]) -> Document:
     """A session with its turns and those of their tokens that are known."""
+    parts: list[TurnPart] = []
+    for turn in turns:
+        part = _written(turn)
+        part.digest = _digest(part, parts[-1].digest if parts else None)
+        parts.append(part)
     return Document(
         format=_FORMAT,
         version=_VERSION,
         name=session.name,
         system=session.system,
         created_at=session.created,
-        turns=[
-            TurnPart(
-                messages=turn.messages,
-                reply=turn.reply,
-                finish_reason=turn.reason,
-                system=turn.system,
-                tools=turn.tools,
-                usage=turn.usage,
-                created_at=turn.created,
-                basis=turn.basis,
-                whole=turn.whole,
-                tokens=turn.tokens.tolist(),
-            )
-            for turn in turns
-        ],
+        turns=parts,
     )
+
+
+def _written(turn: Turn) -> TurnPart:
+    return TurnPart(
+        messages=turn.messages,
+        reply=turn.reply,
+        finish_reason=turn.reason,
+        system=turn.system,
+        tools=turn.tools,
+        usage=turn.usage,
+        created_at=turn.created,
+        basis=turn.basis,
+        whole=turn.whole,
+        tokens=turn.tokens.tolist(),
+    )
+
+
+def _digest(part: TurnPart, before: str | None) -> str:
+    """Of what is shown of a turn and what the model reads of it. It finds
+    what was edited; who wants to can make another one.
+    """
+    said = {
+        name: getattr(part, name)
+        for name in (
+            "messages", "reply", "finish_reason", "basis", "whole", "tokens",
+            "system", "tools",
+        )
+    }  # fmt: skip
+    text = json.dumps([before, said], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rendered(document: Document, basis: str) -> Rendered:
+    """Turns whose tokens are not what the model is to read."""
+    found, whole = Rendered(), True
+    before: str | None = None
+    for i, part in enumerate(document.turns):
+        if part.tokens and part.digest is None:
+            found.no_digest.append(i)
+            whole = False
+        elif part.digest is not None and part.digest != _digest(part, before):
+            found.edited.append(i)
+            whole = False
+        elif part.tokens and not whole:
+            found.after_these.append(i)
+        elif part.tokens and part.basis != basis:
+            found.other_model.append(i)
+        before = part.digest
+    return found
 
 
 def check_version(document: dict[str, Any]) -> None:
@@ -114,12 +182,15 @@ def check_version(document: dict[str, Any]) -> None:
         raise invalid("version", f"expected {_VERSION}, found {brief(version)}")
 
 
-def read(document: Document, tenant: str, history: History) -> list[Turn]:
-    """The turns, with new ids, each the next one's parent.
+def read(
+    document: Document, tenant: str, history: History
+) -> tuple[list[Turn], Rendered]:
+    """The turns, with new ids, each the next one's parent; and those without
+    their tokens.
 
-    Tokens for another model or template are left out: the next turn then
-    renders the messages. Raises RequestError or ValueError that names what is
-    bad.
+    Tokens for another model or template, and those of turns that were edited,
+    are left out: the next turn then renders the messages. Raises RequestError
+    or ValueError that names what is bad.
     """
     service = history.service
     most = service.settings.limits.messages
@@ -128,6 +199,12 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
         raise invalid(
             "turns", f"expected at most {most} messages, found {count}"
         )
+    rendered = _rendered(document, history.basis)
+    texts = {
+        i
+        for field in msgspec.structs.asdict(rendered).values()
+        for i in field
+    }
     found: list[Turn] = []
     for i, part in enumerate(document.turns):
         where = f"turns[{i}]"
@@ -148,7 +225,7 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
                 f"{where}.whole", "expected true: no tokens stand before it"
             )
         _check_tokens(part, f"{where}.tokens", history)
-        known = bool(part.tokens) and part.basis == history.basis
+        known = bool(part.tokens) and i not in texts
         found.append(
             Turn(
                 id=new_id("resp"),
@@ -170,7 +247,7 @@ def read(document: Document, tenant: str, history: History) -> list[Turn]:
                 tokens=np.array(part.tokens if known else [], np.int32),
             )
         )
-    return found
+    return found, rendered
 
 
 def _check_tokens(part: TurnPart, where: str, history: History) -> None:

@@ -75,7 +75,7 @@ ROUTES: tuple[RouteOf, ...] = (
             query=_sessions.ListQuery, answer=_sessions.SessionTree),
     RouteOf("POST", "/v1/sessions/import", _sessions.take_in,
             "A session of an exported document",
-            body=_documents.Document, answer=_sessions.SessionObject),
+            body=_documents.Document, answer=_sessions.ImportedSession),
     RouteOf("GET", _SESSION + "/export", _sessions.export,
             "The session as a document", answer=_documents.Document),
     RouteOf("GET", _SESSION, _sessions.session, "The session and its turns",

@@ -50,6 +50,10 @@ class SessionObject(msgspec.Struct, kw_only=True):
     updated_at: float
 
 
+class ImportedSession(SessionObject, kw_only=True):
+    rendered: _documents.Rendered
+
+
 class Spent(msgspec.Struct, kw_only=True):
     """What a turn took of the prefix cache, why that was not all, and time."""
 
@@ -230,7 +234,9 @@ async def export(call: Call) -> None:
 async def take_in(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(_documents.Document, _documents.check_version)
-    turns = await history.in_pool(_documents.read, body, owner(call), history)
+    turns, rendered = await history.in_pool(
+        _documents.read, body, owner(call), history
+    )
     await history.in_pool(_documents.check_goes_on, turns, body.system, history)
     found = await history.on(
         history.store.create,
@@ -239,7 +245,11 @@ async def take_in(call: Call) -> None:
         body.system or None,
         turns,
     )
-    await call.answer(_session(found))
+    await call.answer(
+        ImportedSession(
+            **msgspec.structs.asdict(_session(found)), rendered=rendered
+        )
+    )
 
 
 def kept(call: Call, param: str | None = None) -> History:
