@@ -363,6 +363,17 @@ def test_fork_edit_rewind_compare(tab: Tab, server: ServerProcess) -> None:
     chooser.value.set_files(download.value.path())
     expect(item).to_have_attribute("aria-selected", "true")
     expect(page.locator(".said.user").first).to_contain_text("first of all")
+    expect(page.locator("#error")).to_be_hidden()
+    edited = json.loads(Path(download.value.path()).read_text("utf-8"))
+    edited["turns"][0]["messages"][0]["content"] = "something else"
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import").click()
+    chooser.value.set_files({
+        "name": "edited.json", "mimeType": "application/json",
+        "buffer": json.dumps(edited).encode(),
+    })  # fmt: skip
+    expect(page.locator(".said.user").first).to_contain_text("something else")
+    expect(page.locator("#error")).to_contain_text("Turn 1 of edited.json was")
 
 
 def test_stop(tab: Tab, server: ServerProcess) -> None:
@@ -817,3 +828,59 @@ def test_server_goes_and_comes(
         expect(page.get_by_role("alert")).to_be_hidden()
         page.get_by_label("Your message").press("Enter")
         expect(page.get_by_role("button", name="Copy turn 1")).to_be_visible()
+
+
+BLOCKED = """for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, {
+    get() { throw new DOMException("blocked", "SecurityError"); },
+  });"""
+FULL = """Storage.prototype.setItem = () => {
+  throw new DOMException("full", "QuotaExceededError");
+};"""
+
+
+@pytest.mark.parametrize("script, words", [
+    (BLOCKED, "The browser keeps nothing of this page"),
+    (FULL, "The browser has no room for what this page keeps"),
+])  # fmt: skip
+def test_a_browser_that_keeps_nothing(
+    browser: Any, server: ServerProcess, script: str, words: str
+) -> None:
+    """Once the page stayed empty where site data were blocked."""
+    context = browser.new_context()
+    context.add_init_script(script)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(server.url)
+    begun(page, "first")
+    page.get_by_role("button", name="Theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.get_by_label("Your message").fill("a draft")
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.get_by_label("Your message")).to_have_value("")
+    page.go_back()
+    expect(page.get_by_label("Your message")).to_have_value("a draft")
+    expect(page.locator("#not-stored")).to_contain_text(words)
+    context.close()
+    assert not errors
+
+
+def test_damaged_site_data_are_nothing(
+    browser: Any, server: ServerProcess
+) -> None:
+    context = browser.new_context()
+    context.add_init_script(
+        'for (const key of ["gemmakv.drafts", "gemmakv.options"])'
+        ' sessionStorage.setItem(key, "{");'
+    )
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(server.url)
+    begun(page, "first")
+    expect(page.locator("#not-stored")).to_be_hidden()
+    context.close()
+    assert not errors

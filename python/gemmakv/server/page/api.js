@@ -1,6 +1,8 @@
 // Requests to the server that the page came from. Paths are relative, so that
 // a proxy may have it under a path of its own.
 
+import { ofTab } from "./storage.js";
+
 const KEY = "gemmakv.key"; // of this tab alone
 
 // What the server refused.
@@ -20,11 +22,10 @@ export class Offline extends Error {
   }
 }
 
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+export const hasKey = () => ofTab.get(KEY) !== null;
 
 export function setKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+  ofTab.set(KEY, key || null);
 }
 
 export async function get(path) {
@@ -60,7 +61,7 @@ export async function* stream(path, body, signal) {
 
 async function send(method, path, body, signal) {
   const headers = {};
-  const key = sessionStorage.getItem(KEY);
+  const key = ofTab.get(KEY);
   if (key !== null) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;

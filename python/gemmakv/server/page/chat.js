@@ -7,6 +7,7 @@ import {
   allGood, attempt, draftOf, draw, failed, keepDraft, listed, logIn, open, state,
   tell,
 } from "./state.js";
+import { ofTab } from "./storage.js";
 import { LiveTurn, turnNode } from "./turns.js";
 
 const input = $("input");
@@ -249,7 +250,13 @@ export async function imported(file) {
   } catch {
     throw new ApiError(`${file.name}: expected an exported conversation (JSON).`);
   }
-  await go(await state.backend.imported(document));
+  const made = await state.backend.imported(document);
+  await go(made);
+  const [first] = made.rendered?.edited ?? [];
+  if (first !== undefined) {
+    failed(new ApiError(`Turn ${first + 1} of ${file.name} was edited: the model `
+      + "reads what is shown from there on."));
+  }
 }
 
 // A turn.
@@ -472,10 +479,10 @@ export function startChat() {
   });
   const store = "gemmakv.options";
   const fields = [...$("options").querySelectorAll("input, select")];
-  const before = JSON.parse(sessionStorage.getItem(store) ?? "{}");
+  const before = ofTab.object(store);
   for (const field of fields) {
     field.value = before[field.name] ?? "";
-    field.addEventListener("change", () => sessionStorage.setItem(store,
+    field.addEventListener("change", () => ofTab.set(store,
       JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value])))));
   }
 }

@@ -12,6 +12,7 @@ import {
   attempt, draw, drawn, failed, listed, logIn, older, open, openPlace, ready,
   refresh, state,
 } from "./state.js";
+import { ofAll, onTrouble } from "./storage.js";
 import { drawTree, startTree } from "./tree.js";
 
 // Keys that act where nothing is typed.
@@ -44,11 +45,8 @@ function help() {
     [...rows, ...Object.entries(MORE)].map(([key, what]) =>
       h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, what))));
   const off = h("input", {
-    type: "checkbox", checked: localStorage.getItem(OFF) !== null,
-    onchange: (event) => {
-      if (event.target.checked) localStorage.setItem(OFF, "1");
-      else localStorage.removeItem(OFF);
-    },
+    type: "checkbox", checked: ofAll.get(OFF) !== null,
+    onchange: (event) => ofAll.set(OFF, event.target.checked ? "1" : null),
   });
   return ask({
     title: "Keys", action: "Close", other: null,
@@ -93,7 +91,7 @@ function onKey(event) {
   }
   const typing = event.target.closest("input, textarea, select");
   const found = KEYS[event.key];
-  if (!found || typing || localStorage.getItem(OFF) !== null) return;
+  if (!found || typing || ofAll.get(OFF) !== null) return;
   event.preventDefault();
   found[1]();
 }
@@ -115,11 +113,10 @@ function setTheme(theme) {
   const root = document.documentElement;
   if (theme) {
     root.dataset.theme = theme;
-    localStorage.setItem("gemmakv.theme", theme);
   } else {
     delete root.dataset.theme;
-    localStorage.removeItem("gemmakv.theme");
   }
+  ofAll.set("gemmakv.theme", theme || null);
   $("theme").textContent = theme ? `Theme: ${theme}` : "Theme";
 }
 
@@ -183,6 +180,10 @@ function start() {
   });
   addEventListener("unhandledrejection", (event) => failed(event.reason));
   $("log-in").hidden = !api.hasKey();
+  onTrouble((words) => {
+    $("not-stored").textContent = words;
+    $("not-stored").hidden = false;
+  });
   draw();
   $("input").focus();
   attempt(connect);

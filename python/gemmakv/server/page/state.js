@@ -3,6 +3,7 @@
 
 import { ApiError, Offline, getText, setKey } from "./api.js";
 import { $, ask } from "./dom.js";
+import { ofTab } from "./storage.js";
 
 export const state = {
   backend: null, // of sessions.js
@@ -100,7 +101,7 @@ export async function refresh() {
 
 // Drafts, by conversation: they outlive a reload of the tab.
 const DRAFTS = "gemmakv.drafts";
-const drafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
+const drafts = () => ofTab.object(DRAFTS);
 
 export const draftOf = (id) => drafts()[id ?? ""] ?? "";
 
@@ -108,7 +109,7 @@ export function keepDraft(id, text) {
   const all = drafts();
   if (text) all[id ?? ""] = text;
   else delete all[id ?? ""];
-  sessionStorage.setItem(DRAFTS, JSON.stringify(all));
+  ofTab.set(DRAFTS, JSON.stringify(all));
 }
 
 // What went wrong is one line at the message.

@@ -1,3 +1,7 @@
 // Before anything is drawn: the theme that was chosen here, if any.
-const chosen = localStorage.getItem("gemmakv.theme");
-if (chosen) document.documentElement.dataset.theme = chosen;
+try {
+  const chosen = localStorage.getItem("gemmakv.theme");
+  if (chosen) document.documentElement.dataset.theme = chosen;
+} catch {
+  // It is blocked: storage.js says so.
+}
