@@ -416,7 +416,7 @@ A **bold <b>word</b>** and `code <i>` and a [link](javascript:alert(1)).
 
 def test_texts_stay_texts(tab: Tab, server: ServerProcess) -> None:
     document = {
-        "format": "gemmakv session", "version": 1, "name": NASTY[:100],
+        "format": "gemmakv session", "version": 1, "name": NASTY.replace("\n", " ")[:100],
         "system": NASTY,
         "turns": [
             {
@@ -884,3 +884,16 @@ def test_damaged_site_data_are_nothing(
     expect(page.locator("#not-stored")).to_be_hidden()
     context.close()
     assert not errors
+
+
+@pytest.mark.parametrize("text, name", [
+    ("\u202eone\ttwo", "one two"), ("\u200b", None),
+    ("x" * 59 + "\U0001f642" * 3, "x" * 59 + "\U0001f642"),
+])  # fmt: skip
+def test_any_text_may_begin_a_conversation(
+    tab: Tab, server: ServerProcess, text: str, name: str | None
+) -> None:
+    """Names are made of it, and not of all that it may hold."""
+    page = tab()
+    id = begun(page, text)
+    assert session(server, id)["name"] == name

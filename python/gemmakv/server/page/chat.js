@@ -123,8 +123,20 @@ const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
 
 // What can be done.
 
+// What the server takes for no part of a name.
+const UNSHOWN = new RegExp("[\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f"
+  + "\\u2028-\\u202e\\u2066-\\u2069\\ufeff\\ufff9-\\ufffb]", "g");
+
+// A conversation's name by its first message; "" if that shows nothing.
+function nameFrom(text) {
+  const line = text.trim().split("\n")[0].replace(UNSHOWN, " ").trim();
+  if (!/[^\s\p{C}]/u.test(line)) return "";
+  return [...line].slice(0, 60).join("");
+}
+
 function forkName() {
-  const base = nameOf(state.session).replace(/ \(\d+\)$/, "").slice(0, 190);
+  const before = nameOf(state.session).replace(/ \(\d+\)$/, "");
+  const base = [...before].slice(0, 95).join("");
   const names = new Set(state.sessions.map((one) => one.name));
   let i = 2;
   while (names.has(`${base} (${i})`)) i++;
@@ -308,7 +320,7 @@ async function after(id) {
 async function sessionFor(text, running) {
   let { session } = state;
   if (session === null) {
-    const name = text.trim().split("\n")[0].slice(0, 60);
+    const name = nameFrom(text);
     const made = await state.backend.create(name, $("system").value.trim());
     keepDraft(sentBy(null), "");
     keepDraft(sentBy(made.id), text);
