@@ -1,7 +1,9 @@
-"""Structured output against JSON-Schema-Test-Suite, and against the schemas
-that pydantic makes of the types of installed packages.
+"""Structured output against JSON-Schema-Test-Suite, the schemas that pydantic
+and msgspec make of the types of installed packages, and schemas and tools that
+packages ship as JSON.
 
     python tools/json_schemas.py [--folder json/tests/draft2020-12] [-v]
+    python tools/json_schemas.py --no-suite --types mcp_server_git --files
 
 Without --folder the suite is taken from the source distribution of the
 installed `jsonschema`, which pip downloads. Each schema is refused with an
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import inspect
 import itertools
 import json
@@ -187,37 +190,126 @@ def suite(folder: Path) -> Iterator[tuple[str, Any, list[Any]]]:
             yield name, case["schema"], case["tests"]
 
 
-def of_types(packages: list[str]) -> Iterator[tuple[str, Any, list[Any]]]:
-    """The schemas of all pydantic types in packages."""
+def of_types(
+    packages: list[str], params: bool = False
+) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The schemas of all types of pydantic and msgspec in packages or modules;
+    with `params` also of typed dicts, which clients describe requests with.
+    """
     import pydantic
 
     seen = set()
     for package in packages:
         root = importlib.import_module(package)
-        for info in pkgutil.walk_packages(root.__path__, f"{package}."):
-            module = importlib.import_module(info.name)
-            for name, kind in inspect.getmembers(module, inspect.isclass):
-                if not issubclass(kind, pydantic.BaseModel) or kind in seen:
+        names = [package]
+        if hasattr(root, "__path__"):
+            found = pkgutil.walk_packages(root.__path__, f"{package}.")
+            names += [info.name for info in found]
+        for module in names:
+            if module.rpartition(".")[2] == "__main__":
+                continue  # it would run
+            members = inspect.getmembers(
+                importlib.import_module(module), inspect.isclass
+            )
+            for name, kind in members:
+                if kind in seen or not kind.__module__.startswith(package):
                     continue
                 seen.add(kind)
                 try:
-                    schema = kind.model_json_schema()
-                except pydantic.errors.PydanticInvalidForJsonSchema:
+                    schema = _schema_of(kind, params)
+                except pydantic.errors.PydanticUserError:  # it has none
                     continue
-                yield f"{info.name}.{name}", schema, []
+                if schema is not None:
+                    yield f"{module}.{name}", schema, []
+
+
+def _schema_of(kind: type, params: bool) -> Any:
+    """None of what is no such type."""
+    import msgspec
+    import pydantic
+    import typing_extensions
+
+    if issubclass(kind, pydantic.BaseModel):
+        return kind.model_json_schema()
+    if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
+        return msgspec.json.schema(kind)
+    if params and typing_extensions.is_typeddict(kind):
+        return pydantic.TypeAdapter(kind).json_schema()
+    return None
+
+
+def of_files(paths: list[Path]) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The schemas in JSON files: whole ones, and those of tools, which a list
+    or an object of definitions has.
+    """
+    for path in paths:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        for name, schema in _schemas_in(found, path.name):
+            yield name, schema, []
+
+
+def _schemas_in(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        for i, one in enumerate(value):
+            yield from _schemas_in(one, f"{where}[{i}]")
+    elif isinstance(value, dict):
+        for key in ("inputSchema", "input_schema", "parameters"):
+            one = value.get(key)
+            if isinstance(one, dict) and one.get("type") == "object" and (
+                isinstance(value.get("name"), str)
+            ):
+                yield f"{where}.{value['name']}", one
+        if _is_schema(value):
+            yield where, value
+            return
+        for key, one in value.items():
+            if isinstance(one, dict | list):
+                yield from _schemas_in(one, f"{where}.{key}")
+
+
+def _is_schema(value: dict[str, Any]) -> bool:
+    fields = value.get("properties")
+    return "json-schema.org" in str(value.get("$schema")) or (
+        value.get("type") == "object"
+        and isinstance(fields, dict)
+        and all(isinstance(one, dict | bool) for one in fields.values())
+    )
+
+
+def shipped() -> list[Path]:
+    """JSON files of all packages that are installed."""
+    return sorted(
+        Path(str(file.locate()))
+        for distribution in importlib.metadata.distributions()
+        for file in distribution.files or ()
+        if file.suffix == ".json" and ".dist-info" not in str(file)
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--types", nargs="*", metavar="PACKAGE",
-                        default=["openai.types", "anthropic.types"])
+    parser.add_argument(
+        "--types", nargs="*", metavar="PACKAGE",
+        default=["openai.types", "anthropic.types", "gemmakv.server"],
+        help="packages or modules; none: no types")
+    parser.add_argument("--params", action="store_true",
+                        help="with types, typed dicts, too")
+    parser.add_argument(
+        "--files", nargs="*", type=Path, metavar="FILE",
+        help="schemas, or definitions of tools; default: those that the "
+        "installed packages ship")
+    parser.add_argument("--no-suite", action="store_true",
+                        help="without JSON-Schema-Test-Suite")
     parser.add_argument("--outputs", type=int, default=3)
     parser.add_argument("-v", "--verbose", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder
-        if folder is None:
+        if folder is None and not arguments.no_suite:
             from contract import unpacked
 
             source = unpacked("jsonschema", Path(scratch))
@@ -226,11 +318,15 @@ def main() -> int:
         gemma = gemmakv.Gemma.load(path, prefix_cache=False)
         checked = Checked(gemma, arguments.outputs)
         bad = 0
+        files = shipped() if arguments.files is None else arguments.files
         sources = {
-            "suite": list(suite(folder)),
-            "types": list(of_types(arguments.types)),
+            "suite": [] if folder is None else list(suite(folder)),
+            "types": list(of_types(arguments.types, arguments.params)),
+            "files": list(of_files(files)),
         }
         for name, cases in sources.items():
+            if not cases:
+                continue
             report = Report(arguments.verbose)
             for case in cases:
                 checked.check(report, *case)
