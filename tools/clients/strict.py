@@ -28,14 +28,15 @@ from serving import NAME, serving
 
 # Fields that are ours, by the type that has them.
 OURS = {
-    "ChatCompletion": {"timings", "session"},
-    "ChatCompletionChunk": {"timings", "session"},
+    "ChatCompletion": {"timings", "session", "cache"},
+    "ChatCompletionChunk": {"timings", "session", "cache"},
     "ChatCompletionMessage": {"reasoning_content"},
     "ChoiceDelta": {"reasoning_content"},
-    "Completion": {"timings"},
+    "Completion": {"timings", "cache"},
     "Message": {"session"},
     # OpenAI's own answers have them, and no type does.
-    "Response": {"frequency_penalty", "presence_penalty", "store"},
+    "Response": {"frequency_penalty", "presence_penalty", "store",
+                 "dropped_messages"},
     # Of version 2, which demands it; version 3 has it no more.
     "ResponseFunctionCallArgumentsDoneEvent": {"name"},
     # Of both OpenAI's and Anthropic's lists.
@@ -190,6 +191,34 @@ def of_openai(url: str) -> int:
         body = {**body, "stream": True}
         run(f"responses, {case}, stream", lambda b=body: responses.create(**b))
 
+    run("responses, truncation",
+        lambda: responses.create(
+            model=NAME, input="Where to?", max_output_tokens=4,
+            truncation="auto"))  # fmt: skip
+    run("responses, input tokens",
+        lambda: responses.input_tokens.count(
+            model=NAME, input="Where to?", tools=[RESPONSES_TOOL]))  # fmt: skip
+
+    def items() -> list[Any]:
+        call = {"type": "function_call", "call_id": "call_1", "name": "rain",
+                "arguments": '{"city": "Rome", "days": 1}'}  # fmt: skip
+        result = {"type": "function_call_output", "call_id": "call_1",
+                  "output": "3 mm"}  # fmt: skip
+        first = responses.create(
+            model=NAME, input=[*USER, call, result], max_output_tokens=4
+        )
+        more = responses.create(
+            model=NAME, input="More", previous_response_id=first.id,
+            max_output_tokens=4,
+        )  # fmt: skip
+        found = responses.input_items.list(more.id, limit=2)
+        shown = list(found)  # of all pages
+        if len(shown) != 5:
+            raise ValueError(f"expected 5 items, found {len(shown)}")
+        return [found, *shown]
+
+    run("responses, input items", items)
+
     def gone_on() -> list[Any]:
         body = {"model": NAME, "max_output_tokens": 6}
         first = responses.create(input="Hello", **body)
@@ -253,6 +282,27 @@ def of_anthropic(url: str) -> int:
         run(f"{place}, count_tokens",
             lambda c=counted: c(model=NAME, messages=USER))  # fmt: skip
     create = client.messages.create
+
+    def diagnosed() -> list[Any]:
+        body: dict[str, Any] = {"model": NAME, "messages": USER,
+                                "max_tokens": 2}  # fmt: skip
+        first = create(diagnostics={"previous_message_id": None}, **body)
+        found = []
+        for before in (first.id, "msg_none"):
+            more = {**body, "diagnostics": {"previous_message_id": before},
+                    "system": "Be brief."}  # fmt: skip
+            answer = create(**more)
+            if answer.diagnostics is None:
+                raise ValueError("expected diagnostics, found none")
+            found += [answer, *create(stream=True, **more)]
+        return [first, *found]
+
+    run("messages, diagnostics", diagnosed)
+    run("messages, begun",
+        lambda: create(
+            model=NAME, max_tokens=4,
+            messages=[*USER, {"role": "assistant", "content": "To"}],
+        ))  # fmt: skip
 
     def tool_turns() -> list[Any]:
         body = {"model": NAME, "tools": [CLAUDE_TOOL]}

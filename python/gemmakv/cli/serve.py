@@ -167,6 +167,12 @@ def serve(
         "what prompts have in common.",
         "N",
     ),  # fmt: skip
+    worker_timeout: float = _option(
+        "--worker-timeout",
+        60.0,
+        "Seconds after which a worker that hangs is replaced.",
+        "S",
+    ),  # fmt: skip
     threads: int | None = _option(
         "--threads",
         None,
@@ -187,6 +193,13 @@ def serve(
     max_queue: int = _option(
         "--max-queue", 64, "Requests that may wait; more get 429.", "N"
     ),
+    max_queue_tokens: int | None = _option(
+        "--max-queue-tokens",
+        None,
+        "Tokens of waiting prompts that are still to be computed; more get "
+        "429. Default: no limit.",
+        "N",
+    ),  # fmt: skip
     max_running: int = _option(
         "--max-running", 16, "Continuations that run at once.", "N"
     ),
@@ -348,6 +361,7 @@ def serve(
         if api_key_file is not None:
             keys += settings_of.read_keys(api_key_file)
         integer("--workers", workers, 1, MOST_WORKERS)
+        number("worker_timeout", worker_timeout, 1, 1e7)
         if workers > 1:
             if threads is None:
                 threads = max(1, processors() // workers)
@@ -370,6 +384,7 @@ def serve(
             port=port,
             api_keys=settings_of.checked_keys(keys),
             max_queue=max_queue,
+            max_queue_tokens=max_queue_tokens,
             max_running=max_running,
             max_model_len=max_model_len,
             kv_cache_memory=None
@@ -409,6 +424,7 @@ def serve(
                 sock,
                 drain_timeout,
                 lambda: _run.say_ready(settings, sock),
+                worker_timeout,
             )
             if isinstance(found, int):
                 raise typer.Exit(found)

@@ -20,12 +20,16 @@ class Admission:
 
     Tenants take turns; one tenant's requests go in their order. Where the
     queue is full, the newest request of the tenant that has the most in it
-    makes room for one of a tenant that has fewer. Of one event loop.
+    makes room for one of a tenant that has fewer. Those that wait have at most
+    `max_tokens` tokens to be computed, or are alone. Of one event loop.
     """
 
-    def __init__(self, max_running: int, max_queue: int) -> None:
+    def __init__(
+        self, max_running: int, max_queue: int, max_tokens: int | None = None
+    ) -> None:
         self.max_running = max_running
         self.max_queue = max_queue
+        self.max_tokens = max_tokens
         self.running = 0  # rows
         self.draining = False
         self._waiting: dict[str, deque[_Waiter]] = {}  # in order of turns
@@ -36,20 +40,33 @@ class Admission:
         """Requests that wait."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Of those that wait."""
+        return sum(
+            waiter.tokens
+            for waiters in self._waiting.values()
+            for waiter in waiters
+        )
+
+    def waits(self, rows: int) -> bool:
+        """Whether a request of so many rows would wait now."""
+        return bool(self._waiting) or self.running + rows > self.max_running
+
     @contextlib.asynccontextmanager
     async def slot(
-        self, tenant: str, rows: int, seconds: float | None
+        self, tenant: str, rows: int, seconds: float | None, tokens: int = 0
     ) -> AsyncIterator[None]:
         """Holds `rows` rows while the body runs, after waiting for them for
-        so many seconds at most.
+        so many seconds at most. `tokens` are to be computed for it.
 
         Raises RequestError: 429 if the queue is full, 503 if the time is over
         or the server stops. Requires: rows <= max_running.
         """
         if self.draining:
             raise stopping()
-        if self._waiting or self.running + rows > self.max_running:
-            await self._wait(tenant, rows, seconds)
+        if self.waits(rows):
+            await self._wait(tenant, rows, seconds, tokens)
         else:
             self.running += rows
         try:
@@ -75,11 +92,17 @@ class Admission:
         self._waiting.clear()
 
     async def _wait(
-        self, tenant: str, rows: int, seconds: float | None
+        self, tenant: str, rows: int, seconds: float | None, tokens: int
     ) -> None:
         if self.waiting >= self.max_queue:
             self._make_room(tenant)
-        waiter = _Waiter(rows)
+        while (
+            self.max_tokens is not None
+            and self.waiting
+            and self.waiting_tokens + tokens > self.max_tokens
+        ):
+            self._make_room(tenant)
+        waiter = _Waiter(rows, tokens)
         self._waiting.setdefault(tenant, deque()).append(waiter)
         try:
             async with asyncio.timeout(seconds):
@@ -109,13 +132,21 @@ class Admission:
             raise self._full()
         waiter = self._waiting[name].pop()
         waiter.refuse(self._full())
+        if not self._waiting[name]:
+            del self._waiting[name]
 
     def _full(self) -> RequestError:
         return RequestError(
             429,
             f"the queue is full: {self.running} continuations run and "
             f"{self.waiting} requests wait, expected at most "
-            f"{self.max_running} and {self.max_queue}",
+            f"{self.max_running} and {self.max_queue}"
+            + (
+                ""
+                if self.max_tokens is None
+                else f", with {self.waiting_tokens} tokens to be computed, "
+                f"expected at most {self.max_tokens}"
+            ),
             code="rate_limit_exceeded",
             retry_after=self.retry_after(),
         )
@@ -145,8 +176,9 @@ class Admission:
 
 
 class _Waiter:
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, tokens: int) -> None:
         self.rows = rows
+        self.tokens = tokens
         self.admitted = False
         self.turn: asyncio.Future[None] = (
             asyncio.get_running_loop().create_future()

@@ -7,6 +7,7 @@ import struct
 import zlib
 
 _LOADS = 4096  # bytes: of 8 a worker
+_BEATS = 4096  # the same
 _HALF = 16 << 20  # bytes of a text; those that are not used take no memory
 _HEAD = struct.Struct("<QII")  # number, length, checksum
 _RETRIES = 100
@@ -28,8 +29,10 @@ class Board:
             raise ValueError(
                 f"workers: expected 1 to {MOST_WORKERS}, found {workers}"
             )
-        self._memory = mmap.mmap(-1, _LOADS + workers * 2 * _HALF)
-        self._loads = memoryview(self._memory)[:_LOADS].cast("Q")
+        self._memory = mmap.mmap(-1, _LOADS + _BEATS + workers * 2 * _HALF)
+        numbers = memoryview(self._memory)[: _LOADS + _BEATS].cast("Q")
+        self._loads = numbers[: _LOADS // 8]
+        self._beats = numbers[_LOADS // 8 :]
         self.workers = workers
         for worker in range(workers):
             self.set_load(worker, AWAY)
@@ -40,6 +43,14 @@ class Board:
 
     def loads(self) -> list[int]:
         return self._loads[: self.workers].tolist()
+
+    def beat(self, worker: int) -> None:
+        """The worker is alive."""
+        self._beats[worker] = (self._beats[worker] + 1) % AWAY
+
+    def beats(self) -> list[int]:
+        """Of each worker a number that changes as long as it is alive."""
+        return self._beats[: self.workers].tolist()
 
     def write(self, worker: int, text: str) -> bool:
         """Replaces the text of a worker; False if it is too long."""
@@ -82,4 +93,4 @@ class Board:
         return found
 
     def _half(self, worker: int, half: int) -> int:
-        return _LOADS + (2 * worker + half) * _HALF
+        return _LOADS + _BEATS + (2 * worker + half) * _HALF

@@ -132,6 +132,7 @@ class _Process:
             loop.add_signal_handler(signal.SIGINT, self._stop, signal.SIGINT)
         else:
             loop.add_reader(worker.control, self._supervisor_gone)
+            self._beat(worker)
         serving = None
         if worker is None or worker.first:
             serving = self._serve()
@@ -172,6 +173,11 @@ class _Process:
         worker.publish(text_of(service.counts.metrics))
         loop = asyncio.get_running_loop()
         loop.call_later(_PUBLISH_S, self._publish, worker)
+
+    def _beat(self, worker: Worker) -> None:
+        worker.beat()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_PUBLISH_S, self._beat, worker)
 
     def _supervisor_gone(self) -> None:
         assert self._worker is not None

@@ -256,7 +256,11 @@ class ChatService:
         self.keeper: Keeper | None = None
         self.defaults = self._default_options()
         self._blocks = self._block_pool(settings.kv_cache_memory)
-        self.admission = Admission(settings.max_running, settings.max_queue)
+        self.admission = Admission(
+            settings.max_running,
+            settings.max_queue,
+            settings.max_queue_tokens,
+        )
         self._secret = settings.cache_secret or secrets.token_bytes(32)
         self._tenants: dict[bytes, Tenant] = {}
         for number, key in enumerate(settings.api_keys, 1):
@@ -589,7 +593,12 @@ class ChatService:
         ended = _Sum()
         until = self._until(request, options)
         left = _left(until)
-        async with self.admission.slot(request.tenant.label, rows, left):
+        tokens = 0
+        if self.admission.max_tokens is not None and self.admission.waits(rows):
+            tokens = await self._to_compute(request.tenant.gemma, prompts)
+        async with self.admission.slot(
+            request.tenant.label, rows, left, tokens
+        ):
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
             await emit(Started(sum(map(len, prompts)), dropped))
@@ -610,6 +619,18 @@ class ChatService:
         if event.miss_reason:
             counts.misses.add(reason=event.miss_reason)
         await emit(event)
+
+    async def _to_compute(
+        self, gemma: Gemma, prompts: Sequence[TokenArray]
+    ) -> int:
+        """Tokens of prompts that the prefix cache does not have."""
+        count, prefix = sum(map(len, prompts)), gemma.prefix_cache
+        if prefix is None:
+            return count
+        known = await self.aside(
+            lambda: sum(len(prefix.match(ids)) for ids in prompts)
+        )
+        return count - known
 
     async def _prompt(
         self,

@@ -60,6 +60,8 @@ class Settings:
       host, port: where it listens; port 0 takes a free one.
       api_keys: of tenants; with none, everybody is served.
       max_queue: requests that may wait.
+      max_queue_tokens: tokens of their prompts that are to be computed; None:
+        as many as come.
       max_running: continuations that run at once.
       max_model_len: tokens of a prompt and its continuation; None: the
         model's context.
@@ -90,6 +92,7 @@ class Settings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     max_queue: int = 64
+    max_queue_tokens: int | None = None
     max_running: int = 16
     max_model_len: int | None = None
     kv_cache_memory: int | None = None
@@ -114,7 +117,7 @@ class Settings:
         integer("max_running", self.max_running, 1)
         for name, least in (
             ("max_model_len", 2), ("kv_cache_memory", 1),
-            ("default_max_tokens", 1),
+            ("default_max_tokens", 1), ("max_queue_tokens", 1),
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), least)

@@ -64,6 +64,10 @@ class Worker:
     def say_ready(self) -> None:
         self.control.send(_READY)
 
+    def beat(self) -> None:
+        """To be called now and then: one that does not is taken for hung."""
+        self._board.beat(self.index)
+
     def accepts(self, accepts: bool) -> None:
         """Whether the others count on it to take what comes."""
         self._accepts = accepts
@@ -142,6 +146,8 @@ class _Place:
         self.ready = False
         self.starts = 0  # since one was ready
         self.start_at: float | None = None
+        self.beat = -1  # the last one that was seen
+        self.seen_at = 0.0
 
 
 def supervise(
@@ -149,14 +155,18 @@ def supervise(
     sock: socket.socket,
     drain_timeout: float,
     announce: Callable[[], None],
+    worker_timeout: float = 60.0,
 ) -> Worker | int:
     """Returns in each worker, and with an exit code in the supervisor.
 
     The first worker starts alone: the others find what it has made. `announce`
-    is called once, when all are ready, or one of them has failed. There must be
-    no other thread.
+    is called once, when all are ready, or one of them has failed. A worker that
+    does not `beat` for `worker_timeout` seconds is killed, and replaced. There
+    must be no other thread.
     """
-    return _Supervisor(workers, sock, drain_timeout, announce).run()
+    return _Supervisor(
+        workers, sock, drain_timeout, announce, worker_timeout
+    ).run()
 
 
 class _Supervisor:
@@ -166,8 +176,11 @@ class _Supervisor:
         sock: socket.socket,
         drain_timeout: float,
         announce: Callable[[], None],
+        worker_timeout: float,
     ) -> None:
         self._sock = sock
+        self._worker_timeout = worker_timeout
+        self._looked_at = time.monotonic()
         self._drain_timeout = drain_timeout
         self._announce = announce
         self._board = Board(workers)
@@ -212,6 +225,7 @@ class _Supervisor:
             place.pid, place.control = pid, ours
             place.ready, place.start_at = False, None
             place.starts += 1
+            place.beat, place.seen_at = -1, time.monotonic()
             return None
         # Whoever else held it would hide the supervisor's end.
         ours.close()
@@ -242,11 +256,41 @@ class _Supervisor:
                         self._stop(number)
                 else:
                     self._hear(key.data)
+        if self._code is None:
+            self._end_hung()
         if self._give_up is not None and time.monotonic() > self._give_up:
             LOG.error("workers did not end in time")
             self._code = 1
             self._signal(signal.SIGKILL)
             self._give_up = None
+
+    def _end_hung(self) -> None:
+        """Kills workers that have not beaten for too long."""
+        now = time.monotonic()
+        # This process was stopped, too, or the machine slept.
+        slept = now - self._looked_at > 2 * self._look_s + 1
+        self._looked_at = now
+        for place, beat in zip(self._places, self._board.beats()):
+            if not place.pid:
+                continue
+            if beat != place.beat or slept:
+                place.beat, place.seen_at = beat, now
+            elif now - place.seen_at > self._worker_timeout:
+                LOG.error(
+                    "worker %d (process %d) has not answered for %.0f s: it "
+                    "is replaced",
+                    place.index,
+                    place.pid,
+                    now - place.seen_at,
+                )
+                place.seen_at = now
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(place.pid, signal.SIGKILL)
+
+    @property
+    def _look_s(self) -> float:
+        """Between two looks at the workers."""
+        return min(self._worker_timeout / 4, 5.0)
 
     def _timeout(self) -> float | None:
         times = [
@@ -256,6 +300,8 @@ class _Supervisor:
         ]
         if self._give_up is not None:
             times.append(self._give_up)
+        if self._code is None and any(place.pid for place in self._places):
+            times.append(time.monotonic() + self._look_s)
         return max(min(times) - time.monotonic(), 0) if times else None
 
     def _hear(self, place: _Place) -> None:

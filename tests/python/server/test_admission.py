@@ -20,14 +20,20 @@ class Line:
         self.ends: dict[str, asyncio.Event] = {}
 
     def come(
-        self, name: str, rows: int = 1, seconds: float | None = None
+        self,
+        name: str,
+        rows: int = 1,
+        seconds: float | None = None,
+        tokens: int = 0,
     ) -> asyncio.Task[None]:
         """A request of the tenant that is the name's first letter."""
         self.ends[name] = asyncio.Event()
-        return asyncio.ensure_future(self._hold(name, rows, seconds))
+        return asyncio.ensure_future(self._hold(name, rows, seconds, tokens))
 
-    async def _hold(self, name: str, rows: int, seconds: float | None) -> None:
-        async with self.admission.slot(name[0], rows, seconds):
+    async def _hold(
+        self, name: str, rows: int, seconds: float | None, tokens: int
+    ) -> None:
+        async with self.admission.slot(name[0], rows, seconds, tokens):
             self.order.append(name)
             await self.ends[name].wait()
 
@@ -203,5 +209,36 @@ def test_draining() -> None:
         await line.finish("a0")
         await tasks[0]
         assert line.admission.running == 0
+
+    run(main())
+
+
+def test_tokens_that_wait_are_bounded() -> None:
+    async def main() -> None:
+        line = Line(Admission(1, 100, 1000))
+        first = line.come("a0", tokens=5000)  # it need not wait
+        await settle()
+        huge = line.come("a1", tokens=3000)  # alone, it may
+        await settle()
+        assert line.admission.waiting_tokens == 3000
+        full = line.come("a2", tokens=1)
+        await settle()
+        with pytest.raises(RequestError) as caught:
+            await full
+        assert caught.value.status == 429 and caught.value.retry_after
+        assert "3000 tokens" in caught.value.message
+        await line.finish("a0")
+        two = [line.come(f"a{i}", tokens=500) for i in (3, 4)]
+        await settle()
+        assert line.admission.waiting_tokens == 1000
+        other = line.come("b1", tokens=400)  # of somebody who has fewer
+        await settle()
+        with pytest.raises(RequestError):
+            await two[1]
+        assert line.admission.waiting_tokens == 900
+        for name in ("a1", "a3", "b1"):
+            await line.finish(name)
+        await asyncio.gather(first, huge, two[0], other)
+        assert line.admission.waiting_tokens == 0
 
     run(main())

@@ -427,3 +427,43 @@ def test_truncation_of_a_kept_conversation(small: App) -> None:
     refused = post(small, RESPONSES, {
         "input": "x" * 900, "previous_response_id": id, "truncation": "auto"})
     assert error(refused, 400)["code"] == "context_length_exceeded"
+
+
+def test_waiting_tokens_are_those_that_the_cache_has_not(
+    shared: gemmakv.Gemma,
+) -> None:
+    """With one request running, a long prompt that is known may wait, and one
+    that is not may not.
+    """
+    import asyncio
+
+    from support.asgi import Exchange, make_app, until
+
+    app = make_app(
+        shared, max_model_len=100_000, max_running=1, max_queue_tokens=300
+    )
+    known = {"messages": LONG, "max_tokens": 1, "cache_salt": "waits"}
+    unknown = {**known, "cache_salt": "does not"}
+    for _ in range(2):
+        assert post(app, CHAT, known).status_code == 200
+    service = app.service
+    assert service is not None
+
+    async def main() -> None:
+        long = {"messages": USER, "max_tokens": 90_000, "stream": True,
+                "ignore_eos": True}  # fmt: skip
+        runs = Exchange(app, CHAT, long)
+        await runs.holds(b"content")
+        small = Exchange(app, CHAT, {"messages": USER, "max_tokens": 1})
+        await until(lambda: service.admission.waiting == 1, "one waits")
+        refused = Exchange(app, CHAT, unknown)
+        await refused.done()
+        assert refused.status == 429, refused.data
+        waits = Exchange(app, CHAT, known)
+        await until(lambda: service.admission.waiting == 2, "two wait")
+        runs.leave()
+        for one in (small, waits):
+            await one.done()
+            assert one.status == 200, one.data
+
+    asyncio.run(main())

@@ -196,6 +196,38 @@ def test_killed_worker(
     assert server.wait() == 0
 
 
+def test_a_hung_worker_is_replaced(start: Callable[..., ServerProcess]) -> None:
+    """Connections that it had taken waited for it for ever."""
+    server = start("--worker-timeout", 2)
+    before = both(server)
+    os.kill(before[0], signal.SIGSTOP)
+    begin = time.monotonic()
+    until(lambda: before[0] not in workers_of(server))
+    assert 1.5 < time.monotonic() - begin < 15
+    after = both(server)
+    assert before[1] in after, "the other one was not"
+    assert f"process {before[0]}) has not answered for" in server.log
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_a_server_that_was_stopped_as_a_whole_goes_on(
+    start: Callable[..., ServerProcess],
+) -> None:
+    """As by Ctrl-Z: nobody hung."""
+    server = start("--worker-timeout", 2)
+    before = both(server)
+    everybody = [server.process.pid, *before]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(1)
+    assert set(both(server)) == set(before)
+    assert "has not answered" not in server.log
+
+
 def test_sessions_removed(
     start: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
@@ -321,6 +353,17 @@ def test_bad_start(
         "--max-model-len", 10**9,
     )  # fmt: skip
     assert_fails(result, "--max-model-len: expected at most", code=2)
+
+
+def test_beats() -> None:
+    board = Board(3)
+    before = board.beats()
+    board.beat(1)
+    board.set_load(1, 5)
+    assert [a != b for a, b in zip(before, board.beats())] == [
+        False, True, False,
+    ]  # fmt: skip
+    assert board.loads()[1] == 5 and board.read(1) == ""
 
 
 def test_board() -> None:
