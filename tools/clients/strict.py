@@ -215,7 +215,7 @@ def of_openai(url: str) -> int:
         shown = list(found)  # of all pages
         if len(shown) != 5:
             raise ValueError(f"expected 5 items, found {len(shown)}")
-        return [found, *shown]
+        return shown  # the page's type has no ids
 
     run("responses, input items", items)
 

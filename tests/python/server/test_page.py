@@ -416,7 +416,8 @@ A **bold <b>word</b>** and `code <i>` and a [link](javascript:alert(1)).
 
 def test_texts_stay_texts(tab: Tab, server: ServerProcess) -> None:
     document = {
-        "format": "gemmakv session", "version": 1, "name": NASTY.replace("\n", " ")[:100],
+        "format": "gemmakv session", "version": 1,
+        "name": NASTY.replace("\n", " ")[:100],
         "system": NASTY,
         "turns": [
             {
