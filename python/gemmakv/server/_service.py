@@ -745,7 +745,10 @@ class ChatService:
             return 0
         if said.usage.cached_tokens + 1 >= len(ids):
             return 0
-        found = await self.aside(lambda: len(prefix.match(ids)))
+        if len(ids) <= _SHORT and prefix.cache.tiers == ("ram",):
+            found = len(prefix.match(ids))
+        else:
+            found = await self.aside(lambda: len(prefix.match(ids)))
         return max(0, found - said.usage.cached_tokens)
 
     def _reader(self, request: ChatRequest) -> ReplyReader | None:
