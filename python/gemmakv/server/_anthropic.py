@@ -109,7 +109,7 @@ async def messages(call: Call) -> None:
     with renamed({}, names):
         plain = not request.tools and not request.think
         shape = _Messages(call, plain, named(request.past))
-        shape.diagnosed(body, request)
+        await shape.diagnosed(call, body, request)
         await serve(call, request, shape, bool(body.stream))
 
 
@@ -420,7 +420,9 @@ class _Messages:
         self._known = call.chat.diagnostics
         self._made_of: Fingerprint | None = None
 
-    def diagnosed(self, body: MessagesBody, request: ChatRequest) -> None:
+    async def diagnosed(
+        self, call: Call, body: MessagesBody, request: ChatRequest
+    ) -> None:
         """Has the answer tell why the cache had less of the request than of
         the one before it, if the body asks for that.
         """
@@ -433,8 +435,8 @@ class _Messages:
             system = said.pop(0)
         elif request.past is not None:
             system = request.past.system
-        self._made_of = fingerprint(
-            body.model or model, system, request.tools, said
+        self._made_of = await call.chat.on_texts(
+            fingerprint, body.model or model, system, request.tools, said
         )
         before = body.diagnostics.previous_message_id
         reason = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gemmakv
+from gemmakv.chat._reply import ReplyReader, rendered_anew
+from gemmakv.chat._templates import call_form, stop_ids, template_for
 from gemmakv.server._app import App
 from support import gemma4_files
 from support.asgi import NAME, make_app, post, sse_events
@@ -155,7 +156,31 @@ def test_what_is_no_call_is_text(app: App) -> None:
     assert found["message"]["content"] == bad
 
 
-def test_the_same_in_the_library(gemma: gemmakv.Gemma) -> None:
-    said = gemma.chat(USER, tools=TOOLS, grammar=None, max_tokens=1)
-    assert said.tool_calls == []
-    assert Path  # the model's template decides: no file is read here
+def test_the_library_reads_it_token_by_token(gemma: gemmakv.Gemma) -> None:
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None
+    reader = ReplyReader(tokenizer, "functions")
+    parts: list[Any] = []
+    for token in tokenizer.encode(f"Yes {SAYS}", parse_special=True):
+        text = "" if token in NAMES else tokenizer.decode([token])
+        parts += reader.push(token, text)
+    parts += reader.end()
+    *texts, call = parts
+    assert "".join(texts) == "Yes"
+    assert (call.end.name, call.end.arguments) == ("rain", ARGUMENTS)
+    assert reader.calls == 1
+    assert IDS["<start_function_call>"] in rendered_anew(tokenizer)
+
+
+def test_the_library_says_tools_and_the_form(gemma: gemmakv.Gemma) -> None:
+    template = template_for(gemma)
+    assert call_form(template) == "functions"
+    stops = stop_ids(template, tokenizer_of(gemma))
+    assert IDS["<start_function_response>"] in stops
+    with pytest.raises(ValueError, match="tool_choice: calls have the model's"):
+        gemma.chat(USER, tools=TOOLS, tool_choice="required")
+
+
+def tokenizer_of(gemma: gemmakv.Gemma) -> Any:
+    assert gemma.tokenizer is not None
+    return gemma.tokenizer
