@@ -1148,7 +1148,7 @@ def parted(messages: Messages) -> tuple[Messages, str]:
             "messages: expected a message before the beginning of a reply, "
             "found none"
         )
-    return messages[:-1], last.text.lstrip()
+    return messages[:-1], "".join(last.parts).lstrip()
 
 
 def _check_begun(request: ChatRequest, options: Mapping[str, Any]) -> None:

@@ -75,6 +75,19 @@ def test_white_space_between_the_two_is_kept(app: App) -> None:
     assert text_of(PATHS[0], whole.json()) == "yes"
 
 
+def test_parts_are_one_text(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of(app, monkeypatch)
+    parts = [{"type": "text", "text": text} for text in ("the", " in")]
+    said = [*USER, {"role": "assistant", "content": parts}]
+    for path in PATHS[:2]:
+        answer = post(app, path, body_of(path, said))
+        assert answer.status_code == 200, answer.text
+    post(app, PATHS[0], body_of(PATHS[0], TALK))
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
 def test_streamed_as_whole(app: App) -> None:
     body = body_of(PATHS[0], TALK)
     whole = text_of(PATHS[0], post(app, PATHS[0], body).json())
