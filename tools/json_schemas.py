@@ -1,9 +1,10 @@
 """Structured output against JSON-Schema-Test-Suite, the schemas that pydantic
-and msgspec make of the types of installed packages, and schemas and tools that
-packages ship as JSON.
+and msgspec make of the types of installed packages, schemas and tools that
+packages ship as JSON, and the tools of MCP servers.
 
     python tools/json_schemas.py [--folder json/tests/draft2020-12] [-v]
-    python tools/json_schemas.py --no-suite --types mcp_server_git --files
+    python tools/json_schemas.py --no-suite --types --files \\
+        --mcp "python -m mcp_server_git"
 
 Without --folder the suite is taken from the source distribution of the
 installed `jsonschema`, which pip downloads. Each schema is refused with an
@@ -24,6 +25,8 @@ import itertools
 import json
 import pkgutil
 import re
+import shlex
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -279,6 +282,46 @@ def _is_schema(value: dict[str, Any]) -> bool:
     )
 
 
+def of_mcp(command: str) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The tools of an MCP server, which speaks JSON-RPC, a line a message."""
+    hello = {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "gemmakv", "version": "1"},
+    }  # fmt: skip
+    words = shlex.split(command)
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+
+        def say(method: str, **more: Any) -> None:
+            said = {"jsonrpc": "2.0", "method": method, **more}
+            server.stdin.write(json.dumps(said) + "\n")
+            server.stdin.flush()
+
+        def answer(number: int) -> Any:
+            for line in server.stdout:
+                found = json.loads(line)
+                if found.get("id") == number and "method" not in found:
+                    if "result" not in found:
+                        sys.exit(f"{command}: {found.get('error')}")
+                    return found["result"]
+            sys.exit(f"{command}: it ended without an answer")
+
+        say("initialize", id=0, params=hello)
+        answer(0)
+        say("notifications/initialized")
+        cursor, number = None, 1
+        while number == 1 or cursor:
+            say("tools/list", id=number,
+                params={"cursor": cursor} if cursor else {})  # fmt: skip
+            page = answer(number)
+            for tool in page["tools"]:
+                yield f"{words[-1]}: {tool['name']}", tool["inputSchema"], []
+            cursor, number = page.get("nextCursor"), number + 1
+        server.terminate()
+
+
 def shipped() -> list[Path]:
     """JSON files of all packages that are installed."""
     return sorted(
@@ -302,6 +345,9 @@ def main() -> int:
         "--files", nargs="*", type=Path, metavar="FILE",
         help="schemas, or definitions of tools; default: those that the "
         "installed packages ship")
+    parser.add_argument(
+        "--mcp", action="append", default=[], metavar="COMMAND",
+        help="an MCP server, whose tools are taken; repeatable")
     parser.add_argument("--no-suite", action="store_true",
                         help="without JSON-Schema-Test-Suite")
     parser.add_argument("--outputs", type=int, default=3)
@@ -323,6 +369,7 @@ def main() -> int:
             "suite": [] if folder is None else list(suite(folder)),
             "types": list(of_types(arguments.types, arguments.params)),
             "files": list(of_files(files)),
+            "mcp": [case for one in arguments.mcp for case in of_mcp(one)],
         }
         for name, cases in sources.items():
             if not cases:

@@ -5,8 +5,8 @@ Anthropic's APIs.
         tools/clients/langchain_standard.py
 
 CLIENTS_MODEL names the model; it is Gemma 3 270M unless it does. What that is
-too small for is in langchain.toml, by name and with the reason: these tests have
-to fail, and all others to pass. At temperature 0 it is the same every time.
+too small for is in langchain.toml, by name and with the reason: these tests
+have to fail, and all others to pass. At temperature 0 it is the same every time.
 """
 
 from __future__ import annotations

@@ -90,3 +90,30 @@ def test_outputs_validate(
     report = json_schemas.Report(False)
     json_schemas.Checked(shared, 2).check(report, "x", schema, [])
     assert report.counts[count] and not report.bad
+
+
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    said = json.loads(line)
+    if said["method"] == "notifications/initialized":
+        print(json.dumps({"jsonrpc": "2.0", "method": "notifications/x"}))
+        continue
+    result = {}
+    if said["method"] == "tools/list":
+        more = said["params"].get("cursor") is None
+        name = "rain" if more else "snow"
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"}}]}
+        if more:
+            result["nextCursor"] = "2"
+    print(json.dumps({"jsonrpc": "2.0", "id": said["id"], "result": result}),
+          flush=True)
+"""
+
+
+def test_tools_of_an_mcp_server(tmp_path: Path) -> None:
+    file = tmp_path / "server.py"
+    file.write_text(SERVER)
+    found = list(json_schemas.of_mcp(f"{sys.executable} {file}"))
+    assert [name.rpartition(" ")[2] for name, _, _ in found] == ["rain", "snow"]
+    assert all(schema == {"type": "object"} for _, schema, _ in found)
