@@ -6,7 +6,7 @@ Anthropic's APIs.
 
 CLIENTS_MODEL names the model; it is Gemma 3 270M unless it does. What that is
 too small for is in langchain.toml, by name and with the reason: these tests
-have to fail, and all others to pass. At temperature 0 it is the same every time.
+have to fail, and all others to pass. At temperature 0 this does not change.
 """
 
 from __future__ import annotations
