@@ -337,7 +337,7 @@ def _name_results(chat: Sequence[dict[str, Any]]) -> None:
             if "id" in call:
                 names[call["id"]] = call["function"]["name"]
         known = names.get(fields.get("tool_call_id") or "")
-        if fields["role"] == "tool" and not fields.get("name") and known:
+        if fields["role"] == "tool" and "name" not in fields and known:
             fields["name"] = known
 
 
