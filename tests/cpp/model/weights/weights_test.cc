@@ -149,8 +149,8 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma3n", true, "2c8fb4c7656e99eb02cc7f7d9241947e"},
       {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
       {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
-      {"gemma4_moe", false, "b2565fed84f54d509dddc51081569130"},
-      {"gemma4_moe", true, "394667b91696c8753125804e8fd1370d"},
+      {"gemma4_moe", false, "a443425d71464f10a7479204795824f9"},
+      {"gemma4_moe", true, "eea78e3e24db10d4c4bee94ee4c89ff0"},
       {"recurrentgemma", false, "aa6de4cd26fec67619024b251380e7e4"},
       {"recurrentgemma", true, "a407fe7888be77341b27e0e24a7d22f3"},
   };
