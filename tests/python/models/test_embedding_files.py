@@ -167,6 +167,21 @@ def test_wrong_modules_are_named(
     assert str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
+def test_other_models_look_one_way(folder: Path, kind: str) -> None:
+    """Not what they are trained for, or the text part of another model."""
+    config = read(folder / "config.json")
+    if kind == "gemma3":
+        config = {"model_type": kind, "text_config": config}
+    else:
+        config["model_type"] = kind
+        del config["rope_parameters"]
+    write_json(folder / "config.json", config)
+    message = "use_bidirectional_attention is True, expected false"
+    with pytest.raises(gemmakv.MismatchError, match=message):
+        gemmakv.Gemma.load(folder)
+
+
 def test_weights_of_modules_are_checked(folder: Path) -> None:
     shutil.copy(folder / "2_Dense" / "model.safetensors",
                 folder / "3_Dense" / "model.safetensors")

@@ -226,7 +226,8 @@ def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf", meta, weights)
     config = ModelConfig.from_gguf(str(path))
     assert config.name == name
-    assert create_kv_cache(config).model_type is ModelType(name)
+    if not table.bidirectional:
+        assert create_kv_cache(config).model_type is ModelType(name)
     assert config.vocab_size == 600
     assert config.query_scale == table.query_scale
 
@@ -261,7 +262,7 @@ def test_tokens_that_end_a_reply(
         ("llama", []),
         ("gemma3p5", []),
         ("gemma4-assistant", []),
-        ("gemma-embedding", []),
+        ("gemma-embedding2", []),
         ("Gemma2", []),
     ],
 )

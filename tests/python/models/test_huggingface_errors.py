@@ -177,7 +177,6 @@ def test_values_of_a_wrong_type_or_range(
             "full_attention or sliding_attention, found 'attention'",
         ),
         (_set(attention_bias=True), "attention_bias is True"),
-        (_set(use_bidirectional_attention=True), "use_bidirectional"),
         (_set(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
         (_set(rope_scaling={"rope_type": "yarn", "factor": 2}), "'yarn'"),
         (_set(quantization_config={"bits": 4}), "quantization_config"),
