@@ -106,9 +106,9 @@ class ForwardPass::Parts {
     }
   }
 
-  // Later steps need nothing of what follows: it is computed for
-  // the rows alone that have outputs. Those move to the front. Gives the slices
-  // that remain, in the same order; they may be empty.
+  // Later steps need nothing of what follows: it is computed for the rows alone
+  // that have outputs. Those move to the front. Gives the slices that remain,
+  // in the same order; they may be empty.
   std::span<const SequenceSlice> KeepOutputRows(
       std::span<const SequenceSlice> slices) {
     const size_t all = rows_.size();
