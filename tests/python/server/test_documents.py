@@ -19,10 +19,9 @@ PAGES = ("clients.md", "deployment.md")
 # Of other programs.
 FOREIGN = {
     "--cpunodebind", "--cpus", "--cpuset-cpus", "--create-home", "--files",
-    "--home-dir", "--interval", "--mcp", "--membind", "--memory", "--no-cache-dir", "--no-stream",
-    "--now", "--rm", "--schema", "--shm-size", "--start-period",
-    "--stop-timeout", "--system", "--timeout", "--types",
-    "--uid",
+    "--home-dir", "--interval", "--mcp", "--membind", "--memory",
+    "--no-cache-dir", "--no-stream", "--now", "--rm", "--schema", "--shm-size", "--start-period",
+    "--stop-timeout", "--system", "--timeout", "--types", "--uid",
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 METRIC = re.compile(r"\bgemmakv_[a-z_]+")
