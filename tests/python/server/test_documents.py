@@ -20,7 +20,8 @@ PAGES = ("clients.md", "deployment.md")
 FOREIGN = {
     "--cpunodebind", "--cpus", "--cpuset-cpus", "--create-home", "--files",
     "--home-dir", "--interval", "--mcp", "--membind", "--memory",
-    "--no-cache-dir", "--no-stream", "--now", "--rm", "--schema", "--shm-size", "--start-period",
+    "--no-cache-dir", "--no-stream", "--now", "--rm", "--schema",
+    "--shm-size", "--start-period",
     "--stop-timeout", "--system", "--timeout", "--types", "--uid",
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
