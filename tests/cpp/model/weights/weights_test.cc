@@ -145,7 +145,7 @@ TEST(WeightsTest, FingerprintsStay) {
       {"gemma2", true, "df92ad2262c6b80f49b0407f03cf8977"},
       {"gemma3", false, "64199d4da3408edc39e66b0dadf12505"},
       {"gemma3", true, "6aa4580a2d606a6eb139ee39b46b803c"},
-{"gemma3n", false, "c160eeb8a6e8959a548ad85d5a1c5e6b"},
+      {"gemma3n", false, "c160eeb8a6e8959a548ad85d5a1c5e6b"},
       {"gemma3n", true, "2c8fb4c7656e99eb02cc7f7d9241947e"},
       {"gemma4", false, "32fd82711336ae698cad3d835da6d777"},
       {"gemma4", true, "8fd5be714e5c5ceb02d99440c2115a41"},
