@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kPollInterval{50};
 
 struct Embedder::Call {
   std::span<const Text> texts;
-  float* out;
+  float* out = nullptr;
   std::vector<size_t> order;  // of texts, the longest first
   // In `order`, those that wait: [first, last).
   size_t first = 0, last = 0;
@@ -39,7 +39,9 @@ size_t Embedder::steps() const {
 
 void Embedder::Embed(std::span<const Text> texts, float* out,
                      const std::function<void()>& poll) {
-  Call call{.texts = texts, .out = out};
+  Call call;
+  call.texts = texts;
+  call.out = out;
   call.order.resize(call.last = texts.size());
   std::iota(call.order.begin(), call.order.end(), size_t{0});
   std::stable_sort(call.order.begin(), call.order.end(),

@@ -268,7 +268,8 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
     matrices.resize(config.altup_inputs - 1);
     for (size_t i = 0; i < matrices.size(); ++i) {
       entries.push_back({StrCat(name, ".", i, ".weight"), kMatrix,
-                         config.hidden_size, config.hidden_size, &matrices[i]});
+                         config.hidden_size, config.hidden_size, &matrices[i],
+                         1, ""});
     }
   };
   if (config.altup_inputs != 0) {

@@ -7,6 +7,7 @@ from typing import Self
 
 from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.errors import brief
 from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
@@ -91,8 +92,12 @@ class ModelPrefixCache:
 
         A str gets BOS in front; token ids are taken as they are.
         """
+        return self._match(prompt, None)
+
+    def _match(self, prompt: Prompt, pool: BlockPool | None) -> KVCache:
+        """`match`, in a pool: blocks of another one are copied."""
         ids = self._ids(prompt)
-        cache = create_kv_cache(self._config)
+        cache = create_kv_cache(self._config, pool=pool)
         _core.prefix_match(self._engine, cache._core, ids)
         return cache
 

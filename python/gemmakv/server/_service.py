@@ -71,6 +71,8 @@ from gemmakv.server._store import ANYBODY
 _STEP_TOKENS = 256
 _POOL_THREADS = 2  # for templates and tokenizing
 _SHORT = 1_000  # characters and token ids that take no thread
+# Waits for the memory of what has ended.
+_ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
 _SEEDS = 1 << 64
 _SYSTEM = ("system", "developer")
@@ -628,9 +630,18 @@ class ChatService:
         if prefix is None:
             return count
         known = await self.aside(
-            lambda: sum(len(prefix.match(ids)) for ids in prompts)
+            lambda: sum(self._known(gemma, ids) for ids in prompts)
         )
         return count - known
+
+    def _known(self, gemma: Gemma, ids: TokenArray) -> int:
+        """Tokens of a prompt that the prefix cache has."""
+        assert gemma.prefix_cache is not None
+        try:
+            with gemma.prefix_cache._match(ids, self._blocks) as found:
+                return len(found)
+        except CacheFullError:  # nothing to tell is worth a request's memory
+            return 0
 
     async def _prompt(
         self,
@@ -651,12 +662,16 @@ class ChatService:
         async def one(
             i: int, cache: KVCache, prompt: TokenArray | str
         ) -> Generation:
-            own = {**options, "deadline": _left(until)}
-            if own.get("seed") is not None:
-                own["seed"] = (own["seed"] + i) % _SEEDS
-            return await self._row(
-                gemma, first + i, cache, prompt, own, request, sink
-            )
+            def row() -> Awaitable[Generation]:
+                own = {**options, "deadline": _left(until)}
+                if own.get("seed") is not None:
+                    own["seed"] = (own["seed"] + i) % _SEEDS
+                return self._row(
+                    gemma, first + i, cache, prompt, own, request, sink
+                )
+
+            with cache:
+                return await self._with_room(row, sink, first + i)
 
         if request.n == 1:
             generation = await one(0, cache, ids)
@@ -664,12 +679,16 @@ class ChatService:
             return
         # The prompt is computed once, with its tokens found and kept as the
         # options say.
-        said = await gemma.agenerate(
-            cache,
-            ids,
-            max_tokens=0,
-            deadline=_left(until),
-            prefix_cache=options.get("prefix_cache", "on"),
+        said = await self._with_room(
+            lambda: gemma.agenerate(
+                cache,
+                ids,
+                max_tokens=0,
+                deadline=_left(until),
+                prefix_cache=options.get("prefix_cache", "on"),
+            ),
+            sink,
+            first,
         )
         written = await self._written(gemma, ids, said, options)
         if said.finish_reason == "deadline":  # nothing is continued any more
@@ -678,10 +697,32 @@ class ChatService:
                 await sink.emit(end)
             ended.add(said, [said], written)
             return
+        with cache:
+            forks = [cache.fork() for _ in range(request.n)]
         generations = await _all(
-            [one(i, cache.fork(), "") for i in range(request.n)]
+            [one(i, fork, "") for i, fork in enumerate(forks)]
         )
         ended.add(said, generations, written)
+
+    async def _with_room(
+        self,
+        attempt: Callable[[], Awaitable[Generation]],
+        sink: _Sink,
+        index: int,
+    ) -> Generation:
+        """An attempt, again where memory is full: conversations that have
+        ended may keep theirs until this loop gets to them, and the engine asks
+        only those that run. One that fails leaves its cache as it was, if
+        nothing was given out.
+        """
+        for wait in _ROOM_S:
+            try:
+                return await attempt()
+            except CacheFullError:
+                if self._blocks is None or sink.has_said(index):
+                    raise
+            await asyncio.sleep(wait)
+        return await attempt()
 
     async def _row(
         self,
@@ -700,6 +741,7 @@ class ChatService:
             )
         else:
             generation = await gemma.agenerate(cache, prompt, **options)
+            cache.close()  # its memory is for others
             reader = self._reader(request)
             parts: Sequence[Part] = [generation.text]
             if reader is not None:
@@ -746,9 +788,9 @@ class ChatService:
         if said.usage.cached_tokens + 1 >= len(ids):
             return 0
         if len(ids) <= _SHORT and prefix.cache.tiers == ("ram",):
-            found = len(prefix.match(ids))
+            found = self._known(gemma, ids)
         else:
-            found = await self.aside(lambda: len(prefix.match(ids)))
+            found = await self.aside(self._known, gemma, ids)
         return max(0, found - said.usage.cached_tokens)
 
     def _reader(self, request: ChatRequest) -> ReplyReader | None:
@@ -811,6 +853,7 @@ class ChatService:
                     parts = reader.push(token, piece.text)
                 if token >= 0 or parts:
                     await _tell(sink.token, event, parts)
+            cache.close()  # its memory is for others
             rest = reader.end() if reader is not None else []
             if rest:
                 last = Token(index, "", -1, None, None)
@@ -1054,6 +1097,10 @@ class _Sink:
         self.written: dict[int, int] = {}  # by continuation
         self._last: dict[int, float] = {}
         self._lock = asyncio.Lock()
+
+    def has_said(self, index: int) -> bool:
+        """Whether anything of a continuation was given out."""
+        return index in self._last
 
     async def token(self, token: Event) -> None:
         if not isinstance(token, Token):

@@ -203,7 +203,8 @@ def test_a_full_cache_folder(
                 os.posix_fallocate(file.fileno(), file.seek(0, 2), 4096)
         result = run(LONG + b"\n", "--json", "--session", "s", *flags)
         assert texts(result) == whole[:1]
-        assert result.stderr == b""
+        [line] = result.stderr.splitlines()
+        assert b"--prefix-cache-disk: " in line and b" asked for, " in line
         assert run(b"/undo\n", "--session", "s", *flags).returncode == 0
     result = run(b"one\n")  # too little is free for it by default
     assert result.returncode == 0
