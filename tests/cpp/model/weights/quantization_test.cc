@@ -121,6 +121,7 @@ MemorySource Quantized(MemorySource source, TensorType target) {
 }
 
 bool SameMatrix(const PackedMatrix& a, const PackedMatrix& b) {
+  if (a.rows == 0) return b.rows == 0;  // there is none
   return a.type == b.type && a.rows == b.rows && a.cols == b.cols &&
          std::memcmp(a.data, b.data,
                      NumGroups(a.rows) * GroupBytes(a.type, a.cols)) == 0;
