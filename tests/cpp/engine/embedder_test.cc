@@ -131,7 +131,7 @@ TEST(EmbedderTest, ACallThatIsGivenUpLeavesTheOthers) {
 
 TEST(EmbedderTest, AShortCallDoesNotWaitForAllOfALongOne) {
   Embedder embedder(Tiny(), 1);
-  const std::vector<Tokens> many(200, RandomTokens(300, 5));
+  const std::vector<Tokens> many(40, RandomTokens(300, 5));
   std::atomic<bool> done = false, began = false;
   std::thread other([&] {
     (void)Embed(embedder, many, [&] { began = true; });
