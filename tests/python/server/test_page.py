@@ -527,6 +527,44 @@ def test_another_browser_went_on(tab: Tab, server: ServerProcess) -> None:
     httpx.delete(f"{server.url}/v1/sessions/{id}")
 
 
+def test_sent_before_the_server_has_answered(
+    tab: Tab, server: ServerProcess
+) -> None:
+    """The first message waits for the page's own first requests."""
+    page = tab("blank", url="about:")
+    held: list[Any] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.goto(server.url)
+    message = page.get_by_label("Your message")
+    expect(message).to_be_focused()
+    page.keyboard.type("early")
+    for _ in range(3):
+        page.keyboard.press("Enter")
+    expect(message).to_have_value("early")
+    assert len(held) == 1
+    held[0].continue_()
+    expect(page.get_by_role("button", name="Copy turn 1")).to_be_visible()
+    expect(page.locator("#turns > .turn")).to_have_count(1)
+    expect(message).to_have_value("")
+
+
+def test_sent_where_the_server_fails_at_first(
+    tab: Tab, server: ServerProcess
+) -> None:
+    page = tab("blank", url="about:", allowed=(500,))
+    page.route("**/v1/models", lambda route: route.fulfill(status=500))
+    page.goto(server.url)
+    expect(page.get_by_role("alert")).not_to_be_empty()
+    message = page.get_by_label("Your message")
+    message.fill("early")
+    message.press("Enter")
+    expect(message).to_have_value("early")
+    page.unroute("**/v1/models")
+    message.press("Enter")
+    expect(page.get_by_role("button", name="Copy turn 1")).to_be_visible()
+    expect(message).to_have_value("")
+
+
 def test_keyboard_alone(tab: Tab) -> None:
     page = tab()
     keys = page.keyboard

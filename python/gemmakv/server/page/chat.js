@@ -470,11 +470,22 @@ function grow() {
   input.style.height = `${Math.min(input.scrollHeight, 240)}px`;
 }
 
-export function startChat() {
-  $("composer").addEventListener("submit", (event) => {
+// `connected` waits until the server is known, or has been said to be out of
+// reach: what is sent before that is not lost.
+export function startChat(connected) {
+  let waiting = false;
+  $("composer").addEventListener("submit", async (event) => {
     event.preventDefault();
     const text = input.value.trim();
-    if (text && !state.running) attempt(send, text);
+    if (!text || state.running || waiting) return;
+    if (!state.backend) {
+      waiting = true;
+      await connected();
+      waiting = false;
+      if (!state.backend) return;
+      keepDraft(null, "");
+    }
+    attempt(send, text);
   });
   input.addEventListener("input", () => {
     grow();

@@ -128,6 +128,15 @@ function drawHeading() {
   for (const id of ["rename", "export", "delete"]) $(id).hidden = state.other !== null;
 }
 
+let connecting = null;
+
+// One attempt at a time, which whoever needs the server waits for; where it
+// fails, the page says so, and the next who asks begins another.
+function connected() {
+  connecting ??= attempt(connect).finally(() => { connecting = null; });
+  return connecting;
+}
+
 async function connect() {
   await ready();
   const models = await api.get("v1/models");
@@ -151,7 +160,7 @@ async function connect() {
 
 function start() {
   for (const part of [drawTree, drawChat, drawCompare, drawHeading]) drawn(part);
-  startChat();
+  startChat(connected);
   startTree(() => drawer(false));
   const clicks = {
     menu: () => drawer(!document.body.classList.contains("drawer")),
@@ -162,7 +171,7 @@ function start() {
     export: () => attempt(exported), delete: () => attempt(removed),
     import: () => $("file").click(),
     "log-in": async () => {
-      if (await logIn()) attempt(connect);
+      if (await logIn()) connected();
     },
   };
   for (const [id, action] of Object.entries(clicks)) {
@@ -186,7 +195,7 @@ function start() {
   });
   draw();
   $("input").focus();
-  attempt(connect);
+  connected();
 }
 
 start();
