@@ -2,15 +2,15 @@
 """Kills processes that share a folder of the prefix cache, at any moment.
 
     python tools/kill_prefix_cache.py [--kills 200] [--processes 4]
-        [--model FILE] [--above DIR] [--seed 1]
+        [--model FILE] [--lengths 300,520,800] [--above DIR] [--seed 1]
 
-Each process loads the model and answers prompts that begin alike, with a tier
-below RAM that all of them write to, read from and sweep. Half of them are
-killed (SIGKILL) by hand at random moments, the others by themselves at a point
-of the tier's protocol (GEMMAKV_FAULT). Every answer must be, bit for bit, that
-of a model without a prefix cache: its tokens, their log-probabilities, the
-logits behind them. In the end a sweep leaves nothing in the folder that is no
-object, and what is left answers right once more.
+Each process loads the model and answers prompts that begin alike, `--lengths`
+tokens long, with a tier below RAM that all of them write to, read from and
+sweep. Half of them are killed (SIGKILL) by hand at random moments, the others
+by themselves at a point of the tier's protocol (GEMMAKV_FAULT). Every answer
+must be, bit for bit, that of a model without a prefix cache: its tokens, their
+log-probabilities, the logits behind them. In the end a sweep leaves nothing in
+the folder that is no object, and what is left answers right once more.
 
 `--above` is where the folder is made, the shared tier on a memory file system,
 else the disk tier; without it, one after the other. The default model is a tiny
@@ -34,7 +34,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gemmakv
@@ -46,6 +47,7 @@ POINTS = (
 )  # fmt: skip
 _PASSES = {"folder-done": 1, "key": 1, "touch": 6, "sweep-locked": 2, "*": 60}
 _LONG_S = 300  # for a process that says nothing
+_LENGTHS = (300, 520, 800)  # tokens of the beginnings
 
 
 @dataclasses.dataclass
@@ -75,11 +77,11 @@ class Report:
         )
 
 
-def prompts(vocab_size: int) -> list[list[int]]:
-    """Token ids: three beginnings, each with several ends."""
+def prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Token ids: beginnings of these lengths, each with several ends."""
     draw = random.Random(5)
     ids = range(5, min(vocab_size, 250))
-    beginnings = [draw.choices(ids, k=n) for n in (300, 520, 800)]
+    beginnings = [draw.choices(ids, k=n) for n in lengths]
     return [
         beginning[: len(beginning) - cut] + draw.choices(ids, k=20 + cut)
         for beginning in beginnings
@@ -100,7 +102,14 @@ def answer(gemma: gemmakv.Gemma, prompt: list[int]) -> tuple[str, int]:
     return digest.hexdigest(), sum(cached.values()) - cached.get("ram", 0)
 
 
-def work(model: str, tier: str, folder: str, budget: int, seed: int) -> None:
+def work(
+    model: str,
+    tier: str,
+    folder: str,
+    budget: int,
+    seed: int,
+    lengths: Sequence[int],
+) -> None:
     """The life of one process, which says what it does on stdout."""
     prefix = gemmakv.PrefixCache(
         ram=0,
@@ -108,7 +117,7 @@ def work(model: str, tier: str, folder: str, budget: int, seed: int) -> None:
     )
     gemma = gemmakv.Gemma.load(model, threads=1, prefix_cache=prefix)
     draw = random.Random(seed)
-    asked = prompts(gemma.config.vocab_size)
+    asked = prompts(gemma.config.vocab_size, lengths)
     print(json.dumps(["ready"]), flush=True)
     while True:
         index = draw.randrange(len(asked))
@@ -158,13 +167,22 @@ class _Process:
 class Killer:
     """One run on one folder."""
 
-    def __init__(self, model: str, tier: str, above: str, seed: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        tier: str,
+        above: str,
+        seed: int,
+        lengths: Sequence[int] = _LENGTHS,
+    ) -> None:
         self.model = model
+        self._lengths = lengths
+        self._lock = threading.Lock()
         self.report = Report(tier)
         self._above = above
         self._draw = random.Random(seed)
         cold = gemmakv.Gemma.load(model, threads=1, prefix_cache=False)
-        self._prompts = prompts(cold.config.vocab_size)
+        self._prompts = prompts(cold.config.vocab_size, lengths)
         self._expected = [answer(cold, one)[0] for one in self._prompts]
 
     def run(self, kills: int, processes: int) -> Report:
@@ -173,14 +191,13 @@ class Killer:
             folder = os.path.join(above, "kv")
             budget = self._bytes_of_all(os.path.join(above, "all")) * 2 // 3
             lives = self._lives()
-            while self.report.killed < kills:
-                self._round(folder, budget, processes, lives)
-                sys.stderr.write(
-                    f"\r{self.report.killed} killed, "
-                    f"{self.report.answers} answers "
-                )
-                if self.report.wrong or self.report.ended:
-                    break
+            with ThreadPoolExecutor(processes) as several:
+                ends = [
+                    several.submit(self._kill, folder, budget, kills, lives)
+                    for _ in range(processes)
+                ]
+                for end in ends:
+                    end.result()
             self._finish(folder, budget)
         self.report.seconds = time.monotonic() - begin
         return self.report
@@ -210,45 +227,58 @@ class Killer:
                 yield "", 0
                 yield point, self._draw.randint(1, _PASSES.get(point, 20))
 
-    def _round(
+    def _kill(
         self,
         folder: str,
         budget: int,
-        processes: int,
+        kills: int,
         lives: Iterator[tuple[str, int]],
     ) -> None:
-        running = []
-        for _ in range(processes):
-            arguments = [
-                "--model", self.model, "--tier", self.report.tier, "--folder",
-                folder, "--budget", str(budget), "--seed",
-                str(self._draw.getrandbits(30)),
-            ]  # fmt: skip
-            running.append(_Process(arguments, *next(lives)))
-        for one in running:
+        """One process after the other, until enough were killed."""
+        report = self.report
+        while True:
+            with self._lock:
+                if report.killed >= kills or report.wrong or report.ended:
+                    return
+                point, at = next(lives)
+                seed = self._draw.getrandbits(30)
+            one = _Process(
+                [
+                    "--model", self.model, "--tier", report.tier, "--folder",
+                    folder, "--budget", str(budget), "--seed", str(seed),
+                    "--lengths", ",".join(map(str, self._lengths)),
+                ],
+                point,
+                at,
+            )  # fmt: skip
             self._follow(one)
-        for one in running:
             killed, error = one.wait()
-            if not killed:
-                self.report.ended += 1
-                sys.stderr.write(f"{one.point}: {error}\n")
-                continue
-            self.report.killed += 1
-            by_point = self.report.by_point
-            by_point[one.point] = by_point.get(one.point, 0) + 1
+            with self._lock:
+                if killed:
+                    report.killed += 1
+                    by_point = report.by_point
+                    by_point[one.point] = by_point.get(one.point, 0) + 1
+                else:
+                    report.ended += 1
+                    sys.stderr.write(f"{one.point}: {error}\n")
+                sys.stderr.write(
+                    f"\r{report.killed} killed, {report.answers} answers "
+                )
 
     def _follow(self, one: _Process) -> None:
         """Reads what it says until it dies. Where no point has killed it by
         then, it is killed by hand."""
         answers = 0
         by_hand = one.point == "random"
-        most = self._draw.randint(0, 12) if by_hand else 60
+        with self._lock:
+            most = self._draw.randint(0, 12) if by_hand else 60
         while True:
             try:
                 line = one.lines.get(timeout=_LONG_S)
             except queue.Empty:
                 sys.stderr.write(f"{one.point}: it hangs\n")
-                self.report.wrong += 1
+                with self._lock:
+                    self.report.wrong += 1
                 one.kill()
                 return
             if not line:
@@ -266,10 +296,12 @@ class Killer:
                 most = 1 << 30
 
     def _count(self, index: int, digest: str, cached: int) -> None:
-        self.report.answers += 1
-        self.report.cached_tokens += cached
-        if digest != self._expected[index]:
-            self.report.wrong += 1
+        wrong = digest != self._expected[index]
+        with self._lock:
+            self.report.answers += 1
+            self.report.cached_tokens += cached
+            self.report.wrong += wrong
+        if wrong:
             sys.stderr.write(f"prompt {index}: another answer\n")
 
     def _finish(self, folder: str, budget: int) -> None:
@@ -306,6 +338,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--model", help="a GGUF file or a folder")
+    parser.add_argument(
+        "--lengths",
+        type=lambda text: [int(one) for one in text.split(",")],
+        default=_LENGTHS,
+        help="tokens of the prompts' beginnings",
+    )
     parser.add_argument("--above", help="where the folder is made")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -320,6 +358,7 @@ def main() -> int:
             arguments.folder,
             arguments.budget,
             arguments.seed,
+            arguments.lengths,
         )
     places = [arguments.above] if arguments.above else ["/dev/shm", "/tmp"]
     sound = True
@@ -327,7 +366,9 @@ def main() -> int:
     with model if arguments.model else random_model() as path:
         for place in places:
             tier = tier_of(place)
-            killer = Killer(path, tier, place, arguments.seed)
+            killer = Killer(
+                path, tier, place, arguments.seed, arguments.lengths
+            )
             report = killer.run(arguments.kills // len(places),
                                 arguments.processes)  # fmt: skip
             print(json.dumps(dataclasses.asdict(report)), flush=True)
