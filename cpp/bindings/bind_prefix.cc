@@ -159,7 +159,10 @@ void RegisterPrefix(py::module_& module) {
       .def_property_readonly("tier", &BlockStore::tier)
       .def("flush", &BlockStore::Flush, py::call_guard<GilReleased>())
       .def(
-          "clear", [](BlockStore& store) { store.Clear(nullptr); },
+          "clear",
+          [](BlockStore& store) {
+            return store.Clear(nullptr) == Cleared::kAll;
+          },
           py::call_guard<GilReleased>())
       .def("stats", &StoreStatsOf);
   RegisterFolderStore(module);
@@ -199,11 +202,12 @@ void RegisterPrefix(py::module_& module) {
           py::arg("timeout_s"), py::call_guard<GilReleased>())
       .def(
           "clear",
-          [](PrefixCache& cache, const std::optional<std::string>& tier) {
-            if (!tier) return cache.Clear();
-            cache.Clear(TierOf(*tier));
+          [](PrefixCache& cache, const std::optional<std::string>& tier,
+             double timeout_s) {
+            if (!tier) return cache.Clear(Nanoseconds(timeout_s));
+            cache.Clear(TierOf(*tier), Nanoseconds(timeout_s));
           },
-          py::arg("tier") = std::nullopt, py::call_guard<GilReleased>());
+          py::arg("tier"), py::arg("timeout_s"), py::call_guard<GilReleased>());
 
   module.def(
       "with_prefix_cache",

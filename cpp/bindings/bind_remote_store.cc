@@ -154,7 +154,6 @@ class __attribute__((visibility("hidden"))) PythonClient final
   }
 
   bool DeleteSome(const std::string& prefix) override {
-    if (!clears_) return false;
     bool more = false;
     WithGil([&] {
       const Ref result(Call("delete_some", py::str(prefix)));
@@ -163,6 +162,8 @@ class __attribute__((visibility("hidden"))) PythonClient final
     });
     return more;
   }
+
+  bool can_clear() const override { return clears_; }
 
  private:
   static py::list KeyList(std::span<const std::string> keys) {
@@ -329,7 +330,7 @@ void RegisterPlainCalls(py::module_& module) {
              [](BlockStore& store, const std::string& salt) {
                const Address digest = AddressOf(salt);
                const GilReleased no_gil;
-               store.Clear(&digest);
+               return store.Clear(&digest) == Cleared::kAll;
              });
 }
 

@@ -74,6 +74,13 @@ struct StoreStats {
   bool paused = false;  // writes failed a moment ago and are not tried now
 };
 
+// What a Clear came to.
+enum class Cleared {
+  kAll,
+  kFailed,  // all or some of it is still there
+  kUnable,  // the store cannot tell what it holds
+};
+
 // A tier below RAM: immutable objects by address, which may vanish at any
 // time. Thread-safe. Nothing throws for what may happen to a medium: what fails
 // is a miss, or is not stored. Calls may take as long as the medium does, and
@@ -113,7 +120,7 @@ class BlockStore {
   // What was put before is written, or has failed.
   virtual void Flush() noexcept = 0;
   // Removes all objects of a salt; a null pointer: all.
-  virtual void Clear(const Address* salt) noexcept = 0;
+  virtual Cleared Clear(const Address* salt) noexcept = 0;
   virtual StoreStats stats() const = 0;
 };
 

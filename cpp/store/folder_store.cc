@@ -171,7 +171,7 @@ class FolderStoreOnFiles final : public FolderStore {
   uint64_t RemoveBranch(const ObjectBranch& branch) noexcept override;
   void Damaged(const ObjectKey& key) noexcept override;
   void Flush() noexcept override {}  // Put has written
-  void Clear(const Address* salt) noexcept override;
+  Cleared Clear(const Address* salt) noexcept override;
   StoreStats stats() const override;
   SweepResult Sweep() override;
 
@@ -511,14 +511,15 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
   }
 }
 
-void FolderStoreOnFiles::Clear(const Address* salt) noexcept {
+Cleared FolderStoreOnFiles::Clear(const Address* salt) noexcept {
   try {
-    ClearFolder(*Current(false), salt);
+    const bool all = ClearFolder(*Current(false), salt);
     const std::lock_guard lock(mutex_);
     counted_ = false;
     checked_.clear();
+    return all ? Cleared::kAll : Cleared::kFailed;
   } catch (const std::exception&) {
-    // Out of memory: nothing went, or a part.
+    return Cleared::kFailed;  // out of memory: nothing went, or a part
   }
 }
 

@@ -361,7 +361,7 @@ uint64_t RemoveBranchOf(const Folder& folder, const ObjectBranch& branch) {
   return removed;
 }
 
-void ClearFolder(const Folder& folder, const Address* salt) {
+bool ClearFolder(const Folder& folder, const Address* salt) {
   FolderContent content = ReadFolder(folder);
   auto& entries = content.entries;
   if (salt != nullptr) EraseOtherSalts(*salt, entries);
@@ -371,10 +371,15 @@ void ClearFolder(const Folder& folder, const Address* salt) {
               return std::pair(a.name.kind, a.name.end) >
                      std::pair(b.name.kind, b.name.end);
             });
+  bool all = true;
   for (const FolderEntry& entry : entries) {
     (void)FaultAt("clear-unlink");
-    unlinkat(folder.descriptor(), entry.name.Path().c_str(), 0);
+    const std::string path = entry.name.Path();
+    all = (unlinkat(folder.descriptor(), path.c_str(), 0) == 0 ||
+           errno == ENOENT) &&
+          all;
   }
+  return all;
 }
 
 }  // namespace gkv

@@ -62,7 +62,7 @@ FileSystemRoom RoomOf(const Folder& folder) noexcept;
 
 // Removes all objects of a salt; a null pointer: all. Those that others hang on
 // go last. Throws std::bad_alloc.
-void ClearFolder(const Folder& folder, const Address* salt);
+[[nodiscard]] bool ClearFolder(const Folder& folder, const Address* salt);
 
 // Removes a branch, what others hang on last. Names tell what hangs on what;
 // heads are read where the branch begins. Returns how many objects went. Throws

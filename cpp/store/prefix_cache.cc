@@ -1,10 +1,14 @@
 #include "store/prefix_cache.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <iterator>
 #include <new>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -138,22 +142,98 @@ void PrefixCache::CheckTiers() const {
       "prefix cache that this process made");
 }
 
-void PrefixCache::Clear() {
+// Tiers that are being cleared, each on a thread of its own: one that does not
+// answer is left behind.
+class PrefixCache::Clearing {
+ public:
+  explicit Clearing(size_t tiers) : results_(tiers) {}
+
+  // Where too many were left behind, there is no answer, and no wait for it.
+  static void Begin(const std::shared_ptr<Clearing>& self, size_t tier,
+                    std::shared_ptr<BlockStore> store,
+                    const std::shared_ptr<std::atomic<size_t>>& running) {
+    if (running->fetch_add(1) >= kMostClearing) {
+      running->fetch_sub(1);
+      return;
+    }
+    {
+      const std::lock_guard lock(self->mutex_);
+      ++self->pending_;
+    }
+    std::thread([self, tier, store = std::move(store), running]() mutable {
+      const Cleared result = store->Clear(nullptr);
+      store.reset();
+      running->fetch_sub(1);
+      const std::lock_guard lock(self->mutex_);
+      self->results_[tier] = result;
+      --self->pending_;
+      self->changed_.notify_all();
+    }).detach();
+  }
+
+  // By tier; none where there was no answer.
+  std::vector<std::optional<Cleared>> Wait(Clock::time_point until) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, until, [&] { return pending_ == 0; });
+    return results_;
+  }
+
+ private:
+  static constexpr size_t kMostClearing = 16;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  size_t pending_ = 0;
+  std::vector<std::optional<Cleared>> results_;
+};
+
+void PrefixCache::Clear(std::chrono::nanoseconds time_out) {
+  const Clock::time_point until = Clock::now() + time_out;
   if (transfer_) CheckTiers();
   index_->Clear(nullptr);
-  if (transfer_) transfer_->writer->Drop();
-  for (const auto& tier : tiers_) tier->Clear(nullptr);
+  if (!transfer_) return;
+  const bool dropped = transfer_->writer->Drop(until);
+  ClearTiers(names_, until);
+  if (dropped) return;
+  throw Error(
+      "prefix cache: not all is cleared: a write that was under way has not "
+      "ended in time, and may still end");
 }
 
-void PrefixCache::Clear(PrefixTier tier) {
+void PrefixCache::Clear(PrefixTier tier, std::chrono::nanoseconds time_out) {
   if (tier == PrefixTier::kRam) return index_->Clear(nullptr);
-  const auto at = std::find(names_.begin(), names_.end(), tier);
-  if (at == names_.end()) {
+  if (std::find(names_.begin(), names_.end(), tier) == names_.end()) {
     throw InvalidArgument(StrCat("the prefix cache has no tier '",
                                  kTierNames[static_cast<size_t>(tier)], "'"));
   }
   CheckTiers();
-  tiers_[static_cast<size_t>(at - names_.begin())]->Clear(nullptr);
+  ClearTiers(std::span(&tier, 1), Clock::now() + time_out);
+}
+
+void PrefixCache::ClearTiers(std::span<const PrefixTier> names,
+                             Clock::time_point until) {
+  const auto clearing = std::make_shared<Clearing>(names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto at = std::find(names_.begin(), names_.end(), names[i]);
+    Clearing::Begin(clearing, i,
+                    tiers_[static_cast<size_t>(at - names_.begin())],
+                    clearing_);
+  }
+  const std::vector<std::optional<Cleared>> results = clearing->Wait(until);
+  std::string left;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (results[i] == Cleared::kAll) continue;
+    std::string_view why = " failed";
+    if (!results[i]) {
+      why = " has not answered in time, and may go on with it";
+    } else if (*results[i] == Cleared::kUnable) {
+      why = " cannot: its client has no delete_some";
+    }
+    left += StrCat(left.empty() ? "" : "; ",
+                   kTierNames[static_cast<size_t>(names[i])], why);
+  }
+  if (left.empty()) return;
+  throw Error(StrCat("prefix cache: not all is cleared: ", left));
 }
 
 uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {

@@ -77,11 +77,12 @@ class PrefixCache {
   // not by then.
   bool Flush(std::chrono::nanoseconds time_out = kFlushTime);
   // Forgets everything, in all tiers. Throws Error in a child of fork(), if
-  // there are tiers.
-  void Clear();
+  // there are tiers; and one that names the tiers that have still something,
+  // which failed or did not answer in time: those may go on with it.
+  void Clear(std::chrono::nanoseconds time_out = kFlushTime);
   // Of one tier alone: the index, or what is stored there. Throws
   // InvalidArgument if there is no such tier, Error as Clear().
-  void Clear(PrefixTier tier);
+  void Clear(PrefixTier tier, std::chrono::nanoseconds time_out = kFlushTime);
   // Removes a branch from the tiers that can tell what belongs to it, once what
   // is queued is written. RAM keeps it. Returns how many objects went.
   uint64_t RemoveBranch(const ObjectBranch& branch);
@@ -91,6 +92,8 @@ class PrefixCache {
   uint64_t Close(std::chrono::nanoseconds time_out = kCloseTime);
 
  private:
+  class Clearing;
+  using Clock = std::chrono::steady_clock;
   struct Transfer final : BlockHolder {
     Transfer(const std::shared_ptr<PrefixIndex>& index,
              const PrefixTiers& tiers, const std::vector<PrefixTier>& names,
@@ -111,11 +114,15 @@ class PrefixCache {
 
   bool has_tiers() const { return transfer_ && pid_ == getpid(); }
   void CheckTiers() const;
+  void ClearTiers(std::span<const PrefixTier> names, Clock::time_point until);
 
   const std::shared_ptr<PrefixIndex> index_;
   const PrefixTiers tiers_;
   std::vector<PrefixTier> names_;  // of the tiers
   std::shared_ptr<Transfer> transfer_;
+  // Threads that clear a tier, also those that nobody waits for any more.
+  const std::shared_ptr<std::atomic<size_t>> clearing_ =
+      std::make_shared<std::atomic<size_t>>(0);
   const pid_t pid_ = getpid();
   mutable std::mutex mutex_;  // guards what follows
   PrefixStats stats_;

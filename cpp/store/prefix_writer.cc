@@ -394,11 +394,11 @@ bool PrefixWriter::Flush(Clock::time_point until) {
   return true;
 }
 
-void PrefixWriter::Drop() {
+bool PrefixWriter::Drop(Clock::time_point until) {
   {
     std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
     PrefixNews current;
-    if (pid_ != getpid()) return;
+    if (pid_ != getpid()) return true;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !encoding_; });
     for (const auto& job : queue_) stats_.dropped += job->Objects();
@@ -408,7 +408,8 @@ void PrefixWriter::Drop() {
   }
   std::unique_lock lock(mutex_);
   const Job* const running = current_;
-  changed_.wait(lock, [&] { return current_ != running || !running || left_; });
+  return changed_.wait_until(
+      lock, until, [&] { return current_ != running || !running || left_; });
 }
 
 uint64_t PrefixWriter::Close(Clock::time_point until) {

@@ -68,8 +68,9 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
   // Returns when all that is queued is written, or at `until`: false.
   bool Flush(Clock::time_point until);
-  // Forgets what is queued; what is being written is written on return.
-  void Drop();
+  // Forgets what is queued. Returns when what is being written is written, or
+  // at `until`: false.
+  bool Drop(Clock::time_point until);
   // Writes what is queued, until `until`, and ends the thread. Nothing is
   // written afterwards. Returns how many objects were not, with all of what the
   // thread was at: it is left in a tier that does not answer, and holds only

@@ -472,16 +472,19 @@ class Store final : public RemoteStore {
 
   void Flush() noexcept override {}  // a Put is over when it returns
 
-  void Clear(const Address* salt) noexcept override {
+  Cleared Clear(const Address* salt) noexcept override {
+    if (!shared_->client->can_clear()) return Cleared::kUnable;
+    bool all = false;
     Quietly([&] {
       const std::string prefix =
           salt ? shared_->SaltPrefix(*salt) : std::string(kPrefix);
-      calls_.Run(RemoteCalls::Side::kWrite,
+      all = calls_.Run(RemoteCalls::Side::kWrite,
                  [shared = shared_, prefix](Call& call) {
                    while (call.Step() && shared->client->DeleteSome(prefix)) {
                    }
                  });
     });
+    return all ? Cleared::kAll : Cleared::kFailed;
   }
 
   StoreStats stats() const override {

@@ -42,6 +42,8 @@ class RemoteClient {
   virtual void DeleteMany(std::span<const std::string> keys) = 0;
   // Deletes some of the keys that begin with `prefix`; false if none is left.
   virtual bool DeleteSome(const std::string& prefix) = 0;
+  // Whether it has DeleteSome.
+  virtual bool can_clear() const { return true; }
 };
 
 struct RemoteOptions {

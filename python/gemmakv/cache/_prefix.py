@@ -216,15 +216,21 @@ class PrefixCache:
         """
         return self._core.flush(number("timeout", timeout, 0, _MOST_S))
 
-    def clear(self, tier: str | None = None) -> None:
+    def clear(
+        self, tier: str | None = None, *, timeout: float = 60.0
+    ) -> None:
         """Forgets everything, of all models and tenants; what is pinned in
         RAM, too.
 
         `tier`: "ram", "shared", "disk" or "remote" alone. Raises ValueError
-        for one that there is not. `close` changes nothing of this: what the
-        tiers below RAM have goes then, too.
+        for one that there is not, and for a time-out that is none. `close`
+        changes nothing of this: what the tiers below RAM have goes then, too.
+
+        Raises GemmaKVError that names the tiers that have still something: one
+        that fails, whose client has no `delete_some`, or that does not answer
+        within `timeout` seconds. The other tiers are cleared then.
         """
-        self._core.clear(tier)
+        self._core.clear(tier, number("timeout", timeout, 0, _MOST_S))
 
     def close(self, timeout: float = 10.0) -> int:
         """Writes what is still to be written, and leaves the tiers below RAM.

@@ -35,8 +35,8 @@ class RemoteStore(Protocol):
 
     It may have two more methods: `delete_many(keys)`, and
     `delete_some(prefix) -> bool`, which deletes some of the keys that begin so
-    and returns False once none is left. Without them, what is removed or
-    cleared stays in the store.
+    and returns False once none is left. Without the first, what is removed
+    stays in the store; without the second, `clear` says that it cannot.
     """
 
     def get_many(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 
 from gemmakv.cache._prefix import PrefixStats
-from gemmakv.errors import CacheFullError, one_line
+from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prefix import ModelPrefixCache, PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.server._body import Salt
@@ -167,7 +168,12 @@ async def clear(call: Call) -> None:
         raise invalid(
             "tier", f"expected one of {', '.join(tiers)}, found {tier[:40]!r}"
         )
-    await service.aside(prefix.cache.clear, tier)
+    try:
+        await asyncio.to_thread(prefix.cache.clear, tier)
+    except GemmaKVError as error:
+        raise RequestError(
+            503, one_line(error), code="cache_not_cleared"
+        ) from error
     if tier in (None, "ram"):
         _of(call).clear()
     await call.answer(CacheCleared(tiers=tiers if tier is None else [tier]))

@@ -73,11 +73,12 @@ class MemoryStore final : public BlockStore {
     ++stats_.damaged;
   }
   void Flush() noexcept override {}
-  void Clear(const Address* salt) noexcept override {
+  Cleared Clear(const Address* salt) noexcept override {
     const std::lock_guard lock(mutex_);
     std::erase_if(*medium_, [&](const auto& one) {
       return salt == nullptr || one.second.first.salt == *salt;
     });
+    return Cleared::kAll;
   }
   StoreStats stats() const override {
     const std::lock_guard lock(mutex_);

@@ -89,11 +89,14 @@ class MemoryStore final : public BlockStore {
     objects_.erase(key.address);
   }
   void Flush() noexcept override {}
-  void Clear(const Address* salt) noexcept override {
+  Cleared Clear(const Address* salt) noexcept override {
+    Delay();
     const std::lock_guard lock(mutex_);
+    if (fail_writes_) return Cleared::kFailed;
     std::erase_if(objects_, [&](const auto& entry) {
       return salt == nullptr || entry.second.key.salt == *salt;
     });
+    return Cleared::kAll;
   }
   StoreStats stats() const override {
     const std::lock_guard lock(mutex_);

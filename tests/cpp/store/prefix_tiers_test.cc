@@ -488,6 +488,50 @@ TEST_F(PrefixTiersTest, ClearedIsForgotten) {
   EXPECT_EQ(GoOn(Join(first, {5, 6})).total(), 0u);
 }
 
+TEST_F(PrefixTiersTest, WhatIsNotClearedIsSaid) {
+  const Ids first = Tokens(700, 1);
+  Publish(first, {512});
+  cache_->Flush();
+  disk_->set_fail_writes(true);
+  const auto error = [&](auto&&... arguments) -> std::string {
+    try {
+      cache_->Clear(arguments...);
+    } catch (const Error& found) {
+      return found.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error(), "prefix cache: not all is cleared: disk failed");
+  EXPECT_EQ(error(PrefixTier::kDisk),
+            "prefix cache: not all is cleared: disk failed");
+  disk_->set_fail_writes(false);
+  EXPECT_GT(disk_->stats().entries, 0u);
+  disk_->Hang();
+  const std::string late =
+      "prefix cache: not all is cleared: disk has not answered in time, and "
+      "may go on with it";
+  // More of them than threads are left behind with a tier that hangs.
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(i % 2 == 0 ? error(milliseconds(1))
+                         : error(PrefixTier::kDisk, milliseconds(1)),
+              late);
+  }
+  while (disk_->hanging() < 16) std::this_thread::yield();
+  EXPECT_EQ(cache_->stats().ram.pages, 0u);
+  disk_->Release();
+  while (disk_->hanging() > 0) std::this_thread::yield();
+  while (!error().empty()) std::this_thread::yield();
+  EXPECT_EQ(disk_->stats().entries, 0u);
+  // A write that hangs.
+  Publish(first, {512});
+  disk_->Hang();
+  Publish(Tokens(700, 2), {512});
+  while (disk_->hanging() == 0) std::this_thread::yield();
+  EXPECT_EQ(error(milliseconds(1)), late);
+  disk_->Release();
+  EXPECT_TRUE(cache_->Flush());
+}
+
 TEST_F(PrefixTiersTest, ClosedItWritesTheRestAndIsRamAlone) {
   const Ids first = Tokens(700, 1);
   disk_->set_delay(milliseconds(5));

@@ -273,11 +273,11 @@ TEST_P(SignedOrNot, RemoveAndClear) {
   EXPECT_TRUE(Has(*f.store, Key(2)));
   EXPECT_EQ(f.client->stored.size(), 2u + 3 + 4 + 5);  // chunks went, too
   const Address salt = Key(0, 1).salt;
-  f.store->Clear(&salt);
+  EXPECT_EQ(f.store->Clear(&salt), Cleared::kAll);
   EXPECT_FALSE(Has(*f.store, Key(1, 1)));
   EXPECT_TRUE(Has(*f.store, Key(2)));
   f.client->stored["another's"] = {1};
-  f.store->Clear(nullptr);
+  EXPECT_EQ(f.store->Clear(nullptr), Cleared::kAll);
   EXPECT_EQ(f.client->stored.size(), 1u);
   f.store->Flush();
 }

@@ -383,6 +383,42 @@ def test_what_is_no_s3_gives_nothing(
         impostor.close()
 
 
+def test_clear_says_what_stays(tiny_path: Path) -> None:
+    """Of a remote store: one without the method, one that fails, one that
+    does not answer."""
+    gone = threading.Event()
+
+    class Fails(InADict):
+        def delete_some(self, prefix: str) -> bool:
+            raise OSError("no route")
+
+    class Waits(InADict):
+        def delete_some(self, prefix: str) -> bool:
+            return not gone.wait(60)
+
+    for client, why in (
+        (InADict(), "remote cannot: its client has no delete_some"),
+        (Fails(), "remote failed"),
+        (Waits(), "remote has not answered in time, and may go on with it"),
+    ):
+        with gemmakv.PrefixCache(ram="8MiB", remote=client) as prefix:
+            gemma = gemmakv.Gemma.load(tiny_path, prefix_cache=prefix)
+            cache = gemmakv.create_kv_cache(gemma.config)
+            gemma.generate(cache, "one two three " * 20, max_tokens=1)
+            assert prefix.flush()
+            for tier in ("remote", None):
+                with pytest.raises(gemmakv.GemmaKVError) as found:
+                    prefix.clear(tier, timeout=0.2)
+                assert str(found.value) == (
+                    f"prefix cache: not all is cleared: {why}"
+                )
+            assert prefix.stats().bytes["ram"] == 0
+            with pytest.raises(ValueError, match="timeout"):
+                prefix.clear(timeout=-1)
+            if why.startswith("remote has not"):
+                gone.set()
+
+
 class Odd(InADict):
     """Gives what it is told to."""
 

@@ -125,6 +125,35 @@ def test_clear(own: App) -> None:
     assert get(own, CACHE).json()["stats"]["pinned_bytes"] == 0
 
 
+def test_what_is_not_cleared_is_said(talker_path: Path) -> None:
+    """A tier of a client that cannot tell what it holds."""
+
+    class Client:
+        def get_many(self, keys: list[str]) -> list[None]:
+            return [None for _ in keys]
+
+        def put_many(self, items: list[Any]) -> None:
+            pass
+
+        def has_many(self, keys: list[str]) -> list[bool]:
+            return [False for _ in keys]
+
+    gemma = gemmakv.Gemma.load(
+        talker_path,
+        prefix_cache=gemmakv.PrefixCache(ram="8MiB", remote=Client()),
+    )
+    app = make_app(gemma, max_model_len=4096)
+    pin(app, prompt=TEXT)
+    found = error(delete(app, CACHE), 503)
+    assert found["code"] == "cache_not_cleared"
+    assert "remote cannot: its client has no delete_some" in found["message"]
+    assert match(app, prompt=TEXT)[1] == 0
+    assert delete(app, CACHE + "?tier=ram").json()["tiers"] == ["ram"]
+    assert app.service is not None
+    app.service.close()
+    gemma.close()
+
+
 def test_off(talker_path: Path) -> None:
     gemma = gemmakv.Gemma.load(talker_path, prefix_cache=False)
     app = make_app(gemma)
