@@ -6,10 +6,10 @@
 The first writes a Gemma 3 1B shape in Q4_0 (Q8_0 embedding, which is what
 quantizers choose for a width that is no multiple of 256), or with
 --architecture that of the 2B model of Gemma 1 or 2, of Gemma 3n's E2B, of
-EmbeddingGemma, or with "gemma4-moe" half the width of Gemma 4 26B-A4B, with as
-many experts (3.2 GB): speed does not depend on the values, so a benchmark needs
-no download. The second writes a file of some hundred KB that runs in
-milliseconds. Same arguments, same bytes.
+EmbeddingGemma, with "gemma4-e2b" of Gemma 4 E2B (4.1 GB), or with "gemma4-moe"
+half the width of Gemma 4 26B-A4B, with as many experts (3.2 GB): speed does not
+depend on the values, so a benchmark needs no download. The second writes a file
+of some hundred KB that runs in milliseconds. Same arguments, same bytes.
 
 Weights are drawn as *stored* blocks, not quantized from numbers, so every
 type is as good as another and what a reader dequantizes is the truth. Scales
@@ -59,6 +59,7 @@ class Shape:
     ple: int = 0
     laurel: int = 0
     shared: int = 0  # last layers without keys and values of their own
+    shared_ffn: int = 0  # of these layers; 0: as of the others
     sparse: int = 0  # first layers of which 5% of the gates count
 
     @property
@@ -73,6 +74,10 @@ class Shape:
     def slides(self, layer: int) -> bool:
         """Of a Gemma 4."""
         return (layer + 1) % self.period != 0
+
+    def ffn_of(self, layer: int) -> int:
+        shares = layer >= self.layers - self.shared
+        return self.shared_ffn if shares and self.shared_ffn else self.ffn
 
     @property
     def post_norms(self) -> bool:
@@ -93,6 +98,11 @@ GEMMA4_MOE = Shape("gemma4", hidden=1408, layers=24, heads=8, kv_heads=4,
                    context=262144, final_cap=30, full_kv_heads=1,
                    full_head_dim=512, experts=128, experts_used=8,
                    expert_ffn=352)
+GEMMA4_E2B = Shape("gemma4", hidden=1536, layers=35, heads=8, kv_heads=1,
+                   head_dim=256, ffn=6144, vocab=262144, window=512,
+                   context=131072, final_cap=30, full_kv_heads=1,
+                   full_head_dim=512, period=5, ple=256, shared=20,
+                   shared_ffn=12288)
 TINY_MOE = Shape("gemma4", window=16, final_cap=30, full_kv_heads=1,
                  full_head_dim=64, period=3, layers=6, experts=8,
                  experts_used=3, expert_ffn=32)
@@ -106,7 +116,7 @@ GEMMA3N_E2B = Shape("gemma3n", hidden=2048, layers=30, heads=8, kv_heads=2,
                     head_dim=256, ffn=8192, vocab=262144, window=512,
                     context=32768, final_cap=30, streams=4, ple=256, laurel=64,
                     shared=10, sparse=10)
-LARGE = {"gemma4-moe": GEMMA4_MOE}
+LARGE = {"gemma4-moe": GEMMA4_MOE, "gemma4-e2b": GEMMA4_E2B}
 LARGE.update((shape.architecture, shape)
              for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B, GEMMA3N_E2B,
                            EMBEDDING_300M))
@@ -118,6 +128,11 @@ def of_family(shape: Shape, architecture: str) -> Shape:
     """
     if architecture == "gemma4-moe":
         return WIDE_MOE if shape == WIDE else TINY_MOE
+    if architecture == "gemma4-e2b":
+        shape = WIDE_MOE if shape == WIDE else TINY_MOE
+        return dataclasses.replace(
+            shape, layers=4, period=2, experts=0, ple=256, shared=2,
+            shared_ffn=2 * shape.ffn)
     window = 0 if architecture == "gemma" else shape.window
     if architecture == "gemma3n":
         # A layer of each kind is its own.
@@ -220,7 +235,9 @@ def _write_metadata(writer, shape: Shape, vocabulary) -> None:
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
+    writer.add_feed_forward_length(
+        [shape.ffn_of(i) for i in range(shape.layers)]
+        if shape.shared_ffn else shape.ffn)
     writer.add_head_count(shape.heads)
     if shape.gemma4:
         _write_gemma4_metadata(writer, shape)
@@ -283,8 +300,8 @@ def _write_gemma4_metadata(writer, shape: Shape) -> None:
     writer.add_rope_dimension_count_swa(shape.head_dim)
     writer.add_rope_freq_base(1e6)
     writer.add_rope_freq_base_swa(1e4)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(shape.shared)
+    writer.add_embedding_length_per_layer_input(shape.ple)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.experts_used)
@@ -321,10 +338,10 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
     # last token, and no error anywhere would change the most likely one.
     yield ("token_embd.weight", embedding_type, 1, shape.vocab, h,
            0.3 * h ** -0.5)
-    if shape.streams:
+    if shape.ple:
         yield from _model_tensors(shape, embedding_type)
     for i in range(shape.layers):
-        if shape.streams:
+        if shape.ple:
             yield from _stream_tensors(shape, f"blk.{i}.")
         full = shape.gemma4 and not shape.slides(i)
         head_dim = shape.full_head_dim if full else shape.head_dim
@@ -333,10 +350,10 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
         # A list of types goes round, so one file can hold them all.
         for name, rows, cols in (
             ("attn_q", q, h), ("attn_k", kv, h), ("attn_v", kv, h),
-            ("attn_output", h, q), ("ffn_gate", shape.ffn, h),
-            ("ffn_up", shape.ffn, h), ("ffn_down", h, shape.ffn),
+            ("attn_output", h, q), ("ffn_gate", shape.ffn_of(i), h),
+            ("ffn_up", shape.ffn_of(i), h), ("ffn_down", h, shape.ffn_of(i)),
         ):
-            if full and name == "attn_v":
+            if full and name == "attn_v" and not shape.ple:
                 continue
             kind = types[drawn % len(types)]
             drawn += 1
@@ -373,26 +390,29 @@ def tensor_plan(shape: Shape, matrix_type, embedding_type: str):
 
 
 def _model_tensors(shape: Shape, embedding_type: str):
-    """What Gemma 3n has beside its layers. Quantizers keep 16 bits of all but
-    the table.
+    """What Gemma 3n, or a Gemma 4 with a table, has beside its layers.
+    Quantizers keep 16 bits of all but the table.
     """
     h, width = shape.hidden, shape.ple * shape.layers
     yield ("per_layer_token_embd.weight", embedding_type, 1, shape.vocab, width,
            0.5 * shape.ple ** -0.5)
     yield "per_layer_model_proj.weight", "F16", 1, width, h, h ** -0.5
     yield "per_layer_proj_norm.weight", "F32", 1, None, shape.ple, 1.0
+    if not shape.streams:
+        return
     for name in ("altup_proj", "altup_unembd_proj"):
         yield f"{name}.weight", "F16", shape.streams - 1, h, h, h ** -0.5
 
 
 def _stream_tensors(shape: Shape, prefix: str):
     h, n = shape.hidden, shape.streams
+    of_table = ("inp_gate", "proj", "post_norm")
     for name, kind, rows, cols, spread in (
         ("altup_router", "F32", n, h, h ** 0.5),
         ("altup_predict_coef", "F32", n * n, n, 0.1),
         ("altup_correct_coef", "F32", n, n, 0.1),
         ("laurel_l", "F16", shape.laurel, h, h ** -0.5),
-        ("laurel_r", "F16", h, shape.laurel, shape.laurel ** -0.5),
+        ("laurel_r", "F16", h, shape.laurel, (shape.laurel or 1) ** -0.5),
         ("inp_gate", "F16", shape.ple, h, h ** -0.5),
         ("proj", "F16", h, shape.ple, shape.ple ** -0.5),
         ("altup_router_norm", "F32", None, h, 1.0),
@@ -400,6 +420,8 @@ def _stream_tensors(shape: Shape, prefix: str):
         ("laurel_post_norm", "F32", None, h, 0.6),
         ("post_norm", "F32", None, h, 0.5),
     ):
+        if not shape.streams and name not in of_table:
+            continue
         yield f"{prefix}{name}.weight", kind, 1, rows, cols, spread
 
 

@@ -86,7 +86,7 @@ _STACKS = ("altup_proj.weight", "altup_unembd_proj.weight")
 
 @pytest.mark.parametrize("kind", tiny_models.ALL_TYPES)
 @pytest.mark.parametrize(
-    "family", ["gemma", "gemma2", "gemma3n", "gemma4-moe"]
+    "family", ["gemma", "gemma2", "gemma3n", "gemma4-moe", "gemma4-e2b"]
 )
 def test_every_stored_type(family: str, kind: str, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="the writer needs gguf")
