@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
-from gemmakv.chat._native_calls import NATIVE, native_options
+from gemmakv.chat._native_calls import NATIVE, grammar_of
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._templates import (
     call_form,
@@ -64,11 +64,9 @@ class Gemma(Model):
             conversation and the reply. The result is the same as without, bit
             for bit. None for a new one, which is dropped.
           tools: JSON schemas of functions that the model may call; the result
-            has `tool_calls`. Needs the extra `grammar`, unless calls have the
-            form of Gemma 4's template: nothing holds these to their schemas.
+            has `tool_calls`. Needs the extra `grammar`.
           tool_choice: "auto" (the default), "none", "required" (at least one
-            call) or the name of the tool that is to be called; of the last
-            two none with Gemma 4's form.
+            call) or the name of the tool that is to be called.
           parallel_tool_calls: whether there may be several calls.
           think: whether the model is to think before it replies, if its
             template knows how; the result has `reasoning`. None: as the
@@ -273,10 +271,7 @@ class Gemma(Model):
         for name in ("grammar", "response_format"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: expected none together with tools")
+        grammar = use.grammar
         if form in NATIVE:
-            more = native_options(
-                self._needed_tokenizer(), form, tool_choice, parallel, options
-            )
-        else:
-            more = {"grammar": use.grammar}
-        return use.tools, form, {**options, **more}
+            grammar = grammar_of(form, self._needed_tokenizer(), use)
+        return use.tools, form, {**options, "grammar": grammar}

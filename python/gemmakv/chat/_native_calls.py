@@ -14,9 +14,11 @@ import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
+from gemmakv.chat._native_grammar import native_grammar
+from gemmakv.chat._tools import ToolUse
+from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -32,6 +34,7 @@ class NativeForm:
 
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
+THOUGHT, THOUGHT_END = "<|channel>", "<channel|>"  # of a model that thinks
 # By what templates call their form.
 NATIVE = {
     "native": NativeForm(CALL, CALL_END, QUOTE),
@@ -67,25 +70,33 @@ def read_call(text: str) -> ToolCall | None:
     return ToolCall("call_" + secrets.token_hex(12), head[1], arguments)
 
 
-def native_options(
-    tokenizer: Tokenizer,
-    form: str,
-    tool_choice: str | Mapping[str, Any] | None,
-    parallel: bool,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Generation options of a reply that may call. Raises ValueError for a
-    choice that nothing would hold the model to.
+def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
+    """What a reply follows that may call. Raises ValueError for a vocabulary
+    without the form's control tokens, and for a schema that is none or, where
+    its tool is strict, cannot be enforced.
     """
-    if tool_choice not in (None, "auto"):
-        raise ValueError(
-            "tool_choice: calls have the model's own form, which no grammar "
-            f"enforces; expected 'auto' or 'none', found {tool_choice!r}"
-        )
-    end = tokenizer.id_of(NATIVE[form].call_end)
-    if parallel or end is None:
-        return {}
-    return {"stop_token_ids": [*(options.get("stop_token_ids") or ()), end]}
+    native = NATIVE[form]
+    marks: dict[str, int] = {}
+    for name, token in (
+        ("call", native.call),
+        ("call_end", native.call_end),
+        ("quote", native.quote),
+        ("thought", THOUGHT),
+        ("thought_end", THOUGHT_END),
+    ):
+        id = tokenizer.id_of(token)
+        if id is not None:
+            marks[name] = id
+        elif not name.startswith("thought"):
+            raise ValueError(
+                f"tools: the vocabulary has no {token!r}, which this model's "
+                "calls need"
+            )
+    if "thought_end" not in marks:
+        marks.pop("thought", None)
+    return native_grammar(
+        marks, use.called, free=use.free, parallel=use.parallel
+    )
 
 
 class _Values:

@@ -19,6 +19,8 @@ from gemmakv.chat._native_calls import (
     NATIVE,
     QUOTE,
     QUOTE_MARK,
+    THOUGHT,
+    THOUGHT_END,
     NativeForm,
     read_call,
 )
@@ -26,10 +28,9 @@ from gemmakv.chat._tools import CallPart, CallReader
 from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
-_THOUGHT, _THOUGHT_END = "<|channel>", "<channel|>"
 _NAME = "thought\n"  # the first line of the channel
 # What opens something, and what ends it beside the others of these.
-_ENDS = {_THOUGHT: _THOUGHT_END, CALL: CALL_END}
+_ENDS = {THOUGHT: THOUGHT_END, CALL: CALL_END}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +115,8 @@ class ReplyReader:
         mark = self._marks.get(token)
         if mark is not None:
             self._ahead += ((self._said, mark),)
-            if mark in (_THOUGHT, _THOUGHT_END, CALL):
-                self._thinks = mark == _THOUGHT
+            if mark in (THOUGHT, THOUGHT_END, CALL):
+                self._thinks = mark == THOUGHT
                 return
         self.reasoning_tokens += self._thinks
         data = self._table[token] if token < len(self._table) else b""
@@ -143,7 +144,7 @@ class ReplyReader:
         if self._in == CALL:
             self._call += text
             return []
-        if self._in != _THOUGHT:
+        if self._in != THOUGHT:
             return self._text(text)
         if self._naming is not None:
             text = self._naming + text
@@ -167,8 +168,8 @@ class ReplyReader:
         elif self._naming and self._naming != _NAME.rstrip():
             found = self._think(self._naming)  # a thought without a name
         self._in = mark if opens else ""
-        self._naming = "" if mark == _THOUGHT else None
-        if mark == _THOUGHT and self._thought:
+        self._naming = "" if mark == THOUGHT else None
+        if mark == THOUGHT and self._thought:
             self._thought_spaces = "\n\n"
         return found
 
@@ -216,7 +217,7 @@ def marks_of(
     """Ids of the control tokens around thoughts and `calls`, and what they
     are called here; none of a vocabulary without them.
     """
-    names = {_THOUGHT: _THOUGHT, _THOUGHT_END: _THOUGHT_END}
+    names = {THOUGHT: THOUGHT, THOUGHT_END: THOUGHT_END}
     if calls is not None:
         names |= {
             calls.call: CALL, calls.call_end: CALL_END, calls.quote: QUOTE,

@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gemmakv.chat._messages import Message, Tools, items, plain_json
@@ -46,11 +47,20 @@ class ToolUse:
 
     Attributes:
       tools: as they are said to the model.
-      grammar: what its reply follows.
+      called: those that it may call, by their places in `tools`.
+      free: its reply may be text, or have text before its calls.
+      parallel: it may call several.
     """
 
     tools: list[dict[str, Any]]
-    grammar: Grammar
+    called: Mapping[int, Mapping[str, Any]]
+    free: bool
+    parallel: bool
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        """What a reply follows whose calls have the form above."""
+        return _grammar(self.called, self.free, self.parallel)
 
 
 def tool_use(
@@ -87,8 +97,7 @@ def tool_use(
     said = dict(enumerate(given))
     if choice not in _CHOICES:
         said = {i: said[i] for i in said if names[i] == choice}
-    grammar = _grammar(said, choice == "auto", parallel_tool_calls)
-    return ToolUse(given, grammar)
+    return ToolUse(given, said, choice == "auto", parallel_tool_calls)
 
 
 def said_in_text(

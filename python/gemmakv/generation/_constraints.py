@@ -48,7 +48,12 @@ _WORDS = (
     ),
 )
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
-# Of a schema in a grammar, with the grammar's lines behind it.
+# Of a schema or a pattern in a grammar, with the grammar's lines behind it.
+_IN_PATTERN = re.compile(
+    r"at (?P<line>\d+)\(\d+\): invalid regex .*?\nerror: (?P<what>[^\n]*)",
+    re.DOTALL,
+)
+_OF_TOOL = re.compile(r"(?:[A-Z]+_)?args_(?P<number>\d+)", re.IGNORECASE)
 _IN_SCHEMA = re.compile(
     r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema: "
     r"(?P<what>.*?)\s*(?:\n|$)",
@@ -220,13 +225,18 @@ def _refusal(name: str, error: str, grammar: Grammar) -> str:
     """Why a grammar is not compiled; of tools it names the one whose schema it
     is, where it is one.
     """
-    found = _IN_SCHEMA.match(error) if grammar.kind == "tools" else None
-    if found is None:
+    in_pattern = _IN_PATTERN.match(error)
+    found = in_pattern or _IN_SCHEMA.match(error)
+    if found is None or grammar.kind != "tools":
         return f"{name}: {_shown(error, grammar.text)}"
     line = grammar.text.splitlines()[int(found["line"]) - 1]
-    number = line.partition(":")[0].removeprefix("args_")
     said = _shown(found["what"], line)
-    return f"tools[{number}].function.parameters: {said}"
+    if in_pattern:
+        said = f"pattern: {said}"
+    tool = _OF_TOOL.match(line)
+    if tool is None:
+        return f"{name}: {said}"
+    return f"tools[{tool['number']}].function.parameters: {said}"
 
 
 class _Vocabulary:

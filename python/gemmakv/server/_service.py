@@ -28,7 +28,7 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Template, messages_of
-from gemmakv.chat._native_calls import NATIVE, native_options
+from gemmakv.chat._native_calls import NATIVE, grammar_of
 from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
     PlainTemplate,
@@ -897,19 +897,14 @@ class ChatService:
             raise invalid(
                 "response_format", "expected none together with tools"
             )
-        if form in NATIVE:
-            try:
-                options |= native_options(
-                    self.tokenizer,
-                    form,
-                    request.tool_choice,
-                    request.parallel_tool_calls,
-                    options,
-                )
-            except ValueError as error:
-                raise _of_library(error) from error
-        else:
-            options["grammar"] = use.grammar
+        try:
+            options["grammar"] = (
+                grammar_of(form, self.tokenizer, use)
+                if form in NATIVE
+                else use.grammar
+            )
+        except ValueError as error:
+            raise _of_library(error) from error
         return dataclasses.replace(request, tools=use.tools)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:

@@ -46,7 +46,8 @@ def says(app: App, reply: str) -> None:
 
 
 @pytest.fixture
-def app(gemma: gemmakv.Gemma) -> App:
+def app(gemma: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch) -> App:
+    gemma4_files.force(monkeypatch)
     made = make_app(gemma, max_model_len=2048, default_max_tokens=200)
     says(made, REPLY)
     return made
@@ -161,10 +162,32 @@ def test_calls(app: App) -> None:
     says(app, TEXT)
     more = whole(app, CHAT, messages=[*USER, message, result], tools=TOOLS)
     assert more["choices"][0]["message"]["content"] == TEXT
-    found = error(
-        post(app, CHAT, body(tools=TOOLS, tool_choice="required")), 400
-    )
-    assert found["param"] == "tool_choice"
+
+
+def test_choices_hold(gemma: gemmakv.Gemma) -> None:
+    """Whatever the model wants to say; and its thought may come before."""
+    app = make_app(gemma, max_model_len=2048)
+    schema = {
+        "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]
+    }
+    tools = [{"type": "function", "function": {
+        "name": name, "parameters": schema}} for name in ("rain", "sun")]
+    choice = {"type": "function", "function": {"name": "sun"}}
+    for seed in range(4):
+        [found] = whole(
+            app, CHAT, tools=tools, tool_choice=choice, seed=seed,
+            temperature=1, parallel_tool_calls=False,
+            logit_bias={IDS["<|channel>"]: -100},
+        )["choices"]  # fmt: skip
+        assert found["finish_reason"] == "tool_calls"
+        [call] = found["message"]["tool_calls"]
+        assert call["function"]["name"] == "sun"
+        said = json.loads(call["function"]["arguments"])
+        assert said["unit"] in ("C", "F")
+    bad = {"properties": {"a": {"type": "text"}}}
+    tools[1]["function"]["parameters"] = bad  # type: ignore[index]
+    wrong = error(post(app, CHAT, body(tools=tools)), 400)
+    assert wrong["param"] == "tools[1].function.parameters.properties.a.type"
 
 
 def test_anthropic(app: App) -> None:

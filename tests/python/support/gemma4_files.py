@@ -163,6 +163,23 @@ def script(reply: str) -> str:
     return "start: " + " ".join(parts)
 
 
+def force(monkeypatch: Any) -> None:
+    """A script that a server has as its default holds replies with tools, too,
+    instead of the tools' grammar.
+    """
+    from gemmakv import Grammar
+    from gemmakv.server import _service
+
+    with_tools = _service.ChatService._with_tools
+
+    def scripted(self: Any, request: Any, options: dict[str, Any]) -> Any:
+        found = with_tools(self, request, options)
+        options["grammar"] = Grammar.lark(self.defaults["grammar"])
+        return found
+
+    monkeypatch.setattr(_service.ChatService, "_with_tools", scripted)
+
+
 # What of the published template matters here, in our own words.
 TEMPLATE = """\
 {%- macro value(v) -%}
