@@ -6,6 +6,7 @@ import platform
 from typing import Any
 
 from gemmakv import _core
+from gemmakv._support.processors import cores, nodes, processors
 
 
 def cpu_info() -> dict[str, Any]:
@@ -13,10 +14,18 @@ def cpu_info() -> dict[str, Any]:
 
     Keys: `cpu` (its name), `target` (the SIMD target that kernels run on),
     `targets` (all that this processor can run, best first), `threads`
-    (processors that this process may use) and the cache sizes `l1_bytes`,
-    `l2_bytes` and `l3_bytes` (0 where unknown).
+    (processors that this process may use), `cores` and `nodes` (cores and NUMA
+    nodes that have these), `default_threads` (those of a model that is loaded
+    without saying how many) and the cache sizes `l1_bytes`, `l2_bytes` and
+    `l3_bytes` (0 where unknown).
     """
-    return {"cpu": _cpu_name(), **_core.cpu_info()}
+    return {
+        "cpu": _cpu_name(),
+        **_core.cpu_info(),
+        "cores": cores(),
+        "nodes": nodes(),
+        "default_threads": processors(),
+    }
 
 
 def _cpu_name() -> str:

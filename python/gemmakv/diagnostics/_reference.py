@@ -110,7 +110,7 @@ def against(
       tokens: how many to compare; default 256. They are sampled from the model
         (seed 0, temperature 1), behind its beginning-of-sequence token.
       kv_dtype: how keys and values are stored: "f32", "bf16" or "int8".
-      threads: of both; default: all processors.
+      threads: of both; default: as for `Gemma.load`.
       quantize: as for `Gemma.load`.
       progress: callable(done, total) in steps, or True for a line on stderr.
 

@@ -127,9 +127,10 @@ class Model:
             downloaded once; a download that broke off continues.
             HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
             `pip install "gemmakv[hub]"`.
-          threads: threads to compute with; default: all processors that this
-            process may use, fewer where its container has less time than
-            theirs. Results do not depend on it.
+          threads: threads to compute with; default: one for each core that
+            this process may use (of up to four processors, all of them),
+            fewer where its container has less time than theirs. Results do
+            not depend on it.
           progress: callable(done_bytes, total_bytes), called from this
             thread, or True for a line on stderr.
           packed_cache: whether to keep the weights as the kernels read them

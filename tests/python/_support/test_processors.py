@@ -56,6 +56,47 @@ def test_threads(
     assert processors.thread_limit() == expected
 
 
+def siblings(root: Path, cores: list[str], node: int = 0) -> None:
+    """Files that say which processors are of one core."""
+    for core in cores:
+        for id in core.split(","):
+            (root / f"cpu{id}/topology").mkdir(parents=True)
+            file = root / f"cpu{id}/topology/thread_siblings_list"
+            file.write_text(core + "\n")
+            (root / f"cpu{id}/node{node}").mkdir()
+
+
+def test_one_thread_for_each_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siblings(tmp_path, ["0,4", "1,5", "2,6"])
+    siblings(tmp_path, ["3", "7"], node=1)
+    may: set[int] = set()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: may)
+    monkeypatch.setattr(processors, "_PROCESSORS", tmp_path)
+    monkeypatch.setattr(processors.cores, "__defaults__", (tmp_path,))
+    quota: list[float | None] = [None]
+    monkeypatch.setattr(processors, "cpu_quota", lambda: quota[0])
+    for ids, cores, nodes, threads in (
+        (range(8), 5, 2, 5),
+        ((0, 1, 2, 4, 5, 6), 3, 1, 3),
+        ((0, 1, 4, 5), 2, 1, None),  # few
+        ((0, 1, 2, 3, 7), 5, 2, None),
+        (range(8, 14), 6, 1, None),  # of which nothing is said
+    ):
+        may.clear()
+        may.update(ids)
+        assert processors.cores(tmp_path) == cores
+        assert processors.nodes(tmp_path) == nodes
+        assert processors.thread_limit() == threads
+    may.update(range(8))
+    for quota[0], threads in ((1.5, 2), (4.0, 4), (9.0, None)):
+        may.clear()
+        may.update(range(8))
+        assert processors.thread_limit() == (threads or 5)
+    assert processors.nodes() >= 1
+
+
 def test_it_is_the_default(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
