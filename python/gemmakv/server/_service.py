@@ -7,7 +7,10 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
+import os
 import secrets
+import sys
+import threading
 import time
 from collections.abc import (
     Awaitable,
@@ -75,6 +78,7 @@ _SHORT = 1_000  # characters and token ids that take no thread
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
+_COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
 _SYSTEM = ("system", "developer")
 _REPLIES = ("assistant", "model")
@@ -280,7 +284,13 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
-        self._grammars = ThreadPoolExecutor(_GRAMMAR_THREADS, "gemmakv-grammar")
+        self._grammars = ThreadPoolExecutor(
+            _GRAMMAR_THREADS, "gemmakv-grammar", _step_back
+        )
+        one_each = 1 if len(self.labels) > 1 else _GRAMMAR_THREADS
+        self._compiling = {
+            label: asyncio.Semaphore(one_each) for label in self.labels
+        }
         self._live: set[asyncio.Task[Any]] = set()
         self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
         self.diagnostics = Diagnostics()
@@ -554,9 +564,7 @@ class ChatService:
         Raises RequestError.
         """
         try:
-            options = {**self.defaults, **request.options}
-            request = self._with_tools(request, options)
-            self._check_options(options)
+            request, _ = await self._checked(request)
             if request.past is not None and self.keeper is not None:
                 return len(await self.keeper.ids(request))
             assert request.messages is not None
@@ -573,9 +581,7 @@ class ChatService:
     ) -> None:
         if self.admission.draining:
             raise stopping()
-        options = {**self.defaults, **request.options}
-        request = self._with_tools(request, options)
-        self._check_options(options)
+        request, options = await self._checked(request)
         if request.past is None or self.keeper is None:
             await self._admit(request, options, emit, outlet)
             return
@@ -592,7 +598,7 @@ class ChatService:
     ) -> None:
         prompts, dropped = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
-            await _on(self._grammars, self.gemma._compile, options)
+            await self._compile(request.tenant.label, options)
         rows = len(prompts) * request.n
         most = min(self.settings.limits.rows, self.settings.max_running)
         if rows > most:
@@ -632,6 +638,15 @@ class ChatService:
         if event.miss_reason:
             counts.misses.add(reason=event.miss_reason)
         await emit(event)
+
+    async def _compile(self, label: str, options: dict[str, Any]) -> None:
+        """Has a grammar ready. Tenants have one compiled at a time, so that
+        none keeps the others waiting.
+        """
+        async with self._compiling[label]:
+            await _on(
+                self._grammars, self.gemma._compile, options, _COMPILE_S
+            )
 
     async def _to_compute(
         self, gemma: Gemma, prompts: Sequence[TokenArray]
@@ -898,6 +913,22 @@ class ChatService:
         said = self.tokenizer.decode(ids)
         rest = said[len(generation.text) :]
         return next((stop for stop in stops if rest.startswith(stop)), None)
+
+    async def _checked(
+        self, request: ChatRequest
+    ) -> tuple[ChatRequest, dict[str, Any]]:
+        """A request with the tools that are said to the model, and all of its
+        options. Raises RequestError.
+        """
+        options = {**self.defaults, **request.options}
+
+        def check(*_: object) -> ChatRequest:
+            found = self._with_tools(request, options)
+            self._check_options(options)
+            return found
+
+        # Schemas may be long.
+        return await self.on_texts(check, options, request.tools), options
 
     def _with_tools(
         self, request: ChatRequest, options: dict[str, Any]
@@ -1306,6 +1337,15 @@ def _length(value: object, most: int) -> int:
             break
         count += _length(one, most - count)
     return count
+
+
+def _step_back() -> None:
+    """Has this thread, and those that it starts, leave the processors to the
+    engine's, where there are too few.
+    """
+    if sys.platform == "linux":  # elsewhere it is the whole process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 async def _on(
