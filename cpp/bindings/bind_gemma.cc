@@ -199,6 +199,18 @@ class Call {
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     }
   }
+  // All events that are there, and whether these were the last. Throws what the
+  // request failed with once there are none. Waits for nothing.
+  std::pair<std::vector<TokenEvent>, bool> Take() {
+    TokenStream& stream = *streams_[0];
+    std::vector<TokenEvent> events;
+    while (auto event = stream.NextEvent(std::chrono::milliseconds(0), false)) {
+      events.push_back(*std::move(event));
+    }
+    const bool drained = stream.Drained();
+    if (drained && events.empty()) (void)stream.Result();
+    return {std::move(events), drained};
+  }
   void Wait(const Progress& progress) {
     WaitAll(streams_, [&](bool ended) {
       CheckSignals();
@@ -280,6 +292,28 @@ py::object TopArrays(std::span<const TokenLogprob> top, size_t rows) {
                         ArrayOf(std::move(logprobs), shape));
 }
 
+py::object FinishReasonOf(const TokenEvent& event) {
+  if (event.finish_reason == FinishReason::kNone) return py::none();
+  return py::str(NameOf(event.finish_reason));
+}
+
+py::object LogprobOf(const TokenEvent& event) {
+  if (std::isnan(event.logprob)) return py::none();
+  return py::float_(event.logprob);
+}
+
+// What a server asks for with every token: one call, and no objects of classes.
+py::tuple TakeEvents(Call& call) {
+  const auto [events, drained] = call.Take();
+  py::list found;
+  for (const TokenEvent& event : events) {
+    found.append(py::make_tuple(py::bytes(event.text), event.token_id,
+                                LogprobOf(event), FinishReasonOf(event),
+                                TopArrays(event.top_logprobs, 0)));
+  }
+  return py::make_tuple(std::move(found), drained);
+}
+
 // None if it would have to wait and there is a bell, which rings then.
 std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
@@ -338,11 +372,7 @@ void RegisterResults(py::module_& module) {
 
   py::class_<TokenEvent>(module, "Event")
       .def_readonly("token_id", &TokenEvent::token_id)
-      .def_property_readonly("logprob",
-                             [](const TokenEvent& e) -> std::optional<float> {
-                               if (std::isnan(e.logprob)) return std::nullopt;
-                               return e.logprob;
-                             })
+      .def_property_readonly("logprob", &LogprobOf)
       .def_property_readonly(
           "top_logprobs",
           [](const TokenEvent& e) { return TopArrays(e.top_logprobs, 0); })
@@ -352,12 +382,7 @@ void RegisterResults(py::module_& module) {
                              [](const TokenEvent& e) {
                                return e.finish_reason != FinishReason::kNone;
                              })
-      .def_property_readonly(
-          "finish_reason",
-          [](const TokenEvent& e) -> std::optional<std::string> {
-            if (e.finish_reason == FinishReason::kNone) return std::nullopt;
-            return NameOf(e.finish_reason);
-          });
+      .def_property_readonly("finish_reason", &FinishReasonOf);
 
   const auto no_gil = py::call_guard<GilReleased>();
   py::class_<Waker, std::shared_ptr<Waker>>(module, "Waker")
@@ -377,6 +402,10 @@ void RegisterResults(py::module_& module) {
             return call.Next(timeout_s);
           },
           py::arg("timeout_s") = 0.0)
+      .def("take", &TakeEvents,
+           "Tuples (bytes, token_id, logprob, finish_reason, top_logprobs) of "
+           "all events that are there, without waiting, and whether no others "
+           "come. They make no room for further tokens before `wake`.")
       .def("cancel", &Call::Cancel, py::arg("read") = Call::kAll)
       .def("abort", &Call::Abort)
       .def_property_readonly("waits_for_reader", &Call::WaitsForReader)

@@ -121,7 +121,9 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   TokenEvent event;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, timeout, [&] { return done_ || !events_.empty(); });
+    const auto changed = [&] { return done_ || !events_.empty(); };
+    // Also a wait of no time goes to the system.
+    if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
     if (!events_.empty()) {
       event = std::move(events_.front());
       events_.pop_front();

@@ -309,6 +309,20 @@ class Bell:
 @final
 class Call:
     def next(self, timeout_s: float = 0.0) -> Event | None: ...
+    def take(
+        self,
+    ) -> tuple[
+        list[
+            tuple[
+                bytes,
+                int,
+                float | None,
+                str | None,
+                tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None,
+            ]
+        ],
+        bool,
+    ]: ...
     def cancel(self, read: int = ...) -> None: ...
     def abort(self) -> None: ...
     waits_for_reader: Final[bool]

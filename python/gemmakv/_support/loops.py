@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import _core
@@ -26,6 +28,7 @@ class _Hub:
         self.bells: weakref.WeakValueDictionary[int, Bell] = (
             weakref.WeakValueDictionary()
         )
+        self.listeners: dict[int, Callable[[], None]] = {}
         self.read: set[_core.Call] = set()
         loop.add_reader(self.waker.fd, self._take)
 
@@ -35,9 +38,13 @@ class _Hub:
 
     def _take(self) -> None:
         for key in self.waker.take():
+            listener = self.listeners.get(key)
+            if listener is not None:
+                listener()
+                continue
             bell = self.bells.get(key)
-            for future in () if bell is None else bell.waiting:
-                _wake(future)
+            if bell is not None:
+                bell.wake()
 
 
 class Bell:
@@ -73,6 +80,24 @@ class Bell:
         if not self._hub.read:
             self.loop.call_soon(self._hub.wake_read)
         self._hub.read.add(call)
+
+    def wake(self) -> None:
+        """Has the tasks go on that wait."""
+        for future in self.waiting:
+            _wake(future)
+
+    @contextlib.contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Inside, `listener` is called when it rings, and no task goes on by
+        that: a task and a future for each ring cost more than most listeners
+        do. It must not raise: others are called behind it.
+        """
+        listeners = self._hub.listeners
+        listeners[self.core.key] = listener
+        try:
+            yield
+        finally:
+            del listeners[self.core.key]
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until it rings, or the time is over, or for no reason.

@@ -73,9 +73,11 @@ def tool_use(
     """
     given = [_tool(f"tools[{i}]", t) for i, t in enumerate(_listed(tools))]
     names = [tool["function"]["name"] for tool in given]
+    seen: set[str] = set()
     for i, name in enumerate(names):
-        if name in names[:i]:
+        if name in seen:
             raise ValueError(f"tools[{i}]: a second {name!r}, expected one")
+        seen.add(name)
     if not isinstance(parallel_tool_calls, bool):
         raise unexpected(
             "parallel_tool_calls", "True or False", parallel_tool_calls

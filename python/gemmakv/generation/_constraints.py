@@ -8,14 +8,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmakv.errors import GemmaKVError, one_line
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._trial import STACK_BYTES, Trials
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 _KEPT = 64  # compiled grammars
+_stack_size_lock = threading.Lock()
 # What compiling and each mask may cost at most; a grammar beyond it is an
 # error of its request.
 _LIMITS = {
@@ -61,6 +63,9 @@ _IN_SCHEMA = re.compile(
 )
 
 
+_T = TypeVar("_T")
+
+
 class Compiler:
     """Compiles grammars for one vocabulary and keeps the newest. Safe from
     several threads.
@@ -74,6 +79,7 @@ class Compiler:
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
+        self._trials = Trials(_LIMITS, _JSON)
 
     def later(
         self, name: str, grammar: Grammar | None
@@ -83,18 +89,28 @@ class Compiler:
             return None
         return lambda: self.compile(name, grammar)
 
-    def compile(self, name: str, grammar: Grammar) -> Matcher:
+    def compile(
+        self, name: str, grammar: Grammar, seconds: float | None = None
+    ) -> Matcher:
         """What the core takes, to be cloned for each use.
 
-        Raises ValueError that begins with `name`, naming what of the grammar
-        is not supported; GemmaKVError without llguidance.
+        `seconds` of a processor are what it may take of one that is not kept;
+        without, what it takes. Raises ValueError that begins with `name`,
+        naming what of the grammar is not supported, or that it takes longer;
+        GemmaKVError without llguidance; MemoryError.
         """
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:
                 self._kept.move_to_end(grammar)
                 return found
-        found = self._compiled(name, grammar)
+        _llguidance()
+        if seconds is not None and not self._trials.passes(grammar, seconds):
+            raise ValueError(
+                f"{name}: expected what can be compiled within {seconds:g} s "
+                "of a processor and 1 GiB, found what cannot"
+            )
+        found = _with_deep_stack(lambda: self._compiled(name, grammar))
         with self._lock:
             self._kept[grammar] = found
             if len(self._kept) > _KEPT:
@@ -160,6 +176,35 @@ class Compiler:
             n_vocab=self._config.vocab_size,
             eos_token=self._ends,
         )
+
+
+def _with_deep_stack(function: Callable[[], _T]) -> _T:
+    """A call on a thread of its own. llguidance follows references (of a
+    schema, of rules) by calling itself, 16 KiB of stack each, and 128 KiB of
+    text can have 13,000 in a row; only what is used takes memory.
+    """
+    found: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            failed.append(error)
+
+    with _stack_size_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="gemmakv-compile")
+            thread.start()
+        except RuntimeError:
+            raise MemoryError("no memory for a thread that compiles") from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    for error in failed:
+        raise error
+    return found[0]
 
 
 class Matcher:

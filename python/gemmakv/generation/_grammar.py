@@ -80,6 +80,11 @@ class Grammar:
             schema = {}
         if not isinstance(schema, Mapping):
             raise unexpected("grammar: json_schema", "a JSON schema", schema)
+        # Writing all of a large one takes as long as it is, at one piece.
+        if not _may_fit(schema, 2 * MAX_BYTES):
+            raise ValueError(
+                f"grammar: expected at most {MAX_BYTES} bytes, found more"
+            )
         try:
             text = json.dumps(dict(schema), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -102,6 +107,24 @@ class Grammar:
         it; its rule `start` is the whole.
         """
         return cls("lark", grammar)
+
+
+def _may_fit(value: object, room: int) -> bool:
+    """Whether a value can have at most `room` bytes in JSON; one that
+    certainly has more is not looked through.
+    """
+    rest = [value]
+    while rest and room >= 0:
+        one = rest.pop()
+        room -= 2
+        if isinstance(one, str):
+            room -= len(one)
+        elif isinstance(one, Mapping):
+            rest += one.values()
+            room -= sum(len(str(name)) + 4 for name in one)
+        elif isinstance(one, list | tuple):
+            rest += one
+    return room >= 0
 
 
 def of_response_format(name: str, value: object) -> Grammar | None:

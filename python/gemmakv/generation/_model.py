@@ -742,12 +742,14 @@ class Model:
         has = self._config.bos_id >= 0
         return [has and isinstance(prompt, str) for prompt in prompts]
 
-    def _compile(self, options: Any) -> None:
-        """Has the grammar of a call's options ready. Raises as the call."""
+    def _compile(self, options: Any, seconds: float | None = None) -> None:
+        """Has the grammar of a call's options ready, within that many seconds
+        of a processor. Raises as the call, and MemoryError.
+        """
         [row] = split_rows(options, 1, batch=False)
-        make = self._constraint(row)
-        if make is not None:
-            make()
+        name, grammar = grammar_of(row)
+        if grammar is not None:
+            self._compiler.compile(name, grammar, seconds)
 
     def _constraint(self, row: dict[str, Any]) -> Any:
         """What makes the constraint of checked options; None if none does."""

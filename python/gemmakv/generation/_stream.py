@@ -6,7 +6,7 @@ import codecs
 import contextlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NoReturn, Self
 
 from gemmakv import _core
@@ -19,6 +19,11 @@ from gemmakv.generation._result import (
     TopLogprobs,
     generation_of,
 )
+
+# What takes a piece: text, token_id, logprob, finish_reason, top_logprobs.
+Take = Callable[
+    [str, int, float | None, str | None, TopLogprobs | None], None
+]
 
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
@@ -197,6 +202,7 @@ class Stream(PieceStream):
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._cancelled = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = False  # it has the beginning of a character
         self._generation: Generation | None = None
 
     def __del__(self) -> None:
@@ -229,6 +235,93 @@ class Stream(PieceStream):
             self._generation = generation_of(self._handle.result())
         return self._generation
 
+    async def _passing(
+        self, free: Callable[[], bool], take: Take
+    ) -> AsyncIterator[Piece]:
+        """Pieces that `take` does not get.
+
+        It gets those that come while `free` says so, as soon as the event loop
+        sees them, in order, without this task going on for it: half of what a
+        token costs otherwise. What the two raise is raised here.
+
+        Requires: inside `async with`; no `progress`.
+        """
+        assert self._callback is None
+        self._watch()
+        bell, failure = self._bell, None
+        assert bell is not None
+
+        def pass_on() -> bool:
+            """Of what there is. Whether the task has something to do."""
+            nonlocal failure
+            if self._ready or self._cancelled:
+                return True
+            try:
+                self._take_all(free, take)
+            except BaseException as error:
+                failure = error
+            return failure is not None or bool(self._ready) or self._finished
+
+        def heard() -> None:
+            if pass_on():
+                bell.wake()
+
+        while True:
+            if self._cancelled:
+                async for piece in self:
+                    yield piece
+                return
+            if self._ready:
+                piece = self._ready.popleft()
+                if not self._ready:
+                    bell.note_read(self._handle)
+                yield piece
+            elif failure is not None:
+                raise failure
+            elif self._finished:
+                return
+            elif not pass_on():
+                with bell.heard_by(heard):
+                    await bell.wait()
+
+    def _take_all(self, free: Callable[[], bool], take: Take) -> None:
+        """Gives what is there to `take`; what it is not free for is ready
+        then.
+        """
+        drained = True
+        while drained and not self._finished:
+            try:
+                events, drained = self._handle.take()
+            except BaseException:
+                self._finished = True
+                raise
+            if drained and not events:
+                self._finished = True
+            for data, token, logprob, reason, arrays in events:
+                self._events += 1
+                self._finished = reason is not None
+                text = self._text(data, self._finished)
+                if token >= 0:
+                    self._count += 1
+                elif not text:
+                    continue
+                top = TopLogprobs.of(arrays)
+                if self._ready or not free():
+                    self._ready.append(Piece(text, token, logprob, reason, top))
+                else:
+                    take(text, token, logprob, reason, top)
+            if events and not self._ready:
+                assert self._bell is not None
+                self._bell.note_read(self._handle)
+
+    def _text(self, data: bytes, last: bool) -> str:
+        """The characters that are complete with `data`."""
+        if self._partial or last or not data.isascii():
+            text = self._decoder.decode(data, last)
+            self._partial = bool(self._decoder.getstate()[0])
+            return text
+        return data.decode("ascii")
+
     def _over(self) -> bool:
         return self._finished and not self._ready
 
@@ -248,6 +341,7 @@ class Stream(PieceStream):
         self._count, self._events, self._finished, ready, state = before
         self._ready = deque(ready)
         self._decoder.setstate(state)
+        self._partial = bool(state[0])
         if not self._finished:
             self._cancelled = True
             self._handle.cancel(self._events)
@@ -277,7 +371,7 @@ class Stream(PieceStream):
             return None
         self._events += 1
         self._finished = event.finished
-        text = self._decoder.decode(event.bytes, event.finished)
+        text = self._text(event.bytes, event.finished)
         if event.token_id >= 0:
             self._count += 1
         if event.token_id >= 0 or text:

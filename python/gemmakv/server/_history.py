@@ -23,7 +23,14 @@ from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid
-from gemmakv.server._events import Called, Emit, Event, Finished, Token
+from gemmakv.server._events import (
+    Called,
+    Emit,
+    Event,
+    Finished,
+    Outlet,
+    Token,
+)
 from gemmakv.server._service import (
     ChatRequest,
     ChatService,
@@ -91,10 +98,10 @@ class History:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, request: ChatRequest, emit: Emit
-    ) -> AsyncIterator[tuple[ChatRequest, Emit]]:
-        """A turn that runs inside: the request with its tokens, and an `emit`
-        that keeps the turn before it tells of its end.
+        self, request: ChatRequest, emit: Emit, outlet: Outlet | None = None
+    ) -> AsyncIterator[tuple[ChatRequest, Emit, Outlet | None]]:
+        """A turn that runs inside: the request with its tokens, an `emit` that
+        keeps the turn before it tells of its end, and an `outlet` likewise.
 
         Of one whose body raises, or is cancelled, nothing is kept.
         """
@@ -128,7 +135,9 @@ class History:
             fitting = dataclasses.replace(
                 request, ids=work.ids, dropped=work.dropped
             )
-            yield fitting, keeping
+            if outlet is not None:
+                outlet = _Noting(work, outlet)
+            yield fitting, keeping, outlet
 
     async def ids(self, request: ChatRequest) -> TokenArray:
         """Token ids of the prompt that a turn would have. Waits for no other
@@ -381,6 +390,19 @@ class _Work:
                 ]
             ),
         )
+
+
+class _Noting:
+    """An `Outlet`: a turn sees what it takes."""
+
+    def __init__(self, work: _Work, outlet: Outlet) -> None:
+        self._work = work
+        self._outlet = outlet
+        self.free = outlet.free
+
+    def put(self, event: Token | Called) -> None:
+        self._work.take(event)
+        self._outlet.put(event)
 
 
 def _message(fields: dict[str, Any]) -> Message:

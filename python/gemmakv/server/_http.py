@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -34,6 +35,7 @@ _T = TypeVar("_T")
 JSON = "application/json"
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
+PIPE = "gemmakv.pipe"  # in a scope: its `Pipe`
 _POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
 
 
@@ -206,11 +208,22 @@ class Call:
         )
 
 
+class Pipe(Protocol):
+    """The connection below ASGI: what goes on in a body that has begun."""
+
+    def free(self) -> bool:
+        """Whether an answer is under way, and the client reads it."""
+
+    def write(self, data: bytes) -> None:
+        """Requires: it was free since a task ran."""
+
+
 class Stream:
     """An answer piece by piece, with signs of life in between."""
 
     def __init__(self, call: Call, kind: str, ping: bytes) -> None:
         self._call = call
+        self._pipe: Pipe | None = call.scope.get(PIPE)
         self._kind = kind
         self._ping = ping
         self._lock = asyncio.Lock()
@@ -231,6 +244,22 @@ class Stream:
                 if self._ping:
                     self._pings = asyncio.create_task(self._keep_alive())
             await self._send(frames, True)
+
+    def free(self) -> bool:
+        """Whether `put` may be called now."""
+        pipe = self._pipe
+        return (
+            pipe is not None
+            and self._call.status != 0
+            and not self._lock.locked()
+            and pipe.free()
+        )
+
+    def put(self, frames: bytes) -> None:
+        """`write` without waiting. Requires: `free`."""
+        assert self._pipe is not None
+        self._written = time.monotonic()
+        self._pipe.write(frames)
 
     async def end(self) -> None:
         async with self._lock:
@@ -333,7 +362,7 @@ async def serve(
 
     try:
         try:
-            await call.chat.run(request, emit)
+            await call.chat.run(request, emit, _Outlet(stream, shape))
         except RequestError as error:
             if not call.status:
                 raise
@@ -341,6 +370,35 @@ async def serve(
         await stream.end()
     finally:
         await stream.close()
+
+
+class _Outlet:
+    """An `Outlet` of a stream."""
+
+    def __init__(self, stream: Stream, shape: Shape) -> None:
+        self.free = stream.free
+        self._put = stream.put
+        self._frames = shape.frames
+
+    def put(self, event: Token | Called) -> None:
+        frames = self._frames(event)
+        if frames:
+            self._put(frames)
+
+
+class Template:
+    """Frames that differ in one text alone: the rest is encoded once."""
+
+    def __init__(self, frame: Callable[[str], bytes]) -> None:
+        """`frame` makes one."""
+        mark = secrets.token_hex(16)
+        self._head, _, self._tail = frame(mark).partition(
+            b'"%b"' % mark.encode()
+        )
+        self._encode = msgspec.json.Encoder().encode
+
+    def __call__(self, text: str) -> bytes:
+        return self._head + self._encode(text) + self._tail
 
 
 Handler = Callable[[Call], Awaitable[None]]
@@ -376,6 +434,6 @@ def _short(text: str) -> str:
 
 __all__ = [
     "JSON", "NDJSON", "SSE", "Call", "Called", "Ended", "ErrorStyle", "Event",
-    "Finished", "Handler", "Reply", "Shape", "Started", "Stream", "Token",
-    "loading", "ndjson", "serve", "sse",
+    "Finished", "Handler", "PIPE", "Pipe", "Reply", "Shape", "Started",
+    "Stream", "Template", "Token", "loading", "ndjson", "serve", "sse",
 ]  # fmt: skip

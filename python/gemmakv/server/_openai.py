@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from gemmakv.server._http import (
     Finished,
     Reply,
     Started,
+    Template,
     Token,
     serve,
     sse,
@@ -437,7 +439,7 @@ def _reason(finished: Finished) -> str:
     return "stop" if finished.reason == "stop" else "length"
 
 
-class _Shape:
+class _Shape(ABC):
     """What both kinds of completions have in common."""
 
     kind = SSE
@@ -454,9 +456,21 @@ class _Shape:
             "model": call.name,
             "system_fingerprint": "fp_" + call.chat.gemma.fingerprint[:12],
         }
+        self._templates: dict[int, Template] = {}  # of `_said`, by index
 
     def failure(self, error: RequestError) -> bytes:
         return sse(error_style(error, "")[1])
+
+    def _said(self, index: int, text: str) -> bytes:
+        """A chunk of text and nothing else, as nearly all are."""
+        template = self._templates.get(index)
+        if template is None:
+            template = Template(lambda text: self._text_chunk(index, text))
+            self._templates[index] = template
+        return template(text)
+
+    @abstractmethod
+    def _text_chunk(self, index: int, text: str) -> bytes: ...
 
     def end(self, event: Ended, kind: str) -> bytes:
         frames = b""
@@ -495,12 +509,17 @@ class _Chat(_Shape):
                 delta["content"] = event.text
             if not delta:
                 return b""
+            if logprobs is None and not event.reasoning:
+                return self._said(event.index, event.text)
             return self._chunk(event.index, delta, logprobs)
         if isinstance(event, Called):
             return self._chunk(event.index, {"tool_calls": _call_deltas(event)})
         if isinstance(event, Finished):
             return self._chunk(event.index, {}, None, _reason(event))
         return self.end(event, "chat.completion.chunk")
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        return self._chunk(index, {"content": text})
 
     def whole(self, reply: Reply) -> object:
         return {
@@ -608,12 +627,17 @@ class _Completion(_Shape):
                 logprobs = self._list([event], event.index)
             if not event.text and logprobs is None:
                 return b""
+            if logprobs is None:
+                return self._said(event.index, event.text)
             return self._chunk(event.index, event.text, logprobs)
         if isinstance(event, Called):
             return b""  # prompts have no tools
         if isinstance(event, Finished):
             return self._chunk(event.index, "", None, _reason(event))
         return self.end(event, "text_completion")
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        return self._chunk(index, text)
 
     def whole(self, reply: Reply) -> object:
         choices = []

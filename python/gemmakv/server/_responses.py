@@ -643,7 +643,7 @@ class _Response:
             if not token.text:
                 return thoughts
             return thoughts + self._token(
-                dataclasses.replace(token, reasoning="")
+                msgspec.structs.replace(token, reasoning="")
             )
         entries = [*self._entries, *self._listed([token])]
         if self._open is None or self._open["type"] != "message":

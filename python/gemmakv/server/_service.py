@@ -7,7 +7,10 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
+import os
 import secrets
+import sys
+import threading
 import time
 from collections.abc import (
     Awaitable,
@@ -60,6 +63,7 @@ from gemmakv.server._events import (
     Ended,
     Event,
     Finished,
+    Outlet,
     Started,
     Token,
 )
@@ -74,6 +78,7 @@ _SHORT = 1_000  # characters and token ids that take no thread
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
+_COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
 _SYSTEM = ("system", "developer")
 _REPLIES = ("assistant", "model")
@@ -213,8 +218,8 @@ class Keeper(Protocol):
     """Keeps conversations."""
 
     def turn(
-        self, request: ChatRequest, emit: Emit
-    ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit]]:
+        self, request: ChatRequest, emit: Emit, outlet: Outlet | None
+    ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit, Outlet | None]]:
         """What has a request's `past` become `ids`, and keeps its turn."""
 
     async def ids(self, request: ChatRequest) -> TokenArray:
@@ -279,7 +284,13 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
-        self._grammars = ThreadPoolExecutor(_GRAMMAR_THREADS, "gemmakv-grammar")
+        self._grammars = ThreadPoolExecutor(
+            _GRAMMAR_THREADS, "gemmakv-grammar", _step_back
+        )
+        one_each = 1 if len(self.labels) > 1 else _GRAMMAR_THREADS
+        self._compiling = {
+            label: asyncio.Semaphore(one_each) for label in self.labels
+        }
         self._live: set[asyncio.Task[Any]] = set()
         self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
         self.diagnostics = Diagnostics()
@@ -460,14 +471,17 @@ class ChatService:
         """Whether requests may say that the model is to think."""
         return knows_thinking(self.template)
 
-    async def run(self, request: ChatRequest, emit: Emit) -> None:
-        """Serves a request; `emit` is called with one event at a time.
+    async def run(
+        self, request: ChatRequest, emit: Emit, outlet: Outlet | None = None
+    ) -> None:
+        """Serves a request; `emit` is called with one event at a time, but
+        for what `outlet` takes.
 
-        Raises RequestError. If the task is cancelled, or `emit` raises, all
-        of it ends with the step of the model that runs.
+        Raises RequestError. If the task is cancelled, or one of the two
+        raises, all of it ends with the step of the model that runs.
         """
         with self._serving():
-            await self._run(request, emit)
+            await self._run(request, emit, outlet)
 
     async def embed(
         self, request: EmbedRequest
@@ -550,9 +564,7 @@ class ChatService:
         Raises RequestError.
         """
         try:
-            options = {**self.defaults, **request.options}
-            request = self._with_tools(request, options)
-            self._check_options(options)
+            request, _ = await self._checked(request)
             if request.past is not None and self.keeper is not None:
                 return len(await self.keeper.ids(request))
             assert request.messages is not None
@@ -564,24 +576,29 @@ class ChatService:
         except (ValueError, GemmaKVError) as error:
             raise _of_library(error) from error
 
-    async def _run(self, request: ChatRequest, emit: Emit) -> None:
+    async def _run(
+        self, request: ChatRequest, emit: Emit, outlet: Outlet | None
+    ) -> None:
         if self.admission.draining:
             raise stopping()
-        options = {**self.defaults, **request.options}
-        request = self._with_tools(request, options)
-        self._check_options(options)
+        request, options = await self._checked(request)
         if request.past is None or self.keeper is None:
-            await self._admit(request, options, emit)
+            await self._admit(request, options, emit, outlet)
             return
-        async with self.keeper.turn(request, emit) as (request, keeping):
-            await self._admit(request, options, keeping)
+        async with self.keeper.turn(request, emit, outlet) as kept:
+            request, emit, outlet = kept
+            await self._admit(request, options, emit, outlet)
 
     async def _admit(
-        self, request: ChatRequest, options: dict[str, Any], emit: Emit
+        self,
+        request: ChatRequest,
+        options: dict[str, Any],
+        emit: Emit,
+        outlet: Outlet | None,
     ) -> None:
         prompts, dropped = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
-            await _on(self._grammars, self.gemma._compile, options)
+            await self._compile(request.tenant.label, options)
         rows = len(prompts) * request.n
         most = min(self.settings.limits.rows, self.settings.max_running)
         if rows > most:
@@ -604,7 +621,7 @@ class ChatService:
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
             await emit(Started(sum(map(len, prompts)), dropped))
-            sink = _Sink(emit, self.counts, request.arrived)
+            sink = _Sink(emit, outlet, self.counts, request.arrived)
             await _all(
                 [
                     self._prompt(request, *job, until, sink, ended)
@@ -621,6 +638,15 @@ class ChatService:
         if event.miss_reason:
             counts.misses.add(reason=event.miss_reason)
         await emit(event)
+
+    async def _compile(self, label: str, options: dict[str, Any]) -> None:
+        """Has a grammar ready. Tenants have one compiled at a time, so that
+        none keeps the others waiting.
+        """
+        async with self._compiling[label]:
+            await _on(
+                self._grammars, self.gemma._compile, options, _COMPILE_S
+            )
 
     async def _to_compute(
         self, gemma: Gemma, prompts: Sequence[TokenArray]
@@ -836,28 +862,43 @@ class ChatService:
         read them.
         """
         reader = self._reader(request)
+
+        def events(
+            text: str,
+            token: int,
+            logprob: float | None,
+            reason: str | None,
+            top: TopLogprobs | None,
+        ) -> Sequence[Token | Called]:
+            parts: Sequence[Part] = (text,)
+            if reader is not None:
+                parts = reader.push(token, text)
+                if token < 0 and not parts:
+                    return ()
+            if reason == "stop" and token in self._ends:
+                token = -1
+            return _told(index, token, logprob, top, parts)
+
+        def put(*piece: Any) -> None:
+            sink.put(events(*piece))
+
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
-            async for piece in stream:
-                token = piece.token_id
-                ended = piece.finish_reason == "stop" and token in self._ends
-                event = Token(
-                    index,
+            async for piece in stream._passing(sink.free, put):
+                for event in events(
                     piece.text,
-                    -1 if ended else token,
+                    piece.token_id,
                     piece.logprob,
+                    piece.finish_reason,
                     piece.top_logprobs,
-                )
-                parts: Sequence[Part] = [piece.text]
-                if reader is not None:
-                    parts = reader.push(token, piece.text)
-                if token >= 0 or parts:
-                    await _tell(sink.token, event, parts)
+                ):
+                    sink.note(event)
+                    await sink.emit(event)
             cache.close()  # its memory is for others
             rest = reader.end() if reader is not None else []
             if rest:
-                last = Token(index, "", -1, None, None)
-                await _tell(sink.emit, last, rest)
+                for event in _told(index, -1, None, None, rest):
+                    await sink.emit(event)
             return stream.result(), reader
 
     def _stopped_by(
@@ -872,6 +913,22 @@ class ChatService:
         said = self.tokenizer.decode(ids)
         rest = said[len(generation.text) :]
         return next((stop for stop in stops if rest.startswith(stop)), None)
+
+    async def _checked(
+        self, request: ChatRequest
+    ) -> tuple[ChatRequest, dict[str, Any]]:
+        """A request with the tools that are said to the model, and all of its
+        options. Raises RequestError.
+        """
+        options = {**self.defaults, **request.options}
+
+        def check(*_: object) -> ChatRequest:
+            found = self._with_tools(request, options)
+            self._check_options(options)
+            return found
+
+        # Schemas may be long.
+        return await self.on_texts(check, options, request.tools), options
 
     def _with_tools(
         self, request: ChatRequest, options: dict[str, Any]
@@ -1084,8 +1141,15 @@ _NO_TEMPLATE = _NoTemplate()
 class _Sink:
     """Gives events out one at a time, and measures them."""
 
-    def __init__(self, emit: Emit, counts: Counts, arrived: float) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        outlet: Outlet | None,
+        counts: Counts,
+        arrived: float,
+    ) -> None:
         self._emit = emit
+        self._outlet = outlet
         self._counts = counts
         self._arrived = arrived
         self.reasoning_tokens = 0
@@ -1097,17 +1161,29 @@ class _Sink:
         """Whether anything of a continuation was given out."""
         return index in self._last
 
-    async def token(self, token: Event) -> None:
-        if not isinstance(token, Token):
-            return await self.emit(token)
-        now = time.monotonic()
-        last = self._last.get(token.index)
+    def note(self, event: Token | Called) -> None:
+        """Measures a token that came."""
+        if not isinstance(event, Token):
+            return
+        now, index = time.monotonic(), event.index
+        last = self._last.get(index)
         if last is not None:
             self._counts.inter_token_s.observe(now - last)
         elif not self._last:
             self._counts.first_token_s.observe(now - self._arrived)
-        self._last[token.index] = now
-        await self.emit(token)
+        self._last[index] = now
+
+    def free(self) -> bool:
+        """Whether `put` may be called now."""
+        outlet = self._outlet
+        return outlet is not None and not self._lock.locked() and outlet.free()
+
+    def put(self, events: Sequence[Token | Called]) -> None:
+        """`note` and `emit` without waiting. Requires: `free`."""
+        assert self._outlet is not None
+        for event in events:
+            self.note(event)
+            self._outlet.put(event)
 
     def measure(self, generation: Generation) -> None:
         """Of tokens that did not come one by one."""
@@ -1225,13 +1301,21 @@ async def _all(work: Sequence[Awaitable[_T]]) -> list[_T]:
         await asyncio.wait(tasks)
 
 
-async def _tell(emit: Emit, token: Token, parts: Sequence[Part]) -> None:
-    """Gives out a token with the parts of the reply that it completes."""
+def _told(
+    index: int,
+    token: int,
+    logprob: float | None,
+    top: TopLogprobs | None,
+    parts: Sequence[Part],
+) -> Sequence[Token | Called]:
+    """A token with the parts of the reply that it completes."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return (Token(index, parts[0], token, logprob, top),)
     text, reasoning = said(parts)
-    await emit(dataclasses.replace(token, text=text, reasoning=reasoning))
-    for part in parts:
-        if isinstance(part, CallPart):
-            await emit(Called(token.index, part))
+    return [
+        Token(index, text, token, logprob, top, reasoning),
+        *(Called(index, part) for part in parts if isinstance(part, CallPart)),
+    ]
 
 
 def _length(value: object, most: int) -> int:
@@ -1248,6 +1332,15 @@ def _length(value: object, most: int) -> int:
             break
         count += _length(one, most - count)
     return count
+
+
+def _step_back() -> None:
+    """Has this thread, and those that it starts, leave the processors to the
+    engine's, where there are too few.
+    """
+    if sys.platform == "linux":  # elsewhere it is the whole process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 async def _on(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 
 import gemmakv
 from gemmakv import GemmaKVError, Grammar
+from gemmakv.generation import _constraints, _trial
+from gemmakv.generation._trial import Trials
 from support import tiny_gguf
 from support.schemas import SCHEMAS, UNSUPPORTED
 
@@ -157,6 +162,114 @@ def test_hostile_grammar_is_an_error(
     with pytest.raises(ValueError, match="^grammar: "):
         tiny.generate(new(tiny), "Go", grammar=grammar)
     assert tiny.generate(new(tiny), "Go", grammar=WORDS, max_tokens=30).text
+
+
+def referring(count: int, wrap: Any) -> Grammar:
+    """A schema of so many definitions, each of which refers to the next."""
+    places = {
+        str(i): wrap({"$ref": f"#/$defs/{i + 1}"}) for i in range(count)
+    }
+    places[str(count)] = {"type": "string"}
+    return Grammar.json_schema({"$defs": places, "$ref": "#/$defs/0"})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        referring(3000, lambda one: one),
+        referring(2000, lambda one: {"properties": {"x": one}}),
+        referring(2000, lambda one: {"anyOf": [one, {"type": "null"}]}),
+        Grammar.lark(
+            "start: r0\n"
+            + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(6000))
+            + 'r6000: "b"\n'
+        ),
+        Grammar.lark(
+            "start: T0\n"
+            + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(6000))
+            + 'T6000: "b"\n'
+        ),
+    ],
+    ids=["refs", "properties", "anyOf", "rules", "terminals"],
+)
+def test_long_chains_of_references_are_no_crash(
+    tiny: gemmakv.Gemma, grammar: Grammar
+) -> None:
+    """They took the stack of the thread, and the process with it."""
+    with contextlib.suppress(ValueError):  # one may be too large
+        tiny.generate(new(tiny), "Go", grammar=grammar, max_tokens=3)
+
+
+# Beyond what llguidance counts: hours, or gigabytes.
+SLOW = Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {
+            f"p{i}": {"type": "integer", "multipleOf": 99_991 + 2 * i}
+            for i in range(1500)
+        },
+    }
+)
+
+
+def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
+    trials = tiny._compiler._trials
+    begin = time.monotonic()
+    assert not trials.passes(SLOW, 1)
+    assert time.monotonic() - begin < 60
+    assert trials.passes(WORDS, 1)
+    [process] = trials._idle
+    assert trials.passes(PAIR, 1) and trials._idle == [process]
+    # Refused is ended: the compiler says why.
+    assert trials.passes(Grammar.json_schema({"not": {}}), 1)
+    assert trials.passes(Grammar.regex("("), 1)
+    # Somebody ends it while nobody needs it.
+    process.kill()
+    process.wait()
+    assert trials.passes(WORDS, 1) and trials._idle != [process]
+    with pytest.raises(ValueError, match="^x: expected what can be compiled"):
+        tiny._compiler.compile("x", SLOW, 1)
+
+
+def test_a_trial_may_die_of_its_grammar(tiny: gemmakv.Gemma) -> None:
+    """Each is tried in a process with less stack than a chain takes."""
+    trials = Trials(_constraints._LIMITS, _constraints._JSON)
+    long = referring(3000, lambda one: one)
+    assert trials.passes(long, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_trial, "STACK_BYTES", 1 << 20)
+        trials = Trials(_constraints._LIMITS, _constraints._JSON)
+        assert not trials.passes(long, 4)
+        assert trials.passes(WORDS, 4)
+
+
+def test_trials_end_with_their_compiler() -> None:
+    trials = Trials(_constraints._LIMITS, _constraints._JSON)
+    assert trials.passes(WORDS, 4)
+    [process] = trials._idle
+    del trials
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_no_process_for_a_trial(
+    tiny: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object, **__: object) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", none)
+    with pytest.raises(MemoryError, match="no process that compiles"):
+        Trials(_constraints._LIMITS, _constraints._JSON).passes(WORDS, 4)
+
+
+def test_a_large_schema_is_refused_before_it_is_written() -> None:
+    with pytest.raises(ValueError, match="at most 131072 bytes, found more"):
+        Grammar.json_schema({"enum": list(range(1_000_000))})
+    endless: dict[str, Any] = {}
+    endless["items"] = endless
+    with pytest.raises(ValueError, match="^grammar: expected"):
+        Grammar.json_schema(endless)
 
 
 def test_regex_and_lark(tiny: gemmakv.Gemma) -> None:

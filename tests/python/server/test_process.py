@@ -229,6 +229,81 @@ def test_client_stops_reading(running: ServerProcess) -> None:
     settles(running.url, "gemmakv_rows_running", 0)
 
 
+def dechunked(data: bytes) -> bytes:
+    """A body of chunks, the last of which is there. Fails for any other."""
+    body = b""
+    while True:
+        size, _, data = data.partition(b"\r\n")
+        count = int(size, 16)
+        body, end = body + data[:count], data[count : count + 2]
+        data = data[count + 2 :]
+        assert end == b"\r\n"
+        if not count:
+            assert not data
+            return body
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+def test_a_stream_in_either_version_of_http(
+    running: ServerProcess, path: str
+) -> None:
+    """Chunks of HTTP/1.1, which begin and end as h11 has them and are written
+    past it between; nothing of that in HTTP/1.0.
+    """
+    body = {
+        "model": NAME, "messages": USER, "prompt": "abc", "seed": 1,
+        "max_tokens": 40, "n_predict": 40, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    data = json.dumps(body).encode()
+    texts = []
+    for version in (b"1.1", b"1.0"):
+        answer = exchange(
+            running.port,
+            b"POST %b HTTP/%b\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n" % (path.encode(), version, len(data)),
+            data,
+        )
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in head.lower()) == (
+            version == b"1.1"
+        )
+        if version == b"1.1":
+            assert rest.count(b"\r\ndata: ") > 20  # chunks
+            rest = dechunked(rest)
+        events = [
+            json.loads(line[6:])
+            for line in rest.split(b"\n")
+            if line.startswith(b"data: {")
+        ]
+        texts.append(
+            [
+                one["content"] if "content" in one
+                else one["choices"][0]["delta"].get("content")
+                for one in events
+            ]
+        )  # fmt: skip
+        assert len(texts[-1]) > 20
+    assert texts[0] == texts[1]
+
+
+def test_a_connection_goes_on_after_a_stream(running: ServerProcess) -> None:
+    """The state of h11 is that of an answer that it wrote itself."""
+    body = {**LONG, "max_tokens": 30, "seed": 1}
+    data = json.dumps(body).encode()
+    ask = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(data)
+    ) + data
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(ask + ask)  # the second while the first is answered
+        found = b""
+        while found.count(b"data: [DONE]") < 2:
+            more = sock.recv(65536)
+            assert more, found
+            found += more
+        assert found.count(b"HTTP/1.1 200") == 2
+
+
 def test_two_requests_on_one_connection(running: ServerProcess) -> None:
     body = {**LONG, "max_tokens": 3, "seed": 1}
     with httpx.Client(base_url=running.url) as http:
@@ -259,9 +334,9 @@ def test_bad_http(running: ServerProcess, data: bytes) -> None:
     assert httpx.get(running.url + "/health").status_code == 200
 
 
-def exchange(port: int, head: bytes) -> bytes:
+def exchange(port: int, head: bytes, body: bytes = b"") -> bytes:
     with socket.create_connection(("127.0.0.1", port), 60) as sock:
-        sock.sendall(head + b"\r\n")
+        sock.sendall(head + b"\r\n" + body)
         data = b""
         while more := sock.recv(65536):
             data += more

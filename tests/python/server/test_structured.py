@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 import gemmakv
+from gemmakv.server import _service
 from gemmakv.server._app import App
 from support import tiny_gguf
-from support.asgi import NAME, USER, in_loop, make_app, post, sse_events
+from support.asgi import (
+    NAME,
+    USER,
+    Exchange,
+    in_loop,
+    make_app,
+    post,
+    sse_events,
+)
 from support.schemas import SCHEMAS, UNSUPPORTED
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
@@ -118,6 +128,73 @@ def test_hostile_schema_stalls_nobody(app: App) -> None:
     order, codes = in_loop(app, work)
     assert order == ["plain", "slow"]
     assert codes[0] == 200 and codes[1] in (200, 400)
+
+
+def test_streams_go_on_while_one_takes_all_its_time(
+    shared: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of one key: the other key's schema is compiled meanwhile, and a
+    stream's tokens come.
+    """
+    monkeypatch.setattr(_service, "_COMPILE_S", 1.5)
+    app = make_app(shared, max_model_len=4096, api_keys=("one", "two"))
+    numbers = {
+        f"p{i}": {"type": "integer", "multipleOf": 99_991 + 2 * i}
+        for i in range(1500)
+    }
+
+    def form(schema: Any) -> Any:
+        return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+    hostile = form({"type": "object", "properties": numbers})
+    slow = {**SAID, "response_format": hostile}
+    quick = {**SAID, "response_format": form({"enum": [1, 2]})}
+    stream = {**SAID, "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    order: list[str] = []
+
+    async def work(http: Any) -> Any:
+        async def one(name: str, key: str, body: Any) -> Any:
+            found = await http.post(
+                CHAT, json=body, headers={"authorization": f"Bearer {key}"}
+            )
+            order.append(name)
+            return found
+
+        shown = Exchange(app, CHAT, stream, {"authorization": "Bearer two"})
+        await shown.holds(b'"content":"')
+        tasks = [
+            asyncio.create_task(one(f"slow {i}", "one", slow)) for i in (0, 1)
+        ]
+        await asyncio.sleep(0.3)
+        before = len(shown.data)
+        found = await one("quick", "two", quick)
+        assert len(shown.data) > before
+        refused = [await task for task in tasks]
+        shown.leave()
+        await shown.done()
+        return found, refused
+
+    found, refused = in_loop(app, work)
+    assert order[0] == "quick" and found.status_code == 200
+    for one in refused:
+        assert one.status_code == 400
+        error = one.json()["error"]
+        assert error["param"] == "response_format"
+        assert "can be compiled within 1.5 s" in error["message"]
+
+
+def test_many_tools_are_told_apart_at_once(app: App) -> None:
+    """Their names were compared each with each, on the event loop."""
+    tools = [
+        {"type": "function", "function": {"name": f"t{i}"}}
+        for i in range(40_000)
+    ]
+    begin = time.monotonic()
+    response = post(app, CHAT, {**SAID, "tools": tools})
+    assert response.status_code == 400
+    assert time.monotonic() - begin < 20
+    again = post(app, CHAT, {**SAID, "tools": [*tools[:3], tools[1]]})
+    assert "a second 't1'" in again.json()["error"]["message"]
 
 
 def test_constrained_beside_free(app: App) -> None:
