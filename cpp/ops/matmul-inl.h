@@ -37,8 +37,9 @@ namespace HWY_NAMESPACE {
 // A panel is as many blocks as keep two groups of unpacked weights and a tile
 // of activations in L1.
 inline constexpr size_t kPanelBlocks = 24;
-inline constexpr size_t kChunkRows = 10 * kTileRows;
-inline constexpr size_t kChunkGroups = 8;
+inline constexpr size_t kChunkRows = 20 * kTileRows;
+// So many that what rows contribute is prepared once for a task of a prompt.
+inline constexpr size_t kChunkGroups = 24;
 
 // What the rows of a chunk contribute to a panel, besides their values.
 // `start` is -zero_point * sum per part; types with a minimum have
