@@ -1,5 +1,7 @@
 #include "model/step_work.h"
 
+#include <algorithm>
+
 namespace gkv {
 namespace {
 
@@ -7,18 +9,26 @@ namespace {
 // that is held up by the system does not hold up the others; a portion is long
 // enough for the kernels to prefetch within it.
 constexpr size_t kMinGroupsPerTask = 16;
+// Of so many rows the products take longer than reading the weights, and the
+// end of a loop, where threads wait for the last portion, longer than a start.
+constexpr size_t kManyRows = 64;
+constexpr size_t kMinGroupsOfManyRows = 8;
 constexpr size_t kMaxPortionsPerThread = 16;
 
 // One loop over the groups of all products; part_of(i) is the i-th MatMulPart.
 template <typename PartOf>
 void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
-  size_t total_groups = 0;
+  size_t total_groups = 0, rows = 0;
   for (size_t i = 0; i < count; ++i) {
-    total_groups += NumGroups(part_of(i).weights.rows);
+    const MatMulPart part = part_of(i);
+    total_groups += NumGroups(part.weights.rows);
+    rows = std::max(rows, part.input.rows);
   }
+  const size_t min_groups =
+      rows < kManyRows ? kMinGroupsPerTask : kMinGroupsOfManyRows;
   const size_t threads = pool.num_threads();
   const size_t portions = std::clamp<size_t>(
-      total_groups / (threads * kMinGroupsPerTask), 1, kMaxPortionsPerThread);
+      total_groups / (threads * min_groups), 1, kMaxPortionsPerThread);
   // Kernels take groups in pairs.
   const size_t per_task =
       RoundUp(CeilDiv(total_groups, threads * portions), 2);

@@ -64,9 +64,10 @@ class StepWork {
       for (size_t i = 0; i < count; ++i) fn(i);
       return;
     }
-    pool_.Run(CeilDiv(count, kRowsPerTask), [&](size_t task, size_t) {
-      const size_t end = std::min(count, (task + 1) * kRowsPerTask);
-      for (size_t i = task * kRowsPerTask; i < end; ++i) fn(i);
+    const size_t rows = count < kManyRows ? kRowsPerTask : kManyRowsPerTask;
+    pool_.Run(CeilDiv(count, rows), [&](size_t task, size_t) {
+      const size_t end = std::min(count, (task + 1) * rows);
+      for (size_t i = task * rows; i < end; ++i) fn(i);
     });
   }
 
@@ -79,6 +80,10 @@ class StepWork {
   // Row-wise work on so few rows costs less than waking another thread.
   static constexpr size_t kSerialRows = 4;
   static constexpr size_t kRowsPerTask = 8;
+  // Sixteen positions share the lines in which keys are stored: of a prompt
+  // that begins at such a place, no two threads write into one.
+  static constexpr size_t kManyRows = 64;
+  static constexpr size_t kManyRowsPerTask = 16;
 
   const std::span<const SequenceSlice> slices_;
   const std::span<const StepRow> rows_;

@@ -260,6 +260,13 @@ HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
                        const float (*weights)[kAttentionSpan], size_t head_dim,
                        float* sums, size_t sums_stride) {
   size_t i = 0;
+  // Values are too many for the nearest cache: the fewer passes over them, the
+  // better.
+  constexpr size_t kMost = kMaxAccumulators / 2;
+  for (; i + kMost <= num_queries; i += kMost) {
+    ValuesOfChunk<Format, kMost>(addresses, ranges + i, weights + i, head_dim,
+                                 sums + i * sums_stride, sums_stride);
+  }
   for (; i + 4 <= num_queries; i += 4) {
     ValuesOfChunk<Format, 4>(addresses, ranges + i, weights + i, head_dim,
                              sums + i * sums_stride, sums_stride);

@@ -15,6 +15,9 @@ namespace HWY_NAMESPACE {
 
 using DI8 = hn::Rebind<int8_t, DF32>;
 
+constexpr int32_t kInfinityBits = 0x7F800000;
+constexpr int32_t kTinyBits = (127 - 118) << 23;  // 2^-118
+
 struct BlockResult {
   float scale;
   int32_t sum;
@@ -35,8 +38,6 @@ BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
   }
   const int32_t bits = hn::ReduceMax(di32, max_bits);
 
-  constexpr int32_t kInfinityBits = 0x7F800000;
-  constexpr int32_t kTinyBits = (127 - 118) << 23;  // 2^-118
   if (bits < kTinyBits || bits >= kInfinityBits) {
     for (size_t i = 0; i < kQuantBlock; i += kLanes) {
       hn::StoreU(hn::Zero(di8), di8, values + i);
@@ -57,11 +58,87 @@ BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
   return {max / 127.0f, hn::ReduceSum(di32, sum)};
 }
 
+// Lane i of every four is the reduction of all lanes of v[i] with `op`, which is
+// commutative and associative.
+template <typename Op>
+HWY_INLINE VI32 ReduceFour(const VI32 (&v)[4], const Op& op) {
+  const DI32 d;
+  const hn::Repartition<int64_t, DI32> d64;
+  const auto pair = [&](VI32 a, VI32 b) HWY_ATTR {
+    return op(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto low = hn::BitCast(d64, pair(v[0], v[1]));
+  const auto high = hn::BitCast(d64, pair(v[2], v[3]));
+  auto all = op(hn::BitCast(d, hn::InterleaveLower(d64, low, high)),
+                hn::BitCast(d, hn::InterleaveUpper(d64, low, high)));
+#if HWY_MAX_BYTES >= 32
+  if constexpr (kLanes >= 8) all = op(all, hn::SwapAdjacentBlocks(all));
+  if constexpr (kLanes >= 16) all = op(all, hn::ReverseBlocks(d, all));
+#endif
+  return all;
+}
+
+// Four blocks at a time, whose reductions and divisions share instructions: the
+// same bits as of each alone. False, without an effect, where one of them needs
+// care.
+HWY_INLINE bool QuantizeFourBlocks(const float* HWY_RESTRICT x,
+                                   int8_t* HWY_RESTRICT values,
+                                   float* HWY_RESTRICT scales,
+                                   int32_t* HWY_RESTRICT block_sums) {
+  const DF32 df;
+  const DI32 di32;
+  const DI8 di8;
+  const hn::CappedTag<float, 4> df4;
+  const hn::CappedTag<int32_t, 4> di4;
+  static_assert(kLanes >= 4);
+  VI32 reduced[4];
+  for (size_t b = 0; b < 4; ++b) {
+    reduced[b] = hn::Zero(di32);
+    for (size_t i = 0; i < kQuantBlock; i += kLanes) {
+      const auto v = hn::LoadU(df, x + b * kQuantBlock + i);
+      reduced[b] = hn::Max(reduced[b], hn::BitCast(di32, hn::Abs(v)));
+    }
+  }
+  const auto bits = hn::ResizeBitCast(
+      di4, ReduceFour(reduced, [](VI32 a, VI32 b) HWY_ATTR {
+        return hn::Max(a, b);
+      }));
+  const auto plain = hn::And(hn::Ge(bits, hn::Set(di4, kTinyBits)),
+                             hn::Lt(bits, hn::Set(di4, kInfinityBits)));
+  if (!hn::AllTrue(di4, plain)) return false;
+  const auto max = hn::BitCast(df4, bits);
+  HWY_ALIGN float inverses[4];
+  hn::Store(hn::Div(hn::Set(df4, 127.0f), max), df4, inverses);
+  hn::StoreU(hn::Div(max, hn::Set(df4, 127.0f)), df4, scales);
+  for (size_t b = 0; b < 4; ++b) {
+    const auto inverse = hn::Set(df, inverses[b]);
+    reduced[b] = hn::Zero(di32);
+    for (size_t i = 0; i < kQuantBlock; i += kLanes) {
+      const size_t at = b * kQuantBlock + i;
+      const auto q = hn::NearestInt(hn::Mul(hn::LoadU(df, x + at), inverse));
+      reduced[b] = hn::Add(reduced[b], q);
+      hn::StoreU(hn::DemoteTo(di8, q), di8, values + at);
+    }
+  }
+  const auto sums = ReduceFour(
+      reduced, [](VI32 a, VI32 b) HWY_ATTR { return hn::Add(a, b); });
+  hn::StoreU(hn::ResizeBitCast(di4, sums), di4, block_sums);
+  return true;
+}
+
 void QuantizeRowsImpl(const float* x, size_t stride, size_t rows, size_t cols,
                       const QuantizedRows& out) {
   const size_t blocks = cols / kQuantBlock;
   for (size_t r = 0; r < rows; ++r) {
     for (size_t b = 0; b < blocks; ++b) {
+      if (b + 4 <= blocks &&
+          QuantizeFourBlocks(x + r * stride + b * kQuantBlock,
+                             out.values + r * cols + b * kQuantBlock,
+                             out.scales + r * blocks + b,
+                             out.sums + r * blocks + b)) {
+        b += 3;
+        continue;
+      }
       const BlockResult result =
           QuantizeBlock(x + r * stride + b * kQuantBlock,
                         out.values + r * cols + b * kQuantBlock);

@@ -1,4 +1,6 @@
-"""What vs_llama.py and vs_build.py measure: one process, one work at a time.
+"""What vs_llama.py, embeddings_vs_llama.py and vs_build.py measure.
+
+One process, one work at a time.
 
 Reads one JSON request a line from stdin and writes one JSON answer a line:
 {"kind": "prefill", "tokens": 512} -> {"tokens_per_s": ...}. Times are wall
@@ -13,6 +15,7 @@ import json
 import pathlib
 import sys
 import time
+import warnings
 
 import gemmakv
 
@@ -22,8 +25,11 @@ TEXT = (pathlib.Path(__file__).resolve().parents[1] / "quality" / "texts"
 
 class Bench:
     def __init__(self, model: str, threads: int):
-        self.gemma = gemmakv.Gemma.load(
-            model, threads=threads, prefix_cache=False)
+        with warnings.catch_warnings():
+            # What a file of embeddings lacks takes no time worth measuring.
+            warnings.simplefilter("ignore", gemmakv.PartialModelWarning)
+            self.gemma = gemmakv.Gemma.load(
+                model, threads=threads, prefix_cache=False)
         ids = self.gemma.tokenizer.encode(TEXT.read_text("utf-8"))
         self.ids = ids * (1 + 16384 // len(ids))
         self.offset = 0  # of prompts; moved on when a model ends a text early
@@ -80,6 +86,15 @@ class Bench:
             count = sum(piece.token_id >= 0 for piece in pieces)
         return {"tokens_per_s": count / (time.perf_counter() - begin)}
 
+    def embed(self, tokens: int, texts: int) -> dict:
+        """Vectors a second of texts of as many tokens, in one call."""
+        ids = self.ids * (1 + tokens * texts // len(self.ids))
+        step = tokens - 1
+        batch = [[2, *ids[i * step:(i + 1) * step]] for i in range(texts)]
+        begin = time.perf_counter()
+        self.gemma.embed(batch)
+        return {"texts_per_s": texts / (time.perf_counter() - begin)}
+
     def snapshot(self, tokens: int) -> dict:
         """Tokens a second that are saved to bytes and restored."""
         cache = self.with_context(tokens, 0)
@@ -103,6 +118,7 @@ def main() -> None:
             "prefill": bench.prefill,
             "decode": bench.decode,
             "stream": bench.stream,
+            "embed": bench.embed,
             "snapshot": bench.snapshot,
         }[kind](**request)
         print(json.dumps(answer), flush=True)

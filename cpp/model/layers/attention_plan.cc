@@ -57,24 +57,21 @@ class AttentionPlan::TileView {
            layout.dtype()};
     const size_t heads = shape.num_heads / shape.kv_heads;
     const size_t row_floats = shape.num_heads * shape.head_dim;
-    for (size_t r = 0; r < tile.num_rows; ++r) {
-      const size_t position = tile.position + r;
-      const size_t begin = VisibleBegin(shape, table.readable_begin, position);
-      const size_t end = VisibleEnd(config, shape, slice.view->end, position);
-      for (size_t h = 0; h < heads; ++h) {
-        const size_t i = r * heads + h;
-        const size_t at = (tile.first_row + r) * row_floats +
-                          (tile.kv_head * heads + h) * shape.head_dim;
-        q_[i] = q + at;
-        out_[i] = out + at;
-        begin_[i] = begin;
-        end_[i] = end;
-      }
+    for (size_t i = 0; i < tile.num_queries; ++i) {
+      const size_t row = (tile.first_query + i) / heads;
+      const size_t head = (tile.first_query + i) % heads;
+      const size_t position = tile.position + row;
+      const size_t at = (tile.first_row + row) * row_floats +
+                        (tile.kv_head * heads + head) * shape.head_dim;
+      q_[i] = q + at;
+      out_[i] = out + at;
+      begin_[i] = VisibleBegin(shape, table.readable_begin, position);
+      end_[i] = VisibleEnd(config, shape, slice.view->end, position);
     }
     tile_ = {q_,
              begin_,
              end_,
-             tile.num_rows * heads,
+             tile.num_queries,
              shape.head_dim,
              config.attn_soft_cap};
   }
@@ -129,15 +126,17 @@ void AttentionPlan::CutIntoTiles(std::span<const SequenceSlice> slices,
                                  Tasks& tasks) const {
   const LayerConfig& layer = config_.layers[tasks.layer];
   const size_t heads = layer.num_heads / layer.kv_heads;
-  const size_t rows_per_tile = std::max<size_t>(1, kMaxTileQueries / heads);
   tasks.tiles.clear();
   size_t first_row = 0;
-  for (size_t s = 0; s < slices.size(); ++s) {
-    const size_t count = slices[s].tokens.size();
-    for (size_t r = 0; r < count; r += rows_per_tile) {
+  for (const SequenceSlice& slice : slices) {
+    const size_t s = static_cast<size_t>(&slice - slices.data());
+    const size_t count = slice.tokens.size();
+    // Whole tiles also where the heads are no divisor of their size.
+    for (size_t i = 0; i < count * heads; i += kMaxTileQueries) {
       for (size_t head = 0; head < layer.kv_heads; ++head) {
-        tasks.tiles.push_back({s, first_row + r, slices[s].begin() + r,
-                               std::min(rows_per_tile, count - r), head});
+        tasks.tiles.push_back({s, first_row, slice.begin(), i,
+                               std::min(kMaxTileQueries, count * heads - i),
+                               head});
       }
     }
     first_row += count;
@@ -150,12 +149,14 @@ void AttentionPlan::CutIntoSpans(std::span<const SequenceSlice> slices,
     const Tile& tile = tasks.tiles[t];
     const LayerConfig& layer = config_.layers[tasks.layer];
     const SequenceSlice& slice = slices[tile.slice];
+    const size_t heads = layer.num_heads / layer.kv_heads;
     const size_t begin =
         VisibleBegin(layer, TableOf(slice, tasks.layer).readable_begin,
-                     tile.position);
-    const size_t last_row = tile.position + tile.num_rows - 1;
+                     tile.position + tile.first_query / heads);
+    const size_t last_query = tile.first_query + tile.num_queries - 1;
     const size_t last =
-        (VisibleEnd(config_, layer, slice.view->end, last_row) - 1) /
+        (VisibleEnd(config_, layer, slice.view->end,
+                    tile.position + last_query / heads) - 1) /
         kAttentionSpan;
     for (size_t span = begin / kAttentionSpan; span <= last; ++span) {
       tasks.spans.push_back({t, span});

@@ -13,7 +13,7 @@
 namespace gkv {
 
 // How the attention of one step is cut into tasks: tiles of a few consecutive
-// rows of one conversation with the query heads of one kv head, and, where
+// queries of one conversation (row by row, the heads of one kv head), and, where
 // there are too few tiles to keep every thread busy (decoding with a long
 // context), spans of positions within a tile. The cut never changes a bit of
 // the result.
@@ -33,9 +33,10 @@ class AttentionPlan {
  private:
   struct Tile {
     size_t slice;
-    size_t first_row;  // of the step
-    size_t position;   // of that row
-    size_t num_rows;
+    size_t first_row;    // of the slice in the step
+    size_t position;     // of that row
+    size_t first_query;  // of the slice: row * heads of a kv head + head
+    size_t num_queries;
     size_t kv_head;
   };
   struct Span {
