@@ -333,6 +333,7 @@ class Engine:
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     @staticmethod
     def load_files(
@@ -344,6 +345,7 @@ class Engine:
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     @staticmethod
     def from_tensors(
@@ -351,6 +353,7 @@ class Engine:
         source: Any,
         threads: int = 0,
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     config: Final[ModelConfig]
     fingerprint: Final[str]
@@ -360,6 +363,12 @@ class Engine:
     steps: Final[int]
     parallel_loops: Final[int]
     preemptions: Final[int]
+    profiled: Final[bool]
+    def profile(
+        self,
+    ) -> dict[
+        str, tuple[int, int, int, float, dict[str, tuple[float, float]]]
+    ]: ...
     def set_token_bytes(self, token_bytes: list[bytes]) -> None: ...
     def start(
         self,
