@@ -13,9 +13,14 @@ uint64_t Between(std::chrono::steady_clock::time_point begin,
 }  // namespace
 
 void StepClock::Begin() {
-  begin_ = last_ = now_();
+  last_ = now_();
   part_ = StepPart::kPlanning;
   joining_ = parallel_ = false;
+  Clear();
+}
+
+void StepClock::Clear() {
+  begin_ = last_;
   loops_ = 0;
   parallel_ns_ = serial_ns_ = {};
 }
@@ -28,11 +33,11 @@ void StepClock::Charge() {
   last_ = now;
 }
 
-void StepClock::End(StepPhase phase, size_t rows) {
+void StepClock::Add(StepPhase phase, size_t steps, size_t rows) {
   Charge();
   const std::lock_guard lock(mutex_);
   Sums& sums = sums_[static_cast<size_t>(phase)];
-  ++sums.steps;
+  sums.steps += steps;
   sums.rows += rows;
   sums.loops += loops_;
   sums.nanoseconds += Between(begin_, last_);
@@ -40,6 +45,7 @@ void StepClock::End(StepPhase phase, size_t rows) {
     sums.parts[i] += serial_ns_[i] + parallel_ns_[i];
     sums.serial[i] += serial_ns_[i];
   }
+  Clear();
 }
 
 StepProfile StepClock::profile() const {

@@ -30,8 +30,11 @@ class StepClock {
     Charge();
     part_ = part;
   }
-  // The step ended. Adds it to the sums.
-  void End(StepPhase phase, size_t rows);
+  // The step ends: before anyone waits no longer for what it gave, so that
+  // whoever got that finds it in the sums.
+  void End(StepPhase phase, size_t rows) { Add(phase, 1, rows); }
+  // What came since belongs to it, too.
+  void AddRest(StepPhase phase) { Add(phase, 0, 0); }
 
   // The thread pool's: another loop starts, its tasks run on this thread, it
   // has none left, all threads are done.
@@ -55,7 +58,7 @@ class StepClock {
     joining_ = false;
   }
 
-  // All steps that have ended.
+  // All steps that have ended. The parts always sum to the seconds.
   StepProfile profile() const;
 
  private:
@@ -67,6 +70,8 @@ class StepClock {
   };
 
   void Charge();
+  void Clear();
+  void Add(StepPhase phase, size_t steps, size_t rows);
 
   const Now now_;
   // Of the step that runs.

@@ -108,7 +108,7 @@ void Scheduler::Loop() {
       }
     }
     DropEnded();
-    if (clock_ && phase_) clock_->End(*phase_, step_rows_);
+    if (clock_ && phase_) clock_->AddRest(*phase_);
   }
 }
 
@@ -257,16 +257,15 @@ void Scheduler::RunStep() {
     }
   }
   const size_t sequences = slices_.size();
-  Deliver();
+  phase_ = only_decodes ? StepPhase::kDecode
+           : decodes    ? StepPhase::kMixed
+                        : StepPhase::kPrefill;
+  Deliver(rows);
   if (only_decodes) {
     step_times_.Note(sequences, guesses, seconds_since(begin));
   } else {
     step_times_.Restart();
   }
-  step_rows_ = rows;
-  phase_ = only_decodes ? StepPhase::kDecode
-           : decodes    ? StepPhase::kMixed
-                        : StepPhase::kPrefill;
 }
 
 // Has the drafters guess, each at the price of its guesses beside those of the
@@ -442,7 +441,8 @@ void Scheduler::RunModel() {
   ++steps_;
 }
 
-void Scheduler::Deliver() {
+// Of a step of so many rows.
+void Scheduler::Deliver(size_t rows) {
   pool_->Enter(StepPart::kSampling);
   // A loop of one task runs here, and leaves the pool to the task.
   ThreadPool* const free_pool = slices_.size() == 1 ? pool_.get() : nullptr;
@@ -450,6 +450,7 @@ void Scheduler::Deliver() {
     slices_[i].sequence->TakeRows(slices_[i], free_pool);
   });
   pool_->Enter(StepPart::kPlanning);
+  if (clock_) clock_->End(*phase_, rows);
   for (const StepSlice& slice : slices_) slice.sequence->Conclude();
   slices_.clear();
 }

@@ -75,7 +75,7 @@ class Scheduler {
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
-  void Deliver();
+  void Deliver(size_t rows);
 
   const std::shared_ptr<const Model> model_;
   const size_t num_threads_;
@@ -99,9 +99,7 @@ class Scheduler {
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;
   std::vector<StepSlice> slices_;  // of the step
-  // What the step that was run last is counted as, and its rows.
-  std::optional<StepPhase> phase_;
-  size_t step_rows_ = 0;
+  std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   AlignedBuffer<float> rows_;
   SideThread mask_thread_;
 

@@ -42,6 +42,7 @@ from gemmakv.errors import (
     MismatchError,
 )
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._profile import PhaseProfile, StepProfile
 from gemmakv.generation._result import (
     Generation,
     Piece,
@@ -82,6 +83,7 @@ __all__ = [
     "ModelType",
     "PackedWeights",
     "PartialModelWarning",
+    "PhaseProfile",
     "Piece",
     "Prefill",
     "PrefixCache",
@@ -91,6 +93,7 @@ __all__ = [
     "SentencePieceTokenizer",
     "Session",
     "SessionStats",
+    "StepProfile",
     "Stream",
     "Template",
     "Timings",

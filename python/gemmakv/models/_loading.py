@@ -42,6 +42,7 @@ def load(
     progress: Callback | None,
     packed_cache: bool | StrPath,
     quantize: str,
+    profile: bool = False,
 ) -> Loaded:
     """Loads a GGUF file or a model directory.
 
@@ -53,7 +54,7 @@ def load(
         packed_cache, sum(map(os.path.getsize, files))
     )
     encoded = b"" if folder is None else os.fsencode(folder)
-    how = (threads, progress, encoded, quantize)
+    how = (threads, progress, encoded, quantize, profile)
     if model is None:
         engine, tokenizer = _load_gguf(path, how)
         info = info_of_gguf(path)
@@ -81,7 +82,7 @@ def load(
 def _load_folder(
     path: str,
     model: ModelFolder,
-    how: tuple[int, Callback | None, bytes, str],
+    how: tuple[int, Callback | None, bytes, str, bool],
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
     tokenizer = tokenizer_of_folder(
@@ -118,7 +119,7 @@ def _packed_report(engine: _core.Engine) -> PackedWeights:
 
 
 def _load_gguf(
-    path: str, how: tuple[int, Callback | None, bytes, str]
+    path: str, how: tuple[int, Callback | None, bytes, str, bool]
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # The core finds out at once whether it reads a tokenizer; the others are
     # read before the weights, which may take minutes.

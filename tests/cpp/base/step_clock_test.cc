@@ -104,6 +104,24 @@ TEST(StepClockTest, AStepThatDoesNotEndCountsNothing) {
   EXPECT_DOUBLE_EQ(SumOf(prefill), prefill.seconds);
 }
 
+TEST(StepClockTest, WhatComesAfterTheEndIsNoOtherStep) {
+  StepClock clock(&Told);
+  clock.Begin();
+  clock.Enter(StepPart::kSampling);
+  Pass(4);
+  clock.End(StepPhase::kDecode, 2);
+  EXPECT_DOUBLE_EQ(PhaseOf(clock, StepPhase::kDecode).seconds, 0.004);
+  clock.Enter(StepPart::kPlanning);
+  Pass(1);
+  clock.AddRest(StepPhase::kDecode);
+  const PhaseProfile decode = PhaseOf(clock, StepPhase::kDecode);
+  EXPECT_EQ(decode.steps, 1u);
+  EXPECT_EQ(decode.rows, 2u);
+  EXPECT_DOUBLE_EQ(decode.seconds, 0.005);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kPlanning), 0.001);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kSampling), 0.004);
+}
+
 // With real threads and the real time: waiting for a slow thread is a join, and
 // a loop of one task, or on one thread, is none.
 TEST(StepClockTest, ThePoolTellsOfItsLoops) {
