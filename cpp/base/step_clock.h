@@ -30,8 +30,8 @@ class StepClock {
     Charge();
     part_ = part;
   }
-  // The step ends: before anyone waits no longer for what it gave, so that
-  // whoever got that finds it in the sums.
+  // The step ends. Called before it gives anything to anyone: whoever has that
+  // finds the step in the sums.
   void End(StepPhase phase, size_t rows) { Add(phase, 1, rows); }
   // What came since belongs to it, too.
   void AddRest(StepPhase phase) { Add(phase, 0, 0); }

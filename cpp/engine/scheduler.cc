@@ -444,13 +444,14 @@ void Scheduler::RunModel() {
 // Of a step of so many rows.
 void Scheduler::Deliver(size_t rows) {
   pool_->Enter(StepPart::kSampling);
+  if (clock_) clock_->End(*phase_, rows);
   // A loop of one task runs here, and leaves the pool to the task.
   ThreadPool* const free_pool = slices_.size() == 1 ? pool_.get() : nullptr;
   pool_->Run(slices_.size(), [&](size_t i, size_t) {
     slices_[i].sequence->TakeRows(slices_[i], free_pool);
   });
   pool_->Enter(StepPart::kPlanning);
-  if (clock_) clock_->End(*phase_, rows);
+  if (clock_) clock_->AddRest(*phase_);
   for (const StepSlice& slice : slices_) slice.sequence->Conclude();
   slices_.clear();
 }

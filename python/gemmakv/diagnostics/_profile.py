@@ -16,15 +16,15 @@ class Profile:
     """Of the steps of one measurement, all rounds together.
 
     `seconds` are those of the steps, of which `parts` are the parts, and
-    `serial` what of them left the other threads without work; `wall_s` is the
-    time that the calls took which made the steps.
+    `serial` what of them left the other threads without work. `between_s` is
+    what the calls took besides that made the steps.
     """
 
     name: str
     steps: int
     rows: int
     loops: int
-    wall_s: float
+    between_s: float
     seconds: float
     parts: Mapping[str, float]
     serial: Mapping[str, float]
@@ -33,14 +33,13 @@ class Profile:
 def profile_of(
     name: str, wall_s: float, found: StepProfile, phase: str
 ) -> Profile:
-    """Of the steps of one phase, "prefill" or "decode"; others took part of the
-    time, too, as the first step of a conversation.
+    """Of the steps of one phase, "prefill" or "decode". Others took part of the
+    `wall_s` that the calls took, too, as the first step of a conversation.
     """
-    others = [p for other, p in found.phases() if other != phase]
-    wall_s -= sum(p.seconds for p in others)
+    between_s = max(0.0, wall_s - sum(p.seconds for _, p in found.phases()))
     p: PhaseProfile = getattr(found, phase)
     return Profile(
-        name, p.steps, p.rows, p.loops, wall_s, p.seconds, p.parts, p.serial
+        name, p.steps, p.rows, p.loops, between_s, p.seconds, p.parts, p.serial
     )
 
 
@@ -63,10 +62,7 @@ def table_of(profiles: Sequence[Profile]) -> list[list[str]]:
     )
     lines.append(
         ["between steps"]
-        + [
-            f"{1e3 * (p.wall_s - p.seconds) / p.steps:.2f} ms"
-            for p in profiles
-        ]
+        + [f"{1e3 * p.between_s / p.steps:.2f} ms" for p in profiles]
     )
     lines.append(
         ["rows of a step"] + [f"{p.rows / p.steps:.0f}" for p in profiles]
