@@ -535,6 +535,8 @@ void RegisterGemma(py::module_& module) {
       .def_property_readonly("steps", &Gemma::steps)
       .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
       .def_property_readonly("preemptions", &Gemma::preemptions)
+      .def("check_ahead", &Gemma::CheckAhead, py::arg("seconds"),
+           py::call_guard<GilReleased>())
       .def_property_readonly("profiled", &Gemma::profiled)
       .def("profile", &ProfileOf,
            "By phase (steps, rows, loops, seconds, {part: (seconds, serial "

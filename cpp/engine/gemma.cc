@@ -163,6 +163,13 @@ std::shared_ptr<Gemma> Gemma::WithPrefix(
   return other;
 }
 
+bool Gemma::CheckAhead(double seconds) const {
+  const auto& file = model_->weights.file;
+  return file && file->CheckAhead(
+                     Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(seconds)));
+}
+
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   std::unique_lock lock(shared_->mutex);
   shared_->token_text = std::move(text);

@@ -59,6 +59,9 @@ class Gemma {
   }
   // Where the weights are: in a packed file, or in memory and why.
   const PackedReport& packed_report() const { return packed_report_; }
+  // Checks weights of a packed file before their first use does, on this
+  // thread, for about so many seconds. Whether there are more.
+  bool CheckAhead(double seconds) const;
   // Replaces the text of tokens, used for stop strings and streamed text.
   void set_token_text(std::shared_ptr<const TokenText> text);
 

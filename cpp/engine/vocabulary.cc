@@ -30,41 +30,30 @@ std::optional<char> ByteOfPiece(std::string_view piece) {
   return static_cast<char>(value);
 }
 
-std::string PieceText(std::string_view piece, int64_t type) {
+// Appends `text` with `to` for each `from`.
+void AppendReplaced(std::string_view text, std::string_view from,
+                    std::string_view to, std::string& out) {
+  while (true) {
+    const size_t at = text.find(from);
+    out += text.substr(0, at);
+    if (at == std::string_view::npos) return;
+    out += to;
+    text.remove_prefix(at + from.size());
+  }
+}
+
+void AppendPieceText(std::string_view piece, int64_t type, std::string& out) {
   if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
       type == Vocabulary::kUnused) {
-    return {};
+    return;
   }
   if (type == Vocabulary::kByte) {
     if (const std::optional<char> byte = ByteOfPiece(piece)) {
-      return std::string(1, *byte);
+      out += *byte;
+      return;
     }
   }
-  std::string text;
-  while (!piece.empty()) {
-    if (piece.substr(0, kSpaceMark.size()) == kSpaceMark) {
-      text += ' ';
-      piece.remove_prefix(kSpaceMark.size());
-    } else {
-      text += piece.front();
-      piece.remove_prefix(1);
-    }
-  }
-  return text;
-}
-
-// User-defined pieces are stored with plain spaces, but SentencePiece matches
-// them in text whose spaces it has marked already.
-std::string MarkSpaces(std::string_view piece) {
-  std::string marked;
-  for (const char c : piece) {
-    if (c == ' ') {
-      marked += kSpaceMark;
-    } else {
-      marked += c;
-    }
-  }
-  return marked;
+  AppendReplaced(piece, kSpaceMark, " ", out);
 }
 
 // Protocol buffer wire format: varint, fixed32 and length-delimited fields.
@@ -174,21 +163,34 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
 }
 
 TokenText Vocabulary::Text() const {
-  std::vector<std::string> texts;
-  texts.reserve(pieces.size());
+  std::string all;
+  std::vector<size_t> ends;
+  ends.reserve(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    texts.push_back(PieceText(pieces[i], types[i]));
+    AppendPieceText(pieces[i], types[i], all);
+    ends.push_back(all.size());
   }
-  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  std::vector<std::string_view> views;
+  views.reserve(pieces.size());
+  size_t begin = 0;
+  for (const size_t end : ends) {
+    views.push_back(std::string_view(all).substr(begin, end - begin));
+    begin = end;
+  }
   return TokenText(views);
 }
 
 std::string Vocabulary::SentencePieceModel() const {
   ProtoWriter model;
   ProtoWriter message;
+  std::string marked;
   for (size_t i = 0; i < pieces.size(); ++i) {
     message.Clear();
-    message.Bytes(1, MarkSpaces(pieces[i]));
+    // User-defined pieces are stored with plain spaces, but SentencePiece
+    // matches them in text whose spaces it has marked already.
+    marked.clear();
+    AppendReplaced(pieces[i], " ", kSpaceMark, marked);
+    message.Bytes(1, marked);
     message.Float(2, static_cast<float>(scores[i]));
     const bool is_unknown = static_cast<int64_t>(i) == unk_id;
     message.Varint(3, is_unknown ? static_cast<uint64_t>(kUnknown)
