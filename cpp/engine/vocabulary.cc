@@ -42,6 +42,12 @@ void AppendReplaced(std::string_view text, std::string_view from,
   }
 }
 
+size_t BytesOf(const std::vector<std::string_view>& texts) {
+  size_t bytes = 0;
+  for (const std::string_view text : texts) bytes += text.size();
+  return bytes;
+}
+
 void AppendPieceText(std::string_view piece, int64_t type, std::string& out) {
   if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
       type == Vocabulary::kUnused) {
@@ -164,6 +170,7 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
 
 TokenText Vocabulary::Text() const {
   std::string all;
+  all.reserve(BytesOf(pieces));
   std::vector<size_t> ends;
   ends.reserve(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -181,7 +188,9 @@ TokenText Vocabulary::Text() const {
 }
 
 std::string Vocabulary::SentencePieceModel() const {
+  // What stands around a piece takes 12 bytes.
   ProtoWriter model;
+  model.bytes().reserve(BytesOf(pieces) + 12 * pieces.size() + 1024);
   ProtoWriter message;
   std::string marked;
   for (size_t i = 0; i < pieces.size(); ++i) {

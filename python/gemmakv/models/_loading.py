@@ -9,6 +9,7 @@ import threading
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmakv import _core
 from gemmakv._support.files import StrPath
@@ -18,10 +19,12 @@ from gemmakv.models import _packed as packed
 from gemmakv.models._info import ModelInfo, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
-from gemmakv.models.huggingface import ModelFolder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._gguf import has_merges, tokenizer_of_gguf
 from gemmakv.tokenizers._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from gemmakv.models.huggingface import ModelFolder
 
 # How long weights are checked without a look at what else is to be done.
 _CHECK_S = 0.002
@@ -53,7 +56,12 @@ def load(
 
     `threads` 0 means all, `quantize` "" that weights stay as they are.
     """
-    model = ModelFolder.open(path) if os.path.isdir(path) else None
+    model = None
+    if os.path.isdir(path):
+        # Later: a start from a GGUF file does not need it.
+        from gemmakv.models.huggingface import ModelFolder
+
+        model = ModelFolder.open(path)
     files = parts_of(path) if model is None else model.files
     folder, report = packed.choose_folder(
         packed_cache, sum(map(os.path.getsize, files))
