@@ -1,6 +1,7 @@
 #include "engine/vocabulary.h"
 
 #include <bit>
+#include <cstring>
 #include <optional>
 
 #include "base/error.h"
@@ -62,6 +63,9 @@ void AppendPieceText(std::string_view piece, int64_t type, std::string& out) {
   AppendReplaced(piece, kSpaceMark, " ", out);
 }
 
+// Lengths below need one byte, also that of the message around a piece.
+constexpr size_t kShortPiece = 0x80 - 9;
+
 // Protocol buffer wire format: varint, fixed32 and length-delimited fields.
 class ProtoWriter {
  public:
@@ -80,6 +84,20 @@ class ProtoWriter {
     Raw(field << 3 | 2);
     Raw(value.size());
     bytes_ += value;
+  }
+  // Field 1: a message of `piece` in field 1, `score` in 2, `type` in 3; nearly
+  // all of a vocabulary are such. The same bytes as by the functions above, in
+  // a third of their time.
+  void ShortPiece(std::string_view piece, float score, uint64_t type) {
+    char head[4] = {1 << 3 | 2, 0, 1 << 3 | 2, 0};
+    char tail[7] = {2 << 3 | 5, 0, 0, 0, 0, 3 << 3 | 0, 0};
+    head[3] = static_cast<char>(piece.size());
+    head[1] = static_cast<char>(2 + piece.size() + sizeof(tail));
+    std::memcpy(tail + 1, &score, sizeof(score));
+    tail[6] = static_cast<char>(type);
+    bytes_.append(head, sizeof(head));
+    bytes_ += piece;
+    bytes_.append(tail, sizeof(tail));
   }
   void Clear() { bytes_.clear(); }
   std::string& bytes() { return bytes_; }
@@ -188,22 +206,30 @@ TokenText Vocabulary::Text() const {
 }
 
 std::string Vocabulary::SentencePieceModel() const {
-  // What stands around a piece takes 12 bytes.
   ProtoWriter model;
-  model.bytes().reserve(BytesOf(pieces) + 12 * pieces.size() + 1024);
   ProtoWriter message;
+  model.bytes().reserve(BytesOf(pieces) + 16 * pieces.size());
   std::string marked;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    message.Clear();
     // User-defined pieces are stored with plain spaces, but SentencePiece
     // matches them in text whose spaces it has marked already.
-    marked.clear();
-    AppendReplaced(pieces[i], " ", kSpaceMark, marked);
-    message.Bytes(1, marked);
-    message.Float(2, static_cast<float>(scores[i]));
+    std::string_view piece = pieces[i];
+    if (piece.find(' ') != std::string_view::npos) {
+      marked.clear();
+      AppendReplaced(piece, " ", kSpaceMark, marked);
+      piece = marked;
+    }
     const bool is_unknown = static_cast<int64_t>(i) == unk_id;
-    message.Varint(3, is_unknown ? static_cast<uint64_t>(kUnknown)
-                                 : static_cast<uint64_t>(types[i]));
+    const auto type = static_cast<uint64_t>(is_unknown ? kUnknown : types[i]);
+    const auto score = static_cast<float>(scores[i]);
+    if (piece.size() < kShortPiece && type < 0x80) {
+      model.ShortPiece(piece, score, type);
+      continue;
+    }
+    message.Clear();
+    message.Bytes(1, piece);
+    message.Float(2, score);
+    message.Varint(3, type);
     model.Bytes(1, message.bytes());
   }
   message.Clear();       // trainer_spec
