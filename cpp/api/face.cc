@@ -133,5 +133,7 @@ std::vector<float> Gemma::Embed(std::span<const std::vector<int32_t>> texts,
   return core_->gemma->Embed(spans, options, poll);
 }
 
+StepProfile Gemma::profile() const { return core_->gemma->profile(); }
+
 }  // namespace v0
 }  // namespace gkv

@@ -164,8 +164,9 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     for (size_t task = 0; task < num_tasks; ++task) call(fn, task, 0);
     return;
   }
+  if (clock_ != nullptr) clock_->Fork();
   s.parallel_loops.store(s.parallel_loops.load(std::memory_order_relaxed) + 1,
-                std::memory_order_relaxed);
+                         std::memory_order_relaxed);
   // First the old epoch is closed: a late worker of the last loop, which may
   // read the new number of tasks, finds no task below it and its
   // compare-and-swap on an older claim fails.
@@ -180,7 +181,9 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     std::unique_lock lock(s.mutex);
     s.wake_workers.notify_all();
   }
+  if (clock_ != nullptr) clock_->Work();
   s.RunTasks(epoch + 1, 0);
+  if (clock_ != nullptr) clock_->Wait();
   const auto finished = [&] { return s.unfinished.load() == 0; };
   if (!Spin(s.may_spin, finished)) {
     std::unique_lock lock(s.mutex);
@@ -188,6 +191,7 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     s.wake_caller.wait(lock, finished);
     s.caller_parked = false;
   }
+  if (clock_ != nullptr) clock_->Join();
 }
 
 size_t ThreadPool::parallel_loops() const {

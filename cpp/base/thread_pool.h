@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/step_clock.h"
+
 namespace gkv {
 
 // Fixed set of threads that run the tasks of one parallel loop at a time.
@@ -44,6 +46,15 @@ class ThreadPool {
   // waking and joining them. Any thread may ask.
   size_t parallel_loops() const;
 
+  // Who is told what steps spend their time on; null: nobody. Not owned; no
+  // step may be in progress.
+  void set_clock(StepClock* clock) { clock_ = clock; }
+  // On the thread that calls Run, outside of it: from now on it is this part of
+  // a step.
+  void Enter(StepPart part) const {
+    if (clock_ != nullptr) clock_->Enter(part);
+  }
+
   // Processors that this process may use (affinity mask), at least 1.
   static size_t AvailableProcessors();
 
@@ -54,6 +65,7 @@ class ThreadPool {
   struct Shared;
   size_t num_threads_;
   std::unique_ptr<Shared> shared_;
+  StepClock* clock_ = nullptr;
 };
 
 }  // namespace gkv

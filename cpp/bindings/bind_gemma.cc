@@ -425,8 +425,9 @@ void RegisterResults(py::module_& module) {
 // `progress` must outlive the options.
 LoadOptions OptionsOf(size_t threads, const Progress& progress,
                       const std::string& packed_folder,
-                      const std::string& quantize) {
+                      const std::string& quantize, bool profile) {
   LoadOptions options;
+  options.profile = profile;
   options.quantize = TargetOf(quantize);
   options.threads = threads;
   options.packed_folder = packed_folder;
@@ -435,6 +436,22 @@ LoadOptions OptionsOf(size_t threads, const Progress& progress,
     if (progress) WithGil([&] { CallPython(*progress, done, total); });
   };
   return options;
+}
+
+py::dict ProfileOf(const Gemma& gemma) {
+  const StepProfile profile = gemma.profile();
+  py::dict phases;
+  for (size_t p = 0; p < kStepPhases; ++p) {
+    const PhaseProfile& phase = profile.phases[p];
+    py::dict parts;
+    for (size_t i = 0; i < kStepParts; ++i) {
+      parts[py::str(std::string(kStepPartNames[i]))] =
+          py::make_tuple(phase.part_s[i], phase.serial_s[i]);
+    }
+    phases[py::str(std::string(kStepPhaseNames[p]))] = py::make_tuple(
+        phase.steps, phase.rows, phase.loops, phase.seconds, parts);
+  }
+  return phases;
 }
 
 using PlaceTuple = std::tuple<std::string, size_t, uint64_t, std::string,
@@ -475,24 +492,25 @@ void RegisterGemma(py::module_& module) {
       .def_static(
           "load_gguf",
           [](const std::string& path, size_t threads, const Progress& progress,
-             const std::string& packed_folder, const std::string& quantize) {
+             const std::string& packed_folder, const std::string& quantize,
+             bool profile) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder, quantize);
+                OptionsOf(threads, progress, packed_folder, quantize, profile);
             const GilReleased no_gil;
             return Unlocked(Gemma::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
-          py::arg("quantize") = "")
+          py::arg("quantize") = "", py::arg("profile") = false)
       .def_static(
           "load_files",
           [](const ModelConfig& config, const std::string& description,
              const std::vector<std::string>& paths,
              const std::vector<PlaceTuple>& places, size_t threads,
              const Progress& progress, const std::string& packed_folder,
-             const std::string& quantize) {
+             const std::string& quantize, bool profile) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder, quantize);
+                OptionsOf(threads, progress, packed_folder, quantize, profile);
             const GilReleased no_gil;
             TensorFiles files(description, paths, PlacesOf(places));
             return Unlocked(Gemma::FromTensors(config, files, options));
@@ -500,21 +518,22 @@ void RegisterGemma(py::module_& module) {
           py::arg("config"), py::arg("description"), py::arg("paths"),
           py::arg("places"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
-          py::arg("quantize") = "",
+          py::arg("quantize") = "", py::arg("profile") = false,
           "Weights at known places in files: (name, file, offset, type, rows, "
           "columns, form, blocks), see io/tensor_files.h.")
       .def_static(
           "from_tensors",
           [](const ModelConfig& config, py::object source, size_t threads,
-             const std::string& quantize) {
+             const std::string& quantize, bool profile) {
             NumpySource tensors(std::move(source));
             LoadOptions options;
             options.threads = threads;
             options.quantize = TargetOf(quantize);
+            options.profile = profile;
             return Unlocked(Gemma::FromTensors(config, tensors, options));
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0,
-          py::arg("quantize") = "")
+          py::arg("quantize") = "", py::arg("profile") = false)
       .def_property_readonly("config",
                              [](const Gemma& gemma) { return gemma.config(); })
       .def_property_readonly(
@@ -545,6 +564,12 @@ void RegisterGemma(py::module_& module) {
       .def_property_readonly("steps", &Gemma::steps)
       .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
       .def_property_readonly("preemptions", &Gemma::preemptions)
+      .def("check_ahead", &Gemma::CheckAhead, py::arg("seconds"),
+           py::call_guard<GilReleased>())
+      .def_property_readonly("profiled", &Gemma::profiled)
+      .def("profile", &ProfileOf,
+           "By phase (steps, rows, loops, seconds, {part: (seconds, serial "
+           "seconds)}).")
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {

@@ -143,16 +143,15 @@ void RegisterInfo(py::module_& module) {
 
   module.def(
       "sentencepiece_model",
-      [](const std::string& gguf_path) {
+      [](const GgufFile& file) {
         std::string model;
         {
           const GilReleased no_gil;
-          const GgufFile file(gguf_path);
           model = Vocabulary(file).SentencePieceModel();
         }
         return py::bytes(model);
       },
-      py::arg("gguf_path"),
+      py::arg("file"),
       "Serialized SentencePiece model of a file's vocabulary.");
   module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
              "Names of the tensor types that models may use.");

@@ -29,8 +29,14 @@ struct Embedder::Call {
   size_t length(size_t place) const { return texts[order[place]].size(); }
 };
 
-Embedder::Embedder(std::shared_ptr<const Model> model, size_t num_threads)
-    : model_(std::move(model)), pool_(num_threads), pass_(*model_, pool_) {}
+Embedder::Embedder(std::shared_ptr<const Model> model, size_t num_threads,
+                   bool profiled)
+    : model_(std::move(model)),
+      clock_(profiled ? std::make_unique<StepClock>() : nullptr),
+      pool_(num_threads),
+      pass_(*model_, pool_) {
+  pool_.set_clock(clock_.get());
+}
 
 size_t Embedder::steps() const {
   std::unique_lock lock(mutex_);
@@ -130,13 +136,17 @@ std::vector<Embedder::Item> Embedder::TakeStep() {
 
 void Embedder::RunStep(const std::vector<Item>& items) {
   const ScopedFpEnvironment fp_environment;
+  if (clock_) clock_->Begin();
+  size_t rows = 0;
   const size_t hidden = model_->config.hidden_size;
   std::vector<EmbeddingPass::Text> texts;
   for (const Item& item : items) {
     texts.push_back({item.call->texts[item.index],
                      item.call->out + item.index * hidden});
+    rows += texts.back().tokens.size();
   }
   pass_.Run(texts);
+  if (clock_) clock_->End(StepPhase::kEmbedding, rows);
 }
 
 }  // namespace gkv

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "model/embedding.h"
 #include "model/forward.h"
@@ -29,7 +30,9 @@ class Embedder {
  public:
   using Text = std::span<const int32_t>;
 
-  Embedder(std::shared_ptr<const Model> model, size_t num_threads);
+  // `profiled`: whether its steps are timed part by part.
+  Embedder(std::shared_ptr<const Model> model, size_t num_threads,
+           bool profiled = false);
   Embedder(const Embedder&) = delete;
 
   // out [texts.size(), hidden_size], as of EmbeddingPass. `poll` is called now
@@ -42,6 +45,8 @@ class Embedder {
 
   // Steps so far.
   size_t steps() const;
+  // Where their time went. Requires: profiled.
+  StepProfile profile() const { return clock_->profile(); }
 
  private:
   struct Call;
@@ -55,6 +60,7 @@ class Embedder {
   void Forget(Call& call, std::unique_lock<std::mutex>& lock);
 
   const std::shared_ptr<const Model> model_;
+  const std::unique_ptr<StepClock> clock_;  // null: not profiled
   // Of whoever runs the step.
   ThreadPool pool_;
   EmbeddingPass pass_;

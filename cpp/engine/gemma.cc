@@ -88,12 +88,12 @@ void CheckBinding(const KVCache& cache, const Hash128& identity) {
 }  // namespace
 
 Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
-             PackedReport packed_report,
-             const SchedulerOptions& scheduler_options)
+             PackedReport packed_report, const LoadOptions& options)
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
       num_threads_(num_threads),
       packed_report_(std::move(packed_report)),
-      scheduler_options_(scheduler_options),
+      scheduler_options_(options.scheduler),
+      profiled_(options.profile),
       shared_(std::make_shared<Shared>()) {}
 
 Gemma::Gemma(const Gemma&) = default;
@@ -139,7 +139,7 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
                 report);
   return std::shared_ptr<Gemma>(
       new Gemma(config, std::move(weights), threads, std::move(report),
-                options.scheduler));
+                options));
 }
 
 Hash128 Gemma::fingerprint() const {
@@ -163,6 +163,13 @@ std::shared_ptr<Gemma> Gemma::WithPrefix(
   return other;
 }
 
+bool Gemma::CheckAhead(double seconds) const {
+  const auto& file = model_->weights.file;
+  return file && file->CheckAhead(
+                     Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(seconds)));
+}
+
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   std::unique_lock lock(shared_->mutex);
   shared_->token_text = std::move(text);
@@ -184,6 +191,23 @@ size_t Gemma::preemptions() const {
   return shared_->scheduler ? shared_->scheduler->preemptions() : 0;
 }
 
+StepProfile Gemma::profile() const {
+  if (!profiled_) {
+    throw InvalidArgument(
+        "the model: its steps are not timed; expected one that was loaded "
+        "with profile");
+  }
+  constexpr auto kEmbedding = static_cast<size_t>(StepPhase::kEmbedding);
+  std::unique_lock lock(shared_->mutex);
+  StepProfile profile;
+  if (shared_->scheduler) profile = shared_->scheduler->profile();
+  if (shared_->embedder) {
+    profile.phases[kEmbedding] =
+        shared_->embedder->profile().phases[kEmbedding];
+  }
+  return profile;
+}
+
 Scheduler& Gemma::scheduler() {
   Shared& shared = *shared_;
   std::unique_lock lock(shared.mutex);
@@ -193,7 +217,8 @@ Scheduler& Gemma::scheduler() {
   }
   if (!shared.scheduler) {
     shared.scheduler = std::make_unique<Scheduler>(model_, num_threads_,
-                                                   scheduler_options_);
+                                                   scheduler_options_,
+                                                   profiled_);
     shared.scheduler_pid = getpid();
   }
   return *shared.scheduler;
@@ -206,7 +231,7 @@ Embedder& Gemma::embedder() {
     (void)shared.embedder.release();
   }
   if (!shared.embedder) {
-    shared.embedder = std::make_unique<Embedder>(model_, num_threads_);
+    shared.embedder = std::make_unique<Embedder>(model_, num_threads_, profiled_);
     shared.embedder_pid = getpid();
   }
   return *shared.embedder;

@@ -20,6 +20,7 @@
 #include "engine/vocabulary.h"
 #include "gemmakv/config.h"
 #include "gemmakv/options.h"
+#include "gemmakv/profile.h"
 #include "gemmakv/tensor_source.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
@@ -58,6 +59,9 @@ class Gemma {
   }
   // Where the weights are: in a packed file, or in memory and why.
   const PackedReport& packed_report() const { return packed_report_; }
+  // Checks weights of a packed file before their first use does, on this
+  // thread, for about so many seconds. Whether there are more.
+  bool CheckAhead(double seconds) const;
   // Replaces the text of tokens, used for stop strings and streamed text.
   void set_token_text(std::shared_ptr<const TokenText> text);
 
@@ -135,6 +139,11 @@ class Gemma {
   size_t steps() const;
   size_t parallel_loops() const;
   size_t preemptions() const;
+  // Whether steps are timed part by part.
+  bool profiled() const { return profiled_; }
+  // Where the time of all steps so far went. Throws InvalidArgument if they are
+  // not timed.
+  StepProfile profile() const;
 
  private:
   // What all that WithPrefix gives have in common.
@@ -151,7 +160,7 @@ class Gemma {
   };
 
   Gemma(ModelConfig config, Weights weights, size_t num_threads,
-        PackedReport packed_report, const SchedulerOptions& scheduler_options);
+        PackedReport packed_report, const LoadOptions& options);
   Gemma(const Gemma&);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
   void CheckCache(const KVCache& cache) const;
@@ -169,6 +178,7 @@ class Gemma {
   size_t num_threads_;
   PackedReport packed_report_;
   SchedulerOptions scheduler_options_;
+  bool profiled_;
   std::shared_ptr<Shared> shared_;
   PrefixUse prefix_;
 };

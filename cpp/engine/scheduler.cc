@@ -40,9 +40,13 @@ bool Undecided(const Sequence& sequence) {
 }  // namespace
 
 Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
-                     const SchedulerOptions& options)
-    : model_(std::move(model)), num_threads_(num_threads), options_(options) {
+                     const SchedulerOptions& options, bool profiled)
+    : model_(std::move(model)),
+      num_threads_(num_threads),
+      options_(options),
+      clock_(profiled ? std::make_unique<StepClock>() : nullptr) {
   pool_ = std::make_unique<ThreadPool>(num_threads);
+  pool_->set_clock(clock_.get());
   forward_ = std::make_unique<ForwardPass>(*model_, *pool_);
   thread_ = std::thread([this] { Loop(); });
 }
@@ -88,6 +92,8 @@ void Scheduler::Loop() {
   NeverWaitForLocksHere();
   const ScopedFpEnvironment fp_environment;
   while (WaitForWork()) {
+    if (clock_) clock_->Begin();
+    phase_.reset();
     Interrupt();
     DropEnded();
     try {
@@ -102,6 +108,7 @@ void Scheduler::Loop() {
       }
     }
     DropEnded();
+    if (clock_ && phase_) clock_->AddRest(*phase_);
   }
 }
 
@@ -230,11 +237,13 @@ void Scheduler::RunStep() {
   PrepareStep();
   if (slices_.empty()) return;
   size_t rows = 0, guesses = 0;
-  bool only_decodes = true;
+  bool only_decodes = true, decodes = false;
   for (const StepSlice& slice : slices_) {
     rows += slice.ids.size();
     guesses += slice.guesses;
-    only_decodes = only_decodes && slice.sequence->state() == State::kDecoding;
+    const bool decoding = slice.sequence->state() == State::kDecoding;
+    only_decodes = only_decodes && decoding;
+    decodes = decodes || decoding;
   }
   const auto seconds_since = [](Sequence::Clock::time_point time) {
     return std::chrono::duration<double>(Sequence::Clock::now() - time).count();
@@ -248,7 +257,10 @@ void Scheduler::RunStep() {
     }
   }
   const size_t sequences = slices_.size();
-  Deliver();
+  phase_ = only_decodes ? StepPhase::kDecode
+           : decodes    ? StepPhase::kMixed
+                        : StepPhase::kPrefill;
+  Deliver(rows);
   if (only_decodes) {
     step_times_.Note(sequences, guesses, seconds_since(begin));
   } else {
@@ -289,7 +301,9 @@ void Scheduler::Draft() {
 
 // Plans the rows and prepares their slices, those of the oldest first.
 void Scheduler::PrepareStep() {
+  pool_->Enter(StepPart::kDrafting);
   Draft();
+  pool_->Enter(StepPart::kPlanning);
   std::vector<Sequence*> sequences;
   std::vector<PlanInput> inputs;
   sequences.reserve(sequences_.size());
@@ -420,18 +434,24 @@ void Scheduler::RunModel() {
     } catch (...) {
       error = std::current_exception();
     }
+    pool_->Enter(StepPart::kMasks);
     mask_thread_.Wait();
     if (error) std::rethrow_exception(error);
   }
   ++steps_;
 }
 
-void Scheduler::Deliver() {
+// Of a step of so many rows.
+void Scheduler::Deliver(size_t rows) {
+  pool_->Enter(StepPart::kSampling);
+  if (clock_) clock_->End(*phase_, rows);
   // A loop of one task runs here, and leaves the pool to the task.
   ThreadPool* const free_pool = slices_.size() == 1 ? pool_.get() : nullptr;
   pool_->Run(slices_.size(), [&](size_t i, size_t) {
     slices_[i].sequence->TakeRows(slices_[i], free_pool);
   });
+  pool_->Enter(StepPart::kPlanning);
+  if (clock_) clock_->AddRest(*phase_);
   for (const StepSlice& slice : slices_) slice.sequence->Conclude();
   slices_.clear();
 }

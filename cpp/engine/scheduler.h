@@ -8,10 +8,12 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
@@ -35,8 +37,9 @@ namespace gkv {
 // youngest sequence fails with that and the others go on.
 class Scheduler {
  public:
+  // `profiled`: whether its steps are timed part by part.
   Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
-            const SchedulerOptions& options);
+            const SchedulerOptions& options, bool profiled = false);
   // Cancels what is running and waits for the thread.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
@@ -53,6 +56,8 @@ class Scheduler {
   size_t preemptions() const { return preemptions_.load(); }
   // Parallel loops that the steps took.
   size_t parallel_loops() const { return pool_->parallel_loops(); }
+  // Where their time went. Requires: profiled.
+  StepProfile profile() const { return clock_->profile(); }
 
  private:
   void Loop();
@@ -70,7 +75,7 @@ class Scheduler {
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
-  void Deliver();
+  void Deliver(size_t rows);
 
   const std::shared_ptr<const Model> model_;
   const size_t num_threads_;
@@ -84,6 +89,8 @@ class Scheduler {
   size_t unfinished_ = 0;  // sequences that were taken on
   bool stopping_ = false;
 
+  const std::unique_ptr<StepClock> clock_;  // null: not profiled
+
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ForwardPass> forward_;
@@ -92,6 +99,7 @@ class Scheduler {
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;
   std::vector<StepSlice> slices_;  // of the step
+  std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   AlignedBuffer<float> rows_;
   SideThread mask_thread_;
 

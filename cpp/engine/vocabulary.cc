@@ -1,6 +1,7 @@
 #include "engine/vocabulary.h"
 
 #include <bit>
+#include <cstring>
 #include <optional>
 
 #include "base/error.h"
@@ -30,42 +31,40 @@ std::optional<char> ByteOfPiece(std::string_view piece) {
   return static_cast<char>(value);
 }
 
-std::string PieceText(std::string_view piece, int64_t type) {
+// Appends `text` with `to` for each `from`.
+void AppendReplaced(std::string_view text, std::string_view from,
+                    std::string_view to, std::string& out) {
+  while (true) {
+    const size_t at = text.find(from);
+    out += text.substr(0, at);
+    if (at == std::string_view::npos) return;
+    out += to;
+    text.remove_prefix(at + from.size());
+  }
+}
+
+size_t BytesOf(const std::vector<std::string_view>& texts) {
+  size_t bytes = 0;
+  for (const std::string_view text : texts) bytes += text.size();
+  return bytes;
+}
+
+void AppendPieceText(std::string_view piece, int64_t type, std::string& out) {
   if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
       type == Vocabulary::kUnused) {
-    return {};
+    return;
   }
   if (type == Vocabulary::kByte) {
     if (const std::optional<char> byte = ByteOfPiece(piece)) {
-      return std::string(1, *byte);
+      out += *byte;
+      return;
     }
   }
-  std::string text;
-  while (!piece.empty()) {
-    if (piece.substr(0, kSpaceMark.size()) == kSpaceMark) {
-      text += ' ';
-      piece.remove_prefix(kSpaceMark.size());
-    } else {
-      text += piece.front();
-      piece.remove_prefix(1);
-    }
-  }
-  return text;
+  AppendReplaced(piece, kSpaceMark, " ", out);
 }
 
-// User-defined pieces are stored with plain spaces, but SentencePiece matches
-// them in text whose spaces it has marked already.
-std::string MarkSpaces(std::string_view piece) {
-  std::string marked;
-  for (const char c : piece) {
-    if (c == ' ') {
-      marked += kSpaceMark;
-    } else {
-      marked += c;
-    }
-  }
-  return marked;
-}
+// Lengths below need one byte, also that of the message around a piece.
+constexpr size_t kShortPiece = 0x80 - 9;
 
 // Protocol buffer wire format: varint, fixed32 and length-delimited fields.
 class ProtoWriter {
@@ -85,6 +84,20 @@ class ProtoWriter {
     Raw(field << 3 | 2);
     Raw(value.size());
     bytes_ += value;
+  }
+  // Field 1: a message of `piece` in field 1, `score` in 2, `type` in 3; nearly
+  // all of a vocabulary are such. The same bytes as by the functions above, in
+  // a third of their time.
+  void ShortPiece(std::string_view piece, float score, uint64_t type) {
+    char head[4] = {1 << 3 | 2, 0, 1 << 3 | 2, 0};
+    char tail[7] = {2 << 3 | 5, 0, 0, 0, 0, 3 << 3 | 0, 0};
+    head[3] = static_cast<char>(piece.size());
+    head[1] = static_cast<char>(2 + piece.size() + sizeof(tail));
+    std::memcpy(tail + 1, &score, sizeof(score));
+    tail[6] = static_cast<char>(type);
+    bytes_.append(head, sizeof(head));
+    bytes_ += piece;
+    bytes_.append(tail, sizeof(tail));
   }
   void Clear() { bytes_.clear(); }
   std::string& bytes() { return bytes_; }
@@ -174,25 +187,49 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
 }
 
 TokenText Vocabulary::Text() const {
-  std::vector<std::string> texts;
-  texts.reserve(pieces.size());
+  std::string all;
+  all.reserve(BytesOf(pieces));
+  std::vector<size_t> ends;
+  ends.reserve(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    texts.push_back(PieceText(pieces[i], types[i]));
+    AppendPieceText(pieces[i], types[i], all);
+    ends.push_back(all.size());
   }
-  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  std::vector<std::string_view> views;
+  views.reserve(pieces.size());
+  size_t begin = 0;
+  for (const size_t end : ends) {
+    views.push_back(std::string_view(all).substr(begin, end - begin));
+    begin = end;
+  }
   return TokenText(views);
 }
 
 std::string Vocabulary::SentencePieceModel() const {
   ProtoWriter model;
   ProtoWriter message;
+  model.bytes().reserve(BytesOf(pieces) + 16 * pieces.size());
+  std::string marked;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    message.Clear();
-    message.Bytes(1, MarkSpaces(pieces[i]));
-    message.Float(2, static_cast<float>(scores[i]));
+    // User-defined pieces are stored with plain spaces, but SentencePiece
+    // matches them in text whose spaces it has marked already.
+    std::string_view piece = pieces[i];
+    if (piece.find(' ') != std::string_view::npos) {
+      marked.clear();
+      AppendReplaced(piece, " ", kSpaceMark, marked);
+      piece = marked;
+    }
     const bool is_unknown = static_cast<int64_t>(i) == unk_id;
-    message.Varint(3, is_unknown ? static_cast<uint64_t>(kUnknown)
-                                 : static_cast<uint64_t>(types[i]));
+    const auto type = static_cast<uint64_t>(is_unknown ? kUnknown : types[i]);
+    const auto score = static_cast<float>(scores[i]);
+    if (piece.size() < kShortPiece && type < 0x80) {
+      model.ShortPiece(piece, score, type);
+      continue;
+    }
+    message.Clear();
+    message.Bytes(1, piece);
+    message.Float(2, score);
+    message.Varint(3, type);
     model.Bytes(1, message.bytes());
   }
   message.Clear();       // trainer_spec

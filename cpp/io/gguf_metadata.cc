@@ -50,8 +50,14 @@ std::string_view NextString(const uint8_t*& at) {
   return text;
 }
 
-bool IsFloat(uint32_t type) {
-  return type == kGgufFloat32 || type == kGgufFloat64;
+// Vocabularies are such arrays: this takes no look at each value's type.
+template <typename From, typename To>
+std::vector<To> Widened(const uint8_t* at, uint64_t count) {
+  std::vector<To> values(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    values[i] = static_cast<To>(LoadUnaligned<From>(at + i * sizeof(From)));
+  }
+  return values;
 }
 
 }  // namespace
@@ -92,27 +98,42 @@ GgufArray GgufFile::DecodeArray(std::string_view key,
     for (std::string_view& string : strings) string = NextString(at);
     return {std::move(strings)};
   }
-  const size_t bytes = GgufScalarBytes(entry.array_type);
-  std::vector<double> floats;
-  std::vector<int64_t> ints;
-  for (uint64_t i = 0; i < entry.count; ++i, at += bytes) {
-    const GgufValue value = DecodeScalar(entry.array_type, at);
-    if (const auto* f = std::get_if<double>(&value)) {
-      floats.push_back(*f);
-    } else if (const auto* s = std::get_if<int64_t>(&value)) {
-      ints.push_back(*s);
-    } else if (const auto* b = std::get_if<bool>(&value)) {
-      ints.push_back(*b);
-    } else {
-      const uint64_t u = std::get<uint64_t>(value);
-      if (u > uint64_t{std::numeric_limits<int64_t>::max()}) {
-        WrongValue(key, entry, StrCat("the element ", u),
-                   "integers that fit 63 bits");
-      }
-      ints.push_back(static_cast<int64_t>(u));
-    }
+  const uint64_t count = entry.count;
+  switch (entry.array_type) {
+    case kGgufUint8:
+      return {Widened<uint8_t, int64_t>(at, count)};
+    case kGgufInt8:
+      return {Widened<int8_t, int64_t>(at, count)};
+    case kGgufUint16:
+      return {Widened<uint16_t, int64_t>(at, count)};
+    case kGgufInt16:
+      return {Widened<int16_t, int64_t>(at, count)};
+    case kGgufUint32:
+      return {Widened<uint32_t, int64_t>(at, count)};
+    case kGgufInt32:
+      return {Widened<int32_t, int64_t>(at, count)};
+    case kGgufInt64:
+      return {Widened<int64_t, int64_t>(at, count)};
+    case kGgufFloat32:
+      return {Widened<float, double>(at, count)};
+    case kGgufFloat64:
+      return {Widened<double, double>(at, count)};
+    default:
+      break;
   }
-  if (IsFloat(entry.array_type)) return {std::move(floats)};
+  std::vector<int64_t> ints(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    if (entry.array_type == kGgufBool) {
+      ints[i] = at[i] != 0;
+      continue;
+    }
+    const auto u = LoadUnaligned<uint64_t>(at + i * sizeof(uint64_t));
+    if (u > uint64_t{std::numeric_limits<int64_t>::max()}) {
+      WrongValue(key, entry, StrCat("the element ", u),
+                 "integers that fit 63 bits");
+    }
+    ints[i] = static_cast<int64_t>(u);
+  }
   return {std::move(ints)};
 }
 

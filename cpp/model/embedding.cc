@@ -42,7 +42,8 @@ void Multiply(const PackedMatrix& weights, Activations& input, ThreadPool& pool,
   for (size_t row = 0; row < input.rows; ++row) input.Quantize(row);
   const size_t cols = weights.rows;
   products.EnsureSize(input.OutputRows(weights.type) * cols);
-  StepWork({}, {}, pool).MatMuls({{&weights, &input, products.data()}});
+  StepWork({}, {}, pool)
+      .MatMuls(StepPart::kHead, {{&weights, &input, products.data()}});
   std::copy_n(products.data(), input.rows * cols, out);
   for (size_t row = input.rows; row < input.OutputRows(weights.type); ++row) {
     Add(products.data() + row * cols, cols, out + (row - input.rows) * cols);
@@ -113,6 +114,7 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
     states += length * hidden;
   }
   pass_.Step(slices);
+  pool_.Enter(StepPart::kHead);
 
   const bool dense = model_.config.dense_dim != 0;
   if (dense) means_.Resize(texts.size(), hidden, kPlanes);

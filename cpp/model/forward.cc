@@ -77,7 +77,7 @@ class ForwardPass::Parts {
       if (layer.experts) {
         experts_.Join(layer, x_.data(), projected_.data(), work);
       }
-      work.ForRows([&](size_t row) {
+      work.ForRows(StepPart::kNorms, [&](size_t row) {
         AddToResidual(layer.experts ? none_ : layer.down_bias,
                       layer.post_ffn_norm, row);
         if (has_altup()) {
@@ -92,7 +92,7 @@ class ForwardPass::Parts {
       });
       if (!embeds) continue;
       per_layer_.Compute(layer, i, input_, projected_.data(), work);
-      work.ForRows([&](size_t row) {
+      work.ForRows(StepPart::kNorms, [&](size_t row) {
         float* const added = projected_.data() + row * hidden();
         const float* const norm = layer.post_ple_norm.data();
         if (has_altup()) {
@@ -130,7 +130,8 @@ class ForwardPass::Parts {
     input_.Resize(kept, hidden());
     const StepWork work(wanted_, rows_, pool_);
     attention_.Begin(work);
-    work.ForRows([&](size_t row) { attention_.Rotations(work, row); });
+    work.ForRows(StepPart::kRope,
+                 [&](size_t row) { attention_.Rotations(work, row); });
     return wanted_;
   }
 
@@ -139,13 +140,14 @@ class ForwardPass::Parts {
   float* x(size_t row) { return x_.data() + row * hidden(); }
 
   void Embed(const StepWork& work) {
+    work.Enter(StepPart::kEmbedding);
     x_.EnsureSize(rows_.size() * hidden());
     projected_.EnsureSize(rows_.size() * hidden());
     input_.Resize(rows_.size(), hidden());
     attention_.Begin(work);
     weights_.embedding.RequireSound(work.pool());
     const PackedView embedding = weights_.embedding.view();
-    work.ForRows([&](size_t row) {
+    work.ForRows(StepPart::kEmbedding, [&](size_t row) {
       UnpackRow(embedding, static_cast<size_t>(rows_[row].token), x(row));
       Scale(config_.embedding_scale, hidden(), x(row));
       attention_.Rotations(work, row);
@@ -159,7 +161,7 @@ class ForwardPass::Parts {
   void TemporalMixing(const StepWork& work, size_t i) {
     const LayerWeights& layer = weights_.layers[i];
     const bool has_laurel = config_.laurel_rank != 0;
-    work.ForRows([&](size_t row) {
+    work.ForRows(StepPart::kNorms, [&](size_t row) {
       if (has_altup()) altup_.Predict(layer, row, x(row));
       NormInput(layer.attn_norm, row);
     });
@@ -167,9 +169,11 @@ class ForwardPass::Parts {
     Activations& mixed = layer.recurrent
                              ? recurrent_.Mix(*layer.recurrent, i, input_, work)
                              : attention_.Mix(layer, i, input_, work);
-    work.ForRows([&](size_t row) { mixed.Quantize(row); });
-    work.MatMuls({{&layer.o, &mixed, projected_.data()}});
-    work.ForRows([&](size_t row) {
+    work.ForRows(StepPart::kNorms,
+                 [&](size_t row) { mixed.Quantize(row); });
+    work.MatMuls(StepPart::kAttentionOutput,
+                 {{&layer.o, &mixed, projected_.data()}});
+    work.ForRows(StepPart::kNorms, [&](size_t row) {
       AddToResidual(layer.o_bias, layer.post_attn_norm, row);
       if (has_laurel) laurel_.AddTo(layer, row, input_.row(row), x(row));
       NormInput(layer.ffn_norm, row);
@@ -205,6 +209,7 @@ class ForwardPass::Parts {
   }
 
   void Head(std::span<const SequenceSlice> slices) {
+    pool_.Enter(StepPart::kNorms);
     std::vector<OutputHead::Row> rows;
     size_t end = 0;
     for (const SequenceSlice& slice : slices) {

@@ -66,6 +66,7 @@ void OutputHead::Compute(std::span<const Row> rows) {
                        screened >= kMinScreenedRows &&
                        config_.final_soft_cap <= 0;
   const size_t both = screens ? rows_.size() - screened : rows_.size();
+  pool_.Enter(StepPart::kHead);
   if (screens) Screen();
   Multiply(both);
   if (!screens) return;
@@ -74,6 +75,7 @@ void OutputHead::Compute(std::span<const Row> rows) {
 
 // Norms and quantizes the rows.
 void OutputHead::Prepare(std::span<const Row> rows) {
+  pool_.Enter(StepPart::kNorms);
   rows_.assign(rows.begin(), rows.end());
   std::stable_partition(rows_.begin(), rows_.end(),
                         [](const Row& row) { return !row.argmax_only; });

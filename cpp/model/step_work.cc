@@ -50,8 +50,10 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
 
 }  // namespace
 
-void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
+void StepWork::MatMuls(StepPart part,
+                       std::initializer_list<MatMulJob> jobs) const {
   for (const MatMulJob& job : jobs) job.weights->RequireSound(pool_);
+  Enter(part);
   RunParts(
       jobs.size(),
       [&](size_t i) {
@@ -63,7 +65,9 @@ void StepWork::MatMuls(std::initializer_list<MatMulJob> jobs) const {
       pool_);
 }
 
-void StepWork::MatMuls(std::span<const MatMulPart> parts) const {
+void StepWork::MatMuls(StepPart part,
+                       std::span<const MatMulPart> parts) const {
+  Enter(part);
   RunParts(
       parts.size(), [&](size_t i) -> const MatMulPart& { return parts[i]; },
       pool_);

@@ -51,15 +51,20 @@ class StepWork {
   std::span<const StepRow> rows() const { return rows_; }
   ThreadPool& pool() const { return pool_; }
 
-  // fn(row) for every row, in parallel when there are enough of them.
+  // What follows belongs to this part of the step.
+  void Enter(StepPart part) const { pool_.Enter(part); }
+
+  // fn(row) for every row, in parallel when there are enough of them. `part` is
+  // what it is of the step.
   template <typename Fn>
-  void ForRows(const Fn& fn) const {
-    ForEach(rows_.size(), fn);
+  void ForRows(StepPart part, const Fn& fn) const {
+    ForEach(part, rows_.size(), fn);
   }
 
   // fn(i) for every i < count, in the same way: work as that on a row is.
   template <typename Fn>
-  void ForEach(size_t count, const Fn& fn) const {
+  void ForEach(StepPart part, size_t count, const Fn& fn) const {
+    Enter(part);
     if (count <= kSerialRows) {
       for (size_t i = 0; i < count; ++i) fn(i);
       return;
@@ -72,9 +77,10 @@ class StepWork {
   }
 
   // Several products as one parallel loop. Throws what RequireSound throws.
-  void MatMuls(std::initializer_list<MatMulJob> jobs) const;
+  // `part` is what they are of the step.
+  void MatMuls(StepPart part, std::initializer_list<MatMulJob> jobs) const;
   // Requires: RequireSound was called for the matrices.
-  void MatMuls(std::span<const MatMulPart> parts) const;
+  void MatMuls(StepPart part, std::span<const MatMulPart> parts) const;
 
  private:
   // Row-wise work on so few rows costs less than waking another thread.

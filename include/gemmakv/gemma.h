@@ -14,6 +14,7 @@
 #include "gemmakv/hash.h"
 #include "gemmakv/kv_cache.h"
 #include "gemmakv/options.h"
+#include "gemmakv/profile.h"
 #include "gemmakv/results.h"
 #include "gemmakv/tensor_source.h"
 
@@ -65,6 +66,10 @@ class Gemma {
   std::vector<float> Embed(std::span<const std::vector<int32_t>> texts,
                            const EmbedOptions& options = {},
                            const std::function<void()>& poll = {}) const;
+
+  // Where the time of all steps so far went. Throws InvalidArgument for a model
+  // that was loaded without LoadOptions::profile.
+  StepProfile profile() const;
 
  private:
   struct Core;

@@ -145,6 +145,8 @@ struct LoadOptions {
   // are packed into this process's memory.
   std::string packed_folder;
   SchedulerOptions scheduler;
+  // Whether steps are timed part by part, see Gemma::profile.
+  bool profile = false;
 };
 
 }  // namespace gkv

@@ -13,7 +13,9 @@ conversation is its `KVCache`.
 from gemmakv._support import interrupts as _interrupts  # before the others
 
 # isort: split
-from gemmakv import options, templates, verify
+from typing import TYPE_CHECKING, Any
+
+from gemmakv import options, templates
 from gemmakv.cache._kv_cache import (
     KVCache,
     LayerView,
@@ -42,6 +44,7 @@ from gemmakv.errors import (
     MismatchError,
 )
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._profile import PhaseProfile, StepProfile
 from gemmakv.generation._result import (
     Generation,
     Piece,
@@ -57,6 +60,9 @@ from gemmakv.models._loading import PartialModelWarning
 from gemmakv.models._packed import PackedWeights
 from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
 from gemmakv.tokenizers._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from gemmakv import verify
 
 del _interrupts
 
@@ -82,6 +88,7 @@ __all__ = [
     "ModelType",
     "PackedWeights",
     "PartialModelWarning",
+    "PhaseProfile",
     "Piece",
     "Prefill",
     "PrefixCache",
@@ -91,6 +98,7 @@ __all__ = [
     "SentencePieceTokenizer",
     "Session",
     "SessionStats",
+    "StepProfile",
     "Stream",
     "Template",
     "Timings",
@@ -107,3 +115,12 @@ __all__ = [
     "templates",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a module that few programs need at its first use."""
+    if name == "verify":
+        import importlib
+
+        return importlib.import_module("gemmakv.verify")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

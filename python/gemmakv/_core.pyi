@@ -347,6 +347,7 @@ class Engine:
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     @staticmethod
     def load_files(
@@ -358,6 +359,7 @@ class Engine:
         progress: Callable[[int, int], object] | None = None,
         packed_folder: str | bytes = "",
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     @staticmethod
     def from_tensors(
@@ -365,6 +367,7 @@ class Engine:
         source: Any,
         threads: int = 0,
         quantize: str = "",
+        profile: bool = False,
     ) -> Engine: ...
     config: Final[ModelConfig]
     fingerprint: Final[str]
@@ -374,6 +377,13 @@ class Engine:
     steps: Final[int]
     parallel_loops: Final[int]
     preemptions: Final[int]
+    def check_ahead(self, seconds: float) -> bool: ...
+    profiled: Final[bool]
+    def profile(
+        self,
+    ) -> dict[
+        str, tuple[int, int, int, float, dict[str, tuple[float, float]]]
+    ]: ...
     def set_token_bytes(self, token_bytes: list[bytes]) -> None: ...
     def start(
         self,
@@ -470,7 +480,7 @@ def create_kv_cache(
     checkpoint_bytes: int | None = None,
     pool: BlockPool | None = None,
 ) -> KVCache: ...
-def sentencepiece_model(gguf_path: str | bytes) -> bytes: ...
+def sentencepiece_model(file: GgufFile) -> bytes: ...
 def quantize_types() -> list[str]: ...
 def tensor_types() -> list[str]: ...
 

@@ -12,9 +12,10 @@ void AltUp::Begin(const Weights& weights, Activations& input,
   stride_ = work.rows().size() * hidden();
   streams_.EnsureSize(config_.altup_inputs * stride_);
   for (size_t i = 1; i < config_.altup_inputs; ++i) {
-    work.MatMuls({{&weights.altup_proj[i - 1], &input, stream(i, 0)}});
+    work.MatMuls(StepPart::kAltUp,
+                 {{&weights.altup_proj[i - 1], &input, stream(i, 0)}});
   }
-  work.ForRows([&](size_t row) {
+  work.ForRows(StepPart::kNorms, [&](size_t row) {
     std::copy_n(input.row(row), hidden(), stream(0, row));
     for (size_t i = 1; i < config_.altup_inputs; ++i) {
       MatchRms(input.row(row), hidden(), stream(i, row));
@@ -66,12 +67,13 @@ void AltUp::Merge(const Weights& weights, Activations& input, float* projected,
                   float* x, const StepWork& work) {
   const size_t inputs = config_.altup_inputs;
   for (size_t i = 1; i < inputs; ++i) {
-    work.ForRows([&](size_t row) {
+    work.ForRows(StepPart::kNorms, [&](size_t row) {
       std::copy_n(stream(i, row), hidden(), input.row(row));
       input.Quantize(row);
     });
-    work.MatMuls({{&weights.altup_unembed[i - 1], &input, projected}});
-    work.ForRows([&](size_t row) {
+    work.MatMuls(StepPart::kAltUp,
+                 {{&weights.altup_unembed[i - 1], &input, projected}});
+    work.ForRows(StepPart::kNorms, [&](size_t row) {
       float* const out = x + row * hidden();
       float* const added = projected + row * hidden();
       if (i == 1) std::copy_n(stream(0, row), hidden(), out);

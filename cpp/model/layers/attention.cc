@@ -68,21 +68,21 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
   q_.EnsureSize(rows * q_dim);
   attended_.Resize(rows, q_dim);
   if (shape.shares_kv) {
-    work.MatMuls({{&weights.q, &input, q_.data()}});
+    work.MatMuls(StepPart::kQkv, {{&weights.q, &input, q_.data()}});
   } else {
     k_.EnsureSize(rows * kv_dim);
     v_.EnsureSize(rows * kv_dim);
     if (weights.v.rows == 0) {
-      work.MatMuls(
-          {{&weights.q, &input, q_.data()}, {&weights.k, &input, k_.data()}});
+      work.MatMuls(StepPart::kQkv, {{&weights.q, &input, q_.data()},
+                                    {&weights.k, &input, k_.data()}});
     } else {
-      work.MatMuls({{&weights.q, &input, q_.data()},
-                    {&weights.k, &input, k_.data()},
-                    {&weights.v, &input, v_.data()}});
+      work.MatMuls(StepPart::kQkv, {{&weights.q, &input, q_.data()},
+                                    {&weights.k, &input, k_.data()},
+                                    {&weights.v, &input, v_.data()}});
     }
   }
   // All keys and values of the step are stored before any row attends.
-  work.ForRows([&](size_t row) {
+  work.ForRows(StepPart::kRope, [&](size_t row) {
     float* const q = q_.data() + row * q_dim;
     FinishHeads(layer, weights.q_norm, row, shape.num_heads, q);
     Scale(static_cast<float>(config_.query_scale), q_dim, q);
@@ -100,6 +100,7 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
     FinishValues(shape, v);
     Store(layer, info, slice, k, v);
   });
+  work.Enter(StepPart::kAttention);
   plan_.Attend(work.slices(), layer, q_.data(), attended_.floats.data(),
                work.pool());
   return attended_;

@@ -20,7 +20,7 @@ void Experts::Join(const LayerWeights& weights, const float* x, float* out,
   factors_.resize(count);
   const auto scale = static_cast<float>(
       1 / std::sqrt(static_cast<double>(hidden)));
-  work.ForRows([&](size_t row) {
+  work.ForRows(StepPart::kNorms, [&](size_t row) {
     const float* const stream = x + row * hidden;
     RmsNorm(stream, w.router_scale.data(), config_.rms_epsilon, hidden,
             routed_.row(row));
@@ -29,8 +29,9 @@ void Experts::Join(const LayerWeights& weights, const float* x, float* out,
             input_.row(row));
     input_.Quantize(row);
   });
-  work.MatMuls({{&w.router, &routed_, scores_.data()}});
-  work.ForRows([&](size_t row) { Choose(w, row); });
+  work.MatMuls(StepPart::kExperts,
+               {{&w.router, &routed_, scores_.data()}});
+  work.ForRows(StepPart::kRouting, [&](size_t row) { Choose(w, row); });
   SortByExpert(rows);
 
   gathered_.Resize(count, hidden);
@@ -48,10 +49,10 @@ void Experts::Join(const LayerWeights& weights, const float* x, float* out,
     AddParts(w.gate, width, gathered_, gate_up_.data(), 2 * width, work);
     AddParts(w.up, width, gathered_, gate_up_.data() + width, 2 * width, work);
   }
-  work.MatMuls(parts_);
+  work.MatMuls(StepPart::kExperts, parts_);
 
   activated_.Resize(count, width);
-  work.ForEach(count, [&](size_t i) {
+  work.ForEach(StepPart::kActivation, count, [&](size_t i) {
     const float* const gate = gate_up_.data() + i * 2 * width;
     GeluMul(gate, gate + width, width, activated_.row(i));
     activated_.Quantize(i);
@@ -59,9 +60,9 @@ void Experts::Join(const LayerWeights& weights, const float* x, float* out,
   projected_.EnsureSize(count * hidden);
   parts_.clear();
   AddParts(w.down, hidden, activated_, projected_.data(), hidden, work);
-  work.MatMuls(parts_);
+  work.MatMuls(StepPart::kExperts, parts_);
 
-  work.ForRows([&](size_t row) {
+  work.ForRows(StepPart::kRouting, [&](size_t row) {
     const size_t first = row * used;
     float* const sum = projected_.data() + place_[first] * hidden;
     Scale(factors_[first], hidden, sum);
@@ -120,7 +121,7 @@ void Experts::SortByExpert(size_t rows) {
 
 void Experts::Gather(TensorType type, const StepWork& work) {
   const bool quantized = UsesQuantizedActivations(type);
-  work.ForEach(row_of_.size(), [&](size_t i) {
+  work.ForEach(StepPart::kRouting, row_of_.size(), [&](size_t i) {
     gathered_.CopyRow(i, input_, row_of_[i], quantized);
   });
 }

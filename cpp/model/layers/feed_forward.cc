@@ -14,9 +14,9 @@ void FeedForward::Compute(const LayerWeights& weights, double cutoff,
   gate_.EnsureSize(rows * width);
   up_.EnsureSize(rows * width);
   activated_.Resize(rows, width);
-  work.MatMuls({{&weights.gate, &input, gate_.data()},
-                {&weights.up, &input, up_.data()}});
-  work.ForRows([&](size_t row) {
+  work.MatMuls(StepPart::kGateUp, {{&weights.gate, &input, gate_.data()},
+                                   {&weights.up, &input, up_.data()}});
+  work.ForRows(StepPart::kActivation, [&](size_t row) {
     float* const gate = gate_.data() + row * width;
     float* const up = up_.data() + row * width;
     AddBias(weights.gate_bias, gate);
@@ -27,7 +27,7 @@ void FeedForward::Compute(const LayerWeights& weights, double cutoff,
     GeluMul(gate, up, width, activated_.row(row));
     activated_.Quantize(row);
   });
-  work.MatMuls({{&weights.down, &activated_, out}});
+  work.MatMuls(StepPart::kDown, {{&weights.down, &activated_, out}});
 }
 
 }  // namespace gkv

@@ -14,9 +14,11 @@ void Laurel::Compute(const LayerWeights& weights, Activations& input,
   const size_t rows = work.rows().size();
   low_.Resize(rows, config_.laurel_rank);
   product_.EnsureSize(rows * config_.hidden_size);
-  work.MatMuls({{&weights.laurel_left, &input, low_.floats.data()}});
-  work.ForRows([&](size_t row) { low_.Quantize(row); });
-  work.MatMuls({{&weights.laurel_right, &low_, product_.data()}});
+  work.MatMuls(StepPart::kAltUp,
+               {{&weights.laurel_left, &input, low_.floats.data()}});
+  work.ForRows(StepPart::kNorms, [&](size_t row) { low_.Quantize(row); });
+  work.MatMuls(StepPart::kAltUp,
+               {{&weights.laurel_right, &low_, product_.data()}});
 }
 
 void Laurel::AddTo(const LayerWeights& weights, size_t row, const float* input,

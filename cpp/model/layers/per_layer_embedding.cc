@@ -19,8 +19,9 @@ void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
     weights.ple_table.Prefetch(table_row(row));
   }
   vectors_.EnsureSize(work.rows().size() * width());
-  work.MatMuls({{&weights.ple_proj, &input, vectors_.data()}});
-  work.ForRows([&](size_t row) {
+  work.MatMuls(StepPart::kPerLayerEmbeddings,
+               {{&weights.ple_proj, &input, vectors_.data()}});
+  work.ForRows(StepPart::kNorms, [&](size_t row) {
     Join(weights, row, table_row(work.rows()[row]));
   });
 }
@@ -60,13 +61,15 @@ void PerLayerEmbedding::Compute(const LayerWeights& weights, size_t layer,
   const size_t dim = config_.ple_dim;
   gate_.EnsureSize(rows * dim);
   gated_.Resize(rows, dim);
-  work.MatMuls({{&weights.ple_gate, &input, gate_.data()}});
-  work.ForRows([&](size_t row) {
+  work.MatMuls(StepPart::kPerLayerEmbeddings,
+               {{&weights.ple_gate, &input, gate_.data()}});
+  work.ForRows(StepPart::kActivation, [&](size_t row) {
     GeluMul(gate_.data() + row * dim, vectors(row) + layer * dim, dim,
             gated_.row(row));
     gated_.Quantize(row);
   });
-  work.MatMuls({{&weights.ple_proj, &gated_, out}});
+  work.MatMuls(StepPart::kPerLayerEmbeddings,
+               {{&weights.ple_proj, &gated_, out}});
 }
 
 }  // namespace gkv

@@ -120,8 +120,8 @@ Activations& Recurrent::Mix(const RecurrentWeights& weights, size_t layer,
     buffer->EnsureSize(rows * config_.lru_width);
   }
   output_.Resize(rows, config_.lru_width);
-  work.MatMuls({{&weights.x, &input, x_.data()},
-                {&weights.y, &input, y_.data()}});
+  work.MatMuls(StepPart::kRecurrence, {{&weights.x, &input, x_.data()},
+                                       {&weights.y, &input, y_.data()}});
   work.pool().Run(config_.lru_blocks, [&](size_t block, size_t) {
     Block(*this, weights, layer, block).Run(work.slices());
   });

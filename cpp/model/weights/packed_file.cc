@@ -234,19 +234,44 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
   }
 }
 
+// That of no bytes if they cannot be read: touching them would end the process.
+Hash128 PackedFile::HashOf(const Tensor& tensor, size_t piece) const {
+  const uint64_t begin = piece * tensor.piece_bytes;
+  const uint64_t size =
+      std::min(tensor.piece_bytes, tensor.size_bytes() - begin);
+  if (!file_.Populate(tensor.offset + begin, size)) return {};
+  return HashBytes({data(tensor) + begin, size});
+}
+
 bool PackedFile::Check(const Tensor& tensor, ThreadPool& pool) const {
-  std::vector<Hash128> hashes(tensor.num_pieces());
-  pool.Run(hashes.size(), [&](size_t piece, size_t) {
-    const uint64_t begin = piece * tensor.piece_bytes;
-    const uint64_t size =
-        std::min(tensor.piece_bytes, tensor.size_bytes() - begin);
-    // Touching what cannot be read would end the process.
-    if (!file_.Populate(tensor.offset + begin, size)) return;
-    hashes[piece] = HashBytes({data(tensor) + begin, size});
+  std::vector<Hash128> hashes;
+  {
+    const std::lock_guard lock(tensor.mutex);
+    hashes = tensor.ahead;
+  }
+  const size_t known = hashes.size();
+  hashes.resize(tensor.num_pieces());
+  pool.Run(hashes.size() - known, [&](size_t i, size_t) {
+    hashes[known + i] = HashOf(tensor, known + i);
   });
   if (HashBytes(AsBytes(hashes)) != tensor.sum) return false;
   tensor.is_sound.store(true, std::memory_order_release);
   return true;
+}
+
+bool PackedFile::CheckAhead(
+    std::chrono::steady_clock::time_point deadline) const {
+  for (const auto& [name, tensor] : tensors_) {
+    if (tensor.is_sound.load(std::memory_order_acquire)) continue;
+    const std::lock_guard lock(tensor.mutex);
+    while (tensor.ahead.size() < tensor.num_pieces()) {
+      if (std::chrono::steady_clock::now() >= deadline) return true;
+      tensor.ahead.push_back(HashOf(tensor, tensor.ahead.size()));
+    }
+    if (HashBytes(AsBytes(tensor.ahead)) != tensor.sum) continue;
+    tensor.is_sound.store(true, std::memory_order_release);
+  }
+  return false;
 }
 
 void PackedFile::CheckAll(ThreadPool& pool, const Progress& progress) const {

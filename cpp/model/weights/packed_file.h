@@ -2,10 +2,12 @@
 #define GEMMAKV_MODEL_WEIGHTS_PACKED_FILE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -91,6 +93,8 @@ class PackedFile {
   struct Tensor : PackedTensor {
     explicit Tensor(PackedTensor tensor) : PackedTensor(std::move(tensor)) {}
     mutable std::atomic<bool> is_sound{false};  // once Check has said so
+    mutable std::mutex mutex;                   // guards what follows
+    mutable std::vector<Hash128> ahead;  // of its first pieces, by CheckAhead
   };
 
   // Throws IoError (no such file, ...) and CorruptFile: not a packed file of
@@ -110,6 +114,10 @@ class PackedFile {
   // Compares a tensor with its sum, in parallel: whether it is as it was
   // written.
   bool Check(const Tensor& tensor, ThreadPool& pool) const;
+  // Does of what Check will do, for all tensors, as much as it can before
+  // `deadline`, on this thread. Whether there is more to do. What it finds
+  // damaged is left to Check.
+  bool CheckAhead(std::chrono::steady_clock::time_point deadline) const;
   // Checks every tensor. Throws CorruptFile naming one that is damaged.
   // `progress` counts bytes, and may throw.
   void CheckAll(ThreadPool& pool, const Progress& progress = {}) const;
@@ -121,6 +129,7 @@ class PackedFile {
 
  private:
   void ReadHeader(const Hash128& fingerprint);
+  Hash128 HashOf(const Tensor& tensor, size_t piece) const;
   void CheckOwner() const;
   [[noreturn]] void Damaged(const std::string& what) const;
 

@@ -41,6 +41,7 @@ struct PackedMatrix {
         tensor->is_sound.load(std::memory_order_acquire)) {
       return;
     }
+    pool.Enter(StepPart::kChecks);
     if (!file->Check(*tensor, pool)) file->DeleteDamaged(*tensor);
   }
 };

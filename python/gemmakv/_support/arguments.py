@@ -59,6 +59,13 @@ def number(
     raise ValueError(f"{name}: expected {bound}, found {number}")
 
 
+def boolean(name: str, value: object) -> bool:
+    """`value`, a bool. Raises ValueError naming the argument."""
+    if not isinstance(value, bool):
+        raise unexpected(name, "True or False", value)
+    return value
+
+
 def choice(name: str, value: object, names: Sequence[str]) -> str:
     """`value`, one of `names`. Raises ValueError that lists them."""
     if not isinstance(value, str) or value not in names:

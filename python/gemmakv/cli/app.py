@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, cache, console, fail, models
+from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, console, fail
 from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
-from gemmakv.cli.bench import EXAMPLES as BENCH_EXAMPLES
-from gemmakv.cli.bench import bench
-from gemmakv.cli.chat.command import EXAMPLES as CHAT_EXAMPLES
-from gemmakv.cli.chat.command import chat
-from gemmakv.cli.embed import EXAMPLES as EMBED_EXAMPLES
-from gemmakv.cli.embed import embed
-from gemmakv.cli.generate import EXAMPLES as GENERATE_EXAMPLES
-from gemmakv.cli.generate import generate
-from gemmakv.cli.info import EXAMPLES as INFO_EXAMPLES
-from gemmakv.cli.info import info
-from gemmakv.cli.packed import EXAMPLES as PACKED_EXAMPLES
-from gemmakv.cli.packed import packed_files
-from gemmakv.cli.serve import EXAMPLES as SERVE_EXAMPLES
-from gemmakv.cli.serve import serve
 from gemmakv.cli.sources import place_of
-from gemmakv.cli.verify import EXAMPLES as VERIFY_EXAMPLES
-from gemmakv.cli.verify import verify
 
-app = typer.Typer(
-    name="gemmakv",
-    help="Gemma models on CPUs, with the KV cache as a first-class object.",
-    epilog=GETTING_A_MODEL,
-    no_args_is_help=True,
-    # Plain pages: they are narrow, and a pipe shows them as they are.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(epilog=CHAT_EXAMPLES)(chat)
-app.command(epilog=GENERATE_EXAMPLES)(generate)
-app.command(epilog=EMBED_EXAMPLES)(embed)
-app.command(epilog=SERVE_EXAMPLES)(serve)
-app.command(epilog=INFO_EXAMPLES)(info)
-app.command(epilog=VERIFY_EXAMPLES)(verify)
-app.command(epilog=BENCH_EXAMPLES)(bench)
-app.command(epilog=models.PULL_EXAMPLES)(models.pull)
-app.command("list", epilog=models.LIST_EXAMPLES)(models.list_models)
-app.command(epilog=models.RM_EXAMPLES)(models.rm)
-app.command("packed", epilog=PACKED_EXAMPLES)(packed_files)
-app.add_typer(cache.app, name="cache")
+# Where each command is: a module, its name there, that of its examples. Only
+# what a command line asks for is imported, which takes time.
+COMMANDS = {
+    "chat": ("chat.command", "chat", "EXAMPLES"),
+    "generate": ("generate", "generate", "EXAMPLES"),
+    "embed": ("embed", "embed", "EXAMPLES"),
+    "serve": ("serve", "serve", "EXAMPLES"),
+    "info": ("info", "info", "EXAMPLES"),
+    "verify": ("verify", "verify", "EXAMPLES"),
+    "bench": ("bench", "bench", "EXAMPLES"),
+    "pull": ("models", "pull", "PULL_EXAMPLES"),
+    "list": ("models", "list_models", "LIST_EXAMPLES"),
+    "rm": ("models", "rm", "RM_EXAMPLES"),
+    "packed": ("packed", "packed_files", "EXAMPLES"),
+}
+# The same of commands that have commands: a module with an `app`.
+GROUPS = {"cache": "cache"}
+
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    """With the command that these begin with, or with all."""
+    app = typer.Typer(
+        name="gemmakv",
+        help="Gemma models on CPUs, with the KV cache as a first-class object.",
+        epilog=GETTING_A_MODEL,
+        no_args_is_help=True,
+        # Plain pages: they are narrow, and a pipe shows them as they are.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    first = next(iter(arguments), "")
+    known = first in COMMANDS or first in GROUPS
+    for name, (place, function, examples) in COMMANDS.items():
+        if name == first or not known:
+            module = _module(place)
+            epilog = getattr(module, examples)
+            app.command(name, epilog=epilog)(getattr(module, function))
+    for name, place in GROUPS.items():
+        if name == first or not known:
+            app.add_typer(_module(place).app, name=name)
+    return app
+
+
+def _module(place: str) -> ModuleType:
+    return importlib.import_module(f"gemmakv.cli.{place}")
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +70,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _root(
     version: bool | None = typer.Option(
         None,
@@ -135,7 +146,7 @@ def _place(error: Exception) -> str | None:
 
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. Errors of the commands pass through."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(make_app(arguments))
     try:
         result: Any = command.main(
             args=arguments, prog_name="gemmakv", standalone_mode=False

@@ -11,7 +11,7 @@ import typer
 from gemmakv import _core
 from gemmakv._support.arguments import quantize_target
 from gemmakv.models._aliases import ALIASES
-from gemmakv.models.huggingface import is_model_folder
+from gemmakv.models._forms import is_model_folder
 
 GETTING_A_MODEL = """\b
 Getting a model:

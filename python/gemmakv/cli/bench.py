@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import typer
 
+from gemmakv._support.files import write_atomically
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 from gemmakv.diagnostics import _bench as measure
+from gemmakv.diagnostics._profile import table_of
+from gemmakv.diagnostics._profile_plot import picture
 
 EXAMPLES = examples(
     "gemmakv bench",
     "gemmakv bench -m model.gguf --threads 4 --rounds 9",
     "gemmakv bench --json > bench.json",
+    "gemmakv bench --profile --plot profile.svg",
 )
 
 
@@ -29,6 +35,12 @@ def bench(
     no_packed_cache: bool = typer.Option(
         False, "--no-packed-cache", help="Load without a packed file."
     ),
+    profile: bool = typer.Option(
+        False, "--profile", help="Also where the time of steps goes."
+    ),
+    plot: str | None = typer.Option(
+        None, metavar="FILE", help="Draw that as SVG, too; for --profile."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure speed and memory, as shares of what this machine could do.
@@ -36,6 +48,16 @@ def bench(
     Prefill, decode, batches, loading and memory of a model, each as a share
     of what the measured bandwidth and arithmetic of the machine allow.
     """
+    if plot is not None and not profile:
+        raise typer.BadParameter(
+            "it draws what --profile measures: expected both",
+            param_hint="--plot",
+        )
+    if plot is not None and not Path(plot).parent.is_dir():
+        raise typer.BadParameter(
+            f"{plot}: expected a file in a folder that is there",
+            param_hint="--plot",
+        )
     path = console.fetch(model)
     with console.work_progress("measuring") as progress:
         report = measure.run(
@@ -44,9 +66,12 @@ def bench(
             rounds=rounds,
             packed_cache=not no_packed_cache,
             quantize=quantize,
+            profile=profile,
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
+    if plot is not None:
+        write_atomically(plot, _picture(report).encode("utf-8"))
     if as_json:
         console.write(json.dumps(dataclasses.asdict(report)) + "\n")
     else:
@@ -66,6 +91,13 @@ def _render(report: measure.Report) -> str:
             _quantity(row.limit, row.unit),
             f"{100 * row.share:.0f} %",
         )
+    parts: list[Any] = []
+    if report.profile:
+        head, *lines = table_of(report.profile)
+        shares = console.table("share of a step's time", *head[1:])
+        for line in lines:
+            shares.add_row(*line)
+        parts = [shares]
     return console.render(
         f"{report.model}{kept}: {in_bytes(report.weight_bytes)} of weights "
         f"read by each step, packed weights: {report.packed_weights}",
@@ -76,6 +108,15 @@ def _render(report: measure.Report) -> str:
         table,
         f"\n{report.parallel_loops_per_token:.0f} parallel loops for a "
         "decoded token",
+        *parts,
+    )
+
+
+def _picture(report: measure.Report) -> str:
+    return picture(
+        report.profile or [],
+        f"{report.model}: time of steps by part, {report.threads} threads, "
+        f"{report.cpu}",
     )
 
 

@@ -335,6 +335,11 @@ def serve(
         "Leave out of a request what would be refused, where that is a "
         "setting, and name it in the answer (x-gemmakv-ignored).",
     ),  # fmt: skip
+    profile: bool = _option(
+        "--profile",
+        False,
+        "Time steps part by part, for /metrics.",
+    ),  # fmt: skip
     no_page: bool = _option(
         "--no-page", False, "No page to chat at /, for browsers."
     ),
@@ -442,6 +447,7 @@ def serve(
                 progress=lambda done, total: check(),
                 prefix_cache=prefix,
                 speculate=speculate,
+                profile=profile,
             )
 
         def service(gemma: Any) -> ChatService:

@@ -27,8 +27,10 @@ from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
+from gemmakv.diagnostics._profile import Profile, profile_of
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._options import core_options
+from gemmakv.generation._profile import StepProfile
 from gemmakv.models import _catalog as models
 
 PREFILL_TOKENS = (128, 512, 2048)
@@ -79,6 +81,8 @@ class Report:
     packed_weights: str
     parallel_loops_per_token: float
     rows: list[Row]
+    # Where the time of steps went, if that was asked for.
+    profile: list[Profile] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +150,7 @@ class Bench:
         threads: int | None,
         packed_cache: bool,
         quantize: str | None,
+        profile: bool = False,
     ):
         self.path = path
         self.options: dict[str, Any] = {
@@ -153,12 +158,17 @@ class Bench:
             "quantize": quantize,
         }
         self.gemma = Gemma.load(
-            path, threads=threads, prefix_cache=False, **self.options
+            path,
+            threads=threads,
+            prefix_cache=False,
+            profile=profile,
+            **self.options,
         )
         self.threads = self.gemma.threads
         self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
         self.parallel_loops_per_token = 0.0
+        self.wall_s = 0.0  # of the calls that were measured last
         self._limits: list[Limits] = []
 
     def limits(self) -> Limits:
@@ -182,7 +192,8 @@ class Bench:
         best = self.work.seconds(self.limits(), tokens, 1)
         begin = time.perf_counter()
         self.gemma.logits(cache, ids)
-        return tokens / (time.perf_counter() - begin), tokens / best
+        self.wall_s = time.perf_counter() - begin
+        return tokens / self.wall_s, tokens / best
 
     def decode(self, batch: int, tokens: int) -> Pair:
         """(tokens a second of all conversations, the limit)."""
@@ -201,12 +212,12 @@ class Bench:
         call = engine.start(cores, prompts, options, False)
         assert call is not None
         call.wait()
-        seconds = time.perf_counter() - begin
+        self.wall_s = time.perf_counter() - begin
         if batch == 1:
             self.parallel_loops_per_token = (engine.parallel_loops - loops) / (
                 engine.steps - steps
             )
-        return batch * tokens / seconds, batch / best
+        return batch * tokens / self.wall_s, batch / best
 
     def first_token(self) -> Pair:
         """(seconds from loading to the first token, to read the weights)."""
@@ -281,20 +292,23 @@ def run(
     rounds: int = 5,
     packed_cache: bool = True,
     quantize: str | None = None,
+    profile: bool = False,
     progress: Progress = None,
 ) -> Report:
     """Measures a model; half a minute for one of 270M parameters.
 
-    `progress` is told of measurements. Raises what `Gemma.load` raises, and
-    ValueError for bad arguments.
+    With `profile` also where the time of its steps goes. `progress` is told of
+    measurements. Raises what `Gemma.load` raises, and ValueError for bad
+    arguments.
     """
     callback = as_callback(progress, "measuring")
     count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
-    bench = Bench(path, threads, packed_cache, quantize)
+    bench = Bench(path, threads, packed_cache, quantize, profile)
     measures = _measures(bench)
     results: dict[str, list[Pair]] = {name: [] for name in measures}
+    watch = _Watch(bench) if profile else None
     total = (count + 1) * len(measures)
     # The first round warms up caches and threads; it does not count.
     for number in range(count + 1):
@@ -302,6 +316,8 @@ def run(
             pair = measure()
             if number > 0:
                 results[name].append(pair)
+            if watch is not None:
+                watch.note(name, counts=number > 0)
             if callback is not None:
                 callback(number * len(measures) + at + 1, total)
     cpu = cpu_info()
@@ -317,7 +333,38 @@ def run(
         packed_weights=bench.gemma.packed_weights.state,
         parallel_loops_per_token=bench.parallel_loops_per_token,
         rows=[_row(name, pairs) for name, pairs in results.items()],
+        profile=None if watch is None else watch.profiles(),
     )
+
+
+class _Watch:
+    """Adds up where the time of each measurement's steps goes."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._last = bench.gemma.profile()
+        self._wall_s: dict[str, float] = {}
+        self._found: dict[str, StepProfile] = {}
+
+    def note(self, name: str, counts: bool) -> None:
+        """Something was measured since the last call."""
+        now = self._bench.gemma.profile()
+        found, self._last = now - self._last, now
+        if not counts or not any(found.phases()):
+            return  # it was a process of its own
+        self._wall_s[name] = self._wall_s.get(name, 0) + self._bench.wall_s
+        known = self._found.get(name)
+        self._found[name] = found if known is None else known + found
+
+    def profiles(self) -> list[Profile]:
+        return [
+            profile_of(name, self._wall_s[name], found, _phase_of(name))
+            for name, found in self._found.items()
+        ]
+
+
+def _phase_of(name: str) -> str:
+    return "decode" if name.startswith("decode") else "prefill"
 
 
 def _measures(bench: Bench) -> dict[str, Callable[[], Pair]]:

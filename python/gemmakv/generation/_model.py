@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import integer, quantize_target
+from gemmakv._support.arguments import boolean, integer, quantize_target
 from gemmakv._support.processors import thread_limit
 from gemmakv._support.progress import (
     Callback,
@@ -52,6 +52,7 @@ from gemmakv.generation._options import (
     split_rows,
 )
 from gemmakv.generation._prefix import ModelPrefixCache
+from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
@@ -114,6 +115,7 @@ class Model:
         quantize: str | None = None,
         prefix_cache: bool | PrefixCache = True,
         speculate: str | None = None,
+        profile: bool = False,
     ) -> Self:
         """Loads a model.
 
@@ -155,6 +157,8 @@ class Model:
           speculate: "lookup" or None: whether calls that do not say check
             guesses of what comes next along with the next token, taken from
             what the conversation says already. Results do not depend on it.
+          profile: whether steps are timed part by part, see `profile`. Takes
+            less than a hundredth of a step's time.
 
         Raises ValueError, OSError (FileNotFoundError, ...), MemoryError or
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
@@ -162,11 +166,17 @@ class Model:
         """
         count = _thread_count(threads)
         target = quantize_target(quantize)
+        timed = boolean("profile", profile)
         prefix = core_prefix_cache(prefix_cache)
         guesses = speculation(speculate)
         path = models.resolve(model, as_callback(progress, "downloading"))
         loaded = loading.load(
-            path, count, as_callback(progress, "loading"), packed_cache, target
+            path,
+            count,
+            as_callback(progress, "loading"),
+            packed_cache,
+            target,
+            timed,
         )
         loaded_model = cls(
             loaded.engine,
@@ -189,6 +199,7 @@ class Model:
         threads: int | None = None,
         quantize: str | None = None,
         speculate: str | None = None,
+        profile: bool = False,
     ) -> Self:
         """A model with weights from anywhere.
 
@@ -201,6 +212,7 @@ class Model:
           threads: as for `load`.
           quantize: as for `load`.
           speculate: as for `load`.
+          profile: as for `load`.
 
         Raises ValueError or CorruptFile naming the tensor that is missing or
         has the wrong shape.
@@ -211,7 +223,11 @@ class Model:
             raise unexpected("tokenizer", "a Tokenizer or None", tokenizer)
         guesses = speculation(speculate)
         engine = _core.Engine.from_tensors(
-            config, source, _thread_count(threads), quantize_target(quantize)
+            config,
+            source,
+            _thread_count(threads),
+            quantize_target(quantize),
+            boolean("profile", profile),
         )
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
@@ -365,6 +381,23 @@ class Model:
         later, with the same result.
         """
         return self._engine.preemptions
+
+    @property
+    def profiled(self) -> bool:
+        """Whether steps are timed part by part."""
+        return self._engine.profiled
+
+    def profile(self) -> StepProfile:
+        """Where the time of all steps so far went, whoever asked for them.
+
+        Raises ValueError if the model was loaded without `profile=True`.
+        """
+        if not self.profiled:
+            raise ValueError(
+                "profile: the steps of this model are not timed; expected one "
+                "that was loaded with profile=True"
+            )
+        return profile_of(self._engine)
 
     @overload
     def generate(

@@ -21,9 +21,8 @@ from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile, GemmaKVError
 from gemmakv.models._aliases import ALIASES, Alias
+from gemmakv.models._forms import is_model_folder
 from gemmakv.models._split import parts_of
-from gemmakv.models.hub import _download as hub
-from gemmakv.models.huggingface import is_model_folder
 
 _CHUNK_BYTES = 1 << 20
 
@@ -52,6 +51,9 @@ def resolve(model: StrPath, progress: Callback | None = None) -> str:
                 f"{path}: a part of a model; expected the folder that it is in"
             )
         return _first_part(path)
+    # Later: what is on disk does not need it.
+    from gemmakv.models.hub import _download as hub
+
     name = hub.parse(model) if isinstance(model, str) else None
     if name is not None:
         return hub.fetch(name, progress)

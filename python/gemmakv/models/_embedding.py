@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 
 from gemmakv import _core
@@ -44,12 +43,11 @@ class EmbeddingInfo:
     adds_eos: bool = False
 
 
-def embedding_of_gguf(path: str) -> EmbeddingInfo:
-    """Reads a GGUF file's metadata; nothing for a model that generates.
+def embedding_of_gguf(path: str, file: _core.GgufFile) -> EmbeddingInfo:
+    """Of an open GGUF file; nothing for a model that generates.
 
     Raises CorruptFile for a value of a wrong type.
     """
-    file = _core.GgufFile(os.fsencode(path))
     present = set(file.keys())
     if file.get("general.architecture") != "gemma-embedding":
         return EmbeddingInfo()

@@ -35,9 +35,8 @@ class ModelInfo:
         return any(_TUNED.search(name) for name in self.names)
 
 
-def info_of_gguf(path: str) -> ModelInfo:
-    """Reads a GGUF file's metadata; values of a wrong type count as absent."""
-    file = _core.GgufFile(os.fsencode(path))
+def info_of_gguf(path: str, file: _core.GgufFile) -> ModelInfo:
+    """Of an open GGUF file; values of a wrong type count as absent."""
     present = set(file.keys())
 
     def text(key: str) -> str | None:
@@ -54,7 +53,7 @@ def info_of_gguf(path: str) -> ModelInfo:
             {key: file.get(key) for key in present & set(_GGUF_SAMPLING)},
             _GGUF_SAMPLING,
         ),
-        embedding=embedding_of_gguf(path),
+        embedding=embedding_of_gguf(path, file),
     )
 
 

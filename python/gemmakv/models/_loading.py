@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmakv import _core
 from gemmakv._support.files import StrPath
@@ -16,10 +19,15 @@ from gemmakv.models import _packed as packed
 from gemmakv.models._info import ModelInfo, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
-from gemmakv.models.huggingface import ModelFolder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._gguf import has_merges, tokenizer_of_gguf
 from gemmakv.tokenizers._tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from gemmakv.models.huggingface import ModelFolder
+
+# How long weights are checked without a look at what else is to be done.
+_CHECK_S = 0.002
 
 
 class PartialModelWarning(UserWarning):
@@ -42,21 +50,29 @@ def load(
     progress: Callback | None,
     packed_cache: bool | StrPath,
     quantize: str,
+    profile: bool = False,
 ) -> Loaded:
     """Loads a GGUF file or a model directory.
 
     `threads` 0 means all, `quantize` "" that weights stay as they are.
     """
-    model = ModelFolder.open(path) if os.path.isdir(path) else None
+    model = None
+    if os.path.isdir(path):
+        # Later: a start from a GGUF file does not need it.
+        from gemmakv.models.huggingface import ModelFolder
+
+        model = ModelFolder.open(path)
     files = parts_of(path) if model is None else model.files
     folder, report = packed.choose_folder(
         packed_cache, sum(map(os.path.getsize, files))
     )
     encoded = b"" if folder is None else os.fsencode(folder)
-    how = (threads, progress, encoded, quantize)
+    how = (threads, progress, encoded, quantize, profile)
     if model is None:
-        engine, tokenizer = _load_gguf(path, how)
-        info = info_of_gguf(path)
+        file = _core.GgufFile(os.fsencode(path))
+        engine, tokenizer = _load_gguf(path, file, how)
+        info = info_of_gguf(path, file)
+        del file
     else:
         engine, tokenizer = _load_folder(path, model, how)
         info = model.info
@@ -81,7 +97,7 @@ def load(
 def _load_folder(
     path: str,
     model: ModelFolder,
-    how: tuple[int, Callback | None, bytes, str],
+    how: tuple[int, Callback | None, bytes, str, bool],
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
     tokenizer = tokenizer_of_folder(
@@ -118,21 +134,53 @@ def _packed_report(engine: _core.Engine) -> PackedWeights:
 
 
 def _load_gguf(
-    path: str, how: tuple[int, Callback | None, bytes, str]
+    path: str,
+    file: _core.GgufFile,
+    how: tuple[int, Callback | None, bytes, str, bool],
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # The core finds out at once whether it reads a tokenizer; the others are
     # read before the weights, which may take minutes.
-    early = has_merges(_core.GgufFile(os.fsencode(path)))
-    tokenizer = tokenizer_of_gguf(path) if early else None
-    engine = _core.Engine.load_gguf(os.fsencode(path), *how)
-    if not early:
-        tokenizer = tokenizer_of_gguf(path)
-    if tokenizer is not None:
-        check_vocab_size(tokenizer, engine)
-        if early:
+    if has_merges(file):
+        tokenizer = tokenizer_of_gguf(path, file)
+        engine = _core.Engine.load_gguf(os.fsencode(path), *how)
+        if tokenizer is not None:
+            check_vocab_size(tokenizer, engine)
             engine.set_token_bytes(tokenizer.token_bytes)
+    else:
+        engine, tokenizer = _load_both(path, file, how)
+        if tokenizer is not None:
+            check_vocab_size(tokenizer, engine)
+    if tokenizer is not None:
         _core.trim_heap()
     return engine, tokenizer
+
+
+def _load_both(
+    path: str,
+    file: _core.GgufFile,
+    how: tuple[int, Callback | None, bytes, str, bool],
+) -> tuple[_core.Engine, Tokenizer | None]:
+    """Weights, and a tokenizer that another thread makes meanwhile, which takes
+    longer than to map them. What is left of that time checks weights: their
+    first use would have to.
+    """
+    made: Future[Tokenizer | None] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(tokenizer_of_gguf(path, file))
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = threading.Thread(target=make, name="gemmakv-tokenizer")
+    thread.start()
+    try:
+        engine = _core.Engine.load_gguf(os.fsencode(path), *how)
+        while not made.done() and engine.check_ahead(_CHECK_S):
+            pass
+    finally:
+        thread.join()
+    return engine, made.result()
 
 
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:

@@ -2,11 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gemmakv.generation._model import Model
+from gemmakv.generation._profile import PhaseProfile
 from gemmakv.server._admission import Admission
 from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
+
+
+def _step_metrics(model: Model) -> list[Metric]:
+    """Where the time of steps goes; without numbers if they are not timed."""
+
+    def read(
+        numbers: Callable[[str, PhaseProfile], dict[tuple[str, ...], float]],
+    ) -> Callable[[], dict[tuple[str, ...], float]]:
+        def now() -> dict[tuple[str, ...], float]:
+            found: dict[tuple[str, ...], float] = {}
+            if model.profiled:
+                for name, phase in model.profile().phases():
+                    found.update(numbers(name, phase))
+            return found
+
+        return now
+
+    return [
+        Gauge(
+            "gemmakv_step_seconds_total",
+            "Seconds of steps by what they do and by part, with --profile.",
+            read(lambda name, phase: {
+                (name, part): seconds
+                for part, seconds in phase.parts.items()
+                if seconds > 0
+            }),
+            ("phase", "part"),
+            "counter",
+        ),
+        Gauge(
+            "gemmakv_steps_total",
+            "Steps by what they do, with --profile.",
+            read(lambda name, phase: {(name,): phase.steps}),
+            ("phase",),
+            "counter",
+        ),
+        Gauge(
+            "gemmakv_step_rows_total",
+            "Positions that steps computed, with --profile.",
+            read(lambda name, phase: {(name,): phase.rows}),
+            ("phase",),
+            "counter",
+        ),
+        Gauge(
+            "gemmakv_step_loops_total",
+            "Parallel loops of steps, with --profile.",
+            read(lambda name, phase: {(name,): phase.loops}),
+            ("phase",),
+            "counter",
+        ),
+    ]  # fmt: skip
 
 
 class Counts:
@@ -93,6 +145,7 @@ class Counts:
                 lambda: model.preemptions,
                 kind="counter",
             ),
+            *_step_metrics(model),
         ]
         prefix = model.prefix_cache
         if prefix is not None:

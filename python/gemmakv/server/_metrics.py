@@ -13,6 +13,7 @@ _SECONDS = (
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Labels = tuple[tuple[str, str], ...]
+Numbers = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
 
 
 class Counter:
@@ -65,7 +66,7 @@ class Histogram:
 
 class Gauge:
     """What is read when it is asked for: a number, or one for each value of a
-    label.
+    label, or for each tuple of values of several.
     """
 
     kind = "gauge"
@@ -74,8 +75,8 @@ class Gauge:
         self,
         name: str,
         help: str,
-        read: Callable[[], float | Mapping[str, float]],
-        label: str = "",
+        read: Callable[[], Numbers],
+        label: str | tuple[str, ...] = "",
         kind: str = "gauge",
     ) -> None:
         self.name = name
@@ -89,8 +90,11 @@ class Gauge:
         if not isinstance(found, Mapping):
             yield _line(self.name, (), found)
             return
-        for value, number in found.items():
-            yield _line(self.name, ((self._label, value),), number)
+        names = (self._label,) if isinstance(self._label, str) else self._label
+        for key, number in found.items():
+            values = (key,) if isinstance(key, str) else key
+            labels = tuple(zip(names, values, strict=True))
+            yield _line(self.name, labels, number)
 
 
 Metric = Counter | Histogram | Gauge

@@ -21,21 +21,25 @@ _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
-def tokenizer_of_gguf(path: str) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one.
+def tokenizer_of_gguf(
+    path: str, file: _core.GgufFile | None = None
+) -> Tokenizer | None:
+    """A file's tokenizer; None for a file that holds nothing of one. `file` is
+    it, if it is open already.
 
     Raises OSError, CorruptFile for a vocabulary that is damaged,
     MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
     package is missing.
     """
-    file = _core.GgufFile(os.fsencode(path))
+    if file is None:
+        file = _core.GgufFile(os.fsencode(path))
     names = file.keys()
     keys = {key for key in names if key.startswith(_PREFIX)}
     if not keys:
         return None
     if has_merges(file):
         return _merges_tokenizer(path, file, keys)
-    return SentencePieceTokenizer(_core.sentencepiece_model(os.fsencode(path)))
+    return SentencePieceTokenizer(_core.sentencepiece_model(file))
 
 
 def has_merges(file: _core.GgufFile) -> bool:

@@ -181,4 +181,11 @@ TEST(BlockPoolTest, IsABudgetOfAllThatShareIt) {
   EXPECT_EQ(cache.length(), 0u);
 }
 
+TEST(GemmaTest, ProfileMustBeAskedFor) {
+  EXPECT_NE(ErrorOf<gkv::InvalidArgument>([] {
+              (void)Model().profile();
+            }).find("profile"),
+            std::string::npos);
+}
+
 }  // namespace

@@ -256,5 +256,27 @@ TEST(GemmaEmbedTest, WorksInAForkedChild) {
   EXPECT_EQ(status, 0);
 }
 
+TEST(EmbedderTest, ProfileIsOfAPhaseOfItsOwn) {
+  Embedder embedder(Tiny(), 2, true);
+  const std::vector<Tokens> texts = Texts(5, 9);
+  (void)Embed(embedder, texts);
+  const StepProfile profile = embedder.profile();
+  for (size_t p = 0; p < kStepPhases; ++p) {
+    const PhaseProfile& phase = profile.phases[p];
+    if (p != static_cast<size_t>(StepPhase::kEmbedding)) {
+      EXPECT_EQ(phase.steps, 0u);
+      continue;
+    }
+    size_t tokens = 0;
+    for (const Tokens& text : texts) tokens += text.size();
+    double sum = 0;
+    for (const double seconds : phase.part_s) sum += seconds;
+    EXPECT_EQ(phase.steps, embedder.steps());
+    EXPECT_EQ(phase.rows, tokens);
+    EXPECT_GT(phase.seconds, 0);
+    EXPECT_NEAR(sum, phase.seconds, 1e-9 * kStepParts);
+  }
+}
+
 }  // namespace
 }  // namespace gkv

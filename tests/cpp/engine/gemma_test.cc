@@ -27,10 +27,12 @@ using Tokens = std::vector<int32_t>;
 
 class GemmaTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<Gemma> Load(size_t threads = 2) {
+  static std::shared_ptr<Gemma> Load(size_t threads = 2,
+                                     bool profile = false) {
     MemorySource source = TinyTensors(MixedTypes());
     LoadOptions options;
     options.threads = threads;
+    options.profile = profile;
     auto gemma = Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
     // Token i reads "<i>".
     std::vector<std::string> texts;
@@ -598,6 +600,62 @@ TEST_F(GemmaTest, AProcessorThatThrowsEndsItsRequestAlone) {
   EXPECT_THROW((void)failing->Result(), std::domain_error);
   EXPECT_EQ(cache->length(), 0u);
   EXPECT_EQ(other->Result().token_ids.size(), 8u);
+}
+
+TEST_F(GemmaTest, ProfileSumsToTheTimeOfSteps) {
+  EXPECT_FALSE(gemma_->profiled());
+  EXPECT_THROW((void)gemma_->profile(), InvalidArgument);
+  gemma_ = Load(2, true);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto cache = NewCache();
+  const GenerateResult result =
+      gemma_->Generate(cache, RandomTokens(200, 3), NoStop(9));
+  const std::chrono::duration<double> all =
+      std::chrono::steady_clock::now() - begin;
+  const StepProfile profile = gemma_->profile();
+  const auto& prefill =
+      profile.phases[static_cast<size_t>(StepPhase::kPrefill)];
+  const auto& decode = profile.phases[static_cast<size_t>(StepPhase::kDecode)];
+  EXPECT_EQ(prefill.steps, 2u);  // of 128 rows at most
+  EXPECT_EQ(prefill.rows, 200u);
+  EXPECT_EQ(decode.steps, 8u);
+  EXPECT_EQ(decode.rows, 8u);
+  EXPECT_EQ(prefill.loops + decode.loops, gemma_->parallel_loops());
+  EXPECT_LE(prefill.seconds + decode.seconds, all.count());
+  for (const PhaseProfile* phase : {&prefill, &decode}) {
+    double sum = 0;
+    for (const double seconds : phase->part_s) sum += seconds;
+    EXPECT_NEAR(sum, phase->seconds, 1e-9 * kStepParts);
+    for (const StepPart part : {StepPart::kQkv, StepPart::kHead,
+                                StepPart::kNorms, StepPart::kAttention}) {
+      EXPECT_GT(phase->part_s[static_cast<size_t>(part)], 0);
+    }
+    EXPECT_EQ(phase->part_s[static_cast<size_t>(StepPart::kExperts)], 0);
+  }
+  // The same bits with and without.
+  const auto plain = Load()->Generate(NewCache(), RandomTokens(200, 3),
+                                      NoStop(9));
+  EXPECT_EQ(result.token_ids, plain.token_ids);
+}
+
+TEST_F(GemmaTest, ProfileIsSoundBehindARequestThatFails) {
+  gemma_ = Load(2, true);
+  GenerateOptions bad = NoStop(8);
+  bad.logits_processor = [](std::span<const int32_t> ids, std::span<float>) {
+    if (ids.size() == 33) throw std::domain_error("no more");
+  };
+  EXPECT_THROW((void)gemma_->Generate(NewCache(), RandomTokens(30, 4), bad),
+               std::domain_error);
+  (void)gemma_->Generate(NewCache(), RandomTokens(30, 5), NoStop(3));
+  size_t steps = 0;
+  double seconds = 0, parts = 0;
+  for (const PhaseProfile& phase : gemma_->profile().phases) {
+    steps += phase.steps;
+    seconds += phase.seconds;
+    for (const double part : phase.part_s) parts += part;
+  }
+  EXPECT_EQ(steps, gemma_->steps());
+  EXPECT_NEAR(parts, seconds, 1e-8 * kStepParts);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -125,6 +126,53 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
     failed = cli("bench", "--model", tiny_path, "--rounds", 0)
     assert failed.returncode == 2
     assert failed.stderr.count(b"\n") == 1
+
+
+def test_profile_sums_to_the_time_of_steps(tiny_path: Path) -> None:
+    report = bench.run(
+        tiny_path, threads=2, rounds=2, packed_cache=False, profile=True
+    )
+    assert report.profile is not None
+    by_name = {profile.name: profile for profile in report.profile}
+    # Those that run in a process of their own have none.
+    assert list(by_name) == NAMES[:-2]
+    for name, profile in by_name.items():
+        parts = sum(profile.parts.values())
+        assert parts == pytest.approx(profile.seconds, rel=0.01)
+        assert profile.seconds > 0 and profile.between_s >= 0
+        assert profile.rows % profile.steps == 0
+        # The first token of a conversation is of its prompt.
+        tokens = bench.BATCH_TOKENS
+        if name == "decode":
+            tokens = bench.DECODE_TOKENS
+        steps = 2 * (tokens - 1)
+        if name.startswith("prefill"):
+            steps = 2 * -(-int(name.split()[1]) // 128)
+        assert profile.steps == steps
+    assert by_name["decode, batch of 8"].rows == 8 * 2 * (
+        bench.BATCH_TOKENS - 1
+    )
+
+
+def test_picture_has_a_bar_for_each_work(
+    cli: RunCli, tiny_path: Path, tmp_path: Path
+) -> None:
+    run = ["bench", "--model", tiny_path, "--threads", 2, "--rounds", 1]
+    drawn = tmp_path / "profile.svg"
+    result = cli(*run, "--profile", "--plot", drawn, "--json")
+    assert result.returncode == 0, result.stderr
+    profiles = json.loads(result.stdout)["profile"]
+    root = ElementTree.fromstring(drawn.read_text("utf-8"))
+    texts = [element.text for element in root.iter() if element.text]
+    for name in [*(p["name"] for p in profiles), "joins", "gate_up"]:
+        assert name in texts
+    table = cli(*run, "--profile").stdout.decode()
+    for name in ["share of a step's time", "gate_up", "joins", "between steps"]:
+        assert name in table
+    for bad in (["--plot", drawn], ["--profile", "--plot", "no/such/x.svg"]):
+        failed = cli(*run, *bad)
+        assert failed.returncode == 2
+        assert b"--plot" in failed.stderr and failed.stderr.count(b"\n") == 1
 
 
 def test_probe_measures_the_machine() -> None:

@@ -28,7 +28,8 @@ KINDS = ["gguf", "model", "json"]
 def make(kind: str, path: str, factory: pytest.TempPathFactory) -> Tokenizer:
     """The tokenizer of a GGUF file, or of a directory with the same rows."""
     if kind == "gguf":
-        return SentencePieceTokenizer(_core.sentencepiece_model(path))
+        file = _core.GgufFile(path)
+        return SentencePieceTokenizer(_core.sentencepiece_model(file))
     if kind == "json":
         pytest.importorskip("tokenizers", reason="needs tokenizers")
     rows = tokenizer_files.rows_of_gguf(path)

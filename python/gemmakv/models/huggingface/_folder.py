@@ -27,14 +27,6 @@ from gemmakv.models.huggingface._tensors import (
 )
 
 
-def is_model_folder(path: str) -> bool:
-    """Whether a directory holds a model in this form."""
-    folder = Path(path)
-    return (folder / "config.json").is_file() and any(
-        folder.glob("*.safetensors*")
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
     """What a directory holds; no weight has been read.

@@ -188,6 +188,46 @@ TEST(PackedFileTest, EachTensorIsCheckedByItself) {
   }
 }
 
+// In whatever portions, and with what is left to Check. Damage is left to it.
+TEST(PackedFileTest, CheckedAheadIsCheckedTheSame) {
+  TempFolder folder;
+  ThreadPool pool(2);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto long_time = std::chrono::hours(1);
+  Write(folder / "file");
+  const PackedFile sound(folder / "file", kFingerprint);
+  EXPECT_TRUE(sound.CheckAhead(now() - long_time));
+  EXPECT_FALSE(sound.CheckAhead(now() + long_time));
+  EXPECT_FALSE(sound.CheckAhead(now() - long_time));  // nothing is left
+  for (const PackedTensor& tensor : Tensors()) {
+    EXPECT_TRUE(sound.Find(tensor.name)->is_sound) << tensor.name;
+    EXPECT_TRUE(sound.Check(*sound.Find(tensor.name), pool));
+  }
+  for (const PackedTensor& damaged : Tensors()) {
+    const PackedFile intact(folder / "file", kFingerprint);
+    std::string bytes = ReadWhole(folder / "file");
+    const PackedTensor& at = *intact.Find(damaged.name);
+    bytes[at.offset + at.size_bytes() - 1] ^= 1;
+    WriteWhole(folder / "file", bytes);
+    const PackedFile file(folder / "file", kFingerprint);
+    // A piece, or a few, at a time; some go by without.
+    for (int i = 0; i < 3; ++i) {
+      (void)file.CheckAhead(now() + std::chrono::microseconds(i));
+    }
+    if (damaged.name != Tensors().front().name) {
+      EXPECT_FALSE(file.CheckAhead(now() + long_time));
+    }
+    EXPECT_FALSE(file.Find(damaged.name)->is_sound);
+    for (const PackedTensor& tensor : Tensors()) {
+      const PackedFile::Tensor& found = *file.Find(tensor.name);
+      EXPECT_EQ(file.Check(found, pool), tensor.name != damaged.name);
+      EXPECT_EQ(found.is_sound, tensor.name != damaged.name);
+    }
+    bytes[at.offset + at.size_bytes() - 1] ^= 1;
+    WriteWhole(folder / "file", bytes);
+  }
+}
+
 // A file that another process has put in its place meanwhile stays.
 TEST(PackedFileTest, OnlyTheDamagedFileIsDeleted) {
   TempFolder folder;

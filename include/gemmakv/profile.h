@@ -1,0 +1,76 @@
+#ifndef GEMMAKV_PROFILE_H_
+#define GEMMAKV_PROFILE_H_
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace gkv {
+
+// What a step of a model spends its time on.
+enum class StepPart {
+  kPlanning,            // choosing rows, blocks for them, what requests are told
+  kDrafting,            // guessing tokens
+  kMasks,               // waiting for what a constraint allows
+  kChecks,              // checksums of packed weights, once each
+  kEmbedding,           // rows of the embedding
+  kNorms,               // of rows, residual sums, 8-bit inputs of products
+  kQkv,                 // products that make queries, keys and values
+  kRope,                // norms and rotation of heads, storing keys and values
+  kAttention,           // of queries with keys and values
+  kAttentionOutput,     // products behind attention, or behind a recurrence
+  kGateUp,              // the first products of feed-forward
+  kActivation,          // what is between them and the last one
+  kDown,                // the last product of feed-forward
+  kExperts,             // products of experts and of their router
+  kRouting,             // choosing experts, and adding up what they give
+  kPerLayerEmbeddings,  // products of embeddings that each layer has
+  kRecurrence,          // of recurrent layers, with its products
+  kAltUp,               // products of parallel streams and of LAuReL
+  kHead,                // products with the output matrix, or behind embeddings
+  kSampling,            // drawing tokens, log-probabilities
+  kJoins,               // starting threads on a parallel loop, waiting for them
+};
+inline constexpr size_t kStepParts = 21;
+
+// The same, as metrics and tables name them.
+inline constexpr std::array<std::string_view, kStepParts> kStepPartNames = {
+    "planning",  "drafting",         "masks",   "checks",
+    "embedding", "norms",            "qkv",     "rope",
+    "attention", "attention_output", "gate_up", "activation",
+    "down",      "experts",          "routing", "per_layer_embeddings",
+    "recurrence", "altup",           "head",    "sampling",
+    "joins"};
+
+// What a step does: its time per row differs much.
+enum class StepPhase {
+  kPrefill,    // reads prompts alone
+  kDecode,     // goes on with conversations alone
+  kMixed,      // both
+  kEmbedding,  // texts of a model of embeddings
+};
+inline constexpr size_t kStepPhases = 4;
+inline constexpr std::array<std::string_view, kStepPhases> kStepPhaseNames = {
+    "prefill", "decode", "mixed", "embedding"};
+
+// Where the time of steps went, as the thread saw it that drives them: its own
+// share of the work of all threads, and waiting for the others.
+struct PhaseProfile {
+  size_t steps = 0;
+  size_t rows = 0;   // positions computed
+  size_t loops = 0;  // parallel loops that several threads took part in
+  // From planning a step to delivering its tokens; not what lies between steps.
+  double seconds = 0;
+  std::array<double, kStepParts> part_s = {};  // by StepPart; sums to `seconds`
+  // Of that, with no work for the other threads.
+  std::array<double, kStepParts> serial_s = {};
+};
+
+// What a model's steps took since it was loaded.
+struct StepProfile {
+  std::array<PhaseProfile, kStepPhases> phases = {};  // by StepPhase
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_PROFILE_H_

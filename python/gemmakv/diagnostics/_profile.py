@@ -1,0 +1,73 @@
+"""Where the time of measured work goes, by part of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from gemmakv.generation._profile import PhaseProfile, StepProfile
+
+# Shares below this are not worth a line of a table.
+_LEAST = 0.0005
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Of the steps of one measurement, all rounds together.
+
+    `seconds` are those of the steps, of which `parts` are the parts, and
+    `serial` what of them left the other threads without work. `between_s` is
+    what the calls took besides that made the steps.
+    """
+
+    name: str
+    steps: int
+    rows: int
+    loops: int
+    between_s: float
+    seconds: float
+    parts: Mapping[str, float]
+    serial: Mapping[str, float]
+
+
+def profile_of(
+    name: str, wall_s: float, found: StepProfile, phase: str
+) -> Profile:
+    """Of the steps of one phase, "prefill" or "decode". Others took part of the
+    `wall_s` that the calls took, too, as the first step of a conversation.
+    """
+    between_s = max(0.0, wall_s - sum(p.seconds for _, p in found.phases()))
+    p: PhaseProfile = getattr(found, phase)
+    return Profile(
+        name, p.steps, p.rows, p.loops, between_s, p.seconds, p.parts, p.serial
+    )
+
+
+def table_of(profiles: Sequence[Profile]) -> list[list[str]]:
+    """Lines of a table, the first of names: shares of the steps' time."""
+    lines = [["", *(p.name for p in profiles)]]
+    for part in profiles[0].parts:
+        shares = [p.parts[part] / p.seconds for p in profiles]
+        if max(shares) >= _LEAST:
+            lines.append([part, *(f"{100 * share:.1f} %" for share in shares)])
+    lines.append(
+        ["of all, on one thread"]
+        + [
+            f"{100 * sum(p.serial.values()) / p.seconds:.1f} %"
+            for p in profiles
+        ]
+    )
+    lines.append(
+        ["a step"] + [f"{1e3 * p.seconds / p.steps:.2f} ms" for p in profiles]
+    )
+    lines.append(
+        ["between steps"]
+        + [f"{1e3 * p.between_s / p.steps:.2f} ms" for p in profiles]
+    )
+    lines.append(
+        ["rows of a step"] + [f"{p.rows / p.steps:.0f}" for p in profiles]
+    )
+    lines.append(
+        ["parallel loops"] + [f"{p.loops / p.steps:.0f}" for p in profiles]
+    )
+    return lines
