@@ -13,6 +13,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
+#include "engine/draft_model.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
@@ -53,6 +54,8 @@ class Scheduler {
   size_t preemptions() const { return preemptions_.load(); }
   // Parallel loops that the steps took.
   size_t parallel_loops() const { return pool_->parallel_loops(); }
+  // Steps of draft models.
+  size_t draft_steps() const { return draft_steps_.load(); }
 
  private:
   void Loop();
@@ -66,6 +69,8 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   void Draft();
+  size_t DraftByModel(DraftModel& draft, size_t decoding, size_t guesses);
+  void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
@@ -77,6 +82,7 @@ class Scheduler {
   const SchedulerOptions options_;
   std::atomic<size_t> steps_{0};
   std::atomic<size_t> preemptions_{0};
+  std::atomic<size_t> draft_steps_{0};
 
   // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
@@ -91,6 +97,8 @@ class Scheduler {
   bool ended_since_preempting_ = false;
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;
+  std::list<DraftModel> draft_models_;
+  double draft_s_ = 0;  // of the step
   std::vector<StepSlice> slices_;  // of the step
   AlignedBuffer<float> rows_;
   SideThread mask_thread_;
