@@ -516,6 +516,14 @@ void RegisterGemma(py::module_& module) {
       .def_property_readonly("steps", &Gemma::steps)
       .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
       .def_property_readonly("preemptions", &Gemma::preemptions)
+      .def_property_readonly("draft_rows", &Gemma::draft_rows)
+      .def(
+          "with_draft",
+          [](const Gemma& gemma, const std::shared_ptr<Gemma>& draft) {
+            return Unlocked(gemma.WithDraft(draft));
+          },
+          py::arg("draft"),
+          "The same model, whose requests may ask the draft; None: none.")
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {

@@ -298,7 +298,7 @@ bool DraftModel::Run(std::span<Slice> slices) {
                         &slice.conversation->cache_->layout(), slice.output});
     }
     forward_.Step(inputs);
-    ++steps_;
+    for (const Slice& slice : slices) computed_rows_ += slice.ids.size();
     for (Slice& slice : slices) {
       Conversation& c = *slice.conversation;
       c.cache_->Commit(c.lock_, slice.view);

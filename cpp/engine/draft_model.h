@@ -2,7 +2,6 @@
 #define GEMMAKV_ENGINE_DRAFT_MODEL_H_
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -108,8 +107,8 @@ class DraftModel {
   // Sets the guesses of each request, none where they do not pay.
   void Guess(std::span<Request> requests, const Price& price);
 
-  // Steps, and conversations that are kept: tests see by these what is done.
-  size_t steps() const { return steps_.load(); }
+  // Rows computed so far, and conversations that are kept.
+  size_t rows() const { return computed_rows_; }
   size_t kept() const { return known_.size(); }
   size_t bytes_in_use() const { return cache_pool_->bytes_in_use(); }
 
@@ -161,7 +160,7 @@ class DraftModel {
   std::array<double, kMaxConversations> rounds_ = {};
   double row_s_ = 0;  // of one row among many
   uint64_t uses_ = 0;
-  std::atomic<size_t> steps_{0};
+  size_t computed_rows_ = 0;
 };
 
 }  // namespace gkv

@@ -215,9 +215,9 @@ size_t Gemma::parallel_loops() const {
   return shared_->scheduler ? shared_->scheduler->parallel_loops() : 0;
 }
 
-size_t Gemma::draft_steps() const {
+size_t Gemma::draft_rows() const {
   std::unique_lock lock(shared_->mutex);
-  return shared_->scheduler ? shared_->scheduler->draft_steps() : 0;
+  return shared_->scheduler ? shared_->scheduler->draft_rows() : 0;
 }
 
 size_t Gemma::preemptions() const {

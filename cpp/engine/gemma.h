@@ -142,8 +142,8 @@ class Gemma {
   size_t steps() const;
   size_t parallel_loops() const;
   size_t preemptions() const;
-  // Steps of draft models so far.
-  size_t draft_steps() const;
+  // Rows that draft models computed so far.
+  size_t draft_rows() const;
 
  private:
   // What all that WithPrefix gives have in common.

@@ -360,7 +360,7 @@ size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
   }
   // Others wait for what is read.
   price.rows = decoding > 1 ? options_.step_rows / 4 : options_.step_rows;
-  const size_t steps = draft.steps();
+  const size_t rows_before = draft.rows();
   size_t made = 0;
   try {
     draft.Guess(requests, price);
@@ -372,7 +372,7 @@ size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
       sequence->Fail(std::current_exception());
     }
   }
-  draft_steps_ += draft.steps() - steps;
+  draft_rows_ += draft.rows() - rows_before;
   return made;
 }
 

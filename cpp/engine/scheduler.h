@@ -54,8 +54,8 @@ class Scheduler {
   size_t preemptions() const { return preemptions_.load(); }
   // Parallel loops that the steps took.
   size_t parallel_loops() const { return pool_->parallel_loops(); }
-  // Steps of draft models.
-  size_t draft_steps() const { return draft_steps_.load(); }
+  // Rows that draft models computed.
+  size_t draft_rows() const { return draft_rows_.load(); }
 
  private:
   void Loop();
@@ -82,7 +82,7 @@ class Scheduler {
   const SchedulerOptions options_;
   std::atomic<size_t> steps_{0};
   std::atomic<size_t> preemptions_{0};
-  std::atomic<size_t> draft_steps_{0};
+  std::atomic<size_t> draft_rows_{0};
 
   // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();

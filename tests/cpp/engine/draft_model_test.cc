@@ -142,12 +142,12 @@ TEST_F(DraftModelTest, FollowsForksAndRewinds) {
   Load();
   const std::shared_ptr<KVCache> cache = NewCache();
   const auto steps = [&](KVCache& on, const Tokens& prompt) {
-    const size_t before = gemma_->draft_steps();
+    const size_t before = gemma_->draft_rows();
     const std::shared_ptr<KVCache> same = on.Fork();
     const auto drafted = std::shared_ptr<KVCache>(&on, [](KVCache*) {});
     const Tokens found =
         gemma_->Generate(drafted, prompt, Drafted(NoStop(24))).token_ids;
-    const size_t took = gemma_->draft_steps() - before;
+    const size_t took = gemma_->draft_rows() - before;
     EXPECT_EQ(found,
               gemma_->Generate(same, prompt, NoStop(24)).token_ids);
     return took;
