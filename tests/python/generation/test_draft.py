@@ -21,7 +21,7 @@ TEXT = "the cat sat on the mat and the cat sat on the hat and "
 SAME: Any = {"max_tokens": 300, "ignore_eos": True, "logit_bias": {30: 1000.0}}
 
 
-def config_of(layers: int = 1, vocab: int = tiny_gguf.VOCAB) -> ModelConfig:
+def config_of(layers: int = 1, **changes: Any) -> ModelConfig:
     known = tiny_gguf.CONFIG.arguments()
     return ModelConfig(
         **{
@@ -29,7 +29,7 @@ def config_of(layers: int = 1, vocab: int = tiny_gguf.VOCAB) -> ModelConfig:
             "num_layers": layers,
             "layer_kinds": ["full"] * layers,
             "sliding_window": 0,
-            "vocab_size": vocab,
+            **changes,
         }
     )
 
@@ -53,6 +53,18 @@ def small(small_path: Path) -> Gemma:
 @pytest.fixture(scope="module")
 def drafting(tiny_path: Path, small: Gemma) -> Gemma:
     return Gemma.load(tiny_path, prefix_cache=False, draft=small)
+
+
+@pytest.fixture(scope="module")
+def large(tiny: Gemma) -> Gemma:
+    """One whose steps take many times those of `small`."""
+    return large_one(tiny)
+
+
+def large_one(tiny: Gemma, **keywords: Any) -> Gemma:
+    config = config_of(6, hidden_size=256, ffn_dim=1024)
+    weights = tiny_gguf.tensors(4, config)
+    return Gemma.from_tensors(config, weights, tiny.tokenizer, **keywords)
 
 
 def new(gemma: Gemma) -> gemmakv.KVCache:
@@ -105,29 +117,31 @@ def test_nothing_else_changes(
         guessed.truncate(len(guessed) // 2)
 
 
-def test_it_drafts_where_it_pays(drafting: Gemma) -> None:
+def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
+    drafting = large_one(tiny, draft=small)
     assert drafted(drafting) > 0
     assert drafted(drafting, speculate="draft") > 0
     said = drafting.generate(new(drafting), TEXT, speculate="off", **SAME)
     assert said.usage.drafted == 0
+    assert drafting._engine.draft_rows > 0
     tenant = drafting.with_salt("tenant")
     assert drafted(tenant) > 0
 
 
-def test_a_call_may_bring_its_own(tiny: Gemma, small: Gemma) -> None:
-    assert drafted(tiny, draft=small) > 0
-    assert drafted(tiny, draft=None) == 0
-    rows = tiny.generate_batch(
-        [new(tiny), new(tiny)], [TEXT] * 2, draft=small,
+def test_a_call_may_bring_its_own(large: Gemma, small: Gemma) -> None:
+    assert drafted(large, draft=small) > 0
+    assert drafted(large, draft=None) == 0
+    rows = large.generate_batch(
+        [new(large), new(large)], [TEXT] * 2, draft=small,
         speculate=["off", None], **SAME,
     )  # fmt: skip
     assert rows[0].usage.drafted == 0
     assert rows[0].token_ids == rows[1].token_ids
-    samples = tiny.generate(new(tiny), TEXT, n=2, draft=small, **SAME)
+    samples = large.generate(new(large), TEXT, n=2, draft=small, **SAME)
     assert [one.token_ids for one in samples] == [rows[0].token_ids] * 2
-    said = asyncio.run(tiny.agenerate(new(tiny), TEXT, draft=small, **SAME))
+    said = asyncio.run(large.agenerate(new(large), TEXT, draft=small, **SAME))
     assert said.token_ids == rows[0].token_ids
-    with tiny.stream(new(tiny), TEXT, draft=small, **SAME) as stream:
+    with large.stream(new(large), TEXT, draft=small, **SAME) as stream:
         assert [piece.token_id for piece in stream] == rows[0].token_ids
 
 
@@ -157,11 +171,9 @@ def test_many_at_once(drafting: Gemma) -> None:
     assert [found[seed] for seed in range(6)] == expected
 
 
-def test_it_lives_as_long_as_the_model(
-    tiny_path: Path, small_path: Path
-) -> None:
+def test_it_lives_as_long_as_the_model(tiny: Gemma, small_path: Path) -> None:
     draft = Gemma.load(small_path, prefix_cache=False)
-    gemma = Gemma.load(tiny_path, prefix_cache=False, draft=draft)
+    gemma = large_one(tiny, draft=draft)
     draft.close()
     del draft
     gc.collect()
@@ -184,7 +196,7 @@ def test_what_it_cannot_be(
 ) -> None:
     closed = Gemma.load(small_path, prefix_cache=False)
     closed.close()
-    config = config_of(vocab=384)
+    config = config_of(vocab_size=384)
     other = Gemma.from_tensors(config, tiny_gguf.tensors(3, config))
     cases: list[tuple[Any, type[Exception], str]] = [
         ("gemma-3-270m", ValueError, "draft: expected a Gemma or None"),
@@ -220,8 +232,6 @@ def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
     plain, guessed = run(), run("--draft", small_path)
     assert guessed["token_ids"] == plain["token_ids"]
     assert plain["usage"]["drafted"] == 0
-    refused = cli(
-        "generate", "-m", tiny_path, TEXT, "--speculate", "draft"
-    )
+    refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")
     assert refused.returncode != 0
-    assert "the model has no draft" in refused.stderr
+    assert b"the model has no draft" in refused.stderr
