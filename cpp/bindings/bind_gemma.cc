@@ -570,6 +570,16 @@ void RegisterGemma(py::module_& module) {
       .def("profile", &ProfileOf,
            "By phase (steps, rows, loops, seconds, {part: (seconds, serial "
            "seconds)}).")
+}
+
+      .def_property_readonly("draft_rows", &Gemma::draft_rows)
+      .def(
+          "with_draft",
+          [](const Gemma& gemma, const std::shared_ptr<Gemma>& draft) {
+            return Unlocked(gemma.WithDraft(draft));
+          },
+          py::arg("draft"),
+          "The same model, whose requests may ask the draft; None: none.")
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {

@@ -41,7 +41,7 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
 }
 
 constexpr const char* kPrefixModes[] = {"off", "read", "write", "on"};
-constexpr const char* kSpeculations[] = {"off", "lookup"};
+constexpr const char* kSpeculations[] = {"off", "lookup", "draft"};
 
 // The enumerator that has the place of `value` among `names`.
 template <typename Enum, size_t n>

@@ -170,6 +170,42 @@ bool Gemma::CheckAhead(double seconds) const {
                                         std::chrono::duration<double>(seconds)));
 }
 
+std::shared_ptr<Gemma> Gemma::WithDraft(
+    const std::shared_ptr<const Gemma>& draft) const {
+  const std::shared_ptr<Gemma> other(new Gemma(*this));
+  other->draft_ = nullptr;
+  if (!draft) return other;
+  if (draft->model_ == model_) {
+    throw InvalidArgument(
+        "the draft is the model itself, expected a smaller one, which takes "
+        "less time");
+  }
+  if (draft->config().bidirectional) {
+    throw InvalidArgument(
+        "the draft makes embeddings of texts, expected a model that generates");
+  }
+  if (draft->config().vocab_size != config().vocab_size) {
+    throw Mismatch(StrCat("the draft has a vocabulary of ",
+                          draft->config().vocab_size,
+                          " tokens, expected that of the model, of ",
+                          config().vocab_size));
+  }
+  const std::shared_ptr<const TokenText> own = token_text();
+  const std::shared_ptr<const TokenText> theirs = draft->token_text();
+  if (own && theirs && !(*own == *theirs)) {
+    throw Mismatch(
+        "the tokens of the draft stand for other text than the model's, "
+        "expected the same vocabulary");
+  }
+  other->draft_ = draft->model_;
+  return other;
+}
+
+std::shared_ptr<const TokenText> Gemma::token_text() const {
+  std::unique_lock lock(shared_->mutex);
+  return shared_->token_text;
+}
+
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   std::unique_lock lock(shared_->mutex);
   shared_->token_text = std::move(text);
@@ -184,6 +220,11 @@ size_t Gemma::steps() const {
 size_t Gemma::parallel_loops() const {
   std::unique_lock lock(shared_->mutex);
   return shared_->scheduler ? shared_->scheduler->parallel_loops() : 0;
+}
+
+size_t Gemma::draft_rows() const {
+  std::unique_lock lock(shared_->mutex);
+  return shared_->scheduler ? shared_->scheduler->draft_rows() : 0;
 }
 
 size_t Gemma::preemptions() const {
@@ -287,13 +328,14 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     const std::function<RunLock(KVCache&)>& lock_cache) {
   const Clock::time_point called = Clock::now();
   CheckDistinct(jobs);
-  std::shared_ptr<const TokenText> text;
-  {
-    std::unique_lock lock(shared_->mutex);
-    text = shared_->token_text;
-  }
+  const std::shared_ptr<const TokenText> text = token_text();
   for (const Job& job : jobs) {
     job.options.Validate(config().vocab_size);
+    if (job.options.speculate == Speculate::kDraft && !draft_) {
+      throw InvalidArgument(
+          "speculate is 'draft' and the model has no draft: expected one that "
+          "was loaded with draft=");
+    }
     if (!job.options.stop.empty() && text == nullptr) {
       throw InvalidArgument(
           "stop strings need a tokenizer, and this model has none: use "
@@ -333,6 +375,9 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     parts.drafter = job.drafter;
     if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
       parts.drafter = std::make_shared<LookupDrafter>();
+    }
+    if (!parts.drafter && job.options.speculate == Speculate::kDraft) {
+      parts.draft = draft_;
     }
     parts.prefix = job.prefix;
     if (!parts.prefix.view) {

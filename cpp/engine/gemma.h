@@ -123,6 +123,13 @@ class Gemma {
   // The same model, weights and scheduler, whose requests use the view as their
   // options say; null: none.
   std::shared_ptr<Gemma> WithPrefix(std::shared_ptr<PrefixView> view) const;
+  // The same model, weights and scheduler, whose requests may ask `draft`, with
+  // Speculate::kDraft, what comes next; null: none. Its weights stay for as
+  // long as this does. Throws InvalidArgument for this very model or one of
+  // embeddings, and Mismatch for another vocabulary.
+  std::shared_ptr<Gemma> WithDraft(const std::shared_ptr<const Gemma>& draft)
+      const;
+  bool has_draft() const { return draft_ != nullptr; }
   const std::shared_ptr<PrefixView>& prefix_view() const {
     return prefix_.view;
   }
@@ -144,6 +151,8 @@ class Gemma {
   // Where the time of all steps so far went. Throws InvalidArgument if they are
   // not timed.
   StepProfile profile() const;
+  // Rows that draft models computed so far.
+  size_t draft_rows() const;
 
  private:
   // What all that WithPrefix gives have in common.
@@ -167,6 +176,7 @@ class Gemma {
   std::vector<std::shared_ptr<TokenStream>> StartLocked(
       std::span<const Job> jobs,
       const std::function<RunLock(KVCache&)>& lock_cache);
+  std::shared_ptr<const TokenText> token_text() const;
   Scheduler& scheduler();
   Embedder& embedder();
   void CheckTexts(std::span<const std::span<const int32_t>> texts) const;
@@ -181,6 +191,7 @@ class Gemma {
   bool profiled_;
   std::shared_ptr<Shared> shared_;
   PrefixUse prefix_;
+  std::shared_ptr<const Model> draft_;
 };
 
 }  // namespace gkv

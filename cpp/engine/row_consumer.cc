@@ -49,6 +49,18 @@ TokenEvent TokenSampler::Take(const OutputRow& row) {
   return event;
 }
 
+RowConsumer::Guess TokenSampler::GuessNext(const OutputRow& row,
+                                           std::span<const int32_t> before) {
+  const bool may_stop = before.size() >= least_left_;
+  Guess guess;
+  guess.id = sampler_.Guess(
+      row.values, row.position, before, row.pool,
+      may_stop ? std::span<const int32_t>() : stop_ids_);
+  guess.last = std::find(stop_ids_.begin(), stop_ids_.end(), guess.id) !=
+               stop_ids_.end();
+  return guess;
+}
+
 TokenEvent RowWriter::Take(const OutputRow& row) {
   output_.data += row.values.size();
   TokenEvent event;

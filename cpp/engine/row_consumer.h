@@ -38,6 +38,18 @@ class RowConsumer {
   // Takes the next row, may change it. The token that follows, if one is to be
   // appended to the transcript; a finish_reason if this was the last row.
   virtual TokenEvent Take(const OutputRow& row) = 0;
+
+  // What Take would give of the row of another model, after the tokens
+  // `before`. It is a guess, and remembered nowhere. May change the row.
+  struct Guess {
+    int32_t id = -1;    // -1: none
+    bool last = false;  // nothing follows it
+  };
+  virtual Guess GuessNext(const OutputRow&, std::span<const int32_t>) {
+    return {};
+  }
+  // Tokens that it gives at most from now on.
+  virtual size_t tokens_left() const { return 0; }
 };
 
 // Samples tokens.
@@ -56,6 +68,10 @@ class TokenSampler : public RowConsumer {
     return {.kind = largest_only ? RowOutput::kLargest : RowOutput::kLogits};
   }
   TokenEvent Take(const OutputRow& row) override;
+  // The logits processor is not asked.
+  Guess GuessNext(const OutputRow& row,
+                  std::span<const int32_t> before) override;
+  size_t tokens_left() const override { return tokens_left_; }
 
  private:
   const bool greedy_;

@@ -137,6 +137,36 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   return token;
 }
 
+int32_t Sampler::Guess(std::span<float> logits, size_t position,
+                       std::span<const int32_t> before, ThreadPool* pool,
+                       std::span<const int32_t> banned) {
+  Adjust(logits);
+  AdjustFor(before, logits);
+  for (const int32_t id : banned) {
+    logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+  }
+  return options_.temperature == 0 ? ArgMax(logits, pool).id
+                                   : Draw(logits, position, pool);
+}
+
+// As Adjust would, had these tokens been drawn besides.
+void Sampler::AdjustFor(std::span<const int32_t> tokens,
+                        std::span<float> logits) const {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int32_t id = tokens[i];
+    float& logit = logits[static_cast<size_t>(id)];
+    const auto same = tokens.begin() + static_cast<std::ptrdiff_t>(i);
+    const bool is_new = std::find(tokens.begin(), same, id) == same;
+    if (options_.repetition_penalty != 1 && is_new &&
+        !transcript_.contains(id)) {
+      logit = logit > 0 ? logit / options_.repetition_penalty
+                        : logit * options_.repetition_penalty;
+    }
+    if (is_new && !generated_.contains(id)) logit -= options_.presence_penalty;
+    logit -= options_.frequency_penalty;
+  }
+}
+
 std::vector<TokenLogprob> Sampler::Likeliest(std::span<const float> logits,
                                              float log_sum) const {
   const size_t wanted = options_.top_logprobs;

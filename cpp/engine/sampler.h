@@ -37,6 +37,13 @@ class Sampler {
                     std::span<const uint32_t> allowed = {},
                     std::span<const int32_t> banned = {});
 
+  // The token that Next would draw from the logits of another model for
+  // `position`, if the tokens `before` came before it; -1 as above. Remembers
+  // nothing, and asks no logits processor.
+  int32_t Guess(std::span<float> logits, size_t position,
+                std::span<const int32_t> before, ThreadPool* pool = nullptr,
+                std::span<const int32_t> banned = {});
+
   static bool ReadsTranscript(const GenerateOptions& options) {
     return options.repetition_penalty != 1 || options.logits_processor;
   }
@@ -45,6 +52,8 @@ class Sampler {
 
  private:
   void Adjust(std::span<float> logits);
+  void AdjustFor(std::span<const int32_t> tokens,
+                 std::span<float> logits) const;
   std::vector<TokenLogprob> Likeliest(std::span<const float> logits,
                                       float log_sum) const;
   int32_t Draw(std::span<const float> logits, size_t position,

@@ -228,6 +228,10 @@ void Scheduler::DropEnded() {
   });
   if (ended == 0) return;
   ended_since_preempting_ = true;
+  // Those that no request can name any more.
+  draft_models_.remove_if([](const DraftModel& draft) {
+    return draft.orphaned();
+  });
   const std::lock_guard lock(wake_up_->mutex);
   unfinished_ -= ended;
 }
@@ -262,7 +266,7 @@ void Scheduler::RunStep() {
                         : StepPhase::kPrefill;
   Deliver(rows);
   if (only_decodes) {
-    step_times_.Note(sequences, guesses, seconds_since(begin));
+    step_times_.Note(sequences, guesses, seconds_since(begin) - draft_s_);
   } else {
     step_times_.Restart();
   }
@@ -290,6 +294,10 @@ void Scheduler::Draft() {
       const std::span room(extra.data(), std::min(most, extra.size()));
       const size_t known = step_times_.Extra(decoding, guesses, room);
       price.extra = room.first(known);
+      if (options_.always_guess) {
+        std::fill(room.begin(), room.end(), 0);
+        price.extra = room;
+      }
     }
     try {
       guesses += sequence.Draft(most, price);
@@ -297,6 +305,87 @@ void Scheduler::Draft() {
       sequence.Fail(std::current_exception());
     }
   }
+  draft_s_ = 0;
+  MakeDraftModels();
+  if (prefills || draft_models_.empty()) return;
+  const Sequence::Clock::time_point begin = Sequence::Clock::now();
+  for (DraftModel& draft : draft_models_) {
+    guesses += DraftByModel(draft, decoding, guesses);
+  }
+  draft_s_ = std::chrono::duration<double>(Sequence::Clock::now() - begin)
+                 .count();
+}
+
+// Those that sequences ask for; a sequence for whose there is no memory does
+// without.
+void Scheduler::MakeDraftModels() {
+  for (const Sequence& sequence : sequences_) {
+    const std::shared_ptr<const Model>& model = sequence.draft_model();
+    if (!model || std::any_of(draft_models_.begin(), draft_models_.end(),
+                              [&](const DraftModel& draft) {
+                                return draft.model() == model.get();
+                              })) {
+      continue;
+    }
+    try {
+      draft_models_.emplace_back(model, *model_, *pool_,
+                                 options_.draft_cache_bytes);
+    } catch (const std::bad_alloc&) {
+      return;
+    }
+  }
+}
+
+// Has it guess for its sequences, beside so many guesses that there are.
+size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
+                               size_t guesses) {
+  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
+  const size_t left = rows - std::min(rows, decoding + guesses);
+  std::vector<Sequence*> sequences;
+  std::vector<DraftModel::Request> requests;
+  try {
+    for (Sequence& sequence : sequences_) {
+      if (!sequence.runnable() || sequence.draft_model().get() != draft.model()) {
+        continue;
+      }
+      sequences.reserve(sequences.size() + 1);
+      requests.reserve(requests.size() + 1);
+      auto request = sequence.ToDraft(MaxGuesses(options_));
+      if (!request) continue;
+      requests.push_back(std::move(*request));
+      sequences.push_back(&sequence);
+    }
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  if (requests.empty()) return 0;
+  std::array<double, StepTimes::kMaxGuesses> extra;
+  const std::span room(extra.data(), std::min(left, extra.size()));
+  DraftModel::Price price{.tokens = decoding,
+                          .step_s = step_times_.Seconds(decoding)};
+  price.extra = room.first(step_times_.Extra(decoding, guesses, room));
+  if (options_.always_guess) {
+    std::fill(room.begin(), room.end(), 0);
+    price.step_s = 1;
+    price.extra = room;
+    price.always = true;
+  }
+  // Others wait for what is read.
+  price.rows = decoding > 1 ? options_.step_rows / 4 : options_.step_rows;
+  const size_t rows_before = draft.rows();
+  size_t made = 0;
+  try {
+    draft.Guess(requests, price);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      made += sequences[i]->TakeGuesses(requests[i]);
+    }
+  } catch (...) {
+    for (Sequence* sequence : sequences) {
+      sequence->Fail(std::current_exception());
+    }
+  }
+  draft_rows_ += draft.rows() - rows_before;
+  return made;
 }
 
 // Plans the rows and prepares their slices, those of the oldest first.

@@ -15,6 +15,7 @@
 #include "base/aligned_buffer.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
+#include "engine/draft_model.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
@@ -58,6 +59,8 @@ class Scheduler {
   size_t parallel_loops() const { return pool_->parallel_loops(); }
   // Where their time went. Requires: profiled.
   StepProfile profile() const { return clock_->profile(); }
+  // Rows that draft models computed.
+  size_t draft_rows() const { return draft_rows_.load(); }
 
  private:
   void Loop();
@@ -71,6 +74,8 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   void Draft();
+  size_t DraftByModel(DraftModel& draft, size_t decoding, size_t guesses);
+  void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
@@ -82,6 +87,7 @@ class Scheduler {
   const SchedulerOptions options_;
   std::atomic<size_t> steps_{0};
   std::atomic<size_t> preemptions_{0};
+  std::atomic<size_t> draft_rows_{0};
 
   // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
@@ -98,6 +104,8 @@ class Scheduler {
   bool ended_since_preempting_ = false;
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;
+  std::list<DraftModel> draft_models_;
+  double draft_s_ = 0;  // of the step
   std::vector<StepSlice> slices_;  // of the step
   std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   AlignedBuffer<float> rows_;

@@ -219,6 +219,27 @@ size_t Sequence::Draft(size_t max_guesses, const DraftPrice& price) {
   return guesses_.size();
 }
 
+std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
+  if (state_ != State::kDecoding || !parts_.draft || !guesses_.empty() ||
+      asked_at_ == target_) {
+    return std::nullopt;
+  }
+  asked_at_ = target_;
+  // The last token of all is sampled from the row before it.
+  const size_t room = std::min(parts_.consumer->tokens_left(),
+                               cache().capacity_tokens() - target_) - 1;
+  return DraftModel::Request{.conversation = &drafted_,
+                             .target = &cache(),
+                             .sampled_from = stream().prompt_end(),
+                             .consumer = parts_.consumer.get(),
+                             .most = std::min(max_guesses, room)};
+}
+
+size_t Sequence::TakeGuesses(DraftModel::Request& request) noexcept {
+  guesses_ = std::move(request.guesses);
+  return guesses_.size();
+}
+
 PlanInput Sequence::ToPlan() const {
   const size_t target =
       next_ < warm_end_ ? warm_end_ : target_ + guesses_.size();

@@ -12,6 +12,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/constraint.h"
+#include "engine/draft_model.h"
 #include "engine/drafter.h"
 #include "engine/row_consumer.h"
 #include "engine/step_plan.h"
@@ -73,6 +74,7 @@ class Sequence {
     std::vector<int32_t> stop_ids = {};  // allowed where a constraint ends
     std::unique_ptr<Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;
+    std::shared_ptr<const Model> draft = nullptr;  // guesses, too
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::shared_ptr<Batch> batch = nullptr;  // null: alone
     PrefixUse prefix = {};
@@ -129,6 +131,15 @@ class Sequence {
   bool drafts() const {
     return state_ == State::kDecoding && parts_.drafter != nullptr;
   }
+  // The model that guesses for it; null: none.
+  const std::shared_ptr<const Model>& draft_model() const {
+    return parts_.draft;
+  }
+  // What the draft model needs to know for up to `max_guesses` guesses; none
+  // where it has guessed, or there is nothing to guess.
+  std::optional<DraftModel::Request> ToDraft(size_t max_guesses);
+  // Takes its guesses. Returns how many there are.
+  size_t TakeGuesses(DraftModel::Request& request) noexcept;
   // What there is to plan.
   PlanInput ToPlan() const;
   void set_served(uint64_t place) { served_ = place; }
@@ -195,6 +206,8 @@ class Sequence {
   size_t awaited_ = 0;       // position of its leader
   size_t warm_end_ = 0;      // a warm-up leads up to here; it ends a step
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
+  size_t asked_at_ = 0;      // the draft model was asked what follows here
+  std::shared_ptr<DraftConversation> drafted_;  // what that knows of it
   std::vector<int32_t> guesses_;
   FinishReason reason_ = FinishReason::kNone;  // why it is done
   std::exception_ptr error_;                   // of TakeRows

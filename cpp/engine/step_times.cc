@@ -65,6 +65,12 @@ double StepTimes::Share(const Row& row, size_t guesses) {
          (own.weight + 1);
 }
 
+double StepTimes::Seconds(size_t sequences) const {
+  if (sequences == 0 || sequences > kMaxSequences) return 0;
+  const Row& row = rows_[sequences - 1];
+  return row.steps < kFirstSteps ? 0 : row.seconds;
+}
+
 size_t StepTimes::Extra(size_t sequences, size_t guesses,
                         std::span<double> extra) const {
   if (sequences == 0 || sequences > kMaxSequences || guesses > kMaxGuesses) {

@@ -21,6 +21,8 @@ class StepTimes {
   // Other conversations decode from now on: their steps may take longer or
   // shorter.
   void Restart();
+  // Of a step of so many sequences without guesses; 0 where that is not known.
+  double Seconds(size_t sequences) const;
   // Fills `extra` as DraftPrice has it, for a step that already has `guesses`,
   // and returns how many it knows of: none before a few steps without guesses.
   size_t Extra(size_t sequences, size_t guesses, std::span<double> extra) const;

@@ -22,6 +22,7 @@ class TokenText {
   // for control tokens and ids outside the vocabulary.
   std::string_view operator[](int32_t id) const;
   size_t size() const { return ends_.size(); }
+  bool operator==(const TokenText&) const = default;
 
  private:
   std::string bytes_;           // all texts back to back

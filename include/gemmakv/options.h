@@ -39,6 +39,7 @@ enum class PrefixMode {
 enum class Speculate {
   kOff,
   kLookup,  // what followed the last tokens where they stood before
+  kDraft,   // a draft model, see Gemma::WithDraft
 };
 
 // How one request samples and when it stops. Defaults: greedy, 256 tokens.
@@ -122,7 +123,13 @@ struct SchedulerOptions {
   // Guesses of a drafter that one step takes for a sequence at most; at most
   // three quarters of logits_rows, less one. No more either than leave a
   // quarter of step_rows to prompts.
-  size_t max_guesses = 7;
+  size_t max_guesses = 15;
+  // Guesses are made whether they pay or not: for tests, and to measure them.
+  bool always_guess = false;
+  // What keys and values of a draft model may take, those of conversations that
+  // may come back among them. A conversation that finds no room is generated
+  // without its guesses. 0: no limit.
+  size_t draft_cache_bytes = size_t{512} << 20;
   // Requests that run at the same time; those that wait for their readers do
   // not count. The others wait, the first come first.
   size_t max_running = 256;

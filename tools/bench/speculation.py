@@ -1,125 +1,121 @@
-"""What speculation by lookup brings: replies with it and without, in turn.
+"""What speculation brings: replies with it and without, in turn.
 
-    python tools/bench/speculation.py [MODEL] [--runs 5] [--tokens 160]
+    python tools/bench/speculation.py [MODEL] [--runs 3] [--tokens 120]
+    python tools/bench/speculation.py MODEL --draft SMALLER
 
-Some prompts are such that their replies repeat what is there already, others
-are not. A ratio is the decoding time without over the time with it, of two
-calls that follow each other, which give the same tokens; those of processor
-time say more where others use the machine. With --batch, so many conversations
-decode at the same time.
+The prompts are those of speculation_prompts.json: 30 whose replies repeat what
+is there (edits of code, quotations, rows of JSON), and texts that people wrote,
+which are replayed: whatever the model would say, it says what they wrote, since
+greedy replies of a small model often end in loops. Others are new text, sampled.
+
+A ratio is the decoding time without over the time with it, of two calls that
+follow each other, which give the same tokens; those of processor time say more
+where others use the machine. A reply counts as a loop if its last 40 tokens
+repeat with a period of at most 20. With --batch, so many conversations decode at
+the same time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import gemmakv
 
-_CODE = '''\
-class Account:
-    """Money of one customer, in cents."""
-
-    def __init__(self, owner: str, balance: int = 0) -> None:
-        self.owner = owner
-        self.balance = balance
-
-    def deposit(self, amount: int) -> None:
-        if amount <= 0:
-            raise ValueError(f"amount is {amount}, expected more than 0")
-        self.balance += amount
-
-    def withdraw(self, amount: int) -> None:
-        if amount <= 0:
-            raise ValueError(f"amount is {amount}, expected more than 0")
-        if amount > self.balance:
-            raise ValueError(f"amount is {amount}, of {self.balance}")
-        self.balance -= amount
-'''
-_TEXT = """\
-The harbour was built in 1862 by the brothers Hansen, who owned two ships and a
-small yard at the mouth of the river. Timber came down from the hills in spring,
-when the water was high, and was stored in long sheds beside the quay. In winter
-the sheds stood empty, and the people of the village mended nets in them. A fire
-destroyed the yard in 1891; the quay is still in use.
-"""
-_ROWS = """\
-[
-  {"id": 1, "name": "Anna Berg", "city": "Oslo", "active": true, "orders": 4},
-  {"id": 2, "name": "Jon Dahl", "city": "Bergen", "active": false, "orders": 0},
-  {"id": 3, "name": "Mia Lund", "city": "Oslo", "active": true, "orders": 11},
-  {"id": 4, "name": "Per Vik", "city": "Molde", "active": true, "orders": 2},
-"""
-
-# Each text and what of it repeats.
-REPEATS = {
-    "code edit": (
-        f"The file account.py:\n\n{_CODE}\n"
-        "The same file, with the class renamed to Wallet:\n\n"
-        f"{_CODE[:60].replace('Account', 'Wallet')}"
-    ),
-    "quotation": (
-        f"The document says:\n\n{_TEXT}\nThe document, quoted word for word:"
-        f"\n\n{_TEXT[:80]}"
-    ),
-    "JSON": f"Customers:\n\n{_ROWS}",
-}
+PROMPTS = Path(__file__).with_name("speculation_prompts.json")
 NEW = {
     "story": "Once upon a time, in a land of glass mountains, a young fox",
     "numbers": "Random words: lamp, seven, otter, quartz, violin, mustard,",
     "letter": "Dear Sir,\n\nI write to you because last Tuesday",
 }
+Ratio = tuple[float, float]  # of time, of processor time
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="gemma-3-270m")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--draft", help="speculate by this model")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--kinds", help="only these, with commas")
+    parser.add_argument("--every", type=int, default=1,
+                        help="one prompt of so many")  # fmt: skip
     arguments = parser.parse_args()
-    gemma = gemmakv.Gemma.load(arguments.model, prefix_cache=False)
-    # Greedy replies of a small model end in loops: new texts are sampled.
-    groups: list[tuple[str, dict[str, str], dict[str, Any]]] = [
-        ("repeats", REPEATS, {}),
-        ("new", NEW, {"temperature": 1.0}),
+    draft = None
+    if arguments.draft:
+        draft = gemmakv.Gemma.load(
+            arguments.draft, prefix_cache=False, threads=arguments.threads
+        )
+    gemma = gemmakv.Gemma.load(
+        arguments.model, prefix_cache=False, draft=draft,
+        threads=arguments.threads,
+    )  # fmt: skip
+    texts = json.loads(PROMPTS.read_text())
+    texts += [
+        {"kind": "new", "name": name, "prompt": text}
+        for name, text in NEW.items()
     ]
-    for group, texts, sampling in groups:
-        ratios = []
-        for name, text in texts.items():
-            ratios += _compare(gemma, f"{group}: {name}", text, sampling,
-                               arguments)  # fmt: skip
-        _print(f"{group}: all", ratios)
+    kinds = arguments.kinds.split(",") if arguments.kinds else None
+    found: dict[str, list[Ratio]] = {}
+    for kind in dict.fromkeys(text["kind"] for text in texts):
+        if kinds and kind not in kinds:
+            continue
+        ratios: list[Ratio] = []
+        loops = []
+        for text in [t for t in texts if t["kind"] == kind][:: arguments.every]:
+            more, loop = _compare(gemma, text, arguments)
+            ratios += more
+            loops += [loop]
+        found[kind] = ratios
+        _print(f"{kind}: all", ratios)
+        print(f"  loops: {sum(loops)} of {len(loops)}", flush=True)
+    repeats = [
+        ratio
+        for kind in ("code edit", "quotation", "JSON")
+        for ratio in found.get(kind, [])
+    ]
+    if repeats:
+        _print("where text repeats", repeats)
 
 
 def _compare(
-    gemma: gemmakv.Gemma,
-    name: str,
-    text: str,
-    sampling: dict[str, Any],
-    arguments: argparse.Namespace,
-) -> list[tuple[float, float]]:
-    """The ratios of each run: of time, and of processor time."""
+    gemma: gemmakv.Gemma, text: dict[str, str], arguments: argparse.Namespace
+) -> tuple[list[Ratio], bool]:
+    """The ratios of each run, and whether the reply is a loop."""
     said = gemmakv.create_kv_cache(gemma.config)
-    gemma.prefill(said, text)
+    gemma.prefill(said, text["prompt"])
+    options: dict[str, Any] = {
+        "max_tokens": arguments.tokens,
+        "ignore_eos": True,
+        "temperature": arguments.temperature,
+    }
+    if text["kind"] == "new":
+        options["temperature"] = 1.0
+    if text["kind"] == "replayed":
+        options |= _replay(gemma, len(said), text["continues"])
+    how_on = "draft" if arguments.draft else "lookup"
     ratios = []
     drafted = accepted = sampled = 0
     for run in range(arguments.runs):
         seconds = {}
         tokens = {}
-        order = ("off", "lookup") if run % 2 == 0 else ("lookup", "off")
+        order = ("off", how_on) if run % 2 == 0 else (how_on, "off")
         for how in order:
+            caches = [said.fork() for _ in range(arguments.batch)]
             begin = time.perf_counter(), time.process_time()
             rows = gemma.generate_batch(
-                [said.fork() for _ in range(arguments.batch)],
+                caches,
                 [""] * arguments.batch,
-                max_tokens=arguments.tokens,
-                ignore_eos=True,
                 seed=[run * 100 + i for i in range(arguments.batch)],
                 speculate=how,
-                **sampling,
+                **options,
             )
             seconds[how] = (
                 time.perf_counter() - begin[0],
@@ -128,23 +124,43 @@ def _compare(
             tokens[how] = [row.token_ids for row in rows]
             drafted += sum(row.usage.drafted for row in rows)
             accepted += sum(row.usage.accepted for row in rows)
-            if how == "lookup":
+            if how != "off":
                 sampled += sum(row.usage.completion_tokens for row in rows)
-        if tokens["off"] != tokens["lookup"]:
-            raise SystemExit(f"{name}: the tokens differ")
-        off, on = seconds["off"], seconds["lookup"]
+        if tokens["off"] != tokens[how_on]:
+            raise SystemExit(f"{text['name']}: the tokens differ")
+        off, on = seconds["off"], seconds[how_on]
         ratios.append((off[0] / on[0], off[1] / on[1]))
-    _print(name, ratios)
+    _print(f"{text['kind']}: {text['name']}", ratios)
     print(f"  {drafted} of {sampled} tokens drafted, {accepted} accepted")
-    return ratios
+    return ratios, _is_loop(tokens["off"][0])
 
 
-def _print(name: str, ratios: list[tuple[float, float]]) -> None:
+def _replay(gemma: gemmakv.Gemma, begin: int, text: str) -> dict[str, Any]:
+    """Options that have a conversation of `begin` tokens go on so."""
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(text)
+
+    def force(token_ids: Any, logits: Any) -> None:
+        logits[ids[len(token_ids) - begin]] = 1e9
+
+    return {"logits_processor": force, "max_tokens": min(len(ids), 300)}
+
+
+def _is_loop(ids: list[int]) -> bool:
+    tail = ids[-40:]
+    return len(tail) == 40 and any(
+        tail[period:] == tail[:-period] for period in range(1, 21)
+    )
+
+
+def _print(name: str, ratios: list[Ratio]) -> None:
     words = [
-        f"{statistics.median(all):.2f}x ({min(all):.2f} to {max(all):.2f})"
+        f"{statistics.median(all):.2f}x (mean {statistics.mean(all):.2f}, "
+        f"{min(all):.2f} to {max(all):.2f})"
         for all in zip(*ratios)
     ]
-    print(f"{name:20} {words[0]}, processor {words[1]}", flush=True)
+    print(f"{name:34} {words[0]}, processor {words[1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,16 @@ THREADS = typer.Option(
 )
 
 
+DRAFT = typer.Option(
+    None,
+    "--draft",
+    metavar="MODEL",
+    help="A smaller model with the same vocabulary, which guesses what comes "
+    "next: the same text in less time.",
+    autocompletion=complete_model,
+)
+
+
 def _check_quantize(value: str | None) -> str | None:
     quantize_target(value)  # before anything is fetched
     return value

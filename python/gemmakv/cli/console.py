@@ -154,12 +154,14 @@ def load(
     packed_cache: bool = True,
     quantize: str | None = None,
     prefix_cache: PrefixCache | bool | Callable[[], PrefixCache] = True,
+    draft: str | None = None,
 ) -> Gemma:
-    """A model, with progress bars for fetching and loading it.
+    """A model, with progress bars for fetching and loading it and its draft.
 
     A prefix cache that is a function is made once the model is here.
     """
     path = fetch(model)
+    guesses = load_draft(draft, threads, packed_cache)
     if callable(prefix_cache):
         prefix_cache = prefix_cache()
     with load_progress() as progress:
@@ -170,6 +172,7 @@ def load(
             packed_cache=packed_cache,
             quantize=quantize,
             prefix_cache=prefix_cache,
+            draft=guesses,
         )
     packed = gemma.packed_weights
     if packed.state == "written":
@@ -180,6 +183,23 @@ def load(
             "and deletes them\n"
         )
     return gemma
+
+
+def load_draft(
+    model: str | None, threads: int | None = None, packed_cache: bool = True
+) -> Gemma | None:
+    """What --draft names, if anything."""
+    if model is None:
+        return None
+    path = fetch(model)
+    with load_progress() as progress:
+        return Gemma.load(
+            path,
+            threads=threads,
+            progress=progress,
+            packed_cache=packed_cache,
+            prefix_cache=False,
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 import gemmakv
 from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import (
+    DRAFT,
     MODEL,
     QUANTIZE,
     SAMPLING_DEFAULTS,
@@ -56,6 +57,7 @@ def generate(
     ),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
+    draft: str | None = DRAFT,
     no_packed_cache: bool = typer.Option(
         False,
         "--no-packed-cache",
@@ -85,7 +87,7 @@ def generate(
         prefix_cache_remote,
     )
     gemma = console.load(
-        model, threads, not no_packed_cache, quantize, prefix
+        model, threads, not no_packed_cache, quantize, prefix, draft
     )
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}

@@ -241,12 +241,20 @@ def serve(
         "Default: what fits the model.",
         "NAME",
     ),  # fmt: skip
-    speculate: str = _option(
+    speculate: str | None = _option(
         "--speculate",
-        "off",
-        "lookup: guess tokens from what the conversation has, where that "
-        "saves time; results stay the same. Requests may say otherwise.",
-        "off|lookup",
+        None,
+        "Guess tokens where that saves time, from what the conversation has "
+        "or by --draft; results stay the same. Requests may say otherwise. "
+        "Default: draft if there is one.",
+        "off|lookup|draft",
+    ),  # fmt: skip
+    draft: str | None = _option(
+        "--draft",
+        None,
+        "A smaller model with the same vocabulary, which guesses what comes "
+        "next.",
+        "MODEL",
     ),  # fmt: skip
     prefix_cache_ram: str | None = _option(
         "--prefix-cache-ram",
@@ -415,9 +423,12 @@ def serve(
         )
         settings_of.log_format(log_format)
         GenerationOptions.table["speculate"].check("--speculate", speculate)
+        if speculate == "draft" and draft is None:
+            raise ValueError("--speculate: expected a --draft, found none")
         source = _template_source(chat_template)
         store = _open_sessions(sessions, response_days)
         path = console.fetch(model)
+        draft_path = None if draft is None else console.fetch(draft)
         sock = _run.bind(settings)
         worker = None
         if workers > 1:
@@ -438,6 +449,11 @@ def serve(
             same = None if store is None else store.file
             store = _open_sessions(sessions, response_days, same)
 
+        def guesses() -> Any:
+            if draft_path is None:
+                return None
+            return console.load_draft(draft_path, threads)
+
         def load(check: Any) -> Any:
             from gemmakv.chat._gemma import Gemma
 
@@ -448,6 +464,7 @@ def serve(
                 prefix_cache=prefix,
                 speculate=speculate,
                 profile=profile,
+                draft=guesses(),
             )
 
         def service(gemma: Any) -> ChatService:

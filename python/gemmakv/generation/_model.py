@@ -116,6 +116,7 @@ class Model:
         prefix_cache: bool | PrefixCache = True,
         speculate: str | None = None,
         profile: bool = False,
+        draft: Model | None = None,
     ) -> Self:
         """Loads a model.
 
@@ -154,9 +155,13 @@ class Model:
           prefix_cache: what conversations of this model share of what they
             begin with; True: a `PrefixCache` of its own, in RAM; False: none.
             Results do not depend on it.
-          speculate: "lookup" or None: whether calls that do not say check
-            guesses of what comes next along with the next token, taken from
-            what the conversation says already. Results do not depend on it.
+          speculate: where guesses of what comes next are from, that calls
+            which do not say check along with the next token: "lookup" (what
+            the conversation says already), "draft", "off", or None: "draft"
+            if there is one. Results do not depend on it.
+          draft: a smaller model with the same vocabulary, which guesses what
+            this one says. Its weights stay in memory for as long as this
+            model does, also when it is closed.
           profile: whether steps are timed part by part, see `profile`. Takes
             less than a hundredth of a step's time.
 
@@ -168,7 +173,8 @@ class Model:
         target = quantize_target(quantize)
         timed = boolean("profile", profile)
         prefix = core_prefix_cache(prefix_cache)
-        guesses = speculation(speculate)
+        draft_engine = _draft_engine(draft)
+        guesses = speculation(speculate, draft is not None)
         path = models.resolve(model, as_callback(progress, "downloading"))
         loaded = loading.load(
             path,
@@ -179,7 +185,7 @@ class Model:
             timed,
         )
         loaded_model = cls(
-            loaded.engine,
+            _with_draft(loaded.engine, draft_engine),
             loaded.tokenizer,
             loaded.info,
             loaded.packed_weights,
@@ -200,6 +206,7 @@ class Model:
         quantize: str | None = None,
         speculate: str | None = None,
         profile: bool = False,
+        draft: Model | None = None,
     ) -> Self:
         """A model with weights from anywhere.
 
@@ -213,6 +220,7 @@ class Model:
           quantize: as for `load`.
           speculate: as for `load`.
           profile: as for `load`.
+          draft: as for `load`.
 
         Raises ValueError or CorruptFile naming the tensor that is missing or
         has the wrong shape.
@@ -221,7 +229,8 @@ class Model:
             raise unexpected("config", "a ModelConfig", config)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             raise unexpected("tokenizer", "a Tokenizer or None", tokenizer)
-        guesses = speculation(speculate)
+        draft_engine = _draft_engine(draft)
+        guesses = speculation(speculate, draft is not None)
         engine = _core.Engine.from_tensors(
             config,
             source,
@@ -232,7 +241,7 @@ class Model:
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
             engine.set_token_bytes(tokenizer.token_bytes)
-        model = cls(engine, tokenizer)
+        model = cls(_with_draft(engine, draft_engine), tokenizer)
         model._speculate = guesses
         return model
 
@@ -752,8 +761,9 @@ class Model:
         if not caches:
             raise ValueError("caches: expected at least one, found none")
         rows = split_rows(options, len(caches), batch)
+        drafts = options.get("draft") is not None
         for row in rows:
-            row.setdefault("speculate", self._speculate)
+            row.setdefault("speculate", "draft" if drafts else self._speculate)
         tokens = []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
             check_cache(f"caches[{i}]" if batch else "cache", cache)
@@ -812,6 +822,7 @@ class Model:
             optional_bos=bos,
             boundaries=boundaries,
             constraints=[self._constraint(row) for row in rows],
+            draft=_draft_engine(options.get("draft")),
         )
         return [generation_of(result) for result in call.results()]
 
@@ -856,6 +867,7 @@ class Model:
             optional_bos=self._optional_bos([prompt]),
             boundaries=[boundaries],
             constraints=[self._constraint(row)],
+            draft=_draft_engine(options.get("draft")),
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
         return Stream(call, (self, cache), total, callback)
@@ -872,8 +884,9 @@ class Model:
         prompt_only = core_options(row | {"max_tokens": 0})
         bos = self._optional_bos([prompt])
         said = yield Job(
-            [cache._core], [tokens], [prompt_only], optional_bos=bos
-        )
+            [cache._core], [tokens], [prompt_only], optional_bos=bos,
+            draft=_draft_engine(options.get("draft")),
+        )  # fmt: skip
         if "deadline" in row:
             row["deadline"] = time_left(row["deadline"], begin)
         seed = row.get("seed")
@@ -902,6 +915,7 @@ class Model:
                     count * row.get("max_tokens", DEFAULT_MAX_TOKENS), callback
                 ),
                 constraints=[self._constraint(row)] * count,
+                draft=_draft_engine(options.get("draft")),
             )
         except BaseException:
             said.abort()  # unless somebody used the cache meanwhile
@@ -945,3 +959,20 @@ def _thread_count(threads: int | None) -> int:
     if threads is None:
         return thread_limit() or 0
     return integer("threads", threads, 1, MAX_INT)
+
+
+def _draft_engine(draft: object) -> _core.Engine | None:
+    """Of a model that is to guess; ValueError for what it cannot be."""
+    if draft is None:
+        return None
+    if not isinstance(draft, Model):
+        raise unexpected("draft", "a Gemma or None", draft)
+    if draft.closed:
+        raise ValueError("draft: expected a Gemma that is open, found a closed")
+    return draft._engine
+
+
+def _with_draft(
+    engine: _core.Engine, draft: _core.Engine | None
+) -> _core.Engine:
+    return engine if draft is None else engine.with_draft(draft)

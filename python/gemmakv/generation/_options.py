@@ -53,6 +53,10 @@ _Format = TypeVar("_Format")
 _Speculate = TypeVar("_Speculate")
 
 
+# Keywords that are no options of the table.
+_APART = ("progress", "draft")
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """A row of the table.
@@ -165,16 +169,18 @@ class _Keywords(
         '{"schema": ...}}. As `grammar` with a JSON schema.',
         in_chat=False, in_core=False)]
     speculate: Annotated[_Speculate, Option(
-        Choice(("off", "lookup")), None,
+        Choice(("off", "lookup", "draft")), None,
         "check guesses of the next tokens in the same step",
         '"lookup" guesses that a text goes on as it did where its last tokens '
-        "stood before, where that pays; the tokens are the same, see "
-        "docs/speculation.md. None: as the model was loaded.",
+        'stood before; "draft" asks the draft model. Both guess where that '
+        "pays; the tokens are the same, see docs/speculation.md. None: as the "
+        "model was loaded.",
         in_chat=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
+    draft: Any
 
 
 class Options(
@@ -198,7 +204,8 @@ class Options(
     """Keywords of `generate` and `stream`: docs/options.md lists them.
 
     `progress` is a callable(done, total) in tokens, or True for a line on
-    stderr.
+    stderr. `draft` is a `Gemma` to ask what comes next in this call, instead
+    of the one that the model was loaded with.
     """
 
 
@@ -220,20 +227,21 @@ class BatchOptions(
     ],
     total=False,
 ):
-    """As `Options`; each but `progress` is one value for all rows or a list
-    with one value per row. A list of str is one `stop` for all rows, one of
-    ints one `stop_token_ids`; one per row is a list of lists (or of None).
+    """As `Options`; each but `progress` and `draft` is one value for all rows
+    or a list with one value per row. A list of str is one `stop` for all rows,
+    one of ints one `stop_token_ids`; one per row is a list of lists (or of
+    None).
     """
 
 
 class GenerationOptions:
-    """What is known of each generation keyword but `progress`."""
+    """What is known of each generation keyword but `progress` and `draft`."""
 
     table: ClassVar[Mapping[str, Option]] = MappingProxyType(
         {
             name: hint.__metadata__[0]
             for name, hint in hints_of(_Keywords, include_extras=True).items()
-            if name != "progress"
+            if name not in _APART
         }
     )
 
@@ -270,14 +278,18 @@ class GenerationOptions:
         }
 
 
-def speculation(value: object) -> str:
-    """Of a model that is loaded with `speculate=value`. ValueError for what
-    it cannot be.
+def speculation(value: object, has_draft: bool = False) -> str:
+    """Of a model that is loaded with `speculate=value`, and maybe a draft.
+    ValueError for what it cannot be.
     """
     checked: str | None = GenerationOptions.table["speculate"].check(
         "speculate", value
     )
-    return checked or "off"
+    if checked == "draft" and not has_draft:
+        raise ValueError(
+            "speculate: expected a draft= with 'draft', found none"
+        )
+    return checked or ("draft" if has_draft else "off")
 
 
 DEFAULT_MAX_TOKENS: int = GenerationOptions.table["max_tokens"].default
@@ -293,13 +305,13 @@ def split_rows(
     """
     result: list[dict[str, Any]] = [{} for _ in range(rows)]
     for name, value in keywords.items():
-        if name == "progress":
+        if name in _APART:
             continue
         option = GenerationOptions.table.get(name)
         if option is None:
             raise TypeError(
                 f"unexpected keyword {name!r}; known: "
-                + ", ".join([*GenerationOptions.table, "progress"])
+                + ", ".join([*GenerationOptions.table, *_APART])
             )
         values: Sequence[object] = [value] * rows
         names = [name] * rows

@@ -34,6 +34,7 @@ class Job(NamedTuple):
     boundaries: Sequence[Sequence[int]] = ()
     # What make the rows' constraints; they may take their time.
     constraints: Sequence[Callable[[], Any] | None] = ()
+    draft: _core.Engine | None = None  # instead of the engine's own
 
     def made(self) -> list[Any]:
         return [make and make() for make in self.constraints]
@@ -128,6 +129,8 @@ def _start(
 ) -> _core.Call | None:
     """None if a cache is in use and there is a bell, which rings then."""
     core_bell = None if bell is None else bell.core
+    if job.draft is not None:
+        engine = engine.with_draft(job.draft)
     return engine.start(
         *job[:3], job.streamed, core_bell, job.optional_bos, job.boundaries,
         made,

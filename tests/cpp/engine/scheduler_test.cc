@@ -24,6 +24,7 @@
 #include "base/sanitized.h"
 #include "engine/gemma.h"
 #include "engine/lookup_drafter.h"
+#include "engine/random_requests.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -32,7 +33,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Streams = std::vector<std::shared_ptr<TokenStream>>;
 using Clock = std::chrono::steady_clock;
-constexpr size_t kVocab = 97;
+constexpr size_t kVocab = kTinyVocab;
 
 class SchedulerTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -778,55 +779,6 @@ class FreeLookup : public Drafter {
  private:
   LookupDrafter lookup_;
 };
-
-// Half of it repeats what was there before.
-Tokens RepetitiveTokens(size_t size, std::mt19937& rng) {
-  Tokens tokens;
-  while (tokens.size() < size) {
-    if (tokens.size() > 4 && rng() % 2 == 0) {
-      const size_t from = rng() % (tokens.size() - 3);
-      const size_t count = 1 + rng() % (tokens.size() - from);
-      for (size_t i = 0; i < count; ++i) tokens.push_back(tokens[from + i]);
-    } else {
-      tokens.push_back(static_cast<int32_t>(2 + rng() % (kVocab - 2)));
-    }
-  }
-  tokens.resize(size);
-  return tokens;
-}
-
-GenerateOptions RandomOptions(std::mt19937& rng) {
-  const auto one_in = [&](uint32_t n) { return rng() % n == 0; };
-  GenerateOptions options;
-  options.max_tokens = 1 + rng() % 50;
-  options.ignore_eos = one_in(2);
-  options.seed = rng();
-  if (one_in(3)) options.temperature = 0.2f + 0.1f * (rng() % 8);
-  if (one_in(3)) options.top_k = 1 + rng() % 5;
-  if (one_in(4)) options.top_p = 0.7f;
-  if (one_in(4)) options.min_p = 0.1f;
-  if (one_in(5)) options.repetition_penalty = 1.2f;
-  if (one_in(5)) options.presence_penalty = 0.5f;
-  if (one_in(5)) options.frequency_penalty = 0.3f;
-  if (one_in(5)) options.logit_bias = {{5, 1.5f}, {9, -INFINITY}};
-  if (one_in(5)) options.min_tokens = rng() % 20;
-  if (one_in(2)) options.logprobs = true;
-  if (one_in(4)) options.top_logprobs = 1 + rng() % 4;
-  if (one_in(3)) {
-    options.stop_token_ids = {static_cast<int32_t>(rng() % kVocab)};
-  }
-  if (one_in(3)) {
-    options.stop = {"<" + std::to_string(rng() % kVocab) + "><",
-                    std::to_string(rng() % 10) + "><1"};
-  }
-  if (one_in(6)) {
-    options.logits_processor = [](std::span<const int32_t> ids,
-                                  std::span<float> logits) {
-      logits[ids.size() % kVocab] += 2;
-    };
-  }
-  return options;
-}
 
 // Hundreds of requests of each family, many at the same time.
 TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {

@@ -36,8 +36,8 @@ def run(gemma: Gemma, **options: Any) -> gemmakv.Generation:
 
 
 def test_types_and_table_have_the_same_names() -> None:
-    assert set(Options.__annotations__) == {*TABLE, "progress"}
-    assert set(BatchOptions.__annotations__) == {*TABLE, "progress"}
+    assert set(Options.__annotations__) == {*TABLE, "progress", "draft"}
+    assert set(BatchOptions.__annotations__) == {*TABLE, "progress", "draft"}
 
 
 @pytest.mark.parametrize("name", TABLE)

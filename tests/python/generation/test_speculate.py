@@ -105,7 +105,7 @@ def test_the_model_says_what_calls_do_not(looks_up: Gemma) -> None:
 
 @pytest.mark.parametrize("bad", ["ngram", "", True, 3, ["lookup"]])
 def test_what_it_cannot_be(tiny_path: Path, tiny: Gemma, bad: Any) -> None:
-    words = "speculate: expected 'off' or 'lookup', found "
+    words = "speculate: expected 'off', 'lookup' or 'draft', found "
     with pytest.raises(ValueError, match=words):
         Gemma.load(tiny_path, speculate=bad)
     with pytest.raises(ValueError, match=words):

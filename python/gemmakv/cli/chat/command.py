@@ -12,6 +12,7 @@ import gemmakv
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
 from gemmakv.cli.arguments import (
+    DRAFT,
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
@@ -84,6 +85,7 @@ def chat(
     ),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
+    draft: str | None = DRAFT,
     sampling_defaults: bool = SAMPLING_DEFAULTS,
     prefix_cache_ram: str | None = prefix_flags.RAM,
     prefix_cache_shared: str | None = prefix_flags.SHARED,
@@ -126,6 +128,7 @@ def chat(
             prefix_cache_remote,
             default_disk=not no_persist,
         ),
+        draft,
     )
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}
@@ -163,6 +166,7 @@ def _load(
     threads: int | None,
     quantize: str | None,
     prefix_cache: prefix_flags.Opened,
+    draft: str | None,
 ) -> gemmakv.Gemma:
     try:
         return console.load(
@@ -170,6 +174,7 @@ def _load(
             threads,
             quantize=quantize,
             prefix_cache=prefix_cache,
+            draft=draft,
         )
     except gemmakv.GemmaKVError as error:
         if model is not None:

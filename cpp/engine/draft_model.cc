@@ -1,0 +1,496 @@
+#include "engine/draft_model.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/draft_plan.h"
+
+namespace gkv {
+namespace {
+
+// So much is new to a conversation that it takes part in rounds nevertheless:
+// its first row is one of a few more.
+constexpr size_t kNear = 16;
+// Rows of a first round whose next token is known and judged, at most.
+constexpr size_t kJudgedRows = 8;
+// Rows of logits of one step at most.
+constexpr size_t kLogitsRows = 32;
+// Shorter beginnings are computed again sooner than taken over.
+constexpr size_t kWorthSharing = 16;
+// What shares of right guesses are learned from: of late, as many guesses.
+constexpr double kLately = 40, kLatelyInAll = 400;
+// How often a draft is right before that is known, and the weight of that.
+constexpr double kFirstRight = 0.7, kFirstWeight = 8;
+// Weight of what other conversations say in one that begins.
+constexpr double kOthersWeight = 6;
+// Weight of the last step among those that a time is learned from, and how much
+// longer one may take before it counts as interrupted.
+constexpr double kLearningRate = 0.2, kLongest = 1.5;
+// What one row of many takes, as a share of a round, before it was measured.
+constexpr double kRowShare = 0.15;
+// Share of the time that goes to see whether guesses would be right.
+constexpr double kTryShare = 0.01;
+// Tokens that a reply is expected to have, and to have still, whatever it has.
+constexpr size_t kExpectedTokens = 64;
+
+double MatrixBytes(const Model& model) {
+  double bytes = 0;
+  for (const MatrixInfo& m : model.weights.matrices) {
+    bytes += static_cast<double>(m.rows * RowBytes(m.type, m.cols));
+  }
+  return bytes;
+}
+
+void NoteTime(double& mean, double seconds) {
+  if (mean == 0) {
+    mean = seconds;
+  } else {
+    mean += kLearningRate * (std::min(seconds, kLongest * mean) - mean);
+  }
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - time)
+      .count();
+}
+
+}  // namespace
+
+void DraftConversation::Share::Note(bool was_right, double most_weight) {
+  weight = std::min(weight + 1, most_weight);
+  value += ((was_right ? 1 : 0) - value) / weight;
+}
+
+DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
+                       ThreadPool& pool, size_t cache_bytes)
+    : model_(std::move(model)),
+      size_share_(MatrixBytes(*model_) / std::max(1.0, MatrixBytes(target))),
+      pool_(pool),
+      cache_pool_(BlockPool::Create(cache_bytes)),
+      forward_(*model_, pool),
+      right_{kFirstRight, kFirstWeight} {}
+
+// ---- What it knows of conversations ----
+
+// Tokens that both begin with.
+size_t DraftModel::Common(const KVCache& a, const KVCache& b) {
+  constexpr size_t kPiece = 256;
+  const size_t most = std::min(a.length(), b.length());
+  std::array<int32_t, kPiece> of_a, of_b;
+  for (size_t begin = 0; begin < most; begin += kPiece) {
+    const size_t count = std::min(kPiece, most - begin);
+    a.CopyTokens(begin, {of_a.data(), count});
+    b.CopyTokens(begin, {of_b.data(), count});
+    const auto end = of_a.begin() + static_cast<ptrdiff_t>(count);
+    const auto differs = std::mismatch(of_a.begin(), end, of_b.begin()).first;
+    if (differs != end) {
+      return begin + static_cast<size_t>(differs - of_a.begin());
+    }
+  }
+  return most;
+}
+
+// The conversation whose computed part shares most with the transcript; null if
+// that is not worth taking over.
+std::shared_ptr<DraftConversation> DraftModel::MostAlike(
+    const KVCache& target, size_t& common) const {
+  std::shared_ptr<Conversation> best;
+  common = kWorthSharing - 1;
+  for (const auto& known : known_) {
+    const size_t count = std::min(Common(*known->cache_, target),
+                                  known->cache_->computed());
+    if (count > common) {
+      best = known;
+      common = count;
+    }
+  }
+  return best;
+}
+
+// Gives a request a conversation, with what the model knows of its transcript.
+void DraftModel::Begin(Request& request) {
+  size_t common = 0;
+  std::shared_ptr<Conversation> mine = MostAlike(*request.target, common);
+  if (mine && mine.use_count() == 2 && common == mine->cache_->length()) {
+    // It goes on where it ended: that is where it may be taken back to.
+    mine->cache_->MakeCheckpoint(mine->lock_);
+  } else {
+    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache_->Fork())
+                      : std::make_shared<KVCache>(
+                            model_->config.MakeKvLayout(KvDtype::kBF16, 16),
+                            CacheOptions{.capacity_tokens =
+                                             std::numeric_limits<int32_t>::max(),
+                                         .pool = cache_pool_},
+                            model_->config.name);
+    if (mine) cache->Truncate(common);
+    mine = std::make_shared<Conversation>(std::move(cache));
+    known_.push_back(mine);
+  }
+  mine->known_ = mine->cache_->length();
+  mine->next_ = 0;
+  mine->before_guesses_.reset();
+  mine->guesses_.clear();
+  mine->judged_ = 0;
+  mine->right_ = {right_.value, kOthersWeight};
+  mine->decoded_s_ = mine->tried_s_ = 0;
+  mine->catching_up_ = mine->gave_up_ = false;
+  mine->moved_ = true;
+  *request.conversation = std::move(mine);
+  DropBeyond(kMaxKept);
+}
+
+// Brings the transcript up to the target's, and learns from what came of the
+// last guesses.
+void DraftModel::Follow(Request& request) {
+  Conversation& c = **request.conversation;
+  KVCache& cache = *c.cache_;
+  const size_t length = request.target->length();
+  c.used_ = ++uses_;
+  std::vector<int32_t> added(length - c.known_);
+  request.target->CopyTokens(c.known_, added);
+  for (size_t i = 0; i < std::min(added.size(), c.guesses_.size()); ++i) {
+    const bool was_right = added[i] == c.guesses_[i];
+    Learn(c, was_right);
+    c.judged_ = c.known_ + i + 1;
+    if (!was_right) break;
+  }
+  c.guesses_.clear();
+  const size_t guessed = cache.length() - c.known_;  // tokens of the cache
+  size_t common = 0;
+  if (guessed > 0) {
+    std::vector<int32_t> tokens(guessed);
+    cache.CopyTokens(c.known_, tokens);
+    while (common < std::min(guessed, added.size()) &&
+           tokens[common] == added[common]) {
+      ++common;
+    }
+  }
+  if (common < guessed) {
+    const Truncation cut = cache.Truncate(c.lock_, c.known_ + common);
+    if (c.before_guesses_ && cut.replay_tokens > common) {
+      cache.Adopt(c.lock_, *std::move(c.before_guesses_));
+      common = 0;
+    }
+    c.moved_ = true;
+  }
+  c.before_guesses_.reset();
+  c.known_ += common;
+  cache.Append(c.lock_, std::span(added).subspan(common));
+  c.known_ = length;
+  if (std::exchange(c.moved_, false)) c.next_ = cache.next_position_for_logits();
+}
+
+void DraftModel::Learn(Conversation& conversation, bool was_right) {
+  conversation.right_.Note(was_right, kLately);
+  right_.Note(was_right, kLatelyInAll);
+}
+
+// There is no memory for it: it does without, in this request.
+void DraftModel::GiveUp(Conversation& conversation) noexcept {
+  conversation.gave_up_ = true;
+  conversation.before_guesses_.reset();
+  conversation.guesses_.clear();
+  try {
+    conversation.cache_->Reset(conversation.lock_);
+  } catch (const std::bad_alloc&) {
+    // It goes when the request ends.
+  }
+}
+
+// Drops the conversation that was used least recently, of those that nobody
+// uses; false if there is none.
+bool DraftModel::DropOldest() noexcept {
+  auto oldest = known_.end();
+  for (auto it = known_.begin(); it != known_.end(); ++it) {
+    if (it->use_count() > 1) continue;
+    if (oldest == known_.end() || (*it)->used_ < (*oldest)->used_) oldest = it;
+  }
+  if (oldest == known_.end()) return false;
+  known_.erase(oldest);
+  return true;
+}
+
+void DraftModel::DropBeyond(size_t kept) noexcept {
+  const auto idle = std::count_if(
+      known_.begin(), known_.end(),
+      [](const auto& known) { return known.use_count() == 1; });
+  for (auto left = static_cast<size_t>(idle); left > kept; --left) DropOldest();
+}
+
+// ---- What it costs ----
+
+size_t DraftModel::Lag(const Conversation& conversation) {
+  return conversation.known_ - conversation.next_;
+}
+
+double DraftModel::RoundSeconds(size_t conversations, double step_s) const {
+  const size_t at = std::min(conversations, kMaxConversations) - 1;
+  if (rounds_[at] > 0) return rounds_[at];
+  // Of the nearest number that is known, more taking longer.
+  for (size_t i = at; i-- > 0;) {
+    if (rounds_[i] > 0) {
+      return rounds_[i] * (1 + 0.05 * static_cast<double>(at - i));
+    }
+  }
+  for (size_t i = at + 1; i < kMaxConversations; ++i) {
+    if (rounds_[i] > 0) return rounds_[i];
+  }
+  return step_s * size_share_;
+}
+
+double DraftModel::RowSeconds(double step_s) const {
+  return row_s_ > 0 ? row_s_ : kRowShare * RoundSeconds(1, step_s);
+}
+
+double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
+  return RoundSeconds(1, step_s) +
+         static_cast<double>(Lag(c)) * RowSeconds(step_s);
+}
+
+// ---- Steps ----
+
+bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
+                         size_t outputs) {
+  Conversation& c = *slice.conversation;
+  try {
+    slice.ids.resize(end - begin);
+    c.cache_->CopyTokens(begin, slice.ids);
+    slice.output = slice.request->consumer->output();
+    slice.output.rows = outputs;
+    slice.output.data = nullptr;
+    for (;;) {
+      try {
+        slice.view = c.cache_->Prepare(
+            c.lock_, begin, end, {},
+            c.before_guesses_ ? &*c.before_guesses_ : nullptr);
+        return true;
+      } catch (const CacheFull&) {
+        if (!DropOldest()) throw;
+      }
+    }
+  } catch (const CacheFull&) {
+    GiveUp(c);
+  } catch (const std::bad_alloc&) {
+    GiveUp(c);
+  }
+  return false;
+}
+
+// Runs and commits the slices. False where memory does not suffice: those that
+// were not committed are computed again.
+bool DraftModel::Run(std::span<Slice> slices) {
+  const size_t vocab = model_->config.vocab_size;
+  for (Slice& slice : slices) slice.conversation->moved_ = true;
+  try {
+    std::vector<SequenceSlice> inputs;
+    inputs.reserve(slices.size());
+    size_t rows = 0;
+    for (const Slice& slice : slices) rows += slice.output.rows;
+    rows_.EnsureSize(rows * vocab);
+    float* row = rows_.data();
+    for (Slice& slice : slices) {
+      slice.output.data = row;
+      row += slice.output.rows * vocab;
+      inputs.push_back({slice.ids, &slice.view,
+                        &slice.conversation->cache_->layout(), slice.output});
+    }
+    forward_.Step(inputs);
+    for (const Slice& slice : slices) computed_rows_ += slice.ids.size();
+    for (Slice& slice : slices) {
+      Conversation& c = *slice.conversation;
+      c.cache_->Commit(c.lock_, slice.view);
+      c.next_ = slice.view.end;
+      c.moved_ = false;
+    }
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
+// Guesses what follows each slice, and what would have followed its rows before
+// the last, which is known.
+void DraftModel::Sample(std::span<Slice> slices) {
+  const size_t vocab = model_->config.vocab_size;
+  ThreadPool* const free_pool = slices.size() == 1 ? &pool_ : nullptr;
+  pool_.Run(slices.size(), [&](size_t i, size_t) {
+    Slice& slice = slices[i];
+    const size_t rows = slice.output.rows;
+    try {
+      for (size_t row = 0; row < rows; ++row) {
+        OutputRow output{{slice.output.data + row * vocab, vocab},
+                         slice.view.end - rows + row + 1};
+        output.pool = free_pool;
+        const bool last = row + 1 == rows;
+        const RowConsumer::Guess guess = slice.request->consumer->GuessNext(
+            output, last ? std::span<const int32_t>(slice.request->guesses)
+                         : std::span<const int32_t>());
+        if (last) {
+          slice.guess = guess;
+        } else {
+          ++slice.seen;
+          slice.right +=
+              guess.id == slice.ids[slice.ids.size() - rows + row + 1];
+        }
+      }
+    } catch (const std::bad_alloc&) {
+      slice.guess = {};
+    }
+  });
+}
+
+// Reads up to `rows` of what is new, and leaves the last token to a round.
+void DraftModel::CatchUp(Request& request, size_t rows) {
+  Conversation& c = **request.conversation;
+  Slice slice{.request = &request, .conversation = &c};
+  const size_t count = std::min(rows, Lag(c) - 1);
+  const Clock::time_point begin = Clock::now();
+  if (!Prepare(slice, c.next_, c.next_ + count, 0) || !Run({&slice, 1})) return;
+  if (count >= kNear) {
+    NoteTime(row_s_, SecondsSince(begin) / static_cast<double>(count));
+  }
+}
+
+// Round after round; the first one reads what is new. With a count of 0 a
+// request takes part in that alone, for what is to be learned from it.
+void DraftModel::Rounds(std::span<Request*> requests,
+                        std::span<const size_t> counts) {
+  std::vector<Slice> slices;
+  slices.reserve(requests.size());
+  std::vector<size_t> left;  // rounds, parallel to `slices`
+  const size_t judged = std::min(
+      kJudgedRows, (kLogitsRows - requests.size()) / requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Conversation& c = **requests[i]->conversation;
+    const size_t from = std::max(requests[i]->sampled_from, c.judged_);
+    const size_t news = c.known_ - std::min(c.known_, std::max(from, c.next_ + 1));
+    Slice slice{.request = requests[i], .conversation = &c};
+    if (!Prepare(slice, c.next_, c.known_, 1 + std::min(judged, news))) continue;
+    slices.push_back(std::move(slice));
+    left.push_back(counts[i]);
+  }
+  for (size_t round = 0; !slices.empty(); ++round) {
+    size_t rows = 0;
+    for (const Slice& slice : slices) rows += slice.ids.size();
+    const Clock::time_point begin = Clock::now();
+    if (!Run(slices)) return;
+    Sample(slices);
+    const size_t members = slices.size();
+    std::vector<Slice> next;
+    next.reserve(members);
+    std::vector<size_t> next_left;
+    for (size_t i = 0; i < members; ++i) {
+      Slice& slice = slices[i];
+      Conversation& c = *slice.conversation;
+      for (size_t k = 0; k < slice.seen; ++k) Learn(c, k < slice.right);
+      if (round == 0) c.judged_ = c.known_;
+      if (left[i] == 0 || slice.guess.id < 0) continue;
+      slice.request->guesses.push_back(slice.guess.id);
+      if (left[i] == 1 || slice.guess.last) continue;
+      if (!c.before_guesses_) c.before_guesses_ = c.cache_->Export();
+      c.cache_->Append(c.lock_, {&slice.guess.id, 1});
+      Slice following{.request = slice.request, .conversation = &c};
+      if (!Prepare(following, c.next_, c.next_ + 1, 1)) continue;
+      next.push_back(std::move(following));
+      next_left.push_back(left[i] - 1);
+    }
+    if (rows <= 2 * members) {
+      NoteTime(rounds_[members - 1], SecondsSince(begin));
+    }
+    slices = std::move(next);
+    left = std::move(next_left);
+  }
+}
+
+void DraftModel::Guess(std::span<Request> requests, const Price& price) {
+  if (price.step_s <= 0) return;
+  try {
+    GuessAll(requests, price);
+  } catch (const std::bad_alloc&) {
+    // Those that have no guesses do without.
+  }
+  for (Request& request : requests) {
+    if (!*request.conversation) continue;
+    Conversation& c = **request.conversation;
+    try {
+      c.guesses_ = request.guesses;
+    } catch (const std::bad_alloc&) {
+      c.guesses_.clear();  // nothing is learned from them
+    }
+  }
+}
+
+void DraftModel::GuessAll(std::span<Request> requests, const Price& price) {
+  const double step_s = price.step_s;
+  std::array<double, kMaxConversations> rounds;
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    rounds[i] = price.always ? 0 : RoundSeconds(i + 1, step_s);
+  }
+  const DraftCosts costs{price.tokens, step_s, price.extra, rounds};
+  const auto candidate = [&](const Request& request) {
+    const Conversation& c = **request.conversation;
+    return DraftCandidate{
+        c.right_.value, request.most,
+        price.always ? 0
+                     : static_cast<double>(Lag(c) - 1) * RowSeconds(step_s)};
+  };
+  std::vector<Request*> near;
+  std::vector<DraftCandidate> candidates;
+  bool catches_up = false;
+  for (Request& request : requests) {
+    if (near.size() == kMaxConversations) break;
+    if (!*request.conversation) Begin(request);
+    Conversation& c = **request.conversation;
+    if (c.gave_up_) continue;
+    Follow(request);
+    c.decoded_s_ += step_s / static_cast<double>(price.tokens);
+    if (Lag(c) > kNear && !c.catching_up_) {
+      const double seconds = CatchUpSeconds(c, step_s);
+      DraftCandidate alone = candidate(request);
+      alone.first_cost = 0;
+      const double gain = PlanDrafts({&alone, 1}, costs).gain;
+      const size_t said = request.target->length() - request.sampled_from;
+      const size_t expected = std::min(request.consumer->tokens_left(),
+                                       std::max(kExpectedTokens, said));
+      const double saved = (1 - 1 / gain) * static_cast<double>(expected) *
+                           step_s / static_cast<double>(price.tokens);
+      c.catching_up_ = price.always || saved > seconds;
+      if (!c.catching_up_ && c.tried_s_ + seconds < kTryShare * c.decoded_s_) {
+        c.catching_up_ = true;
+        c.tried_s_ += seconds;
+      }
+    }
+    // One of them at a time: who comes later may find what it has read.
+    if (c.catching_up_ && Lag(c) > kNear) {
+      if (std::exchange(catches_up, true)) continue;
+      CatchUp(request, price.rows);
+    }
+    if (Lag(c) > kNear || c.gave_up_) continue;
+    c.catching_up_ = false;
+    near.push_back(&request);
+    candidates.push_back(candidate(request));
+  }
+  if (near.empty()) return;
+  const DraftPlan plan = PlanDrafts(candidates, costs);
+  std::vector<Request*> members;
+  std::vector<size_t> counts;
+  for (size_t i = 0; i < near.size(); ++i) {
+    Conversation& c = **near[i]->conversation;
+    if (plan.guesses[i] == 0) {
+      const double seconds = CatchUpSeconds(c, step_s);
+      if (Lag(c) < kNear / 2 ||
+          c.tried_s_ + seconds >= kTryShare * c.decoded_s_) {
+        continue;
+      }
+      c.tried_s_ += seconds;
+    }
+    members.push_back(near[i]);
+    counts.push_back(plan.guesses[i]);
+  }
+  if (!members.empty()) Rounds(members, counts);
+}
+
+}  // namespace gkv

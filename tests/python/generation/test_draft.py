@@ -1,0 +1,237 @@
+"""Draft models: another model guesses, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmakv
+from gemmakv import Gemma, ModelConfig
+from support import tiny_gguf
+from support.command import RunCli
+
+TEXT = "the cat sat on the mat and the cat sat on the hat and "
+# One token over and over: whoever guesses is right.
+SAME: Any = {"max_tokens": 300, "ignore_eos": True, "logit_bias": {30: 1000.0}}
+
+
+def config_of(layers: int = 1, **changes: Any) -> ModelConfig:
+    known = tiny_gguf.CONFIG.arguments()
+    return ModelConfig(
+        **{
+            **known,
+            "num_layers": layers,
+            "layer_kinds": ["full"] * layers,
+            "sliding_window": 0,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft")
+    config = config_of()
+    return tiny_gguf.write(
+        folder / "draft.gguf",
+        tiny_gguf.metadata(config),
+        tiny_gguf.tensors(3, config),
+    )
+
+
+@pytest.fixture(scope="module")
+def small(small_path: Path) -> Gemma:
+    return Gemma.load(small_path, prefix_cache=False)
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_path: Path, small: Gemma) -> Gemma:
+    return Gemma.load(tiny_path, prefix_cache=False, draft=small)
+
+
+@pytest.fixture(scope="module")
+def large(tiny: Gemma) -> Gemma:
+    """One whose steps take many times those of `small`."""
+    return large_one(tiny)
+
+
+def large_one(tiny: Gemma, **keywords: Any) -> Gemma:
+    config = config_of(6, hidden_size=256, ffn_dim=1024)
+    weights = tiny_gguf.tensors(4, config)
+    return Gemma.from_tensors(config, weights, tiny.tokenizer, **keywords)
+
+
+def new(gemma: Gemma) -> gemmakv.KVCache:
+    return gemmakv.create_kv_cache(gemma.config)
+
+
+def drafted(gemma: Gemma, **options: Any) -> int:
+    """Guesses for a text whose every token is known. They are made where they
+    pay, which a busy machine may hide for a while.
+    """
+    for _ in range(10):
+        said = gemma.generate(new(gemma), TEXT, **SAME, **options)
+        assert said.token_ids == [30] * 300
+        assert said.usage.drafted >= said.usage.accepted
+        if said.usage.accepted:
+            return said.usage.drafted
+    return 0
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"ignore_eos": True},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.3, "seed": 4, "repetition_penalty": 1.2},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.2, "min_tokens": 9},
+    {"stop": ["a", "th"], "ignore_eos": True},
+    SAME,
+    {**SAME, "stop_token_ids": [30], "min_tokens": 40},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_nothing_else_changes(
+    drafting: Gemma, options: dict[str, Any]
+) -> None:
+    options = {"max_tokens": 60, "top_logprobs": 3, **options}
+    plain, guessed = new(drafting), new(drafting)
+    for _ in range(3):  # the conversation goes on
+        expected = drafting.generate(plain, TEXT, speculate="off", **options)
+        found = drafting.generate(guessed, TEXT, **options)
+        assert found.token_ids == expected.token_ids
+        assert found.text == expected.text
+        assert found.finish_reason == expected.finish_reason
+        assert found.logprobs is not None
+        assert expected.logprobs is not None
+        assert found.logprobs.tolist() == expected.logprobs.tolist()
+        assert guessed.tokens.tolist() == plain.tokens.tolist()
+        assert expected.usage.drafted == 0
+        plain.truncate(len(plain) // 2)
+        guessed.truncate(len(guessed) // 2)
+
+
+def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
+    drafting = large_one(tiny, draft=small)
+    assert drafted(drafting) > 0
+    assert drafted(drafting, speculate="draft") > 0
+    said = drafting.generate(new(drafting), TEXT, speculate="off", **SAME)
+    assert said.usage.drafted == 0
+    assert drafting._engine.draft_rows > 0
+    tenant = drafting.with_salt("tenant")
+    assert drafted(tenant) > 0
+
+
+def test_a_call_may_bring_its_own(large: Gemma, small: Gemma) -> None:
+    assert drafted(large, draft=small) > 0
+    assert drafted(large, draft=None) == 0
+    rows = large.generate_batch(
+        [new(large), new(large)], [TEXT] * 2, draft=small,
+        speculate=["off", None], **SAME,
+    )  # fmt: skip
+    assert rows[0].usage.drafted == 0
+    assert rows[0].token_ids == rows[1].token_ids
+    samples = large.generate(new(large), TEXT, n=2, draft=small, **SAME)
+    assert [one.token_ids for one in samples] == [rows[0].token_ids] * 2
+    said = asyncio.run(large.agenerate(new(large), TEXT, draft=small, **SAME))
+    assert said.token_ids == rows[0].token_ids
+    with large.stream(new(large), TEXT, draft=small, **SAME) as stream:
+        assert [piece.token_id for piece in stream] == rows[0].token_ids
+
+
+def test_many_at_once(drafting: Gemma) -> None:
+    def say(seed: int, speculate: str) -> list[int]:
+        cache = new(drafting)
+        found = []
+        for turn in range(3):
+            found += drafting.generate(
+                cache, TEXT[turn:], speculate=speculate, temperature=0.7,
+                seed=seed, max_tokens=40,
+            ).token_ids  # fmt: skip
+        return found
+
+    expected = [say(seed, "off") for seed in range(6)]
+    found: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda seed=seed: found.update({seed: say(seed, "draft")})
+        )
+        for seed in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[seed] for seed in range(6)] == expected
+
+
+def test_it_lives_as_long_as_the_model(tiny: Gemma, small_path: Path) -> None:
+    draft = Gemma.load(small_path, prefix_cache=False)
+    gemma = large_one(tiny, draft=draft)
+    draft.close()
+    del draft
+    gc.collect()
+    assert drafted(gemma) > 0
+
+
+def test_closed_while_it_is_used(tiny: Gemma, small_path: Path) -> None:
+    draft = Gemma.load(small_path, prefix_cache=False)
+    with tiny.stream(new(tiny), TEXT, draft=draft, **SAME) as stream:
+        pieces = [next(stream)]
+        draft.close()
+        del draft
+        gc.collect()
+        pieces += stream
+    assert [piece.token_id for piece in pieces] == [30] * 300
+
+
+def test_what_it_cannot_be(
+    tiny: Gemma, tiny_path: Path, small_path: Path, tmp_path: Path
+) -> None:
+    closed = Gemma.load(small_path, prefix_cache=False)
+    closed.close()
+    config = config_of(vocab_size=384)
+    other = Gemma.from_tensors(config, tiny_gguf.tensors(3, config))
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ("gemma-3-270m", ValueError, "draft: expected a Gemma or None"),
+        (closed, ValueError, "draft: expected a Gemma that is open"),
+        (tiny, ValueError, "the draft is the model itself"),
+        (tiny.with_salt("x"), ValueError, "the draft is the model itself"),
+        (other, gemmakv.MismatchError, "the draft has a vocabulary of 384"),
+    ]
+    for draft, error, words in cases:
+        cache = new(tiny)
+        with pytest.raises(error, match=words):
+            tiny.generate(cache, TEXT, draft=draft)
+        assert len(cache) == 0
+    for draft, error, words in cases[:2] + cases[4:]:
+        with pytest.raises(error, match=words):
+            Gemma.load(tiny_path, draft=draft)
+    words = "speculate: expected a draft= with 'draft', found none"
+    with pytest.raises(ValueError, match=words):
+        Gemma.load(tiny_path, speculate="draft")
+    with pytest.raises(ValueError, match="the model has no draft"):
+        tiny.generate(new(tiny), TEXT, speculate="draft")
+
+
+def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
+    def run(*flags: Any) -> Any:
+        ended = cli(
+            "generate", "-m", tiny_path, TEXT, "--json", "--max-tokens", "200",
+            "--ignore-eos", "--logit-bias", "30=1000", *flags,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    plain, guessed = run(), run("--draft", small_path)
+    assert guessed["token_ids"] == plain["token_ids"]
+    assert plain["usage"]["drafted"] == 0
+    refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")
+    assert refused.returncode != 0
+    assert b"the model has no draft" in refused.stderr
