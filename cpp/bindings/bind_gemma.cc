@@ -570,8 +570,6 @@ void RegisterGemma(py::module_& module) {
       .def("profile", &ProfileOf,
            "By phase (steps, rows, loops, seconds, {part: (seconds, serial "
            "seconds)}).")
-}
-
       .def_property_readonly("draft_rows", &Gemma::draft_rows)
       .def(
           "with_draft",
