@@ -15,6 +15,9 @@ What is to be known about the reference (transformers 5):
 - Gemma3TextConfig makes a sliding_window of W, as files state it, into
   W // 2 + 1 where attention is bidirectional, and writes it back as W. Its mask
   admits distances below that: W / 2 to either side.
+- EmbeddingGemma2TextModel multiplies every position by its last matrix, which
+  is the same as multiplying the mean. Its sliding_window is a distance that is
+  seen.
 - llama.cpp leaves W as it is and admits distances up to W / 2: the same.
 """
 
@@ -41,6 +44,8 @@ def build(golden: embedding_models.EmbeddingGolden) -> Any:
         config, attn_implementation="eager", dtype=torch.float32
     ).eval()
     theirs = dict(model.named_parameters())
+    theirs.update(
+        (n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))
     for name, array in golden.model.tensors().items():
         parameter = theirs.pop(name)
         if tuple(parameter.shape) != array.shape:
@@ -59,7 +64,7 @@ def main() -> None:
         vectors = []
         for text in golden.texts():
             with torch.no_grad():
-                states = model(torch.tensor([text]), use_cache=False)
+                states = model(torch.tensor([text]))
                 vector = states.last_hidden_state[0].mean(0)
                 for weights in dense:
                     vector = weights @ vector

@@ -156,7 +156,7 @@ py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
       if (progress) WithGil([&] { CallPython(*progress); });
     });
   }
-  const size_t whole = dim == 0 ? gemma.config().hidden_size : dim;
+  const size_t whole = dim == 0 ? VectorSize(gemma.config()) : dim;
   return ArrayOf(std::move(vectors), {texts.size(), whole});
 }
 

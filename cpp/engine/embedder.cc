@@ -138,11 +138,11 @@ void Embedder::RunStep(const std::vector<Item>& items) {
   const ScopedFpEnvironment fp_environment;
   if (clock_) clock_->Begin();
   size_t rows = 0;
-  const size_t hidden = model_->config.hidden_size;
+  const size_t size = VectorSize(model_->config);
   std::vector<EmbeddingPass::Text> texts;
   for (const Item& item : items) {
     texts.push_back({item.call->texts[item.index],
-                     item.call->out + item.index * hidden});
+                     item.call->out + item.index * size});
     rows += texts.back().tokens.size();
   }
   pass_.Run(texts);

@@ -35,7 +35,7 @@ class Embedder {
            bool profiled = false);
   Embedder(const Embedder&) = delete;
 
-  // out [texts.size(), hidden_size], as of EmbeddingPass. `poll` is called now
+  // out [texts.size(), VectorSize(config)], as of EmbeddingPass. `poll` is called now
   // and then, on this thread and with no lock held; what it throws ends the
   // call, once nothing uses its texts any more. Throws what EmbeddingPass::Run
   // throws, without an effect on other calls but those of the same step.

@@ -475,8 +475,8 @@ std::vector<float> Gemma::Embed(
     std::span<const std::span<const int32_t>> texts,
     const EmbedOptions& options, const std::function<void()>& poll) {
   const std::vector<size_t> dims = EmbeddingDims(config());
-  const size_t hidden = config().hidden_size;
-  const size_t dim = options.dim == 0 ? hidden : options.dim;
+  const size_t size = VectorSize(config());
+  const size_t dim = options.dim == 0 ? size : options.dim;
   if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
     std::string known;
     for (const size_t d : dims) known += StrCat(known.empty() ? "" : ", ", d);
@@ -492,7 +492,7 @@ std::vector<float> Gemma::Embed(
               "that is, or pooling 'mean' or 'last' for its hidden states");
   }
   CheckTexts(texts);
-  std::vector<float> whole(texts.size() * hidden);
+  std::vector<float> whole(texts.size() * size);
   if (config().bidirectional) {
     embedder().Embed(texts, whole.data(), poll);
   } else {
@@ -500,7 +500,7 @@ std::vector<float> Gemma::Embed(
   }
   // In place: a vector does not end behind the one it is made of.
   for (size_t t = 0; t < texts.size(); ++t) {
-    UnitVector(whole.data() + t * hidden, dim, whole.data() + t * dim);
+    UnitVector(whole.data() + t * size, dim, whole.data() + t * dim);
   }
   whole.resize(texts.size() * dim);
   return whole;

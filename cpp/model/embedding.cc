@@ -52,11 +52,15 @@ void Multiply(const PackedMatrix& weights, Activations& input, ThreadPool& pool,
 
 }  // namespace
 
+size_t VectorSize(const ModelConfig& config) {
+  return config.embedding_dim != 0 ? config.embedding_dim : config.hidden_size;
+}
+
 std::vector<size_t> EmbeddingDims(const ModelConfig& config) {
-  std::vector<size_t> dims = {config.hidden_size};
+  std::vector<size_t> dims = {VectorSize(config)};
   if (!config.bidirectional) return dims;
   for (const size_t dim : {512, 256, 128}) {
-    if (dim < config.hidden_size) dims.push_back(dim);
+    if (dim < dims[0]) dims.push_back(dim);
   }
   return dims;
 }
@@ -116,7 +120,8 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
   pass_.Step(slices);
   pool_.Enter(StepPart::kHead);
 
-  const bool dense = model_.config.dense_dim != 0;
+  const size_t size = model_.config.embedding_dim;
+  const bool dense = model_.config.dense_dim != 0 || size != 0;
   if (dense) means_.Resize(texts.size(), hidden, kPlanes);
   pool_.Run(texts.size(), [&](size_t t, size_t) {
     float* const mean = dense ? means_.row(t) : texts[t].out;
@@ -137,6 +142,15 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
     }
   });
   if (!dense) return;
+  if (size != 0) {
+    projected_.EnsureSize(texts.size() * size);
+    Multiply(model_.weights.embedding_projection, means_, pool_, products_,
+             projected_.data());
+    for (size_t t = 0; t < texts.size(); ++t) {
+      std::copy_n(projected_.data() + t * size, size, texts[t].out);
+    }
+    return;
+  }
   inner_.Resize(texts.size(), model_.config.dense_dim, kPlanes);
   Multiply(model_.weights.dense_2, means_, pool_, products_,
            inner_.floats.data());

@@ -15,6 +15,9 @@
 
 namespace gkv {
 
+// Values of a whole vector: as a model makes it, or of its hidden states.
+size_t VectorSize(const ModelConfig& config);
+
 // Lengths of the vectors that a model makes: the whole one first, then, of
 // models that are trained so that the leading values of a vector serve as a
 // shorter one (Matryoshka, arXiv 2205.13147), the others.
@@ -38,7 +41,7 @@ class EmbeddingPass {
 
   struct Text {
     std::span<const int32_t> tokens;  // at least one
-    float* out;                       // [hidden_size]
+    float* out;                       // [VectorSize(config)]
   };
   // The mean of each text's hidden states, behind the model's products for it;
   // not of length 1. All texts in one weight pass; the bits of one depend on
@@ -54,7 +57,8 @@ class EmbeddingPass {
   AlignedBuffer<float> hidden_;    // [rows, hidden_size]
   Activations means_;              // [texts, hidden_size]
   Activations inner_;              // [texts, dense_dim]
-  AlignedBuffer<float> products_;  // [planes * texts, the wider of both]
+  AlignedBuffer<float> products_;  // [planes * texts, the widest of all]
+  AlignedBuffer<float> projected_;  // [texts, embedding_dim]
 };
 
 }  // namespace gkv

@@ -57,7 +57,7 @@ struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
   std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma3n",
                              // "gemma4", "vaultgemma", "gemma-embedding",
-                             // "recurrentgemma"
+                             // "embeddinggemma2", "recurrentgemma"
   size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
@@ -76,10 +76,11 @@ struct ModelConfig {
   bool layer_scales = false;  // a layer's output is multiplied by a weight
   // Per-layer embeddings: behind its feed-forward, every layer adds what it
   // makes of a vector of its own, of this many values. The vectors of a
-  // position come from a table of rows by token and from its embedding.
+  // position come from a table of rows by token and from its embedding, of some
+  // families from the embedding alone.
   size_t ple_dim = 0;    // 0: none
   size_t ple_vocab = 0;  // rows of the table: at least vocab_size, unless the
-                         // family gives tokens beyond them row 0
+                         // family gives tokens beyond them row 0; 0: no table
   // Beside its feed-forward, every layer has others, of which a position takes
   // part in those that a router chooses for it.
   size_t num_experts = 0;     // 0: none
@@ -97,9 +98,10 @@ struct ModelConfig {
   // Models that make vectors of texts, and continue none: each position sees
   // those behind it, too. A text's vector is the mean of its last hidden
   // states, behind the final norm, and behind two products, if there are such:
-  // to this many values and back.
+  // to this many values and back; or behind one, to the size of a vector.
   bool bidirectional = false;
-  size_t dense_dim = 0;  // 0: none
+  size_t dense_dim = 0;      // 0: none
+  size_t embedding_dim = 0;  // 0: no such product; vectors have hidden_size
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.

@@ -74,6 +74,7 @@ class ModelConfig:
         expert_ffn_dim: int = 0,
         bidirectional: bool = False,
         dense_dim: int = 0,
+        embedding_dim: int = 0,
         altup_inputs: int = 0,
         altup_active: int = 0,
         altup_correct_scale: bool = False,
@@ -138,6 +139,7 @@ class ModelConfig:
     expert_ffn_dim: Final[int]
     bidirectional: Final[bool]
     dense_dim: Final[int]
+    embedding_dim: Final[int]
     altup_inputs: Final[int]
     altup_active: Final[int]
     altup_correct_scale: Final[bool]

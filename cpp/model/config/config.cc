@@ -106,10 +106,13 @@ void ModelConfig::Validate() const {
   }
   for (size_t i = 0; i < num_layers(); ++i) CheckLayer(*this, i);
   const size_t ple_rows = family.ple_vocab != 0 ? 1 : vocab_size;
-  if (ple_dim == 0 ? ple_vocab != 0 : ple_vocab < ple_rows) {
+  const bool no_table = ple_dim == 0 || family.ple_projected;
+  if (no_table ? ple_vocab != 0 : ple_vocab < ple_rows) {
     throw InvalidArgument(
         StrCat("model config: ple_vocab is ", ple_vocab, ", expected ",
                ple_dim == 0 ? std::string("0 without ple_dim")
+               : no_table
+                   ? StrCat("0 for a ", architecture, " model")
                : family.ple_vocab != 0
                    ? StrCat("at least 1 with ple_dim ", ple_dim)
                    : StrCat("at least vocab_size ", vocab_size,
@@ -127,6 +130,11 @@ void ModelConfig::Validate() const {
   if (dense_dim != 0 && !bidirectional) {
     throw InvalidArgument(StrCat("model config: dense_dim is ", dense_dim,
                                  ", expected 0 unless bidirectional"));
+  }
+  if (embedding_dim != 0 && (!bidirectional || dense_dim != 0)) {
+    throw InvalidArgument(
+        StrCat("model config: embedding_dim is ", embedding_dim,
+               ", expected 0 unless bidirectional and without dense_dim"));
   }
   CheckAltUp(*this);
   // Weights of a block are whole groups of rows.

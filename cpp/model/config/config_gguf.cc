@@ -363,8 +363,11 @@ void ReadTokenIds(const GgufFile& file, const Family& family,
       config.eos_ids.end());
 }
 
-// Recurrent layers have no names in this format.
-bool InGguf(const Family& family) { return !HasRecurrentLayers(family); }
+// Recurrent layers, and what EmbeddingGemma 2 has behind its last one, have no
+// names in this format.
+bool InGguf(const Family& family) {
+  return !HasRecurrentLayers(family) && family.embedding_dim == 0;
+}
 
 const Family& FamilyOf(const GgufFile& file) {
   const std::optional<std::string_view> architecture =

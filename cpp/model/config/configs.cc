@@ -73,7 +73,7 @@ ModelConfig FromRow(const Row& row) {
   ApplyFamilyToLayers(family, config);
   config.keys_are_values = row.keys_are_values;
   config.ple_dim = row.ple_dim;
-  if (row.ple_dim != 0) {
+  if (row.ple_dim != 0 && !family.ple_projected) {
     config.ple_vocab =
         family.ple_vocab != 0 ? family.ple_vocab : config.vocab_size;
   }
@@ -88,8 +88,8 @@ ModelConfig FromRow(const Row& row) {
       layer.window = row.window;
     }
   }
-  // Published: two products behind the mean.
-  if (family.bidirectional) config.dense_dim = 4 * row.hidden;
+  config.dense_dim = family.dense_factor * row.hidden;
+  config.embedding_dim = family.embedding_dim;
   if (HasRecurrentLayers(family)) {
     // All published sizes: as wide as the residual stream, a block per head.
     config.lru_width = row.hidden;

@@ -27,6 +27,7 @@ struct Family {
   // Rows of the table of per-layer embeddings; tokens beyond them have row 0.
   // 0: each token has a row.
   size_t ple_vocab = 0;
+  bool ple_projected = false;  // there is no table: they are of the embedding
   size_t altup_inputs = 0;
   bool altup_correct_scale = false;
   size_t laurel_rank = 0;
@@ -42,6 +43,10 @@ struct Family {
   size_t full_turning = 1;       // one in so many pairs of full layers turns
   bool bf16_embedding_scale = false;
   bool bidirectional = false;
+  // Of published sizes: values between two products behind the mean, as a
+  // multiple of hidden_size; or the size of vectors behind one.
+  size_t dense_factor = 0;
+  size_t embedding_dim = 0;
   int32_t end_of_turn = 0;  // token that ends a reply; 0: the family has none
   int32_t end_of_call = 0;  // the same behind a call of a tool
 };

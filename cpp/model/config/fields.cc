@@ -167,6 +167,8 @@ constexpr Field kFields[] = {
      .fallback = 0, .mark = 40},
     {.name = "dense_dim", .at = kAt<&M::dense_dim>, .high = kMaxSize,
      .fallback = 0, .gguf = "dense_2_feat_out", .mark = 41},
+    {.name = "embedding_dim", .at = kAt<&M::embedding_dim>, .high = kMaxSize,
+     .fallback = 0, .mark = 42},
     // AltUp, LAuReL, activation sparsity.
     {.name = "altup_inputs", .at = kAt<&M::altup_inputs>,
      .high = kMaxAltUpInputs, .fallback = 0,

@@ -16,7 +16,7 @@ void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
     return token < rows ? token : 0;
   };
   for (const StepRow& row : work.rows()) {
-    weights.ple_table.Prefetch(table_row(row));
+    if (rows != 0) weights.ple_table.Prefetch(table_row(row));
   }
   vectors_.EnsureSize(work.rows().size() * width());
   work.MatMuls(StepPart::kPerLayerEmbeddings,
@@ -26,7 +26,8 @@ void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
   });
 }
 
-// (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2).
+// (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2); the
+// norm alone where there is no table.
 void PerLayerEmbedding::Join(const Weights& weights, size_t row,
                              size_t table_row) {
   const auto root = [](size_t size) {
@@ -39,6 +40,7 @@ void PerLayerEmbedding::Join(const Weights& weights, size_t row,
             config_.ple_dim, out + i);
   }
   const RowTable& table = weights.ple_table;
+  if (table.rows == 0) return;
   const uint8_t* const stored = table.row(table_row);
   for (size_t i = 0; i < width(); i += kMaxStoredCols) {
     float values[kMaxStoredCols];

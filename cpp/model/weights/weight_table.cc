@@ -47,6 +47,7 @@ size_t ExpertsHidden(const Config& c, size_t) {
 }
 size_t ExpertFfn(const Config& c, size_t) { return c.expert_ffn_dim; }
 size_t Dense(const Config& c, size_t) { return c.dense_dim; }
+size_t EmbeddingDim(const Config& c, size_t) { return c.embedding_dim; }
 size_t AltUp(const Config& c, size_t) { return c.altup_inputs; }
 size_t AltUpSquare(const Config& c, size_t) {
   return c.altup_inputs * c.altup_inputs;
@@ -83,6 +84,8 @@ bool PostNorms(const Config& c, size_t) { return c.post_norms; }
 bool LayerScales(const Config& c, size_t) { return c.layer_scales; }
 bool HasPle(const Config& c, size_t) { return c.ple_dim != 0; }
 bool HasExperts(const Config& c, size_t) { return c.num_experts != 0; }
+bool HasPleTable(const Config& c, size_t) { return c.ple_vocab != 0; }
+bool HasProjection(const Config& c, size_t) { return c.embedding_dim != 0; }
 bool HasDense(const Config& c, size_t) { return c.dense_dim != 0; }
 bool HasAltUp(const Config& c, size_t) { return c.altup_inputs != 0; }
 bool AltUpScale(const Config& c, size_t) { return c.altup_correct_scale; }
@@ -116,7 +119,7 @@ constexpr Row kModelRows[] = {
      &Weights::embedding},
     {"output.weight", kHead, Vocab, Hidden, Always, &Weights::head},
     {"output_norm.weight", kVector, One, Hidden, Always, &Weights::final_norm},
-    {"per_layer_token_embd.weight", kRowTable, PleVocab, PleOfLayers, HasPle,
+    {"per_layer_token_embd.weight", kRowTable, PleVocab, PleOfLayers, HasPleTable,
      &Weights::ple_table},
     {"per_layer_model_proj.weight", kMatrix, PleOfLayers, Hidden, HasPle,
      &Weights::ple_proj},
@@ -124,6 +127,8 @@ constexpr Row kModelRows[] = {
      &Weights::ple_norm},
     {"dense_2.weight", kMatrix, Dense, Hidden, HasDense, &Weights::dense_2},
     {"dense_3.weight", kMatrix, Hidden, Dense, HasDense, &Weights::dense_3},
+    {"embedding_projection.weight", kMatrix, EmbeddingDim, Hidden,
+     HasProjection, &Weights::embedding_projection},
 };
 
 constexpr Row kLayerRows[] = {

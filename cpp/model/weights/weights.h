@@ -165,6 +165,7 @@ struct Weights {
   // Of models of embeddings, behind the mean.
   PackedMatrix dense_2;  // [dense_dim, hidden_size]
   PackedMatrix dense_3;  // [hidden_size, dense_dim]
+  PackedMatrix embedding_projection;  // [embedding_dim, hidden_size]
   // AltUp: of each stream but the first, [hidden_size, hidden_size]: from the
   // embedding to the stream, and from the stream to the output.
   std::vector<PackedMatrix> altup_proj, altup_unembed;

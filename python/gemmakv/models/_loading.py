@@ -83,7 +83,8 @@ def load(
         if report.state == "written" and packed_cache is True:
             with contextlib.suppress(OSError):
                 packed.expire(folder, keep=report.path)
-    if engine.config.bidirectional and not engine.config.dense_dim:
+    config = engine.config
+    if config.bidirectional and not (config.dense_dim or config.embedding_dim):
         warnings.warn(
             f"{path}: loaded without the products behind the mean (2_Dense, "
             "3_Dense), which it does not hold: its vectors are not those of "

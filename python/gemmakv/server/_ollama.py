@@ -163,7 +163,9 @@ async def show(call: Call) -> None:
             "model_info": {
                 "general.architecture": name,
                 f"{name}.context_length": service.context,
-                f"{name}.embedding_length": config.hidden_size,
+                f"{name}.embedding_length": (
+                    config.embedding_dim or config.hidden_size
+                ),
                 f"{name}.block_count": config.num_layers,
             },
             "capabilities": _capabilities(service),

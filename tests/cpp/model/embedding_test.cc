@@ -21,9 +21,9 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Vectors = std::vector<std::vector<float>>;
 
-Vectors VectorsOf(EmbeddingPass& pass, size_t hidden,
-            const std::vector<Tokens>& texts) {
-  Vectors vectors(texts.size(), std::vector<float>(hidden));
+Vectors VectorsOf(EmbeddingPass& pass, size_t size,
+                  const std::vector<Tokens>& texts) {
+  Vectors vectors(texts.size(), std::vector<float>(size));
   std::vector<EmbeddingPass::Text> views;
   for (size_t t = 0; t < texts.size(); ++t) {
     views.push_back({texts[t], vectors[t].data()});
@@ -36,7 +36,7 @@ Vectors VectorsOf(const Model& model, size_t threads,
             const std::vector<Tokens>& texts) {
   ThreadPool pool(threads);
   EmbeddingPass pass(model, pool);
-  return VectorsOf(pass, model.config.hidden_size, texts);
+  return VectorsOf(pass, VectorSize(model.config), texts);
 }
 
 std::vector<Tokens> Texts(const std::vector<size_t>& lengths) {
@@ -72,9 +72,23 @@ double WorstDifference(const TinyOptions& options,
 }
 
 TinyOptions Embedding() { return TinyFamily("gemma-embedding"); }
+TinyOptions Embedding2() { return TinyFamily("embeddinggemma2"); }
 
 TEST(EmbeddingPassTest, MatchesReference) {
   EXPECT_LT(WorstDifference(Embedding()), 3e-6);
+}
+
+TEST(EmbeddingPassTest, MatchesReferenceOfTheSecondGeneration) {
+  EXPECT_LT(WorstDifference(Embedding2()), 3e-6);
+  for (const int step : {-1, 1}) {
+    EXPECT_GT(WorstDifference(Embedding2(),
+                              [&](ModelConfig& config) {
+                                config.layers[0].window +=
+                                    static_cast<size_t>(step);
+                              }),
+              1e-4)
+        << step;
+  }
 }
 
 TEST(EmbeddingPassTest, MatchesReferenceWithoutProductsBehindTheMean) {
@@ -112,10 +126,14 @@ TEST(EmbeddingPassTest, AnotherMaskWouldShow) {
   }
 }
 
-class EmbeddingBitsTest : public ::testing::TestWithParam<bool> {
+struct BitsCase {
+  const char* name;
+  TinyOptions options;
+};
+
+class EmbeddingBitsTest : public ::testing::TestWithParam<BitsCase> {
  protected:
-  const std::shared_ptr<const Model> model_ =
-      TinyModel(GetParam() ? MixedTypes(Embedding()) : Embedding());
+  const std::shared_ptr<const Model> model_ = TinyModel(GetParam().options);
   const std::vector<Tokens> texts_ = Texts(kLengths);
   const Vectors expected_ = VectorsOf(*model_, 1, texts_);
 };
@@ -138,11 +156,11 @@ TEST_P(EmbeddingBitsTest, SameInAnyOrderAndWithAnyThreads) {
 TEST_P(EmbeddingBitsTest, NothingOfOtherTextsIsLeftBehind) {
   ThreadPool pool(2);
   EmbeddingPass pass(*model_, pool);
-  const size_t hidden = model_->config.hidden_size;
-  (void)VectorsOf(pass, hidden, Texts({300, 299, 298}));
-  EXPECT_EQ(VectorsOf(pass, hidden, texts_), expected_);
-  (void)VectorsOf(pass, hidden, Texts({5}));
-  EXPECT_EQ(VectorsOf(pass, hidden, texts_), expected_);
+  const size_t size = VectorSize(model_->config);
+  (void)VectorsOf(pass, size, Texts({300, 299, 298}));
+  EXPECT_EQ(VectorsOf(pass, size, texts_), expected_);
+  (void)VectorsOf(pass, size, Texts({5}));
+  EXPECT_EQ(VectorsOf(pass, size, texts_), expected_);
 }
 
 TEST_P(EmbeddingBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
@@ -159,10 +177,14 @@ TEST_P(EmbeddingBitsTest, SameOnEveryTargetWithFusedMultiplyAdd) {
   EXPECT_GE(compared, 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, EmbeddingBitsTest, ::testing::Bool(),
-                         [](const auto& info) {
-                           return info.param ? "Quantized" : "F32";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, EmbeddingBitsTest,
+    ::testing::Values(BitsCase{"F32", Embedding()},
+                      BitsCase{"Quantized", MixedTypes(Embedding())},
+                      BitsCase{"SecondGeneration", Embedding2()},
+                      BitsCase{"SecondGenerationQuantized",
+                               MixedTypes(Embedding2())}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(UnitVectorTest, HasLengthOneWhateverItIsCutTo) {
   const float vector[] = {3e-20f, 4e-20f, 1, -7};
@@ -178,6 +200,8 @@ TEST(UnitVectorTest, HasLengthOneWhateverItIsCutTo) {
 
 TEST(EmbeddingDimsTest, AreThoseOfThePublishedModel) {
   EXPECT_EQ(EmbeddingDims(ConfigOf(ModelType::kEmbeddingGemma_300M)),
+            (std::vector<size_t>{768, 512, 256, 128}));
+  EXPECT_EQ(EmbeddingDims(ConfigOf(ModelType::kEmbeddingGemma_2)),
             (std::vector<size_t>{768, 512, 256, 128}));
   ModelConfig config = TinyConfig(Embedding());
   EXPECT_EQ(EmbeddingDims(config), std::vector<size_t>{config.hidden_size});

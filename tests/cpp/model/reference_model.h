@@ -44,6 +44,9 @@ class ReferenceModel {
     if (config_.dense_dim != 0) {
       sum = Multiply("dense_3.weight", Multiply("dense_2.weight", sum));
     }
+    if (config_.embedding_dim != 0) {
+      sum = Multiply("embedding_projection.weight", sum);
+    }
     double squares = 0;
     for (const double value : sum) squares += value * value;
     for (double& value : sum) value /= std::sqrt(squares);
@@ -510,8 +513,10 @@ class ReferenceModel {
     std::vector<Row> all;
     if (config_.ple_dim == 0) return all;
     const size_t dim = config_.ple_dim, width = dim * config_.num_layers();
-    const std::vector<float> table =
-        source_.Floats("per_layer_token_embd.weight");
+    std::vector<float> table;
+    if (config_.ple_vocab != 0) {
+      table = source_.Floats("per_layer_token_embd.weight");
+    }
     for (size_t p = 0; p < x.size(); ++p) {
       Row projected = Multiply("per_layer_model_proj.weight", x[p]);
       Row vectors;
@@ -522,6 +527,10 @@ class ReferenceModel {
                    std::sqrt(static_cast<double>(config_.hidden_size));
         }
         one = Norm(one, "per_layer_proj_norm.weight");
+        if (table.empty()) {
+          vectors.insert(vectors.end(), one.begin(), one.end());
+          continue;
+        }
         for (size_t i = 0; i < dim; ++i) {
           const auto token = static_cast<size_t>(tokens[p]);
           const size_t row = token < config_.ple_vocab ? token : 0;

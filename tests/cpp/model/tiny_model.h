@@ -142,6 +142,8 @@ struct TinyOptions {
   bool split_experts = false;  // gates apart from the rest
   bool bidirectional = false;
   size_t dense_dim = 0;
+  size_t embedding_dim = 0;
+  bool ple_table = true;
   size_t altup_inputs = 0;
   size_t altup_active = 0;
   bool altup_correct_scale = false;
@@ -178,7 +180,8 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
   options.keys_are_values = family.keys_may_be_values;
   options.layer_scales = family.layer_scales;
   options.bidirectional = family.bidirectional;
-  if (family.bidirectional) options.dense_dim = 128;
+  if (family.dense_factor != 0) options.dense_dim = 128;
+  if (family.embedding_dim != 0) options.embedding_dim = 112;
   options.biases = family.biases;
   options.rope_dim = 32 / family.rope_share;
   options.altup_inputs = family.altup_inputs;
@@ -207,6 +210,17 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
         if (layer.kind != LayerKind::kFull) continue;
         layer.head_dim = layer.rope_dim = 64;
         layer.still_pairs = 32 - 32 / family.full_turning;
+        layer.kv_heads = 1;
+      }
+    };
+  }
+  if (family.ple_projected) {
+    options.ple_dim = 32;
+    options.ple_table = false;
+    options.change = [](ModelConfig& config) {
+      for (LayerConfig& layer : config.layers) {
+        if (layer.kind != LayerKind::kFull) continue;
+        layer.head_dim = layer.rope_dim = 64;
         layer.kv_heads = 1;
       }
     };
@@ -293,8 +307,11 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.layer_scales = options.layer_scales;
   config.bidirectional = options.bidirectional;
   config.dense_dim = options.dense_dim;
+  config.embedding_dim = options.embedding_dim;
   config.ple_dim = options.ple_dim;
-  if (options.ple_dim != 0) config.ple_vocab = config.vocab_size + 3;
+  if (options.ple_dim != 0 && options.ple_table) {
+    config.ple_vocab = config.vocab_size + 3;
+  }
   config.num_experts = options.num_experts;
   config.experts_used = options.experts_used;
   config.expert_ffn_dim = options.expert_ffn;
@@ -357,7 +374,9 @@ class TinyTensorMaker {
     const size_t ple = config_.ple_dim;
     if (ple != 0) {
       const size_t all = ple * config_.num_layers();
-      Matrix("per_layer_token_embd.weight", config_.ple_vocab, all);
+      if (config_.ple_vocab != 0) {
+        Matrix("per_layer_token_embd.weight", config_.ple_vocab, all);
+      }
       Matrix("per_layer_model_proj.weight", all, hidden);
       Norm("per_layer_proj_norm.weight", ple);
     }
@@ -371,6 +390,9 @@ class TinyTensorMaker {
     if (config_.dense_dim != 0) {
       Matrix("dense_2.weight", config_.dense_dim, hidden);
       Matrix("dense_3.weight", hidden, config_.dense_dim);
+    }
+    if (config_.embedding_dim != 0) {
+      Matrix("embedding_projection.weight", config_.embedding_dim, hidden);
     }
     return std::move(source_);
   }

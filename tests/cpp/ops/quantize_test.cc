@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -72,6 +73,39 @@ TEST_F(QuantizeTest, MatchesDefinitionExactly) {
           }
           ASSERT_EQ(out.sums[at], sum);
         }
+      }
+    });
+  }
+}
+
+// Four blocks are quantized at a time unless one of them needs care.
+TEST_F(QuantizeTest, BlocksAreThoseOfEachAlone) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  constexpr size_t kBlocks = 11;
+  const float odd[] = {0.0f, 1e-39f, std::numeric_limits<float>::infinity(),
+                       std::numeric_limits<float>::quiet_NaN()};
+  for (size_t special = 0; special < kBlocks; ++special) {
+    std::vector<float> x(kBlocks * kQuantBlock);
+    for (float& value : x) value = normal(rng);
+    const float value = odd[special % 4];
+    float* const block = &x[special * kQuantBlock];
+    if (!(value < 1)) {
+      block[special] = value;
+    } else {
+      std::fill_n(block, kQuantBlock, value);
+    }
+    OnEveryTarget([&] {
+      const Result all = Quantize(x, 0, 1, x.size());
+      for (size_t b = 0; b < kBlocks; ++b) {
+        const std::vector<float> one(&x[b * kQuantBlock],
+                                     &x[b * kQuantBlock] + kQuantBlock);
+        const Result alone = Quantize(one, 0, 1, kQuantBlock);
+        EXPECT_EQ(std::memcmp(&all.scales[b], &alone.scales[0],
+                              sizeof(float)), 0);
+        EXPECT_EQ(all.sums[b], alone.sums[0]);
+        EXPECT_TRUE(std::equal(alone.values.begin(), alone.values.end(),
+                               &all.values[b * kQuantBlock]));
       }
     });
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -234,3 +235,86 @@ def test_whether_texts_have_an_end(
     for name, content in stated.items():
         write_json(tmp_path / name, content)
     assert read_embedding_info(tmp_path).adds_eos is expected
+
+
+def second(folder: Path, **changes: Any) -> Path:
+    """EmbeddingGemma 2 as its whole model's directory is: the part for text in
+    a section, parts for images and sound beside it.
+    """
+    golden = embedding_models.read("second")
+    config = dict(golden.model.config)
+    config["architectures"] = ["EmbeddingGemma2Model"]
+    whole = {
+        "model_type": "embedding_gemma2", "text_config": {**config, **changes},
+        "vision_config": {"model_type": "gemma4_vision"},
+    }
+    model = dataclasses.replace(
+        golden.model, config=whole, prefix="language_model.")
+    return embedding_models.write(
+        folder, dataclasses.replace(golden, model=model))
+
+
+def test_the_second_generation_as_a_whole_model(tmp_path: Path) -> None:
+    golden = embedding_models.read("second")
+    with pytest.warns(gemmakv.PartialModelWarning, match="image encoder"):
+        gemma = gemmakv.Gemma.load(second(tmp_path / "model"))
+    alone = gemmakv.Gemma.load(
+        embedding_models.write(tmp_path / "alone", golden))
+    texts = golden.texts()
+    assert np.array_equal(gemma.embed(texts), alone.embed(texts))
+    assert gemma.embedding_dims == [144, 128]
+    assert gemma.embed(texts, dim=128).shape == (len(texts), 128)
+
+
+def test_prompts_of_the_second_generation_are_its_files_alone(
+    tmp_path: Path,
+) -> None:
+    folder = second(tmp_path / "model")
+    (folder / "config_sentence_transformers.json").unlink()
+    with pytest.warns(gemmakv.PartialModelWarning):
+        gemma = gemmakv.Gemma.load(folder)
+    assert gemma.embedding_prompts == {}
+
+
+def test_the_length_of_texts_is_what_the_files_say(tmp_path: Path) -> None:
+    folder = second(tmp_path / "model")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 9})
+    with pytest.warns(gemmakv.PartialModelWarning):
+        gemma = gemmakv.Gemma.load(folder)
+    gemma.embed([[2] * 9])
+    with pytest.raises(ValueError, match=r"10 tokens, expected at most 9"):
+        gemma.embed([[2] * 10])
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 0})
+    with pytest.raises(gemmakv.CorruptFile, match="max_seq_length is 0"):
+        gemmakv.Gemma.load(folder)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_kv_shared_layers": 2},
+         "text_config.num_kv_shared_layers is 2, expected 0 for this"),
+        ({"attention_k_eq_v": True},
+         "text_config.attention_k_eq_v is True, expected false for this"),
+        ({"enable_moe_block": True},
+         "text_config.enable_moe_block is True, expected false for this"),
+        ({"hidden_size_per_layer_input": 0},
+         "text_config.hidden_size_per_layer_input is 0, expected 1.."),
+        ({"embedding_dim": -1},
+         "text_config.embedding_dim is -1, expected 1.."),
+        ({"rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+         "rope_parameters.full_attention.rope_type is 'yarn', expected "),
+    ],
+)  # fmt: skip
+def test_bad_configurations_of_the_second_generation(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = second(tmp_path / "model")
+    config = read(folder / "config.json")
+    config["text_config"].update(changes)
+    write_json(folder / "config.json", config)
+    with pytest.raises(gemmakv.GemmaKVError) as caught:
+        gemmakv.Gemma.load(folder)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

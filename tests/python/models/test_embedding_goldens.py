@@ -35,7 +35,7 @@ def test_vectors_are_those_of_the_reference(name: str) -> None:
     golden = embedding_models.read(name)
     found = vectors_of(from_tensors(golden), golden.texts())
     assert found.dtype == np.float32
-    assert found.shape == (len(golden.lengths), golden.hidden_size)
+    assert found.shape == (len(golden.lengths), golden.vector_size)
     assert difference(golden.reference(), found) <= TOLERANCE
 
 
@@ -43,7 +43,7 @@ def test_vectors_are_those_of_the_reference(name: str) -> None:
 def test_a_directory_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     golden = embedding_models.read(name)
     folder = embedding_models.write(tmp_path / "model", golden)
-    if golden.dense_dim:
+    if golden.dense_dim or golden.vector_size != golden.hidden_size:
         gemma = gemmakv.Gemma.load(folder)
     else:
         with pytest.warns(gemmakv.PartialModelWarning, match="2_Dense"):
@@ -91,6 +91,8 @@ def _wrong_models(
             n: w - 1 if f".{kind}.weight" in f".{n}" else w
             for n, w in tensors.items()
         }
+    if stated.get("embedding_dim"):
+        yield from _wrong_second(stated, tensors)
     if not golden.dense_dim:
         return
     yield "nothing behind the mean", {"dense_dim": 0}, {
@@ -102,20 +104,51 @@ def _wrong_models(
     }
 
 
+def _wrong_second(
+    stated: dict[str, Any], tensors: dict[str, Array]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Array]]]:
+    yield "no norm of values", {"value_norm": False}, tensors
+    yield "a quarter of the pairs turns", {
+        "still_pairs": [
+            3 * dim // 8 if kind == "full" else 0
+            for dim, kind in zip(
+                stated["head_dim"], stated["layer_kinds"], strict=True)
+        ],
+    }, tensors
+    yield "no scales of layers", {"layer_scales": False}, {
+        n: w for n, w in tensors.items() if "layer_output_scale" not in n}
+    names = ("inp_gate", ".proj.", "post_norm", "per_layer")
+    without = {
+        n: w for n, w in tensors.items()
+        if not any(part in n for part in names) or "attn" in n
+    }
+    yield "no embeddings for layers", {"ple_dim": 0}, without
+    # A factor of them would not: what comes of them is normed.
+    yield "embeddings for the next layer", {}, {
+        n: np.roll(w, stated["ple_dim"], 0)
+        if n == "per_layer_model_proj.weight" else w
+        for n, w in tensors.items()
+    }
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_other_ways_to_pool_and_a_mask_of_one_direction_would_show(
     name: str,
 ) -> None:
     """What no configuration can say is computed by a causal model's parts."""
     golden = embedding_models.read(name)
+    behind = ("dense_2", "dense_3", "embedding_projection")
     causal = {
-        **fields(golden), "architecture": "gemma3", "bidirectional": False,
-        "dense_dim": 0,
+        **fields(golden), "bidirectional": False, "dense_dim": 0,
+        "embedding_dim": 0,
     }
     tensors = {
-        n: w for n, w in golden.core_tensors().items() if "dense" not in n}
+        n: w for n, w in golden.core_tensors().items()
+        if not n.startswith(behind)
+    }
     gemma = gemmakv.Gemma.from_tensors(gemmakv.ModelConfig(**causal), tensors)
-    dense = list(golden.dense().values())
+    dense = [
+        w for n, w in golden.core_tensors().items() if n.startswith(behind)]
     for pooling in ("mean", "last"):
         found = gemma.embed(golden.texts(), pooling=pooling)
         for weights in dense:

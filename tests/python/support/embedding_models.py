@@ -7,7 +7,7 @@ golden_models.py describes, and
     lengths     tokens of each text
 
 and NAME.npz with `tokens` (all texts, one after the other) and the reference's
-`vectors` [texts, hidden_size] of length 1, which
+`vectors` [texts, vector_size] of length 1, which
 tools/make_embedding_goldens.py writes. Weights are drawn as in
 golden_models.py.
 """
@@ -42,12 +42,18 @@ class EmbeddingGolden:
 
     @property
     def hidden_size(self) -> int:
-        size: int = self.model.config["hidden_size"]
+        size: int = self.model.text_config["hidden_size"]
+        return size
+
+    @property
+    def vector_size(self) -> int:
+        size: int = self.model.text_config.get(
+            "embedding_dim", self.hidden_size)
         return size
 
     def texts(self) -> list[list[int]]:
         """Token ids of each text."""
-        vocab = self.model.config["vocab_size"]
+        vocab = self.model.text_config["vocab_size"]
         bits = np.random.PCG64([self.model.seed, 1]).random_raw(
             sum(self.lengths))
         ids = [int(x) for x in bits % np.uint64(vocab)]
@@ -73,7 +79,7 @@ class EmbeddingGolden:
         return {**golden_models.core_tensors(self.model), **self.dense()}
 
     def reference(self) -> Array:
-        """[texts, hidden_size], what transformers computes in float32."""
+        """[texts, vector_size], what transformers computes in float32."""
         with np.load(FOLDER / f"{self.name}.npz") as stored:
             if stored["tokens"].tolist() != sum(self.texts(), []):
                 raise ValueError(f"{self.name}: not the texts of its vectors")
@@ -98,7 +104,7 @@ def write(folder: Path, golden: EmbeddingGolden) -> Path:
     modules = [
         ("", "models.Transformer", None),
         ("1_Pooling", "models.Pooling", {
-            "word_embedding_dimension": golden.hidden_size,
+            "word_embedding_dimension": golden.vector_size,
             "pooling_mode_cls_token": False,
             "pooling_mode_mean_tokens": True,
             "pooling_mode_max_tokens": False,

@@ -30,6 +30,7 @@ _ARCHITECTURES = {
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
+    "embedding_gemma2_text": "embeddinggemma2",
     "recurrent_gemma": "recurrentgemma",
     "vaultgemma": "vaultgemma",
 }
@@ -72,6 +73,13 @@ _DEFAULTS = {
     "gemma4_unified_text": {
         "max_position_embeddings": 262144,
         "sliding_window": 1024,
+        "vocab_size": 262144,
+    },
+    "embedding_gemma2_text": {
+        "embedding_dim": 768,
+        "hidden_size_per_layer_input": 512,
+        "max_position_embeddings": 262144,
+        "sliding_window": 512,
         "vocab_size": 262144,
     },
     "recurrent_gemma": {
@@ -123,6 +131,11 @@ def published_fields(name: str) -> dict[str, Any]:
     if dense.exists():
         stated = json.loads(dense.read_text("utf-8"))
         found["dense_dim"] = stated["out_features"]
+    longest = FOLDER / name / "sentence_bert_config.json"
+    if longest.exists():
+        stated = json.loads(longest.read_text("utf-8"))
+        found["context_length"] = min(
+            found["context_length"], stated["max_seq_length"])
     return found
 
 
@@ -158,6 +171,8 @@ def fields(config: Config) -> dict[str, Any]:
         return {**result, **_recurrent(text)}
     if text.get("use_bidirectional_attention") and kind == "gemma3_text":
         return {**result, **_rope(stated, kind), **_embedding(text)}
+    if golden_models.encoder(text):
+        return {**result, **_encoder(text)}
     if golden_models.gemma4(text):
         return {**result, **_gemma4(text)}
     if golden_models.gemma3n(text):
@@ -239,6 +254,31 @@ def _embedding(text: Config) -> dict[str, Any]:
         "architecture": "gemma-embedding",
         "bidirectional": True,
         "sliding_window": kinds["sliding_window"] // 2 + 1,
+    }
+
+
+def _encoder(text: Config) -> dict[str, Any]:
+    kinds = text["layer_types"]
+    sizes = [
+        golden_models.layer_sizes(text, layer) for layer in range(len(kinds))
+    ]
+    rope = text["rope_parameters"]
+    return {
+        "bidirectional": True,
+        "embedding_dim": text["embedding_dim"],
+        "head_dim": [dim for _, dim in sizes],
+        "kv_heads": [heads for heads, _ in sizes],
+        "layer_kinds": [kind.split("_")[0] for kind in kinds],
+        "layer_scales": True,
+        "ple_dim": text["hidden_size_per_layer_input"],
+        "post_norms": True,
+        "qk_norm": True,
+        "query_scale": 1.0,
+        "rope_base_full": rope["full_attention"]["rope_theta"],
+        "rope_base_sliding": rope["sliding_attention"]["rope_theta"],
+        # The distance that is seen, itself included.
+        "sliding_window": text["sliding_window"] + 1,
+        "value_norm": True,
     }
 
 

@@ -102,19 +102,23 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     ple = per_layer_size(text)
     if ple:
         width = ple * text["num_hidden_layers"]
-        rows = text["vocab_size_per_layer_input"]
-        shapes["embed_tokens_per_layer.weight"] = (rows, width)
-        shapes["per_layer_model_projection.weight"] = (width, hidden)
-        shapes["per_layer_projection_norm.weight"] = (ple,)
+        part = "ple." if encoder(text) else ""
+        if not encoder(text):
+            rows = text["vocab_size_per_layer_input"]
+            shapes["embed_tokens_per_layer.weight"] = (rows, width)
+        shapes[f"{part}per_layer_model_projection.weight"] = (width, hidden)
+        shapes[f"{part}per_layer_projection_norm.weight"] = (ple,)
+    if encoder(text):
+        shapes["embedding_projection.weight"] = (text["embedding_dim"], hidden)
     if gemma3n(text):
         for stream in range(text["altup_num_inputs"] - 1):
             for name in ("altup_projections", "altup_unembed_projections"):
                 shapes[f"{name}.{stream}.weight"] = (hidden, hidden)
     for layer in range(text["num_hidden_layers"]):
-        part = (
+        own = (
             _recurrent_layer(text, layer) if recurrent else _layer(text, layer)
         )
-        for name, shape in part.items():
+        for name, shape in own.items():
             shapes[f"layers.{layer}.{name}"] = shape
     # What stands nearest to the text model wins.
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -128,7 +132,8 @@ def layer_sizes(text: Config, layer: int) -> tuple[int, int]:
     # Families' defaults, which published files rely on.
     kv_heads = text.get("num_key_value_heads", 4)
     head_dim = text.get("head_dim", 256)
-    if not gemma4(text) or text["layer_types"][layer] != "full_attention":
+    by_kind = gemma4(text) or encoder(text)
+    if not by_kind or text["layer_types"][layer] != "full_attention":
         return kv_heads, head_dim
     if "per_layer_config" in text:
         own = text["per_layer_config"].get(str(layer), {})
@@ -144,6 +149,12 @@ def gemma4(text: Config) -> bool:
     return kind.startswith("gemma4")
 
 
+def encoder(text: Config) -> bool:
+    """EmbeddingGemma 2."""
+    kind: str = text["model_type"]
+    return kind == "embedding_gemma2_text"
+
+
 def gemma3n(text: Config) -> bool:
     kind: str = text["model_type"]
     return kind == "gemma3n_text"
@@ -151,7 +162,7 @@ def gemma3n(text: Config) -> bool:
 
 def plain_norms(text: Config) -> bool:
     """Whether norms multiply by their weights, not by 1 + weights."""
-    return gemma3n(text) or gemma4(text)
+    return gemma3n(text) or gemma4(text) or encoder(text)
 
 
 def per_layer_size(text: Config) -> int:
@@ -200,6 +211,8 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
         if layer >= first_shared_layer(text):
             for name in ("k_proj", "v_proj", "k_norm"):
                 del shapes[f"self_attn.{name}.weight"]
+    if encoder(text):
+        shapes["layer_scalar"] = (1,)
     if gemma4(text):
         shapes["layer_scalar"] = (1,)
         full = text["layer_types"][layer] == "full_attention"
@@ -212,9 +225,10 @@ def _layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
         shapes |= _experts(text)
     ple = per_layer_size(text)
     if ple:
-        shapes["per_layer_input_gate.weight"] = (ple, hidden)
-        shapes["per_layer_projection.weight"] = (hidden, ple)
-        shapes["post_per_layer_input_norm.weight"] = (hidden,)
+        part = "ple_block." if encoder(text) else ""
+        shapes[f"{part}per_layer_input_gate.weight"] = (ple, hidden)
+        shapes[f"{part}per_layer_projection.weight"] = (hidden, ple)
+        shapes[f"{part}post_per_layer_input_norm.weight"] = (hidden,)
     return shapes
 
 
@@ -349,6 +363,7 @@ def _inputs(name: str, shape: tuple[int, ...]) -> float:
 _CORE_NAMES = {
     "embed_tokens": "token_embd",
     "lm_head": "output",
+    "embedding_projection": "embedding_projection",
     "embed_tokens_per_layer": "per_layer_token_embd",
     "per_layer_model_projection": "per_layer_model_proj",
     "per_layer_projection_norm": "per_layer_proj_norm",
@@ -437,6 +452,7 @@ def core_name(name: str, model_type: str) -> str:
         name = name.replace("_projections", "_proj")
         return name.replace("unembed", "unembd")
     stem, kind = name.rsplit(".", 1)
+    stem = stem.removeprefix("ple.").removeprefix("ple_block.")
     if stem == "post_attention_layernorm":
         # The first generation's name for the norm before the feed-forward.
         stem = "ffn_norm" if model_type == "gemma" else "post_attention_norm"

@@ -16,13 +16,18 @@ from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.models.huggingface._layer_sizes import (
+    encoder_layers,
     experts,
     full_layer_sizes,
     per_layer_embeddings,
     rope_by_kind,
     shared_layers,
 )
-from gemmakv.models.huggingface._modules import Modules, read_modules
+from gemmakv.models.huggingface._modules import (
+    Modules,
+    longest_text,
+    read_modules,
+)
 from gemmakv.models.huggingface._rope import rope_values
 from gemmakv.models.huggingface._streams import (
     alternating_updates,
@@ -72,6 +77,9 @@ _KINDS = {
     "gemma4_unified_text": _Kind(
         "gemma4", 2304, 9216, 30, 8, 4, 256, 262144, 262144, 1024
     ),
+    "embedding_gemma2_text": _Kind(
+        "embeddinggemma2", 512, 2048, 24, 4, 2, 256, 262144, 262144, 512
+    ),
     "vaultgemma": _Kind(
         "vaultgemma", 2304, 9216, 26, 8, 4, 256, 256000, 8192
     ),
@@ -85,6 +93,7 @@ _MULTIMODAL = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "embedding_gemma2": "embedding_gemma2_text",
 }
 
 _LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -137,19 +146,22 @@ def read_config(folder: Path) -> FolderConfig:
             f"{path}: the weights are quantized (quantization_config), "
             "expected F32, F16 or BF16 weights"
         )
-    embeds = model_type == "gemma3_text" and text is top and text.flag(
+    if model_type == "gemma3_text" and text is top and text.flag(
         "use_bidirectional_attention", False
-    )
-    if embeds:
+    ):
         kind = dataclasses.replace(kind, architecture="gemma-embedding")
     has_table = model_type in ("gemma3n_text", "gemma4_text")
     reader = _Reader(kind, text, has_table)
     values = reader.values()
     values |= _token_ids(folder, [top, text])
     modules = Modules()
-    if embeds:
-        modules = read_modules(folder, values["hidden_size"])
+    if reader.embeds:
+        size = values.get("embedding_dim") or values["hidden_size"]
+        modules = read_modules(folder, size)
         values["dense_dim"] = modules.dense_dim
+        values["context_length"] = min(
+            values["context_length"], longest_text(folder)
+        )
     try:
         config = ModelConfig(**values).named()
     except ValueError as error:
@@ -172,9 +184,11 @@ class _Reader:
         self.text = text
         self.has_table = has_table  # of per-layer embeddings, if it says so
         self.recurrent = kind.architecture == "recurrentgemma"
-        self.by_kind = kind.architecture == "gemma4"
-        # EmbeddingGemma is a Gemma 3 that looks both ways.
-        self.embeds = kind.architecture == "gemma-embedding"
+        # EmbeddingGemma is a Gemma 3 that looks both ways, the second one a
+        # Gemma 4 that does.
+        self.second = kind.architecture == "embeddinggemma2"
+        self.embeds = self.second or kind.architecture == "gemma-embedding"
+        self.by_kind = self.second or kind.architecture == "gemma4"
         self.streams = kind.architecture == "gemma3n"
 
     def refuse(self, key: str, expected: str) -> MismatchError:
@@ -193,7 +207,9 @@ class _Reader:
         values["sliding_window"] = (
             self._window() if "sliding" in values["layer_kinds"] else 0
         )
-        if self.by_kind:
+        if self.second:
+            values |= encoder_layers(self.text, values["layer_kinds"], base)
+        elif self.by_kind:
             values |= full_layer_sizes(
                 self.text, values["layer_kinds"], base
             )
@@ -305,10 +321,11 @@ class _Reader:
                 self.embeds or self.kind.architecture == "gemma3"
             ):
                 period = self.text.size(key, 6)
-                return [
+                kinds = [
                     "sliding" if (i + 1) % period else "full"
                     for i in range(base.num_layers)
                 ]
+                return [*kinds[:-1], "full"] if self.second else kinds
         if self.by_kind:
             return [*base.layer_kinds[:-1], "full"]
         return base.layer_kinds
@@ -332,7 +349,9 @@ class _Reader:
         if key in self.text.values and key not in self.text:
             raise self.text.wrong(key, "a window of layers that slide")
         window = self.text.size(key, self.kind.sliding_window)
-        # Files state twice the distance that is seen to either side.
+        if self.second:  # files state the distance that is seen
+            return window + 1
+        # Or twice that distance.
         return window // 2 + 1 if self.embeds else window
 
     def _query_scale(self, head_dim: int) -> float:

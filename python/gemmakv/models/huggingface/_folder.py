@@ -8,7 +8,7 @@ from pathlib import Path
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_bytes, read_object
 from gemmakv.errors import CorruptFile, MismatchError
-from gemmakv.models._embedding import EmbeddingInfo
+from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 from gemmakv.models._info import ModelInfo, sampling_of_json
 from gemmakv.models.huggingface._config import read_config
 from gemmakv.models.huggingface._modules import (
@@ -66,9 +66,7 @@ class ModelFolder:
             names,
             chat_template_of(folder),
             sampling_of_json(sampling),
-            read_embedding_info(folder)
-            if described.config.bidirectional
-            else EmbeddingInfo(),
+            _embedding_info(folder, described.config),
         )
         return cls(described.config, files, places, left_out, info, tied)
 
@@ -84,6 +82,14 @@ class ModelFolder:
                 "embedding, expected the same: config.json has no "
                 "tie_word_embeddings false"
             )
+
+
+def _embedding_info(folder: Path, config: ModelConfig) -> EmbeddingInfo:
+    if not config.bidirectional:
+        return EmbeddingInfo()
+    # Those of EmbeddingGemma 2 are known by its own file alone.
+    published = {} if config.embedding_dim else PUBLISHED_PROMPTS
+    return read_embedding_info(folder, published)
 
 
 def _name_of(folder: Path) -> str:

@@ -12,11 +12,44 @@ _SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 _TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def full_layer_sizes(
+def encoder_layers(
     text: Section, kinds: list[str], base: ModelConfig
+) -> dict[str, Any]:
+    """What EmbeddingGemma 2 has of Gemma 4: arguments of ModelConfig.
+
+    Raises CorruptFile or MismatchError.
+    """
+    for key, expected in _NOT_IN_ENCODERS.items():
+        if text.values.get(key) not in (None, False, 0):
+            raise MismatchError(str(text.wrong(key, expected)))
+    values = full_layer_sizes(text, kinds, base, full_kv_heads=1)
+    return {
+        **values,
+        **rope_by_kind(text, kinds, values["head_dim"], share=1.0),
+        "ple_dim": text.size("hidden_size_per_layer_input", 512),
+        "ple_vocab": 0,
+        "embedding_dim": text.size("embedding_dim", 768),
+    }
+
+
+_NOT_IN_ENCODERS = {
+    "attention_k_eq_v": "false for this model_type",
+    "num_kv_shared_layers": "0 for this model_type",
+    "enable_moe_block": "false for this model_type",
+    "final_logit_softcapping": "null for this model_type",
+}
+
+
+def full_layer_sizes(
+    text: Section,
+    kinds: list[str],
+    base: ModelConfig,
+    full_kv_heads: int | None = None,
 ) -> dict[str, Any]:
     """Arguments of ModelConfig, a number for each layer: newer files have a
     map of layers or of their types, older ones a key for all full layers.
+    `full_kv_heads` is what that one means where it is not stated; None: it
+    counts only where keys are values.
 
     Raises CorruptFile.
     """
@@ -30,8 +63,8 @@ def full_layer_sizes(
     else:
         full = {"head_dim": text.size("global_head_dim", 512)}
         heads = "num_global_key_value_heads"
-        if same and heads in text:
-            full["kv_heads"] = text.size(heads, 1)
+        if full_kv_heads is not None or (same and heads in text):
+            full["kv_heads"] = text.size(heads, full_kv_heads or 1)
         for kind, layer in zip(kinds, layers, strict=True):
             if kind == "full":
                 layer.update(full)
@@ -154,16 +187,19 @@ def experts(text: Section) -> dict[str, Any]:
 
 
 def rope_by_kind(
-    text: Section, kinds: list[str], head_dims: list[int]
+    text: Section, kinds: list[str], head_dims: list[int], share: float = 0.25
 ) -> dict[str, Any]:
     """Arguments of ModelConfig. Pairs of all values of a head turn, or in
-    proportional embeddings a leading share of these pairs.
+    proportional embeddings a leading share of these pairs; `share` is that of
+    full layers where the file says nothing.
 
     Raises CorruptFile or MismatchError.
     """
     both = text.section("rope_parameters")
     if both is None:
-        both = Section(_DEFAULTS, text.source, f"{text.prefix}rope_parameters.")
+        both = Section(
+            _default_rope(share), text.source, f"{text.prefix}rope_parameters."
+        )
     values: dict[str, Any] = {"rope_dim": head_dims}
     still = [0] * len(kinds)
     for layer_type, kind in _TYPES.items():
@@ -193,21 +229,22 @@ def rope_by_kind(
         if factor < 1:
             raise section.wrong("factor", "a number >= 1")
         values[f"rope_factor_{kind}"] = factor
-        share = section.number("partial_rotary_factor", 1.0)
-        if not 0 <= share <= 1:
+        turning = section.number("partial_rotary_factor", 1.0)
+        if not 0 <= turning <= 1:
             raise section.wrong("partial_rotary_factor", "a share of 0 to 1")
         for i, dim in enumerate(head_dims):
             if kinds[i] == kind:
-                still[i] = dim // 2 - int(share * dim // 2)
+                still[i] = dim // 2 - int(turning * dim // 2)
     values["still_pairs"] = still
     return values
 
 
-_DEFAULTS = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    "full_attention": {
-        "rope_type": "proportional",
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 1_000_000.0,
-    },
-}
+def _default_rope(share: float) -> dict[str, Any]:
+    return {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": share,
+            "rope_theta": 1_000_000.0,
+        },
+    }

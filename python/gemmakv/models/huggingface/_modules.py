@@ -5,6 +5,7 @@ sentence-transformers: modules.json, and a folder for each module.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from gemmakv.models.huggingface._safetensors import StoredTensor, read_folder
 
 _LIST_NAME = "modules.json"
 _PROMPTS_NAME = "config_sentence_transformers.json"
+_LENGTH_NAME = "sentence_bert_config.json"
+_UNLIMITED = 1 << 24
 # Behind the model itself: what EmbeddingGemma has, with or without its two
 # products.
 _WITHOUT_DENSE = ("Pooling", "Normalize")
@@ -36,8 +39,21 @@ class Modules:
     dense: tuple[Path, ...] = ()
 
 
+def longest_text(folder: Path) -> int:
+    """Tokens that a text may have; very many where no file says it.
+
+    Raises OSError or CorruptFile.
+    """
+    path = folder / _LENGTH_NAME
+    if not path.exists():
+        return _UNLIMITED
+    section = Section(read_object(path), str(path))
+    return section.size("max_seq_length", _UNLIMITED)
+
+
 def read_modules(folder: Path, hidden_size: int) -> Modules:
-    """The modules of a directory; none without a modules.json.
+    """The modules of a directory; none without a modules.json. `hidden_size` is
+    that of the model's output.
 
     Raises OSError, CorruptFile for values that are wrong, MismatchError for
     modules that are not supported.
@@ -95,9 +111,13 @@ def dense_tensors(modules: Modules) -> dict[str, StoredTensor]:
     return found
 
 
-def read_embedding_info(folder: Path) -> EmbeddingInfo:
-    """Prompts and the end of texts. Raises OSError or CorruptFile."""
-    prompts, default = dict(PUBLISHED_PROMPTS), None
+def read_embedding_info(
+    folder: Path, published: Mapping[str, str] = PUBLISHED_PROMPTS
+) -> EmbeddingInfo:
+    """Prompts and the end of texts; `published`: those of a model without a
+    file of them. Raises OSError or CorruptFile.
+    """
+    prompts, default = dict(published), None
     path = folder / _PROMPTS_NAME
     if path.exists():
         section = Section(read_object(path), str(path))

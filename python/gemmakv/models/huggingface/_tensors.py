@@ -92,7 +92,7 @@ _RECURRENT_NORMS = {
 
 
 def _norm(config: ModelConfig, core: str, name: str, size: int) -> _Want:
-    plain = config.architecture in ("gemma3n", "gemma4")
+    plain = config.architecture in ("gemma3n", "gemma4", "embeddinggemma2")
     form = _AS_STORED if plain else _PLUS_ONE
     return _Want(core, name, (size,), form)
 
@@ -135,13 +135,14 @@ def _layer(config: ModelConfig, i: int) -> Iterator[_Want]:
             config, f"{core}{core_norm}.weight", f"{name}{norm}.weight", hidden
         )
     if config.ple_dim:
+        ple = name if config.ple_vocab else f"{name}ple_block."
         for part, other, shape in (
             ("inp_gate", "per_layer_input_gate", (config.ple_dim, hidden)),
             ("proj", "per_layer_projection", (hidden, config.ple_dim)),
             ("post_norm", "post_per_layer_input_norm", (hidden,)),
         ):
             yield _Want(
-                f"{core}{part}.weight", f"{name}{other}.weight", shape
+                f"{core}{part}.weight", f"{ple}{other}.weight", shape
             )
     if config.num_experts:
         yield from _experts(config, core, name)
@@ -301,21 +302,29 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
     yield _norm(config, "output_norm.weight", last + ".weight", hidden)
     if config.ple_dim:
         width = config.num_layers * config.ple_dim
-        yield _Want(
-            "per_layer_token_embd.weight",
-            "embed_tokens_per_layer.weight",
-            (config.ple_vocab, width),
-        )
+        if config.ple_vocab:
+            yield _Want(
+                "per_layer_token_embd.weight",
+                "embed_tokens_per_layer.weight",
+                (config.ple_vocab, width),
+            )
+        ple = "" if config.ple_vocab else "ple."
         yield _Want(
             "per_layer_model_proj.weight",
-            "per_layer_model_projection.weight",
+            f"{ple}per_layer_model_projection.weight",
             (width, hidden),
         )
         yield _norm(
             config,
             "per_layer_proj_norm.weight",
-            "per_layer_projection_norm.weight",
+            f"{ple}per_layer_projection_norm.weight",
             config.ple_dim,
+        )
+    if config.embedding_dim:
+        yield _Want(
+            "embedding_projection.weight",
+            "embedding_projection.weight",
+            (config.embedding_dim, hidden),
         )
     for i in range(max(0, config.altup_inputs - 1)):
         for part, other in (
