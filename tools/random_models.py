@@ -10,9 +10,10 @@ directory in float32, the directory is loaded here, and the logits of a prompt
 of 40 to 300 tokens, or the vectors of texts, are compared. The table has the
 median and the largest difference of each family, in shares of the range of the
 reference's values. Where one exceeds 5e-5 the model runs once more in double
-there, and the line says how far float32 of transformers and the logits here
-are from that. Ends with status 1 if any model is further from double than
-5e-5.
+there, and a line says how far float32 of transformers and the logits here are
+from that: some models that are drawn magnify what rounding does. Ends with
+status 1 if the logits of any model are further from double than 5e-5 and than
+twice what those of transformers in float32 are.
 
 Models of Gemma 4 are counted by what they have: experts, embeddings for each
 layer, values that are keys, or nothing of these. Needs torch and transformers.
@@ -109,7 +110,8 @@ def compare(family: str, seed: int, folder: Path) -> dict[str, Any]:
         exact = in_double(model, tokens)
         row["reference from double"] = golden_checks.difference(exact, expected)
         row["here from double"] = golden_checks.difference(exact, found)
-        row["good"] = row["here from double"] <= TOLERANCE
+        row["good"] = row["here from double"] <= max(
+            TOLERANCE, 2 * row["reference from double"])
     return row
 
 

@@ -362,6 +362,15 @@ class Model:
         return cast(Options, found)
 
     @property
+    def suppressed_tokens(self) -> tuple[int, ...]:
+        """Ids of tokens that calls never sample, as the model's makers say:
+        suppress_tokens of generation_config.json, or the GGUF key
+        tokenizer.ggml.suppress_tokens. A call that states a logit_bias of one
+        takes that instead.
+        """
+        return self._info.suppressed
+
+    @property
     def instruction_tuned(self) -> bool:
         """Whether the model is called one that was tuned for chat ("it")."""
         return self._info.instruction_tuned
@@ -798,6 +807,12 @@ class Model:
         """What makes the constraint of checked options; None if none does."""
         return self._compiler.later(*grammar_of(row))
 
+    def _core_options(
+        self, row: dict[str, Any], end_ids: Sequence[int] = ()
+    ) -> _core.GenerateOptions:
+        """What the core is told of a checked row of options."""
+        return core_options(row, end_ids, self._info.suppressed)
+
     def _rows(
         self,
         caches: list[KVCache],
@@ -817,7 +832,7 @@ class Model:
         call = yield Job(
             [cache._core for cache in caches],
             tokens,
-            [core_options(row, end_ids) for row in rows],
+            [self._core_options(row, end_ids) for row in rows],
             token_report(total, callback),
             optional_bos=bos,
             boundaries=boundaries,
@@ -862,7 +877,7 @@ class Model:
         call = yield Job(
             [cache._core],
             [tokens],
-            [core_options(row, end_ids)],
+            [self._core_options(row, end_ids)],
             streamed=True,
             optional_bos=self._optional_bos([prompt]),
             boundaries=[boundaries],
@@ -881,7 +896,7 @@ class Model:
         )
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
-        prompt_only = core_options(row | {"max_tokens": 0})
+        prompt_only = self._core_options(row | {"max_tokens": 0})
         bos = self._optional_bos([prompt])
         said = yield Job(
             [cache._core], [tokens], [prompt_only], optional_bos=bos,
@@ -893,7 +908,7 @@ class Model:
         core_rows = []
         for i in range(count):
             own = {} if seed is None else {"seed": (seed + i) % (1 << 64)}
-            core_rows.append(core_options(row | own))
+            core_rows.append(self._core_options(row | own))
         try:
             # Others may have appended to the conversation since.
             spoken = cache.fork()

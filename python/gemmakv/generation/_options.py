@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -344,10 +345,12 @@ def grammar_of(row: Mapping[str, Any]) -> tuple[str, Grammar | None]:
 
 
 def core_options(
-    row: Mapping[str, Any], end_ids: Sequence[int] = ()
+    row: Mapping[str, Any],
+    end_ids: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
 ) -> _core.GenerateOptions:
     """The core's options of one row of `split_rows`, ended by `end_ids` as by
-    eos.
+    eos. Tokens of `suppressed` that the row has no bias of are never sampled.
     """
     options = _core.GenerateOptions()
     for name, value in row.items():
@@ -355,4 +358,7 @@ def core_options(
             setattr(options, name, value)
     if end_ids and not options.ignore_eos:
         options.stop_token_ids = [*options.stop_token_ids, *end_ids]
+    if suppressed:
+        never = dict.fromkeys(suppressed, -math.inf)
+        options.logit_bias = list((never | dict(options.logit_bias)).items())
     return options

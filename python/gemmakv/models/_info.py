@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 
 from gemmakv import _core
+from gemmakv._support.documents import is_size
+from gemmakv.errors import CorruptFile, brief
 from gemmakv.models._embedding import EmbeddingInfo, embedding_of_gguf
 
 # "gemma-3-1b-it", "Gemma 2 2b It", "gemma-it.Q4_0": a word of its own.
@@ -22,12 +24,14 @@ class ModelInfo:
     chat_template: Jinja source of its chat template, None if it has none.
     sampling: generation keywords that its makers recommend, unchecked.
     embedding: how texts are put before a model of embeddings.
+    suppressed: ids of tokens that are never to be sampled.
     """
 
     names: tuple[str, ...] = ()
     chat_template: str | None = None
     sampling: Mapping[str, object] = dataclasses.field(default_factory=dict)
     embedding: EmbeddingInfo = EmbeddingInfo()
+    suppressed: tuple[int, ...] = ()
 
     @property
     def instruction_tuned(self) -> bool:
@@ -36,7 +40,11 @@ class ModelInfo:
 
 
 def info_of_gguf(path: str, file: _core.GgufFile) -> ModelInfo:
-    """Of an open GGUF file; values of a wrong type count as absent."""
+    """Of an open GGUF file; values of a wrong type count as absent, but for
+    those that would let through what is never to be sampled.
+
+    Raises CorruptFile.
+    """
     present = set(file.keys())
 
     def text(key: str) -> str | None:
@@ -54,7 +62,32 @@ def info_of_gguf(path: str, file: _core.GgufFile) -> ModelInfo:
             _GGUF_SAMPLING,
         ),
         embedding=embedding_of_gguf(path, file),
+        suppressed=_suppressed_of_gguf(
+            path, file.get(_SUPPRESSED) if _SUPPRESSED in present else []
+        ),
     )
+
+
+_SUPPRESSED = "tokenizer.ggml.suppress_tokens"
+
+
+def _suppressed_of_gguf(path: str, found: object) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(is_size(i) for i in found):
+        raise CorruptFile(
+            f"{path}: metadata {_SUPPRESSED} is {brief(found)}, expected a "
+            "list of token ids"
+        )
+    return tuple(sorted(set(found)))
+
+
+def check_suppressed(info: ModelInfo, path: str, vocab_size: int) -> None:
+    """Raises CorruptFile naming a suppressed token that there is none of."""
+    for token in info.suppressed:
+        if token >= vocab_size:
+            raise CorruptFile(
+                f"{path}: suppress_tokens has {token}, expected ids below "
+                f"{vocab_size}"
+            )
 
 
 # Of which GGUF key, or key of generation_config.json, an option is.

@@ -16,7 +16,7 @@ from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback
 from gemmakv.errors import MismatchError
 from gemmakv.models import _packed as packed
-from gemmakv.models._info import ModelInfo, info_of_gguf
+from gemmakv.models._info import ModelInfo, check_suppressed, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
 from gemmakv.tokenizers._directory import tokenizer_of_folder
@@ -76,6 +76,7 @@ def load(
     else:
         engine, tokenizer = _load_folder(path, model, how)
         info = model.info
+    check_suppressed(info, path, engine.config.vocab_size)
     if folder is not None:
         report = _packed_report(engine)
         packed.note_use(report, path, quantize)

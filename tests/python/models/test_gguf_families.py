@@ -201,7 +201,12 @@ def test_what_a_file_states_is_not_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("omit", [False, True])
 @pytest.mark.parametrize(
-    "name", [t.value for t in ModelType if not t.startswith("recurrent")]
+    "name",
+    [
+        t.value for t in ModelType
+        if ModelConfig.from_name(t.value).architecture
+        not in ("recurrentgemma", "embeddinggemma2")
+    ],
 )
 def test_files_of_named_types(name: str, omit: bool, tmp_path: Path) -> None:
     table = ModelConfig.from_name(name)
@@ -263,6 +268,7 @@ def test_tokens_that_end_a_reply(
     "name, words",
     [
         ("recurrentgemma", ["Hugging Face directory"]),
+        ("embeddinggemma2", ["Hugging Face directory"]),
         ("llama", []),
         ("gemma3p5", []),
         ("gemma4-assistant", []),

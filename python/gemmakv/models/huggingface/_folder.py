@@ -62,11 +62,13 @@ class ModelFolder:
         names = (*described.names, _name_of(folder.resolve()))
         generation = folder / "generation_config.json"
         sampling = read_object(generation) if generation.exists() else {}
+        stated = Section(sampling, str(generation))
         info = ModelInfo(
             names,
             chat_template_of(folder),
             sampling_of_json(sampling),
             _embedding_info(folder, described.config),
+            _suppressed(stated),
         )
         return cls(described.config, files, places, left_out, info, tied)
 
@@ -82,6 +84,14 @@ class ModelFolder:
                 "embedding, expected the same: config.json has no "
                 "tie_word_embeddings false"
             )
+
+
+def _suppressed(generation: Section) -> tuple[int, ...]:
+    """Tokens that are never sampled. Raises CorruptFile or MismatchError."""
+    key = "begin_suppress_tokens"
+    if generation.values.get(key):
+        raise MismatchError(str(generation.wrong(key, "null or none")))
+    return tuple(sorted(set(generation.token_ids("suppress_tokens") or ())))
 
 
 def _embedding_info(folder: Path, config: ModelConfig) -> EmbeddingInfo:
