@@ -170,7 +170,7 @@ GEMMA3N = [
     edit("values that are not normed", "Attention.forward",
          "value_states = self.v_norm(value_states)", "pass"),
     edit("scores divided by the root of head_dim", "Attention.forward",
-         "scaling=1.0", "scaling=self.head_dim**-0.5"),
+         "scaling=self.scaling", "scaling=self.head_dim**-0.5"),
     edit("the router's input divided by the root of its width",
          "AltUp.compute_router_modalities", "self.router_input_scale",
          "self.config.hidden_size**-0.5"),
@@ -237,7 +237,8 @@ SECOND = [
 ]
 # (family, beginning of the goldens' names, prefixes of classes, changes)
 FAMILIES = [
-    ("Gemma 4", "gemma4-", ("Gemma4Text", "Gemma4"), GEMMA4),
+    ("Gemma 4", "gemma4-",
+     ("Gemma4Text", "Gemma4", "Gemma4UnifiedText", "Gemma4Unified"), GEMMA4),
     ("Gemma 3n", "gemma3n-", ("Gemma3nText", "Gemma3n"), GEMMA3N),
     ("VaultGemma", "gemma2-vault", ("VaultGemma",), VAULT),
     ("EmbeddingGemma", "dense plain", ("Gemma3",), GEMMA3),

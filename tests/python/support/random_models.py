@@ -67,7 +67,9 @@ GEMMA3N_GAINS = {
 }
 
 
-def random_config(family: str, seed: int) -> Any:
+def random_config(
+    family: str, seed: int, vocab_size: int | None = None
+) -> Any:
     """A small model's configuration, another for each seed."""
     rng = np.random.default_rng([seed, FAMILIES.index(family)])
 
@@ -87,6 +89,8 @@ def random_config(family: str, seed: int) -> Any:
         # No token ends a reply: they are as long as they may be.
         "eos_token_id": 0,
     }
+    if vocab_size is not None:
+        common["vocab_size"] = vocab_size
     head_dim = pick(32, 64, 96, 128, 256)
     if family == "recurrentgemma":
         return _recurrent_config(common, head_dim, pick)
@@ -258,7 +262,9 @@ def _multimodal_config(text: dict[str, Any]) -> Any:
     )
 
 
-def random_model(family: str, seed: int) -> Any:
+def random_model(
+    family: str, seed: int, vocab_size: int | None = None
+) -> Any:
     """In float32; the weights are numbers of bfloat16."""
     kind = {
         "gemma": transformers.GemmaForCausalLM,
@@ -275,7 +281,7 @@ def random_model(family: str, seed: int) -> Any:
     if family == "experts":
         eager["experts_implementation"] = "eager"
     model = kind._from_config(
-        random_config(family, seed), dtype=torch.float32, **eager
+        random_config(family, seed, vocab_size), dtype=torch.float32, **eager
     ).eval()
     gains = {"gemma3n": GEMMA3N_GAINS, "gemma4": GEMMA4_GAINS,
              "experts": GEMMA4_GAINS}.get(
