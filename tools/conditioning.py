@@ -38,9 +38,9 @@ from transformers import activations
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import make_embedding_goldens  # noqa: E402
-import make_goldens  # noqa: E402
-from support import embedding_models, golden_models  # noqa: E402
+import make_embedding_goldens
+import make_goldens
+from support import embedding_models, golden_models
 
 TOLERANCE = 5e-5
 

@@ -37,8 +37,8 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
 
-import gemmakv  # noqa: E402
-from support import golden_checks, random_models  # noqa: E402
+import gemmakv
+from support import golden_checks, random_models
 
 TOLERANCE = 5e-5
 # Half of the models of the first are of one kind, and half of another.
