@@ -88,6 +88,8 @@ class Shape:
 WIDE = Shape(hidden=256, layers=2, heads=4, kv_heads=1, head_dim=64, ffn=512)
 GEMMA3_1B = Shape(hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256,
                   ffn=6912, vocab=262144, window=512, context=32768)
+GEMMA3_4B = Shape(hidden=2560, layers=34, heads=8, kv_heads=4, head_dim=256,
+                  ffn=10240, vocab=262144, window=1024, context=131072)
 GEMMA_2B = Shape("gemma", hidden=2048, layers=18, heads=8, kv_heads=1,
                  head_dim=256, ffn=16384, vocab=256000, window=0, context=8192)
 GEMMA2_2B = Shape("gemma2", hidden=2304, layers=26, heads=8, kv_heads=4,
@@ -116,7 +118,8 @@ GEMMA3N_E2B = Shape("gemma3n", hidden=2048, layers=30, heads=8, kv_heads=2,
                     head_dim=256, ffn=8192, vocab=262144, window=512,
                     context=32768, final_cap=30, streams=4, ple=256, laurel=64,
                     shared=10, sparse=10)
-LARGE = {"gemma4-moe": GEMMA4_MOE, "gemma4-e2b": GEMMA4_E2B}
+LARGE = {"gemma3-4b": GEMMA3_4B, "gemma4-moe": GEMMA4_MOE,
+         "gemma4-e2b": GEMMA4_E2B}
 LARGE.update((shape.architecture, shape)
              for shape in (GEMMA_2B, GEMMA2_2B, GEMMA3_1B, GEMMA3N_E2B,
                            EMBEDDING_300M))

@@ -43,24 +43,35 @@ void AppendReplaced(std::string_view text, std::string_view from,
   }
 }
 
-size_t BytesOf(const std::vector<std::string_view>& texts) {
+size_t BytesOf(std::span<const std::string_view> texts) {
   size_t bytes = 0;
   for (const std::string_view text : texts) bytes += text.size();
   return bytes;
 }
 
-void AppendPieceText(std::string_view piece, int64_t type, std::string& out) {
+// Writes the text of a piece, which is no longer than that; gives its end. Byte
+// by byte: most have fewer than a call for a search takes.
+char* WritePieceText(std::string_view piece, int64_t type, char* out) {
   if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
       type == Vocabulary::kUnused) {
-    return;
+    return out;
   }
   if (type == Vocabulary::kByte) {
     if (const std::optional<char> byte = ByteOfPiece(piece)) {
-      out += *byte;
-      return;
+      *out = *byte;
+      return out + 1;
     }
   }
-  AppendReplaced(piece, kSpaceMark, " ", out);
+  for (size_t i = 0; i < piece.size(); ++i) {
+    if (piece[i] == kSpaceMark[0] &&
+        piece.substr(i, kSpaceMark.size()) == kSpaceMark) {
+      *out++ = ' ';
+      i += kSpaceMark.size() - 1;
+    } else {
+      *out++ = piece[i];
+    }
+  }
+  return out;
 }
 
 // Lengths below need one byte, also that of the message around a piece.
@@ -129,19 +140,22 @@ std::vector<T> RequireArray(const GgufFile& file, const char* key,
 }  // namespace
 
 TokenText::TokenText(std::span<const std::string_view> texts) {
-  ends_.reserve(texts.size());
-  size_t total = 0;
-  for (const std::string_view text : texts) total += text.size();
-  if (total > UINT32_MAX) {
-    throw InvalidArgument(StrCat("token texts have ", total,
-                                 " bytes in total, expected at most ",
-                                 UINT32_MAX));
-  }
-  bytes_.reserve(total);
+  Reserve(BytesOf(texts), texts.size());
+  bytes_.clear();
   for (const std::string_view text : texts) {
     bytes_ += text;
     ends_.push_back(static_cast<uint32_t>(bytes_.size()));
   }
+}
+
+void TokenText::Reserve(size_t bytes, size_t tokens) {
+  if (bytes > UINT32_MAX) {
+    throw InvalidArgument(StrCat("token texts have ", bytes,
+                                 " bytes in total, expected at most ",
+                                 UINT32_MAX));
+  }
+  bytes_.resize(bytes);
+  ends_.reserve(tokens);
 }
 
 std::string_view TokenText::operator[](int32_t id) const {
@@ -187,22 +201,16 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
 }
 
 TokenText Vocabulary::Text() const {
-  std::string all;
-  all.reserve(BytesOf(pieces));
-  std::vector<size_t> ends;
-  ends.reserve(pieces.size());
+  TokenText text;
+  text.Reserve(BytesOf(pieces), pieces.size());
+  char* const begin = text.bytes_.data();
+  char* end = begin;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    AppendPieceText(pieces[i], types[i], all);
-    ends.push_back(all.size());
+    end = WritePieceText(pieces[i], types[i], end);
+    text.ends_.push_back(static_cast<uint32_t>(end - begin));
   }
-  std::vector<std::string_view> views;
-  views.reserve(pieces.size());
-  size_t begin = 0;
-  for (const size_t end : ends) {
-    views.push_back(std::string_view(all).substr(begin, end - begin));
-    begin = end;
-  }
-  return TokenText(views);
+  text.bytes_.resize(static_cast<size_t>(end - begin));
+  return text;
 }
 
 std::string Vocabulary::SentencePieceModel() const {

@@ -11,6 +11,8 @@
 
 namespace gkv {
 
+struct Vocabulary;
+
 // The text of every token, so that generation can find stop strings and stream
 // text without a tokenizer. Immutable.
 class TokenText {
@@ -25,6 +27,11 @@ class TokenText {
   bool operator==(const TokenText&) const = default;
 
  private:
+  friend struct Vocabulary;
+
+  // Room for so many bytes, which are zeros until they are written.
+  void Reserve(size_t bytes, size_t tokens);
+
   std::string bytes_;           // all texts back to back
   std::vector<uint32_t> ends_;  // [size()]
 };

@@ -33,7 +33,7 @@ class Bench:
         ids = self.gemma.tokenizer.encode(TEXT.read_text("utf-8"))
         self.ids = ids * (1 + 16384 // len(ids))
         self.offset = 0  # of prompts; moved on when a model ends a text early
-        self.parked: dict[tuple[int, int], gemmakv.KVCache] = {}
+        self.parked: dict[tuple[int | str, int], gemmakv.KVCache] = {}
 
     def cache(self, capacity: int) -> gemmakv.KVCache:
         return gemmakv.create_kv_cache(
@@ -57,7 +57,8 @@ class Bench:
                     self.parked[key], [2, *self.ids[start:start + tokens - 1]])
         return self.parked[key].fork()
 
-    def decode(self, tokens: int, context: int = 0, batch: int = 1) -> dict:
+    def decode(self, tokens: int, context: int = 0, batch: int = 1,
+               **sampling: float) -> dict:
         """Tokens a second of `batch` conversations, `tokens` steps each."""
         for _ in range(8):
             caches = [self.with_context(context, row)
@@ -66,7 +67,7 @@ class Bench:
                      else [2] for row in range(batch)]
             begin = time.perf_counter()
             results = self.gemma.generate_batch(
-                caches, first, max_tokens=tokens)
+                caches, first, max_tokens=tokens, **sampling)
             seconds = time.perf_counter() - begin
             if all(len(r.token_ids) == tokens for r in results):
                 return {"tokens_per_s": batch * tokens / seconds}
@@ -74,6 +75,19 @@ class Bench:
             self.offset += 11
             self.parked.clear()
         raise RuntimeError("the model ends every text early")
+
+    def speculate(self, text: str, tokens: int) -> dict:
+        """Tokens a second behind a text, with guesses by lookup."""
+        key = (text, 0)
+        if key not in self.parked:
+            self.parked[key] = self.cache(self.gemma.config.context_length)
+            self.gemma.prefill(self.parked[key], text)
+        cache = self.parked[key].fork()
+        begin = time.perf_counter()
+        reply = self.gemma.generate(cache, "", max_tokens=tokens,
+                                    ignore_eos=True, speculate="lookup")
+        seconds = time.perf_counter() - begin
+        return {"tokens_per_s": len(reply.token_ids) / seconds}
 
     def stream(self, tokens: int) -> dict:
         """Tokens a second that one reader gets one by one."""
@@ -117,6 +131,7 @@ def main() -> None:
         answer = {
             "prefill": bench.prefill,
             "decode": bench.decode,
+            "speculate": bench.speculate,
             "stream": bench.stream,
             "embed": bench.embed,
             "snapshot": bench.snapshot,

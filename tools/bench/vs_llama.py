@@ -2,6 +2,8 @@
 
     python tools/bench/vs_llama.py --gguf MODEL.gguf --llama-bin-dir DIR \
         [--rounds 5] [--threads 2] [--only prefill-512 ...] [--json OUT]
+    python tools/bench/vs_llama.py --shape 4b --tokenizer-from DEMO.gguf \
+        --gguf OUT.gguf --llama-bin-dir DIR
 
 DIR holds llama-bench and llama-batched-bench. Every round measures each work
 on both sides, one right after the other and in alternating order; the table
@@ -14,6 +16,17 @@ Fairness: same file, same number of threads, llama.cpp's default batches (2048,
 512) and f16 KV against gemmakv's bf16; llama.cpp runs with flash attention on
 or off, whichever a trial shows to be faster for that work. gemmakv's times
 include sampling and its Python calls, llama.cpp's have no sampling.
+Works named sampled-* draw with temperature 1, top_k 64 and top_p 0.95, as the
+makers of Gemma 3 recommend: llama.cpp's program has no sampling, so that the
+ratio is what it would be at least. Those named speculate-* decode with lookup
+(speculation.py has the texts) against llama.cpp's plain decoding at the same
+context, and are not of the model's speed alone.
+
+With --shape, OUT.gguf is made if it is not there: random weights in the shape
+of Gemma 3 1B (Q4_0) or 4B (Q4_K with Q6_K in between and for the embedding, as
+Q4_K_M mixes them; 2.6 GB), whose speed does not depend on the values, and fewer
+works are measured.
+
 first-token needs llama-cpp-python (LLAMA_CPP_LIB_PATH=DIR for a native one).
 """
 
@@ -29,6 +42,8 @@ import signal
 import statistics
 import subprocess
 import sys
+
+import speculation
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -49,10 +64,15 @@ def bench(name: str, request: dict, *arguments: str) -> Work:
                 (*arguments, "-r", "1", "-o", "json"), "avg_ts")
 
 
-def batched(count: int) -> Work:
+SAMPLING = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "seed": 1,
+            "ignore_eos": True}
+
+
+def batched(count: int, name: str = "batch", **sampling: float) -> Work:
     return Work(
-        f"batch-{count}",
-        {"kind": "decode", "tokens": 64, "context": 32, "batch": count},
+        f"{name}-{count}",
+        {"kind": "decode", "tokens": 64, "context": 32, "batch": count,
+         **sampling},
         "llama-batched-bench",
         ("-npp", "32", "-ntg", "64", "-npl", str(count), "-c",
          str(max(512, 96 * count)), "-b", "2048", "-ub", "512",
@@ -60,15 +80,32 @@ def batched(count: int) -> Work:
         "speed_tg")
 
 
+def speculative(name: str, text: str) -> Work:
+    """The context is in tokens what the worker makes of the text, about."""
+    return bench(
+        f"speculate-{name}",
+        {"kind": "speculate", "text": text, "tokens": 160},
+        "-p", "0", "-n", "160", "-d", str(len(text) // 4))
+
+
 WORKS = [
     *[bench(f"prefill-{n}", {"kind": "prefill", "tokens": n},
-            "-p", str(n), "-n", "0") for n in (128, 512, 2048)],
+            "-p", str(n), "-n", "0") for n in (128, 512, 2048, 8192, 16384)],
     bench("decode-128", {"kind": "decode", "tokens": 128},
           "-p", "0", "-n", "128"),
     *[batched(count) for count in (2, 4, 8, 16, 32)],
     bench("decode-at-8192", {"kind": "decode", "tokens": 64, "context": 8192},
           "-p", "0", "-n", "64", "-d", "8192"),
+    *[batched(count, "sampled-batch", **SAMPLING) for count in (1, 8, 32)],
+    *[speculative(name.replace(" ", "-"), text)
+      for name, text in (speculation.REPEATS | speculation.NEW).items()],
 ]
+# Of a shape: types of matrices, that of the embedding, and what is measured.
+SHAPES = {
+    "1b": ("gemma3", ["Q4_0"], "Q8_0"),
+    "4b": ("gemma3-4b", ["Q4_K", "Q4_K", "Q4_K", "Q6_K"], "Q6_K"),
+}
+SHAPE_WORKS = ["prefill-512", "decode-128", "batch-8", "sampled-batch-8"]
 UNITS = {"first-token": "s (less is better)", "memory": "MB (less is better)"}
 ONE_SHOTS = tuple(UNITS)
 
@@ -230,14 +267,38 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--llama-bin-dir", required=True, type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--only", nargs="+", choices=names)
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--tokenizer-from", metavar="GGUF")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--plot", metavar="FILE")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.shape is None) != (args.tokenizer_from is None):
+        parser.error("--shape and --tokenizer-from: expected both or none")
+    if args.only is None:
+        args.only = names if args.shape is None else SHAPE_WORKS
+    return args
+
+
+def make_shape(args: argparse.Namespace) -> None:
+    """Writes the file of a shape, unless it is there."""
+    if pathlib.Path(args.gguf).exists():
+        return
+    architecture, types, embedding = SHAPES[args.shape]
+    part = f"{args.gguf}.part"
+    subprocess.run(
+        [sys.executable, str(HERE.parent / "make_random_gguf.py"),
+         "--architecture", architecture, "--tokenizer-from",
+         args.tokenizer_from, "--embedding-type", embedding,
+         *(word for name in types for word in ("--type", name)), part],
+        check=True)
+    os.replace(part, args.gguf)
 
 
 def main() -> None:
     args = parse()
+    if args.shape is not None:
+        make_shape(args)
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"warning: the machine is not idle (load {load:.1f})",

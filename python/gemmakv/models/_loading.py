@@ -20,7 +20,12 @@ from gemmakv.models._info import ModelInfo, check_suppressed, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
 from gemmakv.tokenizers._directory import tokenizer_of_folder
-from gemmakv.tokenizers._gguf import has_merges, tokenizer_of_gguf
+from gemmakv.tokenizers._gguf import (
+    has_merges,
+    sentencepiece_of_gguf,
+    tokenizer_of_gguf,
+)
+from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -143,7 +148,7 @@ def _load_gguf(
     # The core finds out at once whether it reads a tokenizer; the others are
     # read before the weights, which may take minutes.
     if has_merges(file):
-        tokenizer = tokenizer_of_gguf(path, file)
+        tokenizer = tokenizer_of_gguf(path)
         engine = _core.Engine.load_gguf(os.fsencode(path), *how)
         if tokenizer is not None:
             check_vocab_size(tokenizer, engine)
@@ -162,27 +167,39 @@ def _load_both(
     file: _core.GgufFile,
     how: tuple[int, Callback | None, bytes, str, bool],
 ) -> tuple[_core.Engine, Tokenizer | None]:
-    """Weights, and a tokenizer that another thread makes meanwhile, which takes
-    longer than to map them. What is left of that time checks weights: their
-    first use would have to.
+    """Weights, and a tokenizer of SentencePiece, which takes longer than to map
+    them. Another thread helps: it reads the vocabulary while weights are
+    opened, and checks these, which their first use would have to, while that
+    library makes its tables. They are made on this thread: the allocator has
+    others grow their memory by a page at a time.
     """
-    made: Future[Tokenizer | None] = Future()
+    vocabulary: Future[bytes | None] = Future()
+    opened: Future[_core.Engine | None] = Future()
+    done = threading.Event()
 
-    def make() -> None:
+    def help_out() -> None:
         try:
-            made.set_result(tokenizer_of_gguf(path, file))
+            vocabulary.set_result(sentencepiece_of_gguf(file))
         except BaseException as error:
-            made.set_exception(error)
+            vocabulary.set_exception(error)
+        engine = opened.result()
+        if engine is not None:
+            while not done.is_set() and engine.check_ahead(_CHECK_S):
+                pass
 
-    thread = threading.Thread(target=make, name="gemmakv-tokenizer")
-    thread.start()
+    helper = threading.Thread(target=help_out, name="gemmakv-load")
+    helper.start()
     try:
         engine = _core.Engine.load_gguf(os.fsencode(path), *how)
-        while not made.done() and engine.check_ahead(_CHECK_S):
-            pass
+        opened.set_result(engine)
+        model = vocabulary.result()
+        tokenizer = None if model is None else SentencePieceTokenizer(model)
     finally:
-        thread.join()
-    return engine, made.result()
+        done.set()
+        if not opened.done():
+            opened.set_result(None)
+        helper.join()
+    return engine, tokenizer
 
 
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:

@@ -21,25 +21,33 @@ _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
-def tokenizer_of_gguf(
-    path: str, file: _core.GgufFile | None = None
-) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one. `file` is
-    it, if it is open already.
+def tokenizer_of_gguf(path: str) -> Tokenizer | None:
+    """A file's tokenizer; None for a file that holds nothing of one.
 
     Raises OSError, CorruptFile for a vocabulary that is damaged,
     MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
     package is missing.
     """
-    if file is None:
-        file = _core.GgufFile(os.fsencode(path))
-    names = file.keys()
-    keys = {key for key in names if key.startswith(_PREFIX)}
-    if not keys:
-        return None
+    file = _core.GgufFile(os.fsencode(path))
     if has_merges(file):
+        names = file.keys()
+        keys = {key for key in names if key.startswith(_PREFIX)}
         return _merges_tokenizer(path, file, keys)
-    return SentencePieceTokenizer(_core.sentencepiece_model(file))
+    model = sentencepiece_of_gguf(file)
+    return None if model is None else SentencePieceTokenizer(model)
+
+
+def sentencepiece_of_gguf(file: _core.GgufFile) -> bytes | None:
+    """The serialized SentencePiece model of a file whose vocabulary has scores;
+    None if it holds nothing of a tokenizer.
+
+    Raises CorruptFile for a vocabulary that is damaged, MismatchError for one
+    that is not of Gemma's kinds.
+    """
+    names = file.keys()
+    if not any(key.startswith(_PREFIX) for key in names):
+        return None
+    return _core.sentencepiece_model(file)
 
 
 def has_merges(file: _core.GgufFile) -> bool:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,58 @@ TEST(VocabularyTest, ModelProtoHoldsMarkedPiecesAndTheirKinds) {
             std::string::npos);
   // Spaces of user-defined pieces are marked.
   EXPECT_NE(model.find("\x0A\x06\xE2\x96\x81\xE2\x96\x81"), std::string::npos);
+}
+
+// Pieces whose messages have lengths of one byte are written in one go.
+TEST(VocabularyTest, ModelProtoHoldsPiecesOfAnyLength) {
+  std::vector<std::string> pieces = {"<pad>", "<eos>", "<bos>", "<unk>"};
+  std::vector<float> scores = {0, 0, 0, 0};
+  std::vector<int32_t> types = {3, 3, 3, 3};
+  for (const size_t size : {0, 1, 117, 118, 119, 120, 126, 127, 128, 300}) {
+    pieces.push_back(std::string(size, 'x'));
+    scores.push_back(-0.5f * static_cast<float>(size));
+    types.push_back(1);
+  }
+  types.back() = -7;  // as a damaged file may have it
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "llama")
+      .Set("tokenizer.ggml.tokens", pieces)
+      .Set("tokenizer.ggml.scores", scores)
+      .Set("tokenizer.ggml.token_type", types);
+  const std::vector<uint8_t> bytes = builder.Build();
+  const GgufFile file(bytes, "test");
+  const std::string model = Vocabulary(file).SentencePieceModel();
+  size_t at = 0;
+  const auto varint = [&] {
+    uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      const auto byte = static_cast<uint8_t>(model.at(at++));
+      value |= uint64_t{byte & 0x7Fu} << shift;
+      if (byte < 0x80) return value;
+    }
+  };
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    ASSERT_EQ(model.at(at++), 0x0A);
+    const size_t size = varint();
+    const size_t end = at + size;
+    ASSERT_EQ(model.at(at++), 0x0A);
+    ASSERT_EQ(varint(), pieces[i].size());
+    EXPECT_EQ(model.substr(at, pieces[i].size()), pieces[i]);
+    at += pieces[i].size();
+    ASSERT_EQ(model.at(at++), 0x15);
+    float score;
+    std::memcpy(&score, model.data() + at, sizeof(score));
+    EXPECT_EQ(score, scores[i]);
+    at += sizeof(score);
+    ASSERT_EQ(model.at(at++), 0x18);
+    EXPECT_EQ(static_cast<int32_t>(varint()), i == 3 ? 2 : types[i]);
+    EXPECT_EQ(at, end);
+  }
+  const TokenText text = Vocabulary(file).Text();
+  ASSERT_EQ(text.size(), pieces.size());
+  EXPECT_EQ(text[4], "");
+  EXPECT_EQ(text[static_cast<int32_t>(pieces.size()) - 2],
+            std::string(128, 'x'));
 }
 
 TEST(VocabularyTest, MergesDecideInOneKindAlone) {
