@@ -129,11 +129,10 @@ class Call:
     async def _document(self) -> dict[str, Any]:
         limits = self.settings.limits
         body = await self._read(limits.body_bytes, limits.body_s)
+        most = limits.json_depth, limits.json_values
         if len(body) > _POOL_BYTES and self.service is not None:
-            return await self.service.in_pool(
-                _body.parse, body, limits.json_depth
-            )
-        return _body.parse(body, limits.json_depth)
+            return await self.service.in_pool(_body.parse, body, *most)
+        return _body.parse(body, *most)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError for a model that is not served."""
@@ -180,9 +179,11 @@ class Call:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The whole answer: text as it is, else JSON."""
+        """The whole answer: text as it is, bytes of JSON, else as JSON."""
         if isinstance(content, str):
             kind, data = "text/plain; charset=utf-8", content.encode()
+        elif isinstance(content, bytes):
+            kind, data = JSON, content
         else:
             kind, data = JSON, msgspec.json.encode(content)
         more = {**(headers or {}), "content-length": str(len(data))}
