@@ -236,14 +236,9 @@ class Stream:
         if not frames:
             return
         async with self._lock:
-            if not self._call.status:
-                headers = {
-                    "cache-control": "no-cache",
-                    "x-accel-buffering": "no",
-                }
-                await self._call._start(200, self._kind, headers)
-                if self._ping:
-                    self._pings = asyncio.create_task(self._keep_alive())
+            await self._begin()
+            if self._ping and self._pings is None:
+                self._pings = asyncio.create_task(self._keep_alive())
             await self._send(frames, True)
 
     def free(self) -> bool:
@@ -264,7 +259,13 @@ class Stream:
 
     async def end(self) -> None:
         async with self._lock:
+            await self._begin()  # there may have been nothing to say
             await self._send(b"", False)
+
+    async def _begin(self) -> None:
+        if not self._call.status:
+            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            await self._call._start(200, self._kind, headers)
 
     async def close(self) -> None:
         """To be called whatever happens."""
