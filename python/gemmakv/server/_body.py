@@ -23,11 +23,12 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse(body: bytes, depth: int) -> dict[str, Any]:
+def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     """The JSON object that a body is.
 
     Raises RequestError for anything else, text that is not Unicode, NaN and
-    infinities, keys that come twice, and what is nested deeper than `depth`.
+    infinities, keys that come twice, and what is nested deeper than `depth` or
+    has more than so many `values`.
     """
     try:
         text = body.decode("utf-8")
@@ -37,7 +38,14 @@ def parse(body: bytes, depth: int) -> dict[str, Any]:
             f"body: expected UTF-8, found byte 0x{body[error.start]:02X} at "
             f"offset {error.start}",
         ) from None
-    _check_depth(body, depth)
+    bare = _STRINGS.sub(b"", body)
+    if bare.count(b",") >= values:
+        raise RequestError(
+            400,
+            f"body: expected at most {values} values in lists and objects, "
+            "found more",
+        )
+    _check_depth(bare, depth)
     try:
         found = json.loads(
             text,
@@ -81,9 +89,10 @@ def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
         raise invalid(path or "body", what) from None
 
 
-def _check_depth(body: bytes, most: int) -> None:
+def _check_depth(bare: bytes, most: int) -> None:
+    """Of a body without its strings."""
     depth = 0
-    for byte in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
+    for byte in bare.translate(None, _NOT_BRACKETS):
         if byte in b"[{":
             depth += 1
             if depth > most:

@@ -74,6 +74,7 @@ async def completion(call: Call) -> None:
     service = call.chat
     options = _options(body, document)
     several, given = _prompts(body.prompt)
+    service.check_rows(len(given), 1)
     prompts, texts = await service.on_texts(_read, service, given)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),

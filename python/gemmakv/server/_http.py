@@ -129,11 +129,10 @@ class Call:
     async def _document(self) -> dict[str, Any]:
         limits = self.settings.limits
         body = await self._read(limits.body_bytes, limits.body_s)
+        most = limits.json_depth, limits.json_values
         if len(body) > _POOL_BYTES and self.service is not None:
-            return await self.service.in_pool(
-                _body.parse, body, limits.json_depth
-            )
-        return _body.parse(body, limits.json_depth)
+            return await self.service.in_pool(_body.parse, body, *most)
+        return _body.parse(body, *most)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError for a model that is not served."""
@@ -180,9 +179,11 @@ class Call:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The whole answer: text as it is, else JSON."""
+        """The whole answer: text as it is, bytes of JSON, else as JSON."""
         if isinstance(content, str):
             kind, data = "text/plain; charset=utf-8", content.encode()
+        elif isinstance(content, bytes):
+            kind, data = JSON, content
         else:
             kind, data = JSON, msgspec.json.encode(content)
         more = {**(headers or {}), "content-length": str(len(data))}
@@ -235,14 +236,9 @@ class Stream:
         if not frames:
             return
         async with self._lock:
-            if not self._call.status:
-                headers = {
-                    "cache-control": "no-cache",
-                    "x-accel-buffering": "no",
-                }
-                await self._call._start(200, self._kind, headers)
-                if self._ping:
-                    self._pings = asyncio.create_task(self._keep_alive())
+            await self._begin()
+            if self._ping and self._pings is None:
+                self._pings = asyncio.create_task(self._keep_alive())
             await self._send(frames, True)
 
     def free(self) -> bool:
@@ -263,7 +259,13 @@ class Stream:
 
     async def end(self) -> None:
         async with self._lock:
+            await self._begin()  # there may have been nothing to say
             await self._send(b"", False)
+
+    async def _begin(self) -> None:
+        if not self._call.status:
+            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            await self._call._start(200, self._kind, headers)
 
     async def close(self) -> None:
         """To be called whatever happens."""

@@ -51,26 +51,26 @@ async def tokenize(call: Call) -> None:
     body, _ = await call.json(TokenizeBody)
     service = call.chat
     special = body.parse_special is not False  # the original's default
-    ids = await service.on_texts(
-        service.tokenizer.encode, body.content, special
-    )
-    bos = service.gemma.config.bos_id
-    if body.add_special and bos >= 0:
-        ids.insert(0, bos)
-    if not body.with_pieces:
-        await call.answer({"tokens": ids})
-        return
-    await call.answer(
-        {"tokens": [{"id": i, "piece": _piece(call, i)} for i in ids]}
-    )
+
+    def answer(content: str) -> bytes:
+        ids: list[Any] = service.tokenizer.encode(content, special)
+        bos = service.gemma.config.bos_id
+        if body.add_special and bos >= 0:
+            ids.insert(0, bos)
+        if body.with_pieces:
+            ids = [{"id": i, "piece": _piece(call, i)} for i in ids]
+        return msgspec.json.encode({"tokens": ids})
+
+    await call.answer(await service.on_texts(answer, body.content))
 
 
 async def detokenize(call: Call) -> None:
     body, _ = await call.json(DetokenizeBody)
+    service = call.chat
     try:
-        text = call.chat.tokenizer.decode(body.tokens)
-    except ValueError as error:
-        raise invalid("tokens", str(error)) from None
+        text = await service.on_texts(service.tokenizer.decode, body.tokens)
+    except RequestError as error:
+        raise invalid("tokens", error.message) from None
     await call.answer({"content": text})
 
 

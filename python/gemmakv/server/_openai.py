@@ -165,6 +165,7 @@ async def completions(call: Call) -> None:
     if body.best_of not in (None, n):
         raise missing("best_of", "a choice among more than n")
     prompts = _prompts(body.prompt)
+    call.chat.check_rows(len(prompts), n)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,

@@ -581,6 +581,10 @@ class ChatService:
     ) -> None:
         if self.admission.draining:
             raise stopping()
+        if request.messages is None:
+            self.check_rows(len(request.prompts), request.n)
+        else:
+            self.check_rows(1, request.n)
         request, options = await self._checked(request)
         if request.past is None or self.keeper is None:
             await self._admit(request, options, emit, outlet)
@@ -600,11 +604,6 @@ class ChatService:
         if options.get("response_format") or options.get("grammar"):
             await self._compile(request.tenant.label, options)
         rows = len(prompts) * request.n
-        most = min(self.settings.limits.rows, self.settings.max_running)
-        if rows > most:
-            raise invalid(
-                "n", f"expected at most {most} continuations, found {rows}"
-            )
         jobs = [
             (p, ids, self._row_options(options, ids, request))
             for p, ids in enumerate(prompts)
@@ -638,6 +637,15 @@ class ChatService:
         if event.miss_reason:
             counts.misses.add(reason=event.miss_reason)
         await emit(event)
+
+    def check_rows(self, prompts: int, n: int) -> None:
+        """Raises RequestError for more continuations than one may have."""
+        most = min(self.settings.limits.rows, self.settings.max_running)
+        if prompts * n > most:
+            raise invalid(
+                "n",
+                f"expected at most {most} continuations, found {prompts * n}",
+            )
 
     async def _compile(self, label: str, options: dict[str, Any]) -> None:
         """Has a grammar ready. Tenants have one compiled at a time, so that

@@ -22,6 +22,8 @@ class Limits:
     Attributes:
       body_bytes: of a request's body.
       json_depth: lists and objects in each other.
+      json_values: in all lists and objects of a body: each takes time on the
+        event loop, a microsecond or two.
       messages: of a conversation.
       rows: continuations of a request: prompts times `n`.
       stop: stop strings.
@@ -33,6 +35,7 @@ class Limits:
 
     body_bytes: int = 8 << 20
     json_depth: int = 64
+    json_values: int = 1 << 19
     messages: int = 4096
     rows: int = 16
     stop: int = 16

@@ -175,6 +175,9 @@ def test_a_kept_response_can_be_streamed(kept: App, tools: bool) -> None:
     assert [e["sequence_number"] for e in again] == list(range(len(again)))
     rest = get(kept, f"{path}&starting_after=2").text
     assert [data for _, data in sse_events(rest)] == again[3:]
+    beyond = get(kept, f"{path}&starting_after=999999")  # was a 500
+    assert (beyond.status_code, beyond.text) == (200, "")
+    assert beyond.headers["content-type"] == "text/event-stream"
     bad = error(get(kept, f"{path}&starting_after=x"), 400)
     assert bad["param"] == "starting_after"
     error(get(kept, f"{PATH}/resp_none?stream=true"), 404)

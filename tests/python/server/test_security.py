@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -245,6 +246,44 @@ def test_bad_bodies(app: App, path: str, body: bytes, words: str) -> None:
     assert response.status_code == 400
     error = response.json()["error"]
     assert words in (error if isinstance(error, str) else error["message"])
+
+
+def test_a_body_of_many_small_values(shared: gemmakv.Gemma) -> None:
+    """Each takes time on the event loop: 8 MiB of them held up everybody for
+    seconds.
+    """
+    limits = Limits(json_values=100)
+    app = make_app(shared, limits=limits)
+    body: dict[str, Any] = {"messages": USER, "zzz": list(range(98))}
+    assert post(app, CHAT, body).status_code == 200
+    body["zzz"].append(1)
+    found = post(app, CHAT, body)
+    assert found.status_code == 400
+    assert "at most 100 values" in found.json()["error"]["message"]
+    # Commas of texts are none.
+    body["zzz"] = ',"[],' * 1000
+    assert post(app, CHAT, body).status_code == 200
+    many = b'{"messages": [' + b"{}," * 2_700_000 + b"{}]}"
+    begin = time.monotonic()
+    found = post(make_app(shared), CHAT, many)
+    assert "at most 524288 values" in found.json()["error"]["message"]
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+def test_too_many_prompts_are_not_read(
+    app: App, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """They were all made tokens before they were counted."""
+    assert app.service is not None
+
+    def fail(*_: object) -> Any:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(app.service, "text_ids", fail)
+    found = post(app, path, {"prompt": ["a"] * 17})
+    assert found.status_code == 400
+    assert "at most 16 continuations, found 17" in found.text
 
 
 def test_text_is_no_structure(app: App) -> None:
