@@ -30,7 +30,7 @@ constexpr double kOthersWeight = 6;
 // longer one may take before it counts as interrupted.
 constexpr double kLearningRate = 0.2, kLongest = 1.5;
 // What one row of many takes, as a share of a round, before it was measured.
-constexpr double kRowShare = 0.15;
+constexpr double kRowShare = 0.07;
 // Share of the time that goes to see whether guesses would be right.
 constexpr double kTryShare = 0.01;
 // Tokens that a reply is expected to have, and to have still, whatever it has.
@@ -397,9 +397,10 @@ void DraftModel::Rounds(std::span<Request*> requests,
       next.push_back(std::move(following));
       next_left.push_back(left[i] - 1);
     }
-    if (rows <= 2 * members) {
-      NoteTime(rounds_[members - 1], SecondsSince(begin));
-    }
+    // The first round has some rows more.
+    const double more = static_cast<double>(rows - members) * row_s_;
+    NoteTime(rounds_[members - 1],
+             std::max(SecondsSince(begin) - more, 1e-9));
     slices = std::move(next);
     left = std::move(next_left);
   }
