@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, TypedDict, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+)
 from typing import get_type_hints as hints_of
 
 import numpy as np
@@ -51,6 +59,16 @@ _Text = TypeVar("_Text")
 _Grammar = TypeVar("_Grammar")
 _Format = TypeVar("_Format")
 _Speculate = TypeVar("_Speculate")
+
+
+class Draft(Protocol):
+    """A `Gemma`, which guesses for another one."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 # Keywords that are no options of the table.
@@ -180,7 +198,7 @@ class _Keywords(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
-    draft: Any
+    draft: Draft | None
 
 
 class Options(

@@ -367,8 +367,8 @@ TEST(StressTest, CallersGetWhatTheyGetAloneWithADraft) {
   tiny.window = 17;
   other.seed = 5;
   other.num_layers = 2;
-  Stress(tiny, KvDtype::kBF16, 5, 30, &tiny);
-  Stress(tiny, KvDtype::kBF16, 5, 30, &other);
+  Stress(tiny, KvDtype::kBF16, 4, 12, &tiny);
+  Stress(tiny, KvDtype::kBF16, 4, 12, &other);
 }
 
 }  // namespace
