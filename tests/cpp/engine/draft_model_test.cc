@@ -165,6 +165,24 @@ TEST_F(DraftModelTest, FollowsForksAndRewinds) {
   EXPECT_LT(rows(restored, more), kMost);
 }
 
+// Nobody learns from a draft's haste what others have said.
+TEST_F(DraftModelTest, TenantsFindTheirOwn) {
+  Load();
+  const auto prefix = std::make_shared<PrefixCache>(size_t{1} << 20);
+  const std::array<uint8_t, 1> salts[] = {{1}, {2}};
+  const Tokens prompt = RandomTokens(500, 1);
+  const auto rows = [&](size_t tenant) {
+    const auto mine =
+        gemma_->WithPrefix(gemma_->MakePrefixView(prefix, salts[tenant]));
+    const size_t before = gemma_->draft_rows();
+    mine->Generate(NewCache(), prompt, Drafted(NoStop(20)));
+    return gemma_->draft_rows() - before;
+  };
+  EXPECT_GT(rows(0), 480u);
+  EXPECT_GT(rows(1), 480u);
+  EXPECT_LT(rows(0), 400u);
+}
+
 // Its weights stay for as long as somebody may ask it.
 TEST_F(DraftModelTest, TheTargetKeepsItAlive) {
   Load();
