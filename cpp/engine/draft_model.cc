@@ -30,7 +30,7 @@ constexpr double kOthersWeight = 6;
 // longer one may take before it counts as interrupted.
 constexpr double kLearningRate = 0.2, kLongest = 1.5;
 // What one row of many takes, as a share of a round, before it was measured.
-constexpr double kRowShare = 0.15;
+constexpr double kRowShare = 0.07;
 // Share of the time that goes to see whether guesses would be right.
 constexpr double kTryShare = 0.01;
 // Tokens that a reply is expected to have, and to have still, whatever it has.
@@ -96,11 +96,12 @@ size_t DraftModel::Common(const KVCache& a, const KVCache& b) {
 // The conversation whose computed part shares most with the transcript; null if
 // that is not worth taking over.
 std::shared_ptr<DraftConversation> DraftModel::MostAlike(
-    const KVCache& target, size_t& common) const {
+    const Request& request, size_t& common) const {
   std::shared_ptr<Conversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
-    const size_t count = std::min(Common(*known->cache_, target),
+    if (known->tenant_ != request.tenant) continue;
+    const size_t count = std::min(Common(*known->cache_, *request.target),
                                   known->cache_->computed());
     if (count > common) {
       best = known;
@@ -113,10 +114,9 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
 // Gives a request a conversation, with what the model knows of its transcript.
 void DraftModel::Begin(Request& request) {
   size_t common = 0;
-  std::shared_ptr<Conversation> mine = MostAlike(*request.target, common);
-  if (mine && mine.use_count() == 2 && common == mine->cache_->length()) {
-    // It goes on where it ended: that is where it may be taken back to.
-    mine->cache_->MakeCheckpoint(mine->lock_);
+  std::shared_ptr<Conversation> mine = MostAlike(request, common);
+  if (mine && mine.use_count() == 2 && common >= mine->known_) {
+    mine->ended_ = true;
   } else {
     auto cache = mine ? std::shared_ptr<KVCache>(mine->cache_->Fork())
                       : std::make_shared<KVCache>(
@@ -127,11 +127,10 @@ void DraftModel::Begin(Request& request) {
                             model_->config.name);
     if (mine) cache->Truncate(common);
     mine = std::make_shared<Conversation>(std::move(cache));
+    mine->known_ = mine->cache_->length();
+    mine->tenant_ = request.tenant;
     known_.push_back(mine);
   }
-  mine->known_ = mine->cache_->length();
-  mine->next_ = 0;
-  mine->before_guesses_.reset();
   mine->guesses_.clear();
   mine->judged_ = 0;
   mine->right_ = {right_.value, kOthersWeight};
@@ -178,6 +177,8 @@ void DraftModel::Follow(Request& request) {
   }
   c.before_guesses_.reset();
   c.known_ += common;
+  // A turn ended here: that is where it may be taken back to.
+  if (std::exchange(c.ended_, false)) cache.MakeCheckpoint(c.lock_);
   cache.Append(c.lock_, std::span(added).subspan(common));
   c.known_ = length;
   if (std::exchange(c.moved_, false)) c.next_ = cache.next_position_for_logits();
@@ -397,9 +398,10 @@ void DraftModel::Rounds(std::span<Request*> requests,
       next.push_back(std::move(following));
       next_left.push_back(left[i] - 1);
     }
-    if (rows <= 2 * members) {
-      NoteTime(rounds_[members - 1], SecondsSince(begin));
-    }
+    // The first round has some rows more.
+    const double more = static_cast<double>(rows - members) * row_s_;
+    NoteTime(rounds_[members - 1],
+             std::max(SecondsSince(begin) - more, 1e-9));
     slices = std::move(next);
     left = std::move(next_left);
   }

@@ -16,6 +16,7 @@
 #include "cache/kv_cache.h"
 #include "engine/row_consumer.h"
 #include "model/forward.h"
+#include "store/address.h"
 
 namespace gkv {
 
@@ -55,7 +56,9 @@ class DraftConversation {
   Share right_;
   double decoded_s_ = 0;  // time of its steps, in this request
   double tried_s_ = 0;    // that it took to see whether guesses would be right
+  Address tenant_ = {};
   bool catching_up_ = false;
+  bool ended_ = false;  // a request did, at known_; the next is to mark that
   bool gave_up_ = false;  // for want of memory
   uint64_t used_ = 0;     // when it was used last
 };
@@ -91,6 +94,7 @@ class DraftModel {
     // Null before the first time; the same one each time for one request.
     std::shared_ptr<DraftConversation>* conversation = nullptr;
     const KVCache* target = nullptr;  // its transcript only grows meanwhile
+    Address tenant = {};  // finds what requests of the same one left
     size_t sampled_from = 0;          // tokens from here on are `consumer`'s
     RowConsumer* consumer = nullptr;
     size_t most = 0;  // guesses
@@ -129,7 +133,7 @@ class DraftModel {
   };
 
   void Begin(Request& request);
-  std::shared_ptr<Conversation> MostAlike(const KVCache& target,
+  std::shared_ptr<Conversation> MostAlike(const Request& request,
                                           size_t& common) const;
   static size_t Common(const KVCache& a, const KVCache& b);
   void Follow(Request& request);

@@ -230,6 +230,9 @@ std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
                                cache().capacity_tokens() - target_) - 1;
   return DraftModel::Request{.conversation = &drafted_,
                              .target = &cache(),
+                             .tenant = parts_.prefix.view
+                                           ? parts_.prefix.view->salt()
+                                           : Address{},
                              .sampled_from = stream().prompt_end(),
                              .consumer = parts_.consumer.get(),
                              .most = std::min(max_guesses, room)};

@@ -6,7 +6,7 @@ namespace gkv {
 namespace {
 
 // What one guess is taken to cost before that is known, and the weight of that.
-constexpr double kGuessShare = 0.4;
+constexpr double kGuessShare = 0.2;
 constexpr double kGuessWeight = 0.4;
 // Steps without guesses that come first.
 constexpr size_t kFirstSteps = 2;
@@ -17,6 +17,7 @@ constexpr double kFading = 0.98;
 constexpr double kMaxWeight = 8;
 // A step that took longer was interrupted.
 constexpr double kLongest = 1.5;
+constexpr double kMoreAtOnce = 0.1;
 
 }  // namespace
 
@@ -38,9 +39,12 @@ void StepTimes::Note(size_t sequences, size_t guesses, double seconds) {
     ++row.steps;
   } else if (row.steps >= kFirstSteps && row.seconds > 0) {
     Mean& mean = row.extra[guesses - 1];
-    const double share =
-        std::clamp(seconds / row.seconds - 1, 0.0,
-                   std::max(1.0, static_cast<double>(guesses)));
+    // One that took far longer than expected was interrupted, too: what
+    // guesses cost is believed in steps.
+    const double most =
+        std::min(std::max(1.0, static_cast<double>(guesses)),
+                 kLongest * Share(row, guesses) + kMoreAtOnce);
+    const double share = std::clamp(seconds / row.seconds - 1, 0.0, most);
     mean.weight = std::min(mean.weight + 1, kMaxWeight);
     mean.value += (share - mean.value) / mean.weight;
   }

@@ -148,6 +148,7 @@ class PrefixView {
 
   PrefixCache& cache() const { return *cache_; }
   // Whether they see the same.
+  const Address& salt() const { return id_.salt; }
   bool Same(const PrefixView& other) const {
     return cache_ == other.cache_ && id_ == other.id_;
   }

@@ -4,15 +4,16 @@
     python tools/bench/speculation.py MODEL --draft SMALLER
 
 The prompts are those of speculation_prompts.json: 30 whose replies repeat what
-is there (edits of code, quotations, rows of JSON), and texts that people wrote,
-which are replayed: whatever the model would say, it says what they wrote, since
-greedy replies of a small model often end in loops. Others are new text, sampled.
+is there (edits of code, quotations, rows of JSON), and texts that people
+wrote, which are replayed: whatever the model would say, it says what they
+wrote, since greedy replies of a small model often end in loops. Others are new
+text, sampled.
 
 A ratio is the decoding time without over the time with it, of two calls that
 follow each other, which give the same tokens; those of processor time say more
 where others use the machine. A reply counts as a loop if its last 40 tokens
-repeat with a period of at most 20. With --batch, so many conversations decode at
-the same time.
+repeat with a period of at most 20. With --batch, so many conversations decode
+at the same time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, TypedDict, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+)
 from typing import get_type_hints as hints_of
 
 import numpy as np
@@ -52,6 +60,16 @@ _Text = TypeVar("_Text")
 _Grammar = TypeVar("_Grammar")
 _Format = TypeVar("_Format")
 _Speculate = TypeVar("_Speculate")
+
+
+class Draft(Protocol):
+    """A `Gemma`, which guesses for another one."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 # Keywords that are no options of the table.
@@ -181,7 +199,7 @@ class _Keywords(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
-    draft: Any
+    draft: Draft | None
 
 
 class Options(

@@ -63,6 +63,40 @@ TEST(SamplerTest, AllMaskedIsMinusOne) {
   EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);
 }
 
+// What is guessed is what would be drawn, however much was drawn and guessed
+// before, and a guess leaves nothing behind.
+TEST(SamplerTest, AGuessIsWhatWouldBeDrawn) {
+  std::mt19937 rng(5);
+  for (int round = 0; round < 200; ++round) {
+    GenerateOptions options;
+    if (round % 3 > 0) options.temperature = 0.9f;
+    if (round % 4 == 1) options.top_k = 5;
+    if (round % 4 == 2) options.top_p = 0.8f;
+    if (round % 2 == 0) options.repetition_penalty = 1.5f;
+    if (round % 5 < 2) options.presence_penalty = 0.7f;
+    if (round % 5 > 2) options.frequency_penalty = 0.6f;
+    if (round % 7 == 0) options.logit_bias = {{3, 2.0f}};
+    const std::vector<int32_t> transcript = {2, 5, 5, 9};
+    Sampler sampler(options, 11, transcript), without(options, 11, transcript);
+    std::vector<int32_t> guesses;
+    std::vector<std::vector<float>> rows;
+    for (uint32_t i = 0; i < 5; ++i) rows.push_back(RandomLogits(12, rng()));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::vector<float> row = rows[i];
+      guesses.push_back(sampler.Guess(row, i, guesses, nullptr,
+                                      i == 0 ? std::vector<int32_t>{4}
+                                             : std::vector<int32_t>()));
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const std::vector<int32_t> banned(i == 0 ? 1 : 0, 4);
+      std::vector<float> a = rows[i], b = rows[i];
+      const int32_t drawn = sampler.Next(a, i, nullptr, {}, banned).id;
+      EXPECT_EQ(drawn, guesses[i]) << round << " " << i;
+      EXPECT_EQ(drawn, without.Next(b, i, nullptr, {}, banned).id);
+    }
+  }
+}
+
 TEST(SamplerTest, FrequenciesFollowTheSoftmax) {
   GenerateOptions options;
   for (const float temperature : {0.5f, 1.0f, 2.0f}) {

@@ -60,6 +60,19 @@ TEST(StepTimesTest, AnInterruptedStepCountsLittle) {
   EXPECT_NEAR(extra[0], 0.5, 0.1);
 }
 
+TEST(StepTimesTest, OneInterruptedGuessIsNotBelieved) {
+  StepTimes times;
+  for (int i = 0; i < 4; ++i) times.Note(1, 0, 0.01);
+  EXPECT_NEAR(times.Seconds(1), 0.01, 1e-9);
+  EXPECT_EQ(times.Seconds(2), 0);
+  std::array<double, 1> before, after;
+  ASSERT_EQ(times.Extra(1, 0, before), 1u);
+  times.Note(1, 1, 5);
+  ASSERT_EQ(times.Extra(1, 0, after), 1u);
+  EXPECT_GT(after[0], before[0]);
+  EXPECT_LT(after[0], 2 * before[0] + 0.1);
+}
+
 TEST(StepTimesTest, BeyondItsLimitsItKnowsNothing) {
   StepTimes times;
   std::array<double, 7> extra;

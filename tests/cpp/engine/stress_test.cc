@@ -110,6 +110,7 @@ class Caller {
     options.top_k = Below(2) ? 20 : 0;
     options.seed = rng_();
     options.logprobs = true;
+    if (gemma_.has_draft()) options.speculate = Speculate::kDraft;
     return options;
   }
 
@@ -263,6 +264,7 @@ std::shared_ptr<Gemma> Load(const TinyOptions& tiny, size_t threads) {
   MemorySource source = TinyTensors(tiny);
   LoadOptions options;
   options.threads = threads;
+  options.scheduler.always_guess = true;
   return Gemma::FromTensors(TinyConfig(tiny), source, options);
 }
 
@@ -282,12 +284,16 @@ void LookOn(Gemma& gemma, const std::vector<std::unique_ptr<Caller>>& callers,
   }
 }
 
+// With `draft`, a model of this shape guesses for those that run together.
 void Stress(const TinyOptions& tiny, KvDtype dtype, size_t num_callers,
-            size_t steps) {
+            size_t steps, const TinyOptions* draft = nullptr) {
   const auto pool = BlockPool::Create();
   pool->set_poison(true);
   const auto run = [&](size_t threads, bool together) {
-    const auto gemma = Load(tiny, threads);
+    auto gemma = Load(tiny, threads);
+    if (draft != nullptr && together) {
+      gemma = gemma->WithDraft(Load(*draft, 1));
+    }
     CacheOptions options;
     options.capacity_tokens = kCapacity;
     options.block_tokens = 16;
@@ -353,6 +359,16 @@ TEST(StressTest, CallersGetWhatTheyGetAloneWithRecurrentLayers) {
   TinyOptions tiny = MixedTypes(TinyFamily("recurrentgemma"));
   tiny.window = 17;
   Stress(tiny, KvDtype::kBF16, 4, 30);
+}
+
+// A draft that is always right, and one that hardly ever is.
+TEST(StressTest, CallersGetWhatTheyGetAloneWithADraft) {
+  TinyOptions tiny, other;
+  tiny.window = 17;
+  other.seed = 5;
+  other.num_layers = 2;
+  Stress(tiny, KvDtype::kBF16, 4, 12, &tiny);
+  Stress(tiny, KvDtype::kBF16, 4, 12, &other);
 }
 
 }  // namespace

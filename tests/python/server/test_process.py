@@ -453,6 +453,7 @@ def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
         (["--chat-template", tmp_path / "none"], ("--chat-template",), 2),
         (["--default-temperature", "-1"], ("--default-temperature",), 2),
         (["--speculate", "ngram"], ("--speculate", "lookup"), 2),
+        (["--speculate", "draft"], ("--speculate", "--draft"), 2),
         (["--kv-cache-memory", "3x"], ("--kv-cache-memory",), 2),
     ):
         result = cli("serve", "-m", talker_path, *flags, "--port", 0)
