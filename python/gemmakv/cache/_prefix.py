@@ -9,7 +9,7 @@ import weakref
 from typing import Any, Self
 
 from gemmakv import _core
-from gemmakv._support.arguments import number
+from gemmakv._support.arguments import choice, number
 from gemmakv._support.sizes import memory_limit, parse_bytes
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.errors import brief
@@ -230,6 +230,8 @@ class PrefixCache:
         that fails, whose client has no `delete_some`, or that does not answer
         within `timeout` seconds. The other tiers are cleared then.
         """
+        if tier is not None:
+            choice("tier", tier, self.tiers)
         self._core.clear(tier, number("timeout", timeout, 0, _MOST_S))
 
     def close(self, timeout: float = 10.0) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -214,7 +216,9 @@ def plain_json(name: str, value: Any) -> Any:
     text that is not Unicode.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_dict_of)
+        text = json.dumps(
+            value, ensure_ascii=False, default=_dict_of, allow_nan=False
+        )
         text.encode("utf-8")
         return json.loads(text)
     except UnicodeEncodeError as error:
@@ -227,6 +231,26 @@ def plain_json(name: str, value: Any) -> Any:
         raise ValueError(
             f"{name}: expected what JSON can say, found {error}"
         ) from None
+
+
+def loads_finite(text: str) -> Any:
+    """What JSON text says; of numbers beyond all floats the largest float, so
+    that it can be said again.
+    """
+    return json.loads(text, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+
+
+def _refuse_number(text: str) -> Any:
+    raise ValueError(f"{brief(text)}, which is no number of JSON's")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
 
 
 def to_json(value: object, indent: int | None = None) -> bytes:
@@ -332,7 +356,11 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(
+                arguments or "{}",
+                parse_float=_float,
+                parse_constant=_refuse_number,
+            )
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):

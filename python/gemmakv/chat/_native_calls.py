@@ -11,13 +11,13 @@ them is text.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import secrets
 from typing import Any
 
+from gemmakv.chat._messages import loads_finite
 from gemmakv.chat._native_grammar import native_grammar
-from gemmakv.chat._tools import ToolUse
+from gemmakv.chat._tools import ToolUse, tool_grammar
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -94,8 +94,10 @@ def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
             )
     if "thought_end" not in marks:
         marks.pop("thought", None)
-    return native_grammar(
-        marks, use.called, free=use.free, parallel=use.parallel
+    return tool_grammar(
+        lambda: native_grammar(
+            marks, use.called, free=use.free, parallel=use.parallel
+        )
     )
 
 
@@ -119,7 +121,7 @@ class _Values:
         found = self._match(_WORD) or self._match(_NUMBER)
         if found is None:
             raise ValueError("no value")
-        return json.loads(found[1])
+        return loads_finite(found[1])
 
     def _object(self, depth: int) -> dict[str, Any]:
         fields: dict[str, Any] = {}

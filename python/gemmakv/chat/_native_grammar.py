@@ -18,6 +18,7 @@ from typing import Any
 
 from gemmakv.errors import brief
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._schema_check import checked_schema
 
 _NOTES = frozenset({
     "title", "description", "default", "examples", "example", "deprecated",
@@ -40,13 +41,13 @@ _ALL = frozenset().union(*_OF_TYPE.values())
 _WHOLE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
 # What a reader takes as a key without quotes.
 _BARE = re.compile(r"[^\s:{}\[\],](?:[^:{}\[\],]*[^\s:{}\[\],])?")
-_MOST_ITEMS = 1000
+_MOST_ITEMS, _MOST_LETTERS = 1_000, 10_000
 
 # Text of any kind, and values of any: of all grammars.
 _COMMON = r"""TEXT: /(.|\n)+/
 KEY: /[A-Za-z0-9_.-]+/
 string: quote TEXT? quote
-number: %json {"type": "number"}
+number: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/
 any: string | number | "true" | "false" | "null" | any_object | any_array
 any_object: "{" (any_pair ("," any_pair)*)? "}"
 any_pair: KEY ":" any
@@ -93,12 +94,12 @@ def native_grammar(
         lines.insert(0, f"start: {'thought? ' if thinks else ''}{calls}")
     for i, tool in tools.items():
         function = tool["function"]
-        rules = _Rules(
-            f"tools[{i}].function.parameters",
-            f"args_{i}",
-            function.get("parameters") or {},
-            bool(function.get("strict")),
+        where = f"tools[{i}].function.parameters"
+        strict = bool(function.get("strict"))
+        schema = checked_schema(
+            function.get("parameters") or {}, where, strict=strict
         )
+        rules = _Rules(where, f"args_{i}", schema, strict)
         arguments = rules.arguments()
         head = _text(f"call:{function['name']}")
         lines += [f"tool_{i}: {head} {arguments}", *rules.lines]
@@ -275,6 +276,8 @@ class _Rules:
         if kind == "boolean":
             return '("true" | "false")'
         found = {k: schema[k] for k in _OF_TYPE[kind] if k in schema}
+        if kind == "number" and not found:
+            return "number"
         found = {
             "type": kind,
             **dict(sorted(found.items())),
@@ -306,6 +309,14 @@ class _Rules:
             for name, schema in _sorted(all_of_them)
         ]
         more = schema.get("additionalProperties", not all_of_them)
+        closed = schema.get("additionalProperties") is False
+        if closed and len(all_of_them) > len(properties):
+            lacks = next(name for name in required if name not in properties)
+            raise self._refused(
+                place,
+                "required",
+                f"expected properties that there may be, found {brief(lacks)}",
+            )
         extra = None
         if more is not False:
             value = self._value(more, place + ".additionalProperties")
@@ -434,7 +445,7 @@ class _Rules:
             raise self._refused(
                 place, name, f"expected a count, found {brief(value)}"
             )
-        if "Items" in name and value > _MOST_ITEMS:
+        if value > (_MOST_ITEMS if "Items" in name else _MOST_LETTERS):
             self._cannot(place, name)
             return default
         return value

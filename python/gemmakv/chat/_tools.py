@@ -20,10 +20,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from gemmakv.chat._messages import Message, Tools, items, plain_json
+from gemmakv.chat._messages import (
+    Message,
+    Tools,
+    items,
+    loads_finite,
+    plain_json,
+)
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
+from gemmakv.generation._schema_check import checked_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = '"arguments": '
@@ -60,7 +67,9 @@ class ToolUse:
     @cached_property
     def grammar(self) -> Grammar:
         """What a reply follows whose calls have the form above."""
-        return _grammar(self.called, self.free, self.parallel)
+        return tool_grammar(
+            lambda: _grammar(self.called, self.free, self.parallel)
+        )
 
 
 def tool_use(
@@ -262,7 +271,7 @@ class CallReader:
                     self._reads = self._tail
                     self._arguments += text
                     call = ToolCall(
-                        self._id, self._name, json.loads(self._arguments)
+                        self._id, self._name, loads_finite(self._arguments)
                     )
                     yield CallPart(self._calls, arguments=text, end=call)
                     self._calls += 1
@@ -306,7 +315,7 @@ def _grammar(
         head = f'{{"name": "{function["name"]}", {_ARGUMENTS}'
         schema = {
             "type": "object",
-            **(function.get("parameters") or {}),
+            **_parameters(i, function),
             "x-guidance": {
                 "whitespace_flexible": False,
                 "item_separator": ", ",
@@ -320,6 +329,26 @@ def _grammar(
             f"args_{i}: %json {json.dumps(schema)}",
         ]
     return Grammar("tools", "\n".join(lines))
+
+
+def tool_grammar(make: Callable[[], Grammar]) -> Grammar:
+    """`make` of tools: it blames them for their size, not itself."""
+    try:
+        return make()
+    except ValueError as error:
+        words = str(error)
+        if not words.startswith("grammar: "):
+            raise
+        words = words.removeprefix("grammar: ")
+        raise ValueError(f"tools: as a grammar, {words}") from None
+
+
+def _parameters(i: int, function: Mapping[str, Any]) -> dict[str, Any]:
+    return checked_schema(
+        function.get("parameters") or {},
+        f"tools[{i}].function.parameters",
+        strict=bool(function.get("strict")),
+    )
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:
@@ -349,6 +378,13 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
             f"{name}.function.parameters: expected the JSON schema of an "
             f"object, found {brief(parameters)}"
         )
+    for key, kind in (("strict", bool), ("description", str)):
+        if not isinstance(function.get(key), kind | None):
+            raise unexpected(
+                f"{name}.function.{key}",
+                "True or False" if kind is bool else "text",
+                function[key],
+            )
     found: dict[str, Any] = plain_json(name, tool)
     return found
 

@@ -25,6 +25,8 @@ def check_dim(dim: int | None, dims: Sequence[int]) -> int:
     """0 for None. Raises ValueError listing the known ones."""
     if dim is None:
         return 0
+    if isinstance(dim, np.integer):
+        dim = int(dim)
     if isinstance(dim, bool) or not isinstance(dim, int) or dim not in dims:
         known = ", ".join(map(str, dims))
         expected = f"one of {known}" if len(dims) > 1 else known

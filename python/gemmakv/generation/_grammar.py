@@ -10,6 +10,7 @@ from typing import Any
 
 from gemmakv._support.arguments import choice
 from gemmakv.errors import brief, unexpected
+from gemmakv.generation._schema_check import checked_schema
 
 # What one may be at most: compiling takes time and memory with its size.
 MAX_BYTES = 128 << 10
@@ -67,6 +68,8 @@ class Grammar:
                     )
             elif letter in ")]}" and depth:
                 depth -= 1
+        if self.kind == "json_schema":
+            _check_schema(self.text)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -155,6 +158,15 @@ def of_response_format(name: str, value: object) -> Grammar | None:
     except ValueError as error:
         words = str(error).removeprefix("grammar: ")
         raise ValueError(f"{name}: {words}") from None
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return  # compiling says more
+    if isinstance(schema, dict):
+        checked_schema(schema, "grammar: json_schema", strict=True)
 
 
 _FORMATS = ("text", "json_object", "json_schema")

@@ -154,6 +154,13 @@ async def unpin(call: Call) -> None:
 
 async def clear(call: Call) -> None:
     prefix = _prefix(call)
+    # What deletes does no more than it was asked for.
+    given = call.query.multi_items()
+    for name, _ in given:
+        if name != "tier" or len(given) > 1:
+            raise invalid(
+                name[:40], "expected ?tier=TIER alone, or nothing behind ?"
+            )
     tier = call.query_of(ClearQuery).tier
     service = call.chat
     if len(service.labels) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,8 @@ C, E = "<|tool_call>", "<tool_call|>"
         ("numbers", "{m:10,n:12,x:0.5}", False),
         ("numbers", "{m:10,n:11,x:1.5}", False),
         ("numbers", "{m:11,n:11,x:0.5}", False),
+        ("nothing", "{a:1e999}", False),
+        ("nothing", "{a:-1.5e-99}", True),
         ("recursive", "{n:1,next:{next:{}}}", True),
         ("recursive", "{next:{n:null}}", False),
     ],
@@ -327,6 +330,12 @@ BAD = "tools[1].function.parameters"
          "not supported in a strict"),
         ({"properties": {"a": {"oneOf": [{}, {}]}}}, ".properties.a.oneOf",
          "not supported in a strict"),
+        ({"properties": {"a": {"type": "string", "maxLength": 10**30}}},
+         ".properties.a.maxLength", "not supported in a strict"),
+        ({"properties": {"a": {"type": "number", "minimum": 1e308}}},
+         ".properties.a.minimum", "expected a number between -2^53 and"),
+        ({"properties": {"a": {"type": "integer", "maximum": -(2**64)}}},
+         ".properties.a.maximum", "expected a number between -2^53 and"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced(
@@ -361,6 +370,13 @@ def test_what_cannot_be_enforced(
          ".properties.a.maxItems: expected at least 2 items, found 1"),
         ({"properties": {"a": {"type": "string", "pattern": "a("}}},
          ": pattern: unclosed group"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+         ".$ref: expected a schema that a value satisfies"),
+        ({"properties": {"a": {"type": "integer", "multipleOf": -3}}},
+         ".properties.a.multipleOf: expected more than 0, found -3"),
+        ({"properties": {"a": {"const": 1}}, "required": ["zz"],
+          "additionalProperties": False},
+         ".required: expected properties that there may be, found 'zz'"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("strict", [True, False])
@@ -399,3 +415,43 @@ def test_a_vocabulary_without_the_tokens(tiny_path: Path) -> None:
     assert use is not None and other.tokenizer is not None
     with pytest.raises(ValueError, match=r"the vocabulary has no '<\|tool_c"):
         grammar_of("native", other.tokenizer, use)
+
+
+def test_numbers_that_no_float_is() -> None:
+    call = read_call("call:f{x:1e999,y:-1e400,z:1e-999}")
+    assert call is not None
+    most = sys.float_info.max
+    assert call.arguments == {"x": most, "y": -most, "z": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ({"parameters": {"properties": {"a": {"const": float("nan")}}}},
+         "tools[0]: expected what JSON can say"),
+        ({"strict": "yes"}, "tools[0].function.strict: expected True or False"),
+        ({"description": 5}, "tools[0].function.description: expected text"),
+        ({"parameters": {"enum": ["x" * 90] * 2000}}, "tools: as a grammar, "),
+    ],
+)  # fmt: skip
+def test_what_is_no_tool(
+    gemma: gemmakv.Gemma, function: Any, words: str
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", **function}}
+    for template in ("gemma4", "gemma"):
+        with pytest.raises(ValueError) as found:
+            gemma.chat(
+                [{"role": "user", "content": "Hello"}], tools=[tool],
+                template=template, max_tokens=1,
+            )  # fmt: skip
+        assert str(found.value).startswith(words)
+
+
+@pytest.mark.parametrize("text", ['{"x": 1e999}', '{"x": NaN}', "[1]"])
+def test_arguments_that_are_no_json(gemma: gemmakv.Gemma, text: str) -> None:
+    call = {"id": "a", "type": "function",
+            "function": {"name": "f", "arguments": text}}  # fmt: skip
+    messages = [{"role": "user", "content": "Hello"},
+                {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(ValueError, match="arguments: expected a dict or the"):
+        gemma.count_tokens(messages)

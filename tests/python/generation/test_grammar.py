@@ -406,3 +406,69 @@ def test_real_model(gemma: gemmakv.Gemma) -> None:
         )  # fmt: skip
         assert said.finish_reason == "stop", said.text
         jsonschema.validate(json.loads(said.text), SCHEMAS[name])
+
+
+REC = {"properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+LOOP = {
+    "$ref": "#/$defs/a",
+    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"minimum": -(2**63), "maximum": -(2**63)},
+         "minimum: expected a number between -2^53 and 2^53, found -9223"),
+        ({"properties": {"minimum": {"minimum": 2**53 + 1}}},
+         "properties.minimum.minimum: expected a number between"),
+        ({"anyOf": [{}, {"exclusiveMaximum": -1e30}]},
+         "anyOf[1].exclusiveMaximum: expected a number between"),
+        ({"items": {"multipleOf": 0}},
+         "items.multipleOf: expected more than 0, found 0"),
+        (REC, "$ref: expected a schema that a value satisfies, found one that"),
+        (LOOP, "$ref: expected a schema that a value satisfies, found one"),
+        ({"$ref": "#"}, "$ref: expected a schema that a value satisfies"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+         "$ref: expected a schema that a value satisfies"),
+    ],
+)  # fmt: skip
+def test_what_llguidance_does_not_check(schema: Any, words: str) -> None:
+    with pytest.raises(ValueError) as found:
+        Grammar.json_schema(schema)
+    assert str(found.value).startswith("grammar: json_schema." + words)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"$ref": "#"}}},
+        {"anyOf": [{"$ref": "#"}, {"type": "integer"}]},
+        {"type": ["array", "null"], "minItems": 1, "items": {"$ref": "#"}},
+        {"type": "array", "minItems": 1, "items": {"$ref": "#"},
+         "prefixItems": [{"type": "integer"}]},
+        {"enum": [2**60], "properties": {"x": {"$ref": "#"}}},
+        {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
+    ],
+)  # fmt: skip
+def test_schemas_whose_values_end(schema: Any) -> None:
+    Grammar.json_schema(schema)
+
+
+def test_chains_of_references_take_no_time() -> None:
+    """Long ones, and such as share all that is behind them."""
+    for count, ends in ((900, True), (900, False)):
+        defs = {
+            f"d{i}": {"properties": {name: {"$ref": f"#/$defs/d{i + 1}"}
+                                     for name in "ab"},
+                      "required": ["a", "b"]}
+            for i in range(count)
+        }  # fmt: skip
+        last = {} if ends else {"$ref": "#/$defs/d0"}
+        schema = {"$ref": "#/$defs/d0",
+                  "$defs": {**defs, f"d{count}": last}}  # fmt: skip
+        if ends:
+            Grammar.json_schema(schema)
+        else:
+            with pytest.raises(ValueError, match="without an end"):
+                Grammar.json_schema(schema)

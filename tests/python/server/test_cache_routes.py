@@ -118,6 +118,8 @@ def test_each_key_has_its_own(talker_path: Path) -> None:
 def test_clear(own: App) -> None:
     pin(own, prompt=TEXT)
     assert error(delete(own, CACHE + "?tier=disk"), 400)["param"] == "tier"
+    for query in ("teir=ram", "tier=ram&tier=ram", "tier=ram&x=1", "tier="):
+        error(delete(own, f"{CACHE}?{query}"), 400)
     assert match(own, prompt=TEXT)[1] > 0
     assert delete(own, CACHE).json()["tiers"] == ["ram"]
     assert match(own, prompt=TEXT)[1] == 0
