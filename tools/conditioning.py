@@ -137,15 +137,11 @@ GEMMA4 += [
     edit("experts read what the feed-forward reads", "DecoderLayer.forward",
          "self.pre_feedforward_layernorm_2(hidden_states_flat)",
          "self.pre_feedforward_layernorm(hidden_states_flat)", **_MOE),
-    edit("shares of the chosen experts that are not of 1", "Router.forward",
-         "top_k_weights /= top_k_weights.sum(dim=-1, keepdim=True)", "pass",
-         **_MOE),
-    edit("the scale of an expert before its share is of 1", "Router.forward",
-         "top_k_weights /= top_k_weights.sum(dim=-1, keepdim=True)", "pass",
+    # That shares are not of 1, or not before that scale, is a common factor:
+    # the norm behind the sum takes it out.
+    edit("no scale of an expert", "Router.forward",
          "top_k_weights = top_k_weights * self.per_expert_scale[top_k_index]",
-         "top_k_weights = top_k_weights * self.per_expert_scale[top_k_index]\n"
-         "    top_k_weights = top_k_weights / top_k_weights.sum(-1, True)",
-         **_MOE),
+         "pass", **_MOE),
     edit("what gates of experts and what they gate, exchanged",
          "Experts.forward", "self.act_fn(gate) * up", "self.act_fn(up) * gate",
          **_MOE),

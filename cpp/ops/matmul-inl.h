@@ -37,7 +37,8 @@ namespace HWY_NAMESPACE {
 // A panel is as many blocks as keep two groups of unpacked weights and a tile
 // of activations in L1.
 inline constexpr size_t kPanelBlocks = 24;
-inline constexpr size_t kChunkRows = 20 * kTileRows;
+// The 128 rows of a prompt's step are one chunk with AVX-512.
+inline constexpr size_t kChunkRows = 22 * kTileRows;
 // So many that what rows contribute is prepared once for a task of a prompt.
 inline constexpr size_t kChunkGroups = 24;
 
