@@ -15,7 +15,7 @@ uint64_t Between(std::chrono::steady_clock::time_point begin,
 void StepClock::Begin() {
   last_ = now_();
   part_ = StepPart::kPlanning;
-  joining_ = parallel_ = false;
+  held_ = joining_ = parallel_ = false;
   Clear();
 }
 

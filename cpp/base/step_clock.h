@@ -27,9 +27,13 @@ class StepClock {
   void Begin();
   // From now on it is this part. In no parallel loop.
   void Enter(StepPart part) {
+    if (held_) return;
     Charge();
     part_ = part;
   }
+  // While it is held, the step stays in the part that it is in: what another
+  // model computes meanwhile is no part of this one's.
+  void Hold(bool held) { held_ = held; }
   // The step ends. Called before it gives anything to anyone: whoever has that
   // finds the step in the sums.
   void End(StepPhase phase, size_t rows) { Add(phase, 1, rows); }
@@ -77,6 +81,7 @@ class StepClock {
   // Of the step that runs.
   std::chrono::steady_clock::time_point begin_, last_;
   StepPart part_ = StepPart::kPlanning;
+  bool held_ = false;
   bool joining_ = false;
   bool parallel_ = false;
   uint64_t loops_ = 0;

@@ -165,9 +165,10 @@ std::shared_ptr<Gemma> Gemma::WithPrefix(
 
 bool Gemma::CheckAhead(double seconds) const {
   const auto& file = model_->weights.file;
-  return file && file->CheckAhead(
-                     Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(seconds)));
+  const std::chrono::duration<double> time(seconds);
+  return file &&
+         file->CheckAhead(Clock::now() +
+                          std::chrono::duration_cast<Clock::duration>(time));
 }
 
 std::shared_ptr<Gemma> Gemma::WithDraft(
@@ -272,7 +273,8 @@ Embedder& Gemma::embedder() {
     (void)shared.embedder.release();
   }
   if (!shared.embedder) {
-    shared.embedder = std::make_unique<Embedder>(model_, num_threads_, profiled_);
+    shared.embedder =
+        std::make_unique<Embedder>(model_, num_threads_, profiled_);
     shared.embedder_pid = getpid();
   }
   return *shared.embedder;

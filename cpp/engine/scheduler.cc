@@ -391,7 +391,9 @@ size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
 // Plans the rows and prepares their slices, those of the oldest first.
 void Scheduler::PrepareStep() {
   pool_->Enter(StepPart::kDrafting);
+  if (clock_) clock_->Hold(true);
   Draft();
+  if (clock_) clock_->Hold(false);
   pool_->Enter(StepPart::kPlanning);
   std::vector<Sequence*> sequences;
   std::vector<PlanInput> inputs;

@@ -9,8 +9,8 @@ namespace gkv {
 
 // What a step of a model spends its time on.
 enum class StepPart {
-  kPlanning,            // choosing rows, blocks for them, what requests are told
-  kDrafting,            // guessing tokens
+  kPlanning,            // choosing rows, blocks for them; telling requests
+  kDrafting,            // guessing tokens, all that a draft model does
   kMasks,               // waiting for what a constraint allows
   kChecks,              // checksums of packed weights, once each
   kEmbedding,           // rows of the embedding

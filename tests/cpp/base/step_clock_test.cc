@@ -122,6 +122,38 @@ TEST(StepClockTest, WhatComesAfterTheEndIsNoOtherStep) {
   EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kSampling), 0.004);
 }
 
+// A draft model's products are drafting, not products of the model.
+TEST(StepClockTest, WhileItIsHeldThePartStays) {
+  StepClock clock(&Told);
+  clock.Begin();
+  clock.Enter(StepPart::kDrafting);
+  clock.Hold(true);
+  clock.Enter(StepPart::kQkv);
+  Pass(4);
+  clock.Fork();
+  Pass(1);
+  clock.Work();
+  clock.Wait();
+  clock.Join();
+  clock.Hold(false);
+  clock.Enter(StepPart::kQkv);
+  Pass(2);
+  clock.End(StepPhase::kDecode, 1);
+  // One that failed while it was held.
+  clock.Begin();
+  clock.Enter(StepPart::kDrafting);
+  clock.Hold(true);
+  clock.Begin();
+  clock.Enter(StepPart::kHead);
+  Pass(8);
+  clock.End(StepPhase::kDecode, 1);
+  const PhaseProfile decode = PhaseOf(clock, StepPhase::kDecode);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kDrafting), 0.004);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kJoins), 0.001);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kQkv), 0.002);
+  EXPECT_DOUBLE_EQ(PartOf(decode, StepPart::kHead), 0.008);
+}
+
 // With real threads and the real time: waiting for a slow thread is a join, and
 // a loop of one task, or on one thread, is none.
 TEST(StepClockTest, ThePoolTellsOfItsLoops) {

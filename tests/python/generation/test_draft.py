@@ -235,3 +235,14 @@ def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
     refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")
     assert refused.returncode != 0
     assert b"the model has no draft" in refused.stderr
+
+
+def test_what_a_draft_model_computes_is_drafting(
+    tiny: Gemma, small: Gemma
+) -> None:
+    timed = large_one(tiny, draft=small, threads=2, profile=True)
+    assert drafted(timed) > 0
+    decode = timed.profile().decode
+    assert sum(decode.parts.values()) == pytest.approx(decode.seconds)
+    # Not products of the model that it guesses for.
+    assert decode.parts["drafting"] > 2 * decode.parts["planning"]
