@@ -101,7 +101,10 @@ class AllocationFailureTest : public ::testing::Test {
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
+    options.scheduler.always_guess = true;
     gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    // It thinks alike, and is always right.
+    draft_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
   }
 
   std::shared_ptr<KVCache> NewCache() {
@@ -122,11 +125,17 @@ class AllocationFailureTest : public ::testing::Test {
   }
 
   const std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
-  std::shared_ptr<Gemma> gemma_;
+  std::shared_ptr<Gemma> gemma_, draft_;
 };
 
-// One that is streamed and one that is not, which the other may not disturb.
-TEST_F(AllocationFailureTest, EndsARequestAtMost) {
+// One that is streamed and one that is not, which the other may not disturb;
+// guessed by lookup, and by a draft model.
+class SpeculatingTest : public AllocationFailureTest,
+                        public ::testing::WithParamInterface<Speculate> {};
+
+TEST_P(SpeculatingTest, EndsARequestAtMost) {
+  const bool drafts = GetParam() == Speculate::kDraft;
+  if (drafts) gemma_ = gemma_->WithDraft(draft_);
   const Tokens prompts[] = {RandomTokens(40, 1), RandomTokens(25, 2)};
   Tokens expected[2];
   std::shared_ptr<KVCache> begun[2];
@@ -145,7 +154,7 @@ TEST_F(AllocationFailureTest, EndsARequestAtMost) {
     bool refused = false;
     {
       const auto options = [](uint64_t seed) {
-        return Options(seed, Speculate::kLookup);
+        return Options(seed, GetParam());
       };
       const Gemma::Job jobs[] = {{caches[0], prompts[0], options(0), true},
                                  {caches[1], prompts[1], options(1)}};
@@ -202,6 +211,14 @@ TEST_F(AllocationFailureTest, EndsARequestAtMost) {
   last.reset();
   EXPECT_EQ(pool_->bytes_in_use(), begun[0]->nbytes() + begun[1]->nbytes());
 }
+
+INSTANTIATE_TEST_SUITE_P(Guesses, SpeculatingTest,
+                         ::testing::Values(Speculate::kLookup,
+                                           Speculate::kDraft),
+                         [](const auto& info) {
+                           return info.param == Speculate::kDraft ? "Draft"
+                                                                  : "Lookup";
+                         });
 
 // The prefix cache loses an entry, or is not asked; what it has stays right.
 TEST_F(AllocationFailureTest, ThePrefixCacheStaysWhole) {
