@@ -99,6 +99,11 @@ Gemma Gemma::FromTensors(const ModelConfig& config, TensorSource& source,
       std::make_unique<Core>(CoreGemma::FromTensors(config, source, options)));
 }
 
+Gemma Gemma::WithDraft(const Gemma& draft) const {
+  return Gemma(std::make_unique<Core>(
+      core_->gemma->WithDraft(draft.core_->gemma)));
+}
+
 const ModelConfig& Gemma::config() const { return core_->gemma->config(); }
 Hash128 Gemma::fingerprint() const { return core_->gemma->fingerprint(); }
 

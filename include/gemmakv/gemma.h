@@ -37,6 +37,12 @@ class Gemma {
   Gemma& operator=(Gemma&&) noexcept;
   ~Gemma();
 
+  // The same model, whose requests may ask `draft`, a smaller one with the same
+  // vocabulary, what comes next: Speculate::kDraft. Its weights stay for as long
+  // as this does. Throws InvalidArgument for this very model or one of
+  // embeddings, and Mismatch for another vocabulary.
+  Gemma WithDraft(const Gemma& draft) const;
+
   const ModelConfig& config() const;
   // Lengths of vectors that Embed can make; the whole one first.
   std::vector<size_t> EmbeddingDims() const;

@@ -74,6 +74,27 @@ TEST(GemmaTest, GeneratesTokenByToken) {
   EXPECT_EQ(cache.fingerprint(), Model().fingerprint());
 }
 
+TEST(GemmaTest, ADraftChangesNothing) {
+  const gkv::Gemma draft = RandomModel();
+  const gkv::Gemma drafting = Model().WithDraft(draft);
+  gkv::KVCache plain = NewCache(), guessed = NewCache();
+  gkv::GenerateOptions options;
+  options.max_tokens = 40;
+  const auto expected = Model().Generate(plain, kPrompt, options);
+  options.speculate = gkv::Speculate::kDraft;
+  const auto found = drafting.Generate(guessed, kPrompt, options);
+  EXPECT_EQ(found.token_ids, expected.token_ids);
+  EXPECT_EQ(LogitsOf(guessed), LogitsOf(plain));
+  EXPECT_NE(ErrorOf<gkv::InvalidArgument>([] {
+              (void)Model().WithDraft(Model());
+            }).find("the draft is the model itself"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf<gkv::InvalidArgument>([&] {
+              (void)Model().Generate(guessed, kPrompt, options);
+            }).find("draft"),
+            std::string::npos);
+}
+
 TEST(GemmaTest, FalseEndsTheGeneration) {
   gkv::KVCache cache = NewCache();
   const gkv::GenerateResult result = Model().Generate(
