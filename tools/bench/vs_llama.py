@@ -88,6 +88,15 @@ def speculative(name: str, text: str) -> Work:
         "-p", "0", "-n", "160", "-d", str(len(text) // 4))
 
 
+def texts() -> dict[str, str]:
+    """By kind: the first kept prompt whose reply repeats it, and a new one."""
+    found: dict[str, str] = {}
+    for prompt in json.loads(speculation.PROMPTS.read_text("utf-8")):
+        found.setdefault(prompt["kind"], prompt["prompt"])
+    found["new text"] = next(iter(speculation.NEW.values()))
+    return found
+
+
 WORKS = [
     *[bench(f"prefill-{n}", {"kind": "prefill", "tokens": n},
             "-p", str(n), "-n", "0") for n in (128, 512, 2048, 8192, 16384)],
@@ -98,7 +107,7 @@ WORKS = [
           "-p", "0", "-n", "64", "-d", "8192"),
     *[batched(count, "sampled-batch", **SAMPLING) for count in (1, 8, 32)],
     *[speculative(name.replace(" ", "-"), text)
-      for name, text in (speculation.REPEATS | speculation.NEW).items()],
+      for name, text in texts().items()],
 ]
 # Of a shape: types of matrices, that of the embedding, and what is measured.
 SHAPES = {
