@@ -12,10 +12,13 @@ import pytest
 
 import gemmakv
 from gemmakv.server._app import App
+from gemmakv.server._settings import Limits
 from support import tiny_gguf
 from support.asgi import NAME, USER, get, in_loop, make_app, post
 
 ROUTE = "/v1/embeddings"
+
+MANY = Limits(json_values=1 << 21)  # token ids of what takes a while
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> gemmakv.Gemma:
 
 @pytest.fixture
 def served(embedder: gemmakv.Gemma) -> App:
-    return make_app(embedder)
+    return make_app(embedder, limits=MANY)
 
 
 def vectors_of(found: dict[str, Any]) -> list[list[float]]:
@@ -241,7 +244,7 @@ def test_a_client_that_goes_away_ends_its_call(
 
 
 def test_a_request_has_a_time(embedder: gemmakv.Gemma) -> None:
-    app = make_app(embedder, request_timeout=0.3)
+    app = make_app(embedder, request_timeout=0.3, limits=MANY)
     response = post(app, ROUTE, {"input": [[5] * 512] * 2000})
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "deadline_exceeded"
