@@ -394,8 +394,19 @@ class ChatService:
         think: bool | None = None,
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
+        self._check_writes()
         self._check_count(messages)
         return await self.on_texts(self.render, messages, tools, think)
+
+    def _check_writes(self) -> None:
+        if self.gemma.config.bidirectional:
+            raise RequestError(
+                400,
+                "model: expected one that writes text, found one that makes "
+                "embeddings of texts; these are at /v1/embeddings",
+                param="model",
+                code="model_not_supported",
+            )
 
     def render(
         self,
@@ -994,6 +1005,7 @@ class ChatService:
         self, request: ChatRequest, options: dict[str, Any]
     ) -> tuple[list[TokenArray], int]:
         """Of all prompts, and how many messages are left out of them."""
+        self._check_writes()
         dropped = request.dropped
         special = bool(options.pop("parse_special", False))
         if request.messages is not None:
