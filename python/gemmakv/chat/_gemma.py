@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
-from gemmakv.chat._native_calls import NATIVE, grammar_of
+from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._templates import (
     call_form,
@@ -271,7 +271,5 @@ class Gemma(Model):
         for name in ("grammar", "response_format"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: expected none together with tools")
-        grammar = use.grammar
-        if form in NATIVE:
-            grammar = grammar_of(form, self._needed_tokenizer(), use)
+        grammar = grammar_of(form, self._needed_tokenizer(), use)
         return use.tools, form, {**options, "grammar": grammar}

@@ -71,10 +71,13 @@ def read_call(text: str) -> ToolCall | None:
 
 
 def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
-    """What a reply follows that may call. Raises ValueError for a vocabulary
-    without the form's control tokens, and for a schema that is none or, where
-    its tool is strict, cannot be enforced.
+    """What a reply follows that may call; `form`: "json" or one of `NATIVE`.
+
+    Raises ValueError for a vocabulary without the form's control tokens, and
+    for a schema that is none or, where its tool is strict, cannot be enforced.
     """
+    if form not in NATIVE:
+        return use.grammar
     native = NATIVE[form]
     marks: dict[str, int] = {}
     for name, token in (

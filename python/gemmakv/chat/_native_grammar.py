@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gemmakv.chat._tools import parameters_of
 from gemmakv.errors import brief
 from gemmakv.generation._grammar import Grammar
-from gemmakv.generation._schema_check import checked_schema
 
 _NOTES = frozenset({
     "title", "description", "default", "examples", "example", "deprecated",
@@ -94,12 +94,12 @@ def native_grammar(
         lines.insert(0, f"start: {'thought? ' if thinks else ''}{calls}")
     for i, tool in tools.items():
         function = tool["function"]
-        where = f"tools[{i}].function.parameters"
-        strict = bool(function.get("strict"))
-        schema = checked_schema(
-            function.get("parameters") or {}, where, strict=strict
+        rules = _Rules(
+            f"tools[{i}].function.parameters",
+            f"args_{i}",
+            parameters_of(i, function),
+            bool(function.get("strict")),
         )
-        rules = _Rules(where, f"args_{i}", schema, strict)
         arguments = rules.arguments()
         head = _text(f"call:{function['name']}")
         lines += [f"tool_{i}: {head} {arguments}", *rules.lines]

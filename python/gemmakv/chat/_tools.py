@@ -315,7 +315,7 @@ def _grammar(
         head = f'{{"name": "{function["name"]}", {_ARGUMENTS}'
         schema = {
             "type": "object",
-            **_parameters(i, function),
+            **parameters_of(i, function),
             "x-guidance": {
                 "whitespace_flexible": False,
                 "item_separator": ", ",
@@ -343,7 +343,10 @@ def tool_grammar(make: Callable[[], Grammar]) -> Grammar:
         raise ValueError(f"tools: as a grammar, {words}") from None
 
 
-def _parameters(i: int, function: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(i: int, function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, as far as a grammar can hold it.
+    Raises ValueError that names tool `i` and the keyword.
+    """
     return checked_schema(
         function.get("parameters") or {},
         f"tools[{i}].function.parameters",

@@ -31,7 +31,7 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Template, messages_of
-from gemmakv.chat._native_calls import NATIVE, grammar_of
+from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
     PlainTemplate,
@@ -974,11 +974,7 @@ class ChatService:
                 "response_format", "expected none together with tools"
             )
         try:
-            options["grammar"] = (
-                grammar_of(form, self.tokenizer, use)
-                if form in NATIVE
-                else use.grammar
-            )
+            options["grammar"] = grammar_of(form, self.tokenizer, use)
         except ValueError as error:
             raise _of_library(error) from error
         return dataclasses.replace(request, tools=use.tools)

@@ -1,6 +1,8 @@
 #ifndef GEMMAKV_TESTS_CPP_ENGINE_RANDOM_REQUESTS_H_
 #define GEMMAKV_TESTS_CPP_ENGINE_RANDOM_REQUESTS_H_
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "gemmakv/options.h"
+#include "gemmakv/results.h"
 
 // Requests at random, of models with the vocabulary of model/tiny_model.h.
 
@@ -63,6 +66,20 @@ inline GenerateOptions RandomOptions(std::mt19937& rng) {
     };
   }
   return options;
+}
+
+// What must not depend on how tokens were found: all but the counts.
+inline void ExpectSameReply(const GenerateResult& found,
+                            const GenerateResult& expected) {
+  ASSERT_EQ(found.token_ids, expected.token_ids);
+  ASSERT_EQ(found.text, expected.text);
+  ASSERT_EQ(found.logprobs, expected.logprobs);
+  ASSERT_EQ(found.finish_reason, expected.finish_reason);
+  ASSERT_EQ(found.top_logprobs.size(), expected.top_logprobs.size());
+  for (size_t k = 0; k < found.top_logprobs.size(); ++k) {
+    ASSERT_EQ(found.top_logprobs[k].id, expected.top_logprobs[k].id);
+    ASSERT_EQ(found.top_logprobs[k].logprob, expected.top_logprobs[k].logprob);
+  }
 }
 
 }  // namespace gkv

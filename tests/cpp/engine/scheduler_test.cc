@@ -825,16 +825,8 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       EXPECT_EQ(expected.drafted, 0u);
       for (size_t way = 1; way < 3; ++way) {
         const GenerateResult& found = results[way][i];
-        ASSERT_EQ(found.token_ids, expected.token_ids);
-        ASSERT_EQ(found.text, expected.text);
-        ASSERT_EQ(found.logprobs, expected.logprobs);
-        ASSERT_EQ(found.finish_reason, expected.finish_reason);
-        ASSERT_EQ(found.top_logprobs.size(), expected.top_logprobs.size());
-        for (size_t k = 0; k < found.top_logprobs.size(); ++k) {
-          ASSERT_EQ(found.top_logprobs[k].id, expected.top_logprobs[k].id);
-          ASSERT_EQ(found.top_logprobs[k].logprob,
-                    expected.top_logprobs[k].logprob);
-        }
+        ExpectSameReply(found, expected);
+        ASSERT_FALSE(::testing::Test::HasFatalFailure());
         ASSERT_EQ(jobs[way][i].cache->tokens(), jobs[0][i].cache->tokens());
       }
       drafted += results[1][i].drafted;

@@ -13,12 +13,11 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, ModelConfig
-from support import tiny_gguf
+from support import guesses, tiny_gguf
 from support.command import RunCli
 
 TEXT = "the cat sat on the mat and the cat sat on the hat and "
-# One token over and over: whoever guesses is right.
-SAME: Any = {"max_tokens": 300, "ignore_eos": True, "logit_bias": {30: 1000.0}}
+SAME: Any = {**guesses.SAME, "max_tokens": 300}
 
 
 def config_of(layers: int = 1, **changes: Any) -> ModelConfig:
@@ -84,19 +83,7 @@ def drafted(gemma: Gemma, **options: Any) -> int:
     return 0
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"ignore_eos": True},
-    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
-    {"temperature": 0.3, "seed": 4, "repetition_penalty": 1.2},
-    {"frequency_penalty": 0.4, "presence_penalty": 0.2, "min_tokens": 9},
-    {"stop": ["a", "th"], "ignore_eos": True},
-    SAME,
-    {**SAME, "stop_token_ids": [30], "min_tokens": 40},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", guesses.OPTIONS)
 def test_nothing_else_changes(
     drafting: Gemma, options: dict[str, Any]
 ) -> None:
@@ -105,14 +92,7 @@ def test_nothing_else_changes(
     for _ in range(3):  # the conversation goes on
         expected = drafting.generate(plain, TEXT, speculate="off", **options)
         found = drafting.generate(guessed, TEXT, **options)
-        assert found.token_ids == expected.token_ids
-        assert found.text == expected.text
-        assert found.finish_reason == expected.finish_reason
-        assert found.logprobs is not None
-        assert expected.logprobs is not None
-        assert found.logprobs.tolist() == expected.logprobs.tolist()
-        assert guessed.tokens.tolist() == plain.tokens.tolist()
-        assert expected.usage.drafted == 0
+        guesses.check_same(found, guessed, expected, plain)
         plain.truncate(len(plain) // 2)
         guessed.truncate(len(guessed) // 2)
 
