@@ -249,17 +249,20 @@ def test_redis_full(tmp_path: Path, policy: str) -> None:
         found = [tier.load(store, number) for number in range(12)]
         for number, data in enumerate(found):
             assert data in (None, tier.content(number, BIG))
-        assert 1 <= sum(data is not None for data in found) < 12
+        whole = sum(data is not None for data in found)
+        assert whole < 12
         calls = store.call_stats()
         if policy == "noeviction":
+            assert whole >= 1
             assert "maxmemory" in calls["last_error"] and calls["writes_open"]
             assert not calls["reads_open"]
             assert store.stats()["failed_writes"] > 0
         else:
             assert calls["failures"] == 0
             # Half of a value was evicted: it is written as a whole again. What
-            # goes for it is the oldest of a few, which may be a part of it.
-            for _ in range(20):
+            # goes for it is the oldest of a few by a clock of seconds, which
+            # may be a part of it, and a part of each of the twelve.
+            for _ in range(50):
                 tier.put(store, 0, BIG)
                 again = tier.load(store, 0)
                 if again is not None:
