@@ -38,28 +38,64 @@ namespace HWY_NAMESPACE {
 // of activations in L1.
 inline constexpr size_t kPanelBlocks = 24;
 // The 128 rows of a prompt's step are one chunk with AVX-512.
-inline constexpr size_t kChunkRows = 22 * kTileRows;
+inline constexpr size_t kChunkTiles = 22;
+inline constexpr size_t kChunkRows = kChunkTiles * kTileRows;
+// Of one or two rows the products take less than reading the weights: tiles are
+// four columns wide then, as the processor reads ahead by itself, further the
+// more places it is read from at once, and prefetching only gets in its way.
+// (Q4_0, 12288 x 1536 and 1536 x 6144, from memory, two threads, of the rate of
+// bare reading: 0.69 as pairs that prefetch, 0.79 without prefetching, 0.84 as
+// fours; one after another 0.69.)
+inline constexpr size_t kWideRows = 2;
+inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;
+inline constexpr size_t kWideGroups =
+    kSlices == 1 ? kWideColumns : kTileGroups;
+constexpr bool IsWide(size_t rows) {
+  return kWideColumns > kTileColumns && rows <= kWideRows;
+}
 // So many that what rows contribute is prepared once for a task of a prompt.
 inline constexpr size_t kChunkGroups = 24;
 
-// What the rows of a chunk contribute to a panel, besides their values.
-// `start` is -zero_point * sum per part; types with a minimum have
+// The rows of a chunk are divided into tiles of nearly equal size.
+struct Tiles {
+  explicit Tiles(size_t rows)
+      : rows(rows), count(CeilDiv(rows, kTileRows)) {}
+
+  size_t Begin(size_t tile) const { return rows * tile / count; }
+  // The fewer tiles there are, the more panels' factors of theirs there is room
+  // for; with as many, groups of weights are read from one end to the other.
+  size_t MaxBlocks() const { return kChunkTiles / count * kPanelBlocks; }
+
+  size_t rows, count;
+};
+
+// Groups that are read at once.
+constexpr size_t GroupsAtOnce(size_t rows) {
+  return IsWide(rows) ? kWideGroups : kTileGroups;
+}
+
+// What the rows of a tile contribute to a block, besides their values. `start`
+// is -zero_point * sum per part; types with a minimum have
 // activation_scale * sum instead.
 template <class Format>
-struct RowFactors {
-  float scale[kChunkRows][kPanelBlocks];
+struct BlockFactors {
+  float scale[kTileRows];
   union {
-    int32_t start[kChunkRows][kPanelBlocks * Format::kParts];
-    float scaled_sum[kChunkRows][kPanelBlocks];
+    int32_t start[Format::kParts][kTileRows];
+    float scaled_sum[kTileRows];
   };
 };
+
+// [tiles][blocks] of a region.
+template <class Format>
+using RowFactors = BlockFactors<Format>[kChunkTiles * kPanelBlocks];
 
 template <class Format>
 struct Scratch {
   static constexpr size_t kPlanes = Format::kParts + (Format::kHasMin ? 1 : 0);
   HWY_ALIGN float acc[kChunkGroups][kChunkRows][kRowGroup];
   // Scales per part, then the negated minimum.
-  HWY_ALIGN float planes[kTileGroups][kPanelBlocks][kPlanes][kRowGroup];
+  HWY_ALIGN float planes[kWideGroups][kPanelBlocks][kPlanes][kRowGroup];
   RowFactors<Format> rows;
 };
 
@@ -84,20 +120,27 @@ template <class Format>
 void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
                  RowFactors<Format>& out) {
   const size_t row_blocks = cols / kQuadBlock;
-  for (size_t m = 0; m < region.rows; ++m) {
-    const size_t at = (region.first_row + m) * row_blocks + region.first_block;
-    const float* scales = input.scales + at;
-    const int32_t* sums = input.sums + at;
-    for (size_t b = 0; b < region.blocks; ++b) {
-      out.scale[m][b] = scales[b];
-      if constexpr (Format::kHasMin) {
-        out.scaled_sum[m][b] = scales[b] * static_cast<float>(sums[b]);
-      } else if constexpr (Format::kParts == 1) {
-        out.start[m][b] = -Format::kZeroPoint * sums[b];
-      } else {
-        const int32_t half = SumOf16(input.values + (at + b) * kQuadBlock);
-        out.start[m][2 * b] = -Format::kZeroPoint * half;
-        out.start[m][2 * b + 1] = -Format::kZeroPoint * (sums[b] - half);
+  const Tiles tiles(region.rows);
+  for (size_t t = 0; t < tiles.count; ++t) {
+    const size_t first = tiles.Begin(t);
+    for (size_t m = first; m < tiles.Begin(t + 1); ++m) {
+      const size_t at =
+          (region.first_row + m) * row_blocks + region.first_block;
+      const float* scales = input.scales + at;
+      const int32_t* sums = input.sums + at;
+      for (size_t b = 0; b < region.blocks; ++b) {
+        BlockFactors<Format>& factors = out[t * region.blocks + b];
+        factors.scale[m - first] = scales[b];
+        if constexpr (Format::kHasMin) {
+          factors.scaled_sum[m - first] =
+              scales[b] * static_cast<float>(sums[b]);
+        } else if constexpr (Format::kParts == 1) {
+          factors.start[0][m - first] = -Format::kZeroPoint * sums[b];
+        } else {
+          const int32_t half = SumOf16(input.values + (at + b) * kQuadBlock);
+          factors.start[0][m - first] = -Format::kZeroPoint * half;
+          factors.start[1][m - first] = -Format::kZeroPoint * (sums[b] - half);
+        }
       }
     }
   }
@@ -109,9 +152,22 @@ struct Column {
   const uint8_t* data;  // of the panel's first block
   const float* planes;  // [blocks][kPlanes][kRowGroup]
   float* acc;           // [rows][kRowGroup]
-  size_t ahead;         // bytes to the weights to prefetch; 0: none
-  float* out;           // of the first row, once all panels are in
-  size_t out_lanes;     // that are rows of weights
+  bool prefetches;
+  float* out;        // of the first row, once all panels are in
+  size_t out_lanes;  // that are rows of weights
+};
+
+// Bytes from a block's weights to those to prefetch with it.
+struct Ahead {
+  size_t here;   // of the panel's first blocks
+  size_t count;  // so many of them
+  size_t next;   // of its others, to weights of the next groups; 0: none
+};
+
+// Blocks [first, + blocks) of a region.
+struct Panel {
+  size_t first, blocks;
+  Ahead ahead;
 };
 
 // The activations of a tile.
@@ -119,8 +175,8 @@ template <class Format>
 struct TileInput {
   const int8_t* values;  // of the first row and block
   size_t stride;         // bytes from row to row
-  const RowFactors<Format>* rows;
-  size_t first;  // the tile's first row in `rows`
+  const BlockFactors<Format>* factors;  // of the first block
+  Ahead ahead;
 };
 
 // Whether there is an instruction that sums products of unsigned with signed
@@ -175,6 +231,9 @@ template <class Format, size_t kPart, size_t kCols, size_t kRows>
 HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
                         const int8_t* const (&values)[kRows], size_t at,
                         VI32 (&dot)[kCols][kRows]) {
+  // One value alone would wait for each of its sums.
+  constexpr bool kTwoSums = !kSaturatingDot && kCols * kRows == 1;
+  [[maybe_unused]] VI32 odd = hn::Zero(DI32());
   constexpr size_t kCount = kQuads / Format::kParts;
   constexpr size_t kSums = PairSums<Format>();
   static_assert(kCount % kSums == 0);
@@ -190,7 +249,9 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
       std::memcpy(&four, values[m] + at + 4 * kQuad, sizeof(four));
       const auto broadcast = hn::BitCast(DI8(), hn::Set(DI32(), four));
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
-        if constexpr (!kSaturatingDot) {
+        if constexpr (kTwoSums && i % 2 == 1) {
+          odd = AddQuad<Format>(weights[c], broadcast, odd);
+        } else if constexpr (!kSaturatingDot) {
           dot[c][m] = AddQuad<Format>(weights[c], broadcast, dot[c][m]);
         } else {
           sums[c][m] = AddPairs<Format>(weights[c], broadcast, sums[c][m],
@@ -204,6 +265,7 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
       });
     });
   });
+  if constexpr (kTwoSums) dot[0][0] = hn::Add(dot[0][0], odd);
 }
 
 template <class Format, size_t kCols, size_t kRows>
@@ -212,8 +274,6 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
   constexpr size_t kPlanes = Scratch<Format>::kPlanes;
   const DF32 df;
   const DI32 di;
-  const RowFactors<Format>& rows = *input.rows;
-  const size_t first = input.first;
   const uint8_t* data[kCols];
   const float* planes[kCols];
   const int8_t* values[kRows];
@@ -230,11 +290,14 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
   });
 
   for (size_t b = 0; b < blocks; ++b) {
+    const BlockFactors<Format>& factors = input.factors[b];
+    const size_t ahead = b < input.ahead.count ? input.ahead.here
+                                               : input.ahead.next;
     // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
     for (size_t c = 0; c < kCols; ++c) {
-      if (columns[c].ahead == 0) continue;
+      if (!columns[c].prefetches || ahead == 0) continue;
       for (size_t i = 0; i < Format::kDataBytes; i += kVectorBytes) {
-        hwy::Prefetch(data[c] + columns[c].ahead + i);
+        hwy::Prefetch(data[c] + ahead + i);
       }
     }
     Unroll<Format::kParts>([&](auto part) HWY_ATTR {
@@ -242,7 +305,7 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
       Unroll<kRows>([&](auto m) HWY_ATTR {
         VI32 start = hn::Zero(di);
         if constexpr (Format::kZeroPoint != 0 && !kSignedDot<Format>) {
-          start = hn::Set(di, rows.start[first + m][b * Format::kParts + part]);
+          start = hn::Set(di, factors.start[part][m]);
         }
         Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
       });
@@ -252,7 +315,7 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
         scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
       });
       Unroll<kRows>([&](auto m) HWY_ATTR {
-        const VF32 row_scale = hn::Set(df, rows.scale[first + m][b]);
+        const VF32 row_scale = hn::Set(df, factors.scale[m]);
         Unroll<kCols>([&](auto c) HWY_ATTR {
           acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
                                  hn::Mul(scale[c], row_scale), acc[c][m]);
@@ -264,7 +327,7 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
         const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
         Unroll<kRows>([&](auto m) HWY_ATTR {
           acc[c][m] = hn::MulAdd(
-              min, hn::Set(df, rows.scaled_sum[first + m][b]), acc[c][m]);
+              min, hn::Set(df, factors.scaled_sum[m]), acc[c][m]);
         });
       });
     }
@@ -281,11 +344,12 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
   });
 }
 
-// Tile with `rows` in [1, kTileRows].
+// Tile with `rows` in [1, kTileRows], or up to kWideRows.
 template <class Format, size_t kCols>
 void TileOfRows(size_t rows, const Column<Format>* columns,
                 const TileInput<Format>& input, size_t blocks) {
-  Unroll<kTileRows>([&](auto m) HWY_ATTR {
+  constexpr size_t kRows = kCols > kTileColumns ? kWideRows : kTileRows;
+  Unroll<kRows>([&](auto m) HWY_ATTR {
     if (rows == m + 1) Tile<Format, kCols, m + 1>(columns, input, blocks);
   });
 }
@@ -311,34 +375,30 @@ HWY_INLINE void StoreTile(size_t rows, const Column<Format>* columns,
   }
 }
 
-// All rows of the region in tiles of nearly equal size; with the last panel,
-// their sums are stored.
+// All rows of a region's panel, in tiles; with the last panel, their sums are
+// stored.
 template <class Format, size_t kCols>
 void AllRows(const Column<Format>* columns, const QuantizedRows& input,
-             size_t cols, const Region& region,
+             size_t cols, const Region& region, const Panel& panel,
              const RowFactors<Format>& factors, size_t out_stride) {
-  const bool complete =
-      region.first_block + region.blocks == cols / kQuadBlock;
-  const size_t tiles = CeilDiv(region.rows, kTileRows);
-  size_t row = 0;
-  for (size_t t = 0; t < tiles; ++t) {
-    const size_t end = region.rows * (t + 1) / tiles;
+  const size_t first_block = region.first_block + panel.first;
+  const bool complete = first_block + panel.blocks == cols / kQuadBlock;
+  const Tiles tiles(region.rows);
+  for (size_t t = 0; t < tiles.count; ++t) {
+    const size_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
     Column<Format> at[kCols];
     for (size_t c = 0; c < kCols; ++c) {
       at[c] = columns[c];
       at[c].acc += row * kRowGroup;
       // Prefetching is shared by the first tiles.
-      if (tiles > 1 && t != c) at[c].ahead = 0;
+      at[c].prefetches &= tiles.count == 1 || t == c;
     }
-    const TileInput<Format> tile = {input.values +
-                                        (region.first_row + row) * cols +
-                                        region.first_block * kQuadBlock,
-                                    cols, &factors, row};
-    TileOfRows<Format, kCols>(end - row, at, tile, region.blocks);
-    if (complete) {
-      StoreTile<Format, kCols>(end - row, at, row, out_stride);
-    }
-    row = end;
+    const TileInput<Format> tile = {
+        input.values + (region.first_row + row) * cols +
+            first_block * kQuadBlock,
+        cols, factors + t * region.blocks + panel.first, panel.ahead};
+    TileOfRows<Format, kCols>(rows, at, tile, panel.blocks);
+    if (complete) StoreTile<Format, kCols>(rows, at, row, out_stride);
   }
 }
 
@@ -350,56 +410,74 @@ struct Destination {
 };
 
 // Adds the region's products with `groups` (1..kTileGroups) groups to `acc`
-// [groups][kChunkRows][kRowGroup], and stores the sums that are complete. The
-// weights `ahead` bytes further on are
-// prefetched: hardware does not see far enough ahead while there are dot
-// products to do (262144 x 640 Q8_0, one thread, 4 rows: 11 ms without, 6 ms
-// with; 1 row: 5.6 ms).
+// [groups][kChunkRows][kRowGroup], and stores the sums that are complete. With
+// `more`, the weights that are next are prefetched, also of the next groups.
 template <class Format>
 void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
-                const QuantizedRows& input, const Region& region, size_t ahead,
+                const QuantizedRows& input, const Region& region, bool more,
                 Scratch<Format>& scratch, float* acc,
                 const Destination& destination) {
   const size_t group_bytes = GroupBytes(Format::kType, cols);
   const size_t blocks = cols / kQuadBlock;
   const size_t data_bytes = blocks * Format::kDataBytes;
-  Column<Format> columns[kTileGroups * kSlices];
-  for (size_t g = 0; g < groups; ++g) {
-    const uint8_t* group = packed + g * group_bytes;
-    float* planes = &scratch.planes[g][0][0][0];
-    const uint8_t* scales = group + data_bytes;
-    Format::DecodeScales(scales, region.first_block, region.blocks, planes);
-    if (ahead != 0) {
-      const size_t bytes = group_bytes - data_bytes;
-      const size_t end = bytes * (region.first_block + region.blocks) / blocks;
-      for (size_t i = bytes * region.first_block / blocks; i < end;
-           i += kVectorBytes) {
-        hwy::Prefetch(scales + ahead + i);
+  const size_t scale_bytes = group_bytes - data_bytes;
+  const size_t to_next = GroupsAtOnce(region.rows) * group_bytes;
+  for (size_t first = 0; first < region.blocks; first += kPanelBlocks) {
+    const size_t left = region.blocks - first;
+    const size_t count = std::min(kPanelBlocks, left);
+    const size_t first_block = region.first_block + first;
+    Column<Format> columns[kWideGroups * kSlices];
+    for (size_t g = 0; g < groups; ++g) {
+      const uint8_t* group = packed + g * group_bytes;
+      const uint8_t* scales = group + data_bytes;
+      float* planes = &scratch.planes[g][0][0][0];
+      Format::DecodeScales(scales, first_block, count, planes);
+      if (left > count || more) {
+        const size_t from = left > count ? first_block + count
+                                         : region.first_block;
+        const size_t to =
+            std::min(from + kPanelBlocks, region.first_block + region.blocks);
+        if (left == count) scales += to_next;
+        for (size_t i = scale_bytes * from / blocks;
+             i < scale_bytes * to / blocks; i += kVectorBytes) {
+          hwy::Prefetch(scales + i);
+        }
+      }
+      for (size_t s = 0; s < kSlices; ++s) {
+        const size_t lane = g * kRowGroup + s * kLanes;
+        columns[g * kSlices + s] = {
+            group + first_block * Format::kDataBytes +
+                s * kLanes * sizeof(float),
+            planes + s * kLanes,
+            acc + g * kChunkRows * kRowGroup + s * kLanes,
+            !IsWide(region.rows),
+            destination.out + lane,
+            destination.count <= lane
+                ? 0
+                : std::min(kLanes, destination.count - lane)};
       }
     }
-    for (size_t s = 0; s < kSlices; ++s) {
-      const size_t first = g * kRowGroup + s * kLanes;
-      columns[g * kSlices + s] = {
-          group + region.first_block * Format::kDataBytes +
-              s * kLanes * sizeof(float),
-          planes + s * kLanes,
-          acc + g * kChunkRows * kRowGroup + s * kLanes,
-          ahead,
-          destination.out + first,
-          destination.count <= first
-              ? 0
-              : std::min(kLanes, destination.count - first)};
+    const size_t far = std::min(kPanelBlocks, region.blocks);
+    const Panel panel = {
+        first,
+        count,
+        {far * Format::kDataBytes, left - std::min(left, far),
+         more ? to_next - (region.blocks - far) * Format::kDataBytes : 0}};
+    const size_t end = groups * kSlices;
+    size_t c = 0;
+    const auto tile_columns = [&](auto width) {
+      for (; c + width <= end; c += width) {
+        AllRows<Format, width>(columns + c, input, cols, region, panel,
+                               scratch.rows, destination.stride);
+      }
+    };
+    if constexpr (kWideColumns > kTileColumns) {
+      if (IsWide(region.rows)) {
+        tile_columns(std::integral_constant<size_t, kWideColumns>());
+      }
     }
-  }
-  const size_t count = groups * kSlices;
-  size_t c = 0;
-  for (; c + kTileColumns <= count; c += kTileColumns) {
-    AllRows<Format, kTileColumns>(columns + c, input, cols, region,
-                                  scratch.rows, destination.stride);
-  }
-  if (c < count) {
-    AllRows<Format, 1>(columns + c, input, cols, region, scratch.rows,
-                       destination.stride);
+    tile_columns(std::integral_constant<size_t, kTileColumns>());
+    tile_columns(std::integral_constant<size_t, 1>());
   }
 }
 
@@ -455,20 +533,20 @@ struct QuantizedKernel {
         for (size_t g = 0; g < groups; ++g) {
           std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
         }
-        for (size_t b0 = 0; b0 < blocks; b0 += kPanelBlocks) {
-          const Region region = {m0, rows, b0,
-                                 std::min(kPanelBlocks, blocks - b0)};
+        const size_t most = Tiles(rows).MaxBlocks();
+        const size_t step = GroupsAtOnce(rows);
+        for (size_t b0 = 0; b0 < blocks; b0 += most) {
+          const Region region = {m0, rows, b0, std::min(most, blocks - b0)};
           PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
-          for (size_t g = 0; g < groups; g += kTileGroups) {
+          for (size_t g = 0; g < groups; g += step) {
             // Also past group_end: the next call is likely to go on there.
             const bool more =
-                g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
+                g0 + g + 2 * step <= NumGroups(weights.rows);
             const size_t first = (g0 + g) * kRowGroup;
             TileGroups<Format>(
                 weights.data + (g0 + g) * group_bytes,
-                std::min(kTileGroups, groups - g), cols, input.quantized,
-                region, m0 == 0 && more ? kTileGroups * group_bytes : 0,
-                scratch, &scratch.acc[g][0][0],
+                std::min(step, groups - g), cols, input.quantized,
+                region, m0 == 0 && more, scratch, &scratch.acc[g][0][0],
                 {out + m0 * out_stride + first, out_stride,
                  weights.rows - first});
           }
