@@ -68,6 +68,10 @@ void ExpectScatteredReads(const uint8_t* data, size_t size) {
   Advise(data, size, MADV_NOHUGEPAGE);
 }
 
+void PreferLargePages(const uint8_t* data, size_t size) {
+  Advise(data, size, MADV_HUGEPAGE);
+}
+
 void PrefetchPages(const uint8_t* data, size_t size) {
   Advise(data, size, MADV_WILLNEED);
 }

@@ -63,6 +63,9 @@ class MappedFile {
 // Hints about bytes of a mapping; harmless for other memory.
 // They are read in no order: pages come without those around them.
 void ExpectScatteredReads(const uint8_t* data, size_t size);
+// They will be read from end to end, again and again: large pages, where the
+// system has them, spare the processor looking up where small ones are.
+void PreferLargePages(const uint8_t* data, size_t size);
 // They will be read soon: has the system begin with it. Does not wait.
 void PrefetchPages(const uint8_t* data, size_t size);
 

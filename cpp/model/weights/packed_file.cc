@@ -134,6 +134,25 @@ PackedFileWriter::PackedFileWriter(PartFile& file, const Hash128& fingerprint,
   }
   file_bytes_ = end;
   file_.Reserve(file_bytes_);
+  if (file_bytes_ >= kLargePage) {
+    zeros_.resize(kLargePage);
+    begun_ = std::vector<std::once_flag>(CeilDiv(file_bytes_, kLargePage));
+  }
+}
+
+int PackedFileWriter::BeginPages(uint64_t offset, uint64_t size) noexcept {
+  int error = 0;
+  for (uint64_t page = offset / kLargePage;
+       page < begun_.size() && page * kLargePage < offset + size; ++page) {
+    std::call_once(begun_[page], [&] {
+      const uint64_t begin = page * kLargePage;
+      error = file_.WriteAt(
+          begin, std::span(zeros_).first(
+                     std::min(kLargePage, file_bytes_ - begin)));
+    });
+    if (error != 0) break;
+  }
+  return error;
 }
 
 void PackedFileWriter::WritePiece(size_t tensor, size_t piece,
@@ -141,7 +160,9 @@ void PackedFileWriter::WritePiece(size_t tensor, size_t piece,
   if (failed()) return;
   const PackedTensor& to = tensors_[tensor];
   pieces_[tensor][piece] = HashBytes(bytes);
-  const int error = file_.WriteAt(to.offset + piece * to.piece_bytes, bytes);
+  const uint64_t offset = to.offset + piece * to.piece_bytes;
+  int error = BeginPages(offset, bytes.size());
+  if (error == 0) error = file_.WriteAt(offset, bytes);
   int none = 0;
   if (error != 0) error_.compare_exchange_strong(none, error);
 }
@@ -167,6 +188,7 @@ void PackedFileWriter::Finish() {
 
 PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint)
     : file_(path) {
+  PreferLargePages(file_.bytes().data(), file_.bytes().size());
   CheckOwner();
   try {
     ReadHeader(fingerprint);

@@ -98,6 +98,7 @@ class Reader {
     if (options_.into == Into::kMemory) {
       matrix.owned = AlignedBuffer<uint8_t>(tensor.size_bytes());
       matrix.data = matrix.owned.data();
+      PreferLargePages(matrix.data, matrix.owned.size());
     }
     for (Scratch& scratch : scratch_) {
       if (options_.into == Into::kFile) {
