@@ -40,12 +40,14 @@ inline constexpr size_t kPanelBlocks = 24;
 // The 128 rows of a prompt's step are one chunk with AVX-512.
 inline constexpr size_t kChunkTiles = 22;
 inline constexpr size_t kChunkRows = kChunkTiles * kTileRows;
-// Of one or two rows the products take less than reading the weights: tiles are
-// four columns wide then, as the processor reads ahead by itself, further the
-// more places it is read from at once, and prefetching only gets in its way.
-// (Q4_0, 12288 x 1536 and 1536 x 6144, from memory, two threads, of the rate of
-// bare reading: 0.69 as pairs that prefetch, 0.79 without prefetching, 0.84 as
-// fours; one after another 0.69.)
+// Of the rows of one tile the products take less than reading the weights. The
+// processor reads ahead by itself there, further the more places are read at
+// once: the groups of a tile are far from each other, each the next of a long
+// stretch, of one or two rows four of them, and prefetching would only be in the
+// way. (Q4_0, 12288 x 1536 and 1536 x 6144 from memory, two threads, GB/s where
+// bare reading makes 49: 41 for one row, of neighbouring groups 28, of two that
+// prefetch 22.)
+inline constexpr size_t kFewRows = kTileRows;
 inline constexpr size_t kWideRows = 2;
 inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;
 inline constexpr size_t kWideGroups =
@@ -55,6 +57,29 @@ constexpr bool IsWide(size_t rows) {
 }
 // So many that what rows contribute is prepared once for a task of a prompt.
 inline constexpr size_t kChunkGroups = 24;
+
+// Where things are in a group of `blocks` blocks.
+template <class Format>
+struct GroupLayout {
+  // A source block is so many of ours.
+  static constexpr size_t kBlocks = Info(Format::kType).values / kQuadBlock;
+
+  static constexpr size_t ScaleBytes(size_t blocks) {
+    return CeilDiv(blocks, kBlocks) * Format::kScaleBytes;
+  }
+  // The scales of the unit that `block` is in.
+  static constexpr size_t Scales(size_t block) {
+    constexpr size_t kUnit = Format::kUnitBlocks;
+    return block / kUnit * (kUnit * Format::kDataBytes + ScaleBytes(kUnit));
+  }
+  static constexpr size_t Data(size_t block, size_t blocks) {
+    constexpr size_t kUnit = Format::kUnitBlocks;
+    const size_t in_unit = block % kUnit;
+    return Scales(block) +
+           ScaleBytes(std::min(kUnit, blocks - (block - in_unit))) +
+           in_unit * Format::kDataBytes;
+  }
+};
 
 // The rows of a chunk are divided into tiles of nearly equal size.
 struct Tiles {
@@ -68,11 +93,6 @@ struct Tiles {
 
   size_t rows, count;
 };
-
-// Groups that are read at once.
-constexpr size_t GroupsAtOnce(size_t rows) {
-  return IsWide(rows) ? kWideGroups : kTileGroups;
-}
 
 // What the rows of a tile contribute to a block, besides their values. `start`
 // is -zero_point * sum per part; types with a minimum have
@@ -149,7 +169,7 @@ void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
 // One column of a tile: where its lanes start.
 template <class Format>
 struct Column {
-  const uint8_t* data;  // of the panel's first block
+  const uint8_t* data;  // of the group's start
   const float* planes;  // [blocks][kPlanes][kRowGroup]
   float* acc;           // [rows][kRowGroup]
   bool prefetches;
@@ -157,17 +177,18 @@ struct Column {
   size_t out_lanes;  // that are rows of weights
 };
 
-// Bytes from a block's weights to those to prefetch with it.
-struct Ahead {
-  size_t here;   // of the panel's first blocks
-  size_t count;  // so many of them
-  size_t next;   // of its others, to weights of the next groups; 0: none
+// Blocks of a panel that are of one unit.
+struct Piece {
+  size_t data;    // bytes from the start of the group to their weights
+  size_t blocks;
+  size_t ahead;   // bytes from there to the weights to prefetch; 0: none
 };
 
 // Blocks [first, + blocks) of a region.
 struct Panel {
   size_t first, blocks;
-  Ahead ahead;
+  Piece pieces[kPanelBlocks / kSuperBlocks];
+  size_t num_pieces;
 };
 
 // The activations of a tile.
@@ -176,7 +197,7 @@ struct TileInput {
   const int8_t* values;  // of the first row and block
   size_t stride;         // bytes from row to row
   const BlockFactors<Format>* factors;  // of the first block
-  Ahead ahead;
+  const Panel* panel;
 };
 
 // Whether there is an instruction that sums products of unsigned with signed
@@ -269,12 +290,11 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
 }
 
 template <class Format, size_t kCols, size_t kRows>
-void Tile(const Column<Format>* columns, const TileInput<Format>& input,
-          size_t blocks) {
+void Tile(const Column<Format>* columns, const TileInput<Format>& input) {
   constexpr size_t kPlanes = Scratch<Format>::kPlanes;
   const DF32 df;
   const DI32 di;
-  const uint8_t* data[kCols];
+  const Panel& panel = *input.panel;
   const float* planes[kCols];
   const int8_t* values[kRows];
   VF32 acc[kCols][kRows];
@@ -285,56 +305,61 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
     });
   });
   Unroll<kCols>([&](auto c) HWY_ATTR {
-    data[c] = columns[c].data;
     planes[c] = columns[c].planes;
   });
 
-  for (size_t b = 0; b < blocks; ++b) {
-    const BlockFactors<Format>& factors = input.factors[b];
-    const size_t ahead = b < input.ahead.count ? input.ahead.here
-                                               : input.ahead.next;
-    // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
-    for (size_t c = 0; c < kCols; ++c) {
-      if (!columns[c].prefetches || ahead == 0) continue;
-      for (size_t i = 0; i < Format::kDataBytes; i += kVectorBytes) {
-        hwy::Prefetch(data[c] + ahead + i);
-      }
-    }
-    Unroll<Format::kParts>([&](auto part) HWY_ATTR {
-      VI32 dot[kCols][kRows];
-      Unroll<kRows>([&](auto m) HWY_ATTR {
-        VI32 start = hn::Zero(di);
-        if constexpr (Format::kZeroPoint != 0 && !kSignedDot<Format>) {
-          start = hn::Set(di, factors.start[part][m]);
-        }
-        Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
-      });
-      DotPart<Format, part>(data, values, b * kQuadBlock, dot);
-      VF32 scale[kCols];
-      Unroll<kCols>([&](auto c) HWY_ATTR {
-        scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
-      });
-      Unroll<kRows>([&](auto m) HWY_ATTR {
-        const VF32 row_scale = hn::Set(df, factors.scale[m]);
-        Unroll<kCols>([&](auto c) HWY_ATTR {
-          acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
-                                 hn::Mul(scale[c], row_scale), acc[c][m]);
-        });
-      });
-    });
-    if constexpr (Format::kHasMin) {
-      Unroll<kCols>([&](auto c) HWY_ATTR {
-        const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
-        Unroll<kRows>([&](auto m) HWY_ATTR {
-          acc[c][m] = hn::MulAdd(
-              min, hn::Set(df, factors.scaled_sum[m]), acc[c][m]);
-        });
-      });
-    }
+  size_t block = 0;
+  for (size_t p = 0; p < panel.num_pieces; ++p) {
+    const Piece& piece = panel.pieces[p];
+    const uint8_t* data[kCols];
     Unroll<kCols>([&](auto c) HWY_ATTR {
-      data[c] += Format::kDataBytes;
-      planes[c] += kPlanes * kRowGroup;
+      data[c] = columns[c].data + piece.data;
     });
+    for (size_t b = 0; b < piece.blocks; ++b, ++block) {
+      const BlockFactors<Format>& factors = input.factors[block];
+      // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
+      for (size_t c = 0; c < kCols; ++c) {
+        if (!columns[c].prefetches || piece.ahead == 0) continue;
+        for (size_t i = 0; i < Format::kDataBytes; i += kVectorBytes) {
+          hwy::Prefetch(data[c] + piece.ahead + i);
+        }
+      }
+      Unroll<Format::kParts>([&](auto part) HWY_ATTR {
+        VI32 dot[kCols][kRows];
+        Unroll<kRows>([&](auto m) HWY_ATTR {
+          VI32 start = hn::Zero(di);
+          if constexpr (Format::kZeroPoint != 0 && !kSignedDot<Format>) {
+            start = hn::Set(di, factors.start[part][m]);
+          }
+          Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
+        });
+        DotPart<Format, part>(data, values, block * kQuadBlock, dot);
+        VF32 scale[kCols];
+        Unroll<kCols>([&](auto c) HWY_ATTR {
+          scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
+        });
+        Unroll<kRows>([&](auto m) HWY_ATTR {
+          const VF32 row_scale = hn::Set(df, factors.scale[m]);
+          Unroll<kCols>([&](auto c) HWY_ATTR {
+            acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
+                                   hn::Mul(scale[c], row_scale), acc[c][m]);
+          });
+        });
+      });
+      if constexpr (Format::kHasMin) {
+        Unroll<kCols>([&](auto c) HWY_ATTR {
+          const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
+          Unroll<kRows>([&](auto m) HWY_ATTR {
+            acc[c][m] = hn::MulAdd(
+                min, hn::Set(df, factors.scaled_sum[m]), acc[c][m]);
+          });
+        });
+      }
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        data[c] += Format::kDataBytes;
+        planes[c] += kPlanes * kRowGroup;
+      });
+    }
   }
 
   Unroll<kRows>([&](auto m) HWY_ATTR {
@@ -347,10 +372,10 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input,
 // Tile with `rows` in [1, kTileRows], or up to kWideRows.
 template <class Format, size_t kCols>
 void TileOfRows(size_t rows, const Column<Format>* columns,
-                const TileInput<Format>& input, size_t blocks) {
+                const TileInput<Format>& input) {
   constexpr size_t kRows = kCols > kTileColumns ? kWideRows : kTileRows;
   Unroll<kRows>([&](auto m) HWY_ATTR {
-    if (rows == m + 1) Tile<Format, kCols, m + 1>(columns, input, blocks);
+    if (rows == m + 1) Tile<Format, kCols, m + 1>(columns, input);
   });
 }
 
@@ -396,8 +421,8 @@ void AllRows(const Column<Format>* columns, const QuantizedRows& input,
     const TileInput<Format> tile = {
         input.values + (region.first_row + row) * cols +
             first_block * kQuadBlock,
-        cols, factors + t * region.blocks + panel.first, panel.ahead};
-    TileOfRows<Format, kCols>(rows, at, tile, panel.blocks);
+        cols, factors + t * region.blocks + panel.first, &panel};
+    TileOfRows<Format, kCols>(rows, at, tile);
     if (complete) StoreTile<Format, kCols>(rows, at, row, out_stride);
   }
 }
@@ -409,60 +434,66 @@ struct Destination {
   size_t count;  // of the groups' rows of weights; the others are padding
 };
 
-// Adds the region's products with `groups` (1..kTileGroups) groups to `acc`
-// [groups][kChunkRows][kRowGroup], and stores the sums that are complete. With
-// `more`, the weights that are next are prefetched, also of the next groups.
+// Adds the region's products with `groups` (1..kWideGroups) groups, `spread`
+// groups apart, to `acc` [groups][kChunkRows][kRowGroup], and stores the sums
+// that are complete. Weights that are next are prefetched, but for few rows;
+// with `more`, also those of the next groups.
 template <class Format>
-void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
-                const QuantizedRows& input, const Region& region, bool more,
-                Scratch<Format>& scratch, float* acc,
+void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
+                size_t cols, const QuantizedRows& input, const Region& region,
+                bool more, Scratch<Format>& scratch, float* acc,
                 const Destination& destination) {
+  using Layout = GroupLayout<Format>;
+  const bool few = region.rows <= kFewRows;
   const size_t group_bytes = GroupBytes(Format::kType, cols);
   const size_t blocks = cols / kQuadBlock;
-  const size_t data_bytes = blocks * Format::kDataBytes;
-  const size_t scale_bytes = group_bytes - data_bytes;
-  const size_t to_next = GroupsAtOnce(region.rows) * group_bytes;
-  for (size_t first = 0; first < region.blocks; first += kPanelBlocks) {
-    const size_t left = region.blocks - first;
-    const size_t count = std::min(kPanelBlocks, left);
+  const size_t to_next = kTileGroups * group_bytes;
+  const size_t panel_blocks = few ? Format::kUnitBlocks : kPanelBlocks;
+  for (size_t first = 0; first < region.blocks; first += panel_blocks) {
     const size_t first_block = region.first_block + first;
+    Panel panel = {first, std::min(panel_blocks, region.blocks - first), {}, 0};
     Column<Format> columns[kWideGroups * kSlices];
-    for (size_t g = 0; g < groups; ++g) {
-      const uint8_t* group = packed + g * group_bytes;
-      const uint8_t* scales = group + data_bytes;
-      float* planes = &scratch.planes[g][0][0][0];
-      Format::DecodeScales(scales, first_block, count, planes);
-      if (left > count || more) {
-        const size_t from = left > count ? first_block + count
-                                         : region.first_block;
-        const size_t to =
-            std::min(from + kPanelBlocks, region.first_block + region.blocks);
-        if (left == count) scales += to_next;
-        for (size_t i = scale_bytes * from / blocks;
-             i < scale_bytes * to / blocks; i += kVectorBytes) {
-          hwy::Prefetch(scales + i);
+    for (size_t b = 0; b < panel.blocks;) {
+      const size_t block = first_block + b;
+      Piece& piece = panel.pieces[panel.num_pieces++];
+      piece.data = Layout::Data(block, blocks);
+      piece.blocks = std::min(Format::kUnitBlocks - block % Format::kUnitBlocks,
+                              panel.blocks - b);
+      // As far ahead as tiles of other rows read the same panel again.
+      const size_t at = first + b + std::min(kPanelBlocks, region.blocks);
+      piece.ahead = 0;
+      if (!few && (at < region.blocks || more)) {
+        piece.ahead =
+            Layout::Data(region.first_block + at % region.blocks, blocks) +
+            (at < region.blocks ? 0 : to_next) - piece.data;
+      }
+      const size_t scales = Layout::Scales(block);
+      for (size_t g = 0; g < groups; ++g) {
+        const uint8_t* group = packed + g * spread * group_bytes;
+        Format::DecodeScales(group + scales, block % Format::kUnitBlocks,
+                             piece.blocks, &scratch.planes[g][b][0][0]);
+        if (piece.ahead == 0) continue;
+        const uint8_t* ahead = group + scales + piece.ahead;
+        for (size_t i = 0; i < piece.data - scales; i += kVectorBytes) {
+          hwy::Prefetch(ahead + i);
         }
       }
+      b += piece.blocks;
+    }
+    for (size_t g = 0; g < groups; ++g) {
       for (size_t s = 0; s < kSlices; ++s) {
-        const size_t lane = g * kRowGroup + s * kLanes;
+        const size_t lane = g * spread * kRowGroup + s * kLanes;
         columns[g * kSlices + s] = {
-            group + first_block * Format::kDataBytes +
-                s * kLanes * sizeof(float),
-            planes + s * kLanes,
+            packed + g * spread * group_bytes + s * kLanes * sizeof(float),
+            &scratch.planes[g][0][0][s * kLanes],
             acc + g * kChunkRows * kRowGroup + s * kLanes,
-            !IsWide(region.rows),
+            !few,
             destination.out + lane,
             destination.count <= lane
                 ? 0
                 : std::min(kLanes, destination.count - lane)};
       }
     }
-    const size_t far = std::min(kPanelBlocks, region.blocks);
-    const Panel panel = {
-        first,
-        count,
-        {far * Format::kDataBytes, left - std::min(left, far),
-         more ? to_next - (region.blocks - far) * Format::kDataBytes : 0}};
     const size_t end = groups * kSlices;
     size_t c = 0;
     const auto tile_columns = [&](auto width) {
@@ -472,9 +503,7 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
       }
     };
     if constexpr (kWideColumns > kTileColumns) {
-      if (IsWide(region.rows)) {
-        tile_columns(std::integral_constant<size_t, kWideColumns>());
-      }
+      if (IsWide(region.rows)) tile_columns(std::integral_constant<size_t, kWideColumns>());
     }
     tile_columns(std::integral_constant<size_t, kTileColumns>());
     tile_columns(std::integral_constant<size_t, 1>());
@@ -486,22 +515,27 @@ template <class Format>
 struct QuantizedKernel {
   static constexpr bool kQuantizedActivations = true;
   // A source block of the file's format is so many of ours.
-  static constexpr size_t kBlocks = Info(Format::kType).values / kQuadBlock;
+  using Layout = GroupLayout<Format>;
+  static constexpr size_t kBlocks = Layout::kBlocks;
 
   static void PackGroup(const uint8_t* source, size_t rows, size_t cols,
                         uint8_t* group) {
     static constexpr uint8_t kAbsent[256] = {};
     const size_t source_bytes = Info(Format::kType).bytes;
     const size_t count = cols / kQuadBlock / kBlocks;
-    uint8_t* scales = group + count * kBlocks * Format::kDataBytes;
-    for (size_t i = 0; i < count; ++i, scales += Format::kScaleBytes) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t first = i * kBlocks;
+      uint8_t* scales = group + Layout::Scales(first) +
+                        first % Format::kUnitBlocks / kBlocks *
+                            Format::kScaleBytes;
+      uint8_t* data = group + Layout::Data(first, count * kBlocks);
       for (size_t row = 0; row < kRowGroup; ++row) {
         const uint8_t* bytes =
             row < rows ? source + (row * count + i) * source_bytes : kAbsent;
         Format::PackScales(bytes, row, scales);
         for (size_t block = 0; block < kBlocks; ++block) {
           Format::PackBlock(bytes, block, row,
-                            group + (i * kBlocks + block) * Format::kDataBytes);
+                            data + block * Format::kDataBytes);
         }
       }
     }
@@ -509,13 +543,40 @@ struct QuantizedKernel {
 
   static void UnpackRow(const uint8_t* group, size_t row, size_t cols,
                         float* out) {
-    const uint8_t* scales = group + cols / kQuadBlock * Format::kDataBytes;
+    const size_t blocks = cols / kQuadBlock;
     for (size_t i = 0; i < cols; ++i) {
       const size_t block = i / kQuadBlock;
-      const uint8_t* data = group + block * Format::kDataBytes;
-      out[i] = Format::Value(scales + block / kBlocks * Format::kScaleBytes,
-                             i % (kBlocks * kQuadBlock), row,
+      const uint8_t* scales = group + Layout::Scales(block) +
+                              block % Format::kUnitBlocks / kBlocks *
+                                  Format::kScaleBytes;
+      const uint8_t* data = group + Layout::Data(block, blocks);
+      out[i] = Format::Value(scales, i % (kBlocks * kQuadBlock), row,
                              Format::LevelAt(data, row, i % kQuadBlock));
+    }
+  }
+
+  // Products of at most kFewRows rows with groups `spread` apart.
+  static void FewRows(const MatMulTask& task, size_t first, size_t groups,
+                      size_t spread, bool prepared, Scratch<Format>& scratch) {
+    const auto& [weights, input, group_begin, group_end, out, out_stride] =
+        task;
+    const size_t blocks = weights.cols / kQuadBlock;
+    const size_t most = Tiles(input.rows).MaxBlocks();
+    for (size_t g = 0; g < groups; ++g) {
+      std::memset(scratch.acc[g], 0, input.rows * kRowGroup * sizeof(float));
+    }
+    for (size_t b0 = 0; b0 < blocks; b0 += most) {
+      const Region region = {0, input.rows, b0, std::min(most, blocks - b0)};
+      if (!prepared) {
+        PrepareRows<Format>(input.quantized, weights.cols, region,
+                            scratch.rows);
+      }
+      TileGroups<Format>(
+          weights.data + first * GroupBytes(Format::kType, weights.cols),
+          groups, spread, weights.cols, input.quantized, region, false, scratch,
+          &scratch.acc[0][0][0],
+          {out + first * kRowGroup, out_stride,
+           weights.rows - first * kRowGroup});
     }
   }
 
@@ -525,7 +586,26 @@ struct QuantizedKernel {
     const size_t cols = weights.cols;
     const size_t blocks = cols / kQuadBlock;
     const size_t group_bytes = GroupBytes(Format::kType, cols);
+    if (input.rows == 0) return;
     Scratch<Format> scratch;
+    if (input.rows <= kFewRows) {
+      // Each of the places that are read at once is a stretch of its own.
+      const size_t at_once = IsWide(input.rows) ? kWideGroups : kTileGroups;
+      const size_t stretch = (group_end - group_begin) / at_once;
+      const bool prepared = blocks <= Tiles(input.rows).MaxBlocks();
+      if (prepared) {
+        PrepareRows<Format>(input.quantized, cols, {0, input.rows, 0, blocks},
+                            scratch.rows);
+      }
+      for (size_t g = group_begin; g < group_begin + stretch; ++g) {
+        FewRows(task, g, at_once, stretch, prepared, scratch);
+      }
+      const size_t done = group_begin + stretch * at_once;
+      if (done < group_end) {
+        FewRows(task, done, group_end - done, 1, prepared, scratch);
+      }
+      return;
+    }
     for (size_t g0 = group_begin; g0 < group_end; g0 += kChunkGroups) {
       const size_t groups = std::min(kChunkGroups, group_end - g0);
       for (size_t m0 = 0; m0 < input.rows; m0 += kChunkRows) {
@@ -534,18 +614,17 @@ struct QuantizedKernel {
           std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
         }
         const size_t most = Tiles(rows).MaxBlocks();
-        const size_t step = GroupsAtOnce(rows);
         for (size_t b0 = 0; b0 < blocks; b0 += most) {
           const Region region = {m0, rows, b0, std::min(most, blocks - b0)};
           PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
-          for (size_t g = 0; g < groups; g += step) {
+          for (size_t g = 0; g < groups; g += kTileGroups) {
             // Also past group_end: the next call is likely to go on there.
             const bool more =
-                g0 + g + 2 * step <= NumGroups(weights.rows);
+                g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
             const size_t first = (g0 + g) * kRowGroup;
             TileGroups<Format>(
                 weights.data + (g0 + g) * group_bytes,
-                std::min(step, groups - g), cols, input.quantized,
+                std::min(kTileGroups, groups - g), 1, cols, input.quantized,
                 region, m0 == 0 && more, scratch, &scratch.acc[g][0][0],
                 {out + m0 * out_stride + first, out_stride,
                  weights.rows - first});

@@ -20,7 +20,7 @@ inline constexpr size_t kRowGroup = 16;
 
 // Names the packed form of all weight types together. Files of packed weights
 // carry it: whatever changes what PackGroup writes takes the next number.
-inline constexpr uint32_t kPackedLayoutVersion = 1;
+inline constexpr uint32_t kPackedLayoutVersion = 2;
 
 constexpr size_t NumGroups(size_t rows) {
   return CeilDiv(rows, kRowGroup);

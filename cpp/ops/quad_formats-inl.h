@@ -19,6 +19,7 @@
 // A format, the template argument of QuantizedKernel, has
 //   kType, kDataBytes (of a block), kZeroPoint
 //   kScaleBytes   of a source block, which is one block or a super block of 8
+//   kUnitBlocks   blocks of a unit (quad_layout.h)
 //   kParts        scales per block: 2 for Q6_K, else 1
 //   kHasMin       whether a minimum is subtracted (then kZeroPoint is 0)
 //   Quad<q>(data) the unsigned weights of quad q; `data` points to the slice
@@ -92,6 +93,7 @@ struct HalfScales {
   static constexpr bool kHasMin = false;
   static constexpr int kZeroPoint = kZero;
   static constexpr size_t kScaleBytes = 2 * kRowGroup;
+  static constexpr size_t kUnitBlocks = 8;
 
   static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
     std::memcpy(scales + 2 * row, bytes, 2);
@@ -137,6 +139,7 @@ struct SuperScales {
   static constexpr bool kHasMin = true;
   static constexpr int kZeroPoint = 0;
   static constexpr size_t kScaleBytes = 16 * kRowGroup;
+  static constexpr size_t kUnitBlocks = kSuperBlocks;
 
   static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
     std::memcpy(scales + 2 * row, bytes, 2);

@@ -15,7 +15,10 @@
 // a block has 8; a vector of 64 bytes holds one quad of 16 rows: byte 4 r + j
 // is column 4 q + j of row r, which is what a dot product of unsigned with
 // signed bytes takes when 4 activations are broadcast. Weights are stored
-// unsigned, offset by their zero point. A group of 16 rows is
+// unsigned, offset by their zero point. A group of 16 rows is one unit of blocks
+// after the other, the last of which may be shorter, so that reading it is one
+// stream. A unit of 8 blocks (of Q6_K, 16) is
+//   scales                       as the type has them, 16 rows interleaved
 //   data  [blocks][kDataBytes]   vectors of
 //     8 bits: 8 vectors, one a quad
 //     4 bits: 4 vectors; vector i has quad i in the low nibbles and quad i + 4
@@ -23,8 +26,8 @@
 //     5 bits: these 4, and one whose byte 4 r + j has bit q for quad q
 //     6 bits: these 4, and two whose bits 2 i, 2 i + 1 are for quads i and
 //             i + 4
-//   scales                       as the type has them, 16 rows interleaved
-// Scales follow the data so that vectors do not straddle cache lines.
+// Units are whole cache lines where they are full: vectors do not straddle
+// them.
 
 namespace gkv {
 

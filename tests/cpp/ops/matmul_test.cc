@@ -60,8 +60,8 @@ TEST(MatMulTest, PackedLayoutIsThatOfItsVersion) {
     PackGroup(info.type, source.data(), kRows, kCols, group.data());
     hasher.Update(group);
   }
-  EXPECT_EQ(kPackedLayoutVersion, 1u);
-  EXPECT_EQ(hasher.Finish().Hex(), "84ca05bc8d721e6db1840a81e05ebc9a")
+  EXPECT_EQ(kPackedLayoutVersion, 2u);
+  EXPECT_EQ(hasher.Finish().Hex(), "c4c88cff65c7dac57e5690c4cc009541")
       << "count kPackedLayoutVersion up and put the new hash here";
 }
 

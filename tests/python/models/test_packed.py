@@ -374,7 +374,7 @@ def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
 
 
 def _make(folder: Path, number: int, nbytes: int = 10) -> Path:
-    path = folder / f"{number:032x}.v1-1.gkvpack"
+    path = folder / f"{number:032x}.v1-2.gkvpack"
     path.write_bytes(bytes(nbytes))
     return path
 
