@@ -35,13 +35,16 @@ TEST(MatMulTest, OnlyFloatTypesReadFloats) {
 // give back that type's values.
 TEST(MatMulTest, EveryTypeHasItsOwnKernels) {
   for (const TensorTypeInfo& info : kTensorTypes) {
-    TestWeights weights(info.type, 20, 256);
-    weights.FillRandom(1);
-    weights.Pack();
-    std::vector<float> out(256);
-    UnpackRow(weights.View(), 17, out.data());
-    for (size_t k = 0; k < 256; ++k) {
-      ASSERT_EQ(out[k], weights.At(17, k)) << info.name << " " << k;
+    // Whole units of blocks, and a shorter one at the end.
+    for (const size_t cols : {size_t{256}, 2 * 768 + info.values}) {
+      TestWeights weights(info.type, 20, cols);
+      weights.FillRandom(1);
+      weights.Pack();
+      std::vector<float> out(cols);
+      UnpackRow(weights.View(), 17, out.data());
+      for (size_t k = 0; k < cols; ++k) {
+        ASSERT_EQ(out[k], weights.At(17, k)) << info.name << " " << k;
+      }
     }
   }
 }
