@@ -169,26 +169,21 @@ void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
 // One column of a tile: where its lanes start.
 template <class Format>
 struct Column {
-  const uint8_t* data;  // of the group's start
+  const uint8_t* data;  // of the panel's first block
   const float* planes;  // [blocks][kPlanes][kRowGroup]
   float* acc;           // [rows][kRowGroup]
-  bool prefetches;
+  const uint8_t* ahead;  // what to prefetch meanwhile; null: nothing
   float* out;        // of the first row, once all panels are in
   size_t out_lanes;  // that are rows of weights
-};
-
-// Blocks of a panel that are of one unit.
-struct Piece {
-  size_t data;    // bytes from the start of the group to their weights
-  size_t blocks;
-  size_t ahead;   // bytes from there to the weights to prefetch; 0: none
 };
 
 // Blocks [first, + blocks) of a region.
 struct Panel {
   size_t first, blocks;
-  Piece pieces[kPanelBlocks / kSuperBlocks];
-  size_t num_pieces;
+  size_t in_unit;  // of the first block's unit, so many blocks are left
+  // From the end of each unit to the next one's data.
+  size_t jumps[kPanelBlocks / kUnitBlocks];
+  size_t ahead;  // bytes to prefetch with a block
 };
 
 // The activations of a tile.
@@ -295,6 +290,7 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input) {
   const DF32 df;
   const DI32 di;
   const Panel& panel = *input.panel;
+  const uint8_t* data[kCols];
   const float* planes[kCols];
   const int8_t* values[kRows];
   VF32 acc[kCols][kRows];
@@ -305,61 +301,61 @@ void Tile(const Column<Format>* columns, const TileInput<Format>& input) {
     });
   });
   Unroll<kCols>([&](auto c) HWY_ATTR {
+    data[c] = columns[c].data;
     planes[c] = columns[c].planes;
   });
 
-  size_t block = 0;
-  for (size_t p = 0; p < panel.num_pieces; ++p) {
-    const Piece& piece = panel.pieces[p];
-    const uint8_t* data[kCols];
-    Unroll<kCols>([&](auto c) HWY_ATTR {
-      data[c] = columns[c].data + piece.data;
-    });
-    for (size_t b = 0; b < piece.blocks; ++b, ++block) {
-      const BlockFactors<Format>& factors = input.factors[block];
-      // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
-      for (size_t c = 0; c < kCols; ++c) {
-        if (!columns[c].prefetches || piece.ahead == 0) continue;
-        for (size_t i = 0; i < Format::kDataBytes; i += kVectorBytes) {
-          hwy::Prefetch(data[c] + piece.ahead + i);
-        }
+  size_t in_unit = panel.in_unit;
+  const size_t* jump = panel.jumps;
+  for (size_t b = 0; b < panel.blocks; ++b) {
+    const BlockFactors<Format>& factors = input.factors[b];
+    // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
+    for (size_t c = 0; c < kCols; ++c) {
+      if (columns[c].ahead == nullptr) continue;
+      for (size_t i = 0; i < panel.ahead; i += kVectorBytes) {
+        hwy::Prefetch(columns[c].ahead + b * panel.ahead + i);
       }
-      Unroll<Format::kParts>([&](auto part) HWY_ATTR {
-        VI32 dot[kCols][kRows];
-        Unroll<kRows>([&](auto m) HWY_ATTR {
-          VI32 start = hn::Zero(di);
-          if constexpr (Format::kZeroPoint != 0 && !kSignedDot<Format>) {
-            start = hn::Set(di, factors.start[part][m]);
-          }
-          Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
-        });
-        DotPart<Format, part>(data, values, block * kQuadBlock, dot);
-        VF32 scale[kCols];
+    }
+    Unroll<Format::kParts>([&](auto part) HWY_ATTR {
+      VI32 dot[kCols][kRows];
+      Unroll<kRows>([&](auto m) HWY_ATTR {
+        VI32 start = hn::Zero(di);
+        if constexpr (Format::kZeroPoint != 0 && !kSignedDot<Format>) {
+          start = hn::Set(di, factors.start[part][m]);
+        }
+        Unroll<kCols>([&](auto c) HWY_ATTR { dot[c][m] = start; });
+      });
+      DotPart<Format, part>(data, values, b * kQuadBlock, dot);
+      VF32 scale[kCols];
+      Unroll<kCols>([&](auto c) HWY_ATTR {
+        scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
+      });
+      Unroll<kRows>([&](auto m) HWY_ATTR {
+        const VF32 row_scale = hn::Set(df, factors.scale[m]);
         Unroll<kCols>([&](auto c) HWY_ATTR {
-          scale[c] = hn::LoadU(df, planes[c] + part * kRowGroup);
-        });
-        Unroll<kRows>([&](auto m) HWY_ATTR {
-          const VF32 row_scale = hn::Set(df, factors.scale[m]);
-          Unroll<kCols>([&](auto c) HWY_ATTR {
-            acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
-                                   hn::Mul(scale[c], row_scale), acc[c][m]);
-          });
+          acc[c][m] = hn::MulAdd(hn::ConvertTo(df, dot[c][m]),
+                                 hn::Mul(scale[c], row_scale), acc[c][m]);
         });
       });
-      if constexpr (Format::kHasMin) {
-        Unroll<kCols>([&](auto c) HWY_ATTR {
-          const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
-          Unroll<kRows>([&](auto m) HWY_ATTR {
-            acc[c][m] = hn::MulAdd(
-                min, hn::Set(df, factors.scaled_sum[m]), acc[c][m]);
-          });
-        });
-      }
+    });
+    if constexpr (Format::kHasMin) {
       Unroll<kCols>([&](auto c) HWY_ATTR {
-        data[c] += Format::kDataBytes;
-        planes[c] += kPlanes * kRowGroup;
+        const VF32 min = hn::LoadU(df, planes[c] + Format::kParts * kRowGroup);
+        Unroll<kRows>([&](auto m) HWY_ATTR {
+          acc[c][m] = hn::MulAdd(
+              min, hn::Set(df, factors.scaled_sum[m]), acc[c][m]);
+        });
       });
     }
+    size_t step = Format::kDataBytes;
+    if (--in_unit == 0) {
+      step += *jump++;
+      in_unit = Format::kUnitBlocks;
+    }
+    Unroll<kCols>([&](auto c) HWY_ATTR {
+      data[c] += step;
+      planes[c] += kPlanes * kRowGroup;
+    });
   }
 
   Unroll<kRows>([&](auto m) HWY_ATTR {
@@ -416,7 +412,7 @@ void AllRows(const Column<Format>* columns, const QuantizedRows& input,
       at[c] = columns[c];
       at[c].acc += row * kRowGroup;
       // Prefetching is shared by the first tiles.
-      at[c].prefetches &= tiles.count == 1 || t == c;
+      if (tiles.count > 1 && t != c) at[c].ahead = nullptr;
     }
     const TileInput<Format> tile = {
         input.values + (region.first_row + row) * cols +
@@ -447,47 +443,51 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
   const bool few = region.rows <= kFewRows;
   const size_t group_bytes = GroupBytes(Format::kType, cols);
   const size_t blocks = cols / kQuadBlock;
-  const size_t to_next = kTileGroups * group_bytes;
   const size_t panel_blocks = few ? Format::kUnitBlocks : kPanelBlocks;
   for (size_t first = 0; first < region.blocks; first += panel_blocks) {
-    const size_t first_block = region.first_block + first;
-    Panel panel = {first, std::min(panel_blocks, region.blocks - first), {}, 0};
-    Column<Format> columns[kWideGroups * kSlices];
-    for (size_t b = 0; b < panel.blocks;) {
-      const size_t block = first_block + b;
-      Piece& piece = panel.pieces[panel.num_pieces++];
-      piece.data = Layout::Data(block, blocks);
-      piece.blocks = std::min(Format::kUnitBlocks - block % Format::kUnitBlocks,
-                              panel.blocks - b);
-      // As far ahead as tiles of other rows read the same panel again.
-      const size_t at = first + b + std::min(kPanelBlocks, region.blocks);
-      piece.ahead = 0;
-      if (!few && (at < region.blocks || more)) {
-        piece.ahead =
-            Layout::Data(region.first_block + at % region.blocks, blocks) +
-            (at < region.blocks ? 0 : to_next) - piece.data;
-      }
-      const size_t scales = Layout::Scales(block);
-      for (size_t g = 0; g < groups; ++g) {
-        const uint8_t* group = packed + g * spread * group_bytes;
-        Format::DecodeScales(group + scales, block % Format::kUnitBlocks,
-                             piece.blocks, &scratch.planes[g][b][0][0]);
-        if (piece.ahead == 0) continue;
-        const uint8_t* ahead = group + scales + piece.ahead;
-        for (size_t i = 0; i < piece.data - scales; i += kVectorBytes) {
-          hwy::Prefetch(ahead + i);
-        }
-      }
-      b += piece.blocks;
+    const size_t block = region.first_block + first;
+    Panel panel = {first,
+                   std::min(panel_blocks, region.blocks - first),
+                   Format::kUnitBlocks - block % Format::kUnitBlocks,
+                   {},
+                   0};
+    size_t* jump = panel.jumps;
+    for (size_t b = panel.in_unit; b < panel.blocks; b += Format::kUnitBlocks) {
+      *jump++ = Layout::Data(block + b, blocks) - Format::kDataBytes -
+                Layout::Data(block + b - 1, blocks);
     }
+    const size_t data = Layout::Data(block, blocks);
+    // The panel that is read behind this one, with its scales.
+    size_t next = 0, next_bytes = 0;
+    if (!few && (panel.blocks < region.blocks - first || more)) {
+      const bool is_here = panel.blocks < region.blocks - first;
+      const size_t from = is_here ? block + panel.blocks : region.first_block;
+      const size_t end = std::min(from + kPanelBlocks,
+                                  region.first_block + region.blocks);
+      next = Layout::Data(from, blocks);
+      if (from % Format::kUnitBlocks == 0) next = Layout::Scales(from);
+      next_bytes = Layout::Data(end - 1, blocks) + Format::kDataBytes - next;
+      next += is_here ? 0 : kTileGroups * group_bytes;
+      panel.ahead = RoundUp(CeilDiv(next_bytes, panel.blocks), kVectorBytes);
+    }
+    Column<Format> columns[kWideGroups * kSlices];
     for (size_t g = 0; g < groups; ++g) {
+      const uint8_t* group = packed + g * spread * group_bytes;
+      float* planes = &scratch.planes[g][0][0][0];
+      for (size_t b = 0, count = panel.in_unit; b < panel.blocks;
+           b += count, count = Format::kUnitBlocks) {
+        count = std::min(count, panel.blocks - b);
+        Format::DecodeScales(group + Layout::Scales(block + b),
+                             (block + b) % Format::kUnitBlocks, count,
+                             planes + b * Scratch<Format>::kPlanes * kRowGroup);
+      }
       for (size_t s = 0; s < kSlices; ++s) {
         const size_t lane = g * spread * kRowGroup + s * kLanes;
         columns[g * kSlices + s] = {
-            packed + g * spread * group_bytes + s * kLanes * sizeof(float),
-            &scratch.planes[g][0][0][s * kLanes],
+            group + data + s * kLanes * sizeof(float),
+            planes + s * kLanes,
             acc + g * kChunkRows * kRowGroup + s * kLanes,
-            !few,
+            next_bytes == 0 ? nullptr : group + next,
             destination.out + lane,
             destination.count <= lane
                 ? 0

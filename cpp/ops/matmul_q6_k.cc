@@ -24,8 +24,8 @@ struct FormatQ6_K {
   static constexpr bool kHasMin = false;
   static constexpr int kZeroPoint = 32;
   static constexpr size_t kScaleBytes = 18 * kRowGroup;
-  // Two super blocks: one's scales are no whole number of cache lines.
-  static constexpr size_t kUnitBlocks = 2 * kSuperBlocks;
+  // The scales of half as many are no whole number of cache lines.
+  static constexpr size_t kUnitBlocks = 2 * gkv::kUnitBlocks;
 
   template <size_t kQuad>
   static HWY_INLINE VU8 Quad(const uint8_t* data) {

@@ -93,7 +93,7 @@ struct HalfScales {
   static constexpr bool kHasMin = false;
   static constexpr int kZeroPoint = kZero;
   static constexpr size_t kScaleBytes = 2 * kRowGroup;
-  static constexpr size_t kUnitBlocks = 8;
+  static constexpr size_t kUnitBlocks = gkv::kUnitBlocks;
 
   static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
     std::memcpy(scales + 2 * row, bytes, 2);
@@ -139,7 +139,7 @@ struct SuperScales {
   static constexpr bool kHasMin = true;
   static constexpr int kZeroPoint = 0;
   static constexpr size_t kScaleBytes = 16 * kRowGroup;
-  static constexpr size_t kUnitBlocks = kSuperBlocks;
+  static constexpr size_t kUnitBlocks = gkv::kUnitBlocks;
 
   static void PackScales(const uint8_t* bytes, size_t row, uint8_t* scales) {
     std::memcpy(scales + 2 * row, bytes, 2);

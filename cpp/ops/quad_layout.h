@@ -34,6 +34,7 @@ namespace gkv {
 inline constexpr size_t kQuadBlock = 32;
 inline constexpr size_t kQuads = 8;
 inline constexpr size_t kVectorBytes = 64;
+inline constexpr size_t kUnitBlocks = 8;
 
 // Blocks of 32 in one 256-column super block of the K types.
 inline constexpr size_t kSuperBlocks = 8;
