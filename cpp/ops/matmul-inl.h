@@ -37,6 +37,10 @@ namespace HWY_NAMESPACE {
 // A panel is as many blocks as keep two groups of unpacked weights and a tile
 // of activations in L1.
 inline constexpr size_t kPanelBlocks = 24;
+// With few tiles also what is prefetched behind it (8 rows of Q4_K: 1.1 times
+// as fast as with 24).
+inline constexpr size_t kShortPanelBlocks = 16;
+inline constexpr size_t kShortPanelTiles = 4;
 // The 128 rows of a prompt's step are one chunk with AVX-512.
 inline constexpr size_t kChunkTiles = 22;
 inline constexpr size_t kChunkRows = kChunkTiles * kTileRows;
@@ -169,12 +173,12 @@ void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
 // One column of a tile: where its lanes start.
 template <class Format>
 struct Column {
-  const uint8_t* data;  // of the panel's first block
-  const float* planes;  // [blocks][kPlanes][kRowGroup]
-  float* acc;           // [rows][kRowGroup]
+  const uint8_t* data;   // of the panel's first block
+  const float* planes;   // [blocks][kPlanes][kRowGroup]
+  float* acc;            // [rows][kRowGroup]
   const uint8_t* ahead;  // what to prefetch meanwhile; null: nothing
-  float* out;        // of the first row, once all panels are in
-  size_t out_lanes;  // that are rows of weights
+  float* out;            // of the first row, once all panels are in
+  size_t out_lanes;      // that are rows of weights
 };
 
 // Blocks [first, + blocks) of a region.
@@ -443,7 +447,10 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
   const bool few = region.rows <= kFewRows;
   const size_t group_bytes = GroupBytes(Format::kType, cols);
   const size_t blocks = cols / kQuadBlock;
-  const size_t panel_blocks = few ? Format::kUnitBlocks : kPanelBlocks;
+  const size_t panel_blocks =
+      few ? Format::kUnitBlocks
+      : Tiles(region.rows).count <= kShortPanelTiles ? kShortPanelBlocks
+                                                     : kPanelBlocks;
   for (size_t first = 0; first < region.blocks; first += panel_blocks) {
     const size_t block = region.first_block + first;
     Panel panel = {first,
@@ -462,7 +469,7 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
     if (!few && (panel.blocks < region.blocks - first || more)) {
       const bool is_here = panel.blocks < region.blocks - first;
       const size_t from = is_here ? block + panel.blocks : region.first_block;
-      const size_t end = std::min(from + kPanelBlocks,
+      const size_t end = std::min(from + panel_blocks,
                                   region.first_block + region.blocks);
       next = Layout::Data(from, blocks);
       if (from % Format::kUnitBlocks == 0) next = Layout::Scales(from);
@@ -503,7 +510,9 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
       }
     };
     if constexpr (kWideColumns > kTileColumns) {
-      if (IsWide(region.rows)) tile_columns(std::integral_constant<size_t, kWideColumns>());
+      if (IsWide(region.rows)) {
+        tile_columns(std::integral_constant<size_t, kWideColumns>());
+      }
     }
     tile_columns(std::integral_constant<size_t, kTileColumns>());
     tile_columns(std::integral_constant<size_t, 1>());
@@ -514,7 +523,6 @@ void TileGroups(const uint8_t* packed, size_t groups, size_t spread,
 template <class Format>
 struct QuantizedKernel {
   static constexpr bool kQuantizedActivations = true;
-  // A source block of the file's format is so many of ours.
   using Layout = GroupLayout<Format>;
   static constexpr size_t kBlocks = Layout::kBlocks;
 
