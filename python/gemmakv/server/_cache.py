@@ -115,7 +115,7 @@ async def pin(call: Call) -> None:
         ),
         _nothing,
     )
-    held = await service.aside(_pinned, prefix, ids)
+    held = await _held(service, prefix, ids)
     made = Pin(held, time.time())
     share = prefix.cache.ram // len(service.labels)
     used = sum(one.held.nbytes for one in (made, *pins.values()))
@@ -221,6 +221,7 @@ async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
     """
     call.check_model(body.model)
     service = call.chat
+    service.check_writes()
     if (body.prompt is None) == (body.messages is None):
         found = "none" if body.prompt is None else "both"
         raise invalid("prompt", f"expected it or messages, found {found}")
@@ -257,6 +258,23 @@ async def _common(
 
 async def _nothing(event: Event) -> None:
     del event
+
+
+async def _held(
+    service: ChatService, prefix: ModelPrefixCache, ids: TokenArray
+) -> PinnedPrefix:
+    """A pin, of which nothing stays where the client goes away meanwhile."""
+    work = asyncio.ensure_future(service.aside(_pinned, prefix, ids))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(work: asyncio.Future[PinnedPrefix]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().unpin()
 
 
 def _pinned(prefix: ModelPrefixCache, ids: TokenArray) -> PinnedPrefix:

@@ -78,6 +78,7 @@ async def apply_template(call: Call) -> None:
     body, document = await call.json(TemplateBody)
     refuse(document, {"tools": ([],)})
     service = call.chat
+    service.check_writes()
 
     def text() -> str:
         said, begun = parted(body.messages)

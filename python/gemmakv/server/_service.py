@@ -394,11 +394,12 @@ class ChatService:
         think: bool | None = None,
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
-        self._check_writes()
+        self.check_writes()
         self._check_count(messages)
         return await self.on_texts(self.render, messages, tools, think)
 
-    def _check_writes(self) -> None:
+    def check_writes(self) -> None:
+        """Raises RequestError for a model that only makes embeddings."""
         if self.gemma.config.bidirectional:
             raise RequestError(
                 400,
@@ -1001,7 +1002,7 @@ class ChatService:
         self, request: ChatRequest, options: dict[str, Any]
     ) -> tuple[list[TokenArray], int]:
         """Of all prompts, and how many messages are left out of them."""
-        self._check_writes()
+        self.check_writes()
         dropped = request.dropped
         special = bool(options.pop("parse_special", False))
         if request.messages is not None:
