@@ -70,7 +70,8 @@ async def detokenize(call: Call) -> None:
     try:
         text = await service.on_texts(service.tokenizer.decode, body.tokens)
     except RequestError as error:
-        raise invalid("tokens", error.message) from None
+        words = error.message.removeprefix("ids: ")
+        raise invalid("tokens", words) from None
     await call.answer({"content": text})
 
 
