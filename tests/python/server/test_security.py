@@ -156,6 +156,9 @@ def test_key_files(tmp_path: Any) -> None:
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="expected a key a line, found none"):
         read_keys(path)
+    path.write_text("one\n\ntwo words\n")
+    with pytest.raises(ValueError, match="keys: line 3: expected printable"):
+        read_keys(path)
     assert checked_keys(["a", "b", "a"]) == ("a", "b")
     for bad in ("", "a b", "\u00e9", "a\n"):
         with pytest.raises(ValueError, match="api_key: expected"):
