@@ -97,12 +97,11 @@ class App:
         except RequestError as error:
             await fail(call, error)
         except HTTPException as error:  # of the router
-            words, code = "no such route", "not_found"
-            headers = {}
+            words, code, told = "no such route", "not_found", {}
             if error.status_code != 404:
                 allowed = ", ".join(self._methods(scope))
                 words, code = f"expected {allowed}", "method_not_allowed"
-                headers["allow"] = allowed
+                told["allow"] = allowed
             method, path = scope["method"], scope["path"][:100]
             await fail(
                 call,
@@ -111,7 +110,7 @@ class App:
                     f"{method} {path}: {words}",
                     code=code,
                 ),
-                headers,
+                told,
             )
         finally:
             self._count(-1)

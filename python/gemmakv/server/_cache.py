@@ -16,7 +16,8 @@ from gemmakv.generation._prompts import TokenArray
 from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._http import Call, Event
-from gemmakv.server._service import ChatRequest, ChatService, Pin
+from gemmakv.server._requests import ChatRequest, Pin
+from gemmakv.server._service import ChatService
 from gemmakv.server._store import new_id
 
 _MOST_PINS = 64  # of a key

@@ -26,7 +26,8 @@ from gemmakv.server._events import (
     Started,
     Token,
 )
-from gemmakv.server._service import ChatRequest, ChatService, Tenant
+from gemmakv.server._requests import ChatRequest, Tenant
+from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker
 

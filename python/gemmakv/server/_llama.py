@@ -12,7 +12,7 @@ from gemmakv.server import _metrics
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import Call, loading
 from gemmakv.server._openai import refuse
-from gemmakv.server._service import parted
+from gemmakv.server._requests import parted
 from gemmakv.server._sessions import history_of
 
 _METRICS = "text/plain; version=0.0.4"

@@ -166,9 +166,9 @@ def read_keys(path: str | os.PathLike[str]) -> list[str]:
         raise ValueError(
             f"api_key_file: {os.fspath(path)}: expected UTF-8 text"
         ) from None
-    for number, line in enumerate(map(str.strip, lines), 1):
+    for place, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
-            where = f"api_key_file: {os.fspath(path)}: line {number}"
+            where = f"api_key_file: {os.fspath(path)}: line {place}"
             keys += checked_keys([line], where)
     if not keys:
         raise ValueError(
