@@ -220,8 +220,8 @@ def of_types(
                 seen.add(kind)
                 try:
                     schema = _schema_of(kind, params)
-                except pydantic.errors.PydanticUserError:  # it has none
-                    continue
+                except (pydantic.errors.PydanticUserError, TypeError):
+                    continue  # it has none, or fields of no such type
                 if schema is not None:
                     yield f"{module}.{name}", schema, []
 

@@ -56,6 +56,9 @@ void CheckShares(size_t layer, const std::vector<KvLayerSpec>& layers) {
   }
 }
 
+constexpr const char* kKinds[] = {"full", "sliding", "recurrent"};
+constexpr const char* kDtypes[] = {"f32", "bf16", "int8"};
+
 }  // namespace
 
 KvLayout::KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype,
@@ -161,6 +164,50 @@ Hash128 KvLayout::hash() const {
     hasher.UpdateValue(static_cast<uint64_t>(spec.conv_tail));
   }
   return hasher.Finish();
+}
+
+std::string FirstDifference(const KvLayout& found, const KvLayout& expected) {
+  if (found.dtype() != expected.dtype()) {
+    return StrCat("its dtype is ", kDtypes[static_cast<size_t>(found.dtype())],
+                  ", expected ",
+                  kDtypes[static_cast<size_t>(expected.dtype())]);
+  }
+  const size_t layers = expected.layers().size();
+  if (found.layers().size() != layers) {
+    return StrCat("it has ", found.layers().size(), " layers, expected ",
+                  layers);
+  }
+  for (size_t i = 0; i < layers; ++i) {
+    const KvLayerSpec& a = found.layers()[i];
+    const KvLayerSpec& b = expected.layers()[i];
+    if (a.kind != b.kind) {
+      return StrCat("layer ", i, ": it is ",
+                    kKinds[static_cast<size_t>(a.kind)], ", expected ",
+                    kKinds[static_cast<size_t>(b.kind)]);
+    }
+    const struct {
+      const char* name;
+      size_t found, expected;
+    } fields[] = {{"kv_heads", a.kv_heads, b.kv_heads},
+                  {"head_dim", a.head_dim, b.head_dim},
+                  {"window", a.window, b.window},
+                  {"lru_width", a.lru_width, b.lru_width},
+                  {"conv_tail", a.conv_tail, b.conv_tail}};
+    for (const auto& field : fields) {
+      if (field.found != field.expected) {
+        return StrCat("layer ", i, ": ", field.name, " is ", field.found,
+                      ", expected ", field.expected);
+      }
+    }
+    if (a.shares == b.shares) continue;
+    const auto owner = [](const KvLayerSpec& spec) {
+      return spec.shares ? StrCat("of layer ", *spec.shares)
+                         : std::string("of its own");
+    };
+    return StrCat("layer ", i, ": its keys and values are ", owner(a),
+                  ", expected ", owner(b));
+  }
+  return "";
 }
 
 }  // namespace gkv

@@ -107,6 +107,10 @@ class KvLayout {
   std::vector<size_t> layer_offset_;  // [layers], of its first byte
 };
 
+// Where two layouts part first, as in "layer 2: head_dim is 32, expected 64";
+// "" where they have the same hash.
+std::string FirstDifference(const KvLayout& found, const KvLayout& expected);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_CACHE_KV_LAYOUT_H_

@@ -306,10 +306,13 @@ void Gemma::CheckCache(const KVCache& cache) const {
     const auto name = [](const std::string& model) {
       return model.empty() ? std::string("a custom model") : model;
     };
-    throw Mismatch(StrCat("the cache was made for ", name(cache.model_type()),
-                          " (", layout.layers().size(),
-                          " layers), expected one for ", name(config().name),
-                          " (", config().num_layers(), " layers)"));
+    const size_t layers = layout.layers().size();
+    const bool as_deep = layers == config().num_layers();
+    throw Mismatch(StrCat(
+        "the cache was made for ", name(cache.model_type()), " (", layers,
+        " layers), expected one for ", name(config().name), " (",
+        config().num_layers(), " layers)", as_deep ? "; " : "",
+        as_deep ? FirstDifference(layout, *expected) : std::string()));
   }
 }
 

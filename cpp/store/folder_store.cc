@@ -602,6 +602,25 @@ void FolderStoreOnFiles::TryToSweep() noexcept {
   }
 }
 
+// The folder, or where it would be made; closed if that cannot be opened.
+Descriptor PlaceOf(const std::string& path) {
+  std::string place = path;
+  while (!place.empty() && access(place.c_str(), F_OK) != 0) {
+    const size_t slash = place.find_last_of('/');
+    if (slash == std::string::npos) place = ".";
+    else place.resize(slash == 0 && place.size() > 1 ? 1 : slash);
+  }
+  return Descriptor(open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+void CheckInMemory(const std::string& path, int descriptor) {
+  if (descriptor < 0 || IsInMemory(descriptor)) return;
+  throw InvalidArgument(StrCat(path, " is on a file system of type ",
+                               FileSystemName(descriptor),
+                               ", expected one in memory (tmpfs), as "
+                               "/dev/shm"));
+}
+
 }  // namespace
 
 std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
@@ -620,15 +639,12 @@ std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
   if (options.budget_bytes == 0) {
     throw InvalidArgument("budget_bytes is 0, expected at least 1");
   }
+  // Before it is made there for nothing.
+  if (shared) CheckInMemory(path, PlaceOf(path).get());
   auto folder = Folder::Open(path, true);
   uint64_t budget = options.budget_bytes;
   if (shared) {
-    if (!IsInMemory(folder->descriptor())) {
-      throw InvalidArgument(
-          StrCat(path, " is on a file system of type ",
-                 FileSystemName(folder->descriptor()),
-                 ", expected one in memory (tmpfs), as /dev/shm"));
-    }
+    CheckInMemory(path, folder->descriptor());
     uint64_t limit = MemoryLimit();
     if (const uint64_t all = FileSystemBytes(folder->descriptor()); all > 0) {
       limit = std::min(limit, all);

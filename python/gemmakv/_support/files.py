@@ -124,8 +124,12 @@ def atomic_writer(path: StrPath, private: bool = False) -> Iterator[BinaryIO]:
     if os.path.isdir(target):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if os.path.exists(target) and not os.path.isfile(target):
-        with open(target, "wb") as file:
-            yield file
+        try:
+            with open(target, "wb") as file:
+                yield file
+        except OSError as error:
+            _name_file(error, target, name)
+            raise
         return
     beside = os.path.join(
         folder,
@@ -166,7 +170,8 @@ def _create(path: str, like: str | None) -> BinaryIO:
 def _name_file(error: OSError, beside: str, name: str) -> None:
     """Makes an error that of the file that was to be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if error.filename == beside or (full and error.filename is None):
+    written = full or error.errno in (errno.EFBIG, errno.EIO)
+    if error.filename == beside or (written and error.filename is None):
         error.filename = name
         del error.filename2  # None would be printed
         if full:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +39,7 @@ def embed(
         help="Texts; - alone reads one from each line of stdin.",
     ),
     model: str = MODEL,
-    file: Path | None = typer.Option(
+    file: str | None = typer.Option(
         None, metavar="FILE", help="Read a text from each line of it instead."
     ),
     dim: int | None = typer.Option(
@@ -58,7 +60,7 @@ def embed(
         help="For models that write text: mean or last, which of their hidden "
         "states.",
     ),
-    output: Path | None = typer.Option(
+    output: str | None = typer.Option(
         None,
         metavar="FILE",
         help="Write there: a NumPy array [texts, dim] if the name ends with "
@@ -80,19 +82,45 @@ def embed(
     if (file is not None) == bool(texts):
         found = "both" if texts else "neither"
         raise typer.BadParameter(f"expected texts or --file, found {found}")
+    source, target = _input_path(file), _output_path(output)
     gemma = console.load(model, threads, not no_packed_cache, quantize, False)
-    rows = _computed(gemma, _texts(texts, file), dim, prompt, pooling)
-    if output is None:
+    rows = _computed(gemma, _texts(texts, source), dim, prompt, pooling)
+    if target is None:
         for index, text, vector in rows:
             console.write(_line(index, text, vector))
-    elif output.suffix == ".npy":
+    elif target.suffix == ".npy":
         vectors = [vector for _, _, vector in rows]
         data = io.BytesIO()
         np.save(data, np.stack(vectors))
-        write_atomically(output, data.getvalue())
+        write_atomically(target, data.getvalue())
     else:
         lines = "".join(itertools.starmap(_line, rows))
-        write_atomically(output, lines.encode())
+        write_atomically(target, lines.encode())
+
+
+def _input_path(given: str | None) -> Path | None:
+    if given == "":
+        raise typer.BadParameter("--file: expected a path, found ''")
+    return None if given is None else Path(given)
+
+
+def _output_path(given: str | None) -> Path | None:
+    """Raises what would be an error once all is computed."""
+    if given is None:
+        return None
+    if given == "":
+        raise typer.BadParameter("--output: expected a path, found ''")
+    path = Path(given)
+    code = None
+    if path.is_dir():
+        code = errno.EISDIR
+    elif not path.parent.exists():
+        code = errno.ENOENT
+    elif not path.parent.is_dir():
+        code = errno.ENOTDIR
+    if code is not None:
+        raise OSError(code, os.strerror(code), given)
+    return path
 
 
 Row = tuple[int, str, npt.NDArray[np.float32]]

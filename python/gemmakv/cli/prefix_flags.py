@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -28,9 +29,11 @@ __all__ = [
     "SHARED",
     "open_prefix_cache",
     "tier_folder",
+    "wanted",
 ]
 
-_NONE = "none"
+_NONE = ("none", "off")
+_DEFAULT = re.compile(r"default(?::([^/]*))?")
 Opened = PrefixCache | bool | Callable[[], PrefixCache]
 
 _SECRET = "GEMMAKV_PREFIX_CACHE_SECRET"
@@ -47,7 +50,7 @@ SHARED = typer.Option(
     "--prefix-cache-shared",
     metavar="DIR[:SIZE]",
     help="Share it with other processes: a folder on a memory file system, "
-    "or default.",
+    "or default; none: with nobody.",
 )
 DISK = typer.Option(
     None,
@@ -87,7 +90,7 @@ def open_prefix_cache(
     there.
     """
     disks = disk is None and default_disk
-    disk = None if disk == _NONE else disk
+    disk, shared = wanted(disk), wanted(shared)
     if ram is shared is disk is remote is None and not disks:
         return True
     sizes: dict[str, int] = {}
@@ -96,10 +99,14 @@ def open_prefix_cache(
         for name, value in (("shared", shared), ("disk", disk)):
             if value is None:
                 continue
-            if name == "shared" and value == "default":
+            default = _DEFAULT.fullmatch(value) if name == "shared" else None
+            if default is None:
+                folders[name], size = parse_folder(name, value)
+            else:
                 folders[name] = True
-                continue
-            folders[name], size = parse_folder(name, value)
+                # The size of any folder, if there is one.
+                text = "/:" + default[1] if default[1] is not None else "/"
+                _, size = parse_folder(name, text)
             if size is not None:
                 sizes[f"{name}_bytes"] = size
         secret = os.environ.get(_SECRET) if remote is not None else None
@@ -129,6 +136,13 @@ def open_prefix_cache(
         raise typer.BadParameter(
             f"--prefix-cache-{name}{colon}{words}"
         ) from None
+
+
+def wanted(tier: str | None) -> str | None:
+    """What a flag says of a tier; None also of one that it says is not to
+    be.
+    """
+    return None if tier in _NONE else tier
 
 
 def _say_what_is_free(prefix: PrefixCache, folder: str, asked: int) -> None:
@@ -168,6 +182,6 @@ def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:
 
 def tier_folder(name: str, value: str) -> str:
     """The folder of a tier, as its flag names it."""
-    if name == "shared" and value == "default":
+    if name == "shared" and _DEFAULT.fullmatch(value):
         return default_shared_folder()
     return parse_folder(name, value)[0]

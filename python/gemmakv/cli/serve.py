@@ -267,13 +267,13 @@ def serve(
         "--prefix-cache-shared",
         None,
         "Share it with other processes: a folder on a memory file system, or "
-        "default.",
+        "default; none: with nobody.",
         "DIR[:SIZE]",
     ),  # fmt: skip
     prefix_cache_disk: str | None = _option(
         "--prefix-cache-disk",
         None,
-        "Keep it for later starts in a folder.",
+        "Keep it for later starts in a folder; none: nowhere.",
         "DIR[:SIZE]",
     ),  # fmt: skip
     prefix_cache_remote: str | None = _option(
@@ -381,10 +381,12 @@ def serve(
             ram_off = (prefix_cache_ram or "").lower() in _OFF
             if prefix_cache_shared is None and not ram_off:
                 prefix_cache_shared = _shared_by_workers()
+        from gemmakv.cli.prefix_flags import wanted
+
         tiers = (
             prefix_cache_ram,
-            prefix_cache_shared,
-            prefix_cache_disk,
+            wanted(prefix_cache_shared),
+            wanted(prefix_cache_disk),
             prefix_cache_remote,
         )
         prefix = _prefix_cache(*tiers)

@@ -15,7 +15,7 @@ from gemmakv.generation._prompts import (
 )
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"
@@ -68,6 +68,7 @@ def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
         if prompt in prompts:
             return prompts[prompt] + PLACE
         if prompt.count(PLACE) == 1:
+            check_unicode("prompt", prompt)
             return prompt
     known = ", ".join(prompts) or "this model knows none"
     raise unexpected(
@@ -104,6 +105,7 @@ def embedding_ids(
         if isinstance(text, str):
             if not text:
                 raise ValueError(f"{name}: expected a text, found an empty one")
+            check_unicode(name, text)
             whole = f"{before}{text}{after}"
             ids = prompt_ids(name, whole, config, tokenizer, parse_special)
             if adds_eos:

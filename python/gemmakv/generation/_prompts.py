@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gemmakv.errors import brief
 from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
@@ -29,6 +29,7 @@ def prompt_ids(
     """
     if not isinstance(prompt, str):
         return token_ids(name, prompt, config.vocab_size)
+    check_unicode(name, prompt)
     if prompt and tokenizer is None:
         raise ValueError(
             f"{name}: this model has no tokenizer (a folder needs a "

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from gemmakv.server._errors import RequestError
 
-_MEMORY = 64  # ends of requests that the drain rate is measured by
+_MEMORY = 64  # requests that the drain rate is measured by
 _LONGEST_S = 120  # clients do not wait longer
 
 
@@ -33,7 +33,9 @@ class Admission:
         self.running = 0  # rows
         self.draining = False
         self._waiting: dict[str, deque[_Waiter]] = {}  # in order of turns
-        self._ends: deque[float] = deque(maxlen=_MEMORY)
+        # Rows times seconds of those that ended last: time in which nobody
+        # runs says nothing of how long one takes.
+        self._held: deque[float] = deque(maxlen=_MEMORY)
 
     @property
     def waiting(self) -> int:
@@ -69,20 +71,22 @@ class Admission:
             await self._wait(tenant, rows, seconds, tokens)
         else:
             self.running += rows
+        begin = time.monotonic()
         try:
             yield
         finally:
             self.running -= rows
-            self._ends.append(time.monotonic())
+            self._held.append(rows * (time.monotonic() - begin))
             self._admit()
 
     def retry_after(self) -> int:
-        """Seconds in which, as requests ended lately, the queue is over."""
-        if len(self._ends) < 2:
+        """Seconds in which the queue is over, if those in it take as long as
+        the last ones did.
+        """
+        if not self._held:
             return 1
-        span = max(time.monotonic() - self._ends[0], 1e-3)
-        rate = len(self._ends) / span
-        return max(1, min(_LONGEST_S, math.ceil((self.waiting + 1) / rate)))
+        each = sum(self._held) / len(self._held) / self.max_running
+        return max(1, min(_LONGEST_S, math.ceil((self.waiting + 1) * each)))
 
     def refuse_waiting(self) -> None:
         """Everybody who waits is told that the server stops."""

@@ -27,7 +27,7 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._openai import refuse, renamed, thinks
-from gemmakv.server._service import ChatRequest
+from gemmakv.server._requests import ChatRequest
 from gemmakv.server._sessions import named, past_of
 
 _TYPES = {

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
@@ -97,10 +97,11 @@ class App:
         except RequestError as error:
             await fail(call, error)
         except HTTPException as error:  # of the router
-            words, code = "no such route", "not_found"
+            words, code, told = "no such route", "not_found", {}
             if error.status_code != 404:
-                words = "expected " + (error.headers or {}).get("Allow", "GET")
-                code = "method_not_allowed"
+                allowed = ", ".join(self._methods(scope))
+                words, code = f"expected {allowed}", "method_not_allowed"
+                told["allow"] = allowed
             method, path = scope["method"], scope["path"][:100]
             await fail(
                 call,
@@ -109,11 +110,22 @@ class App:
                     f"{method} {path}: {words}",
                     code=code,
                 ),
+                told,
             )
         finally:
             self._count(-1)
             call.status = call.status or _GONE
             self._note(call)
+
+    def _methods(self, scope: Scope) -> list[str]:
+        """Of all routes with the path."""
+        return sorted(
+            method
+            for route in self._router.routes
+            if isinstance(route, Route)
+            and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        )
 
     def _count(self, active: int) -> None:
         if self._worker is not None:
@@ -310,7 +322,9 @@ class _Gone:
             pass
 
 
-async def fail(call: Call, error: RequestError) -> None:
+async def fail(
+    call: Call, error: RequestError, headers: Mapping[str, str] | None = None
+) -> None:
     """Answers with an error in the form of the API that was called."""
     if call.service is not None:
         reason = error.code or str(error.status)
@@ -319,7 +333,7 @@ async def fail(call: Call, error: RequestError) -> None:
         raise ConnectionAbortedError(error.message)
     style = style_of(call.scope["path"], "anthropic-version" in call.headers)
     status, content = style(error, call.request_id)
-    headers = {}
+    headers = dict(headers or {})
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
     if error.status == 401:

@@ -57,8 +57,7 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RequestError(
             400,
-            f"body: expected JSON, found {error.msg.lower()} at offset "
-            f"{error.pos}",
+            f"body: expected JSON, found {_said(error)} at offset {error.pos}",
         ) from None
     if not isinstance(found, dict):
         raise RequestError(
@@ -67,6 +66,15 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     if "\\u" in text:
         _check_unicode(found, "")
     return found
+
+
+def _said(error: json.JSONDecodeError) -> str:
+    words = error.msg.lower().removesuffix(" at")
+    if words.startswith("expecting "):  # a value, a property name, ','
+        words = f"no {words.removeprefix('expecting ')}"
+    if "utf-8 bom" in words:
+        words = "a byte order mark"
+    return words
 
 
 def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:

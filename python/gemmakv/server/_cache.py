@@ -16,7 +16,8 @@ from gemmakv.generation._prompts import TokenArray
 from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._http import Call, Event
-from gemmakv.server._service import ChatRequest, ChatService, Pin
+from gemmakv.server._requests import ChatRequest, Pin
+from gemmakv.server._service import ChatService
 from gemmakv.server._store import new_id
 
 _MOST_PINS = 64  # of a key
@@ -115,7 +116,7 @@ async def pin(call: Call) -> None:
         ),
         _nothing,
     )
-    held = await service.aside(_pinned, prefix, ids)
+    held = await _held(service, prefix, ids)
     made = Pin(held, time.time())
     share = prefix.cache.ram // len(service.labels)
     used = sum(one.held.nbytes for one in (made, *pins.values()))
@@ -221,6 +222,7 @@ async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
     """
     call.check_model(body.model)
     service = call.chat
+    service.check_writes()
     if (body.prompt is None) == (body.messages is None):
         found = "none" if body.prompt is None else "both"
         raise invalid("prompt", f"expected it or messages, found {found}")
@@ -257,6 +259,23 @@ async def _common(
 
 async def _nothing(event: Event) -> None:
     del event
+
+
+async def _held(
+    service: ChatService, prefix: ModelPrefixCache, ids: TokenArray
+) -> PinnedPrefix:
+    """A pin, of which nothing stays where the client goes away meanwhile."""
+    work = asyncio.ensure_future(service.aside(_pinned, prefix, ids))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(work: asyncio.Future[PinnedPrefix]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().unpin()
 
 
 def _pinned(prefix: ModelPrefixCache, ids: TokenArray) -> PinnedPrefix:

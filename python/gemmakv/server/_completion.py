@@ -24,7 +24,8 @@ from gemmakv.server._llama import error_style
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._ollama import SAMPLING
 from gemmakv.server._openai import PING, refuse, renamed, seed_of
-from gemmakv.server._service import ChatRequest, ChatService
+from gemmakv.server._requests import ChatRequest
+from gemmakv.server._service import ChatService
 from gemmakv.server._timings import timings
 
 _OPTIONS = {**SAMPLING, "n_predict": "max_tokens", "ignore_eos": "ignore_eos"}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._http import Call
-from gemmakv.server._service import EmbedRequest
+from gemmakv.server._requests import EmbedRequest
 
 _TEXTS = 2048  # the original's limit
 _FORMATS = ("float", "base64")

@@ -31,13 +31,8 @@ from gemmakv.server._events import (
     Outlet,
     Token,
 )
-from gemmakv.server._service import (
-    ChatRequest,
-    ChatService,
-    Past,
-    Tenant,
-    parted,
-)
+from gemmakv.server._requests import ChatRequest, Past, Tenant, parted
+from gemmakv.server._service import ChatService
 from gemmakv.server._store import LEASE_S, Session, Store, Turn
 
 _SYSTEM = ("system", "developer")

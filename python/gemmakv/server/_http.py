@@ -26,7 +26,8 @@ from gemmakv.server._events import (
     Started,
     Token,
 )
-from gemmakv.server._service import ChatRequest, ChatService, Tenant
+from gemmakv.server._requests import ChatRequest, Tenant
+from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker
 
@@ -128,6 +129,13 @@ class Call:
 
     async def _document(self) -> dict[str, Any]:
         limits = self.settings.limits
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            raise RequestError(
+                415,
+                f"content-encoding: expected none, found {_short(coding)}",
+                code="unsupported_encoding",
+            )
         body = await self._read(limits.body_bytes, limits.body_s)
         most = limits.json_depth, limits.json_values
         if len(body) > _POOL_BYTES and self.service is not None:

@@ -12,7 +12,7 @@ from gemmakv.server import _metrics
 from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import Call, loading
 from gemmakv.server._openai import refuse
-from gemmakv.server._service import parted
+from gemmakv.server._requests import parted
 from gemmakv.server._sessions import history_of
 
 _METRICS = "text/plain; version=0.0.4"
@@ -70,7 +70,8 @@ async def detokenize(call: Call) -> None:
     try:
         text = await service.on_texts(service.tokenizer.decode, body.tokens)
     except RequestError as error:
-        raise invalid("tokens", error.message) from None
+        words = error.message.removeprefix("ids: ")
+        raise invalid("tokens", words) from None
     await call.answer({"content": text})
 
 
@@ -78,6 +79,7 @@ async def apply_template(call: Call) -> None:
     body, document = await call.json(TemplateBody)
     refuse(document, {"tools": ([],)})
     service = call.chat
+    service.check_writes()
 
     def text() -> str:
         said, begun = parted(body.messages)

@@ -27,7 +27,8 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._openai import refuse, renamed, seed_of
-from gemmakv.server._service import ChatRequest, ChatService
+from gemmakv.server._requests import ChatRequest
+from gemmakv.server._service import ChatService
 from gemmakv.server._sessions import named, past_of
 
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()

@@ -31,7 +31,7 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._logprobs import Logprobs, finite, has_logprob
-from gemmakv.server._service import ChatRequest
+from gemmakv.server._requests import ChatRequest
 from gemmakv.server._sessions import named, past_of
 from gemmakv.server._timings import timings
 

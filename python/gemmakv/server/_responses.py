@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gemmakv.chat._messages import messages_of
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing
-from gemmakv.server._history import BEGUN, DROPPED
+from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._history import DROPPED
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -30,19 +28,39 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import (
-    PING,
-    refuse,
-    renamed,
-    table_options,
-    thinks,
+from gemmakv.server._openai import PING, refuse, renamed, table_options
+from gemmakv.server._requests import ChatRequest, Past
+from gemmakv.server._response_input import (
+    choice_of,
+    format_of,
+    functions_of,
+    messages_in,
+    shifted,
+    think_of,
+    tool_names,
+    tools_of,
 )
-from gemmakv.server._service import ChatRequest, Past
+from gemmakv.server._response_items import (
+    call_item,
+    document_of,
+    input_items_of,
+    items_of,
+    message_id,
+    message_item,
+    of_turn,
+    output_items_of,
+    past_of_turn,
+    said_in,
+    shown_tool,
+    status_of,
+    text_part,
+    thought_item,
+    without_bytes,
+)
 from gemmakv.server._sessions import history_of, kept, owner
 from gemmakv.server._store import KEPT, Turn, new_id
 
 _LOGPROBS = "message.output_text.logprobs"
-_TEXTS = ("input_text", "output_text", "text")
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,), "prompt": (),
     "n": (1,), "messages": (), "response_format": (), "grammar": ("",),
@@ -167,9 +185,9 @@ async def input_items(call: Call) -> None:
         line = await history.on(history.store.line, owner(call), _id(call))
     items: list[dict[str, Any]] = []
     for turn in line:
-        items += _input_items(turn)
+        items += input_items_of(turn)
         if turn is not line[-1]:
-            items += _output_items(turn)
+            items += output_items_of(turn)
     if query.order == "desc":
         items.reverse()
     if query.after is not None:
@@ -201,28 +219,28 @@ def _request(
     """What is read, and what the client calls its fields."""
     format = (body.text or {}).get("format")
     if format is not None:
-        options = {**options, "response_format": _format(format)}
-    messages, names = _messages(given)
+        options = {**options, "response_format": format_of(format)}
+    messages, names = messages_in(given)
     followed: Past | None = past
     if past.parent is None and past.session is None and past.keep is None:
         if body.instructions:
             system = {"role": "system", "content": body.instructions}
             messages = [system, *messages]
-            names = _shifted(names)
+            names = shifted(names)
         followed = None
     request = ChatRequest(
         tenant=call.owner,
         messages=messages,
         past=followed,
         options=options,
-        tools=_tools(body.tools),
-        tool_choice=_choice(body.tool_choice),
+        tools=tools_of(body.tools),
+        tool_choice=choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        think=_think(call, body.reasoning),
+        think=think_of(call, body.reasoning),
         truncate=body.truncation == "auto",
         arrived=call.arrived,
     )
-    names |= _NAMES | _tool_names(body.tools)
+    names |= _NAMES | tool_names(body.tools)
     if body.conversation is not None:
         names["session"] = "conversation"
     return request, names
@@ -234,9 +252,9 @@ async def get(call: Call) -> None:
     with renamed({}, _ID):
         turn = await history.on(history.store.turn, owner(call), _id(call))
     if not query.stream:
-        await call.answer(_of_turn(call, turn))
+        await call.answer(of_turn(call, turn))
         return
-    shape = _Response(call, _past_of(turn), False)
+    shape = _Response(call, past_of_turn(turn), False)
     stream = Stream(call, SSE, b"")
     await stream.write(shape.again(turn, query.starting_after))
     await stream.end()
@@ -316,7 +334,7 @@ def _echoed(
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "max_output_tokens": body.max_output_tokens,
-        "tools": [_shown_tool(t) for t in _functions(body.tools)],
+        "tools": [shown_tool(t) for t in functions_of(body.tools)],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": body.text or {"format": {"type": "text"}},
@@ -326,177 +344,6 @@ def _echoed(
         "prompt_cache_key": body.prompt_cache_key,
         "user": body.user,
     }
-
-
-# What comes in.
-
-
-def _messages(
-    given: str | list[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Input items as messages; calls become part of the message before. And
-    what the client calls these and the calls.
-    """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}], {"messages[0]": "input"}
-    messages: list[dict[str, Any]] = []
-    names: dict[str, str] = {}
-    thoughts = ""
-    for i, item in enumerate(given):
-        where = f"input[{i}]"
-        kind = item.get("type") or ("message" if "role" in item else None)
-        if kind == "message":
-            content = _content(item.get("content"), f"{where}.content")
-            messages.append({"role": item.get("role"), "content": content})
-            if thoughts and item.get("role") == "assistant":
-                messages[-1]["reasoning"] = thoughts
-            thoughts = ""
-        elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-                if thoughts:
-                    messages[-1]["reasoning"] = thoughts
-            thoughts = ""
-            calls = messages[-1].setdefault("tool_calls", [])
-            place = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
-            names[place] = names[f"{place}.function"] = where
-            calls.append(_call_of(item, where))
-        elif kind == "function_call_output":
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": _text(item, "call_id", where),
-                    "content": _content(item.get("output"), f"{where}.output"),
-                }
-            )
-        elif kind == "reasoning":
-            parts = _parts_of_thought(item, where)
-            thoughts = "\n\n".join([*([thoughts] if thoughts else []), *parts])
-        else:
-            raise missing(f"{where}.type", str(kind)[:60])
-        names.setdefault(f"messages[{len(messages) - 1}]", where)
-    if not messages:
-        raise invalid("input", "expected at least one message, found none")
-    return messages, names
-
-
-_FIRST = re.compile(r"messages\[(\d+)\]")
-
-
-def _shifted(names: Mapping[str, str]) -> dict[str, str]:
-    """Of messages after the instructions."""
-    found = {
-        _FIRST.sub(lambda at: f"messages[{int(at[1]) + 1}]", ours): theirs
-        for ours, theirs in names.items()
-    }
-    return found | {"messages[0]": "instructions"}
-
-
-def _parts_of_thought(item: Mapping[str, Any], where: str) -> list[str]:
-    """Of an item that another model may have made, without its text."""
-    content = item.get("content") or []
-    if not isinstance(content, list):
-        raise invalid(f"{where}.content", "expected a list of parts")
-    return [
-        _text(part, "text", f"{where}.content[{j}]")
-        for j, part in enumerate(content)
-        if isinstance(part, dict)
-    ]
-
-
-def _content(given: Any, where: str) -> Any:
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise invalid(where, "expected a text or a list of parts")
-    parts = []
-    for i, part in enumerate(given):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
-            raise missing(f"{where}[{i}].type", str(kind)[:60])
-        text = _text(part, "text", f"{where}[{i}]")
-        parts.append({"type": "text", "text": text})
-    return parts
-
-
-def _call_of(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {
-        "id": _text(item, "call_id", where),
-        "type": "function",
-        "function": {
-            "name": _text(item, "name", where),
-            "arguments": _text(item, "arguments", where),
-        },
-    }
-
-
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", "expected a text")
-    return value
-
-
-def _functions(
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> list[Mapping[str, Any]]:
-    """Those that are functions: others run elsewhere, and nowhere here."""
-    return [tool for tool in tools or () if tool.get("type") == "function"]
-
-
-def _tools(
-    given: Sequence[Mapping[str, Any]] | None,
-) -> list[dict[str, Any]] | None:
-    names = ("name", "description", "parameters", "strict")
-    found: list[dict[str, Any]] = [
-        {
-            "type": "function",
-            "function": {n: t[n] for n in names if t.get(n) is not None},
-        }
-        for t in _functions(given)
-    ]
-    return found or None
-
-
-def _tool_names(
-    given: Sequence[Mapping[str, Any]] | None,
-) -> dict[str, str]:
-    """What the client calls the fields of functions."""
-    found: dict[str, str] = {}
-    for i, tool in enumerate(given or ()):
-        if tool.get("type") == "function":
-            ours = f"tools[{len(found) // 2}]"
-            found[ours] = found[f"{ours}.function"] = f"tools[{i}]"
-    return found
-
-
-def _choice(given: str | dict[str, Any] | None) -> Any:
-    if isinstance(given, dict):
-        if given.get("type") != "function":
-            raise missing("tool_choice.type", str(given.get("type"))[:60])
-        return {"type": "function", "function": {"name": given.get("name")}}
-    return given
-
-
-def _think(call: Call, given: Mapping[str, Any] | None) -> bool | None:
-    """Agents ask any model for some effort, also one that cannot think."""
-    effort = (given or {}).get("effort")
-    if effort is None:
-        return None
-    wanted = thinks("reasoning.effort", effort)
-    return wanted if call.chat.can_think else None
-
-
-def _format(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise invalid("text.format", "expected an object")
-    if given.get("type") != "json_schema":
-        return given
-    schema = {k: v for k, v in given.items() if k != "type"}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-# What goes out.
 
 
 class _Response:
@@ -546,7 +393,7 @@ class _Response:
         frames = self._opening()
         texts = {"reasoning": reply.get("reasoning") or ""}
         frames += self._token(Token(0, "", -1, None, None, **texts))
-        text = _said(turn)
+        text = said_in(turn)
         frames += self._token(Token(0, text, -1, None, None))
         for i, call in enumerate(reply.get("tool_calls") or ()):
             function = call["function"]
@@ -579,7 +426,7 @@ class _Response:
         calls = [call.to_dict() for call in reply.calls.get(0, [])]
         entries = self._listed(reply.tokens.get(0, []))
         reason = reply.finished[0].reason
-        self._output = _items(
+        self._output = items_of(
             self._past.id,
             reply.reasoning.get(0, ""),
             reply.texts.get(0, ""),
@@ -609,7 +456,7 @@ class _Response:
         reason: str | None = None,
         usage: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        return _document(
+        return document_of(
             self._call,
             self._past.id,
             self._past.created,
@@ -664,7 +511,7 @@ class _Response:
             "response.output_text.delta",
             content_index=0,
             delta=token.text,
-            logprobs=_without_bytes(entries),
+            logprobs=without_bytes(entries),
         )
 
     def _thought(self, text: str) -> bytes:
@@ -672,7 +519,7 @@ class _Response:
         if self._open is None or self._open["type"] != "reasoning":
             frames += self._close()
             number = len(self._output)
-            frames += self._begin(_thought_item(self._past.id, number, ""))
+            frames += self._begin(thought_item(self._past.id, number, ""))
             assert self._open is not None
             self._open["content"] = [{"type": "reasoning_text", "text": ""}]
         assert self._open is not None
@@ -686,7 +533,7 @@ class _Response:
         self._entries = []
         if part.start is not None:
             frames += self._close()
-            frames += self._begin(_call_item(*part.start, "", "in_progress"))
+            frames += self._begin(call_item(*part.start, "", "in_progress"))
         assert self._open is not None
         if part.arguments:
             self._open["arguments"] += part.arguments
@@ -699,10 +546,10 @@ class _Response:
         return frames
 
     def _open_message(self) -> bytes:
-        id = _message_id(self._past.id, len(self._output))
-        frames = self._begin(_message_item(id, None, "in_progress"))
+        id = message_id(self._past.id, len(self._output))
+        frames = self._begin(message_item(id, None, "in_progress"))
         assert self._open is not None
-        part = _part("", [])
+        part = text_part("", [])
         frames += self._of_item(
             "response.content_part.added", content_index=0, part=part
         )
@@ -728,12 +575,12 @@ class _Response:
                 "response.output_text.done",
                 content_index=0,
                 text=part["text"],
-                logprobs=_without_bytes(part["logprobs"]),
+                logprobs=without_bytes(part["logprobs"]),
             )
             frames += self._of_item(
                 "response.content_part.done", content_index=0, part=part
             )
-            item["status"] = _status(self._reason)
+            item["status"] = status_of(self._reason)
         elif item["type"] == "reasoning":
             frames = self._of_item(
                 "response.reasoning_text.done",
@@ -756,280 +603,3 @@ class _Response:
         self._output.append(item)
         self._open = None
         return frames
-
-
-def _past_of(turn: Turn) -> Past:
-    """What the request of a turn said, also of one of a chat request."""
-    params = {
-        "instructions": turn.system,
-        "previous_response_id": turn.parent,
-        "tools": [_shown_tool(tool["function"]) for tool in turn.tools],
-        **turn.params,
-    }
-    return Past(id=turn.id, created=turn.created, params=params)
-
-
-def _said(turn: Turn) -> str:
-    """The text of a turn's answer: its reply without what the client had
-    begun it with.
-    """
-    text: str = turn.reply.get("content") or ""
-    return text[turn.params.get(BEGUN, 0) :]
-
-
-def _output_items(turn: Turn) -> list[dict[str, Any]]:
-    reply = turn.reply
-    return _items(
-        turn.id,
-        reply.get("reasoning") or "",
-        _said(turn),
-        reply.get("tool_calls") or [],
-        turn.reason,
-        [],
-    )
-
-
-def _input_items(turn: Turn) -> list[dict[str, Any]]:
-    """What a turn was given, as items."""
-    found: list[dict[str, Any]] = []
-    messages = list(turn.messages)
-    begun = turn.params.get(BEGUN, 0)
-    if begun:
-        text = (turn.reply.get("content") or "")[:begun]
-        messages.append({"role": "assistant", "content": text})
-
-    def id(kind: str) -> str:
-        return f"{kind}_{turn.id.removeprefix('resp_')}_in{len(found)}"
-
-    for message in messages:
-        role, text = message["role"], _message_text(message)
-        if role == "tool":
-            found.append(
-                {
-                    "id": id("fco"),
-                    "type": "function_call_output",
-                    "call_id": message.get("tool_call_id"),
-                    "output": text,
-                    "status": "completed",
-                }
-            )
-            continue
-        if role == "assistant":
-            if message.get("reasoning"):
-                thought = _thought_item("", 0, message["reasoning"])
-                found.append({**thought, "id": id("rs")})
-            if text or not message.get("tool_calls"):
-                part = _part(text, [])
-                found.append(_message_item(id("msg"), part, "completed"))
-            for call in message.get("tool_calls") or ():
-                function = call["function"]
-                arguments = function.get("arguments") or {}
-                if not isinstance(arguments, str):
-                    arguments = json.dumps(arguments, ensure_ascii=False)
-                item = _call_item(
-                    call.get("id") or "", function["name"], arguments,
-                    "completed",
-                )  # fmt: skip
-                found.append({**item, "id": id("fc")})
-            continue
-        found.append(
-            {
-                "id": id("msg"),
-                "type": "message",
-                "role": role,
-                "status": "completed",
-                "content": [{"type": "input_text", "text": text}],
-            }
-        )
-    return found
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    [found] = messages_of([dict(message)])
-    return found.text
-
-
-def _of_turn(call: Call, turn: Turn) -> dict[str, Any]:
-    """The answer that it was."""
-    past = _past_of(turn)
-    return _document(
-        call,
-        turn.id,
-        turn.created,
-        past.params,
-        _output_items(turn),
-        turn.reason,
-        turn.usage,
-    )
-
-
-def _document(
-    call: Call,
-    id: str,
-    created: float,
-    params: Mapping[str, Any],
-    output: list[dict[str, Any]],
-    reason: str | None,
-    usage: Mapping[str, int] | None,
-) -> dict[str, Any]:
-    """A response; `reason` is None as long as it runs."""
-    status = _status(reason) if reason else "in_progress"
-    session = params.get("session")
-    cut = status == "incomplete"
-    found: dict[str, Any] = {
-        "id": id,
-        "object": "response",
-        "created_at": int(created),
-        "status": status,
-        "background": False,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "model": call.name,
-        "output": output,
-        "conversation": None if session is None else {"id": session},
-        "max_tool_calls": None,
-        "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": None,
-        "service_tier": "default",
-        "usage": None if usage is None else _usage(usage),
-    }
-    for name, value in _DEFAULTS.items():
-        found[name] = params.get(name, value)
-    if found["truncation"] == "auto":
-        found[DROPPED] = params.get(DROPPED, 0)
-    return found
-
-
-_DEFAULTS: dict[str, Any] = {
-    "instructions": None, "previous_response_id": None,
-    "max_output_tokens": None, "tools": [], "tool_choice": "auto",
-    "parallel_tool_calls": True, "text": {"format": {"type": "text"}},
-    "metadata": {}, "truncation": "disabled", "top_logprobs": 0,
-    "prompt_cache_key": None, "user": None,
-    "store": True, "temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}  # fmt: skip
-
-
-def _usage(given: Mapping[str, int]) -> dict[str, Any]:
-    taken, made = given["prompt_tokens"], given["completion_tokens"]
-    return {
-        "input_tokens": taken,
-        "input_tokens_details": {
-            "cached_tokens": given["cached_tokens"],
-            "cache_write_tokens": given.get("cache_write_tokens", 0),
-        },
-        "output_tokens": made,
-        "output_tokens_details": {
-            "reasoning_tokens": given.get("reasoning_tokens", 0)
-        },
-        "total_tokens": taken + made,
-    }
-
-
-def _items(
-    id: str,
-    reasoning: str,
-    text: str,
-    calls: Sequence[Mapping[str, Any]],
-    reason: str,
-    entries: list[Any],
-) -> list[dict[str, Any]]:
-    """A reply as output items."""
-    found = []
-    if reasoning:
-        found.append(_thought_item(id, 0, reasoning))
-    if text or not calls:
-        found.append(
-            _message_item(
-                _message_id(id, len(found)),
-                _part(text, entries),
-                _status(reason),
-            )
-        )
-    for call in calls:
-        function = call["function"]
-        arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        found.append(
-            _call_item(call["id"], function["name"], arguments, "completed")
-        )
-    return found
-
-
-def _message_id(response: str, number: int) -> str:
-    end = f"_{number}" if number else ""
-    return "msg_" + response.removeprefix("resp_") + end
-
-
-def _message_item(
-    id: str, part: dict[str, Any] | None, status: str
-) -> dict[str, Any]:
-    return {
-        "id": id,
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": [] if part is None else [part],
-    }
-
-
-def _thought_item(response: str, number: int, text: str) -> dict[str, Any]:
-    id = _message_id(response, number).removeprefix("msg_")
-    content = [{"type": "reasoning_text", "text": text}]
-    return {
-        "id": f"rs_{id}",
-        "type": "reasoning",
-        "summary": [],
-        "content": content if text else [],
-    }
-
-
-def _without_bytes(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """As events of a text have them; its parts have the bytes, too."""
-    return [
-        {
-            "token": entry["token"],
-            "logprob": entry["logprob"],
-            "top_logprobs": [
-                {"token": top["token"], "logprob": top["logprob"]}
-                for top in entry["top_logprobs"]
-            ],
-        }
-        for entry in entries
-    ]
-
-
-def _part(text: str, logprobs: list[Any]) -> dict[str, Any]:
-    return {
-        "type": "output_text",
-        "text": text,
-        "annotations": [],
-        "logprobs": logprobs,
-    }
-
-
-def _call_item(
-    id: str, name: str, arguments: str, status: str
-) -> dict[str, Any]:
-    return {
-        "id": "fc_" + id.removeprefix("call_"),
-        "type": "function_call",
-        "call_id": id,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
-
-
-def _shown_tool(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": function.get("name"),
-        "description": function.get("description"),
-        "parameters": function.get("parameters"),
-        "strict": function.get("strict"),
-    }
-
-
-def _status(reason: str) -> str:
-    return "completed" if reason == "stop" else "incomplete"

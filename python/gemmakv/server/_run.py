@@ -274,6 +274,12 @@ class _Protocol(H11Protocol):
         self._disarm()
         super().on_response_complete()
 
+    def _should_upgrade(self) -> bool:
+        """Never: asked for another protocol, HTTP's servers may go on with
+        HTTP. The class would advise to install one for each such request.
+        """
+        return False
+
     def _with_pipe(self, app: ASGIApp) -> ASGIApp:
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             # Other versions of HTTP have no chunks.

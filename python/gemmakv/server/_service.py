@@ -28,9 +28,8 @@ import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
-from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import Template, messages_of
+from gemmakv.chat._messages import Template
 from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
@@ -44,7 +43,6 @@ from gemmakv.chat._templates import (
 )
 from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
-from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
@@ -60,15 +58,21 @@ from gemmakv.server._errors import (
 from gemmakv.server._events import (
     Called,
     Emit,
-    Ended,
-    Event,
     Finished,
     Outlet,
     Started,
     Token,
 )
+from gemmakv.server._requests import (
+    ChatRequest,
+    EmbedRequest,
+    Messages,
+    Pin,
+    Tenant,
+    parted,
+)
 from gemmakv.server._settings import Settings
-from gemmakv.server._store import ANYBODY
+from gemmakv.server._sink import Sink, Sum
 
 # By which sliding layers are ahead of their window in a step, at most: blocks
 # that begin before it, and those of the step's own tokens.
@@ -81,137 +85,8 @@ _GRAMMAR_THREADS = 2  # for grammars: some take long
 _COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
 _SYSTEM = ("system", "developer")
-_REPLIES = ("assistant", "model")
-_UNSALTED = b"gemmakv: the part of those without a key"
 
 _T = TypeVar("_T")
-Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tenant:
-    """Whose request it is.
-
-    Attributes:
-      label: what metrics and logs call it; says nothing about its key.
-      gemma: the model with the tenant's part of the prefix cache.
-      salt: of that part; b"" if it is everybody's.
-    """
-
-    label: str
-    gemma: Gemma
-    salt: bytes = b""
-
-    def narrowed(self, salt: str | None) -> Tenant:
-        """The same tenant with a part of the cache of its own for `salt`,
-        within what is the tenant's: no salt leads to the part of another.
-        """
-        if not salt:
-            return self
-        mac = hmac.digest(self.salt or _UNSALTED, salt.encode(), hashlib.sha256)
-        return Tenant(self.label, self.gemma.with_salt(mac), mac)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pin:
-    """What a tenant keeps in the RAM of the prefix cache, and since when, in
-    seconds since the epoch.
-    """
-
-    held: PinnedPrefix
-    created: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Past:
-    """What the messages of a request follow, and what is kept of its turn.
-
-    Attributes:
-      session: the conversation that goes on with it; or
-      parent: the turn that it comes after; or neither.
-      id: of the new turn.
-      created: when it began, in seconds since the epoch.
-      system: what the model is told before the first turn; None: what the
-        session says.
-      keep: who may name the new turn, a state of `_store`; None: it is not
-        kept.
-      params: what is kept with it.
-    """
-
-    id: str
-    session: str | None = None
-    parent: str | None = None
-    created: float = dataclasses.field(default_factory=time.time)
-    system: str | None = None
-    keep: int | None = ANYBODY
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatRequest:
-    """What is to be continued, and how.
-
-    Attributes:
-      tenant: whose it is.
-      messages: a conversation, whose reply begins with what a last message
-        of the assistant says; or None, and
-      prompts: texts, which get a BOS in front, or token ids, each continued
-        by itself.
-      past: what the messages follow, where the server keeps that.
-      ids: the messages' token ids, where they are known.
-      options: generation options by their names in `GenerationOptions`.
-        Without `max_tokens`, up to `default_max_tokens`, or the end of the
-        context if that is None.
-      tools, tool_choice, parallel_tool_calls, think: as for `Gemma.chat`.
-      truncate: whether the oldest turns of a conversation that has no room in
-        the context are left out.
-      dropped: how many messages that were, where `ids` are known.
-      n: continuations of each prompt; continuation i of prompt p has the
-        index p * n + i and the seed seed + i.
-      streamed: whether tokens are wanted as they come. Otherwise those of a
-        continuation come when it has ended, which costs less.
-      arrived: time.monotonic() when the request came; its deadline counts
-        from there.
-    """
-
-    tenant: Tenant
-    messages: Messages | None = None
-    prompts: Sequence[str | Sequence[int]] = ()
-    past: Past | None = None
-    ids: TokenArray | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: str | Mapping[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    think: bool | None = None
-    truncate: bool = False
-    dropped: int = 0
-    n: int = 1
-    default_max_tokens: int | None = None
-    streamed: bool = True
-    arrived: float = dataclasses.field(default_factory=time.monotonic)
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbedRequest:
-    """Texts, or token ids, that vectors are to be made of.
-
-    Attributes:
-      tenant: whose it is.
-      dim, prompt: as for `Gemma.embed`.
-      truncate: whether texts that are too long lose what is too much, which
-        is an error otherwise.
-      names: what the API calls what errors begin with.
-      arrived: time.monotonic() when the request came.
-    """
-
-    tenant: Tenant
-    texts: Sequence[str | Sequence[int]]
-    dim: int | None = None
-    prompt: str | None = None
-    truncate: bool = False
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Keeper(Protocol):
@@ -394,11 +269,12 @@ class ChatService:
         think: bool | None = None,
     ) -> TokenArray:
         """Token ids of a conversation, with the opening of the reply."""
-        self._check_writes()
+        self.check_writes()
         self._check_count(messages)
         return await self.on_texts(self.render, messages, tools, think)
 
-    def _check_writes(self) -> None:
+    def check_writes(self) -> None:
+        """Raises RequestError for a model that only makes embeddings."""
         if self.gemma.config.bidirectional:
             raise RequestError(
                 400,
@@ -619,7 +495,7 @@ class ChatService:
             (p, ids, self._row_options(options, ids, request))
             for p, ids in enumerate(prompts)
         ]
-        ended = _Sum()
+        ended = Sum()
         until = self._until(request, options)
         left = _left(until)
         tokens = 0
@@ -631,7 +507,7 @@ class ChatService:
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
             await emit(Started(sum(map(len, prompts)), dropped))
-            sink = _Sink(emit, outlet, self.counts, request.arrived)
+            sink = Sink(emit, outlet, self.counts, request.arrived)
             await _all(
                 [
                     self._prompt(request, *job, until, sink, ended)
@@ -695,8 +571,8 @@ class ChatService:
         ids: TokenArray,
         options: dict[str, Any],
         until: float | None,
-        sink: _Sink,
-        ended: _Sum,
+        sink: Sink,
+        ended: Sum,
     ) -> None:
         gemma = request.tenant.gemma
         cache = create_kv_cache(
@@ -752,7 +628,7 @@ class ChatService:
     async def _with_room(
         self,
         attempt: Callable[[], Awaitable[Generation]],
-        sink: _Sink,
+        sink: Sink,
         index: int,
     ) -> Generation:
         """An attempt, again where memory is full: conversations that have
@@ -777,7 +653,7 @@ class ChatService:
         prompt: TokenArray | str,
         options: dict[str, Any],
         request: ChatRequest,
-        sink: _Sink,
+        sink: Sink,
     ) -> Generation:
         """One continuation."""
         if request.streamed:
@@ -875,7 +751,7 @@ class ChatService:
         prompt: TokenArray | str,
         options: dict[str, Any],
         request: ChatRequest,
-        sink: _Sink,
+        sink: Sink,
     ) -> tuple[Generation, ReplyReader | None]:
         """A continuation whose tokens are given out as they come, and what
         read them.
@@ -1001,7 +877,7 @@ class ChatService:
         self, request: ChatRequest, options: dict[str, Any]
     ) -> tuple[list[TokenArray], int]:
         """Of all prompts, and how many messages are left out of them."""
-        self._check_writes()
+        self.check_writes()
         dropped = request.dropped
         special = bool(options.pop("parse_special", False))
         if request.messages is not None:
@@ -1152,137 +1028,6 @@ class _NoTemplate:
 
 
 _NO_TEMPLATE = _NoTemplate()
-
-
-class _Sink:
-    """Gives events out one at a time, and measures them."""
-
-    def __init__(
-        self,
-        emit: Emit,
-        outlet: Outlet | None,
-        counts: Counts,
-        arrived: float,
-    ) -> None:
-        self._emit = emit
-        self._outlet = outlet
-        self._counts = counts
-        self._arrived = arrived
-        self.reasoning_tokens = 0
-        self.written: dict[int, int] = {}  # by continuation
-        self._last: dict[int, float] = {}
-        self._lock = asyncio.Lock()
-
-    def has_said(self, index: int) -> bool:
-        """Whether anything of a continuation was given out."""
-        return index in self._last
-
-    def note(self, event: Token | Called) -> None:
-        """Measures a token that came."""
-        if not isinstance(event, Token):
-            return
-        now, index = time.monotonic(), event.index
-        last = self._last.get(index)
-        if last is not None:
-            self._counts.inter_token_s.observe(now - last)
-        elif not self._last:
-            self._counts.first_token_s.observe(now - self._arrived)
-        self._last[index] = now
-
-    def free(self) -> bool:
-        """Whether `put` may be called now."""
-        outlet = self._outlet
-        return outlet is not None and not self._lock.locked() and outlet.free()
-
-    def put(self, events: Sequence[Token | Called]) -> None:
-        """`note` and `emit` without waiting. Requires: `free`."""
-        assert self._outlet is not None
-        for event in events:
-            self.note(event)
-            self._outlet.put(event)
-
-    def measure(self, generation: Generation) -> None:
-        """Of tokens that did not come one by one."""
-        decode_s, count = generation.timings.decode_s, len(generation.token_ids)
-        if count and not self._last:
-            first = time.monotonic() - decode_s
-            self._counts.first_token_s.observe(first - self._arrived)
-            self._last[0] = first
-        if count > 1:
-            between = decode_s / (count - 1)
-            self._counts.inter_token_s.observe(between, count - 1)
-
-    async def emit(self, event: Event) -> None:
-        async with self._lock:
-            await self._emit(event)
-
-
-class _Sum:
-    """What the prompts of a request came to."""
-
-    def __init__(self) -> None:
-        self._prompts: list[Generation] = []
-        self._rows: list[Generation] = []
-        self._written = 0
-
-    def add(
-        self, prompt: Generation, rows: Sequence[Generation], written: int
-    ) -> None:
-        self._prompts.append(prompt)
-        self._rows += rows
-        self._written += written
-
-    def event(self, queued_s: float, reasoning_tokens: int) -> Ended:
-        usages = [prompt.usage for prompt in self._prompts]
-        cached: dict[str, int] = {}
-        for usage in usages:
-            for tier, count in usage.cached.items():
-                cached[tier] = cached.get(tier, 0) + count
-        return Ended(
-            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-            cached_tokens=sum(usage.cached_tokens for usage in usages),
-            completion_tokens=sum(
-                row.usage.completion_tokens for row in self._rows
-            ),
-            cached=cached,
-            miss_reason=usages[0].miss_reason,
-            prefill_s=max(p.timings.prefill_s for p in self._prompts),
-            decode_s=max(row.timings.decode_s for row in self._rows),
-            queued_s=queued_s,
-            reasoning_tokens=reasoning_tokens,
-            drafted=sum(row.usage.drafted for row in self._rows),
-            accepted=sum(row.usage.accepted for row in self._rows),
-            cache_write_tokens=self._written,
-        )
-
-
-def parted(messages: Messages) -> tuple[Messages, str]:
-    """A conversation without the beginning of a reply that it ends with, and
-    that; "" if it has none. Raises ValueError.
-    """
-    if not messages or messages[-1].get("role") not in _REPLIES:
-        return messages, ""
-    place = len(messages) - 1
-    try:
-        [last] = messages_of(messages[-1:])
-    except ValueError as error:
-        raise moved(error, place) from None
-    if last.tool_calls:
-        raise ValueError(
-            f"messages[{place}].tool_calls: expected their results in the "
-            "messages after it, found none"
-        )
-    if last.reasoning:
-        raise ValueError(
-            f"messages[{place}].reasoning: expected none where the last "
-            "message begins the reply, found some"
-        )
-    if not place:
-        raise ValueError(
-            "messages: expected a message before the beginning of a reply, "
-            "found none"
-        )
-    return messages[:-1], "".join(last.parts).lstrip()
 
 
 def _check_begun(request: ChatRequest, options: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ from gemmakv.server._documents import Name, checked_name
 from gemmakv.server._errors import RequestError
 from gemmakv.server._history import SPENT, History
 from gemmakv.server._http import Call
-from gemmakv.server._service import ChatService, Past
+from gemmakv.server._requests import Past
+from gemmakv.server._service import ChatService
 from gemmakv.server._store import Session, Turn, new_id
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gemmakv._support.arguments import choice, integer, number
@@ -155,18 +156,20 @@ class Settings:
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
     """API keys of a file: one a line; empty lines and those that begin with #
-    do not count. Raises OSError, or ValueError if there are none.
+    do not count. Raises OSError, or ValueError if there are none, or for one
+    that no header can say.
     """
-    keys = []
+    keys: list[str] = []
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(
             f"api_key_file: {os.fspath(path)}: expected UTF-8 text"
         ) from None
-    for line in map(str.strip, lines):
+    for place, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
-            keys.append(line)
+            where = f"api_key_file: {os.fspath(path)}: line {place}"
+            keys += checked_keys([line], where)
     if not keys:
         raise ValueError(
             f"api_key_file: {os.fspath(path)}: expected a key a line, found "
@@ -180,15 +183,17 @@ def read_keys(path: str | os.PathLike[str]) -> list[str]:
     return keys
 
 
-def checked_keys(keys: list[str]) -> tuple[str, ...]:
-    """Without those that come twice. Raises ValueError for one that no header
-    can say.
+def checked_keys(
+    keys: Sequence[str], where: str = "api_key"
+) -> tuple[str, ...]:
+    """Without those that come twice. Raises ValueError that begins with
+    `where` for one that no header can say.
     """
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
             raise ValueError(
-                "api_key: expected printable ASCII without spaces, found "
-                f"a key of {len(key)} characters that is not"
+                f"{where}: expected printable ASCII without spaces, found a "
+                f"key of {len(key)} characters that is not"
             )
     return tuple(dict.fromkeys(keys))
 

@@ -453,7 +453,7 @@ class Store:
                 moved = db.execute(
                     "UPDATE sessions SET head = ?, updated = ?, lease = NULL "
                     "WHERE id = ? AND lease = ?",
-                    (turn.id, turn.created, session, _BOOT + (owner or "")),
+                    (turn.id, time.time(), session, _BOOT + (owner or "")),
                 )
                 if not moved.rowcount:
                     raise _busy(session, "took over from this turn")

@@ -18,6 +18,19 @@ def byte_piece(value: int) -> str:
     return f"<0x{value:02X}>"
 
 
+def check_unicode(name: str, text: str) -> None:
+    """Raises ValueError that begins with `name` for a text that cannot be
+    expressed in UTF-8 (lone surrogates).
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name}: character {error.start} is a lone surrogate "
+            f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
+        ) from None
+
+
 class Tokenizer(abc.ABC):
     """Tokenizer of a model.
 
@@ -96,13 +109,7 @@ class Tokenizer(abc.ABC):
         """
         if not isinstance(text, str):
             raise ValueError(f"text: expected a str, found {type(text)}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text: character {error.start} is a lone surrogate "
-                f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
-            ) from None
+        check_unicode("text", text)
         if not parse_special:
             return self._encode_plain(text) if text else []
         ids: list[int] = []

@@ -149,6 +149,37 @@ TEST(KvLayoutTest, ALayerThatSharesOwnsNothing) {
   }
 }
 
+TEST(KvLayoutTest, FirstDifferenceNamesWhatDiffers) {
+  KvLayerSpec wider = kSliding, taller = kFull, shared = kFull;
+  wider.window = 25;
+  taller.head_dim = 32;
+  shared.shares = 1;
+  const KvLayerSpec state{
+      .kind = LayerKind::kRecurrent, .lru_width = 5, .conv_tail = 3};
+  KvLayerSpec longer = state;
+  longer.conv_tail = 4;
+  using Layers = std::vector<KvLayerSpec>;
+  const auto differ = [](const Layers& found, const Layers& expected,
+                         KvDtype dtype = KvDtype::kBF16) {
+    return FirstDifference(KvLayout(found, dtype, 16),
+                           KvLayout(expected, KvDtype::kBF16, 32));
+  };
+  EXPECT_EQ(differ({kSliding, kFull}, {kSliding, kFull}), "");
+  EXPECT_EQ(differ({kFull}, {kFull}, KvDtype::kInt8),
+            "its dtype is int8, expected bf16");
+  EXPECT_EQ(differ({kFull}, {kFull, kFull}), "it has 1 layers, expected 2");
+  EXPECT_EQ(differ({kFull, kFull}, {kFull, kSliding}),
+            "layer 1: it is full, expected sliding");
+  EXPECT_EQ(differ({taller}, {kFull}),
+            "layer 0: head_dim is 32, expected 64");
+  EXPECT_EQ(differ({kFull, wider}, {kFull, kSliding}),
+            "layer 1: window is 25, expected 24");
+  EXPECT_EQ(differ({longer}, {state}), "layer 0: conv_tail is 4, expected 3");
+  EXPECT_EQ(differ({kFull, kFull, shared}, {kFull, kFull, kFull}),
+            "layer 2: its keys and values are of layer 1, expected of its "
+            "own");
+}
+
 // Snapshots and prefix indexes of the past name layouts by these.
 TEST(KvLayoutTest, HashesStay) {
   const KvLayerSpec state{

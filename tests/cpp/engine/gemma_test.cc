@@ -391,6 +391,21 @@ TEST_F(GemmaTest, EveryTokenMaskedIsAnError) {
   EXPECT_EQ(cache->length(), 0u);
 }
 
+TEST_F(GemmaTest, CachesOfOtherShapesSayWhatDiffers) {
+  ModelConfig config = gemma_->config();
+  for (LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kSliding) ++layer.window;
+  }
+  try {
+    gemma_->Generate(CreateKVCache(config), RandomTokens(5, 1));
+    FAIL();
+  } catch (const Mismatch& error) {
+    EXPECT_NE(std::string(error.what()).find("; layer 0: window is "),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_F(GemmaTest, CachesOfOtherWeightsAreRefused) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(5, 1), NoStop(2));

@@ -171,6 +171,12 @@ TEST(FolderStorePlaceTest, SharedIsInMemoryAndAtMostHalfOfIt) {
   if (!IsInMemory(descriptor.get())) {
     EXPECT_THROW(OpenFolderStore(disk / "a", {"shared", true, kLarge}),
                  InvalidArgument);
+    // A folder that was made for nothing is gone, one of before is not.
+    EXPECT_NE(stat((disk / "a").c_str(), &info), 0);
+    ASSERT_EQ(mkdir((disk / "c").c_str(), 0700), 0);
+    EXPECT_THROW(OpenFolderStore(disk / "c", {"shared", true, kLarge}),
+                 InvalidArgument);
+    EXPECT_EQ(stat((disk / "c").c_str(), &info), 0);
   }
   const FolderAt memory(InMemory());
   const auto store = OpenFolderStore(memory / "a", {"shared", true, ~0ull});

@@ -82,6 +82,20 @@ def test_a_full_disk_is_named_with_a_way_out(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_device_is_named() -> None:
+    with pytest.raises(OSError, match="make room") as caught:
+        files.write_atomically("/dev/full", b"x")
+    assert caught.value.filename == "/dev/full"
+
+
+def test_a_file_that_grows_too_large_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    with pytest.raises(OSError) as caught, files.atomic_writer(path):
+        raise large
+    assert caught.value.filename == str(path)
+
+
 class Trickle(io.RawIOBase):
     """Gives and takes at most three bytes at a time."""
 

@@ -119,10 +119,42 @@ def test_a_text_too_long_far_down_is_counted_rightly(
     assert b"text 300: found " in result.stderr
 
 
-def test_an_output_that_cannot_be_written(cli: RunCli, path: Path) -> None:
-    out = path.parent / "no" / "such" / "folder.npy"
-    result = cli("embed", "-m", str(path), "--output", str(out), "x")
-    assert_fails(result, str(out.parent))
+@pytest.mark.parametrize("name, words", [
+    ("no/such/folder.npy", "No such file or directory"),
+    ("embed.gguf/x.jsonl", "Not a directory"),
+    ("folder", "Is a directory"),
+])
+def test_an_output_that_cannot_be_written_is_told_first(
+    cli: RunCli, path: Path, name: str, words: str
+) -> None:
+    (path.parent / "folder").mkdir(exist_ok=True)
+    out = path.parent / name
+    # Before any text is read, or the model is loaded.
+    result = cli("embed", "-m", "none.gguf", "--output", str(out), "-")
+    assert_fails(result, f"{out}: {words}")
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--output", "", "x"], "--output: expected a path, found ''"),
+    (["--file", ""], "--file: expected a path, found ''"),
+])
+def test_paths_that_are_none(
+    cli: RunCli, path: Path, arguments: list[str], words: str
+) -> None:
+    assert_fails(cli("embed", "-m", str(path), *arguments), words, code=2)
+
+
+def test_a_full_device_is_named(cli: RunCli, path: Path) -> None:
+    result = cli("embed", "-m", str(path), "--output", "/dev/full", "x")
+    assert_fails(result, "/dev/full: No space left on device")
+
+
+def test_an_argument_that_is_no_text_is_counted(
+    cli: RunCli, path: Path
+) -> None:
+    bad = b"b\xff".decode("utf-8", "surrogateescape")
+    result = cli("embed", "-m", str(path), "a", bad)
+    assert_fails(result, "text 2: character 1 is a lone surrogate (U+DCFF)")
 
 
 def test_conversations_are_refused(cli: RunCli, path: Path) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gemmakv
+from gemmakv.cli import prefix_flags
+from gemmakv.cli.prefix_flags import open_prefix_cache, tier_folder
 from support.command import RunCli, assert_fails
 
 PROMPT = "once upon a time there was a model that forgot nothing " * 8
@@ -52,6 +56,14 @@ def test_chat_keeps_it_too(
         (["--prefix-cache-ram", "much"], ["--prefix-cache-ram", "much"]),
         (["--prefix-cache-disk", "kv:0"], ["--prefix-cache-disk", "1 byte"]),
         (
+            ["--prefix-cache-shared", "default:0"],
+            ["--prefix-cache-shared", "1 byte"],
+        ),
+        (
+            ["--prefix-cache-shared", "default:much"],
+            ["--prefix-cache-shared", "much"],
+        ),
+        (
             ["--prefix-cache-remote", "gopher://host"],
             ["--prefix-cache-remote", "gopher"],
         ),
@@ -62,6 +74,37 @@ def test_a_bad_flag_is_one_line(
 ) -> None:
     result = cli("generate", "--model", tiny_path, *flags, "Hi")
     assert_fails(result, *words, code=2)
+
+
+@pytest.mark.parametrize("word", ["none", "off"])
+def test_a_tier_that_is_not_to_be_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """One called "off" was made, and refused for being on a disk."""
+    monkeypatch.chdir(tmp_path)
+    assert open_prefix_cache(None, word, word, None) is True
+    opened = open_prefix_cache("1MiB", word, word, None)
+    assert isinstance(opened, gemmakv.PrefixCache)
+    assert list(opened.tiers) == ["ram"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_shared_folder_may_have_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+
+    def note(ram: str | None, **options: Any) -> None:
+        made.update(options)
+
+    monkeypatch.setattr(prefix_flags, "PrefixCache", note)
+    open_prefix_cache(None, "default:64MiB", None, None)
+    assert made["shared"] is True
+    assert made["shared_bytes"] == 64 << 20
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = str(tmp_path / "gemmakv")
+    assert tier_folder("shared", "default:64MiB") == place
+    assert tier_folder("shared", "default") == place
 
 
 def test_a_file_where_a_folder_should_be(

@@ -457,8 +457,10 @@ def test_everything_banned(tiny: Gemma, used: KVCache) -> None:
 
 
 def test_lone_surrogate_prompt(tiny: Gemma, used: KVCache) -> None:
-    with pytest.raises(ValueError, match="surrogate"):
+    with pytest.raises(ValueError, match="^prompt: .* a lone surrogate"):
         tiny.generate(used, "a\ud800b")
+    with pytest.raises(ValueError, match=r"^prompts\[1\]: .* a lone surrogate"):
+        tiny.generate_batch([used, used.fork()], ["a", "\ud800b"])
 
 
 @pytest.mark.parametrize("bad", ["abc", b"abc", None, 5])

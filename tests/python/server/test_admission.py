@@ -129,6 +129,26 @@ def test_no_queue() -> None:
     run(main())
 
 
+def test_retry_after_knows_no_idle_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A burst after an hour of one request a minute was sent away for long."""
+
+    async def main() -> None:
+        now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: now)
+        admission = Admission(4, 100)
+        for _ in range(60):
+            async with admission.slot("a", 2, None):
+                now += 6
+            now += 54
+        assert admission.retry_after() == 3  # 12 row seconds, of 4 rows
+        now += 3600
+        assert admission.retry_after() == 3
+
+    run(main())
+
+
 def test_retry_after_is_the_measured_drain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,7 +164,7 @@ def test_retry_after_is_the_measured_drain(
         tasks = [line.come(f"a{i}") for i in range(10)]
         await settle()
         assert admission.waiting == 9
-        assert admission.retry_after() == 18
+        assert admission.retry_after() == 20
         for i in range(10):
             await line.finish(f"a{i}")
         await asyncio.gather(*tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import gemmakv
+from gemmakv.server import _cache
 from gemmakv.server._app import App
 from support.asgi import USER, Exchange, get, make_app, post, until
 from support.kept import KEYS, bearer, delete, error
@@ -209,3 +211,37 @@ def test_a_pin_waits_its_turn_and_ends_with_its_client(
 
     asyncio.run(main())
     assert get(app, CACHE + "/pins").json()["data"] == []
+
+
+def test_a_client_that_goes_while_its_pin_is_made_leaves_none(
+    own: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, made = (threading.Event() for _ in range(3))
+    pinned = _cache._pinned
+
+    def slowly(*args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        try:
+            return pinned(*args)
+        finally:
+            made.set()
+
+    monkeypatch.setattr(_cache, "_pinned", slowly)
+
+    async def main() -> None:
+        leaves = Exchange(own, CACHE + "/pins", {"prompt": TEXT})
+        await until(begun.is_set, "the pin is being made")
+        leaves.leave()
+        await leaves.done()
+        go_on.set()
+        await until(made.is_set, "it is made")
+        assert own.service is not None
+        prefix = own.service.gemma.prefix_cache
+        assert prefix is not None
+        await until(
+            lambda: prefix.stats().pinned_bytes == 0, "nothing is pinned"
+        )
+
+    asyncio.run(main())
+    assert get(own, CACHE + "/pins").json()["data"] == []

@@ -182,6 +182,11 @@ def test_ollama_s_former_route(served: App, embedder: gemmakv.Gemma) -> None:
     ("/completion", {"prompt": "x"}),
     ("/v1/messages/count_tokens", {"messages": USER}),
     ("/v1/responses/input_tokens", {"input": "x"}),
+    ("/apply-template", {"messages": USER}),
+    ("/v1/cache/match", {"prompt": "x"}),
+    ("/v1/cache/match", {"messages": USER}),
+    ("/v1/cache/pins", {"prompt": "x"}),
+    ("/v1/cache/pins", {"messages": USER}),
 ])
 def test_conversations_are_refused(
     served: App, path: str, body: dict[str, Any]

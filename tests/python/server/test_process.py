@@ -363,6 +363,19 @@ def test_heads(running: ServerProcess, head: bytes, status: int) -> None:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
+def test_another_protocol_is_asked_for_in_vain(running: ServerProcess) -> None:
+    """Every such request had the log advise to install a library for it."""
+    head = (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+        b"Connection: Upgrade\r\nSec-WebSocket-Key: eA==\r\n"
+        b"Sec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(head)
+        assert read_until(sock, b"\"ok\"}").startswith(b"HTTP/1.1 200 ")
+    assert "install" not in running.log
+
+
 # The end.
 
 

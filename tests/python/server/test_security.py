@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from typing import Any
@@ -154,6 +155,9 @@ def test_key_files(tmp_path: Any) -> None:
     assert read_keys(path) == ["one", "two"]
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="expected a key a line, found none"):
+        read_keys(path)
+    path.write_text("one\n\ntwo words\n")
+    with pytest.raises(ValueError, match="keys: line 3: expected printable"):
         read_keys(path)
     assert checked_keys(["a", "b", "a"]) == ("a", "b")
     for bad in ("", "a b", "\u00e9", "a\n"):
@@ -444,3 +448,48 @@ def test_cut_and_changed_bodies(app: App, data: Any, path: str) -> None:
         del body[at:]
     response = post(app, path, bytes(body))
     assert response.status_code in (200, 400, 404), response.text
+
+
+@pytest.mark.parametrize("method, path, allowed", [
+    ("PUT", "/v1/sessions", "GET, HEAD, POST"),
+    ("PATCH", "/v1/sessions/sess_1", "DELETE, GET, HEAD, POST"),
+    ("GET", "/v1/chat/completions", "POST"),
+])
+def test_another_method_is_told_all_that_there_are(
+    app: App, method: str, path: str, allowed: str
+) -> None:
+    response = in_loop(app, lambda http: http.request(method, path))
+    assert response.status_code == 405
+    assert response.headers["allow"] == allowed
+    message = response.json()["error"]["message"]
+    assert message == f"{method} {path}: expected {allowed}"
+
+
+def test_a_compressed_body_is_refused_as_such(app: App) -> None:
+    body = gzip.compress(b'{"content": "a"}')
+    packed = post(app, "/tokenize", body, **{"content-encoding": "gzip"})
+    assert packed.status_code == 415
+    message = packed.json()["error"]["message"]
+    assert message == "content-encoding: expected none, found 'gzip'"
+    plain = post(
+        app, "/tokenize", {"content": "a"}, **{"content-encoding": "identity"}
+    )
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("body, message", [
+    (b"", "found no value at offset 0"),
+    (b'{"a":"\x00"}', "found invalid control character at offset 6"),
+    (b'{"a" 1}', "found no ':' delimiter at offset 5"),
+    (b"\xef\xbb\xbf{}", "found a byte order mark at offset 0"),
+])
+def test_what_is_no_json_is_said_in_words(
+    app: App, body: bytes, message: str
+) -> None:
+    error = post(app, "/tokenize", body).json()["error"]
+    assert error["message"] == f"body: expected JSON, {message}"
+
+
+def test_token_ids_that_are_none_are_named_once(app: App) -> None:
+    error = post(app, "/detokenize", {"tokens": [-1]}).json()["error"]
+    assert error["message"].startswith("tokens: expected a token id in [0, ")

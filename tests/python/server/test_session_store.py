@@ -163,3 +163,16 @@ def test_a_lease_whose_end_cannot_be_written_is_over(tmp_path: Path) -> None:
         store.lease(TENANT, id, "third")
     store.close()
     other.close()
+
+
+def test_a_session_was_updated_when_its_turn_ended(tmp_path: Path) -> None:
+    """Not when it began: a new name meanwhile was later than the turn."""
+    store = Store(str(tmp_path), 30)
+    id = store.create(TENANT, None, None).id
+    store.lease(TENANT, id, "me")
+    turn = turn_after(store, None)
+    named = store.rename(TENANT, id, "while it runs")
+    store.add(turn, id, "me")
+    assert turn.created < named.updated
+    assert store.session(TENANT, id).updated >= named.updated
+    store.close()
