@@ -38,12 +38,14 @@ import datetime
 import json
 import os
 import pathlib
-import signal
-import statistics
 import subprocess
 import sys
 
 import speculation
+from interleaved import (
+    Gemmakv, cpu_name, end_when_terminated, interleave, load_at_start,
+    markdown,
+)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -119,37 +121,6 @@ UNITS = {"first-token": "s (less is better)", "memory": "MB (less is better)"}
 ONE_SHOTS = tuple(UNITS)
 
 
-class Worker:
-    """The gemmakv process; stopped whenever it is not measuring."""
-
-    def __init__(self, model: str, threads: int):
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "gemmakv_worker.py"), "--model", model,
-             "--threads", str(threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.cpu = self._answer()["cpu"]
-        self.process.send_signal(signal.SIGSTOP)
-
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the gemmakv worker ended; see its error above")
-        return json.loads(line)
-
-    def measure(self, work: Work) -> float:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps(work.request) + "\n")
-        self.process.stdin.flush()
-        speed = self._answer()["tokens_per_s"]
-        self.process.send_signal(signal.SIGSTOP)
-        return speed
-
-    def close(self) -> None:
-        # Killed, not asked: a stopped process hears nothing else.
-        self.process.kill()
-        self.process.wait()
-
-
 class Llama:
     def __init__(self, args):
         self.args = args
@@ -205,6 +176,36 @@ def one_shot(args, what: str, engine: str) -> float:
     return run_alone(script)[0]
 
 
+def measure(self, work: Work) -> float:
+        return self.run(work, self.flash[work.name])
+
+
+def run_alone(command: list[str]) -> tuple[float, str]:
+    """(peak resident MB, stdout) of a process of its own."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.DEVNULL)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with "
+                           f"{process.returncode}")
+    return usage.ru_maxrss / 1024, output
+
+
+def one_shot(args, what: str, engine: str) -> float:
+    """Seconds to the first token, or peak MB."""
+    script = [sys.executable, str(HERE / "one_shot.py"), what, engine,
+              args.gguf, str(args.threads)]
+    if what == "first-token":
+        return float(run_alone(script)[1].split()[-1])
+    if engine == "llama.cpp":
+        script = [str(args.llama_bin_dir / "llama-bench"), "-m", args.gguf,
+                  "-t", str(args.threads), "-p", "2048", "-n", "128", "-r",
+                  "1", "--no-warmup"]
+    return run_alone(script)[0]
+
+
 def interleave(rounds: int, ours, theirs) -> dict:
     pairs = []
     for i in range(rounds):
@@ -224,34 +225,29 @@ def interleave(rounds: int, ours, theirs) -> dict:
     }
 
 
-def measure(work: Work, worker: Worker, llama: Llama, rounds: int) -> dict:
-    worker.measure(work)  # first touch of buffers and parked caches
+def measure(work: Work, worker: Gemmakv, llama: Llama, rounds: int) -> dict:
+    def ours() -> float:
+        return worker.ask(work.request)["tokens_per_s"]
+
+    ours()  # first touch of buffers and parked caches
     llama.choose_flash(work)
-    row = interleave(rounds, lambda: worker.measure(work),
-                     lambda: llama.measure(work))
+    row = interleave(rounds, ours, lambda: llama.measure(work))
     print(work.name, f"{row['ratio']:.2f}", file=sys.stderr)
     return {**row, "unit": "tok/s",
             "flash_attention": llama.flash[work.name]}
 
 
 def table(results: dict) -> str:
-    lines = ["| work | gemmakv | llama.cpp | ratio | range | unit |",
-             "|---|---|---|---|---|---|"]
+    rows = []
     for name, row in results.items():
         low, high = row["ratio_range"]
         digits = 3 if row["unit"].startswith("s ") else 1
-        lines.append(
-            f"| {name} | {row['gemmakv']:.{digits}f} | "
-            f"{row['llama.cpp']:.{digits}f} | {row['ratio']:.2f} | "
-            f"{low:.2f}..{high:.2f} | {row['unit']} |")
-    return "\n".join(lines)
-
-
-def cpu_name() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
+        rows.append([
+            name, f"{row['gemmakv']:.{digits}f}",
+            f"{row['llama.cpp']:.{digits}f}", f"{row['ratio']:.2f}",
+            f"{low:.2f}..{high:.2f}", row["unit"]])
+    return markdown(
+        ["work", "gemmakv", "llama.cpp", "ratio", "range", "unit"], rows)
 
 
 def plot(results: dict, path: str) -> None:
@@ -308,10 +304,7 @@ def main() -> None:
     args = parse()
     if args.shape is not None:
         make_shape(args)
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"warning: the machine is not idle (load {load:.1f})",
-              file=sys.stderr)
+    load = load_at_start()
     results = {}
     llama = Llama(args)
     # Processes of their own first, before there is a worker beside them.
@@ -324,9 +317,8 @@ def main() -> None:
                                  args, what, "llama.cpp"))
             results[what] = {**row, "unit": UNITS[what]}
             print(what, f"{row['ratio']:.2f}", file=sys.stderr)
-    worker = Worker(args.gguf, args.threads)
-    # A terminated run must not leave a stopped process behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    worker = Gemmakv(args.gguf, args.threads)
+    end_when_terminated()
     try:
         for work in WORKS:
             if work.name in args.only:
