@@ -12,8 +12,10 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 HERE = pathlib.Path(__file__).resolve().parent
+T = TypeVar("T")
 
 
 class Worker:
@@ -68,9 +70,9 @@ class Gemmakv(Worker):
         self.cpu = self.hello["cpu"]
 
 
-def interleave(rounds: int, ours: Callable[[], float],
-               theirs: Callable[[], float], peer: str = "llama.cpp") -> dict:
-    """Medians of both sides and of the rounds' own ratios, ours to theirs."""
+def in_turn(rounds: int, ours: Callable[[], T], theirs: Callable[[], T]
+            ) -> list[tuple[T, T]]:
+    """What both sides gave in each round; who begins alternates."""
     pairs = []
     for i in range(rounds):
         if i % 2:
@@ -79,6 +81,11 @@ def interleave(rounds: int, ours: Callable[[], float],
         else:
             mine = ours()
             pairs.append((mine, theirs()))
+    return pairs
+
+
+def summary(pairs: Sequence[tuple[float, float]], peer: str) -> dict:
+    """Medians of both sides and of the rounds' own ratios, ours to theirs."""
     ratios = [mine / other for mine, other in pairs]
     return {
         "gemmakv": statistics.median(mine for mine, _ in pairs),
@@ -87,6 +94,11 @@ def interleave(rounds: int, ours: Callable[[], float],
         "ratio_range": [min(ratios), max(ratios)],
         "rounds": pairs,
     }
+
+
+def interleave(rounds: int, ours: Callable[[], float],
+               theirs: Callable[[], float], peer: str = "llama.cpp") -> dict:
+    return summary(in_turn(rounds, ours, theirs), peer)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -43,7 +43,11 @@ import sys
 
 import speculation
 from interleaved import (
-    Gemmakv, cpu_name, end_when_terminated, interleave, load_at_start,
+    Gemmakv,
+    cpu_name,
+    end_when_terminated,
+    interleave,
+    load_at_start,
     markdown,
 )
 
@@ -174,55 +178,6 @@ def one_shot(args, what: str, engine: str) -> float:
                   "-t", str(args.threads), "-p", "2048", "-n", "128", "-r",
                   "1", "--no-warmup"]
     return run_alone(script)[0]
-
-
-def measure(self, work: Work) -> float:
-        return self.run(work, self.flash[work.name])
-
-
-def run_alone(command: list[str]) -> tuple[float, str]:
-    """(peak resident MB, stdout) of a process of its own."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                               stderr=subprocess.DEVNULL)
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with "
-                           f"{process.returncode}")
-    return usage.ru_maxrss / 1024, output
-
-
-def one_shot(args, what: str, engine: str) -> float:
-    """Seconds to the first token, or peak MB."""
-    script = [sys.executable, str(HERE / "one_shot.py"), what, engine,
-              args.gguf, str(args.threads)]
-    if what == "first-token":
-        return float(run_alone(script)[1].split()[-1])
-    if engine == "llama.cpp":
-        script = [str(args.llama_bin_dir / "llama-bench"), "-m", args.gguf,
-                  "-t", str(args.threads), "-p", "2048", "-n", "128", "-r",
-                  "1", "--no-warmup"]
-    return run_alone(script)[0]
-
-
-def interleave(rounds: int, ours, theirs) -> dict:
-    pairs = []
-    for i in range(rounds):
-        if i % 2:
-            peer = theirs()
-            pairs.append((ours(), peer))
-        else:
-            mine = ours()
-            pairs.append((mine, theirs()))
-    ratios = [mine / peer for mine, peer in pairs]
-    return {
-        "gemmakv": statistics.median(mine for mine, _ in pairs),
-        "llama.cpp": statistics.median(peer for _, peer in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_range": [min(ratios), max(ratios)],
-        "rounds": pairs,
-    }
 
 
 def measure(work: Work, worker: Gemmakv, llama: Llama, rounds: int) -> dict:

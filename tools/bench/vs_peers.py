@@ -4,12 +4,13 @@
         [--rounds 5] [--threads 2] [--peer openvino-int8 ...] \
         [--only prefill-512 ...] [--prepare] [--json OUT]
 
-MODEL is a Gemma 3; its weights are dequantized to float32 and each engine's own
-converter makes its model of them (peers/weights.py, peers/convert.py). DIR keeps
-what that takes, about 7 GB: DIR/venvs/ENGINE, a virtual environment for each
-engine with the versions of peers/ENGINE.txt, and DIR/models/NAME. Both are made
-if they are not there, which takes pip, 3 GB of memory and some minutes; nothing
-else asks the network. DIR belongs to one MODEL. --prepare ends after that.
+MODEL is a Gemma 3; its weights are dequantized to float32 and each engine's
+own converter makes its model of them (peers/weights.py, peers/convert.py). DIR
+keeps what that takes, about 8 GB: DIR/venvs/ENGINE, a virtual environment for
+each engine with the versions of peers/ENGINE.txt, and DIR/models/NAME. Both
+are made if they are not there, which takes pip, 3 GB of memory and some
+minutes; nothing else asks the network. DIR belongs to one MODEL. --prepare
+ends after that.
 
 Every round measures each work on both sides, one right after the other and in
 alternating order, while the other process is stopped; the table gives medians
@@ -21,10 +22,10 @@ and the median of the rounds' own ratios. What has to be known to read them:
   near 1 if the conversion is right, and lower for coarser weights.
 - Engines run with their defaults for keys and values and for the arithmetic
   (OpenVINO: keys and values in 8 bits), with as many threads as we do. Where an
-  engine has two ways to run (OpenVINO: "paged" or "plain"), a trial shows which
-  is faster for each work.
-- prefill-N: to the first token of a prompt of N. decode and batch-N: 64 steps of
-  1 or N conversations behind 32 tokens each, greedy, sampling included.
+  engine has two ways to run (OpenVINO: "paged" or "plain"), a trial shows
+  which is faster for each work.
+- prefill-N: to the first token of a prompt of N. decode and batch-N: 64 steps
+  of 1 or N conversations behind 32 tokens each, greedy, sampling included.
 
 An engine that cannot be had is in the table with its error.
 """
@@ -42,7 +43,12 @@ import subprocess
 import sys
 
 from interleaved import (
-    Gemmakv, Worker, cpu_name, end_when_terminated, interleave, load_at_start,
+    Gemmakv,
+    Worker,
+    cpu_name,
+    end_when_terminated,
+    interleave,
+    load_at_start,
     markdown,
 )
 
@@ -142,8 +148,10 @@ def measure(name: str, ours: Gemmakv, theirs: Worker, rounds: int) -> dict:
     request = WORKS[name]
     speed(ours, request)  # first touch of buffers and parked caches
     settings = theirs.hello["settings"]
+    # The first call of each is a warm-up; one alone needs no second.
     trial = {setting: max(speed(theirs, request, setting=setting)
-                          for _ in range(2)) for setting in settings}
+                          for _ in range(min(2, len(settings))))
+             for setting in settings}
     setting = max(trial, key=trial.get)
     row = interleave(rounds, lambda: speed(ours, request),
                      lambda: speed(theirs, request, setting=setting), "peer")

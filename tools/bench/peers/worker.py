@@ -143,9 +143,14 @@ class ONNXRuntime(Engine):
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {
             "intra_op_num_threads": threads}}}}))
         self.model = onnxruntime_genai.Model(config)
+        # Room for less than the window of a sliding layer is an error.
+        decoder = json.loads(
+            pathlib.Path(folder, "genai_config.json").read_text()
+        )["model"]["decoder"]
+        self.least = decoder.get("sliding_window", {}).get("window_size", 0)
 
     def _generator(self, rows: list[list[int]], tokens: int):
-        length = len(rows[0]) + tokens
+        length = max(len(rows[0]) + tokens, self.least)
         params = self.genai.GeneratorParams(self.model)
         params.set_search_options(
             batch_size=len(rows), max_length=length, min_length=length,
