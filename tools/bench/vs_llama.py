@@ -14,7 +14,8 @@ up, which its own programs leave out of the time.
 
 Fairness: same file, same number of threads, llama.cpp's default batches (2048,
 512) and f16 KV against gemmakv's bf16; llama.cpp runs with flash attention on
-or off, whichever a trial shows to be faster for that work. gemmakv's times
+or off, whichever a trial shows to be faster for that work, unless --flash says
+which (for a quick look). gemmakv's times
 include sampling and its Python calls, llama.cpp's have no sampling.
 Works named sampled-* draw with temperature 1, top_k 64 and top_p 0.95, as the
 makers of Gemma 3 recommend: llama.cpp's program has no sampling, so that the
@@ -145,6 +146,9 @@ class Llama:
         return float(rows[-1][work.field])
 
     def choose_flash(self, work: Work) -> None:
+        if self.args.flash != "try":
+            self.flash[work.name] = self.args.flash
+            return
         # Two trials a setting; the first run of a series is often slow.
         trial = {flash: max(self.run(work, flash) for _ in range(2))
                  for flash in ("on", "off")}
@@ -228,6 +232,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=names)
+    parser.add_argument("--flash", choices=("try", "on", "off"), default="try",
+                        help="of llama.cpp; without a trial a run is shorter")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--tokenizer-from", metavar="GGUF")
     parser.add_argument("--json", type=pathlib.Path)
