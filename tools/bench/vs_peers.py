@@ -177,13 +177,15 @@ def compare(peer: Peer, args: argparse.Namespace, folder: Folder) -> dict:
             result |= {"versions": theirs.hello["versions"],
                        "gemmakv": ours.cpu, "works": {}}
             result["equal"] = agreement(ours, theirs)
+            print("{}; {equal} of {of} greedy tokens equal".format(
+                peer.name, **result["equal"]), file=sys.stderr)
             for name in args.only:
                 try:
                     row = measure(name, ours, theirs, args.rounds)
                 except RuntimeError as error:
                     row = {"error": str(error)}
                 result["works"][name] = row
-                print(peer.name, name, row.get("ratio", row.get("error")),
+                print("; ".join(row_of(peer.name, name, row)),
                       file=sys.stderr)
         finally:
             ours.close()
@@ -194,17 +196,21 @@ def compare(peer: Peer, args: argparse.Namespace, folder: Folder) -> dict:
     return result
 
 
-def rows_of(name: str, result: dict):
-    """Rows of the table."""
+def row_of(name: str, work: str, row: dict) -> list[str]:
+    """A row of the table."""
+    if "error" in row:
+        return [name, work, "-", "-", "-", row["error"], "-"]
+    low, high = row["ratio_range"]
+    return [name, work, f"{row['gemmakv']:.1f}", f"{row['peer']:.1f}",
+            f"{row['ratio']:.2f}", f"{low:.2f}..{high:.2f}", row["setting"]]
+
+
+def rows_of(name: str, result: dict) -> list[list[str]]:
+    rows = [row_of(name, work, row)
+            for work, row in result.get("works", {}).items()]
     if "error" in result:
-        yield [name, "-", "-", "-", "-", result["error"], "-"]
-    for work, row in result.get("works", {}).items():
-        if "error" in row:
-            yield [name, work, "-", "-", "-", row["error"], "-"]
-            continue
-        low, high = row["ratio_range"]
-        yield [name, work, f"{row['gemmakv']:.1f}", f"{row['peer']:.1f}",
-               f"{row['ratio']:.2f}", f"{low:.2f}..{high:.2f}", row["setting"]]
+        rows.append(row_of(name, "-", result))
+    return rows
 
 
 def notes(results: dict[str, dict]):
