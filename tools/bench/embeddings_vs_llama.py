@@ -35,13 +35,12 @@ import pathlib
 import resource
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 
-HERE = pathlib.Path(__file__).resolve().parent
+import interleaved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,40 +58,20 @@ def processor_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Gemmakv:
-    """The worker process; stopped whenever it is not measuring."""
+class Gemmakv(interleaved.Gemmakv):
+    """The worker process, and what it is asked for."""
 
     def __init__(self, model: str, args: argparse.Namespace):
+        super().__init__(model, args.threads)
         self.args = args
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "gemmakv_worker.py"), "--model", model,
-             "--threads", str(args.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.cpu = self._answer()["cpu"]
         self.measure()  # first touch of buffers
 
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the gemmakv worker ended; see its error above")
-        return json.loads(line)
-
     def measure(self) -> Speed:
-        self.process.send_signal(signal.SIGCONT)
         before = processor_seconds(self.process.pid)
-        request = {"kind": "embed", "tokens": self.args.tokens,
-                   "texts": self.args.texts}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        wall = self._answer()["texts_per_s"]
+        wall = self.ask({"kind": "embed", "tokens": self.args.tokens,
+                         "texts": self.args.texts})["texts_per_s"]
         used = processor_seconds(self.process.pid) - before
-        self.process.send_signal(signal.SIGSTOP)
         return Speed(wall, self.args.texts / used)
-
-    def close(self) -> None:
-        # Killed, not asked: a stopped process hears nothing else.
-        self.process.kill()
-        self.process.wait()
 
 
 class LlamaBench:
@@ -210,42 +189,30 @@ class LlamaServer:
 PEERS = {"bench": LlamaBench, "server": LlamaServer}
 
 
-def interleave(args: argparse.Namespace, ours: Gemmakv, theirs) -> dict:
-    pairs = []
-    for i in range(args.rounds):
-        if i % 2:
-            peer = theirs.measure()
-            pairs.append((ours.measure(), peer))
-        else:
-            mine = ours.measure()
-            pairs.append((mine, theirs.measure()))
+def compare(args: argparse.Namespace, ours: Gemmakv, theirs) -> dict:
+    pairs = interleaved.in_turn(args.rounds, ours.measure, theirs.measure)
     row: dict = {"peer": theirs.name, "setting": theirs.setting}
     for clock in ("wall", "processor"):
-        sides = [(getattr(mine, clock), getattr(peer, clock))
-                 for mine, peer in pairs]
-        ratios = [mine / peer for mine, peer in sides]
-        row[clock] = {
-            "gemmakv": statistics.median(mine for mine, _ in sides),
-            "llama.cpp": statistics.median(peer for _, peer in sides),
-            "ratio": statistics.median(ratios),
-            "ratio_range": [min(ratios), max(ratios)],
-            "rounds": sides,
-        }
+        row[clock] = interleaved.summary(
+            [(getattr(mine, clock), getattr(peer, clock))
+             for mine, peer in pairs], "llama.cpp")
     return row
 
 
 def table(rows: list[dict]) -> str:
-    lines = ["| file | against | gemmakv | llama.cpp | ratio | range | "
-             "ratio of processor time |", "|---|---|---|---|---|---|---|"]
+    cells = []
     for row in rows:
         wall, used = row["wall"], row["processor"]
-        lines.append(
-            f"| {row['file']} | {row['peer']}, {row['setting']} | "
-            f"{wall['gemmakv']:.2f} | {wall['llama.cpp']:.2f} | "
-            f"{wall['ratio']:.2f} | {wall['ratio_range'][0]:.2f}.."
-            f"{wall['ratio_range'][1]:.2f} | {used['ratio']:.2f} "
-            f"({used['ratio_range'][0]:.2f}..{used['ratio_range'][1]:.2f}) |")
-    return "\n".join(lines)
+        cells.append([
+            row["file"], f"{row['peer']}, {row['setting']}",
+            f"{wall['gemmakv']:.2f}", f"{wall['llama.cpp']:.2f}",
+            f"{wall['ratio']:.2f}",
+            "{:.2f}..{:.2f}".format(*wall["ratio_range"]),
+            "{:.2f} ({:.2f}..{:.2f})".format(
+                used["ratio"], *used["ratio_range"])])
+    return interleaved.markdown(
+        ["file", "against", "gemmakv", "llama.cpp", "ratio", "range",
+         "ratio of processor time"], cells)
 
 
 def main() -> None:
@@ -260,12 +227,8 @@ def main() -> None:
                         default=list(PEERS))
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"warning: the machine is not idle (load {load:.1f})",
-              file=sys.stderr)
-    # A terminated run must not leave a stopped process behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    load = interleaved.load_at_start()
+    interleaved.end_when_terminated()
     rows = []
     for gguf in args.gguf:
         for name in args.peer:
@@ -275,7 +238,7 @@ def main() -> None:
             ours = None
             try:
                 ours = Gemmakv(gguf, args)
-                row = interleave(args, ours, theirs)
+                row = compare(args, ours, theirs)
             finally:
                 theirs.close()
                 if ours is not None:

@@ -1,4 +1,5 @@
-"""What vs_llama.py, embeddings_vs_llama.py and vs_build.py measure.
+"""What vs_llama.py, vs_peers.py, embeddings_vs_llama.py and vs_build.py
+measure.
 
 One process, one work at a time.
 
@@ -89,6 +90,15 @@ class Bench:
         seconds = time.perf_counter() - begin
         return {"tokens_per_s": len(reply.token_ids) / seconds}
 
+    def greedy(self, prompts: int, context: int, tokens: int) -> dict:
+        """Prompts out of the text and greedy replies, as token ids."""
+        cuts = [[2, *self.ids[i * context:(i + 1) * context - 1]]
+                for i in range(prompts)]
+        replies = self.gemma.generate_batch(
+            [self.cache(context + tokens) for _ in cuts], cuts,
+            max_tokens=tokens, ignore_eos=True)
+        return {"prompts": cuts, "replies": [r.token_ids for r in replies]}
+
     def stream(self, tokens: int) -> dict:
         """Tokens a second that one reader gets one by one."""
         cache = self.with_context(32, 0)
@@ -132,6 +142,7 @@ def main() -> None:
             "prefill": bench.prefill,
             "decode": bench.decode,
             "speculate": bench.speculate,
+            "greedy": bench.greedy,
             "stream": bench.stream,
             "embed": bench.embed,
             "snapshot": bench.snapshot,

@@ -14,7 +14,8 @@ up, which its own programs leave out of the time.
 
 Fairness: same file, same number of threads, llama.cpp's default batches (2048,
 512) and f16 KV against gemmakv's bf16; llama.cpp runs with flash attention on
-or off, whichever a trial shows to be faster for that work. gemmakv's times
+or off, whichever a trial shows to be faster for that work, unless --flash says
+which (for a quick look). gemmakv's times
 include sampling and its Python calls, llama.cpp's have no sampling.
 Works named sampled-* draw with temperature 1, top_k 64 and top_p 0.95, as the
 makers of Gemma 3 recommend: llama.cpp's program has no sampling, so that the
@@ -38,12 +39,18 @@ import datetime
 import json
 import os
 import pathlib
-import signal
-import statistics
 import subprocess
 import sys
 
 import speculation
+from interleaved import (
+    Gemmakv,
+    cpu_name,
+    end_when_terminated,
+    interleave,
+    load_at_start,
+    markdown,
+)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -119,37 +126,6 @@ UNITS = {"first-token": "s (less is better)", "memory": "MB (less is better)"}
 ONE_SHOTS = tuple(UNITS)
 
 
-class Worker:
-    """The gemmakv process; stopped whenever it is not measuring."""
-
-    def __init__(self, model: str, threads: int):
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "gemmakv_worker.py"), "--model", model,
-             "--threads", str(threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.cpu = self._answer()["cpu"]
-        self.process.send_signal(signal.SIGSTOP)
-
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the gemmakv worker ended; see its error above")
-        return json.loads(line)
-
-    def measure(self, work: Work) -> float:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps(work.request) + "\n")
-        self.process.stdin.flush()
-        speed = self._answer()["tokens_per_s"]
-        self.process.send_signal(signal.SIGSTOP)
-        return speed
-
-    def close(self) -> None:
-        # Killed, not asked: a stopped process hears nothing else.
-        self.process.kill()
-        self.process.wait()
-
-
 class Llama:
     def __init__(self, args):
         self.args = args
@@ -170,6 +146,9 @@ class Llama:
         return float(rows[-1][work.field])
 
     def choose_flash(self, work: Work) -> None:
+        if self.args.flash != "try":
+            self.flash[work.name] = self.args.flash
+            return
         # Two trials a setting; the first run of a series is often slow.
         trial = {flash: max(self.run(work, flash) for _ in range(2))
                  for flash in ("on", "off")}
@@ -205,53 +184,29 @@ def one_shot(args, what: str, engine: str) -> float:
     return run_alone(script)[0]
 
 
-def interleave(rounds: int, ours, theirs) -> dict:
-    pairs = []
-    for i in range(rounds):
-        if i % 2:
-            peer = theirs()
-            pairs.append((ours(), peer))
-        else:
-            mine = ours()
-            pairs.append((mine, theirs()))
-    ratios = [mine / peer for mine, peer in pairs]
-    return {
-        "gemmakv": statistics.median(mine for mine, _ in pairs),
-        "llama.cpp": statistics.median(peer for _, peer in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_range": [min(ratios), max(ratios)],
-        "rounds": pairs,
-    }
+def measure(work: Work, worker: Gemmakv, llama: Llama, rounds: int) -> dict:
+    def ours() -> float:
+        return worker.ask(work.request)["tokens_per_s"]
 
-
-def measure(work: Work, worker: Worker, llama: Llama, rounds: int) -> dict:
-    worker.measure(work)  # first touch of buffers and parked caches
+    ours()  # first touch of buffers and parked caches
     llama.choose_flash(work)
-    row = interleave(rounds, lambda: worker.measure(work),
-                     lambda: llama.measure(work))
+    row = interleave(rounds, ours, lambda: llama.measure(work))
     print(work.name, f"{row['ratio']:.2f}", file=sys.stderr)
     return {**row, "unit": "tok/s",
             "flash_attention": llama.flash[work.name]}
 
 
 def table(results: dict) -> str:
-    lines = ["| work | gemmakv | llama.cpp | ratio | range | unit |",
-             "|---|---|---|---|---|---|"]
+    rows = []
     for name, row in results.items():
         low, high = row["ratio_range"]
         digits = 3 if row["unit"].startswith("s ") else 1
-        lines.append(
-            f"| {name} | {row['gemmakv']:.{digits}f} | "
-            f"{row['llama.cpp']:.{digits}f} | {row['ratio']:.2f} | "
-            f"{low:.2f}..{high:.2f} | {row['unit']} |")
-    return "\n".join(lines)
-
-
-def cpu_name() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
+        rows.append([
+            name, f"{row['gemmakv']:.{digits}f}",
+            f"{row['llama.cpp']:.{digits}f}", f"{row['ratio']:.2f}",
+            f"{low:.2f}..{high:.2f}", row["unit"]])
+    return markdown(
+        ["work", "gemmakv", "llama.cpp", "ratio", "range", "unit"], rows)
 
 
 def plot(results: dict, path: str) -> None:
@@ -277,6 +232,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=names)
+    parser.add_argument("--flash", choices=("try", "on", "off"), default="try",
+                        help="of llama.cpp; without a trial a run is shorter")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--tokenizer-from", metavar="GGUF")
     parser.add_argument("--json", type=pathlib.Path)
@@ -308,10 +265,7 @@ def main() -> None:
     args = parse()
     if args.shape is not None:
         make_shape(args)
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"warning: the machine is not idle (load {load:.1f})",
-              file=sys.stderr)
+    load = load_at_start()
     results = {}
     llama = Llama(args)
     # Processes of their own first, before there is a worker beside them.
@@ -324,9 +278,8 @@ def main() -> None:
                                  args, what, "llama.cpp"))
             results[what] = {**row, "unit": UNITS[what]}
             print(what, f"{row['ratio']:.2f}", file=sys.stderr)
-    worker = Worker(args.gguf, args.threads)
-    # A terminated run must not leave a stopped process behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    worker = Gemmakv(args.gguf, args.threads)
+    end_when_terminated()
     try:
         for work in WORKS:
             if work.name in args.only:
