@@ -467,10 +467,11 @@ TensorType FloatTypeOf(const std::string& name) {
 TensorForm FormOf(const std::string& name) {
   if (name == "as stored") return TensorForm::kAsStored;
   if (name == "plus one") return TensorForm::kPlusOne;
+  if (name == "integers") return TensorForm::kIntegers;
   if (name == "blocks transposed") return TensorForm::kBlocksTransposed;
   throw InvalidArgument(StrCat("form '", name,
-                               "', expected 'as stored', 'plus one' or "
-                               "'blocks transposed'"));
+                               "', expected 'as stored', 'plus one', 'integers' "
+                               "or 'blocks transposed'"));
 }
 
 std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
