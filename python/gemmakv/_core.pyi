@@ -385,6 +385,9 @@ class Engine:
     steps: Final[int]
     draft_rows: Final[int]
     def with_draft(self, draft: Engine | None) -> Engine: ...
+    def draft_logits(
+        self, tokens: Sequence[int] | npt.NDArray[np.int32], guesses: int
+    ) -> npt.NDArray[np.float32]: ...
     parallel_loops: Final[int]
     preemptions: Final[int]
     def check_ahead(self, seconds: float) -> bool: ...
