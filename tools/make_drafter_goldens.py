@@ -22,6 +22,9 @@ What is to be known about the reference (transformers 5):
   less one. They are stored as minus infinity.
 - masked_embedding.token_ordering is a buffer, no parameter.
 - The drafter's logits are not capped.
+- The configuration of layers (5.23.0) refuses one all of whose layers share, as
+  those of every drafter do, and has a model none of whose layers share keep no
+  keys for a drafter; share_modes() says what each layer does instead.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def build(drafter: drafter_models.Drafter) -> Any:
     stated = dict(drafter.config)
     kind = getattr(transformers, stated["architectures"][0])
     config = kind.config_class(**stated)
+    share_modes(type(config.text_config))
     model = kind._from_config(
         config, attn_implementation="eager", dtype=torch.float32
     ).eval()
@@ -67,16 +71,32 @@ def build(drafter: drafter_models.Drafter) -> Any:
     return model
 
 
+def share_modes(kind: Any) -> None:
+    """Has configurations of this class say which layers keep their keys."""
+
+    def modes(config: Any) -> list[str | None]:
+        first = config.num_hidden_layers - config.num_kv_shared_layers
+        said: list[str | None] = [None] * first
+        said += ["reuse"] * config.num_kv_shared_layers
+        own = config.layer_types[:first]
+        for layer_type in set(own):
+            said[first - 1 - own[::-1].index(layer_type)] = "store"
+        return said
+
+    kind.kv_sharing_modes = property(modes)
+
+
 def guess(
     target: Any, drafter: Any, tokens: list[int], guesses: int
 ) -> drafter_models.Array:
     """[guesses, vocab_size]"""
     window = target.config.get_text_config().sliding_window
     with torch.no_grad():
-        # With the sharing layers, which run for the last row alone otherwise.
+        # With hidden states: layers that share would run for the last row
+        # alone, which a model without per-layer embeddings cannot.
         out = target.model(
             torch.tensor([tokens[:-1]]), use_cache=False,
-            return_shared_kv_states=True)
+            output_hidden_states=True, return_shared_kv_states=True)
         state = out.last_hidden_state[:, -1:]
         shared = dict(out.shared_kv_states)
         name = "sliding_attention"
@@ -103,6 +123,9 @@ def guess(
 def main() -> None:
     for name in sys.argv[1:] or drafter_models.names():
         pair = drafter_models.read(name)
+        stated = pair.target.config
+        kind = getattr(transformers, stated["architectures"][0])
+        share_modes(kind.config_class)
         target, drafter = make_goldens.build(pair.target), build(pair.drafter)
         tokens = pair.tokens()
         logits = np.stack([

@@ -96,7 +96,7 @@ void CheckAltUp(const ModelConfig& config) {
 // A drafter reads what another model stores, and its clusters are whole groups
 // of rows.
 void CheckDrafter(const ModelConfig& config) {
-  const auto check = [&](bool good, const char* name, size_t value,
+  const auto check = [&](bool good, const char* name, auto value,
                          const auto&... expected) {
     if (good) return;
     throw InvalidArgument(StrCat("model config: ", name, " is ", value,
@@ -131,6 +131,8 @@ void CheckDrafter(const ModelConfig& config) {
   check(config.ple_dim == 0, "ple_dim", config.ple_dim, "0 for a drafter");
   check(config.altup_inputs == 0, "altup_inputs", config.altup_inputs,
         "0 for a drafter");
+  check(config.final_soft_cap == 0, "final_soft_cap",
+        config.final_soft_cap, "0 for a drafter");
   check(config.laurel_rank == 0, "laurel_rank", config.laurel_rank,
         "0 for a drafter");
 }
