@@ -342,6 +342,8 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
 void ReadDrafter(const GgufFile& file, const MetadataReader& read,
                  const Family& family, ModelConfig& config) {
   if (!family.drafts) return;
+  // Theirs are never capped, whatever a file says.
+  config.final_soft_cap = 0;
   constexpr const char* kKey = "embedding_length_out";
   config.target_hidden = read.Size(kKey, 0);
   if (config.target_hidden != 0) return;

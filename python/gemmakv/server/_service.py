@@ -399,6 +399,14 @@ class ChatService:
         return await self.on_texts(self.render, messages, tools, think)
 
     def _check_writes(self) -> None:
+        if self.gemma.config.target_hidden:
+            raise RequestError(
+                400,
+                "model: expected one that writes text, found a drafter, which "
+                "only guesses for another model (--draft)",
+                param="model",
+                code="model_not_supported",
+            )
         if self.gemma.config.bidirectional:
             raise RequestError(
                 400,
