@@ -96,7 +96,7 @@ TEST_F(TargetDrafterTest, FollowsForksAndRewinds) {
     return gemma_->draft_rows() - before;
   };
   EXPECT_LT(rows(cache, 300), 60u);
-  const auto fork = cache->Fork();
+  const std::shared_ptr<KVCache> fork = cache->Fork();
   EXPECT_LT(rows(cache, 5), 60u);
   EXPECT_LT(rows(fork, 7), 60u);
   fork->Truncate(200);  // far behind the window: it is computed again

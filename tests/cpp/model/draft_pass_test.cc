@@ -47,7 +47,7 @@ class DraftPassTest : public ::testing::Test {
   // A conversation whose tokens but the last are computed.
   struct Conversation {
     std::shared_ptr<KVCache> cache;
-    KvStepView view;
+    std::shared_ptr<const KvStepView> view;
     std::vector<float> state;
     int32_t token;
   };
@@ -72,8 +72,8 @@ class DraftPassTest : public ::testing::Test {
                               {RowOutput::kHidden, 1, c.state.data()}};
     pass.Step({&slice, 1});
     c.cache->Commit(lock, step);
-    c.view = *c.cache->View(lock);
-    EXPECT_EQ(c.view.end, length - 1);
+    c.view = std::make_shared<const KvStepView>(*c.cache->View(lock));
+    EXPECT_EQ(c.view->end, length - 1);
     return c;
   }
   // [conversations, guesses, vocabulary and state]: rounds of all together.
@@ -92,7 +92,7 @@ class DraftPassTest : public ::testing::Test {
         const bool first = round == 0;
         const float* const before = out - row;
         rows.push_back(
-            {.view = &c.view,
+            {.view = c.view.get(),
              .layout = &c.cache->layout(),
              .token = first ? c.token
                             : static_cast<int32_t>(
@@ -156,7 +156,7 @@ TEST_F(DraftPassTest, ReadsTheLastLayersThatHaveKeys) {
   const size_t block_tokens = layout.block_tokens();
   // Turns signs of values about a position; whether that was noticed.
   const auto counts = [&](size_t layer, size_t position) {
-    const GroupStep& group = c.view.groups[layout.group_of(layer)];
+    const GroupStep& group = c.view->groups[layout.group_of(layer)];
     uint8_t* const block =
         group.blocks[position / block_tokens - group.first_block];
     const size_t bytes = target_->config.layers[layer].head_dim *

@@ -20,7 +20,7 @@ from support import (
     golden_models,
     tiny_gguf,
 )
-from support.command import RunCli
+from support.command import RunCli, assert_fails
 from support.drafter_models import Drafter
 from support.golden_models import Array, core_tensors
 
@@ -212,14 +212,24 @@ def test_gguf_that_is_wrong(
     assert expected in str(caught.value)
 
 
-def test_info(tmp_path: Path, run_cli: RunCli) -> None:
+def test_info(tmp_path: Path, cli: RunCli) -> None:
     drafter = drafter_models.read("clusters").drafter
     folder = drafter_models.write(tmp_path / "drafter", drafter)
     for path, kind in (
         (folder, "gemma4_assistant"),
         (gguf_of(drafter, tmp_path / "drafter.gguf"), "gemma4-assistant"),
     ):
-        said = run_cli("info", str(path)).stdout.decode()
+        said = cli("info", str(path)).stdout.decode()
         assert kind in said
         assert "guesses for hidden size" in said
         assert "80" in said
+
+
+def test_commands_name_what_to_do(tmp_path: Path, cli: RunCli) -> None:
+    drafter = drafter_models.read("clusters").drafter
+    folder = drafter_models.write(tmp_path / "drafter", drafter)
+    assert_fails(
+        cli("generate", "--no-packed-cache", "-m", folder, "hello"),
+        "expected a model that writes text, found a drafter: name the model "
+        "that it guesses for, with this one as --draft",
+    )

@@ -198,8 +198,9 @@ def read_config(folder: Path) -> FolderConfig:
             str(top.wrong("tie_word_embeddings", "true for a drafter"))
         )
     name = top.text("_name_or_path", "")
+    multimodal = text is not top and not drafter
     return FolderConfig(
-        config, tied, text is not top and not drafter, (name,) if name else (), modules
+        config, tied, multimodal, (name,) if name else (), modules
     )
 
 
