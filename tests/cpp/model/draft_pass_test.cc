@@ -117,8 +117,9 @@ TEST_F(DraftPassTest, NoGuessDependsOnAnother) {
     for (const bool mixed : {false, true}) {
       TinyOptions drafter = Drafter(clusters);
       if (mixed) {
-        drafter = MixedTypes(drafter);
-        drafter.num_heads = 4;
+        drafter.types = {TensorType::kQ8_0, TensorType::kQ5_0,
+                         TensorType::kQ4_0, TensorType::kBF16,
+                         TensorType::kF16};
       }
       Load(Target(), drafter);
       std::vector<Conversation> all;
@@ -210,7 +211,7 @@ TEST_F(DraftPassTest, WhatDoesNotFitIsNamed) {
           "none",
           [](ModelConfig& c) {
             for (LayerConfig& layer : c.layers) {
-              layer.kind = LayerKind::kSliding;
+              if (layer.kind == LayerKind::kFull) layer.shares_kv = 0;
             }
           });
 }
