@@ -194,6 +194,22 @@ def test_gguf(name: str, tmp_path: Path) -> None:
         assert np.abs(logits[1] - reference).max() <= 5e-5 * span
 
 
+def test_gguf_that_holds_clusters(tmp_path: Path, cli: RunCli) -> None:
+    """No metadata says how many are chosen: all tokens have logits."""
+    drafter = drafter_models.read("clusters").drafter
+    plain = load(gguf_of(drafter, tmp_path / "plain.gguf"))
+    tensors = drafter.core_tensors()
+    tensors |= golden_gguf.rotation_tensors(plain.config)
+    path = tiny_gguf.write(
+        tmp_path / "clusters.gguf", golden_gguf.metadata_of(plain.config),
+        tensors, {"masked_embd_ordering": 27})  # I64
+    found = load(path)
+    assert found._engine.fingerprint == plain._engine.fingerprint
+    shown = cli("info", path)
+    assert shown.returncode == 0
+    assert b"supported" not in shown.stdout
+
+
 @pytest.mark.parametrize("change, expected", [
     (lambda meta: meta.pop("gemma4-assistant.embedding_length_out"),
      "gemma4-assistant.embedding_length_out is missing, expected the hidden "
