@@ -240,7 +240,7 @@ std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
                              .lock = &stream().transaction().lock()};
 }
 
-// Whether it is asked by a drafter that goes on from hidden states of the model.
+// Whether its drafter goes on from hidden states of the model.
 bool Sequence::DraftReadsThis() const {
   return parts_.draft && parts_.draft->config.target_hidden != 0;
 }

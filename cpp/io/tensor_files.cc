@@ -87,7 +87,8 @@ void TensorFiles::Check(const TensorPlace& place) const {
         StrCat("type ", Info(place.type).name, ", expected F32, F16 or BF16"));
   }
   if (place.form == TensorForm::kIntegers && place.type != TensorType::kF32) {
-    refuse(StrCat("type ", Info(place.type).name, ", expected F32 of integers"));
+    refuse(
+        StrCat("type ", Info(place.type).name, ", expected F32 of integers"));
   }
   if (place.rows == 0 || place.cols == 0 || place.rows > kMaxSize ||
       place.cols > kMaxSize) {

@@ -21,7 +21,8 @@ void RequireConversations(const ModelConfig& config) {
                "one as its draft="));
   }
   throw InvalidArgument(
-      StrCat(name, " makes embeddings of texts and holds no conversation: expected a "
+      StrCat(name,
+             " makes embeddings of texts and holds no conversation: expected a "
              "call of embed, which needs no cache"));
 }
 

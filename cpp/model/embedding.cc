@@ -130,8 +130,8 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
   if (!dense) return;
   if (size != 0) {
     projected_.EnsureSize(texts.size() * size);
-    Multiply(StepPart::kHead, model_.weights.embedding_projection, means_, pool_, products_,
-             projected_.data());
+    Multiply(StepPart::kHead, model_.weights.embedding_projection, means_,
+             pool_, products_, projected_.data());
     for (size_t t = 0; t < texts.size(); ++t) {
       std::copy_n(projected_.data() + t * size, size, texts[t].out);
     }

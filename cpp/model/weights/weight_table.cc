@@ -101,7 +101,8 @@ using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
                  RowTable Weights::*, PackedMatrix LayerWeights::*,
                  FloatVector LayerWeights::*, PackedMatrix DrafterWeights::*,
-                 FloatVector DrafterWeights::*, PackedMatrix RecurrentWeights::*,
+                 FloatVector DrafterWeights::*,
+                 PackedMatrix RecurrentWeights::*,
                  FloatVector RecurrentWeights::*, PackedMatrix ExpertWeights::*,
                  FloatVector ExpertWeights::*>;
 
