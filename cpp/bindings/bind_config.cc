@@ -17,6 +17,7 @@
 #include "model/config/config_gguf.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
+#include "model/create_kv_cache.h"
 
 namespace gkv {
 namespace {
@@ -263,7 +264,9 @@ void RegisterConfig(py::module_& module) {
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& config, const std::string& dtype) {
-            if (config.bidirectional) return std::pair(size_t{0}, size_t{0});
+            if (!HoldsConversations(config)) {
+              return std::pair(size_t{0}, size_t{0});
+            }
             const auto layout =
                 config.MakeKvLayout(DtypeFromName(dtype), kDefaultBlockTokens);
             return std::pair(layout->bytes_per_token(LayerKind::kFull),
@@ -271,13 +274,13 @@ void RegisterConfig(py::module_& module) {
           },
           py::arg("dtype") = "bf16",
           "Bytes that a token takes in full-attention layers and, while it is "
-          "in the window, in sliding layers; 0 of models of embeddings, which "
-          "hold no conversation.")
+          "in the window, in sliding layers; 0 of models of embeddings and of "
+          "drafters, which hold no conversation.")
       .def(
           "kv_bytes_at",
           [](const ModelConfig& config, size_t tokens,
              const std::string& dtype) {
-            if (config.bidirectional) return size_t{0};
+            if (!HoldsConversations(config)) return size_t{0};
             return config
                 .MakeKvLayout(DtypeFromName(dtype), kDefaultBlockTokens)
                 ->bytes_at(tokens);

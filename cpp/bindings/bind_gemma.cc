@@ -142,6 +142,17 @@ Pooling PoolingOf(const std::string& name) {
       StrCat("pooling is '", name, "', expected 'mean' or 'last'"));
 }
 
+py::array_t<float> DraftLogits(Gemma& gemma, const TokenArray& tokens,
+                               size_t guesses) {
+  std::vector<float> logits;
+  const std::span<const int32_t> ids = SpanOf(tokens);
+  {
+    const GilReleased no_gil;
+    logits = gemma.DraftLogits(ids, guesses, CheckSignals);
+  }
+  return ArrayOf(std::move(logits), {guesses, gemma.config().vocab_size});
+}
+
 py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
                          size_t dim, const std::string& pooling,
                          const Progress& progress) {
@@ -467,10 +478,11 @@ TensorType FloatTypeOf(const std::string& name) {
 TensorForm FormOf(const std::string& name) {
   if (name == "as stored") return TensorForm::kAsStored;
   if (name == "plus one") return TensorForm::kPlusOne;
+  if (name == "integers") return TensorForm::kIntegers;
   if (name == "blocks transposed") return TensorForm::kBlocksTransposed;
   throw InvalidArgument(StrCat("form '", name,
-                               "', expected 'as stored', 'plus one' or "
-                               "'blocks transposed'"));
+                               "', expected 'as stored', 'plus one', 'integers' "
+                               "or 'blocks transposed'"));
 }
 
 std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
@@ -597,6 +609,9 @@ void RegisterGemma(py::module_& module) {
                              [](const Gemma& gemma) {
                                return EmbeddingDims(gemma.config());
                              })
+      .def("draft_logits", &DraftLogits, py::arg("tokens"), py::arg("guesses"),
+           "What the drafter says behind the tokens, [guesses, vocab_size]; "
+           "each guess is the likeliest token of the one before.")
       .def("embed", &Embed, py::arg("texts"), py::arg("dim"),
            py::arg("pooling"), py::arg("progress") = py::none(),
            "[len(texts), dim], or of the whole vector for 0. `progress()` is "

@@ -236,6 +236,31 @@ bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
       checkpoint_bytes_);
 }
 
+std::optional<KvStepView> KVCache::View(const RunLock& run_lock) const {
+  const auto lock = Changing(run_lock);
+  const KvContent& state = state_;
+  KvStepView view;
+  view.begin = view.end = state.computed;
+  const size_t block_tokens = layout_->block_tokens();
+  for (size_t g = 0; g < state.groups.size(); ++g) {
+    GroupStep& step = view.groups.emplace_back();
+    if (layout_->groups()[g].kind == LayerKind::kRecurrent) continue;
+    const auto [begin, end] = state.groups[g]->Held();
+    if (end != state.computed) return std::nullopt;
+    const std::vector<HeldBlock> held =
+        state.groups[g]->Export(state.computed);
+    step.readable_begin = begin;
+    step.write_begin = end;
+    if (held.empty()) continue;
+    step.first_block = held.front().begin / block_tokens;
+    step.blocks.reserve(held.size());
+    for (const HeldBlock& block : held) {
+      step.blocks.push_back(block.block.data());
+    }
+  }
+  return view;
+}
+
 bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
   const auto lock = Changing(run_lock);
   assert(checkpoint.position <= state_.computed);

@@ -201,6 +201,10 @@ class KVCache {
   void Commit(const RunLock& lock, KvStepView& step) {
     Commit(lock, step, step.end);
   }
+  // What is held, for reading: positions up to `end`, which is computed(). Only
+  // attention layers have blocks there. Nullopt where a replay is due first.
+  // Valid until the conversation is changed.
+  std::optional<KvStepView> View(const RunLock& lock) const;
   // Adds a checkpoint that Commit returned to those of the conversation. False
   // if the budget does not allow it. Requires: the transcript was not cut
   // before its position since.

@@ -1,6 +1,7 @@
 #include "engine/draft_model.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <new>
 #include <utility>
@@ -20,58 +21,20 @@ constexpr size_t kJudgedRows = 8;
 constexpr size_t kLogitsRows = 32;
 // Shorter beginnings are computed again sooner than taken over.
 constexpr size_t kWorthSharing = 16;
-// What shares of right guesses are learned from: of late, as many guesses.
-constexpr double kLately = 40, kLatelyInAll = 400;
-// How often a draft is right before that is known, and the weight of that.
-constexpr double kFirstRight = 0.7, kFirstWeight = 8;
-// Weight of what other conversations say in one that begins.
-constexpr double kOthersWeight = 6;
-// Weight of the last step among those that a time is learned from, and how much
-// longer one may take before it counts as interrupted.
-constexpr double kLearningRate = 0.2, kLongest = 1.5;
 // What one row of many takes, as a share of a round, before it was measured.
 constexpr double kRowShare = 0.07;
-// Share of the time that goes to see whether guesses would be right.
-constexpr double kTryShare = 0.01;
 // Tokens that a reply is expected to have, and to have still, whatever it has.
 constexpr size_t kExpectedTokens = 64;
 
-double MatrixBytes(const Model& model) {
-  double bytes = 0;
-  for (const MatrixInfo& m : model.weights.matrices) {
-    bytes += static_cast<double>(m.rows * RowBytes(m.type, m.cols));
-  }
-  return bytes;
-}
-
-void NoteTime(double& mean, double seconds) {
-  if (mean == 0) {
-    mean = seconds;
-  } else {
-    mean += kLearningRate * (std::min(seconds, kLongest * mean) - mean);
-  }
-}
-
-double SecondsSince(std::chrono::steady_clock::time_point time) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - time)
-      .count();
-}
-
 }  // namespace
-
-void DraftConversation::Share::Note(bool was_right, double most_weight) {
-  weight = std::min(weight + 1, most_weight);
-  value += ((was_right ? 1 : 0) - value) / weight;
-}
 
 DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
                        ThreadPool& pool, size_t cache_bytes)
-    : model_(std::move(model)),
-      size_share_(MatrixBytes(*model_) / std::max(1.0, MatrixBytes(target))),
+    : ModelDrafter(model,
+                   MatrixBytes(*model) / std::max(1.0, MatrixBytes(target))),
       pool_(pool),
       cache_pool_(BlockPool::Create(cache_bytes)),
-      forward_(*model_, pool),
-      right_{kFirstRight, kFirstWeight} {}
+      forward_(*model_, pool) {}
 
 // ---- What it knows of conversations ----
 
@@ -227,21 +190,6 @@ size_t DraftModel::Lag(const Conversation& conversation) {
   return conversation.known_ - conversation.next_;
 }
 
-double DraftModel::RoundSeconds(size_t conversations, double step_s) const {
-  const size_t at = std::min(conversations, kMaxConversations) - 1;
-  if (rounds_[at] > 0) return rounds_[at];
-  // Of the nearest number that is known, more taking longer.
-  for (size_t i = at; i-- > 0;) {
-    if (rounds_[i] > 0) {
-      return rounds_[i] * (1 + 0.05 * static_cast<double>(at - i));
-    }
-  }
-  for (size_t i = at + 1; i < kMaxConversations; ++i) {
-    if (rounds_[i] > 0) return rounds_[i];
-  }
-  return step_s * size_share_;
-}
-
 double DraftModel::RowSeconds(double step_s) const {
   return row_s_ > 0 ? row_s_ : kRowShare * RoundSeconds(1, step_s);
 }
@@ -299,7 +247,7 @@ bool DraftModel::Run(std::span<Slice> slices) {
                         &slice.conversation->cache_->layout(), slice.output});
     }
     forward_.Step(inputs);
-    for (const Slice& slice : slices) computed_rows_ += slice.ids.size();
+    for (const Slice& slice : slices) CountRows(slice.ids.size());
     for (Slice& slice : slices) {
       Conversation& c = *slice.conversation;
       c.cache_->Commit(c.lock_, slice.view);
@@ -400,8 +348,7 @@ void DraftModel::Rounds(std::span<Request*> requests,
     }
     // The first round has some rows more.
     const double more = static_cast<double>(rows - members) * row_s_;
-    NoteTime(rounds_[members - 1],
-             std::max(SecondsSince(begin) - more, 1e-9));
+    NoteRound(members, std::max(SecondsSince(begin) - more, 1e-9));
     slices = std::move(next);
     left = std::move(next_left);
   }

@@ -1,8 +1,6 @@
 #ifndef GEMMAKV_ENGINE_DRAFT_MODEL_H_
 #define GEMMAKV_ENGINE_DRAFT_MODEL_H_
 
-#include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -14,6 +12,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "cache/kv_cache.h"
+#include "engine/model_drafter.h"
 #include "engine/row_consumer.h"
 #include "model/forward.h"
 #include "store/address.h"
@@ -35,13 +34,6 @@ class DraftConversation {
  private:
   friend class DraftModel;
 
-  // A mean that forgets: what came last counts most.
-  struct Share {
-    double value = 0;
-    double weight = 0;
-    void Note(bool was_right, double most_weight);
-  };
-
   std::shared_ptr<KVCache> cache_;
   RunLock lock_;  // destroyed before what it locks
   // The cache's transcript begins with so many tokens of the target's; guesses
@@ -53,7 +45,7 @@ class DraftConversation {
   // As it was before the guesses, while there are some.
   std::optional<KvContent> before_guesses_;
   std::vector<int32_t> guesses_;  // for position known_ and on
-  Share right_;
+  RightShare right_;
   double decoded_s_ = 0;  // time of its steps, in this request
   double tried_s_ = 0;    // that it took to see whether guesses would be right
   Address tenant_ = {};
@@ -63,18 +55,13 @@ class DraftConversation {
   uint64_t used_ = 0;     // when it was used last
 };
 
-// A model that guesses what another one, the target, says next. It runs on the
-// target's scheduler thread, between two steps, for all of its conversations at
-// once.
+// A draft model: one with keys and values of its own.
 //
 // What it has computed of conversations is kept: one that begins takes over
 // what shares the longest beginning with its transcript. So it follows forks,
 // rewinds and restored conversations without being told of them. Memory for
 // this is bounded: those that were used least recently give way.
-//
-// Lack of memory ends guesses, and throws nothing. What else a step of the model
-// throws goes through, and leaves every conversation sound.
-class DraftModel {
+class DraftModel : public ModelDrafter {
  public:
   // Conversations that nobody uses and that are kept at most.
   static constexpr size_t kMaxKept = 64;
@@ -83,43 +70,15 @@ class DraftModel {
   // measured. `cache_bytes`: of keys and values.
   DraftModel(std::shared_ptr<const Model> model, const Model& target,
              ThreadPool& pool, size_t cache_bytes);
-  DraftModel(const DraftModel&) = delete;
 
-  const Model* model() const { return model_.get(); }
-  // Nobody else holds the model: no request will ever name it again.
-  bool orphaned() const { return model_.use_count() == 1; }
+  void Guess(std::span<Request> requests, const Price& price) override;
 
-  // A conversation that decodes.
-  struct Request {
-    // Null before the first time; the same one each time for one request.
-    std::shared_ptr<DraftConversation>* conversation = nullptr;
-    const KVCache* target = nullptr;  // its transcript only grows meanwhile
-    Address tenant = {};  // finds what requests of the same one left
-    size_t sampled_from = 0;          // tokens from here on are `consumer`'s
-    RowConsumer* consumer = nullptr;
-    size_t most = 0;  // guesses
-    std::vector<int32_t> guesses = {};
-  };
-  // What the target's next step costs without the guesses of these requests.
-  struct Price {
-    size_t tokens = 1;  // that it brings
-    double step_s = 0;
-    std::span<const double> extra = {};  // as DraftPrice has it
-    size_t rows = 128;  // of what is new to it that it may read at a time
-    bool always = false;  // guess whether it pays or not
-  };
-  // Sets the guesses of each request, none where they do not pay.
-  void Guess(std::span<Request> requests, const Price& price);
-
-  // Rows computed so far, and conversations that are kept.
-  size_t rows() const { return computed_rows_; }
+  // Conversations that are kept, and bytes of their keys and values.
   size_t kept() const { return known_.size(); }
   size_t bytes_in_use() const { return cache_pool_->bytes_in_use(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
   using Conversation = DraftConversation;
-  static constexpr size_t kMaxConversations = 32;  // of one round
 
   // A conversation's part of one step.
   struct Slice {
@@ -147,24 +106,17 @@ class DraftModel {
   bool Prepare(Slice& slice, size_t begin, size_t end, size_t outputs);
   bool Run(std::span<Slice> slices);
   void Sample(std::span<Slice> slices);
-  double RoundSeconds(size_t conversations, double step_s) const;
   double RowSeconds(double step_s) const;
   double CatchUpSeconds(const Conversation& c, double step_s) const;
   static size_t Lag(const Conversation& conversation);
 
-  const std::shared_ptr<const Model> model_;
-  const double size_share_;  // of the target's size
   ThreadPool& pool_;
   const std::shared_ptr<BlockPool> cache_pool_;
   ForwardPass forward_;
   AlignedBuffer<float> rows_;
   std::list<std::shared_ptr<Conversation>> known_;
-  Conversation::Share right_;  // of all conversations
-  // [i]: seconds of a round of i + 1 conversations; 0: not measured.
-  std::array<double, kMaxConversations> rounds_ = {};
   double row_s_ = 0;  // of one row among many
   uint64_t uses_ = 0;
-  size_t computed_rows_ = 0;
 };
 
 }  // namespace gkv

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "base/heap_trim.h"
 #include "base/rng.h"
 #include "engine/embedder.h"
@@ -16,6 +17,7 @@
 #include "engine/scheduler.h"
 #include "io/gguf.h"
 #include "model/config/config_gguf.h"
+#include "model/draft_pass.h"
 #include "model/embedding.h"
 #include "ops/target.h"
 
@@ -180,6 +182,10 @@ std::shared_ptr<Gemma> Gemma::WithDraft(
     throw InvalidArgument(
         "the draft is the model itself, expected a smaller one, which takes "
         "less time");
+  }
+  if (config().target_hidden != 0) RequireConversations(config());
+  if (draft->config().target_hidden != 0) {
+    RequireDrafterFor(draft->config(), config());
   }
   if (draft->config().bidirectional) {
     throw InvalidArgument(
@@ -456,6 +462,48 @@ GenerateResult Gemma::Generate(
   stream->WaitDone();
   stream->Confirm();
   return stream->Result();
+}
+
+std::vector<float> Gemma::DraftLogits(std::span<const int32_t> tokens,
+                                      size_t guesses,
+                                      const std::function<void()>& poll) {
+  if (!draft_ || draft_->config.target_hidden == 0) {
+    throw InvalidArgument(
+        "the model has no drafter: expected one that was loaded with draft=");
+  }
+  if (tokens.size() < 2 || guesses == 0) {
+    throw InvalidArgument(StrCat(guesses, " guesses behind ", tokens.size(),
+                                 " tokens, expected at least 1 and 2"));
+  }
+  const auto cache =
+      CreateKVCache(config(), {.capacity_tokens = tokens.size(),
+                               .kv_dtype = KvDtype::kF32,
+                               .checkpoint_bytes = 0});
+  CheckTokens(*cache, tokens);
+  std::vector<float> state(config().hidden_size);
+  StartRows(cache, tokens.first(tokens.size() - 1), RowOutput::kHidden, false,
+            state.data(), poll, {.mode = PrefixMode::kOff})
+      ->WaitDone();
+  const RunLock lock = cache->Lock(poll);
+  const std::optional<KvStepView> view = cache->View(lock);
+  ThreadPool pool(num_threads_);
+  const ScopedFpEnvironment fp_environment;
+  DraftPass pass(*draft_, *model_, pool);
+  const size_t vocab = config().vocab_size;
+  std::vector<float> logits(guesses * vocab);
+  int32_t token = tokens.back();
+  for (size_t i = 0; i < guesses; ++i) {
+    float* const row = logits.data() + i * vocab;
+    const DraftPass::Row input{.view = &*view,
+                               .layout = &cache->layout(),
+                               .token = token,
+                               .state = state.data(),
+                               .next = state.data(),
+                               .logits = row};
+    pass.Run({&input, 1});
+    token = static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+  }
+  return logits;
 }
 
 void Gemma::CheckTexts(

@@ -134,6 +134,15 @@ class Gemma {
     return prefix_.view;
   }
 
+  // What the draft, which must be a drafter, says behind `tokens`, of which
+  // there are two at least: [guesses, vocab_size] logits. Each guess is the
+  // token of the largest logit before. On the calling thread, for tests and
+  // measurements; requests have their drafter asked between steps. Throws
+  // InvalidArgument for a model without a drafter, and for tokens that are none.
+  std::vector<float> DraftLogits(std::span<const int32_t> tokens,
+                                 size_t guesses,
+                                 const std::function<void()>& poll = {});
+
   // Generates on the calling thread's time. `on_token` runs on the calling
   // thread after each token; false cancels.
   GenerateResult Generate(

@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "engine/draft_model.h"
+#include "engine/target_drafter.h"
 
 namespace gkv {
 namespace {
@@ -229,9 +231,8 @@ void Scheduler::DropEnded() {
   if (ended == 0) return;
   ended_since_preempting_ = true;
   // Those that no request can name any more.
-  draft_models_.remove_if([](const DraftModel& draft) {
-    return draft.orphaned();
-  });
+  draft_models_.remove_if(
+      [](const auto& draft) { return draft->orphaned(); });
   const std::lock_guard lock(wake_up_->mutex);
   unfinished_ -= ended;
 }
@@ -309,8 +310,8 @@ void Scheduler::Draft() {
   MakeDraftModels();
   if (prefills || draft_models_.empty()) return;
   const Sequence::Clock::time_point begin = Sequence::Clock::now();
-  for (DraftModel& draft : draft_models_) {
-    guesses += DraftByModel(draft, decoding, guesses);
+  for (const auto& draft : draft_models_) {
+    guesses += DraftByModel(*draft, decoding, guesses);
   }
   draft_s_ = std::chrono::duration<double>(Sequence::Clock::now() - begin)
                  .count();
@@ -322,14 +323,19 @@ void Scheduler::MakeDraftModels() {
   for (const Sequence& sequence : sequences_) {
     const std::shared_ptr<const Model>& model = sequence.draft_model();
     if (!model || std::any_of(draft_models_.begin(), draft_models_.end(),
-                              [&](const DraftModel& draft) {
-                                return draft.model() == model.get();
+                              [&](const auto& draft) {
+                                return draft->model() == model.get();
                               })) {
       continue;
     }
     try {
-      draft_models_.emplace_back(model, *model_, *pool_,
-                                 options_.draft_cache_bytes);
+      if (model->config.target_hidden != 0) {
+        draft_models_.push_back(
+            std::make_unique<TargetDrafter>(model, *model_, *pool_));
+      } else {
+        draft_models_.push_back(std::make_unique<DraftModel>(
+            model, *model_, *pool_, options_.draft_cache_bytes));
+      }
     } catch (const std::bad_alloc&) {
       return;
     }
@@ -337,12 +343,12 @@ void Scheduler::MakeDraftModels() {
 }
 
 // Has it guess for its sequences, beside so many guesses that there are.
-size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
+size_t Scheduler::DraftByModel(ModelDrafter& draft, size_t decoding,
                                size_t guesses) {
   const size_t rows = std::min(options_.step_rows, options_.logits_rows);
   const size_t left = rows - std::min(rows, decoding + guesses);
   std::vector<Sequence*> sequences;
-  std::vector<DraftModel::Request> requests;
+  std::vector<ModelDrafter::Request> requests;
   try {
     for (Sequence& sequence : sequences_) {
       if (!sequence.runnable() || sequence.draft_model().get() != draft.model()) {
@@ -361,8 +367,8 @@ size_t Scheduler::DraftByModel(DraftModel& draft, size_t decoding,
   if (requests.empty()) return 0;
   std::array<double, StepTimes::kMaxGuesses> extra;
   const std::span room(extra.data(), std::min(left, extra.size()));
-  DraftModel::Price price{.tokens = decoding,
-                          .step_s = step_times_.Seconds(decoding)};
+  ModelDrafter::Price price{.tokens = decoding,
+                            .step_s = step_times_.Seconds(decoding)};
   price.extra = room.first(step_times_.Extra(decoding, guesses, room));
   if (options_.always_guess) {
     std::fill(room.begin(), room.end(), 0);
@@ -500,6 +506,7 @@ void Scheduler::RunModel() {
     masks = masks || !slice.masks.empty();
   }
   rows_.EnsureSize(floats);
+  PlaceStates(inputs);
   float* row = rows_.data();
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (slices_[i].output.data != nullptr) continue;
@@ -530,6 +537,27 @@ void Scheduler::RunModel() {
     if (error) std::rethrow_exception(error);
   }
   ++steps_;
+}
+
+// Room for what drafters go on from. Where there is none, they make no guesses.
+void Scheduler::PlaceStates(std::span<SequenceSlice> inputs) {
+  const size_t hidden = model_->config.hidden_size;
+  size_t rows = 0;
+  for (const StepSlice& slice : slices_) {
+    if (slice.wants_states) rows += slice.output.rows;
+  }
+  if (rows == 0) return;
+  try {
+    states_.EnsureSize(rows * hidden);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  float* state = states_.data();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (!slices_[i].wants_states) continue;
+    inputs[i].output.states = slices_[i].output.states = state;
+    state += slices_[i].output.rows * hidden;
+  }
 }
 
 // Of a step of so many rows.

@@ -9,13 +9,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
-#include "engine/draft_model.h"
+#include "engine/model_drafter.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
@@ -74,12 +75,13 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   void Draft();
-  size_t DraftByModel(DraftModel& draft, size_t decoding, size_t guesses);
+  size_t DraftByModel(ModelDrafter& draft, size_t decoding, size_t guesses);
   void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   bool MakeRoom(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void RunModel();
+  void PlaceStates(std::span<SequenceSlice> inputs);
   void Deliver(size_t rows);
 
   const std::shared_ptr<const Model> model_;
@@ -104,11 +106,12 @@ class Scheduler {
   bool ended_since_preempting_ = false;
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;
-  std::list<DraftModel> draft_models_;
+  std::list<std::unique_ptr<ModelDrafter>> draft_models_;
   double draft_s_ = 0;  // of the step
   std::vector<StepSlice> slices_;  // of the step
   std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   AlignedBuffer<float> rows_;
+  AlignedBuffer<float> states_;  // for drafters, of the step's rows of logits
   SideThread mask_thread_;
 
   std::thread thread_;

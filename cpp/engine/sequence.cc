@@ -235,7 +235,28 @@ std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
                                            : Address{},
                              .sampled_from = stream().prompt_end(),
                              .consumer = parts_.consumer.get(),
-                             .most = std::min(max_guesses, room)};
+                             .most = std::min(max_guesses, room),
+                             .state = &draft_state_,
+                             .lock = &stream().transaction().lock()};
+}
+
+// Whether its drafter goes on from hidden states of the model.
+bool Sequence::DraftReadsThis() const {
+  return parts_.draft && parts_.draft->config.target_hidden != 0;
+}
+
+// Keeps what the head read for the row that the last token was sampled from.
+void Sequence::TakeState(const StepSlice& slice, size_t taken) {
+  draft_state_.hidden.clear();
+  if (slice.output.states == nullptr || taken == 0) return;
+  const size_t size = parts_.draft->config.target_hidden;
+  const float* const row = slice.output.states + (taken - 1) * size;
+  try {
+    draft_state_.hidden.assign(row, row + size);
+    draft_state_.length = cache().length();
+  } catch (const std::bad_alloc&) {
+    // There are no guesses of what follows.
+  }
 }
 
 size_t Sequence::TakeGuesses(DraftModel::Request& request) noexcept {
@@ -272,6 +293,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     slice.row_size =
         slice.output.kind == RowOutput::kHidden ? hidden_size : vocab_size;
   }
+  slice.wants_states = DraftReadsThis() && slice.output.rows > 0;
   if (parts_.constraint) {
     slice.masks.resize(slice.output.rows * MaskWords(vocab_size));
     slice.may_end.resize(slice.output.rows);
@@ -364,6 +386,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
       ++taken;
       if (!TakeRow(slice, row++, pool)) break;
     }
+    if (slice.wants_states) TakeState(slice, taken);
     if (slice.guesses > 0) stream().CountGuesses(slice.guesses, taken - 1);
     next_ = slice.view.end - (slice.output.rows - taken);
     while (!slice.points.empty() && slice.points.back() > next_) {

@@ -32,6 +32,7 @@ struct StepSlice {
   std::vector<size_t> points;  // for the prefix cache, ascending
   RowOutput output;            // of the last output.rows rows
   size_t row_size = 0;
+  bool wants_states = false;   // for a drafter
 
   // Of each output row of a sequence with a constraint; see ComputeMasks.
   std::vector<uint32_t> masks;
@@ -179,6 +180,8 @@ class Sequence {
     bool over = false;
   };
 
+  bool DraftReadsThis() const;
+  void TakeState(const StepSlice& slice, size_t taken);
   bool TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool);
   size_t LookUpLimit() const;
   void LookUp();
@@ -208,6 +211,7 @@ class Sequence {
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
   size_t asked_at_ = 0;      // the draft model was asked what follows here
   std::shared_ptr<DraftConversation> drafted_;  // what that knows of it
+  DraftState draft_state_;
   std::vector<int32_t> guesses_;
   FinishReason reason_ = FinishReason::kNone;  // why it is done
   std::exception_ptr error_;                   // of TakeRows

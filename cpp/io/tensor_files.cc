@@ -15,6 +15,9 @@ namespace {
 constexpr size_t kMaxSize = size_t{1} << 30;
 
 size_t StoredBytes(const TensorPlace& place) {
+  if (place.form == TensorForm::kIntegers) {
+    return place.rows * place.cols * sizeof(int64_t);
+  }
   return place.rows * RowBytes(place.type, place.cols);
 }
 
@@ -25,6 +28,16 @@ TensorType DeliveredType(const TensorPlace& place) {
 void AddOne(const TensorPlace& place, const uint8_t* in, uint8_t* out) {
   for (size_t i = 0; i < place.rows * place.cols; ++i) {
     const float value = 1.0f + FloatAt(place.type, in, i);
+    std::memcpy(out + i * sizeof(value), &value, sizeof(value));
+  }
+}
+
+void ConvertIntegers(const TensorPlace& place, const uint8_t* in,
+                     uint8_t* out) {
+  for (size_t i = 0; i < place.rows * place.cols; ++i) {
+    int64_t stored;
+    std::memcpy(&stored, in + i * sizeof(stored), sizeof(stored));
+    const auto value = static_cast<float>(stored);
     std::memcpy(out + i * sizeof(value), &value, sizeof(value));
   }
 }
@@ -73,6 +86,10 @@ void TensorFiles::Check(const TensorPlace& place) const {
     refuse(
         StrCat("type ", Info(place.type).name, ", expected F32, F16 or BF16"));
   }
+  if (place.form == TensorForm::kIntegers && place.type != TensorType::kF32) {
+    refuse(
+        StrCat("type ", Info(place.type).name, ", expected F32 of integers"));
+  }
   if (place.rows == 0 || place.cols == 0 || place.rows > kMaxSize ||
       place.cols > kMaxSize) {
     refuse(StrCat("shape [", place.rows, ", ", place.cols, "], expected 1..",
@@ -111,6 +128,8 @@ const uint8_t* TensorFiles::Converted(const TensorPlace& place) {
                                RowBytes(DeliveredType(place), place.cols));
   if (place.form == TensorForm::kPlusOne) {
     AddOne(place, Stored(place), bytes.data());
+  } else if (place.form == TensorForm::kIntegers) {
+    ConvertIntegers(place, Stored(place), bytes.data());
   } else {
     TransposeBlocks(place, Stored(place), bytes.data());
   }

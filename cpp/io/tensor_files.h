@@ -20,6 +20,7 @@ namespace gkv {
 enum class TensorForm {
   kAsStored,
   kPlusOne,           // 1 + value, as F32: norm weights stored as offsets
+  kIntegers,          // as F32: 64-bit integers, of which few are large
   kBlocksTransposed,  // blocks one below the other, each stored transposed
 };
 
@@ -28,7 +29,7 @@ struct TensorPlace {
   std::string name;  // what Find() is asked for
   size_t file = 0;   // index into the files
   uint64_t offset = 0;
-  TensorType type = TensorType::kF32;  // F32, F16 or BF16
+  TensorType type = TensorType::kF32;  // F32, F16 or BF16; kIntegers: F32
   size_t rows = 0;                     // as delivered
   size_t cols = 0;
   TensorForm form = TensorForm::kAsStored;

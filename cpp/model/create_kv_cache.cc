@@ -4,10 +4,24 @@
 
 namespace gkv {
 
+bool HoldsConversations(const ModelConfig& config) {
+  return !config.bidirectional && config.target_hidden == 0;
+}
+
 void RequireConversations(const ModelConfig& config) {
-  if (!config.bidirectional) return;
+  if (HoldsConversations(config)) return;
+  const std::string& name =
+      config.name.empty() ? config.architecture : config.name;
+  if (config.target_hidden != 0) {
+    throw InvalidArgument(
+        StrCat(name,
+               " is a drafter: it guesses for a Gemma 4 of hidden_size ",
+               config.target_hidden,
+               " and generates nothing alone; expected that model, with this "
+               "one as its draft="));
+  }
   throw InvalidArgument(
-      StrCat(config.name.empty() ? config.architecture : config.name,
+      StrCat(name,
              " makes embeddings of texts and holds no conversation: expected a "
              "call of embed, which needs no cache"));
 }

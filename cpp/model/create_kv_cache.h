@@ -17,7 +17,9 @@ std::shared_ptr<KVCache> CreateKVCache(ModelType type,
 std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
                                        const CacheOptions& options = {});
 
-// Throws InvalidArgument for a model of embeddings, which continues no text.
+// Whether a model continues text alone: one of embeddings and a drafter do not.
+bool HoldsConversations(const ModelConfig& config);
+// Throws InvalidArgument, naming what to do, for a model that does not.
 void RequireConversations(const ModelConfig& config);
 
 }  // namespace gkv

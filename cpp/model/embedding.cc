@@ -36,20 +36,6 @@ KvLayout SharedLayout(const ModelConfig& config) {
   return {std::move(specs), KvDtype::kF32, kBlockTokens};
 }
 
-// out [rows, weights.rows] = input with the weights, quantized in `planes`.
-void Multiply(const PackedMatrix& weights, Activations& input, ThreadPool& pool,
-              AlignedBuffer<float>& products, float* out) {
-  for (size_t row = 0; row < input.rows; ++row) input.Quantize(row);
-  const size_t cols = weights.rows;
-  products.EnsureSize(input.OutputRows(weights.type) * cols);
-  StepWork({}, {}, pool)
-      .MatMuls(StepPart::kHead, {{&weights, &input, products.data()}});
-  std::copy_n(products.data(), input.rows * cols, out);
-  for (size_t row = input.rows; row < input.OutputRows(weights.type); ++row) {
-    Add(products.data() + row * cols, cols, out + (row - input.rows) * cols);
-  }
-}
-
 }  // namespace
 
 size_t VectorSize(const ModelConfig& config) {
@@ -144,17 +130,17 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
   if (!dense) return;
   if (size != 0) {
     projected_.EnsureSize(texts.size() * size);
-    Multiply(model_.weights.embedding_projection, means_, pool_, products_,
-             projected_.data());
+    Multiply(StepPart::kHead, model_.weights.embedding_projection, means_,
+             pool_, products_, projected_.data());
     for (size_t t = 0; t < texts.size(); ++t) {
       std::copy_n(projected_.data() + t * size, size, texts[t].out);
     }
     return;
   }
   inner_.Resize(texts.size(), model_.config.dense_dim, kPlanes);
-  Multiply(model_.weights.dense_2, means_, pool_, products_,
+  Multiply(StepPart::kHead, model_.weights.dense_2, means_, pool_, products_,
            inner_.floats.data());
-  Multiply(model_.weights.dense_3, inner_, pool_, products_,
+  Multiply(StepPart::kHead, model_.weights.dense_3, inner_, pool_, products_,
            means_.floats.data());
   for (size_t t = 0; t < texts.size(); ++t) {
     std::copy_n(means_.row(t), hidden, texts[t].out);

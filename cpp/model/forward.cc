@@ -221,6 +221,10 @@ class ForwardPass::Parts {
           RmsNorm(row, weights_.final_norm.data(), config_.rms_epsilon,
                   hidden(), output.data + i * hidden());
         } else {
+          if (output.states != nullptr) {
+            RmsNorm(row, weights_.final_norm.data(), config_.rms_epsilon,
+                    hidden(), output.states + i * hidden());
+          }
           rows.push_back({row, output.data + i * config_.vocab_size,
                           output.kind == RowOutput::kLargest});
         }

@@ -20,6 +20,9 @@ struct RowOutput {
   Kind kind = kLogits;
   size_t rows = 0;
   float* data = nullptr;
+  // With logits: [rows, hidden_size], what the head reads besides; null: not
+  // wanted.
+  float* states = nullptr;
 };
 
 // Consecutive positions of one conversation: a chunk of prefill, or a decode

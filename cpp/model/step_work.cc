@@ -73,4 +73,17 @@ void StepWork::MatMuls(StepPart part,
       pool_);
 }
 
+void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
+              ThreadPool& pool, AlignedBuffer<float>& products, float* out) {
+  for (size_t row = 0; row < input.rows; ++row) input.Quantize(row);
+  const size_t cols = weights.rows;
+  products.EnsureSize(input.OutputRows(weights.type) * cols);
+  StepWork({}, {}, pool)
+      .MatMuls(part, {{&weights, &input, products.data()}});
+  std::copy_n(products.data(), input.rows * cols, out);
+  for (size_t row = input.rows; row < input.OutputRows(weights.type); ++row) {
+    Add(products.data() + row * cols, cols, out + (row - input.rows) * cols);
+  }
+}
+
 }  // namespace gkv

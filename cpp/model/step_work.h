@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "base/aligned_buffer.h"
 #include "base/rounding.h"
 #include "base/thread_pool.h"
 #include "model/activations.h"
@@ -95,6 +96,12 @@ class StepWork {
   const std::span<const StepRow> rows_;
   ThreadPool& pool_;
 };
+
+// out [input.rows, weights.rows] = input, which this quantizes, with the
+// weights; of several planes their sum. Owns nothing: `products` is for what
+// the planes give.
+void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
+              ThreadPool& pool, AlignedBuffer<float>& products, float* out);
 
 // Models without biases have empty ones.
 inline void AddBias(const FloatVector& bias, float* row) {

@@ -57,7 +57,8 @@ struct ModelConfig {
   std::string name;          // of the named type; empty for custom shapes
   std::string architecture;  // "gemma", "gemma2", "gemma3", "gemma3n",
                              // "gemma4", "vaultgemma", "gemma-embedding",
-                             // "embeddinggemma2", "recurrentgemma"
+                             // "embeddinggemma2", "recurrentgemma",
+                             // "gemma4-assistant"
   size_t hidden_size = 0;
   size_t vocab_size = 0;
   size_t context_length = 0;
@@ -102,6 +103,14 @@ struct ModelConfig {
   bool bidirectional = false;
   size_t dense_dim = 0;      // 0: none
   size_t embedding_dim = 0;  // 0: no such product; vectors have hidden_size
+  // Drafters, which have no keys and values of their own: each layer reads
+  // those of the last layer of its kind in another model, the target, that has
+  // some. They go on from the target's hidden states, which have this size.
+  size_t target_hidden = 0;  // 0: no drafter
+  // The vocabulary in clusters of equal size. Tokens of those that score
+  // highest have logits, the others none.
+  size_t num_centroids = 0;   // 0: all tokens have logits
+  size_t centroids_used = 0;
   // The output of attention, the feed-forward and recurrent layers add a bias.
   bool biases = false;
   // Recurrent layers; 0 without them.

@@ -75,6 +75,9 @@ class ModelConfig:
         bidirectional: bool = False,
         dense_dim: int = 0,
         embedding_dim: int = 0,
+        target_hidden: int = 0,
+        num_centroids: int = 0,
+        centroids_used: int = 0,
         altup_inputs: int = 0,
         altup_active: int = 0,
         altup_correct_scale: bool = False,
@@ -140,6 +143,9 @@ class ModelConfig:
     bidirectional: Final[bool]
     dense_dim: Final[int]
     embedding_dim: Final[int]
+    target_hidden: Final[int]
+    num_centroids: Final[int]
+    centroids_used: Final[int]
     altup_inputs: Final[int]
     altup_active: Final[int]
     altup_correct_scale: Final[bool]
@@ -379,6 +385,9 @@ class Engine:
     steps: Final[int]
     draft_rows: Final[int]
     def with_draft(self, draft: Engine | None) -> Engine: ...
+    def draft_logits(
+        self, tokens: Sequence[int] | npt.NDArray[np.int32], guesses: int
+    ) -> npt.NDArray[np.float32]: ...
     parallel_loops: Final[int]
     preemptions: Final[int]
     def check_ahead(self, seconds: float) -> bool: ...

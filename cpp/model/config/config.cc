@@ -93,6 +93,50 @@ void CheckAltUp(const ModelConfig& config) {
         "0 with altup_inputs ", inputs);
 }
 
+// A drafter reads what another model stores, and its clusters are whole groups
+// of rows.
+void CheckDrafter(const ModelConfig& config) {
+  const auto check = [&](bool good, const char* name, auto value,
+                         const auto&... expected) {
+    if (good) return;
+    throw InvalidArgument(StrCat("model config: ", name, " is ", value,
+                                 ", expected ", expected...));
+  };
+  const bool drafts = FamilyOf(config.architecture).drafts;
+  const size_t count = config.num_centroids, used = config.centroids_used;
+  check((config.target_hidden != 0) == drafts, "target_hidden",
+        config.target_hidden,
+        drafts ? "the hidden_size of the model that it guesses for" : "0",
+        drafts ? "" : StrCat(" for a ", config.architecture, " model"));
+  check(drafts || count == 0, "num_centroids", count, "0 for a ",
+        config.architecture, " model");
+  if (count == 0) {
+    check(used == 0, "centroids_used", used, "0 without num_centroids");
+  } else {
+    check(config.vocab_size % (count * kRowGroup) == 0, "num_centroids", count,
+          "clusters of a multiple of ", kRowGroup, " tokens, of vocab_size ",
+          config.vocab_size);
+    check(used >= 1 && used <= count, "centroids_used", used, "1..", count,
+          ", the num_centroids");
+  }
+  if (!drafts) return;
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    const LayerConfig& layer = config.layers[i];
+    check(!layer.shares_kv, "shares_kv", layer.shares_kv.value_or(0),
+          "none for a drafter, whose layers all read another model's");
+    check(layer.kind != LayerKind::kRecurrent, "a recurrent layer", i,
+          "none for a drafter");
+  }
+  check(!config.bidirectional, "bidirectional", 1, "0 for a drafter");
+  check(config.ple_dim == 0, "ple_dim", config.ple_dim, "0 for a drafter");
+  check(config.altup_inputs == 0, "altup_inputs", config.altup_inputs,
+        "0 for a drafter");
+  check(config.final_soft_cap == 0, "final_soft_cap",
+        config.final_soft_cap, "0 for a drafter");
+  check(config.laurel_rank == 0, "laurel_rank", config.laurel_rank,
+        "0 for a drafter");
+}
+
 }  // namespace
 
 float DefaultEmbeddingScale(size_t hidden_size) {
@@ -137,6 +181,7 @@ void ModelConfig::Validate() const {
                ", expected 0 unless bidirectional and without dense_dim"));
   }
   CheckAltUp(*this);
+  CheckDrafter(*this);
   // Weights of a block are whole groups of rows.
   if (HasLayers(LayerKind::kRecurrent) &&
       lru_width % (lru_blocks * kRowGroup) != 0) {

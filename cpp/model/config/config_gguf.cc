@@ -265,6 +265,13 @@ void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
 void ReadShared(const GgufFile& file, const MetadataReader& read,
                 const Family& family, ModelConfig& config) {
   const size_t shared = read.Size("attention.shared_kv_layers", 0);
+  if (family.drafts) {
+    if (shared == 0 || shared == config.num_layers()) return;
+    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                             ".attention.shared_kv_layers is ", shared,
+                             ", expected ", config.num_layers(),
+                             ", all layers of a drafter"));
+  }
   if (ShareKeysValues(shared, config)) return;
   throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
                            ".attention.shared_kv_layers is ", shared,
@@ -328,6 +335,21 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
                              ", expected metadata ", family.architecture,
                              ".dense_2_feat_out with it"));
   }
+}
+
+// Of drafters: the model that they guess for. What chooses clusters of tokens
+// has no metadata in this format: all tokens have logits.
+void ReadDrafter(const GgufFile& file, const MetadataReader& read,
+                 const Family& family, ModelConfig& config) {
+  if (!family.drafts) return;
+  // Theirs are never capped, whatever a file says.
+  config.final_soft_cap = 0;
+  constexpr const char* kKey = "embedding_length_out";
+  config.target_hidden = read.Size(kKey, 0);
+  if (config.target_hidden != 0) return;
+  throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                           ".", kKey, " is missing, expected the hidden size "
+                           "of the model that this one guesses for"));
 }
 
 void ReadTokenIds(const GgufFile& file, const Family& family,
@@ -421,6 +443,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   ReadStillPairs(file, family, config);
   config.keys_are_values = KeysAreValues(file, family, config);
   ReadEmbedding(file, read, family, config);
+  ReadDrafter(file, read, family, config);
   config.query_scale = QueryScale(family, config);
   ReadRope(file, read, family, config);
   ReadTokenIds(file, family, config);

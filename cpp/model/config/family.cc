@@ -18,6 +18,7 @@ constexpr LayerKind kGemma3Pattern[] = {kSliding, kSliding, kSliding,
                                         kSliding, kSliding, kFull};
 constexpr LayerKind kGemma3nPattern[] = {kSliding, kSliding, kSliding,
                                          kSliding, kFull};
+constexpr LayerKind kDrafterPattern[] = {kSliding, kSliding, kSliding, kFull};
 constexpr LayerKind kRecurrentPattern[] = {kRecurrent, kRecurrent, kSliding};
 
 // 5% of a normal distribution lie above, in float32 as files state it.
@@ -87,6 +88,22 @@ constexpr Family kFamilies[] = {
         .rope_base_full = 1e6,
         .rope_base_sliding = 1e4,
         .full_turning = 4,
+        .end_of_turn = 106,
+        .end_of_call = 50,
+    },
+    {
+        // Gemma 4's drafters: its layers without keys and values.
+        .architecture = "gemma4-assistant",
+        .pattern = kDrafterPattern,
+        .vocab_size = 262144,
+        .qk_norm = true,
+        .post_norms = true,
+        .layer_scales = true,
+        .query_scale = 1,
+        .rope_base_full = 1e6,
+        .rope_base_sliding = 1e4,
+        .full_turning = 4,
+        .drafts = true,
         .end_of_turn = 106,
         .end_of_call = 50,
     },

@@ -47,6 +47,7 @@ struct Family {
   // multiple of hidden_size; or the size of vectors behind one.
   size_t dense_factor = 0;
   size_t embedding_dim = 0;
+  bool drafts = false;  // guesses for another model, whose keys it reads
   int32_t end_of_turn = 0;  // token that ends a reply; 0: the family has none
   int32_t end_of_call = 0;  // the same behind a call of a tool
 };

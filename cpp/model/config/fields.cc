@@ -169,6 +169,13 @@ constexpr Field kFields[] = {
      .fallback = 0, .gguf = "dense_2_feat_out", .mark = 41},
     {.name = "embedding_dim", .at = kAt<&M::embedding_dim>, .high = kMaxSize,
      .fallback = 0, .mark = 42},
+    // Drafters.
+    {.name = "target_hidden", .at = kAt<&M::target_hidden>, .high = kMaxSize,
+     .fallback = 0, .mark = 50},
+    {.name = "num_centroids", .at = kAt<&M::num_centroids>, .high = kMaxSize,
+     .fallback = 0, .mark = 51},
+    {.name = "centroids_used", .at = kAt<&M::centroids_used>,
+     .high = kMaxSize, .fallback = 0, .mark = 51},
     // AltUp, LAuReL, activation sparsity.
     {.name = "altup_inputs", .at = kAt<&M::altup_inputs>,
      .high = kMaxAltUpInputs, .fallback = 0,

@@ -1,14 +1,15 @@
 #include "model/layers/attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/elementwise.h"
 #include "ops/kv_strip.h"
 
 namespace gkv {
 
-Attention::Attention(const ModelConfig& config)
-    : config_(config), plan_(config) {
+Attention::Attention(const ModelConfig& config, std::vector<size_t> reads)
+    : config_(config), plan_(config, std::move(reads)) {
   size_t head_dim = 0;
   for (const LayerConfig& layer : config.layers) {
     rope_of_.push_back(
@@ -67,7 +68,8 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
   const size_t kv_dim = shape.kv_heads * shape.head_dim;
   q_.EnsureSize(rows * q_dim);
   attended_.Resize(rows, q_dim);
-  if (shape.shares_kv) {
+  const bool stores = !shape.shares_kv && config_.target_hidden == 0;
+  if (!stores) {
     work.MatMuls(StepPart::kQkv, {{&weights.q, &input, q_.data()}});
   } else {
     k_.EnsureSize(rows * kv_dim);
@@ -88,7 +90,7 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
     Scale(static_cast<float>(config_.query_scale), q_dim, q);
     const StepRow& info = work.rows()[row];
     const SequenceSlice& slice = work.slices()[info.slice];
-    if (shape.shares_kv ||
+    if (!stores ||
         info.position <
             slice.view->groups[slice.layout->group_of(layer)].write_begin) {
       return;

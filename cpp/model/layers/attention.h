@@ -21,8 +21,10 @@ namespace gkv {
 // positions that are used.
 class Attention {
  public:
-  // Not owned; must outlive this.
-  explicit Attention(const ModelConfig& config);
+  // Not owned; must outlive this. `reads`: of each layer of a drafter, the
+  // layer of its target; the slices' views and layouts are the target's.
+  explicit Attention(const ModelConfig& config,
+                     std::vector<size_t> reads = {});
 
   // Before the layers of a step: Begin, then Rotations for each of its rows,
   // which may run beside one another.

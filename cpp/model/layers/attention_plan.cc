@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "ops/attention.h"
 
@@ -31,9 +32,10 @@ size_t VisibleBegin(const LayerConfig& layer, size_t readable_begin,
 }
 
 // One behind the last position that the row at `position` sees, in a step that
-// ends at `step_end`.
+// ends at `step_end`. A drafter's own has no keys.
 size_t VisibleEnd(const ModelConfig& config, const LayerConfig& layer,
                   size_t step_end, size_t position) {
+  if (config.target_hidden != 0) return position;
   if (!config.bidirectional) return position + 1;
   if (layer.kind != LayerKind::kSliding) return step_end;
   return std::min(step_end, position + layer.window);
@@ -45,15 +47,16 @@ size_t VisibleEnd(const ModelConfig& config, const LayerConfig& layer,
 class AttentionPlan::TileView {
  public:
   TileView(const ModelConfig& config, const SequenceSlice& slice,
-           const Tile& tile, size_t layer, const float* q, float* out) {
+           const Tile& tile, size_t layer, size_t read, const float* q,
+           float* out) {
     const LayerConfig& shape = config.layers[layer];
     const KvLayout& layout = *slice.layout;
-    const GroupStep& table = TableOf(slice, layer);
+    const GroupStep& table = TableOf(slice, read);
     kv_ = {table.blocks.data(),
            table.first_block,
            layout.block_tokens(),
-           layout.key_offset(layer, tile.kv_head),
-           layout.value_offset(layer, tile.kv_head),
+           layout.key_offset(read, tile.kv_head),
+           layout.value_offset(read, tile.kv_head),
            layout.dtype()};
     const size_t heads = shape.num_heads / shape.kv_heads;
     const size_t row_floats = shape.num_heads * shape.head_dim;
@@ -90,7 +93,9 @@ class AttentionPlan::TileView {
   QueryTile tile_;
 };
 
-AttentionPlan::AttentionPlan(const ModelConfig& config) : config_(config) {
+AttentionPlan::AttentionPlan(const ModelConfig& config,
+                             std::vector<size_t> reads)
+    : config_(config), reads_(std::move(reads)) {
   for (size_t i = 0; i < config.num_layers(); ++i) {
     const LayerConfig& layer = config.layers[i];
     const auto alike =
@@ -151,7 +156,7 @@ void AttentionPlan::CutIntoSpans(std::span<const SequenceSlice> slices,
     const SequenceSlice& slice = slices[tile.slice];
     const size_t heads = layer.num_heads / layer.kv_heads;
     const size_t begin =
-        VisibleBegin(layer, TableOf(slice, tasks.layer).readable_begin,
+        VisibleBegin(layer, TableOf(slice, ReadBy(tasks.layer)).readable_begin,
                      tile.position + tile.first_query / heads);
     const size_t last_query = tile.first_query + tile.num_queries - 1;
     const size_t last =
@@ -169,7 +174,8 @@ void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
   const std::vector<Tile>& tiles = tasks_[tasks_of_[layer]].tiles;
   const std::vector<Span>& spans = tasks_[tasks_of_[layer]].spans;
   const auto view = [&](const Tile& tile) {
-    return TileView(config_, slices[tile.slice], tile, layer, q, out);
+    return TileView(config_, slices[tile.slice], tile, layer, ReadBy(layer), q,
+                    out);
   };
   if (spans.empty()) {
     pool.Run(tiles.size(), [&](size_t task, size_t) {

@@ -19,8 +19,9 @@ namespace gkv {
 // the result.
 class AttentionPlan {
  public:
-  // Not owned; must outlive this.
-  explicit AttentionPlan(const ModelConfig& config);
+  // Not owned; must outlive this. `reads` as in Attention.
+  explicit AttentionPlan(const ModelConfig& config,
+                         std::vector<size_t> reads = {});
 
   // Before the layers of a step of these slices.
   void Cut(std::span<const SequenceSlice> slices, size_t num_threads);
@@ -53,7 +54,13 @@ class AttentionPlan {
   void CutIntoTiles(std::span<const SequenceSlice> slices, Tasks& tasks) const;
   void CutIntoSpans(std::span<const SequenceSlice> slices, Tasks& tasks) const;
 
+  // The layer of the layout whose keys and values a layer reads.
+  size_t ReadBy(size_t layer) const {
+    return reads_.empty() ? layer : reads_[layer];
+  }
+
   const ModelConfig& config_;
+  const std::vector<size_t> reads_;
   std::vector<Tasks> tasks_;
   std::vector<size_t> tasks_of_;   // [layers]; unused in recurrent layers
   AlignedBuffer<float> partials_;  // [spans, kMaxTileQueries, partial floats]

@@ -103,6 +103,7 @@ Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file,
     if (is_vector) {
       FloatVector values(entry.rows * entry.cols);
       std::memcpy(values.data(), file.data(*tensor), tensor->size_bytes());
+      CheckOrdering(file.path(), entry, values);
       StoreFloats(entry, std::move(values));
       continue;
     }

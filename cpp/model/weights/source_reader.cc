@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -58,7 +59,8 @@ class Reader {
 
  private:
   struct Scratch {
-    AlignedBuffer<uint8_t> quantized;  // one group's rows
+    AlignedBuffer<uint8_t> gathered;   // one group's rows
+    AlignedBuffer<uint8_t> quantized;  // the same
     AlignedBuffer<uint8_t> slab;       // packed
   };
 
@@ -100,7 +102,16 @@ class Reader {
       matrix.data = matrix.owned.data();
       PreferLargePages(matrix.data, matrix.owned.size());
     }
+    // Clusters of the vocabulary are one behind the other.
+    const FloatVector& ordering = contents_.weights.drafter.ordering;
+    order_ = entry.role == WeightRole::kEmbedding && ordering.size() != 0
+                 ? ordering.data()
+                 : nullptr;
     for (Scratch& scratch : scratch_) {
+      if (order_ != nullptr) {
+        scratch.gathered.EnsureSize(kRowGroup *
+                                    RowBytes(view.type, view.cols));
+      }
       if (options_.into == Into::kFile) {
         scratch.slab.EnsureSize(tensor.piece_bytes);
       }
@@ -196,6 +207,15 @@ class Reader {
          row += kRowGroup, out += GroupBytes(type, view.cols)) {
       const size_t rows = std::min(kRowGroup, end - row);
       const uint8_t* group = view.data + row * row_bytes;
+      if (order_ != nullptr) {
+        for (size_t i = 0; i < rows; ++i) {
+          std::memcpy(scratch.gathered.data() + i * row_bytes,
+                      view.data + static_cast<size_t>(order_[row + i]) *
+                                      row_bytes,
+                      row_bytes);
+        }
+        group = scratch.gathered.data();
+      }
       if (type != view.type) {
         if (!QuantizeWeights(view.type, group, rows * view.cols, type,
                              scratch.quantized.data())) {
@@ -219,6 +239,7 @@ class Reader {
       options_.writer->WritePiece(
           contents_.tensors.size() - 1, 0, AsBytes(values));
     }
+    CheckOrdering(source_.Description(), entry, values);
     StoreFloats(entry, std::move(values));
     AddToFingerprint(view, view.type,
                      {HashBytes({view.data, view.size_bytes()})});
@@ -247,6 +268,7 @@ class Reader {
   Hasher hasher_;
   size_t done_;
   std::vector<Scratch> scratch_;  // [thread]
+  const float* order_ = nullptr;  // of the matrix' rows; null: as they are
   std::atomic<bool> representable_{true};
 };
 

@@ -48,6 +48,9 @@ size_t ExpertsHidden(const Config& c, size_t) {
 size_t ExpertFfn(const Config& c, size_t) { return c.expert_ffn_dim; }
 size_t Dense(const Config& c, size_t) { return c.dense_dim; }
 size_t EmbeddingDim(const Config& c, size_t) { return c.embedding_dim; }
+size_t TargetHidden(const Config& c, size_t) { return c.target_hidden; }
+size_t TwoTargetHidden(const Config& c, size_t) { return 2 * c.target_hidden; }
+size_t Centroids(const Config& c, size_t) { return c.num_centroids; }
 size_t AltUp(const Config& c, size_t) { return c.altup_inputs; }
 size_t AltUpSquare(const Config& c, size_t) {
   return c.altup_inputs * c.altup_inputs;
@@ -61,7 +64,8 @@ bool Recurs(const Config& c, size_t layer) {
 }
 bool Attends(const Config& c, size_t layer) { return !Recurs(c, layer); }
 bool OwnsKv(const Config& c, size_t layer) {
-  return Attends(c, layer) && !c.layers[layer].shares_kv;
+  return Attends(c, layer) && !c.layers[layer].shares_kv &&
+         c.target_hidden == 0;
 }
 bool OwnsValues(const Config& c, size_t layer) {
   return OwnsKv(c, layer) &&
@@ -87,6 +91,8 @@ bool HasExperts(const Config& c, size_t) { return c.num_experts != 0; }
 bool HasPleTable(const Config& c, size_t) { return c.ple_vocab != 0; }
 bool HasProjection(const Config& c, size_t) { return c.embedding_dim != 0; }
 bool HasDense(const Config& c, size_t) { return c.dense_dim != 0; }
+bool Drafts(const Config& c, size_t) { return c.target_hidden != 0; }
+bool HasCentroids(const Config& c, size_t) { return c.num_centroids != 0; }
 bool HasAltUp(const Config& c, size_t) { return c.altup_inputs != 0; }
 bool AltUpScale(const Config& c, size_t) { return c.altup_correct_scale; }
 bool HasLaurel(const Config& c, size_t) { return c.laurel_rank != 0; }
@@ -94,7 +100,9 @@ bool HasLaurel(const Config& c, size_t) { return c.laurel_rank != 0; }
 using Member =
     std::variant<PackedMatrix Weights::*, FloatVector Weights::*,
                  RowTable Weights::*, PackedMatrix LayerWeights::*,
-                 FloatVector LayerWeights::*, PackedMatrix RecurrentWeights::*,
+                 FloatVector LayerWeights::*, PackedMatrix DrafterWeights::*,
+                 FloatVector DrafterWeights::*,
+                 PackedMatrix RecurrentWeights::*,
                  FloatVector RecurrentWeights::*, PackedMatrix ExpertWeights::*,
                  FloatVector ExpertWeights::*>;
 
@@ -113,8 +121,12 @@ using enum WeightRole;
 using L = LayerWeights;
 using R = RecurrentWeights;
 using E = ExpertWeights;
+using D = DrafterWeights;
 
 constexpr Row kModelRows[] = {
+    // Before the embedding, whose rows are read in this order.
+    {"masked_embd_ordering", kOrdering, One, Vocab, HasCentroids,
+     &D::ordering},
     {"token_embd.weight", kEmbedding, Vocab, Hidden, Always,
      &Weights::embedding},
     {"output.weight", kHead, Vocab, Hidden, Always, &Weights::head},
@@ -129,6 +141,12 @@ constexpr Row kModelRows[] = {
     {"dense_3.weight", kMatrix, Hidden, Dense, HasDense, &Weights::dense_3},
     {"embedding_projection.weight", kMatrix, EmbeddingDim, Hidden,
      HasProjection, &Weights::embedding_projection},
+    {"nextn.pre_projection.weight", kMatrix, Hidden, TwoTargetHidden, Drafts,
+     &D::pre_projection},
+    {"nextn.post_projection.weight", kMatrix, TargetHidden, Hidden, Drafts,
+     &D::post_projection},
+    {"masked_embd_centroids.weight", kMatrix, Centroids, Hidden, HasCentroids,
+     &D::centroids},
 };
 
 constexpr Row kLayerRows[] = {
@@ -210,6 +228,10 @@ struct Place {
     return &(weights.*member);
   }
   template <typename T>
+  To operator()(T DrafterWeights::*member) const {
+    return &(weights.drafter.*member);
+  }
+  template <typename T>
   To operator()(T LayerWeights::*member) const {
     return &(weights.layers[layer].*member);
   }
@@ -234,7 +256,7 @@ std::unordered_set<std::string> UnreadNames(const Config& config) {
     if (config.altup_inputs != 0 && !config.altup_correct_scale) {
       names.insert(StrCat("blk.", i, ".altup_correct_scale.weight"));
     }
-    if (!config.layers[i].shares_kv) continue;
+    if (OwnsKv(config, i) || Recurs(config, i)) continue;
     for (const char* name :
          {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) {
       names.insert(StrCat("blk.", i, ".", name));
@@ -302,11 +324,30 @@ bool MustBeFloat(WeightRole role) {
       return false;
     case kGate:
     case kVector:
+    case kOrdering:
     case kTaps:
     case kDecay:
       break;
   }
   return true;
+}
+
+void CheckOrdering(const std::string& where, const WeightEntry& entry,
+                   const FloatVector& values) {
+  if (entry.role != WeightRole::kOrdering) return;
+  std::vector<bool> seen(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float value = values[i];
+    const bool inside =
+        value >= 0 && value < static_cast<float>(values.size()) &&
+        value == static_cast<float>(static_cast<size_t>(value));
+    if (!inside || seen[static_cast<size_t>(value)]) {
+      throw CorruptFile(StrCat(where, ": tensor ", entry.name, " has ", value,
+                               inside ? " twice" : "", ", expected each of 0..",
+                               values.size() - 1, " once"));
+    }
+    seen[static_cast<size_t>(value)] = true;
+  }
 }
 
 void StoreFloats(const WeightEntry& entry, FloatVector values) {

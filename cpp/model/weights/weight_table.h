@@ -37,6 +37,11 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
 // Whether quantized values cannot serve.
 bool MustBeFloat(WeightRole role);
 
+// Throws CorruptFile, beginning with `where`, for values that are no ordering
+// where the entry is one.
+void CheckOrdering(const std::string& where, const WeightEntry& entry,
+                   const FloatVector& values);
+
 // Puts a tensor that is kept as floats where it belongs, in the form that its
 // role says.
 void StoreFloats(const WeightEntry& entry, FloatVector values);

@@ -73,6 +73,7 @@ enum class WeightRole {
   kGate,       // of block-diagonal products and of routers: packed in its own
                // float type
   kVector,     // floats
+  kOrdering,   // the same: each of the numbers below its length, once
   kTaps,       // floats, transposed
   kDecay,      // floats, what LruDecay makes of them
 };
@@ -151,6 +152,19 @@ struct MatrixInfo {
   size_t cols;
 };
 
+// What a drafter has beside its layers. Matrices that it does not have have no
+// rows.
+struct DrafterWeights {
+  // From the target's embedding of a token and its hidden state before that,
+  // side by side, [hidden_size, 2 * target_hidden]; and from what the head
+  // reads to the hidden state of the next step, [target_hidden, hidden_size].
+  PackedMatrix pre_projection, post_projection;
+  PackedMatrix centroids;  // [num_centroids, hidden_size]
+  // With centroids: the tokens of the first cluster, then of the second one,
+  // and so on. Rows of the embedding are in this order.
+  FloatVector ordering;    // [vocab_size]
+};
+
 // A model's weights. Immutable after loading; shared by every conversation
 // and thread.
 struct Weights {
@@ -169,6 +183,7 @@ struct Weights {
   // AltUp: of each stream but the first, [hidden_size, hidden_size]: from the
   // embedding to the stream, and from the stream to the output.
   std::vector<PackedMatrix> altup_proj, altup_unembed;
+  DrafterWeights drafter;
   std::vector<LayerWeights> layers;
   std::vector<MatrixInfo> matrices;  // all of the above, as they were read, but
                                      // for tables of rows

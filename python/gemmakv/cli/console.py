@@ -174,6 +174,11 @@ def load(
             prefix_cache=prefix_cache,
             draft=guesses,
         )
+    if gemma.config.target_hidden:
+        raise ValueError(
+            f"{model}: expected a model that writes text, found a drafter: "
+            "name the model that it guesses for, with this one as --draft"
+        )
     packed = gemma.packed_weights
     if packed.state == "written":
         sys.stderr.write(

@@ -28,6 +28,11 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "experts_used": config.experts_used,
         "expert_ffn_dim": config.expert_ffn_dim,
     }
+    drafter = {
+        "guesses_for_hidden_size": config.target_hidden,
+        "clusters_of_tokens": config.num_centroids,
+        "clusters_used": config.centroids_used,
+    }
     return {
         "model_type": config.name or None,
         "architecture": config.architecture,
@@ -42,6 +47,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "ffn_dim": config.ffn_dim,
         **(experts if config.num_experts else {}),
+        **(drafter if config.target_hidden else {}),
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "state_bytes": config.state_bytes,

@@ -159,7 +159,8 @@ class Model:
             which do not say check along with the next token: "lookup" (what
             the conversation says already), "draft", "off", or None: "draft"
             if there is one. Results do not depend on it.
-          draft: a smaller model with the same vocabulary, which guesses what
+          draft: a smaller model with the same vocabulary, or the drafter that
+            was published beside a Gemma 4, which guesses what
             this one says. Its weights stay in memory for as long as this
             model does, also when it is closed.
           profile: whether steps are timed part by part, see `profile`. Takes

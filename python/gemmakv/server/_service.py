@@ -274,7 +274,15 @@ class ChatService:
         return await self.on_texts(self.render, messages, tools, think)
 
     def check_writes(self) -> None:
-        """Raises RequestError for a model that only makes embeddings."""
+        """Raises RequestError for a model that writes no text by itself."""
+        if self.gemma.config.target_hidden:
+            raise RequestError(
+                400,
+                "model: expected one that writes text, found a drafter, which "
+                "only guesses for another model (--draft)",
+                param="model",
+                code="model_not_supported",
+            )
         if self.gemma.config.bidirectional:
             raise RequestError(
                 400,

@@ -97,14 +97,17 @@ using Tokens = std::vector<int32_t>;
 class AllocationFailureTest : public ::testing::Test {
  protected:
   AllocationFailureTest() {
-    const TinyOptions tiny = MixedTypes();
+    gemma_ = Load(MixedTypes());
+    // It thinks alike, and is always right.
+    draft_ = Load(MixedTypes());
+  }
+
+  static std::shared_ptr<Gemma> Load(const TinyOptions& tiny) {
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
     options.scheduler.always_guess = true;
-    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
-    // It thinks alike, and is always right.
-    draft_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    return Gemma::FromTensors(TinyConfig(tiny), source, options);
   }
 
   std::shared_ptr<KVCache> NewCache() {
@@ -128,14 +131,26 @@ class AllocationFailureTest : public ::testing::Test {
   std::shared_ptr<Gemma> gemma_, draft_;
 };
 
+enum class Guesser { kLookup, kDraft, kDrafter };
+
 // One that is streamed and one that is not, which the other may not disturb;
-// guessed by lookup, and by a draft model.
+// guessed by lookup, by a draft model, and by a drafter that reads the target's
+// keys and values.
 class SpeculatingTest : public AllocationFailureTest,
-                        public ::testing::WithParamInterface<Speculate> {};
+                        public ::testing::WithParamInterface<Guesser> {
+ protected:
+  static Speculate How() {
+    return GetParam() == Guesser::kLookup ? Speculate::kLookup
+                                          : Speculate::kDraft;
+  }
+};
 
 TEST_P(SpeculatingTest, EndsARequestAtMost) {
-  const bool drafts = GetParam() == Speculate::kDraft;
-  if (drafts) gemma_ = gemma_->WithDraft(draft_);
+  if (GetParam() == Guesser::kDrafter) {
+    gemma_ = Load(TinyFamily("gemma4"));
+    draft_ = Load(TinyFamily("gemma4-assistant"));
+  }
+  if (How() == Speculate::kDraft) gemma_ = gemma_->WithDraft(draft_);
   const Tokens prompts[] = {RandomTokens(40, 1), RandomTokens(25, 2)};
   Tokens expected[2];
   std::shared_ptr<KVCache> begun[2];
@@ -154,7 +169,7 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
     bool refused = false;
     {
       const auto options = [](uint64_t seed) {
-        return Options(seed, GetParam());
+        return Options(seed, How());
       };
       const Gemma::Job jobs[] = {{caches[0], prompts[0], options(0), true},
                                  {caches[1], prompts[1], options(1)}};
@@ -213,11 +228,12 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Guesses, SpeculatingTest,
-                         ::testing::Values(Speculate::kLookup,
-                                           Speculate::kDraft),
+                         ::testing::Values(Guesser::kLookup, Guesser::kDraft,
+                                           Guesser::kDrafter),
                          [](const auto& info) {
-                           return info.param == Speculate::kDraft ? "Draft"
-                                                                  : "Lookup";
+                           constexpr const char* kNames[] = {"Lookup", "Draft",
+                                                             "Drafter"};
+                           return kNames[static_cast<size_t>(info.param)];
                          });
 
 // The prefix cache loses an entry, or is not asked; what it has stays right.

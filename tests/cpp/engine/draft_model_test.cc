@@ -248,11 +248,17 @@ TEST_P(DraftMachineTest, NoBitChanges) {
   TinyOptions other = TinyFamily("gemma3");
   other.seed = 9;
   other.num_layers = 3;
-  const std::vector<std::shared_ptr<Gemma>> drafts = {
+  std::vector<std::shared_ptr<Gemma>> drafts = {
       LoadTiny(tiny),  // always right
       LoadTiny(tiny, {}, TensorType::kQ8_0),
       LoadTiny(tiny, {}, TensorType::kQ4_0), LoadTiny(other),
       LoadTiny(TinyFamily("recurrentgemma"))};
+  // One that reads the target's keys and values, among them.
+  if (tiny.architecture == "gemma4") {
+    for (size_t i = 0; i < 3; ++i) {
+      drafts.push_back(LoadTiny(TinyFamily("gemma4-assistant")));
+    }
+  }
   std::vector<std::shared_ptr<Gemma>> handles;
   for (const auto& draft : drafts) handles.push_back(target->WithDraft(draft));
   gemma_ = target;

@@ -1,12 +1,14 @@
 #ifndef GEMMAKV_TESTS_CPP_MODEL_TINY_MODEL_H_
 #define GEMMAKV_TESTS_CPP_MODEL_TINY_MODEL_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -148,6 +150,7 @@ struct TinyOptions {
   size_t altup_active = 0;
   bool altup_correct_scale = false;
   size_t laurel_rank = 0;
+  size_t target_hidden = 0;
   bool tied = true;
   bool biases = false;
   size_t rope_dim = 32;  // of 32
@@ -200,7 +203,20 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
       }
     };
   }
-  if (family.full_turning != 1) {
+  if (family.drafts) {
+    // For a tiny Gemma 4.
+    options.target_hidden = options.hidden;
+    options.hidden = 32;
+    options.num_layers = 4;
+    options.change = [&family](ModelConfig& config) {
+      for (LayerConfig& layer : config.layers) {
+        if (layer.kind != LayerKind::kFull) continue;
+        layer.head_dim = layer.rope_dim = 64;
+        layer.still_pairs = 32 - 32 / family.full_turning;
+        layer.kv_heads = 1;
+      }
+    };
+  } else if (family.full_turning != 1) {
     options.ple_dim = 32;
     // Full layers of wider heads, of which one part turns. The last layer has
     // no keys and values of its own.
@@ -246,7 +262,7 @@ inline TinyOptions TinyFamily(std::string_view architecture) {
 inline std::vector<std::string> TinyFamilies(bool embeddings = false) {
   std::vector<std::string> names;
   for (const Family& family : Families()) {
-    if (family.bidirectional && !embeddings) continue;
+    if (family.drafts || (family.bidirectional && !embeddings)) continue;
     names.emplace_back(family.architecture);
     if (family.may_have_experts) {
       names.push_back(names.back() + std::string(kWithExperts));
@@ -319,6 +335,7 @@ inline ModelConfig TinyConfig(const TinyOptions& options) {
   config.altup_active = options.altup_active;
   config.altup_correct_scale = options.altup_correct_scale;
   config.laurel_rank = options.laurel_rank;
+  config.target_hidden = options.target_hidden;
   config.biases = options.biases;
   config.lru_width = options.lru_width;
   config.lru_blocks = options.lru_blocks;
@@ -394,6 +411,7 @@ class TinyTensorMaker {
     if (config_.embedding_dim != 0) {
       Matrix("embedding_projection.weight", config_.embedding_dim, hidden);
     }
+    if (config_.target_hidden != 0) Drafter();
     return std::move(source_);
   }
 
@@ -436,7 +454,8 @@ class TinyTensorMaker {
     const size_t q_dim = layer.num_heads * layer.head_dim;
     const size_t kv_dim = layer.kv_heads * layer.head_dim;
     Matrix("attn_q.weight", q_dim, options_.hidden);
-    if (!layer.shares_kv) {
+    const bool own = !layer.shares_kv && config_.target_hidden == 0;
+    if (own) {
       Matrix("attn_k.weight", kv_dim, options_.hidden);
       if (!options_.keys_are_values || layer.kind != LayerKind::kFull) {
         Matrix("attn_v.weight", kv_dim, options_.hidden);
@@ -444,9 +463,24 @@ class TinyTensorMaker {
     }
     if (options_.qk_norm) {
       Norm("attn_q_norm.weight", layer.head_dim);
-      if (!layer.shares_kv) Norm("attn_k_norm.weight", layer.head_dim);
+      if (own) Norm("attn_k_norm.weight", layer.head_dim);
     }
     Linear("attn_output", options_.hidden, q_dim);
+  }
+  void Drafter() {
+    const size_t hidden = options_.hidden, target = config_.target_hidden;
+    Matrix("nextn.pre_projection.weight", hidden, 2 * target);
+    Matrix("nextn.post_projection.weight", target, hidden);
+    const size_t count = config_.num_centroids;
+    if (count == 0) return;
+    Matrix("masked_embd_centroids.weight", count, hidden);
+    std::vector<float> order(config_.vocab_size);
+    std::iota(order.begin(), order.end(), 0.0f);
+    std::shuffle(order.begin(), order.end(), rng_);
+    std::vector<uint8_t> bytes(order.size() * sizeof(float));
+    std::memcpy(bytes.data(), order.data(), bytes.size());
+    source_.tensors["masked_embd_ordering"] = {
+        TensorType::kF32, 1, order.size(), std::move(bytes), 1};
   }
   // Scores of the router are far apart, so that what rounding does to them
   // changes no choice.

@@ -271,7 +271,7 @@ def test_tokens_that_end_a_reply(
         ("embeddinggemma2", ["Hugging Face directory"]),
         ("llama", []),
         ("gemma3p5", []),
-        ("gemma4-assistant", []),
+        ("gemma4-dspark", []),
         ("gemma-embedding2", []),
         ("Gemma2", []),
     ],

@@ -59,7 +59,7 @@ def metadata_of(config: gemmakv.ModelConfig) -> Metadata:
         "final_logit_softcapping": (tiny_gguf.F32, config.final_soft_cap),
         "rope.freq_base": (tiny_gguf.F32, config.rope_base_full),
     }
-    if config.architecture in ("gemma3n", "gemma4"):
+    if config.architecture in ("gemma3n", "gemma4", "gemma4-assistant"):
         more |= _by_kind(config)
     if config.rope_factor_full != 1:
         more["rope.scaling.type"] = (tiny_gguf.STR, "linear")
@@ -94,6 +94,11 @@ def _by_kind(config: gemmakv.ModelConfig) -> Metadata:
     if config.ple_dim:
         found["embedding_length_per_layer_input"] = (
             tiny_gguf.U32, config.ple_dim)
+    if config.target_hidden:
+        found["attention.shared_kv_layers"] = (
+            tiny_gguf.U32, config.num_layers)
+        found["embedding_length_out"] = (tiny_gguf.U32, config.target_hidden)
+        found["nextn_predict_layers"] = (tiny_gguf.U32, config.num_layers)
     if config.num_experts:
         found["expert_count"] = (tiny_gguf.U32, config.num_experts)
         found["expert_used_count"] = (tiny_gguf.U32, config.experts_used)
@@ -133,7 +138,7 @@ def stacked(tensors: dict[str, Array]) -> dict[str, Array]:
 
 
 def rotation_tensors(config: gemmakv.ModelConfig) -> dict[str, Array]:
-    if config.architecture != "gemma4":
+    if config.architecture not in ("gemma4", "gemma4-assistant"):
         return {}
     full = config.layer_kinds.index("full")
     arguments = config.arguments()

@@ -15,6 +15,10 @@ from typing import Any
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.models.huggingface._drafter import (
+    drafter_layers,
+    drafter_values,
+)
 from gemmakv.models.huggingface._layer_sizes import (
     encoder_layers,
     experts,
@@ -96,6 +100,13 @@ _MULTIMODAL = {
     "embedding_gemma2": "embedding_gemma2_text",
 }
 
+# Drafters: their layers are described as those of the model that they guess
+# for.
+_DRAFTERS = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
+
 _LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 _BLOCK_TYPES = {"attention": "sliding", "recurrent": "recurrent"}
 _GELU_TANH = "gelu_pytorch_tanh"
@@ -128,15 +139,23 @@ def read_config(folder: Path) -> FolderConfig:
     top = Section(read_object(path), str(path))
     model_type = top.text("model_type", "")
     text = top
-    if model_type in _MULTIMODAL:
+    drafter = model_type in _DRAFTERS
+    if model_type in _MULTIMODAL or drafter:
         section = top.section("text_config")
         if section is None:
             raise top.wrong("text_config", "an object")
         text = section
-        model_type = text.text("model_type", _MULTIMODAL[model_type])
+        default = {**_MULTIMODAL, **_DRAFTERS}[model_type]
+        model_type = text.text("model_type", default)
+        if drafter and model_type not in _DRAFTERS.values():
+            raise MismatchError(
+                str(
+                    text.wrong("model_type", " or ".join(_DRAFTERS.values()))
+                )
+            )
     kind = _KINDS.get(model_type)
     if kind is None:
-        known = ", ".join(sorted({*_KINDS, *_MULTIMODAL}))
+        known = ", ".join(sorted({*_KINDS, *_MULTIMODAL, *_DRAFTERS}))
         raise MismatchError(
             f"{path}: model_type is {brief(model_type)}, expected one of "
             + known
@@ -151,8 +170,12 @@ def read_config(folder: Path) -> FolderConfig:
     ):
         kind = dataclasses.replace(kind, architecture="gemma-embedding")
     has_table = model_type in ("gemma3n_text", "gemma4_text")
+    if drafter:
+        kind = dataclasses.replace(kind, architecture="gemma4-assistant")
     reader = _Reader(kind, text, has_table)
     values = reader.values()
+    if drafter:
+        values |= drafter_values(top, values["vocab_size"])
     values |= _token_ids(folder, [top, text])
     modules = Modules()
     if reader.embeds:
@@ -170,9 +193,14 @@ def read_config(folder: Path) -> FolderConfig:
     tied = top.flag("tie_word_embeddings", True)
     if text is not top and "tie_word_embeddings" in text:
         tied = text.flag("tie_word_embeddings", True)
+    if drafter and not tied:
+        raise MismatchError(
+            str(top.wrong("tie_word_embeddings", "true for a drafter"))
+        )
     name = top.text("_name_or_path", "")
+    multimodal = text is not top and not drafter
     return FolderConfig(
-        config, tied, text is not top, (name,) if name else (), modules
+        config, tied, multimodal, (name,) if name else (), modules
     )
 
 
@@ -188,7 +216,10 @@ class _Reader:
         # Gemma 4 that does.
         self.second = kind.architecture == "embeddinggemma2"
         self.embeds = self.second or kind.architecture == "gemma-embedding"
-        self.by_kind = self.second or kind.architecture == "gemma4"
+        self.drafts = kind.architecture == "gemma4-assistant"
+        self.by_kind = (
+            self.second or self.drafts or kind.architecture == "gemma4"
+        )
         self.streams = kind.architecture == "gemma3n"
 
     def refuse(self, key: str, expected: str) -> MismatchError:
@@ -209,6 +240,8 @@ class _Reader:
         )
         if self.second:
             values |= encoder_layers(self.text, values["layer_kinds"], base)
+        elif self.drafts:
+            values |= drafter_layers(self.text, values["layer_kinds"], base)
         elif self.by_kind:
             values |= full_layer_sizes(
                 self.text, values["layer_kinds"], base
@@ -231,7 +264,8 @@ class _Reader:
         else:
             values["query_scale"] = self._query_scale(base.head_dim)
             values |= rope_values(self.text, base, values["layer_kinds"])
-        values |= self._soft_caps(base)
+        if not self.drafts:  # theirs are never capped, whatever a file says
+            values |= self._soft_caps(base)
         if "recurrent" in values["layer_kinds"]:
             values["lru_blocks"] = stated["num_heads"]
         else:

@@ -13,6 +13,7 @@ from gemmakv.models.huggingface._safetensors import StoredTensor
 # How a tensor becomes what the core takes (cpp/io/tensor_files.h).
 _AS_STORED = "as stored"
 _PLUS_ONE = "plus one"
+_INTEGERS = "integers"
 _TRANSPOSED = "blocks transposed"
 
 # (name, file, offset, type, rows, columns, form, blocks)
@@ -63,8 +64,9 @@ class _Want:
             rows, cols = self.shape
         else:
             rows, cols = 1, self.shape[0]
+        dtype = "F32" if self.form == _INTEGERS else stored.dtype
         return (
-            self.core, file, stored.offset, stored.dtype, rows, cols,
+            self.core, file, stored.offset, dtype, rows, cols,
             self.form, blocks,
         )  # fmt: skip
 
@@ -91,14 +93,19 @@ _RECURRENT_NORMS = {
 }
 
 
+_PLAIN_NORMS = ("gemma3n", "gemma4", "embeddinggemma2", "gemma4-assistant")
+
+
 def _norm(config: ModelConfig, core: str, name: str, size: int) -> _Want:
-    plain = config.architecture in ("gemma3n", "gemma4", "embeddinggemma2")
+    plain = config.architecture in _PLAIN_NORMS
     form = _AS_STORED if plain else _PLUS_ONE
     return _Want(core, name, (size,), form)
 
 
 def _shares(config: ModelConfig, layer: int) -> bool:
     """Whether the layer reads the keys and values of another."""
+    if config.target_hidden:
+        return True
     owners = config.shares_kv
     return owners is not None and owners[layer] is not None
 
@@ -338,6 +345,28 @@ def _wanted(config: ModelConfig) -> Iterator[_Want]:
         yield from _layer(config, i)
 
 
+def _drafter(config: ModelConfig) -> Iterator[_Want]:
+    """What stands beside a drafter's layers, without any prefix."""
+    hidden, target = config.hidden_size, config.target_hidden
+    for part, shape in (
+        ("pre_projection", (hidden, 2 * target)),
+        ("post_projection", (target, hidden)),
+    ):
+        yield _Want(f"nextn.{part}.weight", f"{part}.weight", shape)
+    if config.num_centroids:
+        yield _Want(
+            "masked_embd_centroids.weight",
+            "masked_embedding.centroids.weight",
+            (config.num_centroids, hidden),
+        )
+        yield _Want(
+            "masked_embd_ordering",
+            "masked_embedding.token_ordering",
+            (config.vocab_size,),
+            _INTEGERS,
+        )
+
+
 def place_tensors(
     config: ModelConfig,
     *,
@@ -359,6 +388,8 @@ def place_tensors(
         dataclasses.replace(want, name=prefix + want.name)
         for want in _wanted(config)
     ]
+    if config.target_hidden:
+        wants += _drafter(config)
     if not tied_head:
         name = next((name for name in _HEADS if name in stored), _HEADS[0])
         shape = (config.vocab_size, config.hidden_size)
@@ -426,10 +457,11 @@ def _require(
             f"{tensor.path}: tensor {want.name} has shape "
             f"{list(tensor.shape)}, expected {list(want.shape)} by config.json"
         )
-    if tensor.dtype not in _FLOAT_TYPES:
+    known = ("I64",) if want.form == _INTEGERS else _FLOAT_TYPES
+    if tensor.dtype not in known:
         raise MismatchError(
             f"{tensor.path}: tensor {want.name} has type {tensor.dtype}, "
-            f"expected one of {', '.join(_FLOAT_TYPES)}"
+            f"expected {'one of ' * (len(known) > 1)}{', '.join(known)}"
         )
     return tensor
 

@@ -1,0 +1,92 @@
+#ifndef GEMMAKV_MODEL_DRAFT_PASS_H_
+#define GEMMAKV_MODEL_DRAFT_PASS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+#include "gemmakv/config.h"
+#include "model/activations.h"
+#include "model/forward.h"
+#include "model/layers/attention.h"
+#include "model/layers/feed_forward.h"
+#include "model/output_head.h"
+#include "model/step.h"
+#include "model/step_work.h"
+
+namespace gkv {
+
+// Throws Mismatch, naming what differs, unless the drafter is one for models of
+// the target's configuration. Requires: `drafter` is one.
+void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target);
+
+// Of each layer of a drafter: the layer of the target whose keys and values it
+// reads. Requires: RequireDrafterFor passes.
+std::vector<size_t> LayersRead(const ModelConfig& drafter,
+                               const ModelConfig& target);
+
+// Runs a drafter on keys and values of the model that it guesses for. Nothing
+// is written. Owns the activation buffers, which grow to what is used. Not
+// thread-safe.
+class DraftPass {
+ public:
+  // None is owned; all must outlive this. Requires: RequireDrafterFor passes.
+  DraftPass(const Model& drafter, const Model& target, ThreadPool& pool);
+
+  // One guess. The bits of one depend on no other.
+  struct Row {
+    // Of the target's cache, which holds positions up to the view's end and
+    // readable ones only; see KVCache::View.
+    const KvStepView* view = nullptr;
+    const KvLayout* layout = nullptr;
+    int32_t token = 0;  // the last one; stands at the view's end, or behind it
+                        // where guesses follow
+    // [target_hidden] each, which may be the same: what the target's head read
+    // to sample the token, or `next` of the guess before; and what takes its
+    // place for the next guess.
+    const float* state = nullptr;
+    float* next = nullptr;
+    // [vocab_size]; of tokens in clusters that were not chosen minus infinity.
+    float* logits = nullptr;
+    bool argmax_only = false;  // as OutputHead::Row has it
+  };
+  // All rows in one weight pass. Throws what ForwardPass::Step throws.
+  void Run(std::span<const Row> rows);
+
+ private:
+  void Embed(std::span<const Row> rows, const StepWork& work);
+  void RunLayer(size_t layer, const StepWork& work);
+  void HeadOfClusters(std::span<const Row> rows);
+
+  size_t hidden() const { return drafter_.config.hidden_size; }
+  float* x(size_t row) { return x_.data() + row * hidden(); }
+  void NormInput(const FloatVector& norm, size_t row);
+
+  const Model& drafter_;
+  const Model& target_;
+  ThreadPool& pool_;
+  Attention attention_;
+  FeedForward feed_forward_;
+  OutputHead head_;
+  std::vector<SequenceSlice> slices_;
+  std::vector<KvStepView> views_;
+  std::vector<StepRow> rows_;
+  Activations pair_;                // [rows, 2 * target_hidden]
+  Activations input_;               // [rows, hidden_size]
+  Activations last_;                // the same, behind the last norm
+  AlignedBuffer<float> x_;          // [rows, hidden_size]
+  AlignedBuffer<float> projected_;  // the same
+  AlignedBuffer<float> products_;   // [planes * rows, the widest of all]
+  AlignedBuffer<float> next_;       // [rows, target_hidden]
+  AlignedBuffer<float> scores_;     // [rows, num_centroids]
+  AlignedBuffer<float> clusters_;   // [rows, centroids_used, planes, cluster]
+  std::vector<uint32_t> chosen_;    // [rows, num_centroids]: the first
+                                    // centroids_used are those chosen
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_MODEL_DRAFT_PASS_H_
