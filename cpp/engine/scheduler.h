@@ -16,6 +16,7 @@
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "engine/draft_model.h"
+#include "engine/lookup_history.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
@@ -59,6 +60,11 @@ class Scheduler {
   size_t parallel_loops() const { return pool_->parallel_loops(); }
   // Where their time went. Requires: profiled.
   StepProfile profile() const { return clock_->profile(); }
+  // What requests of one tenant may be guessed from. Thread-safe; what it gives
+  // is this thread's. Throws std::bad_alloc.
+  std::shared_ptr<LookupHistory> HistoryOf(const Address& tenant) {
+    return histories_.Of(tenant);
+  }
   // Rows that draft models computed.
   size_t draft_rows() const { return draft_rows_.load(); }
 
@@ -74,6 +80,7 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   void Draft();
+  size_t LookUp(size_t decoding, bool prefills);
   size_t DraftByModel(DraftModel& draft, size_t decoding, size_t guesses);
   void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
@@ -96,6 +103,7 @@ class Scheduler {
   bool stopping_ = false;
 
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
+  LookupHistories histories_;
 
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;

@@ -66,7 +66,7 @@ struct GenerateOptions {
   std::vector<int32_t> stop_token_ids;  // end the request, as eos does
   bool ignore_eos = false;  // the model's eos ids are tokens like any other
   PrefixMode prefix_cache = PrefixMode::kOn;
-  Speculate speculate = Speculate::kOff;
+  Speculate speculate = Speculate::kLookup;
   bool logprobs = false;  // log-probability of each token under the raw logits
   size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
   LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts

@@ -308,7 +308,7 @@ def speculation(value: object, has_draft: bool = False) -> str:
         raise ValueError(
             "speculate: expected a draft= with 'draft', found none"
         )
-    return checked or ("draft" if has_draft else "off")
+    return checked or ("draft" if has_draft else "lookup")
 
 
 DEFAULT_MAX_TOKENS: int = GenerationOptions.table["max_tokens"].default

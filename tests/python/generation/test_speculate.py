@@ -32,7 +32,7 @@ def new(gemma: Gemma) -> gemmakv.KVCache:
 def test_nothing_else_changes(tiny: Gemma, options: dict[str, Any]) -> None:
     options = {"max_tokens": 60, "top_logprobs": 3, **options}
     plain, guessed = new(tiny), new(tiny)
-    expected = tiny.generate(plain, TEXT, **options)
+    expected = tiny.generate(plain, TEXT, speculate="off", **options)
     found = tiny.generate(guessed, TEXT, speculate="lookup", **options)
     guesses.check_same(found, guessed, expected, plain)
     streamed = new(tiny)
@@ -60,6 +60,13 @@ def test_usage_counts_guesses(tiny: Gemma) -> None:
     usage = tiny.generate(new(tiny), TEXT, speculate="lookup", **SAME).usage
     assert usage.drafted >= usage.accepted > 0
     assert usage.accepted < usage.completion_tokens == 150
+
+
+def test_lookup_is_the_default(tiny: Gemma, tiny_path: Path) -> None:
+    for gemma in (tiny, Gemma.load(tiny_path)):
+        assert gemma.generate(new(gemma), TEXT, **SAME).usage.accepted > 0
+    off = Gemma.load(tiny_path, prefix_cache=False, speculate="off")
+    assert off.generate(new(off), TEXT, **SAME).usage.drafted == 0
 
 
 def test_the_model_says_what_calls_do_not(looks_up: Gemma) -> None:
@@ -104,7 +111,7 @@ def test_command(cli: RunCli, tiny_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
-    plain, guessed = run(), run("--speculate", "lookup")
+    plain, guessed = run("--speculate", "off"), run()
     assert guessed["token_ids"] == plain["token_ids"]
     assert plain["usage"]["drafted"] == 0
     assert guessed["usage"]["accepted"] > 0
