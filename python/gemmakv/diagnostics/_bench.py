@@ -311,8 +311,8 @@ def run(
 ) -> Report:
     """Measures a model; half a minute for one of 270M parameters.
 
-    With `draft` also what its guesses bring, and with `profile` where the time of its steps goes. `progress` is told of
-    measurements. Raises what `Gemma.load` raises, and ValueError for bad
+    With `draft` also what its guesses bring, and with `profile` where the time
+    of its steps goes. `progress` is told of measurements. Raises what `Gemma.load` raises, and ValueError for bad
     arguments.
     """
     callback = as_callback(progress, "measuring")

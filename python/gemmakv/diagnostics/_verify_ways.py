@@ -181,9 +181,8 @@ def _guessed(case: Case) -> list[str]:
     """Sampled again, by conversations that may guess from one another."""
     caches = [case.new_cache() for _ in range(2)]
     for cache in caches:
-        case.gemma.generate(
-            cache, case.prompt, **{**case.options(), "speculate": "lookup"}
-        )
+        options: Options = {**case.options(), "speculate": "lookup"}
+        case.gemma.generate(cache, case.prompt, **options)
     return [case.digest(cache) for cache in caches]
 
 
