@@ -38,7 +38,8 @@ enum class PrefixMode {
 // token. Its result depends on none of it, but for the time that it takes.
 enum class Speculate {
   kOff,
-  kLookup,  // what followed the last tokens where they stood before
+  kLookup,  // what followed the last tokens where they stood before, in the
+            // conversation or in what others of its tenant said; the default
   kDraft,   // a draft model, see Gemma::WithDraft
 };
 

@@ -312,8 +312,8 @@ def run(
     """Measures a model; half a minute for one of 270M parameters.
 
     With `draft` also what its guesses bring, and with `profile` where the time
-    of its steps goes. `progress` is told of measurements. Raises what `Gemma.load` raises, and ValueError for bad
-    arguments.
+    of its steps goes. `progress` is told of measurements. Raises what
+    `Gemma.load` raises, and ValueError for bad arguments.
     """
     callback = as_callback(progress, "measuring")
     count = integer("rounds", rounds, 1)

@@ -777,8 +777,11 @@ TEST_P(DrafterTest, CancelledInTheMiddle) {
 // Hundreds of requests of each family, many at the same time.
 TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
   Load({.always_guess = true}, GetParam());
-  std::mt19937 rng(31);
-  size_t drafted = 0, accepted = 0;
+  // Others with --gtest_shuffle, and others again with each --gtest_repeat.
+  std::mt19937 rng(
+      31 + static_cast<uint32_t>(
+               ::testing::UnitTest::GetInstance()->random_seed()));
+  size_t drafted = 0, accepted = 0, by_others = 0;
   for (size_t round = 0; round < (kSanitized ? 2 : 25); ++round) {
     const size_t count = 1 + rng() % 10;
     std::vector<Tokens> prompts;
@@ -826,6 +829,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       }
       drafted += results[1][i].drafted;
       accepted += results[1][i].accepted;
+      by_others += results[2][i].accepted;
       // What follows is the same, too.
       if (round % 4 != 0) continue;
       const auto next = [&](size_t way) {
@@ -837,10 +841,12 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
         return gemma_->Generate(fork, {}, Sampled(3, 9)).logprobs;
       };
       ASSERT_EQ(next(1), next(0));
+      ASSERT_EQ(next(2), next(0));
     }
   }
   EXPECT_GT(accepted, 20u);
   EXPECT_GT(drafted - accepted, 20u);
+  EXPECT_GT(by_others, accepted) << "the same was said before";
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DrafterTest,
