@@ -303,8 +303,7 @@ TEST_F(SharedLookupTest, SharesAreLearnedOverRequests) {
   const auto priced = [&] { return Feed(*New(false), text, 10, {1, 0.05}); };
   (void)priced();
   LookupShares& learned = history_->shares();
-  EXPECT_LT(learned.Right(LookupShares::Source::kOwn, 2), 0.11);
-  EXPECT_LT(learned.Right(LookupShares::Source::kOwn, 3), 0.2);
+  EXPECT_LT(learned.Right(LookupShares::Source::kOwn, 3), 0.1);
 }
 
 // A text longer than what a history keeps of one goes on in another.
