@@ -213,11 +213,13 @@ void RegisterPrefix(py::module_& module) {
       "with_prefix_cache",
       [](const Gemma& gemma, const std::shared_ptr<PrefixCache>& cache,
          const std::string& salt) {
-        return Unlocked(gemma.WithPrefix(
+        const auto tenant = gemma.WithSalt(AsBytes(salt));
+        return Unlocked(tenant->WithPrefix(
             cache ? gemma.MakePrefixView(cache, AsBytes(salt)) : nullptr));
       },
       py::arg("engine"), py::arg("cache"), py::arg("salt"),
-      "The same model, whose requests use the cache; None: none.");
+      "The same model for a tenant, whose requests use the cache; None: "
+      "none.");
   module.def("prefix_match", &Match, py::arg("engine"), py::arg("cache"),
              py::arg("tokens"),
              "Fills an empty cache with what is known of the tokens.");

@@ -7,29 +7,31 @@
 
 namespace gkv {
 
-// What guesses of one sequence cost in the step that is being made.
-struct DraftPrice {
-  // Tokens that the step brings without them.
-  size_t tokens = 1;
-  // [i]: how much longer a step takes with i + 1 guesses, as a share of what it
-  // takes without. Empty: guesses do not pay now.
-  std::span<const double> extra = {};
+struct DraftGuess {
+  int32_t id = 0;    // one of the model's
+  double right = 1;  // how likely it is right, behind guesses that are
 };
 
 // Guesses what a sequence says next. Guesses are computed in the same step as
 // the token before them and count as far as they turn out right: they change
-// how many steps it takes, and no bit of the result. Calls come from the
-// scheduler's thread; what a call throws fails its request alone.
+// how many steps it takes, and no bit of the result. Which of them are computed
+// is decided over all sequences (guess_plan.h). Calls come from the scheduler's
+// thread; what Propose throws fails its request alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  // `added` are the tokens of the transcript since the last call, of the whole
-  // transcript at the first. Writes guesses for those that follow, and returns
-  // how many; ids must be the model's.
+  // In each call, `added` are the tokens of the transcript since the last one,
+  // all of them at the first.
+
+  // While the prompt is being read: nothing is asked for yet. The first `known`
+  // tokens of the transcript were read by earlier requests.
+  virtual void Read(std::span<const int32_t> added, size_t known) noexcept = 0;
+  // Writes guesses for the tokens that follow, and returns how many.
   virtual size_t Propose(std::span<const int32_t> added,
-                         const DraftPrice& price,
-                         std::span<int32_t> guesses) = 0;
+                         std::span<DraftGuess> guesses) = 0;
+  // The request is over.
+  virtual void End(std::span<const int32_t> added) noexcept { (void)added; }
 };
 
 }  // namespace gkv

@@ -161,7 +161,14 @@ std::shared_ptr<PrefixView> Gemma::MakePrefixView(
 std::shared_ptr<Gemma> Gemma::WithPrefix(
     std::shared_ptr<PrefixView> view) const {
   const std::shared_ptr<Gemma> other(new Gemma(*this));
+  if (view) other->tenant_ = view->salt();
   other->prefix_.view = std::move(view);
+  return other;
+}
+
+std::shared_ptr<Gemma> Gemma::WithSalt(std::span<const uint8_t> salt) const {
+  const std::shared_ptr<Gemma> other(new Gemma(*this));
+  other->tenant_ = SaltDigest(salt);
   return other;
 }
 
@@ -383,17 +390,22 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
                             config().eos_ids.end());
     }
     parts.deadline = DeadlineOf(job, called);
-    parts.drafter = job.drafter;
-    if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
-      parts.drafter = std::make_shared<LookupDrafter>();
-    }
-    if (!parts.drafter && job.options.speculate == Speculate::kDraft) {
-      parts.draft = draft_;
-    }
     parts.prefix = job.prefix;
     if (!parts.prefix.view) {
       parts.prefix.view = prefix_.view;
       parts.prefix.mode = job.options.prefix_cache;
+    }
+    parts.tenant = job.prefix.view ? job.prefix.view->salt() : tenant_;
+    parts.drafter = job.drafter;
+    if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
+      const PrefixMode mode = parts.prefix.mode;
+      parts.drafter = std::make_shared<LookupDrafter>(LookupDrafter::Sharing{
+          .history = scheduler().HistoryOf(parts.tenant),
+          .reads = mode == PrefixMode::kRead || mode == PrefixMode::kOn,
+          .writes = mode == PrefixMode::kWrite || mode == PrefixMode::kOn});
+    }
+    if (!parts.drafter && job.options.speculate == Speculate::kDraft) {
+      parts.draft = draft_;
     }
     if (job.constraint) parts.constraint = job.constraint->Clone();
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;

@@ -123,6 +123,10 @@ class Gemma {
   // The same model, weights and scheduler, whose requests use the view as their
   // options say; null: none.
   std::shared_ptr<Gemma> WithPrefix(std::shared_ptr<PrefixView> view) const;
+  // The same model, weights and scheduler, for requests of a tenant: guesses
+  // follow from what others of the same one said. WithPrefix takes the tenant
+  // of its view, if any.
+  std::shared_ptr<Gemma> WithSalt(std::span<const uint8_t> salt) const;
   // The same model, weights and scheduler, whose requests may ask `draft`, with
   // Speculate::kDraft, what comes next; null: none. Its weights stay for as
   // long as this does. Throws InvalidArgument for this very model or one of
@@ -200,6 +204,7 @@ class Gemma {
   bool profiled_;
   std::shared_ptr<Shared> shared_;
   PrefixUse prefix_;
+  Address tenant_ = {};
   std::shared_ptr<const Model> draft_;
 };
 

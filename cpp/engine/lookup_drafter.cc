@@ -5,33 +5,27 @@
 #include <limits>
 #include <new>
 
+#include "engine/ngram.h"
+
 namespace gkv {
 namespace {
 
-// Tokens of a long prompt that one call indexes: about a millisecond's worth.
-constexpr size_t kIndexedPerCall = 4096;
-// Longer matches are not told apart.
-constexpr size_t kMaxMatch = 32;
-// Weight of the last guess among those that a share is learned from.
+// Tokens of a long prompt that one call takes in at most: while a step reads a
+// prompt, which takes a hundred times as long, and while it decodes.
+constexpr size_t kTakenWhileReading = 1024;
+constexpr size_t kTakenWhileDecoding = 512;
+// Guesses that are less likely, with all before them, are none.
+constexpr double kLeastReach = 0.02;
+// Weight of the last guess among those that a share is learned from, in one
+// request and over all.
 constexpr double kLearningRate = 0.08;
-// What guesses have to bring at least, as a share of what there is without:
-// prices are measured, and vary.
-constexpr double kLeastGain = 0.03;
-
-uint64_t HashOf(std::span<const int32_t> tokens) {
-  uint64_t hash = 0;
-  for (const int32_t token : tokens) {
-    hash = (hash ^ static_cast<uint32_t>(token)) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
+constexpr double kSharedRate = 0.02;
 
 }  // namespace
 
 size_t NgramIndex::SlotOf(std::span<const int32_t> text, size_t end) const {
   const std::span<const int32_t> gram = text.subspan(end - n_, n_);
-  size_t slot = HashOf(gram) & (slots_.size() - 1);
+  size_t slot = HashOfTokens(gram) & (slots_.size() - 1);
   while (
       slots_[slot] != 0 &&
       !std::equal(gram.begin(), gram.end(),
@@ -59,31 +53,73 @@ size_t NgramIndex::Find(std::span<const int32_t> text) const {
   return slots_[SlotOf(text, text.size())];
 }
 
-size_t LookupDrafter::ClassOf(size_t length) {
-  constexpr size_t kFrom[kLengths] = {0, 3, 5, 8, 14, 24};
-  return static_cast<size_t>(
-      std::upper_bound(std::begin(kFrom), std::end(kFrom), length) -
-      std::begin(kFrom) - 1);
+// Takes in what came; false where memory does not suffice, now and later.
+bool LookupDrafter::Take(std::span<const int32_t> added, size_t most) noexcept {
+  if (gave_up_) return false;
+  try {
+    text_.insert(text_.end(), added.begin(), added.end());
+    for (NgramIndex& index : indexes_) index.Update(text_, most);
+    return true;
+  } catch (const std::bad_alloc&) {
+    *this = {};
+    gave_up_ = true;
+    return false;
+  }
+}
+
+// Gives the history what it has not got yet. Throws std::bad_alloc.
+void LookupDrafter::Write(size_t most) {
+  if (!sharing_.history || !sharing_.writes) return;
+  LookupHistory& history = *sharing_.history;
+  size_t count = std::min(most, text_.size() - written_);
+  const auto next = [&] { return std::span(text_).subspan(written_, count); };
+  if (written_text_ == 0 || !history.Append(written_text_, next())) {
+    // Matches across the cut are found by what stands before it.
+    const size_t before =
+        written_text_ == 0 ? 0 : std::min(written_, LookupHistory::kMaxMatch);
+    written_ -= before;
+    count += before;
+    history.End(written_text_);
+    written_text_ = history.Begin();
+    history.Append(written_text_, next());
+  }
+  written_ += count;
 }
 
 // Compares what came with what would have been guessed.
 void LookupDrafter::Learn(std::span<const int32_t> added) {
-  if (match_end_ == 0) return;
+  if (match_.length == 0) return;
+  const bool own = match_.source == Source::kOwn;
+  std::span<const int32_t> expected;
+  if (own) {
+    expected = std::span(text_).subspan(match_.end);
+  } else {
+    expected = sharing_.history->From(match_.place);
+  }
   for (size_t i = 0; i < added.size(); ++i) {
-    const bool was_right = text_[match_end_ + i] == added[i];
-    double& share = right_[ClassOf(match_length_ + i)];
-    share += kLearningRate * ((was_right ? 1 : 0) - share);
+    if (i == expected.size()) {
+      match_ = {};
+      return;
+    }
+    const bool was_right = expected[i] == added[i];
+    const size_t length = match_.length + i;
+    shares_.Learn(match_.source, length, was_right, kLearningRate);
+    if (sharing_.history && sharing_.writes) {
+      sharing_.history->shares().Learn(match_.source, length, was_right,
+                                       kSharedRate);
+    }
     if (!was_right) {
-      match_end_ = 0;
+      match_ = {};
       return;
     }
   }
-  match_end_ += added.size();
+  match_.end += added.size();
+  match_.place.at += static_cast<uint32_t>(added.size());
 }
 
 // Tokens before `end` that are the last ones of the text.
 size_t LookupDrafter::MatchLength(size_t end) const {
-  const size_t most = std::min(end, kMaxMatch);
+  const size_t most = std::min(end, LookupHistory::kMaxMatch);
   size_t length = 0;
   while (length < most &&
          text_[end - 1 - length] == text_[text_.size() - 1 - length]) {
@@ -93,62 +129,98 @@ size_t LookupDrafter::MatchLength(size_t end) const {
 }
 
 void LookupDrafter::FindMatch() {
-  // Where the last one goes on, it stays unless a longer one is known.
-  match_length_ = match_end_ == 0 ? 0 : MatchLength(match_end_);
+  LookupHistory* const history =
+      sharing_.reads ? sharing_.history.get() : nullptr;
+  // Where the last one goes on, it stays unless a better one is known.
+  if (match_.length > 0) {
+    match_.length = match_.source == Source::kOwn
+                        ? MatchLength(match_.end)
+                        : history->MatchLength(match_.place, text_);
+  }
   for (auto index = indexes_.rbegin(); index != indexes_.rend(); ++index) {
     const size_t end = index->Find(text_);
     if (end == 0) continue;
-    const size_t length = MatchLength(end);
-    if (length > match_length_) {
-      match_end_ = end;
-      match_length_ = length;
-    }
+    const Match found = {.length = MatchLength(end), .end = end};
+    const bool better = match_.source == Source::kOwn
+                            ? found.length > match_.length
+                            : Right(found, 0) >= Right(match_, 0);
+    if (better) match_ = found;
     break;
   }
-  if (match_length_ < 2) match_end_ = match_length_ = 0;
+  if (match_.length < 2) match_ = {};
+  if (history == nullptr) return;
+  const auto [place, length] = history->Find(text_);
+  if (length <= match_.length || place.text == written_text_) return;
+  const Match found = {
+      .source = Source::kOther, .length = length, .place = place};
+  if (match_.length == 0 || match_.source == Source::kOther ||
+      Right(found, 0) > Right(match_, 0)) {
+    match_ = found;
+  }
 }
 
-// The count that brings the most tokens in the time.
-size_t LookupDrafter::BestCount(const DraftPrice& price, size_t most) const {
-  const auto tokens = static_cast<double>(price.tokens);
-  double best = 1 + kLeastGain;
-  size_t count = 0;
-  double all_right = 1;
-  double right = 0;  // expected
-  for (size_t i = 0; i < std::min(most, price.extra.size()); ++i) {
-    all_right *= right_[ClassOf(match_length_ + i)];
-    right += all_right;
-    const double gain = (1 + right / tokens) / (1 + price.extra[i]);
-    if (gain > best) {
-      best = gain;
-      count = i + 1;
-    }
+// The history has what earlier requests read.
+void LookupDrafter::Begin(size_t known) {
+  if (std::exchange(began_, true)) return;
+  written_ = known - std::min(known, LookupHistory::kMaxMatch);
+  if (sharing_.history && sharing_.reads) shares_ = sharing_.history->shares();
+}
+
+void LookupDrafter::Read(std::span<const int32_t> added,
+                         size_t known) noexcept {
+  Begin(known);
+  if (!Take(added, kTakenWhileReading)) return;
+  try {
+    Write(kTakenWhileReading);
+  } catch (const std::bad_alloc&) {
+    sharing_ = {};  // it goes on without
+    match_ = {};
   }
-  return count;
 }
 
 size_t LookupDrafter::Propose(std::span<const int32_t> added,
-                              const DraftPrice& price,
-                              std::span<int32_t> guesses) noexcept {
-  if (gave_up_) return 0;
-  try {
-    text_.insert(text_.end(), added.begin(), added.end());
-    for (NgramIndex& index : indexes_) index.Update(text_, kIndexedPerCall);
-  } catch (const std::bad_alloc&) {
-    *this = {};
-    gave_up_ = true;
-    return 0;
-  }
+                              std::span<DraftGuess> guesses) noexcept {
+  Begin(0);
+  if (!Take(added, kTakenWhileDecoding)) return 0;
   Learn(added);
   FindMatch();
-  if (match_end_ == 0) return 0;
-  const size_t count = BestCount(price, guesses.size());
-  // A match that ends less than `count` before the text does is a period of it.
-  const size_t period = text_.size() - match_end_;
-  for (size_t i = 0; i < count; ++i) {
-    guesses[i] = i < period ? text_[match_end_ + i] : guesses[i - period];
+  try {
+    // Behind the search, which is not to find what it searches for.
+    Write(kTakenWhileDecoding);
+  } catch (const std::bad_alloc&) {
+    sharing_ = {};
+    if (match_.source == Source::kOther) match_ = {};
+  }
+  if (match_.length == 0) return 0;
+  const bool own = match_.source == Source::kOwn;
+  std::span<const int32_t> follows;
+  if (!own) follows = sharing_.history->From(match_.place);
+  // A match that ends less than this before the text does is a period of it.
+  const size_t period = own ? text_.size() - match_.end : follows.size();
+  double reach = 1;
+  size_t count = 0;
+  for (; count < guesses.size(); ++count) {
+    if (!own && count == period) break;
+    const double right = Right(match_, count);
+    reach *= right;
+    if (reach < kLeastReach) break;
+    const int32_t id = count >= period ? guesses[count - period].id
+                       : own           ? text_[match_.end + count]
+                                       : follows[count];
+    guesses[count] = {id, right};
   }
   return count;
+}
+
+void LookupDrafter::End(std::span<const int32_t> added) noexcept {
+  if (!sharing_.history || !sharing_.writes || !began_) return;
+  try {
+    text_.insert(text_.end(), added.begin(), added.end());
+    Write(kTakenWhileReading);
+  } catch (const std::bad_alloc&) {
+    // Others do without what came last.
+  }
+  sharing_.history->End(written_text_);
 }
 
 }  // namespace gkv

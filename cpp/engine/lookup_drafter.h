@@ -4,10 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/drafter.h"
+#include "engine/lookup_history.h"
 
 namespace gkv {
 
@@ -35,35 +38,60 @@ class NgramIndex {
   std::vector<uint32_t> slots_;  // ends; 0: empty. A power of two of them
 };
 
-// Guesses that a text goes on as it did where its last tokens stood before.
+// Guesses that a text goes on as it did where its last tokens stood before: in
+// its own transcript, or in what its tenant's other requests said.
 //
-// How likely that is, it learns from the text itself, for each length of the
-// match: also where it guesses nothing, it looks whether it would have been
-// right. It guesses as many tokens as make the most of the step's time, and
-// none where they cost more than they bring.
+// How likely that is, it learns while it runs, for each length of the match:
+// also where none of its guesses is computed, it looks whether they would have
+// been right. What one request learned of that, the next one of its tenant
+// begins with.
 class LookupDrafter : public Drafter {
  public:
+  // What it has to do with other requests of its tenant.
+  struct Sharing {
+    std::shared_ptr<LookupHistory> history = nullptr;  // null: nothing
+    bool reads = true;
+    bool writes = true;
+  };
+
+  LookupDrafter() = default;
+  explicit LookupDrafter(Sharing sharing) : sharing_(std::move(sharing)) {}
+
   // Where memory does not suffice it guesses nothing any more.
-  size_t Propose(std::span<const int32_t> added, const DraftPrice& price,
-                 std::span<int32_t> guesses) noexcept override;
+  void Read(std::span<const int32_t> added, size_t known) noexcept override;
+  size_t Propose(std::span<const int32_t> added,
+                 std::span<DraftGuess> guesses) noexcept override;
+  void End(std::span<const int32_t> added) noexcept override;
 
  private:
-  static constexpr size_t kLengths = 6;  // classes of them
+  using Source = LookupShares::Source;
+  // What stands behind it is expected to follow now.
+  struct Match {
+    Source source = Source::kOwn;
+    size_t length = 0;  // 0: none
+    size_t end = 0;     // in text_, or
+    LookupHistory::Place place = {};
+  };
 
+  void Begin(size_t known);
+  bool Take(std::span<const int32_t> added, size_t most) noexcept;
+  void Write(size_t most);
   void Learn(std::span<const int32_t> added);
   void FindMatch();
+  double Right(const Match& match, size_t behind) const {
+    return shares_.Right(match.source, match.length + behind);
+  }
   size_t MatchLength(size_t end) const;
-  static size_t ClassOf(size_t length);
-  size_t BestCount(const DraftPrice& price, size_t most) const;
 
+  Sharing sharing_;
   std::vector<int32_t> text_;
   std::array<NgramIndex, 3> indexes_ = {NgramIndex(2), NgramIndex(4),
                                         NgramIndex(8)};
-  // What followed the match is expected to follow now. 0: there is none.
-  size_t match_end_ = 0;
-  size_t match_length_ = 0;
-  // Share of right guesses behind matches of each class.
-  std::array<double, kLengths> right_ = {0.15, 0.25, 0.4, 0.6, 0.8, 0.9};
+  uint32_t written_text_ = 0;  // of the history; 0: none yet
+  size_t written_ = 0;         // text_ up to here is there, or need not be
+  Match match_;
+  LookupShares shares_;
+  bool began_ = false;
   bool gave_up_ = false;
 };
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/fp_environment.h"
 #include "engine/draft_model.h"
+#include "engine/guess_plan.h"
 #include "engine/target_drafter.h"
 
 namespace gkv {
@@ -273,8 +274,7 @@ void Scheduler::RunStep() {
   }
 }
 
-// Has the drafters guess, each at the price of its guesses beside those of the
-// others, and no more than let all decode in the same step.
+// Has the drafters guess, no more than lets all decode in the same step.
 void Scheduler::Draft() {
   size_t decoding = 0, guesses = 0;
   bool prefills = false;
@@ -283,29 +283,7 @@ void Scheduler::Draft() {
     decoding += sequence.state() == State::kDecoding;
     prefills = prefills || sequence.state() == State::kPrefilling;
   }
-  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
-  std::array<double, StepTimes::kMaxGuesses> extra;
-  for (Sequence& sequence : sequences_) {
-    if (!sequence.runnable() || !sequence.drafts()) continue;
-    const size_t left = rows - std::min(rows, decoding + guesses);
-    const size_t most = std::min(MaxGuesses(options_), left);
-    DraftPrice price{.tokens = decoding};
-    // A prompt makes the most of each row.
-    if (!prefills) {
-      const std::span room(extra.data(), std::min(most, extra.size()));
-      const size_t known = step_times_.Extra(decoding, guesses, room);
-      price.extra = room.first(known);
-      if (options_.always_guess) {
-        std::fill(room.begin(), room.end(), 0);
-        price.extra = room;
-      }
-    }
-    try {
-      guesses += sequence.Draft(most, price);
-    } catch (...) {
-      sequence.Fail(std::current_exception());
-    }
-  }
+  guesses = LookUp(decoding, prefills);
   draft_s_ = 0;
   MakeDraftModels();
   if (prefills || draft_models_.empty()) return;
@@ -315,6 +293,49 @@ void Scheduler::Draft() {
   }
   draft_s_ = std::chrono::duration<double>(Sequence::Clock::now() - begin)
                  .count();
+}
+
+// Of so many sequences that decode, those with drafters of their own. Returns
+// how many guesses the step is to take. A prompt makes the most of each row.
+size_t Scheduler::LookUp(size_t decoding, bool prefills) {
+  std::vector<Sequence*> sequences;
+  std::vector<std::span<const DraftGuess>> proposed;
+  for (Sequence& sequence : sequences_) {
+    if (!sequence.runnable() || !sequence.has_drafter()) continue;
+    try {
+      sequences.reserve(sequences.size() + 1);
+      proposed.reserve(proposed.size() + 1);
+      proposed.push_back(sequence.Draft(MaxGuesses(options_)));
+      sequences.push_back(&sequence);
+    } catch (const std::bad_alloc&) {
+      return 0;
+    } catch (...) {
+      sequence.Fail(std::current_exception());
+    }
+  }
+  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
+  std::array<double, StepTimes::kMaxGuesses> extra;
+  const std::span room(extra.data(), std::min(rows - std::min(rows, decoding),
+                                              extra.size()));
+  GuessCosts costs{.tokens = decoding};
+  if (options_.always_guess) {
+    std::fill(room.begin(), room.end(), 0);
+    costs.extra = room;
+  } else {
+    costs.extra = room.first(step_times_.Extra(decoding, 0, room));
+  }
+  if (prefills && !options_.always_guess) costs.extra = {};
+  size_t guesses = 0;
+  try {
+    const std::vector<size_t> counts = PlanGuesses(proposed, costs);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      sequences[i]->KeepGuesses(counts[i]);
+      guesses += counts[i];
+    }
+  } catch (const std::bad_alloc&) {
+    // Those that have theirs keep them.
+  }
+  return guesses;
 }
 
 // Those that sequences ask for; a sequence for whose there is no memory does
@@ -430,6 +451,8 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
     sequence.set_served(++served_);
     return true;
   } catch (const CacheFull&) {
+    // Nobody gives way to guesses, nor fails for them.
+    if (sequence.DropGuesses(plan)) return false;
     if (MakeRoom(sequence)) return false;
     for (const Sequence& other : sequences_) {
       if (&other == &sequence) break;

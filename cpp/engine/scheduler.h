@@ -16,6 +16,7 @@
 #include "base/aligned_buffer.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
+#include "engine/lookup_history.h"
 #include "engine/model_drafter.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
@@ -60,6 +61,11 @@ class Scheduler {
   size_t parallel_loops() const { return pool_->parallel_loops(); }
   // Where their time went. Requires: profiled.
   StepProfile profile() const { return clock_->profile(); }
+  // What requests of one tenant may be guessed from. Thread-safe; what it gives
+  // is this thread's. Throws std::bad_alloc.
+  std::shared_ptr<LookupHistory> HistoryOf(const Address& tenant) {
+    return histories_.Of(tenant);
+  }
   // Rows that draft models computed.
   size_t draft_rows() const { return draft_rows_.load(); }
 
@@ -75,6 +81,7 @@ class Scheduler {
   void RunStep();
   void PrepareStep();
   void Draft();
+  size_t LookUp(size_t decoding, bool prefills);
   size_t DraftByModel(ModelDrafter& draft, size_t decoding, size_t guesses);
   void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
@@ -98,6 +105,7 @@ class Scheduler {
   bool stopping_ = false;
 
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
+  LookupHistories histories_;
 
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;

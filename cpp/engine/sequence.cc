@@ -197,26 +197,62 @@ void Sequence::Preempt() {
   if (state_ == State::kSettled) return;
   next_ = cache().next_position_for_logits();
   guesses_.clear();
+  proposed_.clear();
   preempted_ = true;
   state_ = State::kPreempted;
 }
 
-size_t Sequence::Draft(size_t max_guesses, const DraftPrice& price) {
-  if (!drafts() || drafted_from_ == target_) return guesses_.size();
-  // The last token of the conversation is sampled from the row before it.
-  const size_t room = cache().capacity_tokens() - target_ - 1;
+std::span<const DraftGuess> Sequence::Draft(size_t max_guesses) {
+  const bool decodes = state_ == State::kDecoding;
+  if (!parts_.drafter || (!decodes && state_ != State::kPrefilling)) return {};
+  if (decodes && drafted_from_ == target_) return proposed_;
   std::vector<int32_t> added;
   try {
     added.resize(target_ - drafted_from_);
-    guesses_.resize(std::min(max_guesses, room));
+    if (decodes) {
+      // The last token of all is sampled from the row before it.
+      proposed_.resize(
+          std::min({max_guesses, parts_.consumer->tokens_left() - 1,
+                    cache().capacity_tokens() - target_ - 1}));
+    }
   } catch (const std::bad_alloc&) {
-    return 0;  // these tokens are among those of the next time
+    proposed_.clear();
+    return {};  // these tokens are among those of the next time
   }
   cache().CopyTokens(drafted_from_, added);
   drafted_from_ = target_;
-  const size_t count = parts_.drafter->Propose(added, price, guesses_);
-  guesses_.resize(std::min(guesses_.size(), count));
-  return guesses_.size();
+  if (!decodes) {
+    parts_.drafter->Read(added, next_);
+    return {};
+  }
+  const size_t count = parts_.drafter->Propose(added, proposed_);
+  proposed_.resize(std::min(proposed_.size(), count));
+  return proposed_;
+}
+
+void Sequence::KeepGuesses(size_t count) {
+  guesses_.resize(count);
+  for (size_t i = 0; i < count; ++i) guesses_[i] = proposed_[i].id;
+}
+
+bool Sequence::DropGuesses(PlannedSlice& plan) {
+  if (plan.end <= target_) return false;
+  plan.end = target_;
+  guesses_.clear();
+  return true;
+}
+
+// Tells it the tokens that it was not asked behind any more.
+void Sequence::EndDrafter() noexcept {
+  if (!parts_.drafter) return;
+  try {
+    std::vector<int32_t> added(cache().length() - drafted_from_);
+    cache().CopyTokens(drafted_from_, added);
+    parts_.drafter->End(added);
+  } catch (const std::bad_alloc&) {
+    // It does without them.
+  }
+  parts_.drafter = nullptr;
 }
 
 std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
@@ -230,9 +266,7 @@ std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
                                cache().capacity_tokens() - target_) - 1;
   return DraftModel::Request{.conversation = &drafted_,
                              .target = &cache(),
-                             .tenant = parts_.prefix.view
-                                           ? parts_.prefix.view->salt()
-                                           : Address{},
+                             .tenant = parts_.tenant,
                              .sampled_from = stream().prompt_end(),
                              .consumer = parts_.consumer.get(),
                              .most = std::min(max_guesses, room),
@@ -402,6 +436,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     if (lead_) lead_->reached = next_;
     if (state_ == State::kPrefilling) stream().MarkComputed(next_);
     guesses_.clear();
+    proposed_.clear();
     if (next_ < target_) {
       logits_begin_ = std::max(logits_begin_, next_);
     } else if (!sampled_) {
@@ -427,6 +462,7 @@ void Sequence::Conclude() noexcept {
 void Sequence::Settle(FinishReason reason) noexcept {
   if (state_ == State::kSettled || state_ == State::kEnded) return;
   PublishEnd();
+  EndDrafter();
   reason_ = reason;
   state_ = State::kSettled;
   if (parts_.batch) {
@@ -440,6 +476,7 @@ void Sequence::Settle(FinishReason reason) noexcept {
 void Sequence::Fail(std::exception_ptr error) noexcept {
   if (state_ == State::kEnded) return;
   PublishEnd();
+  parts_.drafter = nullptr;
   if (parts_.batch && !std::exchange(parts_.batch->failed, true)) {
     parts_.batch->error = error;
   }

@@ -76,6 +76,7 @@ class Sequence {
     std::unique_ptr<Constraint> constraint = nullptr;
     std::shared_ptr<Drafter> drafter = nullptr;
     std::shared_ptr<const Model> draft = nullptr;  // guesses, too
+    Address tenant = {};  // whose other requests may be guessed from
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::shared_ptr<Batch> batch = nullptr;  // null: alone
     PrefixUse prefix = {};
@@ -126,12 +127,14 @@ class Sequence {
   void Preempt();
 
   // Has its drafter guess up to `max_guesses` tokens, unless it has guessed
-  // those. Returns how many there are now: none where memory does not suffice.
-  // Throws what the drafter throws.
-  size_t Draft(size_t max_guesses, const DraftPrice& price);
-  bool drafts() const {
-    return state_ == State::kDecoding && parts_.drafter != nullptr;
-  }
+  // those, or read the prompt, of which nothing follows yet. Gives what there
+  // is: nothing where memory does not suffice. Throws what the drafter throws.
+  std::span<const DraftGuess> Draft(size_t max_guesses);
+  bool has_drafter() const { return parts_.drafter != nullptr; }
+  // The first so many of these are rows of the next step.
+  void KeepGuesses(size_t count);
+  // Goes without its guesses; false if the plan has none.
+  bool DropGuesses(PlannedSlice& plan);
   // The model that guesses for it; null: none.
   const std::shared_ptr<const Model>& draft_model() const {
     return parts_.draft;
@@ -189,6 +192,7 @@ class Sequence {
   std::vector<size_t> PointsWithin(size_t begin, size_t end) const;
   void EndFetch();
   void PublishEnd() noexcept;
+  void EndDrafter() noexcept;
 
   Parts parts_;
   State state_ = State::kWaiting;
@@ -212,7 +216,8 @@ class Sequence {
   size_t asked_at_ = 0;      // the draft model was asked what follows here
   std::shared_ptr<DraftConversation> drafted_;  // what that knows of it
   DraftState draft_state_;
-  std::vector<int32_t> guesses_;
+  std::vector<DraftGuess> proposed_;  // by its drafter
+  std::vector<int32_t> guesses_;      // of these, or of the model
   FinishReason reason_ = FinishReason::kNone;  // why it is done
   std::exception_ptr error_;                   // of TakeRows
 };

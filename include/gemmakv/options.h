@@ -38,7 +38,8 @@ enum class PrefixMode {
 // token. Its result depends on none of it, but for the time that it takes.
 enum class Speculate {
   kOff,
-  kLookup,  // what followed the last tokens where they stood before
+  kLookup,  // what followed the last tokens where they stood before, in the
+            // conversation or in what others of its tenant said; the default
   kDraft,   // a draft model, see Gemma::WithDraft
 };
 
@@ -66,7 +67,7 @@ struct GenerateOptions {
   std::vector<int32_t> stop_token_ids;  // end the request, as eos does
   bool ignore_eos = false;  // the model's eos ids are tokens like any other
   PrefixMode prefix_cache = PrefixMode::kOn;
-  Speculate speculate = Speculate::kOff;
+  Speculate speculate = Speculate::kLookup;
   bool logprobs = false;  // log-probability of each token under the raw logits
   size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
   LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts

@@ -5,7 +5,8 @@ One process, one work at a time.
 
 Reads one JSON request a line from stdin and writes one JSON answer a line:
 {"kind": "prefill", "tokens": 512} -> {"tokens_per_s": ...}. Times are wall
-clock around the public Python calls, sampling and bookkeeping included. The
+clock around the public Python calls, sampling and bookkeeping included. Only
+"speculate" guesses: the others decode a token a step, as their peers do. The
 driver stops this process (SIGSTOP) while the peer runs.
 """
 
@@ -30,7 +31,7 @@ class Bench:
             # What a file of embeddings lacks takes no time worth measuring.
             warnings.simplefilter("ignore", gemmakv.PartialModelWarning)
             self.gemma = gemmakv.Gemma.load(
-                model, threads=threads, prefix_cache=False)
+                model, threads=threads, prefix_cache=False, speculate="off")
         ids = self.gemma.tokenizer.encode(TEXT.read_text("utf-8"))
         self.ids = ids * (1 + 16384 // len(ids))
         self.offset = 0  # of prompts; moved on when a model ends a text early

@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     arguments = parser.parse_args()
-    gemma = gemmakv.Gemma.load(arguments.model, prefix_cache=False)
+    gemma = gemmakv.Gemma.load(
+        arguments.model, prefix_cache=False, speculate="off"
+    )
     grammar = gemmakv.Grammar.json_schema(SCHEMA)
     masks: list[float] = []
     original = _constraints.Matcher.compute_mask

@@ -23,7 +23,7 @@ def first_token_gemmakv(model: str, threads: int) -> float:
 
     begin = time.perf_counter()
     gemma = gemmakv.Gemma.load(
-        model, threads=threads, prefix_cache=False)
+        model, threads=threads, prefix_cache=False, speculate="off")
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens=512)
     gemma.generate(cache, PROMPT, max_tokens=1)
     return time.perf_counter() - begin
@@ -48,7 +48,7 @@ def generate_long(model: str, threads: int) -> None:
     text = (HERE.parent / "quality" / "texts" / "english.txt").read_text(
         "utf-8")
     gemma = gemmakv.Gemma.load(
-        model, threads=threads, prefix_cache=False)
+        model, threads=threads, prefix_cache=False, speculate="off")
     cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens=2304)
     ids = [2, *gemma.tokenizer.encode(text)][:2048]
     gemma.generate(cache, ids, max_tokens=128)

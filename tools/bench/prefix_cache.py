@@ -144,7 +144,7 @@ def load(
 ) -> gemmakv.Gemma:
     """Ready: the first step of a model checks its weights."""
     gemma = gemmakv.Gemma.load(
-        model, threads=threads, prefix_cache=prefix_cache
+        model, threads=threads, prefix_cache=prefix_cache, speculate="off"
     )
     first_token(gemma, range(1_000, 1_016), "off")
     return gemma
@@ -173,7 +173,9 @@ def publish(
 ) -> None:
     """Computes a prompt; all tiers have it then."""
     with gemmakv.PrefixCache(ram="1GiB", **tiers) as prefix:
-        gemma = gemmakv.Gemma.load(model, threads=threads, prefix_cache=prefix)
+        gemma = gemmakv.Gemma.load(
+            model, threads=threads, prefix_cache=prefix, speculate="off"
+        )
         first_token(gemma, ids)
         prefix.flush()
         stats = prefix.stats()
@@ -189,7 +191,9 @@ def peak(
         prefix: gemmakv.PrefixCache | bool = False
         if tiers:
             prefix = stack.enter_context(gemmakv.PrefixCache(**tiers))
-        gemma = gemmakv.Gemma.load(model, threads=threads, prefix_cache=prefix)
+        gemma = gemmakv.Gemma.load(
+            model, threads=threads, prefix_cache=prefix, speculate="off"
+        )
         cache = gemmakv.create_kv_cache(gemma.config)
         gemma.generate(cache, ids, max_tokens=32, ignore_eos=True)
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -209,7 +209,8 @@ class Bench:
         self.args, self.sizes = args, sizes
         self.rng = np.random.default_rng(1)
         self.plain = gemmakv.Gemma.load(
-            args.gguf, threads=args.threads, prefix_cache=False)
+            args.gguf, threads=args.threads, prefix_cache=False,
+            speculate="off")
         self.end = turn_end(self.plain.config)
         self.bos = self.plain.config.bos_id
         self._stack = contextlib.ExitStack()
@@ -229,7 +230,8 @@ class Bench:
         if name == OURS:
             command = [
                 sys.executable, "-m", "gemmakv", "serve", "-m", args.gguf,
-                "--threads", str(args.threads), "--max-running", str(slots)]
+                "--threads", str(args.threads), "--max-running", str(slots),
+                "--speculate", "off"]
         else:
             command = [
                 args.llama_server, "-m", args.gguf, "-t", str(args.threads),

@@ -179,7 +179,8 @@ def engines(
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(dir=args.disk))
         plain = gemmakv.Gemma.load(
-            args.gguf, threads=args.threads, prefix_cache=False)
+            args.gguf, threads=args.threads, prefix_cache=False,
+            speculate="off")
         one = chat_bytes(plain, shape)
         total = int(args.share * shape.chats * one)
         # Sizes of buffers are in its longer log alone.
@@ -206,7 +207,8 @@ def engines(
             prefix = stack.enter_context(
                 gemmakv.PrefixCache(ram=total - one, **tiers))
             gemma = gemmakv.Gemma.load(
-                args.gguf, threads=args.threads, prefix_cache=prefix)
+                args.gguf, threads=args.threads, prefix_cache=prefix,
+                speculate="off")
             add(name, Ours(gemma), flush=prefix.flush)
         for name in ("llama-server", "llama-server, slots in files"):
             files = Path(folder, name)

@@ -13,7 +13,11 @@ A ratio is the decoding time without over the time with it, of two calls that
 follow each other, which give the same tokens; those of processor time say more
 where others use the machine. A reply counts as a loop if its last 40 tokens
 repeat with a period of at most 20. With --batch, so many conversations decode
-at the same time.
+at the same time; with --context, each behind so many tokens of other text.
+
+Lookup finds what a text says itself: the same text in turn would otherwise be
+known from the turn before. With --shared, replies are those of a session whose
+sibling has said the same.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from typing import Any
 import gemmakv
 
 PROMPTS = Path(__file__).with_name("speculation_prompts.json")
+OTHER_TEXT = PROMPTS.parents[1] / "quality" / "texts" / "english.txt"
 NEW = {
     "story": "Once upon a time, in a land of glass mountains, a young fox",
     "numbers": "Random words: lamp, seven, otter, quartz, violin, mustard,",
@@ -45,6 +50,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--shared", action="store_true",
+                        help="guess from sibling sessions, too")  # fmt: skip
     parser.add_argument("--kinds", help="only these, with commas")
     parser.add_argument("--every", type=int, default=1,
                         help="one prompt of so many")  # fmt: skip
@@ -91,11 +99,17 @@ def _compare(
 ) -> tuple[list[Ratio], bool]:
     """The ratios of each run, and whether the reply is a loop."""
     said = gemmakv.create_kv_cache(gemma.config)
+    if arguments.context:
+        before = OTHER_TEXT.read_text("utf-8")
+        ids = gemma.tokenizer.encode(before)  # type: ignore[union-attr]
+        ids = ids * (1 + arguments.context // len(ids))
+        gemma.prefill(said, [2, *ids[: arguments.context]])
     gemma.prefill(said, text["prompt"])
     options: dict[str, Any] = {
         "max_tokens": arguments.tokens,
         "ignore_eos": True,
         "temperature": arguments.temperature,
+        "prefix_cache": "on" if arguments.shared else "off",
     }
     if text["kind"] == "new":
         options["temperature"] = 1.0

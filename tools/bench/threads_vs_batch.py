@@ -20,7 +20,8 @@ import gemmakv
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.gemma = gemmakv.Gemma.load(
-            args.model, threads=args.threads, prefix_cache=False)
+            args.model, threads=args.threads, prefix_cache=False,
+            speculate="off")
         self.tokens = args.tokens
         self.prompts = [f"Chapter {i}. It was a cold morning and"
                         for i in range(args.conversations)]

@@ -12,7 +12,13 @@ import typer
 from gemmakv._support.files import write_atomically
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
-from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
+from gemmakv.cli.arguments import (
+    DRAFT,
+    QUANTIZE,
+    THREADS,
+    examples,
+    model_option,
+)
 from gemmakv.diagnostics import _bench as measure
 from gemmakv.diagnostics._profile import table_of
 from gemmakv.diagnostics._profile_plot import picture
@@ -22,6 +28,7 @@ EXAMPLES = examples(
     "gemmakv bench -m model.gguf --threads 4 --rounds 9",
     "gemmakv bench --json > bench.json",
     "gemmakv bench --profile --plot profile.svg",
+    "gemmakv bench -m large.gguf --draft gemma-3-270m",
 )
 
 
@@ -29,6 +36,7 @@ def bench(
     model: str = model_option("gemma-3-270m"),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
+    draft: str | None = DRAFT,
     rounds: int = typer.Option(
         5, metavar="N", help="Rounds that the medians are of."
     ),
@@ -46,7 +54,9 @@ def bench(
     """Measure speed and memory, as shares of what this machine could do.
 
     Prefill, decode, batches, loading and memory of a model, each as a share
-    of what the measured bandwidth and arithmetic of the machine allow.
+    of what the measured bandwidth and arithmetic of the machine allow: a
+    token a step, without guesses. What these bring by lookup, and by a draft
+    model, is measured besides.
     """
     if plot is not None and not profile:
         raise typer.BadParameter(
@@ -59,6 +69,7 @@ def bench(
             param_hint="--plot",
         )
     path = console.fetch(model)
+    guesses = console.load_draft(draft, threads, not no_packed_cache)
     with console.work_progress("measuring") as progress:
         report = measure.run(
             path,
@@ -67,6 +78,7 @@ def bench(
             packed_cache=not no_packed_cache,
             quantize=quantize,
             profile=profile,
+            draft=guesses,
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
@@ -91,6 +103,17 @@ def _render(report: measure.Report) -> str:
             _quantity(row.limit, row.unit),
             f"{100 * row.share:.0f} %",
         )
+    guesses = console.table(
+        "speculation", "with", "without", "ratio", "guesses right"
+    )
+    for spec in report.speculation:
+        guesses.add_row(
+            f"{spec.speculate}: {spec.name}",
+            _quantity(spec.tokens_per_s, "tokens/s"),
+            _quantity(spec.without_tokens_per_s, "tokens/s"),
+            f"{spec.ratio:.2f}",
+            f"{spec.accepted} of {spec.drafted}",
+        )
     parts: list[Any] = []
     if report.profile:
         head, *lines = table_of(report.profile)
@@ -107,7 +130,8 @@ def _render(report: measure.Report) -> str:
         f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s",
         table,
         f"\n{report.parallel_loops_per_token:.0f} parallel loops for a "
-        "decoded token",
+        "decoded token\n",
+        guesses,
         *parts,
     )
 

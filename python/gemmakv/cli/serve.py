@@ -244,9 +244,10 @@ def serve(
     speculate: str | None = _option(
         "--speculate",
         None,
-        "Guess tokens where that saves time, from what the conversation has "
-        "or by --draft; results stay the same. Requests may say otherwise. "
-        "Default: draft if there is one.",
+        "Guess tokens where that saves time, from what the tenant's "
+        "conversations have (lookup) or by --draft; results stay the same. "
+        "Requests may say otherwise. Default: draft if there is one, else "
+        "lookup.",
         "off|lookup|draft",
     ),  # fmt: skip
     draft: str | None = _option(

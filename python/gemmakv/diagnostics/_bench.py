@@ -28,6 +28,7 @@ from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.diagnostics._profile import Profile, profile_of
+from gemmakv.diagnostics._speculation import TEXTS, Comparison, Speculation
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._options import core_options
 from gemmakv.generation._profile import StepProfile
@@ -81,6 +82,8 @@ class Report:
     packed_weights: str
     parallel_loops_per_token: float
     rows: list[Row]
+    # The rows are without guesses.
+    speculation: list[Speculation]
     # Where the time of steps went, if that was asked for.
     profile: list[Profile] | None = None
 
@@ -151,6 +154,7 @@ class Bench:
         packed_cache: bool,
         quantize: str | None,
         profile: bool = False,
+        draft: Gemma | None = None,
     ):
         self.path = path
         self.options: dict[str, Any] = {
@@ -162,8 +166,13 @@ class Bench:
             threads=threads,
             prefix_cache=False,
             profile=profile,
+            draft=draft,
             **self.options,
         )
+        ways = ["lookup"] if draft is None else ["lookup", "draft"]
+        self.comparisons = [
+            Comparison(self.gemma, text, way) for way in ways for text in TEXTS
+        ]
         self.threads = self.gemma.threads
         self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
@@ -204,7 +213,11 @@ class Bench:
         ]
         cores = [cache._core for cache in caches]
         prompts = [self._ids(1 + row)[-1:] for row in range(batch)]
-        keywords = {"max_tokens": tokens, "ignore_eos": True}
+        keywords = {
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "speculate": "off",  # a token each, of each step
+        }
         options = [core_options(keywords)] * batch
         best = self.work.seconds(self.limits(), batch, batch)
         loops, steps = engine.parallel_loops, engine.steps
@@ -268,7 +281,7 @@ def child() -> None:
     first_token_s = time.perf_counter() - begin
     room = min(512, context - len(cache) - 33)
     gemma.logits(cache, [7] * max(1, room))
-    gemma.generate(cache, [7], max_tokens=32)
+    gemma.generate(cache, [7], max_tokens=32, speculate="off")
     print(
         json.dumps(
             {"first_token_s": first_token_s, "peak_bytes": _peak_bytes()}
@@ -293,23 +306,26 @@ def run(
     packed_cache: bool = True,
     quantize: str | None = None,
     profile: bool = False,
+    draft: Gemma | None = None,
     progress: Progress = None,
 ) -> Report:
     """Measures a model; half a minute for one of 270M parameters.
 
-    With `profile` also where the time of its steps goes. `progress` is told of
-    measurements. Raises what `Gemma.load` raises, and ValueError for bad
-    arguments.
+    With `draft` also what its guesses bring, and with `profile` where the time
+    of its steps goes. `progress` is told of measurements. Raises what
+    `Gemma.load` raises, and ValueError for bad arguments.
     """
     callback = as_callback(progress, "measuring")
     count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
-    bench = Bench(path, threads, packed_cache, quantize, profile)
+    bench = Bench(path, threads, packed_cache, quantize, profile, draft)
     measures = _measures(bench)
     results: dict[str, list[Pair]] = {name: [] for name in measures}
     watch = _Watch(bench) if profile else None
-    total = (count + 1) * len(measures)
+    comparisons = bench.comparisons
+    a_round = len(measures) + len(comparisons)
+    total = (count + 1) * a_round
     # The first round warms up caches and threads; it does not count.
     for number in range(count + 1):
         for at, (name, measure) in enumerate(measures.items()):
@@ -319,7 +335,13 @@ def run(
             if watch is not None:
                 watch.note(name, counts=number > 0)
             if callback is not None:
-                callback(number * len(measures) + at + 1, total)
+                callback(number * a_round + at + 1, total)
+        for at, comparison in enumerate(comparisons, len(measures)):
+            comparison.measure(number)
+            if callback is not None:
+                callback(number * a_round + at + 1, total)
+        if watch is not None:
+            watch.skip()
     cpu = cpu_info()
     return Report(
         model=os.fspath(model),
@@ -333,6 +355,7 @@ def run(
         packed_weights=bench.gemma.packed_weights.state,
         parallel_loops_per_token=bench.parallel_loops_per_token,
         rows=[_row(name, pairs) for name, pairs in results.items()],
+        speculation=[comparison.result() for comparison in comparisons],
         profile=None if watch is None else watch.profiles(),
     )
 
@@ -355,6 +378,10 @@ class _Watch:
         self._wall_s[name] = self._wall_s.get(name, 0) + self._bench.wall_s
         known = self._found.get(name)
         self._found[name] = found if known is None else known + found
+
+    def skip(self) -> None:
+        """What came since the last call is no measurement's."""
+        self._last = self._bench.gemma.profile()
 
     def profiles(self) -> list[Profile]:
         return [

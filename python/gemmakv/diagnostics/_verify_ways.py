@@ -82,9 +82,13 @@ class Case:
         return create_kv_cache(self.gemma.config, kv_dtype=self.kv_dtype)
 
     def options(self) -> Options:
-        """Greedy, never ending early."""
+        """Greedy, never ending early, a token a step."""
         bias = {token: float("-inf") for token in self.gemma.config.eos_ids}
-        return {"max_tokens": SAMPLED, "logit_bias": bias}
+        return {
+            "max_tokens": SAMPLED,
+            "logit_bias": bias,
+            "speculate": "off",
+        }
 
     def say(self, cache: KVCache, prompt: Tokens) -> list[int]:
         """The greedy choices after a prompt; they stay in the cache."""
@@ -134,6 +138,7 @@ def ways_of(case: Case) -> list[Way]:
         Way("chunks of 1, 2, 3, ...", _growing),
         Way("the last 32 token by token", _one_by_one),
         Way("sampled instead of given", _sampled),
+        Way("sampled with guesses", _guessed),
         Way(f"batch of {_CALLERS}", _batch),
         Way("fork", _fork),
         Way("snapshot and restore", _restore),
@@ -170,6 +175,15 @@ def _sampled(case: Case) -> list[str]:
     cache = case.new_cache()
     case.say(cache, case.prompt)
     return [case.digest(cache)]
+
+
+def _guessed(case: Case) -> list[str]:
+    """Sampled again, by conversations that may guess from one another."""
+    caches = [case.new_cache() for _ in range(2)]
+    for cache in caches:
+        options: Options = {**case.options(), "speculate": "lookup"}
+        case.gemma.generate(cache, case.prompt, **options)
+    return [case.digest(cache) for cache in caches]
 
 
 def _batch(case: Case) -> list[str]:

@@ -102,7 +102,7 @@ class Model:
         self._packed_weights = packed_weights
         self._prefix: PrefixCache | None = None
         self._compiler = Compiler(tokenizer, self._config)
-        self._speculate = "off"
+        self._speculate = speculation(None)
 
     @classmethod
     def load(
@@ -157,8 +157,9 @@ class Model:
             Results do not depend on it.
           speculate: where guesses of what comes next are from, that calls
             which do not say check along with the next token: "lookup" (what
-            the conversation says already), "draft", "off", or None: "draft"
-            if there is one. Results do not depend on it.
+            the conversation, or another one of this tenant, says already),
+            "draft", "off", or None: "draft" if there is one, else "lookup".
+            Results do not depend on it.
           draft: a smaller model with the same vocabulary, or the drafter that
             was published beside a Gemma 4, which guesses what
             this one says. Its weights stay in memory for as long as this
@@ -313,7 +314,8 @@ class Model:
     def with_salt(self, salt: str | bytes | None) -> Self:
         """The same model for another tenant of its prefix cache.
 
-        Nothing that one salt computes is found, or waited for, by another.
+        Nothing that one salt computes is found, or waited for, by another, nor
+        is it guessed from what another said, with a prefix cache and without.
         Weights and threads are shared.
         """
         return self._with_prefix(self._prefix, salt_bytes(salt))

@@ -191,9 +191,9 @@ class _Keywords(
         Choice(("off", "lookup", "draft")), None,
         "check guesses of the next tokens in the same step",
         '"lookup" guesses that a text goes on as it did where its last tokens '
-        'stood before; "draft" asks the draft model. Both guess where that '
-        "pays; the tokens are the same, see docs/speculation.md. None: as the "
-        "model was loaded.",
+        'stood before, also in other requests of its tenant; "draft" asks the '
+        "draft model. Both guess where that pays; the tokens are the same, "
+        "see docs/speculation.md. None: as the model was loaded.",
         in_chat=False)]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
@@ -308,7 +308,7 @@ def speculation(value: object, has_draft: bool = False) -> str:
         raise ValueError(
             "speculate: expected a draft= with 'draft', found none"
         )
-    return checked or ("draft" if has_draft else "off")
+    return checked or ("draft" if has_draft else "lookup")
 
 
 DEFAULT_MAX_TOKENS: int = GenerationOptions.table["max_tokens"].default

@@ -3,16 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
+#include <memory>
 #include <random>
 #include <vector>
+
+#include "engine/guess_plan.h"
 
 namespace gkv {
 namespace {
 
 using Tokens = std::vector<int32_t>;
-
-constexpr std::array<double, 7> kFree = {};
 
 // Of the n-gram that ends `text`: where it stood last before.
 size_t LastBefore(const Tokens& text, size_t n, size_t indexed_end) {
@@ -65,33 +65,51 @@ TEST(NgramIndexTest, IndexesALongTextInParts) {
   }
 }
 
+// Guesses that pay at such a price, for one that decodes among so many.
+struct Price {
+  size_t tokens = 1;
+  double each = 0;  // of a step without guesses
+};
+
 // Feeds `text` from `begin` on, taking the drafter's guesses as far as they are
 // right, as a scheduler does.
 struct Outcome {
   size_t steps = 0, drafted = 0, accepted = 0;
 };
 Outcome Feed(Drafter& drafter, const Tokens& text, size_t begin,
-             const DraftPrice& price, size_t most = 7) {
+             const Price& price = {}, size_t most = 7) {
   Outcome outcome;
   size_t seen = 0;
-  Tokens guesses(most);
+  std::vector<double> extra(most);
+  for (size_t i = 0; i < most; ++i) {
+    extra[i] = price.each * static_cast<double>(i + 1);
+  }
+  std::vector<DraftGuess> guesses(most);
   while (begin < text.size()) {
     const std::span added(text.data() + seen, begin - seen);
-    std::fill(guesses.begin(), guesses.end(), -1);
-    const size_t count = drafter.Propose(added, price, guesses);
+    guesses.assign(most, {-1, -1});
+    const size_t proposed = drafter.Propose(added, guesses);
+    EXPECT_LE(proposed, most);
+    for (size_t i = 0; i < proposed; ++i) {
+      EXPECT_GE(guesses[i].id, 0);
+      EXPECT_GE(guesses[i].right, 0);
+      EXPECT_LE(guesses[i].right, 1);
+    }
+    const std::span<const DraftGuess> all(guesses.data(), proposed);
+    const size_t count =
+        PlanGuesses(std::span(&all, 1), {price.tokens, extra})[0];
     seen = begin;
-    EXPECT_LE(count, most);
     ++outcome.steps;
     outcome.drafted += count;
-    for (size_t i = 0; i < count; ++i) EXPECT_GE(guesses[i], 0);
     size_t right = 0;
     while (right < count && begin + right + 1 < text.size() &&
-           guesses[right] == text[begin + right]) {
+           guesses[right].id == text[begin + right]) {
       ++right;
     }
     outcome.accepted += right;
     begin += right + 1;
   }
+  drafter.End(std::span(text).subspan(seen));
   return outcome;
 }
 
@@ -100,7 +118,7 @@ TEST(LookupDrafterTest, GuessesWhatIsQuoted) {
   Tokens text = document;
   text.insert(text.end(), document.begin(), document.end());
   LookupDrafter drafter;
-  const Outcome outcome = Feed(drafter, text, 303, {1, kFree});
+  const Outcome outcome = Feed(drafter, text, 303);
   EXPECT_LE(outcome.steps, 297 / 8 + 4u);
   EXPECT_GE(outcome.accepted, 250u);
 }
@@ -112,7 +130,7 @@ TEST(LookupDrafterTest, GoesOnWithAPeriod) {
       text.push_back(static_cast<int32_t>(i % period));
     }
     LookupDrafter drafter;
-    const Outcome outcome = Feed(drafter, text, 12, {1, kFree});
+    const Outcome outcome = Feed(drafter, text, 12);
     EXPECT_LE(outcome.steps, 30u) << period;
   }
 }
@@ -122,47 +140,184 @@ TEST(LookupDrafterTest, PrefersTheLongestMatch) {
   const Tokens text = {5, 6, 7, 8, 1, 2, 3, 4, 0, 1,
                        2, 9, 9, 0, 5, 6, 7, 8, 1, 2};
   LookupDrafter drafter;
-  Tokens guesses(2);
-  ASSERT_EQ(drafter.Propose(text, {1, kFree}, guesses), 2u);
-  EXPECT_EQ(guesses, (Tokens{3, 4}));
+  std::vector<DraftGuess> guesses(2);
+  ASSERT_EQ(drafter.Propose(text, guesses), 2u);
+  EXPECT_EQ(guesses[0].id, 3);
+  EXPECT_EQ(guesses[1].id, 4);
 }
 
 TEST(LookupDrafterTest, NothingWhereNothingRepeatsOrGuessesAreDear) {
   Tokens text(2000);
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<int32_t>(i);
   LookupDrafter fresh;
-  EXPECT_EQ(Feed(fresh, text, 1, {1, kFree}).drafted, 0u);
+  EXPECT_EQ(Feed(fresh, text, 1).drafted, 0u);
   const Tokens same(500, 7);
-  const std::array<double, 7> dear = {1, 2, 3, 4, 5, 6, 7};
-  LookupDrafter poor, busy, without_room;
-  EXPECT_EQ(Feed(poor, same, 3, {1, dear}).drafted, 0u);
-  EXPECT_EQ(Feed(busy, same, 3, {1, {}}).drafted, 0u);
-  EXPECT_EQ(Feed(without_room, same, 3, {1, kFree}, 0).drafted, 0u);
+  LookupDrafter poor, without_room;
+  EXPECT_EQ(Feed(poor, same, 3, {1, 1}).drafted, 0u);
+  EXPECT_EQ(Feed(without_room, same, 3, {}, 0).drafted, 0u);
 }
 
 // Bigrams recur, and what follows them is by chance: it stops, and begins
 // again where the text begins to repeat.
 TEST(LookupDrafterTest, StopsAndBeginsAgain) {
-  const std::array<double, 7> price = {0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1};
+  const Price price = {1, 0.3};
   Tokens text = RandomText(3000, 16, 4);
   LookupDrafter drafter;
-  const Outcome chance = Feed(drafter, text, 10, {1, price});
+  const Outcome chance = Feed(drafter, text, 10, price);
   EXPECT_LT(chance.drafted, 60u);
   const size_t begin = text.size();
   for (size_t i = 0; i < 400; ++i) text.push_back(text[500 + i]);
   LookupDrafter again;
-  const Outcome outcome = Feed(again, text, 10, {1, price});
+  const Outcome outcome = Feed(again, text, 10, price);
   EXPECT_LE(outcome.steps, begin - 10 + 400 / 2) << "twice as fast there";
 }
 
 // Beside many others a guess brings less for the same time.
 TEST(LookupDrafterTest, GuessesLessBesideOthers) {
-  const std::array<double, 7> price = {0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35};
   const Tokens text = RandomText(3000, 4, 4);
   LookupDrafter alone, among;
-  const Outcome a = Feed(alone, text, 10, {1, price});
-  const Outcome b = Feed(among, text, 10, {16, price});
+  const Outcome a = Feed(alone, text, 10, {1, 0.05});
+  const Outcome b = Feed(among, text, 10, {16, 0.05});
   EXPECT_GT(a.drafted, 10 * b.drafted + 10);
+}
+
+// A long prompt is taken in while it is read, or in portions.
+TEST(LookupDrafterTest, KnowsAPromptThatItRead) {
+  Tokens text = RandomText(3000, 1 << 16, 1);
+  text.insert(text.end(), text.begin() + 1000, text.begin() + 1300);
+  for (const bool reads : {false, true}) {
+    LookupDrafter drafter;
+    if (reads) {
+      drafter.Read(std::span(text).first(3000), 0);
+      drafter.Read({}, 0);
+      drafter.Read({}, 0);
+    }
+    std::vector<DraftGuess> guesses(4);
+    size_t steps = 0, count = 0;
+    for (size_t at = reads ? 3000 : 0; count == 0 && at + 16 < text.size();
+         ++steps) {
+      const size_t end = std::max<size_t>(at, 3000) + 4;
+      count = drafter.Propose(std::span(text).subspan(at, end - at), guesses);
+      at = end;
+    }
+    EXPECT_GT(count, 0u);
+    EXPECT_EQ(reads, steps == 1) << steps;
+  }
+}
+
+// ---- Other requests of the tenant ----
+
+class SharedLookupTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<LookupDrafter> New(bool reads = true, bool writes = true) {
+    return std::make_unique<LookupDrafter>(
+        LookupDrafter::Sharing{history_, reads, writes});
+  }
+
+  std::shared_ptr<LookupHistory> history_ = std::make_shared<LookupHistory>();
+};
+
+Tokens Joined(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST_F(SharedLookupTest, ASiblingSaysWhatAnotherSaid) {
+  const Tokens reply = RandomText(300, 1 << 16, 1);
+  const Tokens first = Joined(RandomText(50, 1 << 16, 2), reply);
+  const Tokens second = Joined(RandomText(40, 1 << 16, 3), reply);
+  EXPECT_EQ(Feed(*New(), first, 50).accepted, 0u);
+  const Outcome again = Feed(*New(), second, 44);
+  EXPECT_GT(again.accepted, 240u);
+  LookupDrafter alone;
+  EXPECT_EQ(Feed(alone, second, 44).accepted, 0u);
+}
+
+TEST_F(SharedLookupTest, WhatModesAllow) {
+  const Tokens text = RandomText(300, 1 << 16, 1);
+  Feed(*New(true, false), text, 50);  // leaves nothing
+  EXPECT_EQ(history_->tokens(), 0u);
+  EXPECT_EQ(Feed(*New(), text, 50).accepted, 0u);
+  EXPECT_EQ(Feed(*New(false, true), text, 50).accepted, 0u);  // takes nothing
+  EXPECT_GT(Feed(*New(true, false), text, 50).accepted, 200u);
+}
+
+// A fork goes on behind a prefix that was read before: what another fork said
+// there is known, the prefix itself is kept once.
+TEST_F(SharedLookupTest, AForkSaysWhatAnotherSaid) {
+  const Tokens prefix = RandomText(400, 1 << 16, 1);
+  const Tokens reply = RandomText(200, 1 << 16, 2);
+  const Tokens text = Joined(prefix, reply);
+  for (const bool again : {false, true}) {
+    const auto drafter = New();
+    drafter->Read(prefix, 400);
+    // From where it has read on.
+    std::vector<DraftGuess> guesses(7);
+    size_t at = 400, seen = 400, steps = 0;
+    while (at < text.size()) {
+      const size_t count = drafter->Propose(
+          std::span(text).subspan(seen, at - seen), guesses);
+      seen = at;
+      size_t right = 0;
+      while (right < count && at + right + 1 < text.size() &&
+             guesses[right].id == text[at + right]) {
+        ++right;
+      }
+      at += right + 1;
+      ++steps;
+    }
+    drafter->End(std::span(text).subspan(seen));
+    if (again) {
+      EXPECT_LE(steps, 200 / 8 + 3u);
+    } else {
+      EXPECT_EQ(steps, 200u);
+      EXPECT_EQ(history_->tokens(), 32 + 200u);
+    }
+  }
+}
+
+// Both run at the same time, one a little behind.
+TEST_F(SharedLookupTest, ARunningSiblingIsRead) {
+  const Tokens text = RandomText(200, 1 << 16, 1);
+  const auto first = New(), second = New();
+  std::vector<DraftGuess> guesses(7);
+  size_t known = 0;
+  first->Propose(std::span(text).first(40), guesses);
+  for (size_t at = 40; at + 1 < text.size(); ++at) {
+    first->Propose(std::span(text).subspan(at, 1), guesses);
+    const std::span<const int32_t> added =
+        at == 40 ? std::span(text).first(11)
+                 : std::span(text).subspan(at - 30, 1);
+    const size_t count = second->Propose(added, guesses);
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(guesses[i].id, text[at - 29 + i]);
+    }
+    known += count > 0;
+  }
+  EXPECT_GT(known, 150u);
+}
+
+// What was learned from one is what the next begins with.
+TEST_F(SharedLookupTest, SharesAreLearnedOverRequests) {
+  const Tokens text = RandomText(3000, 16, 4);
+  const auto priced = [&] { return Feed(*New(false), text, 10, {1, 0.05}); };
+  (void)priced();
+  LookupShares& learned = history_->shares();
+  EXPECT_LT(learned.Right(LookupShares::Source::kOwn, 3), 0.1);
+}
+
+// A text longer than what a history keeps of one goes on in another.
+TEST_F(SharedLookupTest, ALongTextGoesOn) {
+  const Tokens text = RandomText(LookupHistory::kMaxTokens, 1 << 16, 6);
+  const auto drafter = New();
+  drafter->Read(text, 0);
+  for (int i = 0; i < 100; ++i) drafter->Read({}, 0);
+  drafter->End({});
+  EXPECT_LE(history_->tokens(), LookupHistory::kMaxTokens);
+  const auto [place, length] =
+      history_->Find(std::span(text).first(text.size() - 100));
+  EXPECT_EQ(length, 32u);
+  EXPECT_EQ(history_->From(place).size(), 100u);
 }
 
 }  // namespace

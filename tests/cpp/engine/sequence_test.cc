@@ -47,14 +47,24 @@ class Script : public RowConsumer {
 class Guesses : public Drafter {
  public:
   explicit Guesses(Tokens tokens) : tokens_(std::move(tokens)) {}
-  size_t Propose(std::span<const int32_t> added, const DraftPrice&,
-                 std::span<int32_t> guesses) override {
+  void Read(std::span<const int32_t> added, size_t known) noexcept override {
+    seen.insert(seen.end(), added.begin(), added.end());
+    known_at_first.push_back(known);
+  }
+  size_t Propose(std::span<const int32_t> added,
+                 std::span<DraftGuess> guesses) override {
     seen.insert(seen.end(), added.begin(), added.end());
     const size_t count = std::min(guesses.size(), tokens_.size());
-    std::copy_n(tokens_.begin(), count, guesses.begin());
+    for (size_t i = 0; i < count; ++i) guesses[i] = {tokens_[i]};
     return count;
   }
+  void End(std::span<const int32_t> added) noexcept override {
+    seen.insert(seen.end(), added.begin(), added.end());
+    ended = true;
+  }
   Tokens seen;
+  std::vector<size_t> known_at_first;
+  bool ended = false;
 
  private:
   const Tokens tokens_;
@@ -75,7 +85,7 @@ class SequenceTest : public ::testing::Test {
   }
 
   PlanInput ToPlan(Sequence& s, size_t max_guesses = 7) {
-    s.Draft(max_guesses, {});
+    s.KeepGuesses(s.Draft(max_guesses).size());
     return s.ToPlan();
   }
 
@@ -272,6 +282,11 @@ TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
   EXPECT_EQ(cache_->length(), 24u);
   EXPECT_EQ(ToPlan(s, 2).next, 23u);
   EXPECT_EQ(ToPlan(s).target, 26u) << "guesses are made once";
+  EXPECT_EQ(drafter->seen, cache_->tokens());
+  EXPECT_EQ(drafter->known_at_first, (std::vector<size_t>{0}));
+  EXPECT_FALSE(drafter->ended);
+  s.Settle(FinishReason::kLength);
+  EXPECT_TRUE(drafter->ended);
   EXPECT_EQ(drafter->seen, cache_->tokens());
 }
 

@@ -29,6 +29,9 @@ NAMES = [
 ]
 
 
+TEXTS = ["edit of code", "new text, sampled"]
+
+
 @pytest.fixture(scope="module")
 def report(tiny_path: Path) -> bench.Report:
     return bench.run(tiny_path, threads=2, rounds=2, packed_cache=False)
@@ -108,7 +111,36 @@ def test_progress_reaches_the_total(tiny_path: Path) -> None:
         packed_cache=False,
         progress=lambda done, total: calls.append((done, total)),
     )
-    assert calls == [(i + 1, 2 * len(NAMES)) for i in range(2 * len(NAMES))]
+    total = 2 * (len(NAMES) + len(TEXTS))
+    assert calls == [(i + 1, total) for i in range(total)]
+
+
+def test_speculation_is_measured_beside(
+    report: bench.Report, tiny_path: Path
+) -> None:
+    def ways(report: bench.Report) -> list[tuple[str, str]]:
+        return [(row.speculate, row.name) for row in report.speculation]
+
+    lookup = [("lookup", text) for text in TEXTS]
+    assert ways(report) == lookup
+    draft = gemmakv.Gemma.load(
+        tiny_path, prefix_cache=False, packed_cache=False
+    )
+    drafted = bench.run(
+        tiny_path, threads=1, rounds=1, packed_cache=False, draft=draft
+    )
+    assert ways(drafted) == lookup + [("draft", text) for text in TEXTS]
+    for row in report.speculation + drafted.speculation:
+        assert row.tokens_per_s > 0 and row.without_tokens_per_s > 0
+        assert row.ratio > 0
+        assert 0 <= row.accepted <= row.drafted
+
+
+def test_rows_of_decoding_are_without_guesses(tiny_path: Path) -> None:
+    measured = bench.Bench(str(tiny_path), 1, False, None)
+    before = measured.gemma._engine.steps
+    measured.decode(1, 40)
+    assert measured.gemma._engine.steps - before == 40
 
 
 def test_command_line(cli: RunCli, tiny_path: Path) -> None:
@@ -121,8 +153,13 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
         field.name for field in dataclasses.fields(bench.Report)
     }
     table = cli(*run, "--no-packed-cache").stdout.decode()
-    for name in [*NAMES, "parallel loops", "limits: read"]:
+    for name in [*NAMES, "parallel loops", "limits: read", *TEXTS]:
         assert name in table
+    spec = document["speculation"][0]
+    assert {"ratio", "drafted", "accepted"} < set(spec)
+    drafts = json.loads(cli(*run, "--json", "--draft", tiny_path).stdout)
+    ways = [row["speculate"] for row in drafts["speculation"]]
+    assert ways == ["lookup", "lookup", "draft", "draft"]
     failed = cli("bench", "--model", tiny_path, "--rounds", 0)
     assert failed.returncode == 2
     assert failed.stderr.count(b"\n") == 1

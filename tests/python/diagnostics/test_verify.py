@@ -234,7 +234,7 @@ FAULTS = [
     (break_restore, "snapshot and restore"),
     (break_rewind, "rewind"),
     (break_batch, "batch of 4"),
-    (break_sampling, "sampled instead of given"),
+    (break_sampling, "sampled"),
     (break_threads, "threads"),
     (break_targets, "SIMD target SSE"),
 ]

@@ -110,7 +110,7 @@ def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
 
 def test_a_call_may_bring_its_own(large: Gemma, small: Gemma) -> None:
     assert drafted(large, draft=small) > 0
-    assert drafted(large, draft=None) == 0
+    assert drafted(large, draft=None, speculate="off") == 0
     rows = large.generate_batch(
         [new(large), new(large)], [TEXT] * 2, draft=small,
         speculate=["off", None], **SAME,
@@ -209,7 +209,8 @@ def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
-    plain, guessed = run(), run("--draft", small_path)
+    plain = run("--speculate", "off")
+    guessed = run("--draft", small_path)
     assert guessed["token_ids"] == plain["token_ids"]
     assert plain["usage"]["drafted"] == 0
     refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")

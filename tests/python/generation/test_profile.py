@@ -35,7 +35,9 @@ def check(phase: PhaseProfile) -> None:
 
 def test_each_phase_counts_its_own_steps(timed: Gemma) -> None:
     cache = gemmakv.create_kv_cache(timed.config)
-    timed.generate(cache, [3] * 40, max_tokens=6, ignore_eos=True)
+    timed.generate(
+        cache, [3] * 40, max_tokens=6, ignore_eos=True, speculate="off"
+    )
     profile = timed.profile()
     assert [name for name, _ in profile.phases()] == ["prefill", "decode"]
     assert (profile.prefill.steps, profile.prefill.rows) == (1, 40)

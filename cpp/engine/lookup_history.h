@@ -1,0 +1,125 @@
+#ifndef GEMMAKV_ENGINE_LOOKUP_HISTORY_H_
+#define GEMMAKV_ENGINE_LOOKUP_HISTORY_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "store/address.h"
+
+namespace gkv {
+
+// How often guesses by lookup are right, by the length of the match that they
+// follow from, learned from each that could be checked.
+class LookupShares {
+ public:
+  // Matches of other texts say less than those of the same one.
+  enum class Source { kOwn, kOther };
+
+  double Right(Source source, size_t length) const {
+    return right_[static_cast<size_t>(source)][ClassOf(length)];
+  }
+  void Learn(Source source, size_t length, bool was_right, double rate);
+
+ private:
+  static constexpr size_t kLengths = 6;  // classes of them
+  static size_t ClassOf(size_t length);
+
+  // Low where matches are short: to learn better costs nothing, guesses do.
+  std::array<std::array<double, kLengths>, 2> right_ = {
+      {{0.06, 0.12, 0.3, 0.55, 0.8, 0.9}, {0.05, 0.1, 0.2, 0.45, 0.7, 0.85}}};
+};
+
+// What requests of one tenant said of late, those that are running among them,
+// and where n-grams of it stand. Belongs to one thread at a time.
+//
+// Tokens are kept for kMaxTokens, and of no more than kMaxTexts requests: the
+// oldest give way. So does an n-gram to a later one in the same place of its
+// table. Every call takes constant time for each token.
+class LookupHistory {
+ public:
+  static constexpr size_t kMaxTokens = size_t{1} << 16;
+  static constexpr size_t kMaxTexts = 256;
+  // Longer matches are not told apart.
+  static constexpr size_t kMaxMatch = 32;
+  // An n-gram is found once so many tokens stand behind it.
+  static constexpr size_t kBehind = 16;
+
+  // A place in a text.
+  struct Place {
+    uint32_t text = 0;  // 0: none
+    uint32_t at = 0;
+  };
+
+  LookupHistory() = default;
+  LookupHistory(const LookupHistory&) = delete;
+
+  // A new text. Throws std::bad_alloc.
+  uint32_t Begin();
+  // What a text goes on with; false, doing nothing, if it had to give way
+  // meanwhile, or has become too long. Throws std::bad_alloc.
+  bool Append(uint32_t text, std::span<const int32_t> tokens);
+  // Nothing more of it is to come.
+  void End(uint32_t text) noexcept;
+
+  // Behind the longest known match of the last tokens of `tokens`, or of one
+  // nearly as long; its length is at least 4.
+  std::pair<Place, size_t> Find(std::span<const int32_t> tokens) const;
+  // How many of the last tokens of `tokens` stand before a place, of kMaxMatch.
+  size_t MatchLength(Place place, std::span<const int32_t> tokens) const;
+  // What stands from a place on; empty if that had to give way.
+  std::span<const int32_t> From(Place place) const;
+
+  LookupShares& shares() { return shares_; }
+  size_t tokens() const { return tokens_; }
+  // What it takes at most, but for what allocation adds.
+  static constexpr size_t MaxBytes() {
+    return 2 * kMaxTokens * sizeof(int32_t) + 2 * kSlots * sizeof(Place);
+  }
+
+ private:
+  static constexpr size_t kSlots = size_t{1} << 16;
+  static constexpr std::array<size_t, 2> kGrams = {4, 8};
+
+  struct Text {
+    uint32_t number = 0;  // 0: none
+    uint32_t indexed = 0;  // n-grams that end up to here
+    std::vector<int32_t> tokens;
+  };
+
+  Text* Of(uint32_t number);
+  const Text* Of(uint32_t number) const;
+  void Index(Text& text, size_t end) noexcept;
+  void DropOldest();
+
+  std::vector<Text> texts_;  // that of a number: at it, modulo kMaxTexts
+  uint32_t oldest_ = 1, next_ = 1;
+  size_t tokens_ = 0;
+  std::array<std::vector<Place>, kGrams.size()> slots_;
+  LookupShares shares_;
+};
+
+// A history for each tenant, of at most kMaxTenants: those that were used least
+// recently go. Thread-safe.
+class LookupHistories {
+ public:
+  static constexpr size_t kMaxTenants = 16;
+
+  // Throws std::bad_alloc.
+  std::shared_ptr<LookupHistory> Of(const Address& tenant);
+
+ private:
+  std::mutex mutex_;
+  // The one that was used last comes first.
+  std::list<std::pair<Address, std::shared_ptr<LookupHistory>>> histories_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_ENGINE_LOOKUP_HISTORY_H_
