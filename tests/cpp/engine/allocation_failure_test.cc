@@ -227,14 +227,15 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
   EXPECT_EQ(pool_->bytes_in_use(), begun[0]->nbytes() + begun[1]->nbytes());
 }
 
+std::string GuesserName(const ::testing::TestParamInfo<Guesser>& info) {
+  constexpr const char* kNames[] = {"Lookup", "Draft", "Drafter"};
+  return kNames[static_cast<size_t>(info.param)];
+}
+
 INSTANTIATE_TEST_SUITE_P(Guesses, SpeculatingTest,
                          ::testing::Values(Guesser::kLookup, Guesser::kDraft,
                                            Guesser::kDrafter),
-                         [](const auto& info) {
-                           constexpr const char* kNames[] = {"Lookup", "Draft",
-                                                             "Drafter"};
-                           return kNames[static_cast<size_t>(info.param)];
-                         });
+                         GuesserName);
 
 // The prefix cache loses an entry, or is not asked; what it has stays right.
 TEST_F(AllocationFailureTest, ThePrefixCacheStaysWhole) {

@@ -49,7 +49,7 @@ def test_defaults_pass_and_are_the_core_s(name: str) -> None:
         return
     found = getattr(_core.GenerateOptions(), name)
     if name == "speculate":  # None is what the model was loaded with
-        assert found == "off"
+        assert found == "lookup"
         return
     assert found == (option.default or type(found)()) or (
         found is None and option.default is None

@@ -799,6 +799,7 @@ TEST(ApplyFamilyTest, UnknownArchitecture) {
     EXPECT_STREQ(error.what(),
                  "model config: architecture is 'gemma9', expected one of "
                  "'gemma', 'gemma2', 'gemma3', 'gemma3n', 'gemma4', "
+                 "'gemma4-assistant', "
                  "'vaultgemma', 'gemma-embedding', 'embeddinggemma2', "
                  "'recurrentgemma'");
   }

@@ -300,6 +300,43 @@ TEST(PackedFileTest, SoundHashesDoNotMakeASoundTable) {
   EXPECT_GT(refused, 1000u);  // some only rename a tensor
 }
 
+// Large pages begin as zeros; no thread's zeros overtake another's piece.
+TEST(PackedFileTest, PiecesOfManyThreadsShareLargePages) {
+  std::vector<PackedTensor> tensors(1);
+  tensors[0].name = "matrix";
+  tensors[0].type = TensorType::kQ8_0;
+  tensors[0].rows = 7000;
+  tensors[0].cols = 1024;
+  tensors[0].piece_bytes = 5 * GroupBytes(TensorType::kQ8_0, 1024);
+  std::vector<uint8_t> bytes(tensors[0].size_bytes());
+  ASSERT_GT(bytes.size(), size_t{6} << 20);
+  std::mt19937 rng(2);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng() | 1);
+  TempFolder folder;
+  ThreadPool pool(4);
+  for (int round = 0; round < 3; ++round) {
+    std::optional<PartFile> part =
+        PartFile::Create(folder / "file", std::chrono::milliseconds(0));
+    PackedFileWriter writer(*part, kFingerprint, tensors);
+    const size_t size = tensors[0].piece_bytes;
+    pool.Run(writer.tensors()[0].num_pieces(), [&](size_t piece, size_t) {
+      const std::span<const uint8_t> rest =
+          std::span(bytes).subspan(piece * size);
+      writer.WritePiece(0, piece, rest.first(std::min(size, rest.size())));
+    });
+    writer.Finish();
+    part->Publish();
+    PackedFile file(folder / "file", kFingerprint);
+    file.CheckAll(pool);
+    const PackedTensor* tensor = file.Find("matrix");
+    const std::string whole = ReadWhole(folder / "file");
+    ASSERT_EQ(whole.size(), tensor->offset + bytes.size());
+    EXPECT_EQ(std::memcmp(whole.data() + tensor->offset, bytes.data(),
+                          bytes.size()),
+              0);
+  }
+}
+
 TEST(PackedFileTest, OtherVersionsAndFingerprintsAreRefused) {
   TempFolder folder;
   Write(folder / "file");
@@ -307,7 +344,7 @@ TEST(PackedFileTest, OtherVersionsAndFingerprintsAreRefused) {
   for (const size_t field : {8, 12}) {
     std::string changed = sound;
     ++changed[field];
-    EXPECT_NE(ErrorOf(folder, changed).find("expected 1 and 1"),
+    EXPECT_NE(ErrorOf(folder, changed).find("expected 1 and 2"),
               std::string::npos);
   }
   EXPECT_NE(ErrorOf(folder, "not packed weights at all").find("not a file of"),
