@@ -47,10 +47,10 @@ inline constexpr size_t kChunkRows = kChunkTiles * kTileRows;
 // Of the rows of one tile the products take less than reading the weights. The
 // processor reads ahead by itself there, further the more places are read at
 // once: the groups of a tile are far from each other, each the next of a long
-// stretch, of one or two rows four of them, and prefetching would only be in the
-// way. (Q4_0, 12288 x 1536 and 1536 x 6144 from memory, two threads, GB/s where
-// bare reading makes 49: 41 for one row, of neighbouring groups 28, of two that
-// prefetch 22.)
+// stretch, of one or two rows four of them, and prefetching would only be in
+// the way. (Q4_0, 12288 x 1536 and 1536 x 6144 from memory, two threads, GB/s
+// where bare reading makes 49: 41 for one row, of neighbouring groups 28, of two
+// that prefetch 22.)
 inline constexpr size_t kFewRows = kTileRows;
 inline constexpr size_t kWideRows = 2;
 inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;

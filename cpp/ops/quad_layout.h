@@ -15,9 +15,9 @@
 // a block has 8; a vector of 64 bytes holds one quad of 16 rows: byte 4 r + j
 // is column 4 q + j of row r, which is what a dot product of unsigned with
 // signed bytes takes when 4 activations are broadcast. Weights are stored
-// unsigned, offset by their zero point. A group of 16 rows is one unit of blocks
-// after the other, the last of which may be shorter, so that reading it is one
-// stream. A unit of 8 blocks (of Q6_K, 16) is
+// unsigned, offset by their zero point. A group of 16 rows is one unit of
+// blocks after the other, the last of which may be shorter, so that reading it
+// is one stream. A unit of 8 blocks (of Q6_K, 16) is
 //   scales                       as the type has them, 16 rows interleaved
 //   data  [blocks][kDataBytes]   vectors of
 //     8 bits: 8 vectors, one a quad
