@@ -844,6 +844,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       ASSERT_EQ(next(2), next(0));
     }
   }
+  if (kSanitized) return;  // two rounds may be of few tokens
   EXPECT_GT(accepted, 20u);
   EXPECT_GT(drafted - accepted, 20u);
   EXPECT_GT(by_others, accepted) << "the same was said before";
