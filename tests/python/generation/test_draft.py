@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +135,7 @@ def test_many_at_once(drafting: Gemma) -> None:
             ).token_ids  # fmt: skip
         return found
 
-    expected = [say(seed, "off") for seed in range(6)]
-    found: dict[int, list[int]] = {}
-    threads = [
-        threading.Thread(
-            target=lambda seed=seed: found.update({seed: say(seed, "draft")})
-        )
-        for seed in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[seed] for seed in range(6)] == expected
+    guesses.check_many_at_once(say, "draft")
 
 
 def test_it_lives_as_long_as_the_model(tiny: Gemma, small_path: Path) -> None:

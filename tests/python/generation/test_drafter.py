@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,19 +152,7 @@ def test_many_at_once(gemma: Gemma) -> None:
             ).token_ids  # fmt: skip
         return found
 
-    expected = [say(seed, "off") for seed in range(6)]
-    found: dict[int, list[int]] = {}
-    threads = [
-        threading.Thread(
-            target=lambda seed=seed: found.update({seed: say(seed, "draft")})
-        )
-        for seed in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[seed] for seed in range(6)] == expected
+    guesses.check_many_at_once(say, "draft")
 
 
 def test_a_stream_that_is_left_keeps_what_was_delivered(gemma: Gemma) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from gemmakv import Generation, KVCache
@@ -34,3 +36,24 @@ def check_same(
     assert found.logprobs.tolist() == expected.logprobs.tolist()
     assert guessed.tokens.tolist() == plain.tokens.tolist()
     assert (expected.usage.drafted, expected.usage.accepted) == (0, 0)
+
+
+def check_many_at_once(
+    say: Callable[[int, str], list[int]], speculate: str
+) -> None:
+    """What `say(seed, speculate)` gives in six threads at the same time,
+    against what it gives alone and without guesses.
+    """
+    expected = [say(seed, "off") for seed in range(6)]
+    found: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda seed=seed: found.update({seed: say(seed, speculate)})
+        )
+        for seed in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[seed] for seed in range(6)] == expected
