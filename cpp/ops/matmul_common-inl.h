@@ -51,7 +51,7 @@ inline constexpr size_t kTileRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 // end, so that arrays of vectors indexed by i become registers.
 template <size_t kCount, class Fn>
 HWY_INLINE void Unroll(const Fn& fn) {
-  [&]<size_t... i>(std::index_sequence<i...>) HWY_ATTR {
+  [&]<size_t... i>(std::index_sequence<i...>) GKV_INLINE_ATTR {
     (fn(std::integral_constant<size_t, i>()), ...);
   }
   (std::make_index_sequence<kCount>());

@@ -105,6 +105,31 @@ TYPED_TEST_P(MatMulConformance, SameBitsForEveryShape) {
   });
 }
 
+// Rows too long for one pass: what has been summed goes on from where it was.
+TYPED_TEST_P(MatMulConformance, SameBitsForLongRows) {
+  constexpr TensorType kType = TypeParam::value;
+  constexpr size_t kRows = 75, kInputs = 18;
+  const size_t cols = 12288 + this->Depths().back();
+  TestWeights weights(kType, kRows, cols);
+  weights.FillRandom(41);
+  weights.Pack();
+  TestInput input(kInputs, cols, 43);
+  this->OnEveryTarget([&](const std::string&) {
+    const auto product = [&](size_t m) {
+      std::vector<float> out(m * kRows, -1.0f);
+      MatMul(weights.View(), input.View(0, m), 0, NumGroups(kRows), out.data(),
+             kRows);
+      return out;
+    };
+    const std::vector<float> expected = product(kInputs);
+    for (size_t m = 1; m < kInputs; ++m) {
+      ExpectSameBits(product(m),
+                     {expected.begin(), expected.begin() + m * kRows},
+                     "rows " + std::to_string(m));
+    }
+  });
+}
+
 TYPED_TEST_P(MatMulConformance, SameBitsOnTargetsOfOneNumericsId) {
   constexpr TensorType kType = TypeParam::value;
   const size_t cols = this->Depths().back();
@@ -243,7 +268,7 @@ TYPED_TEST_P(MatMulConformance, NanAndInfinityStayVisible) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(MatMulConformance, MatchesOracle,
-                            SameBitsForEveryShape,
+                            SameBitsForEveryShape, SameBitsForLongRows,
                             SameBitsOnTargetsOfOneNumericsId,
                             WritesOnlyItsOutputs, UnpackRowIsExact,
                             AbsentRowsAreZero, ExtremeValues,
