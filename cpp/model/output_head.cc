@@ -37,6 +37,19 @@ constexpr size_t kMinScreenedRows = 6;
 // error of a sum of n terms is below n * 2^-24 of it.
 constexpr float kBoundSlack = 1.01f;
 
+// Logits that a soft cap has brought as close as this, in units of the cap, may
+// be in another order than they were: twice what its tanh errs by, at most 4
+// ulp, and the rounding of a division and a product, with room.
+constexpr double kCapSlack = 1e-5;
+
+// Below it no product can be the largest behind the cap, if one is `least`.
+float FloorUnderSoftCap(float cap, float least) {
+  if (cap <= 0) return least;
+  const double capped = std::tanh(static_cast<double>(least) / cap);
+  // Far below 0 there is none: the order of all is open.
+  return static_cast<float>(cap * std::atanh(capped - kCapSlack));
+}
+
 }  // namespace
 
 // One task's part of the vocabulary.
@@ -61,10 +74,8 @@ void OutputHead::Compute(std::span<const Row> rows) {
   Prepare(rows);
   const auto screened = static_cast<size_t>(std::count_if(
       rows_.begin(), rows_.end(), [](const Row& r) { return r.argmax_only; }));
-  // Rows of several tokens' logits can meet under a soft cap.
   const bool screens = UsesQuantizedActivations(matrix_.type) &&
-                       screened >= kMinScreenedRows &&
-                       config_.final_soft_cap <= 0;
+                       screened >= kMinScreenedRows;
   const size_t both = screens ? rows_.size() - screened : rows_.size();
   pool_.Enter(StepPart::kHead);
   if (screens) Screen();
@@ -191,7 +202,8 @@ void OutputHead::StoreRow(const Stretch& s, size_t row, size_t both) {
 // Adds the second plane to the groups that may hold the row's largest logit.
 // No other logit reaches it: with m the group's largest product and b its
 // bound, m + b is below m' - b' of the group where that is largest, and the
-// rounding of sums keeps their order.
+// rounding of sums keeps their order. A soft cap, which all then get, does not
+// keep that of logits that it brings together: these are completed, too.
 void OutputHead::Complete(size_t row) {
   const size_t groups = NumGroups(matrix_.rows);
   const float* largest = group_max_.data() + row * groups;
@@ -200,6 +212,8 @@ void OutputHead::Complete(size_t row) {
   for (size_t g = 0; g < groups; ++g) {
     least = std::max(least, largest[g] - norm * group_norms_[g]);
   }
+  const float cap = config_.final_soft_cap;
+  least = FloorUnderSoftCap(cap, least);
   const MatMulInput second{nullptr, 0,
                            input_.quantized(rows_.size() + row), 1};
   const size_t group_bytes = GroupBytes(matrix_.type, matrix_.cols);
@@ -213,6 +227,7 @@ void OutputHead::Complete(size_t row) {
     MatMul(view, second, 0, 1, added, kRowGroup);
     Add(added, count, rows_[row].logits + g * kRowGroup);
   }
+  if (cap > 0) SoftCap(cap, matrix_.rows, rows_[row].logits);
 }
 
 }  // namespace gkv

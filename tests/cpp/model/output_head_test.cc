@@ -172,11 +172,38 @@ TEST(OutputHeadEdgeTest, NumbersThatAreNoneChangeNothing) {
   }
 }
 
-TEST(OutputHeadEdgeTest, ASoftCapMeansFullRows) {
-  Head head(TensorType::kQ8_0, 0.5f);
-  const auto x = RandomRows(16, 6);
+// Caps that leave logits as they are nearly, that bring many together, and that
+// make most of them one number, of which the first is the winner.
+TEST(OutputHeadEdgeTest, WinnersUnderASoftCap) {
+  for (const float cap : {3000.0f, 300.0f, 30.0f, 5.0f, 0.5f}) {
+    SCOPED_TRACE(cap);
+    Head head(TensorType::kQ8_0, cap);
+    bool differs = false;
+    for (uint32_t seed = 0; seed < 12; ++seed) {
+      const auto x = RandomRows(16, seed);
+      const auto full = head.Compute(x, std::vector<bool>(x.size(), false));
+      const auto screened = head.Compute(x, std::vector<bool>(x.size(), true));
+      for (size_t i = 0; i < x.size(); ++i) {
+        ExpectSameWinner(screened[i], full[i], i);
+      }
+      differs |= screened != full;
+    }
+    EXPECT_TRUE(differs);  // else nothing was left out
+  }
+}
+
+// Logits far below zero: the cap makes all of them its negative.
+TEST(OutputHeadEdgeTest, WinnersUnderASoftCapFarBelowZero) {
+  Head head(TensorType::kQ8_0, 0.001f);
+  auto x = RandomRows(16, 6);
+  for (auto& row : x) {
+    for (float& value : row) value = -std::abs(value);
+  }
   const auto full = head.Compute(x, std::vector<bool>(x.size(), false));
-  EXPECT_EQ(head.Compute(x, std::vector<bool>(x.size(), true)), full);
+  const auto screened = head.Compute(x, std::vector<bool>(x.size(), true));
+  for (size_t i = 0; i < x.size(); ++i) {
+    ExpectSameWinner(screened[i], full[i], i);
+  }
 }
 
 TEST(OutputHeadEdgeTest, ThreadsAndTargetsDoNotMatter) {
