@@ -115,23 +115,21 @@ void OutputHead::Screen() {
 
 // The largest Euclidean norm of each group's weight rows, rounded up.
 void OutputHead::NormGroups() {
+  constexpr size_t kGroupsOfTask = 64;
   std::vector<float> norms(NumGroups(matrix_.rows));
-  const size_t cols = matrix_.cols;
-  AlignedBuffer<float> values(pool_.num_threads() * cols);
-  pool_.Run(norms.size(), [&](size_t group, size_t thread) {
-    float* weights = values.data() + thread * cols;
-    const size_t end = std::min(matrix_.rows, (group + 1) * kRowGroup);
-    double largest = 0;
-    for (size_t row = group * kRowGroup; row < end; ++row) {
-      UnpackRow(matrix_.view(), row, weights);
-      double sum = 0;
-      for (size_t i = 0; i < cols; ++i) {
-        sum += static_cast<double>(weights[i]) * weights[i];
+  pool_.Run(CeilDiv(norms.size(), kGroupsOfTask), [&](size_t task, size_t) {
+    const size_t begin = task * kGroupsOfTask;
+    const size_t end = std::min(norms.size(), begin + kGroupsOfTask);
+    for (size_t group = begin; group < end; ++group) {
+      float squares[kRowGroup];
+      SquaredNorms(matrix_.view(), group, squares);
+      float largest = 0;
+      for (const float sum : squares) {
+        // Not std::max: a NaN must not get lost.
+        if (!(sum <= largest)) largest = sum;
       }
-      // Not std::max: a NaN must not get lost.
-      if (!(sum <= largest)) largest = sum;
+      norms[group] = std::sqrt(largest) * (1 + 1e-6f);
     }
-    norms[group] = static_cast<float>(std::sqrt(largest) * (1 + 1e-6));
   });
   group_norms_ = std::move(norms);
 }

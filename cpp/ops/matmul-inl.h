@@ -771,6 +771,63 @@ void MatMulManyRows(const MatMulTask& task) {
   }
 }
 
+// sum += the squares of 4 adjacent weights, of which the zero point is off.
+template <class Format>
+HWY_INLINE VI32 AddSquares(VU8 weights, VI32 sum) {
+  const hn::Repartition<int16_t, DU8> d16;
+  const auto zero = hn::Set(DU8(), static_cast<uint8_t>(Format::kZeroPoint));
+  const auto pairs = hn::BitCast(d16, hn::Sub(weights, zero));
+  const auto even = hn::ShiftRight<8>(hn::ShiftLeft<8>(pairs));
+  const auto odd = hn::ShiftRight<8>(pairs);
+  sum = hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), even, even));
+  return hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), odd, odd));
+}
+
+// sum += 4 adjacent weights.
+HWY_INLINE VI32 AddWeights(VU8 weights, VI32 sum) {
+  const hn::Repartition<int16_t, DU8> d16;
+  const auto pairs = hn::BitCast(d16, weights);
+  const auto two = hn::Add(hn::And(pairs, hn::Set(d16, 0xFF)),
+                           hn::BitCast(d16, hn::ShiftRight<8>(hn::BitCast(
+                               hn::RebindToUnsigned<decltype(d16)>(), pairs))));
+  return hn::Add(sum, hn::WidenMulPairwiseAdd(DI32(), two,
+                                              hn::Set(d16, int16_t{1})));
+}
+
+// Squares of the weights of a block's column, added to `sum`.
+template <class Format>
+HWY_INLINE VF32 AddBlockSquares(const uint8_t* data, const float* planes,
+                                VF32 sum) {
+  const DF32 df;
+  constexpr size_t kCount = kQuads / Format::kParts;
+  Unroll<Format::kParts>([&](auto part) GKV_INLINE_ATTR {
+    VI32 squares = hn::Zero(DI32());
+    [[maybe_unused]] VI32 weights = hn::Zero(DI32());
+    Unroll<kCount>([&](auto i) GKV_INLINE_ATTR {
+      const VU8 quad = Format::template Quad<part * kCount + i>(data);
+      squares = AddSquares<Format>(quad, squares);
+      if constexpr (Format::kHasMin) weights = AddWeights(quad, weights);
+    });
+    const VF32 scale = hn::LoadU(df, planes + part * kRowGroup);
+    const VF32 scaled = hn::Mul(hn::Mul(scale, scale),
+                                hn::ConvertTo(df, squares));
+    if constexpr (Format::kHasMin) {
+      // (scale * q + min)^2 = scaled + 2 * scale * min * q + min^2, of which
+      // the middle is no more than the others: so much is lost at most.
+      const VF32 min = hn::LoadU(df, planes + Format::kParts * kRowGroup);
+      const VF32 mins = hn::Mul(hn::Mul(min, min),
+                                hn::Set(df, float{kQuadBlock}));
+      const VF32 twice = hn::Mul(hn::Mul(scale, min), hn::Set(df, 2.0f));
+      const VF32 ends = hn::Add(scaled, mins);
+      sum = hn::Add(sum, hn::MulAdd(twice, hn::ConvertTo(df, weights), ends));
+      sum = hn::MulAdd(ends, hn::Set(df, 1e-6f), sum);
+    } else {
+      sum = hn::Add(sum, scaled);
+    }
+  });
+  return sum;
+}
+
 // The kernel of weights of Format (quad_formats-inl.h).
 template <class Format>
 struct QuantizedKernel {
@@ -813,6 +870,31 @@ struct QuantizedKernel {
       const uint8_t* data = group + Layout::Data(block, blocks);
       out[i] = Format::Value(scales, i % (kBlocks * kQuadBlock), row,
                              Format::LevelAt(data, row, i % kQuadBlock));
+    }
+  }
+
+  static void SquaredNorms(const uint8_t* group, size_t cols, float* out) {
+    const DF32 df;
+    const size_t blocks = cols / kQuadBlock;
+    HWY_ALIGN float planes[Layout::kUnit][kPlanes<Format>][kRowGroup];
+    HWY_ALIGN float sums[kRowGroup] = {};
+    for (size_t first = 0; first < blocks; first += Layout::kUnit) {
+      const size_t count = std::min(Layout::kUnit, blocks - first);
+      Format::DecodeScales(group + Layout::Scales(first), 0, count,
+                           &planes[0][0][0]);
+      for (size_t s = 0; s < kRowGroup; s += kLanes) {
+        const uint8_t* data =
+            group + Layout::Data(first, blocks) + s * sizeof(float);
+        VF32 sum = hn::LoadU(df, sums + s);
+        for (size_t b = 0; b < count; ++b, data += Format::kDataBytes) {
+          sum = AddBlockSquares<Format>(data, &planes[b][0][s], sum);
+        }
+        hn::StoreU(sum, df, sums + s);
+      }
+    }
+    for (size_t s = 0; s < kRowGroup; s += kLanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(df, sums + s), hn::Set(df, kNormSlack)), df,
+                 out + s);
     }
   }
 

@@ -45,6 +45,13 @@ void UnpackRow(const PackedView& weights, size_t row, float* out) {
   KernelOf(weights.type).unpack_row(group, row % kRowGroup, weights.cols, out);
 }
 
+void SquaredNorms(const PackedView& weights, size_t group, float* out) {
+  KernelOf(weights.type)
+      .squared_norms(
+          weights.data + group * GroupBytes(weights.type, weights.cols),
+          weights.cols, out);
+}
+
 void MatMul(const PackedView& weights, const MatMulInput& input,
             size_t group_begin, size_t group_end, float* out,
             size_t out_stride) {

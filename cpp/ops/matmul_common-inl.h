@@ -57,6 +57,9 @@ HWY_INLINE void Unroll(const Fn& fn) {
   (std::make_index_sequence<kCount>());
 }
 
+// Makes up for the rounding of sums of squares, of as many as a row has.
+inline constexpr float kNormSlack = 1 + 1e-4f;
+
 // Has sums computed in the order as written. Integer sums are the same in any,
 // and GCC takes one in which all terms are there at once, more than there are
 // registers.

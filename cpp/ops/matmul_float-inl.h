@@ -154,6 +154,19 @@ struct FloatKernel {
     }
   }
 
+  static void SquaredNorms(const uint8_t* group, size_t cols, float* out) {
+    const DF32 df;
+    for (size_t i = 0; i < kRowGroup; i += kLanes) {
+      VF32 sum = hn::Zero(df);
+      for (size_t k = 0; k < cols; ++k) {
+        const VF32 w =
+            Format::Load(group + (k * kRowGroup + i) * sizeof(Element));
+        sum = hn::MulAdd(w, w, sum);
+      }
+      hn::StoreU(hn::Mul(sum, hn::Set(df, kNormSlack)), df, out + i);
+    }
+  }
+
   static void MatMul(const MatMulTask& task) {
     const auto [weights, input, group_begin, group_end, out, out_stride] =
         task;

@@ -25,6 +25,8 @@ struct MatMulKernel {
                      uint8_t* group);
   // Row `row` (0..15) of a group.
   void (*unpack_row)(const uint8_t* group, size_t row, size_t cols, float* out);
+  // Of the 16 rows of a group, as SquaredNorms() has it.
+  void (*squared_norms)(const uint8_t* group, size_t cols, float* out);
   void (*matmul)(const MatMulTask& task);
 };
 
@@ -43,10 +45,14 @@ extern const MatMulKernel kMatMulQ6_K;
 // one target serves all.
 #define GKV_MATMUL_KERNEL(Name)                                      \
   HWY_EXPORT_T(MatMul##Name, Kernel##Name::MatMul);                  \
+  HWY_EXPORT_T(SquaredNorms##Name, Kernel##Name::SquaredNorms);      \
   const MatMulKernel kMatMul##Name = {                               \
       HWY_NAMESPACE::Kernel##Name::kQuantizedActivations,            \
       HWY_NAMESPACE::Kernel##Name::PackGroup,                        \
       HWY_NAMESPACE::Kernel##Name::UnpackRow,                        \
+      [](const uint8_t* group, size_t cols, float* out) {            \
+        HWY_DYNAMIC_DISPATCH_T(SquaredNorms##Name)(group, cols, out); \
+      },                                                             \
       [](const MatMulTask& task) {                                   \
         HWY_DYNAMIC_DISPATCH_T(MatMul##Name)(task);                  \
       }}

@@ -184,6 +184,33 @@ TYPED_TEST_P(MatMulConformance, UnpackRowIsExact) {
   }
 }
 
+// Never below what they are, and hardly above.
+TYPED_TEST_P(MatMulConformance, SquaredNormsAreBounds) {
+  constexpr TensorType kType = TypeParam::value;
+  for (const size_t cols : this->Depths()) {
+    TestWeights weights(kType, 37, cols);
+    weights.FillRandom(static_cast<uint32_t>(47 + cols));
+    weights.Pack();
+    this->OnEveryTarget([&](const std::string&) {
+      for (size_t group = 0; group < NumGroups(weights.rows); ++group) {
+        float found[kRowGroup];
+        SquaredNorms(weights.View(), group, found);
+        for (size_t i = 0; i < kRowGroup; ++i) {
+          const size_t row = group * kRowGroup + i;
+          double sum = 0;
+          for (size_t k = 0; row < weights.rows && k < cols; ++k) {
+            sum += static_cast<double>(weights.At(row, k)) *
+                   weights.At(row, k);
+          }
+          ASSERT_GE(found[i], sum) << "cols " << cols << " row " << row;
+          ASSERT_LE(found[i], sum * (1 + 2e-4))
+              << "cols " << cols << " row " << row;
+        }
+      }
+    });
+  }
+}
+
 // Rows that the last group has but the matrix has not are zeros.
 TYPED_TEST_P(MatMulConformance, AbsentRowsAreZero) {
   constexpr TensorType kType = TypeParam::value;
@@ -271,6 +298,7 @@ REGISTER_TYPED_TEST_SUITE_P(MatMulConformance, MatchesOracle,
                             SameBitsForEveryShape, SameBitsForLongRows,
                             SameBitsOnTargetsOfOneNumericsId,
                             WritesOnlyItsOutputs, UnpackRowIsExact,
+                            SquaredNormsAreBounds,
                             AbsentRowsAreZero, ExtremeValues,
                             NanAndInfinityStayVisible);
 
