@@ -50,6 +50,7 @@ _WORDS = (
     ),
 )
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
+_NOWHERE = re.compile(r"Pointer '(?P<place>.*)' does not exist")
 # Of a schema or a pattern in a grammar, with the grammar's lines behind it.
 _IN_PATTERN = re.compile(
     r"at (?P<line>\d+)\(\d+\): invalid regex .*?\nerror: (?P<what>[^\n]*)",
@@ -263,6 +264,10 @@ def _shown(error: str, source: str = "") -> str:
         said = f"$ref: expected a place in the schema, found {place!r}"
         if draft:
             said = f"$schema: expected a draft of JSON Schema, found {place!r}"
+    nowhere = _NOWHERE.search(said)
+    if nowhere:
+        place = f"#{nowhere['place']}"
+        said = f"$ref: expected a place in the schema, found {place!r}"
     return said[:400]
 
 
