@@ -238,6 +238,21 @@ class Matcher:
             word.value &= ~(1 << token % 32)
         return may_end
 
+    def forced_tokens(self, token_ids: list[int], most: int) -> list[int]:
+        """Takes in tokens; those that come next whatever the model says, as
+        far as that is known.
+        """
+        core = self._core
+        if token_ids and not core.consume_tokens(token_ids):
+            self.check("grammar")
+        if core.is_stopped():
+            return []
+        forced: list[int] = core.compute_ff_tokens()[:most]
+        for at, token in enumerate(forced):
+            if token in self._ends:
+                return forced[:at]
+        return forced
+
     def rollback(self, count: int) -> None:
         """Takes back the last tokens."""
         self._core.rollback(count)
