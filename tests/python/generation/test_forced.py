@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -138,40 +139,99 @@ def test_samples_are_forced_each_by_itself(tiny: Gemma) -> None:
         assert [outcome(one) for one in said] == [outcome(one) for one in plain]
 
 
-@pytest.mark.parametrize("name", ["object closed", "const", "date-time", "enum"])
+def mask_of(matcher: Any, new: list[int]) -> tuple[list[int], bool]:
+    """Tokens that it allows behind `new`, and whether the text may end."""
+    mask = np.zeros(tiny_gguf.VOCAB // 32 + 1, np.uint32)
+    may_end = matcher.compute_mask(new, mask.ctypes.data, mask.nbytes)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist(), may_end
+
+
+class Plain:
+    """A matcher that keeps nothing and asks llguidance for each mask."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._core = matcher._core.deep_copy()
+        self._ends = set(matcher._ends)
+
+    def mask(self, new: list[int]) -> tuple[list[int], bool]:
+        assert self._core.consume_tokens(new)
+        if self._core.is_stopped():
+            return [], True
+        mask = np.zeros(tiny_gguf.VOCAB // 32 + 1, np.uint32)
+        self._core.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = set(np.flatnonzero(bits).tolist()) - self._ends
+        return sorted(allowed), self._core.is_accepting()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_forced_tokens_are_those_that_masks_leave(
     tiny: Gemma, name: str
 ) -> None:
-    """And asking for them leaves no trace in later masks."""
+    """Masks are llguidance's, and asking for what is forced leaves no trace in
+    them, nor does what was taken back.
+    """
     compiled = tiny._compiler.compile(
         "grammar", Grammar.json_schema(SCHEMAS[name])
     )
-    words = (tiny.config.vocab_size + 31) // 32
     rng = random.Random(3)
+    for _ in range(3):
+        plain, unasked, asked = Plain(compiled), compiled.clone(), compiled.clone()
+        last: list[int] = []
+        for _ in range(60):
+            forced = asked.forced_tokens(last, rng.choice([1, 4, 15]))
+            expected = plain.mask(last)
+            assert mask_of(unasked, last) == expected
+            assert mask_of(asked, []) == expected
+            if not expected[0]:
+                break
+            for token in forced:
+                assert mask_of(asked, []) == ([token], False)
+                asked.forced_tokens([token], 15)
+            if rng.random() < 0.3:
+                asked = asked.clone()
+            asked.rollback(len(forced))
+            last = [rng.choice(expected[0])]
+            assert not forced or last == forced[:1]
 
-    def mask_of(matcher: Any, new: list[int]) -> tuple[list[int], bool]:
-        mask = np.zeros(words, np.uint32)
-        may_end = matcher.compute_mask(new, mask.ctypes.data, mask.nbytes)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        return np.flatnonzero(bits).tolist(), may_end
 
-    asked, plain = compiled.clone(), compiled.clone()
+class Counted:
+    """A matcher of llguidance whose calls are counted."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._core, name)
+
+
+def test_long_forced_text_is_cut_into_tokens_once(tiny: Gemma) -> None:
+    """It was for each mask: a hostile schema took 50 ms of everyone's steps."""
+    rng = random.Random(5)
+    text = "".join(rng.choice("abcdefgh ") for _ in range(20_000))
+    compiled = tiny._compiler.compile(
+        "grammar", Grammar.json_schema({"const": text})
+    )
+    core = Counted(compiled._core.deep_copy())
+    matcher = _constraints.Matcher(core, compiled._ends)
+    said: list[int] = []
     last: list[int] = []
-    forced_in_all = 0
-    for _ in range(40):
-        forced = asked.forced_tokens(last, 15)
-        allowed, may_end = mask_of(plain, last)
-        assert mask_of(asked, []) == (allowed, may_end)
-        if not allowed:
-            break
-        forced_in_all += len(forced)
-        for token in forced:
-            assert mask_of(asked, [])[0] == [token]
-            asked.forced_tokens([token], 15)
-        asked.rollback(len(forced))
-        last = [forced[0] if forced else rng.choice(allowed)]
-    assert forced_in_all > 0
-    assert asked.forced_tokens([], 0) == []
+    for _ in range(200):
+        forced = matcher.forced_tokens(last, 15)
+        allowed, may_end = mask_of(matcher, [])
+        assert allowed == forced[:1] and not may_end
+        last = allowed
+        said += last
+        for token in forced[:4]:
+            mask_of(matcher, [token])
+        matcher.rollback(len(forced[:4]))
+    assert core.calls["compute_ff_tokens"] == 1
+    assert core.calls["unsafe_compute_mask_ptr"] == 0
+    assert tiny.tokenizer is not None
+    assert ('"' + text).startswith(tiny.tokenizer.decode(said))
 
 
 def test_an_error_of_what_is_forced_fails_its_request_alone(
