@@ -222,49 +222,58 @@ def _masks(
 
 
 def _forced(gemma: gemmakv.Gemma, runs: int) -> None:
-    ratios: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
+    # (wall, processor) of the time without over the time with.
+    ratios: dict[str, list[tuple[float, float]]] = {w: [] for w in WAYS[1:]}
     for name, schema in SCHEMAS.items():
         grammar = gemmakv.Grammar.json_schema(schema)
         gemma._compiler.compile("grammar", grammar)
-        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-        steps: dict[str, list[int]] = {way: [] for way in WAYS}
+        seconds: dict[str, list[tuple[float, float]]] = {w: [] for w in WAYS}
+        steps: dict[str, int] = dict.fromkeys(WAYS, 0)
         tokens = 0
         for run in range(runs):
-            said: dict[str, list[int]] = {}
+            said = set()
             for way in WAYS[run % 3 :] + WAYS[: run % 3]:
                 cache = gemmakv.create_kv_cache(gemma.config)
                 gemma.prefill(cache, f"{name.capitalize()} as JSON: ")
                 with Timed() as timed:
                     timed.asks_forced = way == "forced"
-                    begin = time.perf_counter()
+                    begin = time.perf_counter(), time.process_time()
                     reply = gemma.generate(
                         cache, "", grammar=grammar, max_tokens=300,
                         temperature=0.8, seed=run, prefix_cache="off",
                         speculate="off" if way == "off" else "lookup",
                     )  # fmt: skip
-                    seconds[way].append(time.perf_counter() - begin)
-                said[way] = reply.token_ids
+                    seconds[way].append(
+                        (
+                            time.perf_counter() - begin[0],
+                            time.process_time() - begin[1],
+                        )
+                    )
+                said.add((tuple(reply.token_ids), reply.finish_reason))
                 usage = reply.usage
-                steps[way].append(usage.completion_tokens - usage.accepted)
-            if len({tuple(ids) for ids in said.values()}) > 1:
+                steps[way] += usage.completion_tokens - usage.accepted
+            if len(said) > 1:
                 raise SystemExit(f"{name}: the tokens differ")
-            tokens += len(said["off"])
-        words = []
+            tokens += usage.completion_tokens
+        print(f"{name}: {tokens / runs:.0f} tokens")
         for way in WAYS[1:]:
-            ratio = [a / b for a, b in zip(seconds["off"], seconds[way])]
-            ratios[way] += ratio
-            words.append(
-                f"{way} {sum(steps[way]) / runs:.0f} steps, "
-                f"{statistics.median(ratio):.2f}x ({min(ratio):.2f} to "
-                f"{max(ratio):.2f})"
-            )
-        print(f"{name}: {tokens / runs:.0f} tokens; {'; '.join(words)}",
-              flush=True)  # fmt: skip
-    for way, all_of in ratios.items():
-        print(f"all, {way}: {statistics.median(all_of):.2f}x (mean "
-              f"{statistics.mean(all_of):.2f}, {min(all_of):.2f} to "
-              f"{max(all_of):.2f})")  # fmt: skip
+            found = [
+                (a[0] / b[0], a[1] / b[1])
+                for a, b in zip(seconds["off"], seconds[way])
+            ]
+            ratios[way] += found
+            _print(f"  {way}, {steps[way] / runs:.0f} steps", found)
+    for way, found in ratios.items():
+        _print(f"all, {way}", found)
     print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def _print(name: str, ratios: list[tuple[float, float]]) -> None:
+    words = [
+        f"{statistics.median(all):.2f}x ({min(all):.2f} to {max(all):.2f})"
+        for all in zip(*ratios)
+    ]
+    print(f"{name}: {words[0]}, processor {words[1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -273,11 +273,11 @@ class Matcher:
     def _forced(self, most: int) -> list[int]:
         """Of the run that goes on here, or begins."""
         if self._runs:
-            begin, run = self._runs[-1]
+            begin, last = self._runs[-1]
             at = self._position - begin
-            if at < len(run):
-                return run[at : at + most]
-        run = self._core.compute_ff_tokens()
+            if at < len(last):
+                return last[at : at + most]
+        run: list[int] = self._core.compute_ff_tokens()
         self.check("grammar")
         for at, token in enumerate(run):
             if token in self._ends:
