@@ -129,7 +129,8 @@ class Sequence {
 
   // Has its drafter guess up to `max_guesses` tokens, unless it has guessed
   // those, or read the prompt, of which nothing follows yet; proposed() has
-  // them then: none where memory does not suffice. Throws what else the drafter throws.
+  // them then: none where memory does not suffice. Throws what else the drafter
+  // throws.
   void Draft(size_t max_guesses);
   bool has_drafter() const { return parts_.drafter != nullptr; }
   // Whether ComputeForced is due: its constraint was not asked yet what it

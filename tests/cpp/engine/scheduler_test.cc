@@ -1467,7 +1467,8 @@ TEST_F(SchedulerTest, ALateAnswerToWhatIsForcedIsDoneWithout) {
   options.speculate = Speculate::kOff;
   Gemma::Job plain{NewCache(), prompt, options};
   plain.constraint = std::make_shared<Forcing>(forms, false);
-  const GenerateResult expected = ReplyOf(*gemma_->Start({&plain, 1})[0]).result;
+  const GenerateResult expected =
+      ReplyOf(*gemma_->Start({&plain, 1})[0]).result;
   const auto counts = std::make_shared<Forcing::Counts>();
   counts->pause = std::chrono::milliseconds(20);
   Gemma::Job late{NewCache(), prompt, NoStop(60)};
