@@ -177,7 +177,8 @@ def test_forced_tokens_are_those_that_masks_leave(
     )
     rng = random.Random(3)
     for _ in range(3):
-        plain, unasked, asked = Plain(compiled), compiled.clone(), compiled.clone()
+        plain = Plain(compiled)
+        unasked, asked = compiled.clone(), compiled.clone()
         last: list[int] = []
         for _ in range(60):
             forced = asked.forced_tokens(last, rng.choice([1, 4, 15]))
