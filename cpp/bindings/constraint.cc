@@ -1,3 +1,6 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +32,20 @@ class PythonConstraint final : public Constraint {
     });
     accepted_.clear();
     return may_end;
+  }
+
+  size_t Forced(std::span<int32_t> tokens) override {
+    std::vector<int32_t> found;
+    InPython([&] {
+      py::list accepted;
+      for (const int32_t token : accepted_) accepted.append(token);
+      found = Call("forced_tokens", accepted, tokens.size())
+                  .cast<std::vector<int32_t>>();
+    });
+    accepted_.clear();
+    const size_t count = std::min(found.size(), tokens.size());
+    std::copy_n(found.begin(), count, tokens.begin());
+    return count;
   }
 
   // Behind a step, which does not wait for Python: the next mask does.

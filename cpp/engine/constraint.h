@@ -20,6 +20,14 @@ class Constraint {
   // may end here: then a stop id may come too, and if nothing else may, the
   // request ends. Called while a step of the model runs.
   virtual bool ComputeMask(std::span<uint32_t> mask) = 0;
+  // Writes the tokens that come next where the text can go on in one way alone,
+  // as far as that is known at once, and returns how many there are. They are
+  // guesses: wrong ones cost time, and no bit. Called between two steps, which
+  // may not wait for it; nothing but time may come of a call.
+  virtual size_t Forced(std::span<int32_t> tokens) {
+    (void)tokens;
+    return 0;
+  }
   // `token` comes next. Requires: the last mask has it.
   virtual void Accept(int32_t token) = 0;
   // Takes back the last `count` accepted tokens. Requires: there are so many.

@@ -408,6 +408,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
       parts.draft = draft_;
     }
     if (job.constraint) parts.constraint = job.constraint->Clone();
+    parts.forces = job.options.speculate != Speculate::kOff;
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
         job.cache->length() < job.cache->capacity_tokens()) {

@@ -15,6 +15,12 @@ struct Next {
   size_t sequence;
 };
 
+// How many times the tokens in the time a step brings whose guesses so many
+// are likely to be right of, if they cost so much.
+double Gain(double right, double extra, const GuessCosts& costs) {
+  return (1 + right / static_cast<double>(costs.tokens)) / (1 + extra);
+}
+
 bool Later(const Next& a, const Next& b) {
   return a.reach != b.reach ? a.reach < b.reach : a.sequence > b.sequence;
 }
@@ -40,8 +46,7 @@ std::vector<size_t> PlanGuesses(
     heap.pop_back();
     right += next.reach;
     const size_t count = ++counts[next.sequence];
-    const double gain = (1 + right / static_cast<double>(costs.tokens)) /
-                        (1 + costs.extra[taken]);
+    const double gain = Gain(right, costs.extra[taken], costs);
     if (gain > best_gain) {
       best_gain = gain;
       best = counts;
@@ -53,6 +58,14 @@ std::vector<size_t> PlanGuesses(
     }
   }
   return best;
+}
+
+bool CertainGuessesPay(const GuessCosts& costs) {
+  for (size_t i = 0; i < costs.extra.size(); ++i) {
+    const auto right = static_cast<double>(i + 1);
+    if (Gain(right, costs.extra[i], costs) > kLeastGain) return true;
+  }
+  return false;
 }
 
 }  // namespace gkv

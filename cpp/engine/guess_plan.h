@@ -25,6 +25,9 @@ std::vector<size_t> PlanGuesses(
     std::span<const std::span<const DraftGuess>> guesses,
     const GuessCosts& costs);
 
+// Whether guesses that are certain would bring so much. Pure.
+bool CertainGuessesPay(const GuessCosts& costs);
+
 }  // namespace gkv
 
 #endif  // GEMMAKV_ENGINE_GUESS_PLAN_H_

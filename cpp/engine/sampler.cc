@@ -1,6 +1,7 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -66,11 +67,27 @@ float FloorOfTail(std::span<const float> logits, const Softmax& softmax,
 }
 
 void Mask(std::span<float> logits, std::span<const uint32_t> allowed) {
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if ((allowed[i / 32] >> (i % 32) & 1) == 0) {
-      logits[i] = -std::numeric_limits<float>::infinity();
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const uint32_t word = allowed[begin / 32];
+    if (word == ~uint32_t{0}) continue;
+    const size_t count = std::min<size_t>(32, logits.size() - begin);
+    float* const part = &logits[begin];
+    for (size_t i = 0; i < count; ++i) {
+      part[i] = (word >> i & 1) != 0 ? part[i] : kNever;
     }
   }
+}
+
+// The only token of a mask; -1 if it has several, or none.
+int32_t OnlyOf(std::span<const uint32_t> allowed, size_t vocab_size) {
+  int32_t found = -1;
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    if (allowed[i] == 0) continue;
+    if (found >= 0 || !std::has_single_bit(allowed[i])) return -1;
+    found = static_cast<int32_t>(i * 32) + std::countr_zero(allowed[i]);
+  }
+  return static_cast<size_t>(found) < vocab_size ? found : -1;
 }
 
 }  // namespace
@@ -114,12 +131,16 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   }
   if (options_.logits_processor) options_.logits_processor(tokens_, logits);
   if (adjusts) Adjust(logits);
-  if (!allowed.empty()) Mask(logits, allowed);
   for (const int32_t id : banned) {
     logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
   }
-  token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
-                                       : Draw(logits, position, pool);
+  token.id = OnlyOf(allowed, logits.size());
+  // Where one token is left there is nothing to draw.
+  if (token.id < 0 || !std::isfinite(logits[static_cast<size_t>(token.id)])) {
+    if (!allowed.empty()) Mask(logits, allowed);
+    token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
+                                         : Draw(logits, position, pool);
+  }
   if (token.id < 0) return token;
   if (options_.WantsLogprobs()) {
     const std::span<const float> row = raw_row.empty() ? logits : raw_row;

@@ -23,6 +23,9 @@ using State = Sequence::State;
 // prompt takes.
 constexpr size_t kMeasuredRows = 32;
 
+// A step waits so much of its own time to hear what constraints force.
+constexpr double kForcedShare = 0.02;
+
 // Competes for the blocks of its pool, now or when others let it.
 bool Active(const Sequence& sequence) {
   const State state = sequence.state();
@@ -239,6 +242,11 @@ void Scheduler::DropEnded() {
 }
 
 void Scheduler::RunStep() {
+  // What constraints were asked ends before any sequence does.
+  struct WaitsAtEnd {
+    SideThread& thread;
+    ~WaitsAtEnd() { thread.Wait(); }
+  } waits{mask_thread_};
   const Sequence::Clock::time_point begin = Sequence::Clock::now();
   PrepareStep();
   if (slices_.empty()) return;
@@ -295,24 +303,10 @@ void Scheduler::Draft() {
                  .count();
 }
 
-// Of so many sequences that decode, those with drafters of their own. Returns
-// how many guesses the step is to take. A prompt makes the most of each row.
+// Of so many sequences that decode, those with drafters of their own, and what
+// constraints force. Returns how many guesses the step is to take. A prompt
+// makes the most of each row.
 size_t Scheduler::LookUp(size_t decoding, bool prefills) {
-  std::vector<Sequence*> sequences;
-  std::vector<std::span<const DraftGuess>> proposed;
-  for (Sequence& sequence : sequences_) {
-    if (!sequence.runnable() || !sequence.has_drafter()) continue;
-    try {
-      sequences.reserve(sequences.size() + 1);
-      proposed.reserve(proposed.size() + 1);
-      proposed.push_back(sequence.Draft(MaxGuesses(options_)));
-      sequences.push_back(&sequence);
-    } catch (const std::bad_alloc&) {
-      return 0;
-    } catch (...) {
-      sequence.Fail(std::current_exception());
-    }
-  }
   const size_t rows = std::min(options_.step_rows, options_.logits_rows);
   std::array<double, StepTimes::kMaxGuesses> extra;
   const std::span room(extra.data(), std::min(rows - std::min(rows, decoding),
@@ -325,8 +319,26 @@ size_t Scheduler::LookUp(size_t decoding, bool prefills) {
     costs.extra = room.first(step_times_.Extra(decoding, 0, room));
   }
   if (prefills && !options_.always_guess) costs.extra = {};
+  forcing_.clear();
+  if (CertainGuessesPay(costs)) AskForced();
+  for (Sequence& sequence : sequences_) {
+    if (!sequence.runnable() || !sequence.has_drafter()) continue;
+    try {
+      sequence.Draft(MaxGuesses(options_));
+    } catch (...) {
+      sequence.Fail(std::current_exception());
+    }
+  }
+  if (!forcing_.empty()) TakeForced(decoding);
   size_t guesses = 0;
   try {
+    std::vector<Sequence*> sequences;
+    std::vector<std::span<const DraftGuess>> proposed;
+    for (Sequence& sequence : sequences_) {
+      if (!sequence.runnable() || sequence.proposed().empty()) continue;
+      sequences.push_back(&sequence);
+      proposed.push_back(sequence.proposed());
+    }
     const std::vector<size_t> counts = PlanGuesses(proposed, costs);
     for (size_t i = 0; i < counts.size(); ++i) {
       sequences[i]->KeepGuesses(counts[i]);
@@ -336,6 +348,52 @@ size_t Scheduler::LookUp(size_t decoding, bool prefills) {
     // Those that have theirs keep them.
   }
   return guesses;
+}
+
+// Has constraints asked what they force, on the masks' thread.
+void Scheduler::AskForced() {
+  try {
+    forcing_.reserve(sequences_.size());
+    if (!ask_forced_) {
+      ask_forced_ = [this] {
+        for (Sequence* sequence : forcing_) {
+          sequence->ComputeForced();
+          forced_done_.fetch_add(1, std::memory_order_release);
+        }
+      };
+    }
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  for (Sequence& sequence : sequences_) {
+    if (sequence.runnable() && sequence.AskForced(MaxGuesses(options_))) {
+      forcing_.push_back(&sequence);
+    }
+  }
+  if (forcing_.empty()) return;
+  // Where there is time for some of them, not always for the same.
+  std::rotate(forcing_.begin(),
+              forcing_.begin() +
+                  static_cast<ptrdiff_t>(steps_.load() % forcing_.size()),
+              forcing_.end());
+  forced_done_ = 0;
+  try {
+    mask_thread_.Begin(ask_forced_);
+  } catch (const std::system_error&) {
+    ask_forced_();  // no thread is to be had
+  }
+}
+
+// Has those guess whose constraints have answered in time.
+void Scheduler::TakeForced(size_t decoding) {
+  if (options_.always_guess) {
+    mask_thread_.Wait();
+  } else {
+    mask_thread_.WaitFor(std::chrono::duration<double>(
+        kForcedShare * step_times_.Seconds(decoding)));
+  }
+  const size_t done = forced_done_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < done; ++i) forcing_[i]->GuessForced();
 }
 
 // Those that sequences ask for; a sequence for whose there is no memory does

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -82,6 +83,8 @@ class Scheduler {
   void PrepareStep();
   void Draft();
   size_t LookUp(size_t decoding, bool prefills);
+  void AskForced();
+  void TakeForced(size_t decoding);
   size_t DraftByModel(ModelDrafter& draft, size_t decoding, size_t guesses);
   void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
@@ -121,6 +124,9 @@ class Scheduler {
   AlignedBuffer<float> rows_;
   AlignedBuffer<float> states_;  // for drafters, of the step's rows of logits
   SideThread mask_thread_;
+  std::vector<Sequence*> forcing_;       // asked what is forced, in this order
+  std::function<void()> ask_forced_;     // asks them
+  std::atomic<size_t> forced_done_ = 0;  // so many of them
 
   std::thread thread_;
 };

@@ -202,32 +202,77 @@ void Sequence::Preempt() {
   state_ = State::kPreempted;
 }
 
-std::span<const DraftGuess> Sequence::Draft(size_t max_guesses) {
+// The last token of all is sampled from the row before it.
+size_t Sequence::GuessLimit(size_t max_guesses) const {
+  return std::min({max_guesses, parts_.consumer->tokens_left() - 1,
+                   cache().capacity_tokens() - target_ - 1});
+}
+
+void Sequence::Draft(size_t max_guesses) {
   const bool decodes = state_ == State::kDecoding;
-  if (!parts_.drafter || (!decodes && state_ != State::kPrefilling)) return {};
-  if (decodes && drafted_from_ == target_) return proposed_;
+  if (!parts_.drafter || (!decodes && state_ != State::kPrefilling)) return;
+  if (decodes && drafted_from_ == target_) return;
   std::vector<int32_t> added;
   try {
     added.resize(target_ - drafted_from_);
-    if (decodes) {
-      // The last token of all is sampled from the row before it.
-      proposed_.resize(
-          std::min({max_guesses, parts_.consumer->tokens_left() - 1,
-                    cache().capacity_tokens() - target_ - 1}));
-    }
+    if (decodes) proposed_.resize(GuessLimit(max_guesses));
   } catch (const std::bad_alloc&) {
     proposed_.clear();
-    return {};  // these tokens are among those of the next time
+    return;  // these tokens are among those of the next time
   }
   cache().CopyTokens(drafted_from_, added);
   drafted_from_ = target_;
   if (!decodes) {
     parts_.drafter->Read(added, next_);
-    return {};
+    return;
   }
-  const size_t count = parts_.drafter->Propose(added, proposed_);
+  size_t count = 0;
+  try {
+    count = parts_.drafter->Propose(added, proposed_);
+  } catch (const std::bad_alloc&) {
+    // There are no guesses of what follows.
+  }
   proposed_.resize(std::min(proposed_.size(), count));
-  return proposed_;
+}
+
+bool Sequence::AskForced(size_t max_guesses) {
+  if (state_ != State::kDecoding || !parts_.forces || !parts_.constraint ||
+      forced_at_ == target_) {
+    return false;
+  }
+  try {
+    forced_.resize(GuessLimit(max_guesses));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  forced_at_ = target_;
+  return !forced_.empty();
+}
+
+void Sequence::ComputeForced() noexcept {
+  try {
+    const size_t count = parts_.constraint->Forced(forced_);
+    forced_.resize(std::min(forced_.size(), count));
+  } catch (...) {
+    forced_error_ = std::current_exception();
+    forced_.clear();
+  }
+}
+
+void Sequence::GuessForced() {
+  const bool agrees =
+      proposed_.size() >= forced_.size() &&
+      std::equal(
+          forced_.begin(), forced_.end(), proposed_.begin(),
+          [](int32_t id, const DraftGuess& guess) { return id == guess.id; });
+  if (!agrees) {
+    try {
+      proposed_.resize(forced_.size());
+    } catch (const std::bad_alloc&) {
+      return;
+    }
+  }
+  for (size_t i = 0; i < forced_.size(); ++i) proposed_[i] = {forced_[i]};
 }
 
 void Sequence::KeepGuesses(size_t count) {
@@ -261,15 +306,12 @@ std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
     return std::nullopt;
   }
   asked_at_ = target_;
-  // The last token of all is sampled from the row before it.
-  const size_t room = std::min(parts_.consumer->tokens_left(),
-                               cache().capacity_tokens() - target_) - 1;
   return DraftModel::Request{.conversation = &drafted_,
                              .target = &cache(),
                              .tenant = parts_.tenant,
                              .sampled_from = stream().prompt_end(),
                              .consumer = parts_.consumer.get(),
-                             .most = std::min(max_guesses, room),
+                             .most = GuessLimit(max_guesses),
                              .state = &draft_state_,
                              .lock = &stream().transaction().lock()};
 }
@@ -314,7 +356,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
   for (size_t i = 0; target_ + i < plan.end; ++i) {
     const int32_t id = guesses_[i];
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
-      throw InvalidArgument(StrCat("the drafter proposes token ", id,
+      throw InvalidArgument(StrCat("the guess is token ", id,
                                    ", expected an id in 0..", vocab_size - 1));
     }
     slice.ids.push_back(id);
@@ -351,6 +393,7 @@ void Sequence::ComputeMasks(StepSlice& slice) noexcept {
   const size_t words = MaskWords(slice.row_size);
   Constraint& constraint = *parts_.constraint;
   try {
+    if (forced_error_) std::rethrow_exception(forced_error_);
     size_t guessed = 0;
     for (size_t row = 0; row < rows; ++row) {
       const std::span mask(slice.masks.data() + row * words, words);

@@ -74,6 +74,7 @@ class Sequence {
     size_t output_rows = 1;              // of the prompt's last rows
     std::vector<int32_t> stop_ids = {};  // allowed where a constraint ends
     std::unique_ptr<Constraint> constraint = nullptr;
+    bool forces = false;  // what the constraint forces is guessed
     std::shared_ptr<Drafter> drafter = nullptr;
     std::shared_ptr<const Model> draft = nullptr;  // guesses, too
     Address tenant = {};  // whose other requests may be guessed from
@@ -127,10 +128,21 @@ class Sequence {
   void Preempt();
 
   // Has its drafter guess up to `max_guesses` tokens, unless it has guessed
-  // those, or read the prompt, of which nothing follows yet. Gives what there
-  // is: nothing where memory does not suffice. Throws what the drafter throws.
-  std::span<const DraftGuess> Draft(size_t max_guesses);
+  // those, or read the prompt, of which nothing follows yet; proposed() has
+  // them then: none where memory does not suffice. Throws what else the drafter
+  // throws.
+  void Draft(size_t max_guesses);
   bool has_drafter() const { return parts_.drafter != nullptr; }
+  // Whether ComputeForced is due: its constraint was not asked yet what it
+  // forces behind the last token.
+  bool AskForced(size_t max_guesses);
+  // Asks it; any thread. What it throws fails the request with the next masks.
+  void ComputeForced() noexcept;
+  // Guesses what is forced, in place of guesses that say otherwise. Requires:
+  // it was computed.
+  void GuessForced();
+  // What there is of guesses.
+  std::span<const DraftGuess> proposed() const { return proposed_; }
   // The first so many of these are rows of the next step.
   void KeepGuesses(size_t count);
   // Goes without its guesses; false if the plan has none.
@@ -186,6 +198,7 @@ class Sequence {
   bool DraftReadsThis() const;
   void TakeState(const StepSlice& slice, size_t taken);
   bool TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool);
+  size_t GuessLimit(size_t max_guesses) const;
   size_t LookUpLimit() const;
   void LookUp();
   void AddPoint(size_t position);
@@ -216,7 +229,10 @@ class Sequence {
   size_t asked_at_ = 0;      // the draft model was asked what follows here
   std::shared_ptr<DraftConversation> drafted_;  // what that knows of it
   DraftState draft_state_;
-  std::vector<DraftGuess> proposed_;  // by its drafter
+  size_t forced_at_ = 0;  // the constraint was asked what follows here
+  std::vector<int32_t> forced_;
+  std::exception_ptr forced_error_;
+  std::vector<DraftGuess> proposed_;  // by its drafter, or forced
   std::vector<int32_t> guesses_;      // of these, or of the model
   FinishReason reason_ = FinishReason::kNone;  // why it is done
   std::exception_ptr error_;                   // of TakeRows

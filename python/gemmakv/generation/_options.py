@@ -192,7 +192,8 @@ class _Keywords(
         "check guesses of the next tokens in the same step",
         '"lookup" guesses that a text goes on as it did where its last tokens '
         'stood before, also in other requests of its tenant; "draft" asks the '
-        "draft model. Both guess where that pays; the tokens are the same, "
+        "draft model. Both take what a grammar forces for a guess, too, and "
+        "guess where that pays; the tokens are the same, "
         "see docs/speculation.md. None: as the model was loaded.",
         in_chat=False)]
     parse_special: Annotated[_Bool, Option(

@@ -29,8 +29,8 @@ class Usage:
         "divergent" (the first token that is not known), "evicted", "no resume
         point" (all is known, but no position near to continue from) or
         "cheaper to compute"; None if it did not.
-      drafted: tokens that were guessed and computed beside the next one, see
-        `speculate`.
+      drafted: tokens that were guessed, or forced by a grammar, and computed
+        beside the next one, see `speculate`.
       accepted: of those, that were right, so that no step of their own was
         needed.
     """

@@ -215,7 +215,7 @@ class Stream(PieceStream):
         The conversation keeps the tokens that were returned, once the step
         that runs has ended: `result` and `acancel` wait for that, and so do
         calls that change the conversation. Until then a fork or a copy may
-        have a token more. Going on to iterate gives at most the text that was
+        have more tokens. Going on to iterate gives at most the text that was
         held back for a stop string.
         """
         if not self._finished:

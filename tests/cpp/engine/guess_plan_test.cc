@@ -18,6 +18,18 @@ Guesses WithShares(std::initializer_list<double> shares) {
   return guesses;
 }
 
+TEST(GuessPlanTest, CertainGuessesPayWhereTheyBringMoreThanTheyCost) {
+  const auto pay = [](size_t tokens, const std::vector<double>& extra) {
+    return CertainGuessesPay({tokens, extra});
+  };
+  EXPECT_FALSE(pay(1, {}));
+  EXPECT_TRUE(pay(1, {0.2}));
+  EXPECT_FALSE(pay(1, {0.98}));  // not the 3 % more
+  EXPECT_TRUE(pay(1, {0.98, 0.99}));
+  EXPECT_FALSE(pay(8, {0.125, 0.25, 0.375}));
+  EXPECT_TRUE(pay(8, {0.125, 0.25, 0.3}));
+}
+
 std::vector<size_t> Plan(const std::vector<Guesses>& guesses, size_t tokens,
                          const std::vector<double>& extra) {
   const std::vector<std::span<const DraftGuess>> spans(guesses.begin(),

@@ -51,6 +51,56 @@ TEST(SamplerTest, TemperatureZeroIsArgmaxWithTiesToTheLowestId) {
   EXPECT_EQ(One({}, {kNaN, -kInf, -3, kNaN}), 2);
 }
 
+// A mask with one token: what is drawn, and its log-probability, are what they
+// would be if nothing knew that there is one.
+TEST(SamplerTest, AnOnlyAllowedTokenIsDrawn) {
+  std::mt19937 rng(3);
+  for (const size_t size : {40u, 97u, 1024u}) {
+    for (int i = 0; i < 200; ++i) {
+      GenerateOptions options;
+      options.temperature = static_cast<float>(rng() % 3) * 0.7f;
+      options.top_k = rng() % 3;
+      if (rng() % 2 == 0) options.top_p = 0.5f;
+      options.top_logprobs = rng() % 2 * 2;
+      options.logprobs = rng() % 2 == 0;
+      if (rng() % 2 == 0) options.repetition_penalty = 1.3f;
+      const auto id = static_cast<int32_t>(rng() % size);
+      const auto other = static_cast<int32_t>(rng() % size);
+      std::vector<uint32_t> one((size + 31) / 32);
+      one[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+      std::vector<float> row = RandomLogits(size, rng()), same = row;
+      const std::vector<int32_t> before = {id, other};
+      const SampledToken found =
+          Sampler(options, 5, before).Next(row, 9, nullptr, one);
+      EXPECT_EQ(found.id, id);
+      // The same with what a mask does done by bias.
+      GenerateOptions biased = options;
+      for (size_t k = 0; k < size; ++k) {
+        const auto token = static_cast<int32_t>(k);
+        if (token != id) biased.logit_bias.emplace_back(token, -kInf);
+      }
+      const SampledToken expected = Sampler(biased, 5, before).Next(same, 9);
+      EXPECT_EQ(found.id, expected.id);
+      if (options.WantsLogprobs()) {
+        EXPECT_EQ(found.logprob, expected.logprob);
+      }
+      ASSERT_EQ(found.top.size(), expected.top.size());
+    }
+  }
+  // It is no token to say, or says nothing.
+  const std::vector<uint32_t> two = {1u << 2};
+  for (const float bad : {kNaN, -kInf}) {
+    std::vector<float> row = {1, 2, bad, 4};
+    EXPECT_EQ(Sampler({}, 1, {}).Next(row, 0, nullptr, two).id, -1);
+  }
+  std::vector<float> row = {1, 2, 3, 4};
+  const std::vector<int32_t> banned = {2};
+  EXPECT_EQ(Sampler({}, 1, {}).Next(row, 0, nullptr, two, banned).id, -1);
+  row = {1, 2, 3, 4};
+  const std::vector<uint32_t> beyond = {1u << 9};  // no token of these
+  EXPECT_EQ(Sampler({}, 1, {}).Next(row, 0, nullptr, beyond).id, -1);
+}
+
 TEST(SamplerTest, AllMaskedIsMinusOne) {
   GenerateOptions options;
   EXPECT_EQ(One(options, {-kInf, kNaN, -kInf}), -1);

@@ -986,6 +986,10 @@ class Steps : public Constraint {
     return std::make_unique<Steps>(*this);
   }
 
+ protected:
+  const std::vector<std::set<int32_t>>& allowed() const { return allowed_; }
+  size_t at() const { return at_; }
+
  private:
   std::vector<std::set<int32_t>> allowed_;
   bool early_;
@@ -1195,6 +1199,331 @@ TEST_F(SchedulerTest, AConstraintThatThrowsFailsAlone) {
   c->WaitDone();
   EXPECT_THROW(c->Result(), InvalidArgument);
   EXPECT_EQ(cache->length(), 0u);
+}
+
+// ---- What constraints force ----
+
+// Steps that say what they force: as it is, or otherwise.
+class Forcing : public Steps {
+ public:
+  enum class Says { kTruth, kLies, kNoToken, kThrows, kTooMuch };
+  struct Counts {
+    std::atomic<size_t> asked{0};
+    std::chrono::milliseconds pause{0};  // before an answer
+    size_t good = SIZE_MAX;              // answers before kThrows
+  };
+
+  Forcing(std::vector<std::set<int32_t>> allowed, bool may_end_early,
+          Says says = Says::kTruth,
+          std::shared_ptr<Counts> counts = std::make_shared<Counts>())
+      : Steps(std::move(allowed), may_end_early),
+        says_(says),
+        counts_(std::move(counts)) {}
+
+  size_t Forced(std::span<int32_t> tokens) override {
+    const size_t asked = counts_->asked++;
+    if (counts_->pause.count() > 0) std::this_thread::sleep_for(counts_->pause);
+    if (says_ == Says::kThrows && asked >= counts_->good) {
+      throw std::runtime_error("mine");
+    }
+    size_t count = 0;
+    for (size_t i = at(); count < tokens.size() && i < allowed().size(); ++i) {
+      if (allowed()[i].size() != 1) break;
+      tokens[count++] = *allowed()[i].begin();
+    }
+    if (says_ == Says::kLies) {
+      // Some of another place, and one too many that may be allowed, or not.
+      if (count > 1 && asked % 2 == 0) tokens[count / 2] += 1;
+      if (count < tokens.size()) {
+        tokens[count++] = 2 + static_cast<int32_t>(asked % 90);
+      }
+    }
+    if (says_ == Says::kNoToken && count > 0) tokens[count - 1] = kVocab;
+    return says_ == Says::kTooMuch ? count + 100 : count;
+  }
+  std::unique_ptr<Constraint> Clone() const override {
+    return std::make_unique<Forcing>(*this);
+  }
+
+ private:
+  Says says_;
+  std::shared_ptr<Counts> counts_;
+};
+
+// Runs of tokens with one way to go on, and places with several.
+std::vector<std::set<int32_t>> RandomForms(size_t size, std::mt19937& rng) {
+  std::vector<std::set<int32_t>> forms;
+  while (forms.size() < size) {
+    const size_t run = rng() % 9;
+    for (size_t i = 0; i < run; ++i) {
+      forms.push_back({static_cast<int32_t>(10 + rng() % 80)});
+    }
+    std::set<int32_t> several;
+    for (size_t i = 0; i < 2 + rng() % 30; ++i) {
+      several.insert(static_cast<int32_t>(10 + rng() % 80));
+    }
+    forms.push_back(std::move(several));
+  }
+  forms.resize(size);
+  return forms;
+}
+
+// A reply, or what the request failed with.
+struct Reply {
+  GenerateResult result;
+  std::string error;
+};
+
+Reply ReplyOf(TokenStream& stream) {
+  stream.WaitDone();
+  Reply reply;
+  try {
+    reply.result = stream.Result();
+  } catch (const std::exception& error) {
+    reply.error = error.what();
+  }
+  return reply;
+}
+
+// Nothing but who asks takes part in it: no lookup.
+struct NoGuesses : Drafter {
+  void Read(std::span<const int32_t>, size_t) noexcept override {}
+  size_t Propose(std::span<const int32_t>, std::span<DraftGuess>) override {
+    return 0;
+  }
+};
+
+// Requests with constraints and without at the same time, some of which lie.
+TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
+  Load({.always_guess = true}, GetParam());
+  std::mt19937 rng(
+      57 + static_cast<uint32_t>(
+               ::testing::UnitTest::GetInstance()->random_seed()));
+  size_t drafted = 0, accepted = 0, with_lookup = 0, errors = 0;
+  for (size_t round = 0; round < (kSanitized ? 3 : 25); ++round) {
+    const size_t count = 1 + rng() % 8;
+    std::vector<Tokens> prompts;
+    std::vector<size_t> read;
+    std::vector<Gemma::Job> jobs[3];
+    const bool streamed = rng() % 3 == 0;
+    for (size_t i = 0; i < count; ++i) {
+      prompts.push_back(RepetitiveTokens(1 + rng() % 60, rng));
+      read.push_back(rng() % 60);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      GenerateOptions options = RandomOptions(rng);
+      if (rng() % 2 == 0) options.stop = {};
+      if (rng() % 2 == 0) options.max_tokens += 50;
+      std::shared_ptr<Constraint> constraint;
+      if (rng() % 4 != 0) {
+        const bool lies = rng() % 3 == 0;
+        constraint = std::make_shared<Forcing>(
+            RandomForms(1 + rng() % 60, rng), rng() % 3 == 0,
+            lies ? Forcing::Says::kLies : Forcing::Says::kTruth);
+      }
+      const size_t capacity =
+          rng() % 4 == 0 ? prompts[i].size() + 1 + rng() % 20 : 0;
+      for (size_t way = 0; way < 3; ++way) {
+        jobs[way].push_back(
+            {NewCache(capacity), prompts[i], options, streamed});
+        Gemma::Job& job = jobs[way].back();
+        job.options.speculate = way == 0 ? Speculate::kOff : Speculate::kLookup;
+        if (way == 1) job.drafter = std::make_shared<NoGuesses>();
+        job.constraint = constraint;
+      }
+    }
+    std::vector<Reply> replies[3];
+    for (size_t way = 0; way < 3; ++way) {
+      Streams streams;
+      for (const Gemma::Job& job : jobs[way]) {
+        streams.push_back(gemma_->Start({&job, 1})[0]);
+      }
+      for (size_t i = 0; i < count; ++i) {
+        // Some are cancelled in the middle.
+        try {
+          for (size_t n = 0; streamed && n < read[i]; ++n) {
+            if (!streams[i]->NextEvent()) break;
+          }
+        } catch (const std::exception&) {
+          // ReplyOf says so, too.
+        }
+        if (streamed) streams[i]->Stop(TokenStream::Interrupt::kCancel);
+        replies[way].push_back(ReplyOf(*streams[i]));
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const Reply& expected = replies[0][i];
+      EXPECT_EQ(expected.result.drafted, 0u);
+      errors += !expected.error.empty();
+      for (size_t way = 1; way < 3; ++way) {
+        const Reply& found = replies[way][i];
+        ASSERT_EQ(found.error, expected.error);
+        ExpectSameReply(found.result, expected.result);
+        ASSERT_FALSE(::testing::Test::HasFatalFailure());
+        ASSERT_EQ(jobs[way][i].cache->tokens(), jobs[0][i].cache->tokens());
+      }
+      drafted += replies[1][i].result.drafted;
+      accepted += replies[1][i].result.accepted;
+      with_lookup += replies[2][i].result.accepted;
+      if (round % 4 != 0) continue;
+      // Forks of them go on alike, with the same constraint once more.
+      const auto next = [&](size_t way) {
+        const std::shared_ptr<KVCache> fork = jobs[way][i].cache->Fork();
+        if (fork->length() < 2) return Tokens();
+        fork->Truncate(fork->length() - 1);
+        const Tokens again = {7};
+        Gemma::Job job{fork, again, Sampled(20, 9)};
+        job.options.speculate = jobs[way][i].options.speculate;
+        job.constraint = jobs[way][i].constraint;
+        return ReplyOf(*gemma_->Start({&job, 1})[0]).result.token_ids;
+      };
+      ASSERT_EQ(next(1), next(0));
+      ASSERT_EQ(next(2), next(0));
+    }
+  }
+  if (kSanitized) return;  // a few rounds may be of few tokens
+  EXPECT_GT(accepted, 100u);
+  EXPECT_GT(drafted - accepted, 20u);
+  EXPECT_GT(with_lookup, accepted / 2);
+}
+
+TEST_F(SchedulerTest, ForcedTokensComeSeveralAStep) {
+  Load({.always_guess = true});
+  const Tokens prompt = RandomTokens(20, 7);
+  std::vector<std::set<int32_t>> forms = {{10, 11, 12}};
+  for (int32_t i = 0; i < 12; ++i) forms.push_back({20 + i});
+  forms.push_back({40, 41});
+  const auto run = [&](Speculate how, GenerateOptions options) {
+    options.speculate = how;
+    Gemma::Job job{NewCache(), prompt, options};
+    job.drafter = std::make_shared<NoGuesses>();
+    job.constraint = std::make_shared<Forcing>(forms, false);
+    const size_t before = gemma_->steps();
+    const GenerateResult result = ReplyOf(*gemma_->Start({&job, 1})[0]).result;
+    return std::pair(result, gemma_->steps() - before);
+  };
+  const auto [plain, slow] = run(Speculate::kOff, NoStop(100));
+  EXPECT_EQ(plain.token_ids.size(), 14u);
+  EXPECT_EQ(slow, 15u);  // the last one says that it is over
+  const auto [found, fast] = run(Speculate::kLookup, NoStop(100));
+  ExpectSameReply(found, plain);
+  EXPECT_EQ(fast, 3u);
+  EXPECT_EQ(found.drafted, 12u);
+  EXPECT_EQ(found.accepted, 12u);
+  // Ends within what is forced.
+  for (size_t end = 1; end < 14; ++end) {
+    GenerateOptions stops = NoStop(100);
+    stops.stop = {"<" + std::to_string(20 + end) + ">"};
+    GenerateOptions stop_ids = NoStop(100);
+    stop_ids.stop_token_ids = {20 + static_cast<int32_t>(end)};
+    for (const GenerateOptions& options : {NoStop(end), stops, stop_ids}) {
+      const GenerateResult expected = run(Speculate::kOff, options).first;
+      const GenerateResult ended = run(Speculate::kLookup, options).first;
+      ExpectSameReply(ended, expected);
+      EXPECT_LE(ended.token_ids.size() + ended.drafted - ended.accepted, 15u);
+    }
+  }
+}
+
+TEST_F(SchedulerTest, ABadAnswerToWhatIsForcedFailsAlone) {
+  Load({.always_guess = true});
+  const Tokens prompt = RandomTokens(20, 7);
+  std::mt19937 rng(3);
+  const std::vector<std::set<int32_t>> forms = {
+      {5, 6}, {7}, {8}, {9}, {5, 6}, {7}, {8}, {5, 6}, {9}, {9}, {9}};
+  for (const auto says :
+       {Forcing::Says::kThrows, Forcing::Says::kNoToken,
+        Forcing::Says::kTooMuch}) {
+    const auto counts = std::make_shared<Forcing::Counts>();
+    counts->good = 1;
+    const auto cache = NewCache(), beside = NewCache();
+    Gemma::Job bad{cache, prompt, NoStop(40)};
+    bad.constraint = std::make_shared<Forcing>(forms, false, says, counts);
+    const Gemma::Job good{beside, prompt, NoStop(40)};
+    const auto a = gemma_->Start({&bad, 1})[0];
+    const auto b = gemma_->Start({&good, 1})[0];
+    const std::string error = ReplyOf(*a).error;
+    if (says == Forcing::Says::kThrows) {
+      EXPECT_EQ(error, "mine");
+    } else if (says == Forcing::Says::kNoToken) {
+      EXPECT_NE(error.find("the guess is token 97"), std::string::npos);
+    } else {
+      EXPECT_EQ(error, "");  // no more are taken than were asked for
+    }
+    if (!error.empty()) {
+      EXPECT_EQ(cache->length(), 0u);
+    }
+    EXPECT_EQ(ReplyOf(*b).result.token_ids.size(), 40u);
+  }
+}
+
+// Who is slow to say what it forces delays nobody by more than a part of a
+// step, and may be cancelled meanwhile.
+TEST_F(SchedulerTest, ALateAnswerToWhatIsForcedIsDoneWithout) {
+  Load();
+  const Tokens prompt = RandomTokens(20, 7);
+  const std::vector<std::set<int32_t>> forms(400, std::set<int32_t>{7});
+  GenerateOptions options = NoStop(60);
+  options.speculate = Speculate::kOff;
+  Gemma::Job plain{NewCache(), prompt, options};
+  plain.constraint = std::make_shared<Forcing>(forms, false);
+  const GenerateResult expected =
+      ReplyOf(*gemma_->Start({&plain, 1})[0]).result;
+  const auto counts = std::make_shared<Forcing::Counts>();
+  counts->pause = std::chrono::milliseconds(20);
+  Gemma::Job late{NewCache(), prompt, NoStop(60)};
+  late.drafter = std::make_shared<NoGuesses>();
+  late.constraint = std::make_shared<Forcing>(forms, false,
+                                              Forcing::Says::kTruth, counts);
+  const GenerateResult found = ReplyOf(*gemma_->Start({&late, 1})[0]).result;
+  ExpectSameReply(found, expected);
+  EXPECT_GT(counts->asked, 10u);
+  EXPECT_EQ(found.accepted, 0u) << "each answer took longer than many steps";
+  for (const auto how :
+       {TokenStream::Interrupt::kCancel, TokenStream::Interrupt::kAbort}) {
+    late.cache = NewCache();
+    late.options.max_tokens = 300;
+    counts->asked = 0;
+    const auto stream = gemma_->Start({&late, 1})[0];
+    while (counts->asked < 2) std::this_thread::yield();
+    stream->Stop(how);
+    stream->WaitDone();
+    EXPECT_LT(counts->asked, 100u);
+  }
+}
+
+// What was taken in of a grammar stays so while its blocks are given back.
+TEST_F(SchedulerTest, AStreamWithForcedTokensGivesWay) {
+  Load({.always_guess = true});
+  const Tokens prompt = RandomTokens(100, 1);
+  std::mt19937 rng(5);
+  const std::vector<std::set<int32_t>> forms = RandomForms(40, rng);
+  const auto start = [&](std::shared_ptr<KVCache> cache, Speculate how) {
+    GenerateOptions options = Sampled(100, 4);
+    options.speculate = how;
+    Gemma::Job job{std::move(cache), prompt, options, true};
+    job.constraint = std::make_shared<Forcing>(forms, false);
+    return gemma_->Start({&job, 1})[0];
+  };
+  const auto read_all = [](TokenStream& stream, Tokens read = {}) {
+    while (const auto event = stream.NextEvent()) {
+      if (event->token_id >= 0) read.push_back(event->token_id);
+    }
+    return read;
+  };
+  const Tokens whole = read_all(*start(NewCache(), Speculate::kOff));
+  EXPECT_EQ(whole.size(), 40u);
+  const auto pool = BlockPool::Create(BytesOf(prompt.size() + 40));
+  for (size_t first = 1; first < 30; first += 4) {
+    const auto stream = start(NewCache(0, pool), Speculate::kLookup);
+    Tokens read;
+    while (read.size() < first) read.push_back(stream->NextEvent()->token_id);
+    while (!stream->waits_for_reader()) std::this_thread::yield();
+    gemma_->Generate(NewCache(0, pool), RandomTokens(100, 2), NoStop(40));
+    EXPECT_EQ(read_all(*stream, read), whole);
+    EXPECT_GT(stream->Result().accepted, 0u);
+  }
+  EXPECT_GE(gemma_->preemptions(), 5u);
 }
 
 // ---- Rows that are no logits ----

@@ -85,7 +85,8 @@ class SequenceTest : public ::testing::Test {
   }
 
   PlanInput ToPlan(Sequence& s, size_t max_guesses = 7) {
-    s.KeepGuesses(s.Draft(max_guesses).size());
+    s.Draft(max_guesses);
+    s.KeepGuesses(s.proposed().size());
     return s.ToPlan();
   }
 
@@ -140,6 +141,98 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
   EXPECT_EQ(stream->Result().finish_reason, FinishReason::kLength);
   EXPECT_EQ(cache_->length(), 23u);
   EXPECT_TRUE(cache_->TryLock());
+}
+
+// Allows everything, and says that it forces given tokens.
+struct Forces : Constraint {
+  explicit Forces(Tokens tokens) : tokens(std::move(tokens)) {}
+  bool ComputeMask(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), ~uint32_t{0});
+    return false;
+  }
+  size_t Forced(std::span<int32_t> found) override {
+    const size_t count = std::min(found.size(), tokens.size());
+    std::copy_n(tokens.begin(), count, found.begin());
+    return count;
+  }
+  void Accept(int32_t) override {}
+  void Rollback(size_t) override {}
+  std::unique_ptr<Constraint> Clone() const override {
+    return std::make_unique<Forces>(tokens);
+  }
+  const Tokens tokens;
+};
+
+TEST_F(SequenceTest, WhatIsForcedComesBeforeWhatIsGuessed) {
+  struct Case {
+    Tokens guessed, forced, expected;
+  };
+  for (const Case& c : {
+           Case{{7, 8, 9}, {}, {7, 8, 9}},
+           Case{{}, {7, 8}, {7, 8}},
+           Case{{7, 8, 9}, {7, 8}, {7, 8, 9}},  // further
+           Case{{7}, {7, 8}, {7, 8}},
+           Case{{7, 9, 9}, {7, 8}, {7, 8}},  // otherwise
+           Case{{5}, {1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5}},
+       }) {
+    cache_->Truncate(0);
+    const auto stream = NewStream(20);
+    Sequence& s = Make({.stream = stream,
+                        .consumer = std::make_unique<Script>(Tokens(10, 3)),
+                        .constraint = std::make_unique<Forces>(c.forced),
+                        .forces = true,
+                        .drafter = std::make_shared<Guesses>(c.guessed)});
+    s.Start();
+    EXPECT_FALSE(s.AskForced(5)) << "nothing of its own follows yet";
+    Step(s);
+    EXPECT_EQ(s.AskForced(5), true);
+    s.ComputeForced();
+    s.Draft(5);
+    s.GuessForced();
+    Tokens ids;
+    for (const DraftGuess& guess : s.proposed()) {
+      ids.push_back(guess.id);
+      EXPECT_EQ(guess.right, 1);
+    }
+    EXPECT_EQ(ids, c.expected);
+    // It waits for its turn: these are its guesses still.
+    EXPECT_FALSE(s.AskForced(5));
+    s.Draft(5);
+    EXPECT_EQ(s.proposed().size(), c.expected.size());
+    Step(s);
+    EXPECT_TRUE(s.AskForced(5)) << "another token was said";
+    s.Settle(FinishReason::kCancelled);
+  }
+}
+
+TEST_F(SequenceTest, NoMoreIsForcedThanThereIsRoomFor) {
+  const Tokens forced(30, 5);
+  const auto most = [&](size_t prompt, bool forces) {
+    cache_->Truncate(0);
+    const auto stream = NewStream(prompt);
+    GenerateOptions options;
+    options.max_tokens = 4;
+    Sequence& s = Make(
+        {.stream = stream,
+         .consumer = std::make_unique<TokenSampler>(
+             options, 1, Tokens(), false, Tokens(), nullptr),
+         .constraint = std::make_unique<Forces>(forced),
+         .forces = forces});
+    s.Start();
+    Step(s);
+    size_t count = 0;
+    if (s.AskForced(15)) {
+      s.ComputeForced();
+      s.GuessForced();
+      count = s.proposed().size();
+    }
+    s.Settle(FinishReason::kCancelled);
+    return count;
+  };
+  EXPECT_EQ(most(20, true), 2u);  // the last one follows from the row before
+  EXPECT_EQ(most(97, true), 1u);  // 98 of 100 are there
+  EXPECT_EQ(most(98, true), 0u);
+  EXPECT_EQ(most(20, false), 0u);
 }
 
 TEST_F(SequenceTest, APromptAlone) {

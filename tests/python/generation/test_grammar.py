@@ -114,6 +114,9 @@ _CLASHING = {
 @pytest.mark.parametrize(
     "schema, message",
     [
+        ({"$ref": "#/components/schemas/Pet"},
+         r"\$ref: expected a place in the schema, found '#/components/schemas/"
+         "Pet'"),
         ({"$ref": "http://localhost/x.json#/a"},
          r"\$ref: expected a place in the schema, found 'http://localhost/x"),
         ({"$schema": "http://localhost/mine#", "type": "null"},
