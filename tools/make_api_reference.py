@@ -257,7 +257,8 @@ Keywords of `generate`, `stream`, `generate_batch` (one value, or a list with
 one per row), `Session(options=)` and its calls; flags of the command line with
 dashes. A token is drawn in this order: logits_processor; logit_bias, the three
 penalties, the ban of min_tokens; temperature; top_k; top_p; min_p.
-`progress=` takes a callable(done, total), or True for a line on stderr.
+`progress=` takes a callable(done, total), or True for a line on stderr;
+`draft=` a model that guesses, one for all rows ([speculation](speculation.md)).
 `GenerationOptions.json_schema()` is the table as JSON Schema.
 
 | option | default | what it does |

@@ -590,6 +590,8 @@ void RegisterGemma(py::module_& module) {
           },
           py::arg("draft"),
           "The same model, whose requests may ask the draft; None: none.")
+      .def("check_fits", &Gemma::CheckFits, py::arg("cache"),
+           "Raises what a request with this conversation would.")
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {

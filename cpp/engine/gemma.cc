@@ -190,7 +190,7 @@ std::shared_ptr<Gemma> Gemma::WithDraft(
         "the draft is the model itself, expected a smaller one, which takes "
         "less time");
   }
-  if (config().target_hidden != 0) RequireConversations(config());
+  RequireConversations(config());
   if (draft->config().target_hidden != 0) {
     RequireDrafterFor(draft->config(), config());
   }
@@ -327,6 +327,11 @@ void Gemma::CheckCache(const KVCache& cache) const {
         config().num_layers(), " layers)", as_deep ? "; " : "",
         as_deep ? FirstDifference(layout, *expected) : std::string()));
   }
+}
+
+void Gemma::CheckFits(const KVCache& cache) const {
+  CheckCache(cache);
+  CheckBinding(cache, fingerprint());
 }
 
 std::vector<std::shared_ptr<TokenStream>> Gemma::Start(

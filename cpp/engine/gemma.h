@@ -130,10 +130,15 @@ class Gemma {
   // The same model, weights and scheduler, whose requests may ask `draft`, with
   // Speculate::kDraft, what comes next; null: none. Its weights stay for as
   // long as this does. Throws InvalidArgument for this very model or one of
-  // embeddings, and Mismatch for another vocabulary.
+  // embeddings, or if this one generates nothing, and Mismatch for another
+  // vocabulary.
   std::shared_ptr<Gemma> WithDraft(const std::shared_ptr<const Gemma>& draft)
       const;
   bool has_draft() const { return draft_ != nullptr; }
+  // Throws what a request with this conversation would, whatever its prompt:
+  // Mismatch if it was made for another shape or holds what other weights
+  // computed. Waits for no request.
+  void CheckFits(const KVCache& cache) const;
   const std::shared_ptr<PrefixView>& prefix_view() const {
     return prefix_.view;
   }

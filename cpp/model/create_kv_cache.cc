@@ -22,8 +22,8 @@ void RequireConversations(const ModelConfig& config) {
   }
   throw InvalidArgument(
       StrCat(name,
-             " makes embeddings of texts and holds no conversation: expected a "
-             "call of embed, which needs no cache"));
+             " makes embeddings of texts and holds no conversation: expected "
+             "embed (a method, and a command of gemmakv), which needs none"));
 }
 
 std::shared_ptr<KVCache> CreateKVCache(ModelType type,

@@ -211,7 +211,7 @@ class Conversation:
     def begin(self, text: str, options: dict[str, Any], drop: bool) -> Turn:
         """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
         if not isinstance(text, str) or not text.strip():
-            raise unexpected("text", "a str that is not empty", text)
+            raise unexpected("text", "a str of more than white space", text)
         messages = [*self.messages, Message("user", text)]
         wanted = self._encode(messages, True)
         capacity = self.cache.capacity_tokens

@@ -118,8 +118,9 @@ class Session:
             again, what else it holds is removed with the first turn.
           options: generation keywords for all turns.
 
-        Raises ValueError naming the argument that is bad, GemmaKVError if the
-        template cannot be used.
+        Raises ValueError naming the argument that is bad, MismatchError if
+        `cache` is of another model, GemmaKVError if the template cannot be
+        used.
         """
         if not isinstance(gemma, Gemma):
             raise unexpected("gemma", "a Gemma", gemma)
@@ -145,6 +146,8 @@ class Session:
                 f"{next(iter(given))}: belongs to a new cache, and `cache` is "
                 "given; give it to create_kv_cache"
             )
+        else:
+            gemma._check_fits(cache)
         self._talk = Conversation(
             gemma,
             template_for(gemma, template),

@@ -77,6 +77,8 @@ def generate(
     """
     if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
         raise typer.BadParameter("--logprobs and --top-logprobs need --json")
+    if options.get("speculate") == "draft" and draft is None:
+        raise ValueError("--speculate: expected a --draft, found none")
     text = prompt
     if prompt == "-":
         text = console.prompt_of("stdin", console.read_stdin())

@@ -84,7 +84,11 @@ def _render(document: dict[str, Any]) -> str:
         for key, value in model.items():
             if key not in document and key != "kv_cache":
                 title.add_row(key.replace("_", " "), _shown(value))
-        tables.append(_kv_table(model["kv_cache"], model["context_length"]))
+        if any(any(s.values()) for s in model["kv_cache"].values()):
+            context = model["context_length"]
+            tables.append(_kv_table(model["kv_cache"], context))
+        elif not model["state_bytes"]:
+            title.add_row("KV cache", "none: it holds no conversation")
     if "tensors" in document:
         tables.append(_tensors_table(document["tensors"]))
     return console.render(*tables)

@@ -101,6 +101,7 @@ class Model:
         self._info = ModelInfo() if info is None else info
         self._packed_weights = packed_weights
         self._prefix: PrefixCache | None = None
+        self._had_prefix = False
         self._compiler = Compiler(tokenizer, self._config)
         self._speculate = speculation(None)
 
@@ -275,12 +276,15 @@ class Model:
         """Lets go of the weights; also done by `with` and garbage collection.
 
         Streams that still run are cancelled; calls that run in other threads
-        end as usual, and the memory is free then. Any later call is a
-        ValueError. Caches can still be looked at, saved, and used with
-        another Gemma of the same weights.
+        end as usual, and the memory is free then, that of a prefix cache of
+        its own, too. Any later call is a ValueError. Caches can still be
+        looked at, saved, and used with another Gemma of the same weights.
         """
         if self._held is not None:
             self._held = None
+            # One of its own goes, with its memory.
+            self._had_prefix = self._prefix is not None
+            self._prefix = None
             _core.trim_heap()
 
     @property
@@ -302,6 +306,8 @@ class Model:
         """What this model has of its prefix cache; None if it has none."""
         prefix = self._prefix
         if prefix is None:
+            if self._had_prefix:
+                _ = self._engine  # says that it is closed
             return None
         return ModelPrefixCache(
             prefix,
@@ -844,6 +850,10 @@ class Model:
         )
         return [generation_of(result) for result in call.results()]
 
+    def _check_fits(self, cache: KVCache) -> None:
+        """Raises what each call with this conversation would."""
+        self._engine.check_fits(cache._core)
+
     def _reply(
         self,
         cache: KVCache,
@@ -986,7 +996,8 @@ def _draft_engine(draft: object) -> _core.Engine | None:
     if not isinstance(draft, Model):
         raise unexpected("draft", "a Gemma or None", draft)
     if draft.closed:
-        raise ValueError("draft: expected a Gemma that is open, found a closed")
+        raise ValueError("draft: expected a Gemma that is open, found one "
+                         "that is closed")
     return draft._engine
 
 

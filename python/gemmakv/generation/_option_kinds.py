@@ -112,7 +112,10 @@ class Number(Kind):
 @dataclasses.dataclass(frozen=True)
 class Choice(Kind):
     names: tuple[str, ...] = ()
-    metavar = "NAME"
+
+    @property
+    def metavar(self) -> str:  # type: ignore[override]
+        return "|".join(self.names)
 
     def check(self, name: str, value: object) -> str:
         if isinstance(value, str) and value in self.names:

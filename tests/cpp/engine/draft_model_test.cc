@@ -108,6 +108,10 @@ TEST_F(DraftModelTest, WhatItCannotBe) {
   EXPECT_NE(refused(other_text).find("other text"), std::string::npos);
   EXPECT_NE(refused(LoadTiny(TinyFamily("gemma-embedding"))).find("embeddings"),
             std::string::npos);
+  // Nor is there anything to guess for one that generates nothing.
+  gemma_ = LoadTiny(TinyFamily("gemma-embedding"));
+  EXPECT_NE(refused(draft_).find("holds no conversation"), std::string::npos);
+  Load();
   // None is one that must not be asked for.
   const auto without = gemma_->WithDraft(nullptr);
   const Tokens prompt = RandomTokens(9, 1);

@@ -235,7 +235,7 @@ TEST(GemmaEmbedTest, AModelOfEmbeddingsGeneratesNothing) {
   const Tokens prompt = {2, 5};
   const std::string expected =
       "gemma-embedding makes embeddings of texts and holds no conversation: "
-      "expected a call of embed, which needs no cache";
+      "expected embed (a method, and a command of gemmakv), which needs none";
   EXPECT_EQ(ErrorOf([&] { (void)gemma->Generate(cache, prompt); }), expected);
   float logits[97];
   EXPECT_EQ(ErrorOf([&] {

@@ -218,7 +218,8 @@ TEST(EmbeddingModelTest, HasNoConversations) {
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(std::string(error.what()),
               "embeddinggemma-300m makes embeddings of texts and holds no "
-              "conversation: expected a call of embed, which needs no cache");
+              "conversation: expected embed (a method, and a command of "
+              "gemmakv), which needs none");
   }
 }
 

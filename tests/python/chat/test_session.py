@@ -16,10 +16,11 @@ from gemmakv import (
     Gemma,
     KVCache,
     Message,
+    MismatchError,
     Session,
     create_kv_cache,
 )
-from support import tiny_gguf
+from support import family_models, tiny_gguf
 from support.sessions import (
     BANNED,
     NO_END,
@@ -394,12 +395,31 @@ def test_bad_arguments(tiny: Gemma) -> None:
         with_(options={"temprature": 1.0})()
 
 
+def test_a_cache_of_another_model_is_refused_at_once(
+    tiny: Gemma,
+) -> None:
+    """It became the session's, and was even saved with it: no model could
+    open that.
+    """
+    other = create_kv_cache(family_models.config("gemma3n"))
+    with pytest.raises(MismatchError, match="was made for"):
+        Session(tiny, cache=other)
+    config = tiny.config
+    same_shape = Gemma.from_tensors(
+        config, tiny_gguf.tensors(9, config), tiny.tokenizer)
+    cache = create_kv_cache(config)
+    same_shape.prefill(cache, "ab")
+    with pytest.raises(MismatchError, match="of weights"):
+        Session(tiny, cache=cache)
+    assert Session(same_shape, cache=cache).cache is cache
+
+
 def test_bad_turns_change_nothing(session: Session) -> None:
     said(session, "one")
     before = state(session)
     for text, options, found in [
-        ("", {}, "text: expected a str that is not empty"),
-        (" \n", {}, "text: expected a str that is not empty"),
+        ("", {}, "text: expected a str of more than white space"),
+        (" \n", {}, "text: expected a str of more than white space"),
         (7, {}, "text: .*found 7"),
         ("\ud800", {}, "surrogate"),
         ("a", {"temperature": "b"}, "temperature"),

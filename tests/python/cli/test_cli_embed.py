@@ -163,3 +163,18 @@ def test_conversations_are_refused(cli: RunCli, path: Path) -> None:
     result = cli("info", str(path), "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["architecture"] == "gemma-embedding"
+
+
+def test_info_has_no_table_of_a_cache_that_is_not_there(
+    cli: RunCli, path: Path
+) -> None:
+    said = cli("info", str(path)).stdout.decode()
+    assert "none: it holds no conversation" in said
+    assert "bytes a token" not in said
+
+
+def test_the_error_names_the_command(cli: RunCli, path: Path) -> None:
+    for command in ("generate", "verify"):
+        argument = ["x"] if command == "generate" else []
+        result = cli(command, "-m", str(path), *argument)
+        assert_fails(result, "expected embed (a method, and a command of")

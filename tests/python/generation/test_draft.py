@@ -202,7 +202,7 @@ def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
     assert plain["usage"]["drafted"] == 0
     refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")
     assert refused.returncode != 0
-    assert b"the model has no draft" in refused.stderr
+    assert b"expected a --draft, found none" in refused.stderr
 
 
 def test_what_a_draft_model_computes_is_drafting(

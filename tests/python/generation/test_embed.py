@@ -125,6 +125,14 @@ def test_bad_arguments_are_named(
     assert "\n" not in str(caught.value)
 
 
+def test_a_draft_of_a_model_of_embeddings_is_refused(
+    path: Path, tiny: gemmakv.Gemma
+) -> None:
+    """It was taken, and never asked."""
+    with pytest.raises(ValueError, match="holds no conversation"):
+        gemmakv.Gemma.load(path, draft=tiny)
+
+
 def test_conversations_are_refused(embedder: gemmakv.Gemma) -> None:
     message = "^gemma-embedding makes embeddings of texts and holds no conv"
     with pytest.raises(ValueError, match=message):

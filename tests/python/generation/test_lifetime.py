@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from gemmakv import (
+    BlockPool,
     Gemma,
     GemmaKVError,
     KVCache,
     Message,
+    PrefixCache,
     Session,
     create_kv_cache,
 )
@@ -287,6 +289,27 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
     tiny.generate(cache, "a", max_tokens=1)
     again = Session.from_bytes(tiny, session.to_bytes())
     again.send("two", max_tokens=1)
+
+
+def test_closing_a_model_frees_its_own_prefix_cache(tiny_path: Path) -> None:
+    """It stayed for as long as the object, up to 1 GiB that nothing found."""
+    pool = BlockPool()
+    own = Gemma.load(tiny_path)
+    own.generate(create_kv_cache(own, pool=pool), "ab" * 90, max_tokens=3)
+    assert pool.used_bytes > 0
+    own.close()
+    gc.collect()
+    assert pool.used_bytes == 0
+    with pytest.raises(ValueError, match="gemma: closed; load the model"):
+        _ = own.prefix_cache
+    # One that was given is the caller's, and stays.
+    shared = PrefixCache(ram="16MiB")
+    other = Gemma.load(tiny_path, prefix_cache=shared)
+    other.generate(create_kv_cache(other, pool=pool), "ab" * 90, max_tokens=3)
+    other.close()
+    gc.collect()
+    assert pool.used_bytes > 0
+    shared.close()
 
 
 def test_a_closed_session(tiny: Gemma) -> None:

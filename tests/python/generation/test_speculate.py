@@ -153,6 +153,15 @@ def test_what_it_cannot_be(tiny_path: Path, tiny: Gemma, bad: Any) -> None:
         GenerationOptions.check({"speculate": bad})
 
 
+def test_the_command_names_its_own_flags(cli: RunCli, tiny_path: Path) -> None:
+    said = cli("generate", "-m", tiny_path, "x", "--speculate", "draft")
+    assert said.returncode == 2
+    assert b"--speculate: expected a --draft, found none" in said.stderr
+    help = cli("generate", "--help").stdout
+    assert b"--speculate off|lookup|draft" in help
+    assert b"--prefix-cache off|read|write|on" in help
+
+
 def test_command(cli: RunCli, tiny_path: Path) -> None:
     def run(*flags: str) -> Any:
         ended = cli(

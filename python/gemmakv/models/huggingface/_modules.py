@@ -72,7 +72,8 @@ def read_modules(folder: Path, hidden_size: int) -> Modules:
     ):
         raise MismatchError(
             f"{path}: the modules are {', '.join(kinds) or 'none'}, expected "
-            f"Transformer, {', '.join(_WITH_DENSE)}"
+            "Transformer, Pooling, with or without two Dense and a Normalize "
+            "behind them"
         )
     if entries[0][1] != folder:
         raise MismatchError(
