@@ -20,8 +20,8 @@ namespace gkv {
 inline constexpr const char* kProcessorsFolder = "/sys/devices/system/cpu";
 
 // Ids of the processors that the calling thread may use (its affinity mask,
-// which control groups bound, too; of one that a ScopedPin holds, the one before
-// that), ascending. Empty if the system does not say.
+// which control groups bound, too; where a ScopedPin holds it, that of before),
+// ascending. Empty if the system does not say.
 std::vector<int> AllowedProcessors();
 
 // Their cores and nodes, as the folder tells. A processor that it says nothing

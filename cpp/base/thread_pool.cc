@@ -85,20 +85,25 @@ struct ThreadPool::Shared {
     const void* const f = fn.load(std::memory_order_acquire);
     const ErasedFn c = call.load(std::memory_order_acquire);
     const uint32_t count = num_tasks.load();
+    // Told once, not for each task: threads that write into one place wait for
+    // each other there. The loop, and with it the epoch, lasts until then.
+    uint32_t done = 0;
     uint64_t current = claim.load(std::memory_order_acquire);
     while (Epoch(current) == epoch) {
       const uint32_t task = static_cast<uint32_t>(current);
-      if (task >= count) return;
+      if (task >= count) break;
       if (!claim.compare_exchange_weak(current, current + 1,
                                        std::memory_order_acq_rel)) {
         continue;
       }
       c(f, task, thread);
-      if (unfinished.fetch_sub(1) == 1 && caller_parked.load()) {
-        std::unique_lock lock(mutex);
-        wake_caller.notify_one();
-      }
+      ++done;
       current = claim.load(std::memory_order_acquire);
+    }
+    if (done != 0 && unfinished.fetch_sub(done) == done &&
+        caller_parked.load()) {
+      std::unique_lock lock(mutex);
+      wake_caller.notify_one();
     }
   }
 
