@@ -211,32 +211,32 @@ void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
   });
   // Spans of a tile join in ascending order, into the first one's partial; each
   // query by itself.
-  const auto join = [&](size_t first, size_t i) {
-    const size_t t = spans[first].tile;
-    const TileView tile = view(tiles[t]);
+  const auto join = [&](const TileView& tile, size_t first, size_t i) {
     float* const state = partial(first) + i * partial_floats;
-    for (size_t next = first + 1; next < spans.size() && spans[next].tile == t;
-         ++next) {
+    for (size_t next = first + 1;
+         next < spans.size() && spans[next].tile == spans[first].tile; ++next) {
       AttentionMerge(partial(next) + i * partial_floats, head_dim, state);
     }
     AttentionFinish(state, head_dim, tile.out()[i]);
     tile.Finish(i);
   };
   joins_.clear();
-  for (size_t s = 0; s < spans.size(); ++s) {
-    if (s != 0 && spans[s].tile == spans[s - 1].tile) continue;
-    for (size_t i = 0; i < tiles[spans[s].tile].num_queries; ++i) {
-      joins_.push_back({s, i});
+  for (size_t first = 0; first < spans.size(); ++first) {
+    const size_t t = spans[first].tile;
+    if (first != 0 && t == spans[first - 1].tile) continue;
+    if (spans.size() < kSpansToJoinAlone) {
+      const TileView tile = view(tiles[t]);
+      for (size_t i = 0; i < tiles[t].num_queries; ++i) join(tile, first, i);
+      continue;
+    }
+    for (size_t i = 0; i < tiles[t].num_queries; ++i) {
+      joins_.push_back({first, i});
     }
   }
-  const auto run = [&](size_t n, size_t) {
-    join(joins_[n].span, joins_[n].query);
-  };
-  if (spans.size() < kSpansToJoinAlone) {
-    for (size_t n = 0; n < joins_.size(); ++n) run(n, 0);
-  } else {
-    pool.Run(joins_.size(), run);
-  }
+  pool.Run(joins_.size(), [&](size_t n, size_t) {
+    const auto [first, i] = joins_[n];
+    join(view(tiles[spans[first].tile]), first, i);
+  });
 }
 
 }  // namespace gkv
