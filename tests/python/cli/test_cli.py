@@ -462,5 +462,7 @@ def test_pin_threads(cli: RunCli, tiny_path: Path) -> None:
     assert pinned.stdout == free.stdout
     assert_fails(
         cli(*run, "--threads", many, "--pin-threads"),
-        f"threads is {many} with pin_threads, expected at most {many - 1}",
+        f"--threads is {many} with --pin-threads, expected at most "
+        f"{many - 1}",
+        code=2,
     )

@@ -453,10 +453,12 @@ def test_more_pinned_threads_than_processors(
     result = cli(*asked, "--workers", 2, "--threads", there)
     assert_fails(
         result,
-        f"threads is {there} with pin_threads and 2 workers, expected at most",
+        f"--threads is {there} with --pin-threads and 2 workers, expected",
+        code=2,
     )
     result = cli(*asked, "--workers", there + 1)
     assert_fails(
         result,
-        f"pin_threads with {there + 1} workers, expected at most {there}",
+        f"pin-threads with {there + 1} workers, expected at most {there}",
+        code=2,
     )
