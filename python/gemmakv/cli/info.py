@@ -54,7 +54,7 @@ def info(
                 "expected no MODEL, --tensors or --types with it",
                 param_hint="--cpu",
             )
-        document = {"cpu": cpu_info()}
+        document: dict[str, Any] = {"cpu": cpu_info()}
         text = _render_cpu(document["cpu"])
     elif types:
         if file is not None or tensors:
