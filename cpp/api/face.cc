@@ -138,6 +138,8 @@ std::vector<float> Gemma::Embed(std::span<const std::vector<int32_t>> texts,
   return core_->gemma->Embed(spans, options, poll);
 }
 
+ThreadPlacement Gemma::placement() const { return core_->gemma->placement(); }
+
 StepProfile Gemma::profile() const { return core_->gemma->profile(); }
 
 }  // namespace v0

@@ -1,6 +1,5 @@
 #include "base/thread_pool.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/processors.h"
 
 namespace gkv {
 namespace {
@@ -57,8 +57,8 @@ bool Spin(bool may_spin, const Done& done) {
 // that is late from one loop cannot claim a task of another, because its
 // compare-and-swap carries the epoch whose function it read.
 struct ThreadPool::Shared {
-  explicit Shared(size_t num_threads)
-      : may_spin(num_threads <= AvailableProcessors()) {}
+  Shared(size_t num_threads, bool pinned)
+      : may_spin(pinned || num_threads <= AvailableProcessors()) {}
 
   const bool may_spin;
   const pid_t pid = getpid();
@@ -85,20 +85,25 @@ struct ThreadPool::Shared {
     const void* const f = fn.load(std::memory_order_acquire);
     const ErasedFn c = call.load(std::memory_order_acquire);
     const uint32_t count = num_tasks.load();
+    // Told once, not for each task: threads that write into one place wait for
+    // each other there. The loop, and with it the epoch, lasts until then.
+    uint32_t done = 0;
     uint64_t current = claim.load(std::memory_order_acquire);
     while (Epoch(current) == epoch) {
       const uint32_t task = static_cast<uint32_t>(current);
-      if (task >= count) return;
+      if (task >= count) break;
       if (!claim.compare_exchange_weak(current, current + 1,
                                        std::memory_order_acq_rel)) {
         continue;
       }
       c(f, task, thread);
-      if (unfinished.fetch_sub(1) == 1 && caller_parked.load()) {
-        std::unique_lock lock(mutex);
-        wake_caller.notify_one();
-      }
+      ++done;
       current = claim.load(std::memory_order_acquire);
+    }
+    if (done != 0 && unfinished.fetch_sub(done) == done &&
+        caller_parked.load()) {
+      std::unique_lock lock(mutex);
+      wake_caller.notify_one();
     }
   }
 
@@ -131,14 +136,28 @@ struct ThreadPool::Shared {
   }
 };
 
-ThreadPool::ThreadPool(size_t num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(size_t num_threads,
+                       std::span<const Processor> processors)
+    : num_threads_(num_threads) {
   CheckRange(num_threads, 1, kMaxThreads, "number of threads");
-  shared_ = std::make_unique<Shared>(num_threads);
+  shared_ = std::make_unique<Shared>(num_threads, !processors.empty());
   shared_->threads.reserve(num_threads - 1);
   try {
     for (size_t thread = 1; thread < num_threads; ++thread) {
-      shared_->threads.emplace_back(
-          [shared = shared_.get(), thread] { shared->Work(thread); });
+      const auto work = [shared = shared_.get(), thread] {
+        shared->Work(thread);
+      };
+      if (processors.empty()) {
+        shared_->threads.emplace_back(Unpinned(work));
+        continue;
+      }
+      shared_->threads.emplace_back(work);
+      const int processor = processors[thread].id;
+      const int refused =
+          PinThread(shared_->threads.back().native_handle(), processor);
+      if (refused == 0) continue;
+      shared_->StopAndJoin();
+      throw PinError(processor, refused);
     }
   } catch (const std::system_error& error) {
     const size_t started = shared_->threads.size() + 1;
@@ -199,11 +218,7 @@ size_t ThreadPool::parallel_loops() const {
 }
 
 size_t ThreadPool::AvailableProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::clamp<size_t>(static_cast<size_t>(CPU_COUNT(&set)), 1,
-                            kMaxThreads);
+  return std::clamp<size_t>(AllowedProcessors().size(), 1, kMaxThreads);
 }
 
 }  // namespace gkv

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "base/step_clock.h"
+#include "gemmakv/threads.h"
 
 namespace gkv {
 
@@ -15,10 +17,13 @@ namespace gkv {
 // tasks independent.
 class ThreadPool {
  public:
-  // `num_threads` counts the caller of Run: 1 starts no thread.
+  // `num_threads` counts the caller of Run: 1 starts no thread. With
+  // `processors`, one for each thread, they stay on them; the first is the
+  // caller's, who holds a ScopedPin on it while it calls Run.
   // Throws InvalidArgument outside [1, kMaxThreads], and IoError if the
-  // operating system refuses a thread.
-  explicit ThreadPool(size_t num_threads);
+  // operating system refuses a thread, or to pin it.
+  explicit ThreadPool(size_t num_threads,
+                      std::span<const Processor> processors = {});
   // Requires: no Run in progress.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -436,9 +436,11 @@ void RegisterResults(py::module_& module) {
 // `progress` must outlive the options.
 LoadOptions OptionsOf(size_t threads, const Progress& progress,
                       const std::string& packed_folder,
-                      const std::string& quantize, bool profile) {
+                      const std::string& quantize, bool profile,
+                      bool pin_threads) {
   LoadOptions options;
   options.profile = profile;
+  options.pin_threads = pin_threads;
   options.quantize = TargetOf(quantize);
   options.threads = threads;
   options.packed_folder = packed_folder;
@@ -505,24 +507,27 @@ void RegisterGemma(py::module_& module) {
           "load_gguf",
           [](const std::string& path, size_t threads, const Progress& progress,
              const std::string& packed_folder, const std::string& quantize,
-             bool profile) {
+             bool profile, bool pin_threads) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder, quantize, profile);
+                OptionsOf(threads, progress, packed_folder, quantize, profile,
+                          pin_threads);
             const GilReleased no_gil;
             return Unlocked(Gemma::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
-          py::arg("quantize") = "", py::arg("profile") = false)
+          py::arg("quantize") = "", py::arg("profile") = false,
+          py::arg("pin_threads") = false)
       .def_static(
           "load_files",
           [](const ModelConfig& config, const std::string& description,
              const std::vector<std::string>& paths,
              const std::vector<PlaceTuple>& places, size_t threads,
              const Progress& progress, const std::string& packed_folder,
-             const std::string& quantize, bool profile) {
+             const std::string& quantize, bool profile, bool pin_threads) {
             const LoadOptions options =
-                OptionsOf(threads, progress, packed_folder, quantize, profile);
+                OptionsOf(threads, progress, packed_folder, quantize, profile,
+                          pin_threads);
             const GilReleased no_gil;
             TensorFiles files(description, paths, PlacesOf(places));
             return Unlocked(Gemma::FromTensors(config, files, options));
@@ -531,27 +536,42 @@ void RegisterGemma(py::module_& module) {
           py::arg("places"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
           py::arg("quantize") = "", py::arg("profile") = false,
+          py::arg("pin_threads") = false,
           "Weights at known places in files: (name, file, offset, type, rows, "
           "columns, form, blocks), see io/tensor_files.h.")
       .def_static(
           "from_tensors",
           [](const ModelConfig& config, py::object source, size_t threads,
-             const std::string& quantize, bool profile) {
+             const std::string& quantize, bool profile, bool pin_threads) {
             NumpySource tensors(std::move(source));
             LoadOptions options;
             options.threads = threads;
             options.quantize = TargetOf(quantize);
             options.profile = profile;
+            options.pin_threads = pin_threads;
             return Unlocked(Gemma::FromTensors(config, tensors, options));
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0,
-          py::arg("quantize") = "", py::arg("profile") = false)
+          py::arg("quantize") = "", py::arg("profile") = false,
+          py::arg("pin_threads") = false)
       .def_property_readonly("config",
                              [](const Gemma& gemma) { return gemma.config(); })
       .def_property_readonly(
           "fingerprint",
           [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
       .def_property_readonly("threads", &Gemma::num_threads)
+      .def_property_readonly(
+          "placement",
+          [](const Gemma& gemma) {
+            const ThreadPlacement placement = gemma.placement();
+            std::vector<std::tuple<int, int, int>> processors;
+            for (const Processor& p : placement.processors) {
+              processors.emplace_back(p.id, p.core, p.node);
+            }
+            return py::make_tuple(placement.pinned,
+                                  std::move(processors));
+          },
+          "(whether pinned, processors as of `placement_order`).")
       .def_property_readonly(
           "packed_report",
           [](const Gemma& gemma) {

@@ -11,6 +11,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/heap_trim.h"
+#include "base/processors.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
 #include "engine/vocabulary.h"
@@ -106,6 +107,19 @@ void CheckPackedFile(const std::string& path) {
   PackedFile(path, *fingerprint).CheckAll(pool);
 }
 
+using ProcessorTuple = std::tuple<int, int, int>;
+
+std::vector<ProcessorTuple> PlacementTuples(const std::vector<int>& ids,
+                                            const std::string& folder) {
+  std::vector<ProcessorTuple> order;
+  for (const Processor& p : PlacementOrder(
+           DescribeProcessors(ids, folder.empty() ? kProcessorsFolder
+                                                  : folder))) {
+    order.emplace_back(p.id, p.core, p.node);
+  }
+  return order;
+}
+
 int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
@@ -166,6 +180,10 @@ void RegisterInfo(py::module_& module) {
   module.def("check_packed_file", &CheckPackedFile, py::arg("path"), no_lock,
              "Raises CorruptFile unless every byte is what was packed.");
   module.def("cpu_info", &CpuInfo);
+  module.def("placement_order", &PlacementTuples, py::arg("ids"),
+             py::arg("folder") = "",
+             "(id, core, NUMA node) of processors, in the order in which "
+             "threads are placed. `folder`: what says so, for tests.");
   module.def("trim_heap", &TrimHeap,
              "Gives freed memory back to the system; after loading.");
   module.def("force_target", &ForceTarget, py::arg("name"));

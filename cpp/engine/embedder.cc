@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fp_environment.h"
+#include "base/processors.h"
 
 namespace gkv {
 namespace {
@@ -30,10 +31,11 @@ struct Embedder::Call {
 };
 
 Embedder::Embedder(std::shared_ptr<const Model> model, size_t num_threads,
-                   bool profiled)
+                   bool profiled, std::span<const Processor> processors)
     : model_(std::move(model)),
       clock_(profiled ? std::make_unique<StepClock>() : nullptr),
-      pool_(num_threads),
+      processors_(processors.begin(), processors.end()),
+      pool_(num_threads, processors_),
       pass_(*model_, pool_) {
   pool_.set_clock(clock_.get());
 }
@@ -136,6 +138,7 @@ std::vector<Embedder::Item> Embedder::TakeStep() {
 
 void Embedder::RunStep(const std::vector<Item>& items) {
   const ScopedFpEnvironment fp_environment;
+  const std::unique_ptr<ScopedPin> pin = PinTo(processors_);
   if (clock_) clock_->Begin();
   size_t rows = 0;
   const size_t size = VectorSize(model_->config);

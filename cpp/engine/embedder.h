@@ -31,8 +31,10 @@ class Embedder {
   using Text = std::span<const int32_t>;
 
   // `profiled`: whether its steps are timed part by part.
+  // With `processors` the pool's threads stay on them, see ThreadPool, and a
+  // caller's for as long as it runs a step.
   Embedder(std::shared_ptr<const Model> model, size_t num_threads,
-           bool profiled = false);
+           bool profiled = false, std::span<const Processor> processors = {});
   Embedder(const Embedder&) = delete;
 
   // out [texts.size(), VectorSize(config)], as of EmbeddingPass. `poll` is called now
@@ -61,6 +63,7 @@ class Embedder {
 
   const std::shared_ptr<const Model> model_;
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
+  const std::vector<Processor> processors_;
   // Of whoever runs the step.
   ThreadPool pool_;
   EmbeddingPass pass_;

@@ -33,6 +33,12 @@ size_t ResolveThreads(size_t threads) {
   return threads;
 }
 
+// None where threads are not pinned.
+std::span<const Processor> ProcessorsOf(
+    const std::shared_ptr<const PinnedProcessors>& pinned) {
+  return pinned ? pinned->processors() : std::span<const Processor>();
+}
+
 // The run locks of the jobs' caches, in the jobs' order. Taken in one global
 // order, so that two callers with the same caches cannot wait for each other.
 // None if `lock_cache` gives none for one of them.
@@ -90,9 +96,11 @@ void CheckBinding(const KVCache& cache, const Hash128& identity) {
 }  // namespace
 
 Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
+             std::shared_ptr<const PinnedProcessors> pinned,
              PackedReport packed_report, const LoadOptions& options)
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
       num_threads_(num_threads),
+      pinned_(std::move(pinned)),
       packed_report_(std::move(packed_report)),
       scheduler_options_(options.scheduler),
       profiled_(options.profile),
@@ -129,7 +137,13 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
   config.Validate();
   options.scheduler.Validate();
   const size_t threads = ResolveThreads(options.threads);
-  ThreadPool pool(threads);
+  std::shared_ptr<const PinnedProcessors> pinned;
+  if (options.pin_threads) {
+    pinned = std::make_shared<PinnedProcessors>(
+        threads, PlacementOrder(DescribeProcessors(AllowedProcessors())));
+  }
+  ThreadPool pool(threads, ProcessorsOf(pinned));
+  const std::unique_ptr<ScopedPin> pin = PinTo(ProcessorsOf(pinned));
   PackedReport report;
   Weights weights =
       options.packed_folder.empty()
@@ -140,8 +154,8 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
                 {.folder = options.packed_folder, .quantize = options.quantize},
                 report);
   return std::shared_ptr<Gemma>(
-      new Gemma(config, std::move(weights), threads, std::move(report),
-                options));
+      new Gemma(config, std::move(weights), threads, std::move(pinned),
+                std::move(report), options));
 }
 
 Hash128 Gemma::fingerprint() const {
@@ -246,6 +260,14 @@ size_t Gemma::preemptions() const {
   return shared_->scheduler ? shared_->scheduler->preemptions() : 0;
 }
 
+ThreadPlacement Gemma::placement() const {
+  const std::span<const Processor> own = ProcessorsOf(pinned_);
+  if (!own.empty()) {
+    return {num_threads_, true, std::vector(own.begin(), own.end())};
+  }
+  return {num_threads_, false, DescribeProcessors(AllowedProcessors())};
+}
+
 StepProfile Gemma::profile() const {
   if (!profiled_) {
     throw InvalidArgument(
@@ -271,9 +293,9 @@ Scheduler& Gemma::scheduler() {
     (void)shared.scheduler.release();
   }
   if (!shared.scheduler) {
-    shared.scheduler = std::make_unique<Scheduler>(model_, num_threads_,
-                                                   scheduler_options_,
-                                                   profiled_);
+    shared.scheduler = std::make_unique<Scheduler>(
+        model_, num_threads_, scheduler_options_, profiled_,
+        ProcessorsOf(pinned_));
     shared.scheduler_pid = getpid();
   }
   return *shared.scheduler;
@@ -287,7 +309,8 @@ Embedder& Gemma::embedder() {
   }
   if (!shared.embedder) {
     shared.embedder =
-        std::make_unique<Embedder>(model_, num_threads_, profiled_);
+        std::make_unique<Embedder>(model_, num_threads_, profiled_,
+                                   ProcessorsOf(pinned_));
     shared.embedder_pid = getpid();
   }
   return *shared.embedder;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/processors.h"
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
 #include "engine/drafter.h"
@@ -22,6 +23,7 @@
 #include "gemmakv/options.h"
 #include "gemmakv/profile.h"
 #include "gemmakv/tensor_source.h"
+#include "gemmakv/threads.h"
 #include "model/create_kv_cache.h"
 #include "model/forward.h"
 #include "model/weights/packed_weights.h"
@@ -164,6 +166,8 @@ class Gemma {
   size_t steps() const;
   size_t parallel_loops() const;
   size_t preemptions() const;
+  // Where its threads compute. In a child of fork() they are not pinned.
+  ThreadPlacement placement() const;
   // Whether steps are timed part by part.
   bool profiled() const { return profiled_; }
   // Where the time of all steps so far went. Throws InvalidArgument if they are
@@ -187,6 +191,7 @@ class Gemma {
   };
 
   Gemma(ModelConfig config, Weights weights, size_t num_threads,
+        std::shared_ptr<const PinnedProcessors> pinned,
         PackedReport packed_report, const LoadOptions& options);
   Gemma(const Gemma&);
   void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
@@ -204,6 +209,7 @@ class Gemma {
 
   std::shared_ptr<const Model> model_;
   size_t num_threads_;
+  std::shared_ptr<const PinnedProcessors> pinned_;  // null: threads are not
   PackedReport packed_report_;
   SchedulerOptions scheduler_options_;
   bool profiled_;

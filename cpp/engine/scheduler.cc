@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/processors.h"
 #include "engine/draft_model.h"
 #include "engine/guess_plan.h"
 #include "engine/target_drafter.h"
@@ -46,15 +47,27 @@ bool Undecided(const Sequence& sequence) {
 }  // namespace
 
 Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
-                     const SchedulerOptions& options, bool profiled)
+                     const SchedulerOptions& options, bool profiled,
+                     std::span<const Processor> processors)
     : model_(std::move(model)),
       num_threads_(num_threads),
       options_(options),
       clock_(profiled ? std::make_unique<StepClock>() : nullptr) {
-  pool_ = std::make_unique<ThreadPool>(num_threads);
+  pool_ = std::make_unique<ThreadPool>(num_threads, processors);
   pool_->set_clock(clock_.get());
   forward_ = std::make_unique<ForwardPass>(*model_, *pool_);
-  thread_ = std::thread([this] { Loop(); });
+  std::promise<void> pinned;
+  std::future<void> ready = pinned.get_future();
+  thread_ = std::thread(
+      Unpinned([this, processors, pinned = std::move(pinned)]() mutable {
+        Loop(processors, pinned);
+      }));
+  try {
+    ready.get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
 }
 
 Scheduler::~Scheduler() {
@@ -94,7 +107,17 @@ void Scheduler::Submit(std::list<Sequence>&& sequences) {
   wake_up_->changed.notify_all();
 }
 
-void Scheduler::Loop() {
+// `pinned` is told when the thread is where it computes, or why it is not.
+void Scheduler::Loop(std::span<const Processor> processors,
+                     std::promise<void>& pinned) {
+  std::unique_ptr<ScopedPin> pin;
+  try {
+    pin = PinTo(processors);
+  } catch (...) {
+    pinned.set_exception(std::current_exception());
+    return;
+  }
+  pinned.set_value();
   NeverWaitForLocksHere();
   const ScopedFpEnvironment fp_environment;
   while (WaitForWork()) {

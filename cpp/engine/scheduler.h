@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -41,9 +42,12 @@ namespace gkv {
 // youngest sequence fails with that and the others go on.
 class Scheduler {
  public:
-  // `profiled`: whether its steps are timed part by part.
+  // `profiled`: whether its steps are timed part by part. With `processors` the
+  // pool's threads stay on them, see ThreadPool; throws IoError if the system
+  // refuses.
   Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
-            const SchedulerOptions& options, bool profiled = false);
+            const SchedulerOptions& options, bool profiled = false,
+            std::span<const Processor> processors = {});
   // Cancels what is running and waits for the thread.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
@@ -71,7 +75,7 @@ class Scheduler {
   size_t draft_rows() const { return draft_rows_.load(); }
 
  private:
-  void Loop();
+  void Loop(std::span<const Processor> processors, std::promise<void>& pinned);
   bool WaitForWork();
   bool HasWork() const;
   bool CanStart(const Sequence& sequence) const;

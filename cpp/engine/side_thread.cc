@@ -1,5 +1,7 @@
 #include "engine/side_thread.h"
 
+#include "base/processors.h"
+
 namespace gkv {
 
 SideThread::~SideThread() {
@@ -13,7 +15,7 @@ SideThread::~SideThread() {
 }
 
 void SideThread::Begin(const std::function<void()>& work) {
-  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+  if (!thread_.joinable()) thread_ = std::thread(Unpinned([this] { Loop(); }));
   {
     const std::lock_guard lock(mutex_);
     work_[count_++] = &work;

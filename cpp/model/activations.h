@@ -56,6 +56,13 @@ struct Activations {
       QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
     }
   }
+  // Columns [begin, end) of the row are final: the same, stretch by stretch.
+  // Requires: one plane; begin is the start of a block, end that of another or
+  // the end of the row.
+  void QuantizeStretch(size_t r, size_t begin, size_t end) {
+    if (cols % kQuantBlock != 0) return;
+    QuantizeRows(row(r) + begin, cols, 1, end - begin, quantized(r, begin));
+  }
   // The floats of a row of another one of this width become those of row `r`,
   // or what its Quantize made of them.
   void CopyRow(size_t r, Activations& from, size_t row, bool quantized) {

@@ -155,7 +155,6 @@ void DraftPass::RunLayer(size_t i, const StepWork& work) {
   work.ForRows(StepPart::kNorms,
                [&](size_t row) { NormInput(layer.attn_norm, row); });
   Activations& attended = attention_.Mix(layer, i, input_, work);
-  work.ForRows(StepPart::kNorms, [&](size_t row) { attended.Quantize(row); });
   work.MatMuls(StepPart::kAttentionOutput,
                {{&layer.o, &attended, projected_.data()}});
   work.ForRows(StepPart::kNorms, [&](size_t row) {

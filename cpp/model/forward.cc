@@ -69,7 +69,15 @@ class ForwardPass::Parts {
   void RunLayers(const StepWork& work, size_t begin, size_t end) {
     if (rows_.empty()) return;
     const bool embeds = config_.ple_dim != 0;
+    if (begin < end) {
+      work.ForRows(StepPart::kNorms,
+                   [&](size_t row) { EnterLayer(begin, row); });
+    }
     for (size_t i = begin; i < end; ++i) {
+      // The last work on a layer's rows and the first on the next one's.
+      const auto leave_layer = [&](size_t row) {
+        if (i + 1 < end) EnterLayer(i + 1, row);
+      };
       TemporalMixing(work, i);
       const LayerWeights& layer = weights_.layers[i];
       feed_forward_.Compute(layer, config_.layers[i].sparsity_cutoff, input_,
@@ -89,6 +97,7 @@ class ForwardPass::Parts {
         } else {
           ScaleOutput(layer, row);
         }
+        if (!embeds) leave_layer(row);
       });
       if (!embeds) continue;
       per_layer_.Compute(layer, i, input_, projected_.data(), work);
@@ -98,10 +107,11 @@ class ForwardPass::Parts {
         if (has_altup()) {
           RmsNorm(added, norm, config_.rms_epsilon, hidden(), added);
           altup_.AddToOthers(row, added);
-          return;
+        } else {
+          AddRmsNorm(added, norm, config_.rms_epsilon, hidden(), x(row));
+          ScaleOutput(layer, row);
         }
-        AddRmsNorm(added, norm, config_.rms_epsilon, hidden(), x(row));
-        ScaleOutput(layer, row);
+        leave_layer(row);
       });
     }
   }
@@ -157,20 +167,20 @@ class ForwardPass::Parts {
     if (has_altup()) altup_.Begin(weights_, input_, work);
   }
 
+  void EnterLayer(size_t i, size_t row) {
+    const LayerWeights& layer = weights_.layers[i];
+    if (has_altup()) altup_.Predict(layer, row, x(row));
+    NormInput(layer.attn_norm, row);
+  }
+
   // What mixes positions: attention or a recurrence, and what stands beside it.
   void TemporalMixing(const StepWork& work, size_t i) {
     const LayerWeights& layer = weights_.layers[i];
     const bool has_laurel = config_.laurel_rank != 0;
-    work.ForRows(StepPart::kNorms, [&](size_t row) {
-      if (has_altup()) altup_.Predict(layer, row, x(row));
-      NormInput(layer.attn_norm, row);
-    });
     if (has_laurel) laurel_.Compute(layer, input_, work);
     Activations& mixed = layer.recurrent
                              ? recurrent_.Mix(*layer.recurrent, i, input_, work)
                              : attention_.Mix(layer, i, input_, work);
-    work.ForRows(StepPart::kNorms,
-                 [&](size_t row) { mixed.Quantize(row); });
     work.MatMuls(StepPart::kAttentionOutput,
                  {{&layer.o, &mixed, projected_.data()}});
     work.ForRows(StepPart::kNorms, [&](size_t row) {

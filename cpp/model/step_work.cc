@@ -15,6 +15,15 @@ constexpr size_t kManyRows = 64;
 constexpr size_t kMinGroupsOfManyRows = 8;
 constexpr size_t kMaxPortionsPerThread = 16;
 
+size_t GroupsOfTask(size_t groups, size_t rows, size_t threads) {
+  const size_t min_groups =
+      rows < kManyRows ? kMinGroupsPerTask : kMinGroupsOfManyRows;
+  const size_t portions = std::clamp<size_t>(groups / (threads * min_groups), 1,
+                                             kMaxPortionsPerThread);
+  // Kernels take groups in pairs.
+  return RoundUp(CeilDiv(groups, threads * portions), 2);
+}
+
 // One loop over the groups of all products; part_of(i) is the i-th MatMulPart.
 template <typename PartOf>
 void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
@@ -24,14 +33,7 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
     total_groups += NumGroups(part.weights.rows);
     rows = std::max(rows, part.input.rows);
   }
-  const size_t min_groups =
-      rows < kManyRows ? kMinGroupsPerTask : kMinGroupsOfManyRows;
-  const size_t threads = pool.num_threads();
-  const size_t portions = std::clamp<size_t>(
-      total_groups / (threads * min_groups), 1, kMaxPortionsPerThread);
-  // Kernels take groups in pairs.
-  const size_t per_task =
-      RoundUp(CeilDiv(total_groups, threads * portions), 2);
+  const size_t per_task = GroupsOfTask(total_groups, rows, pool.num_threads());
   pool.Run(CeilDiv(total_groups, per_task), [&](size_t task, size_t) {
     size_t begin = task * per_task;
     size_t end = std::min(total_groups, begin + per_task);
@@ -49,6 +51,10 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
 }
 
 }  // namespace
+
+size_t StepWork::GroupsPerTask(size_t groups, size_t rows) const {
+  return GroupsOfTask(groups, rows, pool_.num_threads());
+}
 
 void StepWork::MatMuls(StepPart part,
                        std::initializer_list<MatMulJob> jobs) const {

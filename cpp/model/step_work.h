@@ -70,7 +70,9 @@ class StepWork {
       for (size_t i = 0; i < count; ++i) fn(i);
       return;
     }
-    const size_t rows = count < kManyRows ? kRowsPerTask : kManyRowsPerTask;
+    const size_t rows = std::min(
+        count < kManyRows ? kRowsPerTask : kManyRowsPerTask,
+        CeilDiv(count, pool_.num_threads()));
     pool_.Run(CeilDiv(count, rows), [&](size_t task, size_t) {
       const size_t end = std::min(count, (task + 1) * rows);
       for (size_t i = task * rows; i < end; ++i) fn(i);
@@ -82,10 +84,36 @@ class StepWork {
   void MatMuls(StepPart part, std::initializer_list<MatMulJob> jobs) const;
   // Requires: RequireSound was called for the matrices.
   void MatMuls(StepPart part, std::span<const MatMulPart> parts) const;
+  // Two products of as many columns, and fn(begin, end) for stretches of these
+  // once both have them: on the same thread, while they are in its cache.
+  // Stretches begin at multiples of kQuantBlock. Throws what RequireSound
+  // throws.
+  template <typename Fn>
+  void MatMulPair(StepPart part, const MatMulJob& a, const MatMulJob& b,
+                  const Fn& fn) const {
+    a.weights->RequireSound(pool_);
+    b.weights->RequireSound(pool_);
+    Enter(part);
+    const size_t groups = NumGroups(a.weights->rows);
+    const size_t stretch = GroupsPerTask(groups, a.input->rows);
+    pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t) {
+      const size_t begin = task * stretch;
+      const size_t end = std::min(groups, begin + stretch);
+      for (const MatMulJob* const job : {&a, &b}) {
+        MatMul(job->weights->view(), job->input->input(job->weights->type),
+               begin, end, job->out, job->weights->rows);
+      }
+      fn(begin * kRowGroup, std::min(a.weights->rows, end * kRowGroup));
+    });
+  }
 
  private:
+  // How many groups of weight rows are a task of a loop over so many.
+  size_t GroupsPerTask(size_t groups, size_t rows) const;
+
   // Row-wise work on so few rows costs less than waking another thread.
-  static constexpr size_t kSerialRows = 4;
+  static constexpr size_t kSerialRows = 3;
+  // At most; fewer where there would be no task for some threads.
   static constexpr size_t kRowsPerTask = 8;
   // Sixteen positions share the lines in which keys are stored: of a prompt
   // that begins at such a place, no two threads write into one.
@@ -102,6 +130,12 @@ class StepWork {
 // the planes give.
 void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
               ThreadPool& pool, AlignedBuffer<float>& products, float* out);
+
+// To columns [begin, end) of a row. Models without biases have empty ones.
+inline void AddBias(const FloatVector& bias, size_t begin, size_t end,
+                    float* row) {
+  if (bias.size() != 0) Add(bias.data() + begin, end - begin, row + begin);
+}
 
 // Models without biases have empty ones.
 inline void AddBias(const FloatVector& bias, float* row) {

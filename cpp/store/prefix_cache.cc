@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/processors.h"
 
 namespace gkv {
 namespace {
@@ -160,7 +161,8 @@ class PrefixCache::Clearing {
       const std::lock_guard lock(self->mutex_);
       ++self->pending_;
     }
-    std::thread([self, tier, store = std::move(store), running]() mutable {
+    std::thread(Unpinned([self, tier, store = std::move(store),
+                          running]() mutable {
       const Cleared result = store->Clear(nullptr);
       store.reset();
       running->fetch_sub(1);
@@ -168,7 +170,7 @@ class PrefixCache::Clearing {
       self->results_[tier] = result;
       --self->pending_;
       self->changed_.notify_all();
-    }).detach();
+    })).detach();
   }
 
   // By tier; none where there was no answer.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/processors.h"
 
 namespace gkv {
 namespace {
@@ -98,7 +99,7 @@ void PrefixLoader::StartWorker() {
   Worker& worker = workers_.emplace_back();
   try {
     worker.thread = std::thread(
-        [self = shared_from_this(), &worker] { self->Loop(worker); });
+        Unpinned([self = shared_from_this(), &worker] { self->Loop(worker); }));
   } catch (...) {
     workers_.pop_back();
     throw;

@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "base/processors.h"
+
 namespace gkv {
 
 // What is queued. Its references count as an index's: they go when asked for.
@@ -111,7 +113,7 @@ void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
 void PrefixWriter::Start() {
   if (thread_) return;
   thread_ = std::make_unique<std::thread>(
-      [self = shared_from_this()] { self->Loop(); });
+      Unpinned([self = shared_from_this()] { self->Loop(); }));
 }
 
 void PrefixWriter::Loop() {

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/processors.h"
+
 namespace gkv {
 namespace {
 
@@ -136,7 +138,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
   call->step_began_ = Clock::now();
   ++state->stats.running;
   try {
-    std::thread([state, call, work = std::move(work)]() mutable {
+    std::thread(Unpinned([state, call, work = std::move(work)]() mutable {
       std::optional<std::string> error;
       try {
         work(*call);
@@ -145,7 +147,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
       }
       work = nullptr;  // while whoever waits still does
       state->End(call, error);
-    }).detach();
+    })).detach();
   } catch (...) {
     --state->stats.running;
     throw;

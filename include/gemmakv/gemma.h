@@ -17,6 +17,7 @@
 #include "gemmakv/profile.h"
 #include "gemmakv/results.h"
 #include "gemmakv/tensor_source.h"
+#include "gemmakv/threads.h"
 
 namespace gkv {
 inline namespace v0 {
@@ -73,6 +74,8 @@ class Gemma {
                            const EmbedOptions& options = {},
                            const std::function<void()>& poll = {}) const;
 
+  // Where its threads compute.
+  ThreadPlacement placement() const;
   // Where the time of all steps so far went. Throws InvalidArgument for a model
   // that was loaded without LoadOptions::profile.
   StepProfile profile() const;

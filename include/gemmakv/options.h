@@ -145,6 +145,10 @@ struct SchedulerOptions {
 // How a model is loaded.
 struct LoadOptions {
   size_t threads = 0;  // 0: the processors that this process may use
+  // Each thread stays on a processor of its own: one on each core first, NUMA
+  // node after node. More threads than processors are InvalidArgument. See
+  // Gemma::placement.
+  bool pin_threads = false;
   LoadProgress progress;
   // Type that float matrices are quantized to while they are loaded: Q8_0,
   // Q5_0, Q4_0 or BF16.

@@ -17,10 +17,10 @@ enum class StepPart {
   kNorms,               // of rows, residual sums, 8-bit inputs of products
   kQkv,                 // products that make queries, keys and values
   kRope,                // norms and rotation of heads, storing keys and values
-  kAttention,           // of queries with keys and values
+  kAttention,           // of queries with keys and values, in 8 bits
   kAttentionOutput,     // products behind attention, or behind a recurrence
-  kGateUp,              // the first products of feed-forward
-  kActivation,          // what is between them and the last one
+  kGateUp,              // first products of feed-forward, what follows them
+  kActivation,          // the latter, where it needs whole rows
   kDown,                // the last product of feed-forward
   kExperts,             // products of experts and of their router
   kRouting,             // choosing experts, and adding up what they give

@@ -55,6 +55,7 @@ from gemmakv.generation._result import (
     Usage,
 )
 from gemmakv.generation._stream import Stream
+from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.models._config import ModelConfig, ModelType
 from gemmakv.models._loading import PartialModelWarning
 from gemmakv.models._packed import PackedWeights
@@ -101,6 +102,7 @@ __all__ = [
     "StepProfile",
     "Stream",
     "Template",
+    "ThreadPlacement",
     "Timings",
     "Tokenizer",
     "ToolCall",

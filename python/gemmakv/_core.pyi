@@ -356,6 +356,7 @@ class Engine:
         packed_folder: str | bytes = "",
         quantize: str = "",
         profile: bool = False,
+        pin_threads: bool = False,
     ) -> Engine: ...
     @staticmethod
     def load_files(
@@ -368,6 +369,7 @@ class Engine:
         packed_folder: str | bytes = "",
         quantize: str = "",
         profile: bool = False,
+        pin_threads: bool = False,
     ) -> Engine: ...
     @staticmethod
     def from_tensors(
@@ -376,10 +378,12 @@ class Engine:
         threads: int = 0,
         quantize: str = "",
         profile: bool = False,
+        pin_threads: bool = False,
     ) -> Engine: ...
     config: Final[ModelConfig]
     fingerprint: Final[str]
     threads: Final[int]
+    placement: Final[tuple[bool, list[tuple[int, int, int]]]]
     packed_report: Final[tuple[str, str, str]]
     def matrices(self) -> list[tuple[str, str, int, int, int]]: ...
     steps: Final[int]
@@ -509,6 +513,9 @@ class MachineProbe:
 
 def check_packed_file(path: bytes) -> None: ...
 def cpu_info() -> dict[str, Any]: ...
+def placement_order(
+    ids: Sequence[int], folder: str = ""
+) -> list[tuple[int, int, int]]: ...
 def trim_heap() -> None: ...
 def force_target(name: str) -> None: ...
 def numerics_id() -> int: ...

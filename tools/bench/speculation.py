@@ -12,8 +12,10 @@ text, sampled.
 A ratio is the decoding time without over the time with it, of two calls that
 follow each other, which give the same tokens; those of processor time say more
 where others use the machine. A reply counts as a loop if its last 40 tokens
-repeat with a period of at most 20. With --batch, so many conversations decode
-at the same time; with --context, each behind so many tokens of other text.
+repeat with a period of at most 20. Of several kinds the mean of mixed work is
+printed, too, in which each kind counts alike. With --batch, so many
+conversations decode at the same time; with --context, each behind so many
+tokens of other text.
 
 Lookup finds what a text says itself: the same text in turn would otherwise be
 known from the turn before. With --shared, replies are those of a session whose
@@ -73,6 +75,8 @@ def main() -> None:
     ]
     kinds = arguments.kinds.split(",") if arguments.kinds else None
     found: dict[str, list[Ratio]] = {}
+    prompts: dict[str, list[Ratio]] = {}  # by kind, the medians of each
+    loops_of: dict[str, list[bool]] = {}
     for kind in dict.fromkeys(text["kind"] for text in texts):
         if kinds and kind not in kinds:
             continue
@@ -82,7 +86,11 @@ def main() -> None:
             more, loop = _compare(gemma, text, arguments)
             ratios += more
             loops += [loop]
+            prompts.setdefault(kind, []).append(
+                tuple(map(statistics.median, zip(*more)))  # type: ignore[arg-type]
+            )
         found[kind] = ratios
+        loops_of[kind] = loops
         _print(f"{kind}: all", ratios)
         print(f"  loops: {sum(loops)} of {len(loops)}", flush=True)
     repeats = [
@@ -92,6 +100,8 @@ def main() -> None:
     ]
     if repeats:
         _print("where text repeats", repeats)
+    if len(found) > 1:
+        _print_mixed(prompts, loops_of)
 
 
 def _compare(
@@ -148,6 +158,28 @@ def _compare(
     _print(f"{text['kind']}: {text['name']}", ratios)
     print(f"  {drafted} of {sampled} tokens drafted, {accepted} accepted")
     return ratios, _is_loop(tokens["off"][0])
+
+
+def _print_mixed(
+    prompts: dict[str, list[Ratio]], loops: dict[str, list[bool]]
+) -> None:
+    """The mean of mixed work: kinds count alike, however many prompts each
+    has; the range is that of the prompts.
+    """
+    words = []
+    for at in (0, 1):
+        each = {k: [ratio[at] for ratio in v] for k, v in prompts.items()}
+        mean = statistics.mean(map(statistics.mean, each.values()))
+        low, high = min(map(min, each.values())), max(map(max, each.values()))
+        words.append(f"mean {mean:.2f}x ({low:.2f} to {high:.2f})")
+    own = [loop for k, v in loops.items() if k != "replayed" for loop in v]
+    print(
+        f"mixed work, {len(prompts)} kinds, "
+        f"{sum(map(len, prompts.values()))} prompts: {words[0]}, "
+        f"processor {words[1]}; loops: {sum(own)} of {len(own)} replies "
+        "that are not replayed",
+        flush=True,
+    )
 
 
 def _replay(gemma: gemmakv.Gemma, begin: int, text: str) -> dict[str, Any]:

@@ -103,8 +103,7 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
     Store(layer, info, slice, k, v);
   });
   work.Enter(StepPart::kAttention);
-  plan_.Attend(work.slices(), layer, q_.data(), attended_.floats.data(),
-               work.pool());
+  plan_.Attend(work.slices(), layer, q_.data(), attended_, work.pool());
   return attended_;
 }
 

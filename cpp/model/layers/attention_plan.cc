@@ -12,6 +12,10 @@ namespace {
 // Tiles per thread from which splitting tiles into spans gains nothing.
 constexpr size_t kTilesPerThread = 4;
 
+// Spans whose partials one thread joins in less time than it takes to wake
+// another.
+constexpr size_t kSpansToJoinAlone = 32;
+
 // What the cut of a layer's attention depends on.
 auto CutKey(const LayerConfig& layer) {
   return std::tuple(layer.kind, layer.window, layer.num_heads, layer.kv_heads,
@@ -48,7 +52,8 @@ class AttentionPlan::TileView {
  public:
   TileView(const ModelConfig& config, const SequenceSlice& slice,
            const Tile& tile, size_t layer, size_t read, const float* q,
-           float* out) {
+           Activations& out)
+      : quantized_(out) {
     const LayerConfig& shape = config.layers[layer];
     const KvLayout& layout = *slice.layout;
     const GroupStep& table = TableOf(slice, read);
@@ -67,7 +72,7 @@ class AttentionPlan::TileView {
       const size_t at = (tile.first_row + row) * row_floats +
                         (tile.kv_head * heads + head) * shape.head_dim;
       q_[i] = q + at;
-      out_[i] = out + at;
+      out_[i] = out.floats.data() + at;
       begin_[i] = VisibleBegin(shape, table.readable_begin, position);
       end_[i] = VisibleEnd(config, shape, slice.view->end, position);
     }
@@ -83,8 +88,16 @@ class AttentionPlan::TileView {
   const KvHeadView& kv() const { return kv_; }
   const QueryTile& tile() const { return tile_; }
   float* const* out() const { return out_; }
+  // What query i's place holds is final: it becomes input of a product.
+  void Finish(size_t i) const {
+    const size_t at = static_cast<size_t>(out_[i] - quantized_.floats.data());
+    const size_t begin = at % quantized_.cols;
+    quantized_.QuantizeStretch(at / quantized_.cols, begin,
+                               begin + tile_.head_dim);
+  }
 
  private:
+  Activations& quantized_;
   const float* q_[kMaxTileQueries];
   float* out_[kMaxTileQueries];
   size_t begin_[kMaxTileQueries];
@@ -170,7 +183,8 @@ void AttentionPlan::CutIntoSpans(std::span<const SequenceSlice> slices,
 }
 
 void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
-                           const float* q, float* out, ThreadPool& pool) {
+                           const float* q, Activations& out,
+                           ThreadPool& pool) {
   const std::vector<Tile>& tiles = tasks_[tasks_of_[layer]].tiles;
   const std::vector<Span>& spans = tasks_[tasks_of_[layer]].spans;
   const auto view = [&](const Tile& tile) {
@@ -181,6 +195,7 @@ void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
     pool.Run(tiles.size(), [&](size_t task, size_t) {
       const TileView tile = view(tiles[task]);
       AttentionTile(tile.kv(), tile.tile(), tile.out());
+      for (size_t i = 0; i < tile.tile().num_queries; ++i) tile.Finish(i);
     });
     return;
   }
@@ -194,23 +209,34 @@ void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
     AttentionSpanPartial(tile.kv(), tile.tile(), spans[span].index,
                          partial(span));
   });
-  // Spans of a tile join in ascending order, into the first one's partial.
-  for (size_t first = 0; first < spans.size();) {
-    const TileView tile = view(tiles[spans[first].tile]);
-    float* state = partial(first);
-    size_t next = first + 1;
-    for (; next < spans.size() && spans[next].tile == spans[first].tile;
-         ++next) {
-      for (size_t i = 0; i < tile.tile().num_queries; ++i) {
-        AttentionMerge(partial(next) + i * partial_floats, head_dim,
-                       state + i * partial_floats);
-      }
+  // Spans of a tile join in ascending order, into the first one's partial; each
+  // query by itself.
+  const auto join = [&](const TileView& tile, size_t first, size_t i) {
+    float* const state = partial(first) + i * partial_floats;
+    for (size_t next = first + 1;
+         next < spans.size() && spans[next].tile == spans[first].tile; ++next) {
+      AttentionMerge(partial(next) + i * partial_floats, head_dim, state);
     }
-    for (size_t i = 0; i < tile.tile().num_queries; ++i) {
-      AttentionFinish(state + i * partial_floats, head_dim, tile.out()[i]);
+    AttentionFinish(state, head_dim, tile.out()[i]);
+    tile.Finish(i);
+  };
+  joins_.clear();
+  for (size_t first = 0; first < spans.size(); ++first) {
+    const size_t t = spans[first].tile;
+    if (first != 0 && t == spans[first - 1].tile) continue;
+    if (spans.size() < kSpansToJoinAlone) {
+      const TileView tile = view(tiles[t]);
+      for (size_t i = 0; i < tiles[t].num_queries; ++i) join(tile, first, i);
+      continue;
     }
-    first = next;
+    for (size_t i = 0; i < tiles[t].num_queries; ++i) {
+      joins_.push_back({first, i});
+    }
   }
+  pool.Run(joins_.size(), [&](size_t n, size_t) {
+    const auto [first, i] = joins_[n];
+    join(view(tiles[spans[first].tile]), first, i);
+  });
 }
 
 }  // namespace gkv

@@ -8,6 +8,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "gemmakv/config.h"
+#include "model/activations.h"
 #include "model/step.h"
 
 namespace gkv {
@@ -26,10 +27,11 @@ class AttentionPlan {
   // Before the layers of a step of these slices.
   void Cut(std::span<const SequenceSlice> slices, size_t num_threads);
 
-  // out [rows, num_heads * head_dim] = attention of queries q (same shape,
-  // scaled and rotated) over the stored keys and values that `layer` reads.
+  // out [rows, num_heads * head_dim], quantized, too = attention of queries q
+  // (same shape, scaled and rotated) over the stored keys and values that
+  // `layer` reads.
   void Attend(std::span<const SequenceSlice> slices, size_t layer,
-              const float* q, float* out, ThreadPool& pool);
+              const float* q, Activations& out, ThreadPool& pool);
 
  private:
   struct Tile {
@@ -43,6 +45,10 @@ class AttentionPlan {
   struct Span {
     size_t tile;
     size_t index;  // of positions, see kAttentionSpan
+  };
+  struct Join {  // of all spans of a query
+    size_t span;   // the first
+    size_t query;  // of the tile
   };
   struct Tasks {  // of layers that are alike
     size_t layer;  // the first of them
@@ -63,6 +69,7 @@ class AttentionPlan {
   const std::vector<size_t> reads_;
   std::vector<Tasks> tasks_;
   std::vector<size_t> tasks_of_;   // [layers]; unused in recurrent layers
+  std::vector<Join> joins_;
   AlignedBuffer<float> partials_;  // [spans, kMaxTileQueries, partial floats]
 };
 

@@ -14,17 +14,33 @@ void FeedForward::Compute(const LayerWeights& weights, double cutoff,
   gate_.EnsureSize(rows * width);
   up_.EnsureSize(rows * width);
   activated_.Resize(rows, width);
-  work.MatMuls(StepPart::kGateUp, {{&weights.gate, &input, gate_.data()},
-                                   {&weights.up, &input, up_.data()}});
+  const MatMulJob gate{&weights.gate, &input, gate_.data()};
+  const MatMulJob up{&weights.up, &input, up_.data()};
+  if (!std::isfinite(cutoff)) {
+    // A stretch of the activation needs the same stretch of both products
+    // alone: no thread waits for another in between, nor does one do this by
+    // itself for steps of few rows.
+    work.MatMulPair(StepPart::kGateUp, gate, up, [&](size_t begin, size_t end) {
+      for (size_t row = 0; row < rows; ++row) {
+        float* const g = gate_.data() + row * width;
+        float* const u = up_.data() + row * width;
+        AddBias(weights.gate_bias, begin, end, g);
+        AddBias(weights.up_bias, begin, end, u);
+        GeluMul(g + begin, u + begin, end - begin, activated_.row(row) + begin);
+        activated_.QuantizeStretch(row, begin, end);
+      }
+    });
+    work.MatMuls(StepPart::kDown, {{&weights.down, &activated_, out}});
+    return;
+  }
+  work.MatMuls(StepPart::kGateUp, {gate, up});
   work.ForRows(StepPart::kActivation, [&](size_t row) {
-    float* const gate = gate_.data() + row * width;
-    float* const up = up_.data() + row * width;
-    AddBias(weights.gate_bias, gate);
-    AddBias(weights.up_bias, up);
-    if (std::isfinite(cutoff)) {
-      GaussianTopK(static_cast<float>(cutoff), width, gate);
-    }
-    GeluMul(gate, up, width, activated_.row(row));
+    float* const g = gate_.data() + row * width;
+    float* const u = up_.data() + row * width;
+    AddBias(weights.gate_bias, g);
+    AddBias(weights.up_bias, u);
+    GaussianTopK(static_cast<float>(cutoff), width, g);
+    GeluMul(g, u, width, activated_.row(row));
     activated_.Quantize(row);
   });
   work.MatMuls(StepPart::kDown, {{&weights.down, &activated_, out}});

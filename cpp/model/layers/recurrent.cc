@@ -125,6 +125,7 @@ Activations& Recurrent::Mix(const RecurrentWeights& weights, size_t layer,
   work.pool().Run(config_.lru_blocks, [&](size_t block, size_t) {
     Block(*this, weights, layer, block).Run(work.slices());
   });
+  work.ForRows(StepPart::kNorms, [&](size_t row) { output_.Quantize(row); });
   return output_;
 }
 

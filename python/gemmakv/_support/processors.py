@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+from gemmakv import _core
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -33,7 +36,7 @@ def cores(root: Path = _PROCESSORS) -> int:
     """Cores that have the processors that this process may use; as many as
     these where the system does not say.
     """
-    return len({_core(root, id) for id in os.sched_getaffinity(0)})
+    return len({_core_of(root, id) for id in os.sched_getaffinity(0)})
 
 
 def nodes(root: Path = _PROCESSORS) -> int:
@@ -44,6 +47,77 @@ def nodes(root: Path = _PROCESSORS) -> int:
         for path in (root / f"cpu{id}").glob("node[0-9]*")
     }
     return max(1, len(found))
+
+
+def placement_order(folder: Path | None = None) -> list[tuple[int, int, int]]:
+    """(id, core, NUMA node) of the processors that this process may use, in the
+    order in which threads are placed: one on each core, node after node, then
+    a second one on each core that has two.
+    """
+    where = "" if folder is None else os.fspath(folder)
+    return _core.placement_order(sorted(os.sched_getaffinity(0)), where)
+
+
+def check_pinned(threads: int, workers: int = 1) -> None:
+    """Raises ValueError where so many pinned threads, of each worker, are more
+    than the processors that there are for it.
+    """
+    there = len(os.sched_getaffinity(0))
+    if workers > there:
+        raise ValueError(
+            f"pin_threads with {workers} workers, expected at most {there}, "
+            "the processors that this process may use"
+        )
+    own = min(map(len, shares(workers)))
+    asked = f"threads is {threads} with pin_threads"
+    whose = "this process may use"
+    if workers > 1:
+        asked += f" and {workers} workers"
+        whose = f"the least of their parts of {there} has"
+    if threads > own:
+        raise ValueError(
+            f"{asked}, expected at most {own}, the processors that {whose}"
+        )
+    quota = cpu_quota()
+    if quota is None:
+        return
+    most = max(1, math.ceil(quota)) // workers
+    if threads > most:
+        raise ValueError(
+            f"{asked}, expected at most {most}: control groups give {quota:g} "
+            "processors' worth of time"
+        )
+
+
+def shares(parts: int, folder: Path | None = None) -> list[set[int]]:
+    """The processors that this process may use, in so many parts of whole cores
+    that are neighbours in the order of placement: where nodes are as many, or
+    divide them, each part is of one. Of more parts than cores, each is of some
+    processors. Requires: no more parts than processors.
+    """
+    order = placement_order(folder)
+    cores: dict[tuple[int, int], list[int]] = {}
+    for id, core, node in order:
+        cores.setdefault((node, core), []).append(id)
+    units = [cores[key] for key in sorted(cores)]
+    if parts > len(units):
+        units = [[id] for unit in units for id in unit]
+    bounds = [len(units) * part // parts for part in range(parts + 1)]
+    return [
+        {id for unit in units[begin:end] for id in unit}
+        for begin, end in zip(bounds, bounds[1:])
+    ]
+
+
+def in_ranges(ids: Iterable[int]) -> str:
+    """As the system writes lists of processors: "0-3,8"."""
+    runs: list[list[int]] = []
+    for id in sorted(ids):
+        if runs and id == runs[-1][-1] + 1:
+            runs[-1][1:] = [id]
+        else:
+            runs.append([id])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def processors() -> int:
@@ -77,7 +151,7 @@ def _quota(folder: Path) -> float | None:
         return None  # no such file, or "max"
 
 
-def _core(root: Path, id: int) -> str:
+def _core_of(root: Path, id: int) -> str:
     """A name of the processor's core."""
     try:
         text = (root / f"cpu{id}/topology/thread_siblings_list").read_text()

@@ -94,6 +94,14 @@ THREADS = typer.Option(
 )
 
 
+PIN_THREADS = typer.Option(
+    False,
+    "--pin-threads",
+    help="Keep each thread on a processor of its own, one on each core first. "
+    "Results do not depend on it.",
+)
+
+
 DRAFT = typer.Option(
     None,
     "--draft",

@@ -14,6 +14,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import (
     DRAFT,
+    PIN_THREADS,
     QUANTIZE,
     THREADS,
     examples,
@@ -35,6 +36,7 @@ EXAMPLES = examples(
 def bench(
     model: str = model_option("gemma-3-270m"),
     threads: int | None = THREADS,
+    pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
     draft: str | None = DRAFT,
     rounds: int = typer.Option(
@@ -74,6 +76,7 @@ def bench(
         report = measure.run(
             path,
             threads=threads,
+            pin_threads=pin_threads,
             rounds=rounds,
             packed_cache=not no_packed_cache,
             quantize=quantize,
@@ -124,7 +127,8 @@ def _render(report: measure.Report) -> str:
     return console.render(
         f"{report.model}{kept}: {in_bytes(report.weight_bytes)} of weights "
         f"read by each step, packed weights: {report.packed_weights}",
-        f"{report.cpu}, {report.target}, {report.threads} threads",
+        f"{report.cpu}, {report.target}",
+        str(report.placement),
         f"limits: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, 8-bit dot "
         f"{limits.int8_ops_per_s / 1e9:,.0f} GOP/s, float multiply-add "
         f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s",

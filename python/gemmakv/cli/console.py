@@ -155,6 +155,7 @@ def load(
     quantize: str | None = None,
     prefix_cache: PrefixCache | bool | Callable[[], PrefixCache] = True,
     draft: str | None = None,
+    pin_threads: bool = False,
 ) -> Gemma:
     """A model, with progress bars for fetching and loading it and its draft.
 
@@ -168,6 +169,7 @@ def load(
         gemma = Gemma.load(
             path,
             threads=threads,
+            pin_threads=pin_threads,
             progress=progress,
             packed_cache=packed_cache,
             quantize=quantize,

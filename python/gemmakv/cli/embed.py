@@ -19,7 +19,13 @@ from gemmakv._support.documents import read_bytes
 from gemmakv._support.files import write_atomically
 from gemmakv.chat._gemma import Gemma
 from gemmakv.cli import console
-from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
+from gemmakv.cli.arguments import (
+    MODEL,
+    PIN_THREADS,
+    QUANTIZE,
+    THREADS,
+    examples,
+)
 
 EXAMPLES = examples(
     'gemmakv embed -m org/repo --prompt query "What is a fork?"',
@@ -67,6 +73,7 @@ def embed(
         ".npy, else JSON lines.",
     ),
     threads: int | None = THREADS,
+    pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
     no_packed_cache: bool = typer.Option(
         False,
@@ -83,7 +90,14 @@ def embed(
         found = "both" if texts else "neither"
         raise typer.BadParameter(f"expected texts or --file, found {found}")
     source, target = _input_path(file), _output_path(output)
-    gemma = console.load(model, threads, not no_packed_cache, quantize, False)
+    gemma = console.load(
+        model,
+        threads,
+        not no_packed_cache,
+        quantize,
+        prefix_cache=False,
+        pin_threads=pin_threads,
+    )
     rows = _computed(gemma, _texts(texts, source), dim, prompt, pooling)
     if target is None:
         for index, text, vector in rows:

@@ -14,6 +14,7 @@ from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import (
     DRAFT,
     MODEL,
+    PIN_THREADS,
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
@@ -56,6 +57,7 @@ def generate(
         help="How keys and values are stored: f32, bf16 or int8.",
     ),
     threads: int | None = THREADS,
+    pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
     draft: str | None = DRAFT,
     no_packed_cache: bool = typer.Option(
@@ -89,7 +91,13 @@ def generate(
         prefix_cache_remote,
     )
     gemma = console.load(
-        model, threads, not no_packed_cache, quantize, prefix, draft
+        model,
+        threads,
+        not no_packed_cache,
+        quantize,
+        prefix,
+        draft,
+        pin_threads,
     )
     if sampling_defaults:
         options = {**gemma.sampling_defaults, **options}

@@ -8,13 +8,16 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console, model_files, model_types
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
+from gemmakv.diagnostics._cpu import cpu_info
 
 EXAMPLES = examples(
     "gemmakv info gemma-3-270m",
     "gemmakv info --tensors model.gguf",
     "gemmakv info --types",
+    "gemmakv info --cpu",
     "gemmakv info --json org/repo | jq .model.kv_cache",
 )
 
@@ -32,6 +35,12 @@ def info(
         help="Instead of a MODEL: the named types that create_kv_cache knows, "
         "with the bytes of their caches.",
     ),
+    cpu: bool = typer.Option(
+        False,
+        "--cpu",
+        help="Instead of a MODEL: the processors that this process may use, "
+        "and where threads are placed.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show what a model holds.
@@ -39,7 +48,15 @@ def info(
     Architecture, parameters, tensor types, and the bytes that a KV cache
     takes for each way of storing it. Only the headers of its files are read.
     """
-    if types:
+    if cpu:
+        if file is not None or tensors or types:
+            raise typer.BadParameter(
+                "expected no MODEL, --tensors or --types with it",
+                param_hint="--cpu",
+            )
+        document: dict[str, Any] = {"cpu": cpu_info()}
+        text = _render_cpu(document["cpu"])
+    elif types:
         if file is not None or tensors:
             raise typer.BadParameter(
                 "expected no MODEL or --tensors with it; --tensors MODEL "
@@ -50,7 +67,7 @@ def info(
         text = model_types.render(document["types"])
     elif file is None:
         raise typer.BadParameter(
-            "expected a model, or --types", param_hint="MODEL"
+            "expected a model, --types or --cpu", param_hint="MODEL"
         )
     else:
         document = model_files.describe(console.fetch(file))
@@ -92,6 +109,25 @@ def _render(document: dict[str, Any]) -> str:
     if "tensors" in document:
         tables.append(_tensors_table(document["tensors"]))
     return console.render(*tables)
+
+
+def _render_cpu(cpu: dict[str, Any]) -> str:
+    """Its cores, and in what order pinned threads take them."""
+    shown = {
+        "cpu": cpu["cpu"],
+        "kernels": cpu["target"],
+        "processors": cpu["threads"],
+        "cores": cpu["cores"],
+        "NUMA nodes": cpu["nodes"],
+        "quota": cpu["quota"],
+        "threads by default": cpu["default_threads"],
+    }
+    for size in ("l1_bytes", "l2_bytes", "l3_bytes"):
+        shown[f"{size[:2].upper()} cache"] = in_bytes(cpu[size])
+    table = console.table("pinned thread", "processor", "core", "NUMA node")
+    for thread, place in enumerate(cpu["placement"]):
+        table.add_row(str(thread), *map(str, place))
+    return console.render(console.facts(shown), table)
 
 
 def _shown(value: Any) -> str:

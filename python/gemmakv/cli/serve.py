@@ -13,7 +13,7 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer, number
-from gemmakv._support.processors import processors
+from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
@@ -179,6 +179,12 @@ def serve(
         "Of each worker. Default: its part of all that there are to use. "
         "Results do not depend on it.",
         "N",
+    ),  # fmt: skip
+    pin_threads: bool = _option(
+        "--pin-threads",
+        False,
+        "Keep each thread on a processor of its own, one on each core first; "
+        "each of several workers has its own cores.",
     ),  # fmt: skip
     api_key: list[str] | None = _option(
         "--api-key",
@@ -379,6 +385,8 @@ def serve(
         if workers > 1:
             if threads is None:
                 threads = max(1, processors() // workers)
+            if pin_threads:
+                check_pinned(threads, workers)
             ram_off = (prefix_cache_ram or "").lower() in _OFF
             if prefix_cache_shared is None and not ram_off:
                 prefix_cache_shared = _shared_by_workers()
@@ -448,6 +456,9 @@ def serve(
             if isinstance(found, int):
                 raise typer.Exit(found)
             worker = found
+            if pin_threads:
+                # What it starts is to stay there, too: HTTP, templates.
+                os.sched_setaffinity(0, shares(workers)[worker.index])
             prefix = _prefix_cache(*tiers)
             same = None if store is None else store.file
             store = _open_sessions(sessions, response_days, same)
@@ -463,6 +474,7 @@ def serve(
             return Gemma.load(
                 path,
                 threads=threads,
+                pin_threads=pin_threads,
                 progress=lambda done, total: check(),
                 prefix_cache=prefix,
                 speculate=speculate,

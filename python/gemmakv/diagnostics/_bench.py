@@ -32,6 +32,7 @@ from gemmakv.diagnostics._speculation import TEXTS, Comparison, Speculation
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._options import core_options
 from gemmakv.generation._profile import StepProfile
+from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.models import _catalog as models
 
 PREFILL_TOKENS = (128, 512, 2048)
@@ -76,6 +77,7 @@ class Report:
     cpu: str
     target: str
     threads: int
+    placement: ThreadPlacement
     rounds: int
     limits: Limits
     weight_bytes: int
@@ -155,11 +157,13 @@ class Bench:
         quantize: str | None,
         profile: bool = False,
         draft: Gemma | None = None,
+        pin_threads: bool = False,
     ):
         self.path = path
         self.options: dict[str, Any] = {
             "packed_cache": packed_cache,
             "quantize": quantize,
+            "pin_threads": pin_threads,
         }
         self.gemma = Gemma.load(
             path,
@@ -302,6 +306,7 @@ def run(
     model: StrPath,
     *,
     threads: int | None = None,
+    pin_threads: bool = False,
     rounds: int = 5,
     packed_cache: bool = True,
     quantize: str | None = None,
@@ -319,7 +324,9 @@ def run(
     count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
-    bench = Bench(path, threads, packed_cache, quantize, profile, draft)
+    bench = Bench(
+        path, threads, packed_cache, quantize, profile, draft, pin_threads
+    )
     measures = _measures(bench)
     results: dict[str, list[Pair]] = {name: [] for name in measures}
     watch = _Watch(bench) if profile else None
@@ -349,6 +356,7 @@ def run(
         cpu=cpu["cpu"],
         target=cpu["target"],
         threads=bench.threads,
+        placement=bench.gemma.thread_placement,
         rounds=count,
         limits=bench.median_limits(),
         weight_bytes=bench.work.read_bytes,

@@ -6,7 +6,13 @@ import platform
 from typing import Any
 
 from gemmakv import _core
-from gemmakv._support.processors import cores, nodes, processors
+from gemmakv._support.processors import (
+    cores,
+    cpu_quota,
+    nodes,
+    placement_order,
+    processors,
+)
 
 
 def cpu_info() -> dict[str, Any]:
@@ -16,7 +22,10 @@ def cpu_info() -> dict[str, Any]:
     `targets` (all that this processor can run, best first), `threads`
     (processors that this process may use), `cores` and `nodes` (cores and NUMA
     nodes that have these), `default_threads` (those of a model that is loaded
-    without saying how many) and the cache sizes `l1_bytes`, `l2_bytes` and
+    without saying how many), `quota` (processors' worth of time that control
+    groups give this process, None without a bound), `placement` ((id, core,
+    NUMA node) of the processors in the order in which pinned threads take
+    them) and the cache sizes `l1_bytes`, `l2_bytes` and
     `l3_bytes` (0 where unknown).
     """
     return {
@@ -25,6 +34,8 @@ def cpu_info() -> dict[str, Any]:
         "cores": cores(),
         "nodes": nodes(),
         "default_threads": processors(),
+        "quota": cpu_quota(),
+        "placement": placement_order(),
     }
 
 

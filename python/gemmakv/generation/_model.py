@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.arguments import boolean, integer, quantize_target
-from gemmakv._support.processors import thread_limit
+from gemmakv._support.processors import check_pinned, thread_limit
 from gemmakv._support.progress import (
     Callback,
     Progress,
@@ -62,6 +62,7 @@ from gemmakv.generation._prompts import (
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._scores import choice_ids, probabilities
 from gemmakv.generation._stream import Stream
+from gemmakv.generation._threads import ThreadPlacement, placement_of
 from gemmakv.generation._work import (
     Job,
     Work,
@@ -111,6 +112,7 @@ class Model:
         model: str | os.PathLike[str],
         *,
         threads: int | None = None,
+        pin_threads: bool = False,
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
         quantize: str | None = None,
@@ -135,6 +137,13 @@ class Model:
             this process may use (of up to four processors, all of them),
             fewer where its container has less time than theirs. Results do
             not depend on it.
+          pin_threads: whether each thread stays on a processor of its own:
+            one on each core first, NUMA node after node, of those that this
+            process may use. A second model of this process gets others while
+            there are some; another process would get the same ones, so give
+            each its own (taskset, numactl). `thread_placement` says which.
+            A thread that a `logits_processor` starts inherits the processor
+            of the engine's. In a child of fork() nothing is pinned.
           progress: callable(done_bytes, total_bytes), called from this
             thread, or True for a line on stderr.
           packed_cache: whether to keep the weights as the kernels read them
@@ -172,7 +181,8 @@ class Model:
         GemmaKVError (CorruptFile for a damaged file, MismatchError for a
         model that is not a supported Gemma).
         """
-        count = _thread_count(threads)
+        pinned = boolean("pin_threads", pin_threads)
+        count = _thread_count(threads, pinned)
         target = quantize_target(quantize)
         timed = boolean("profile", profile)
         prefix = core_prefix_cache(prefix_cache)
@@ -186,6 +196,7 @@ class Model:
             packed_cache,
             target,
             timed,
+            pinned,
         )
         loaded_model = cls(
             _with_draft(loaded.engine, draft_engine),
@@ -206,6 +217,7 @@ class Model:
         tokenizer: Tokenizer | None = None,
         *,
         threads: int | None = None,
+        pin_threads: bool = False,
         quantize: str | None = None,
         speculate: str | None = None,
         profile: bool = False,
@@ -220,6 +232,7 @@ class Model:
             model's "+ 1" added), or any object with `keys()` and `[name]`.
           tokenizer: needed for str prompts, `stop` and `Generation.text`.
           threads: as for `load`.
+          pin_threads: as for `load`.
           quantize: as for `load`.
           speculate: as for `load`.
           profile: as for `load`.
@@ -234,12 +247,14 @@ class Model:
             raise unexpected("tokenizer", "a Tokenizer or None", tokenizer)
         draft_engine = _draft_engine(draft)
         guesses = speculation(speculate, draft is not None)
+        pinned = boolean("pin_threads", pin_threads)
         engine = _core.Engine.from_tensors(
             config,
             source,
-            _thread_count(threads),
+            _thread_count(threads, pinned),
             quantize_target(quantize),
             boolean("profile", profile),
+            pinned,
         )
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
@@ -400,6 +415,11 @@ class Model:
     @property
     def threads(self) -> int:
         return self._engine.threads
+
+    @property
+    def thread_placement(self) -> ThreadPlacement:
+        """Where the threads compute, as it is now."""
+        return placement_of(self._engine)
 
     @property
     def preemptions(self) -> int:
@@ -983,10 +1003,13 @@ def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
     return list(rows)
 
 
-def _thread_count(threads: int | None) -> int:
+def _thread_count(threads: int | None, pinned: bool) -> int:
     if threads is None:
         return thread_limit() or 0
-    return integer("threads", threads, 1, MAX_INT)
+    count = integer("threads", threads, 1, MAX_INT)
+    if pinned:
+        check_pinned(count)
+    return count
 
 
 def _draft_engine(draft: object) -> _core.Engine | None:

@@ -31,6 +31,9 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 if TYPE_CHECKING:
     from gemmakv.models.huggingface import ModelFolder
 
+# threads, progress, folder of packed weights, quantize, profile, pin_threads
+_How = tuple[int, Callback | None, bytes, str, bool, bool]
+
 # How long weights are checked without a look at what else is to be done.
 _CHECK_S = 0.002
 
@@ -56,6 +59,7 @@ def load(
     packed_cache: bool | StrPath,
     quantize: str,
     profile: bool = False,
+    pin_threads: bool = False,
 ) -> Loaded:
     """Loads a GGUF file or a model directory.
 
@@ -72,7 +76,7 @@ def load(
         packed_cache, sum(map(os.path.getsize, files))
     )
     encoded = b"" if folder is None else os.fsencode(folder)
-    how = (threads, progress, encoded, quantize, profile)
+    how = (threads, progress, encoded, quantize, profile, pin_threads)
     if model is None:
         file = _core.GgufFile(os.fsencode(path))
         engine, tokenizer = _load_gguf(path, file, how)
@@ -104,7 +108,7 @@ def load(
 def _load_folder(
     path: str,
     model: ModelFolder,
-    how: tuple[int, Callback | None, bytes, str, bool],
+    how: _How,
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
     tokenizer = tokenizer_of_folder(
@@ -143,7 +147,7 @@ def _packed_report(engine: _core.Engine) -> PackedWeights:
 def _load_gguf(
     path: str,
     file: _core.GgufFile,
-    how: tuple[int, Callback | None, bytes, str, bool],
+    how: _How,
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # The core finds out at once whether it reads a tokenizer; the others are
     # read before the weights, which may take minutes.
@@ -165,7 +169,7 @@ def _load_gguf(
 def _load_both(
     path: str,
     file: _core.GgufFile,
-    how: tuple[int, Callback | None, bytes, str, bool],
+    how: _How,
 ) -> tuple[_core.Engine, Tokenizer | None]:
     """Weights, and a tokenizer of SentencePiece, which takes longer than to map
     them. Another thread helps: it reads the vocabulary while weights are

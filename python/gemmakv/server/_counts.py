@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gemmakv.generation._model import Model
 from gemmakv.generation._profile import PhaseProfile
+from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.server._admission import Admission
 from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 
@@ -59,6 +60,16 @@ def _step_metrics(model: Model) -> list[Metric]:
             "counter",
         ),
     ]  # fmt: skip
+
+
+def _threads(placement: ThreadPlacement) -> dict[tuple[str, ...], float]:
+    if not placement.pinned:
+        return {("false", "any"): placement.threads}
+    found: dict[tuple[str, ...], float] = {}
+    for node in placement.cpu_nodes:
+        key = ("true", str(node))
+        found[key] = found.get(key, 0) + 1
+    return found
 
 
 class Counts:
@@ -127,6 +138,7 @@ class Counts:
                 self.embeddings,
             ):  # fmt: skip
                 counter.start(key=label)
+        threads = _threads(model.thread_placement)
         self._metrics: list[Metric] = [
             *vars(self).values(),
             Gauge(
@@ -144,6 +156,13 @@ class Counts:
                 "Requests that gave way to others for want of memory.",
                 lambda: model.preemptions,
                 kind="counter",
+            ),
+            Gauge(
+                "gemmakv_threads",
+                "Threads that compute, by whether they are pinned and by their "
+                "NUMA node, \"any\" where they are not.",
+                lambda: threads,
+                ("pinned", "node"),
             ),
             *_step_metrics(model),
         ]

@@ -145,6 +145,8 @@ class _Process:
                 gemma = await loop.run_in_executor(
                     None, load, self._check_stopping
                 )
+                if gemma.thread_placement.pinned:
+                    LOG.info("%s", gemma.thread_placement)
                 service = make_service(gemma)
                 self._app.service = service
                 serving = serving or self._serve()

@@ -187,6 +187,25 @@ TEST_F(DraftModelTest, TenantsFindTheirOwn) {
   EXPECT_LT(rows(0), 400u);
 }
 
+// The same of salts alone, without a prefix cache.
+TEST_F(DraftModelTest, SaltsFindTheirOwnWithoutAPrefixCache) {
+  Load();
+  const std::array<uint8_t, 1> salts[] = {{1}, {2}};
+  const Tokens prompt = RandomTokens(500, 1);
+  const auto rows = [&](const Gemma& mine) {
+    const size_t before = gemma_->draft_rows();
+    std::shared_ptr<Gemma>(mine.WithPrefix(nullptr))
+        ->Generate(NewCache(), prompt, Drafted(NoStop(20)));
+    return gemma_->draft_rows() - before;
+  };
+  const std::shared_ptr<Gemma> first = gemma_->WithSalt(salts[0]);
+  const std::shared_ptr<Gemma> second = gemma_->WithSalt(salts[1]);
+  EXPECT_GT(rows(*first), 480u);
+  EXPECT_GT(rows(*second), 480u);
+  EXPECT_GT(rows(*gemma_), 480u);  // without a salt
+  for (const auto& mine : {first, second, gemma_}) EXPECT_LT(rows(*mine), 400u);
+}
+
 // Its weights stay for as long as somebody may ask it.
 TEST_F(DraftModelTest, TheTargetKeepsItAlive) {
   Load();

@@ -435,3 +435,34 @@ def test_ctrl_c(tiny_path: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert error == b""
     assert out.endswith(b"\n")
+
+
+def test_info_cpu(cli: RunCli) -> None:
+    """The processors of this process, and where pinned threads would be."""
+    cpu = json.loads(cli("info", "--cpu", "--json").stdout)["cpu"]
+    assert sorted(id for id, _, _ in cpu["placement"]) == sorted(
+        os.sched_getaffinity(0)
+    )
+    assert cpu["default_threads"] <= cpu["threads"] == len(cpu["placement"])
+    assert cpu["nodes"] == len({node for _, _, node in cpu["placement"]})
+    text = cli("info", "--cpu").stdout.decode()
+    for words in ("pinned thread", "NUMA node", cpu["target"]):
+        assert words in text
+    for more in ("gemma-3-270m", "--types", "--tensors"):
+        assert_fails(cli("info", "--cpu", more), "--cpu", code=2)
+
+
+def test_pin_threads(cli: RunCli, tiny_path: Path) -> None:
+    """Of generate, and of what it cannot do."""
+    run = ["generate", "-m", tiny_path, "a", "--max-tokens", 4]
+    many = len(os.sched_getaffinity(0)) + 1
+    free = cli(*run)
+    pinned = cli(*run, "--threads", 1, "--pin-threads")
+    assert pinned.returncode == 0, pinned.stderr
+    assert pinned.stdout == free.stdout
+    assert_fails(
+        cli(*run, "--threads", many, "--pin-threads"),
+        f"--threads is {many} with --pin-threads, expected at most "
+        f"{many - 1}",
+        code=2,
+    )

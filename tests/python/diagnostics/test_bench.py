@@ -152,7 +152,10 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
     assert set(document) == {
         field.name for field in dataclasses.fields(bench.Report)
     }
-    table = cli(*run, "--no-packed-cache").stdout.decode()
+    assert document["placement"]["threads"] == 1
+    assert not document["placement"]["pinned"]
+    table = cli(*run, "--no-packed-cache", "--pin-threads").stdout.decode()
+    assert "1 thread, pinned to CPUs " in table
     for name in [*NAMES, "parallel loops", "limits: read", *TEXTS]:
         assert name in table
     spec = document["speculation"][0]

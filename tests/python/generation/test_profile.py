@@ -13,7 +13,7 @@ from support import tiny_gguf
 
 ALWAYS = {
     "planning", "embedding", "norms", "qkv", "rope", "attention",
-    "attention_output", "gate_up", "activation", "down", "head", "sampling",
+    "attention_output", "gate_up", "down", "head", "sampling",
 }  # fmt: skip
 
 

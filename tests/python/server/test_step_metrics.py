@@ -38,3 +38,13 @@ def test_nothing_is_told_of_steps_that_are_not_timed(app: App) -> None:
     text = get(app, "/metrics").text
     assert "# TYPE gemmakv_step_seconds_total counter" in text
     assert not re.search(r"^gemmakv_step", text, re.MULTILINE)
+
+
+def test_threads_by_node(talker_path: Path, app: App) -> None:
+    assert 'gemmakv_threads{pinned="false",node="any"} ' in (
+        get(app, "/metrics").text
+    )
+    gemma = gemmakv.Gemma.load(talker_path, threads=1, pin_threads=True)
+    node = gemma.thread_placement.nodes[0]
+    line = f'gemmakv_threads{{pinned="true",node="{node}"}} 1'
+    assert line in get(make_app(gemma), "/metrics").text

@@ -404,3 +404,61 @@ def test_merged() -> None:
     assert 'c{k="a"} 6\n' in found
     assert 'g{tier="ram"} 2\n' in found
     assert merged([""]) == merged([]) == "\n"
+
+
+def test_pinned_workers_have_their_own_processors(
+    start: Callable[..., ServerProcess],
+) -> None:
+    """Also one that takes the place of another."""
+    there = os.sched_getaffinity(0)
+    if len(there) < 2:
+        pytest.skip("two workers need two processors")
+    server = start("--pin-threads")
+
+    def check(pids: list[int]) -> None:
+        shares = [os.sched_getaffinity(pid) for pid in pids]
+        assert not shares[0] & shares[1]
+        assert shares[0] | shares[1] == there
+
+    def told() -> Counter[int]:
+        lines = [json.loads(x) for x in server.lines if x.startswith("{")]
+        return Counter(
+            line["worker"]
+            for line in lines
+            if "1 thread, pinned to CPUs " in line.get("message", "")
+        )
+
+    check(both(server))
+    assert told() == {0: 1, 1: 1}
+    assert metric(server, "gemmakv_threads") == 2
+    first, second = workers_of(server)
+    own = os.sched_getaffinity(first)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: first not in workers_of(server))
+    pids = both(server)
+    check(pids)
+    successor = next(pid for pid in pids if pid != second)
+    assert os.sched_getaffinity(successor) == own
+    answer = httpx.post(
+        server.url + CHAT, json={"model": NAME, "messages": USER}, timeout=60
+    )
+    assert answer.status_code == 200
+
+
+def test_more_pinned_threads_than_processors(
+    cli: RunCli, talker_path: Path
+) -> None:
+    there = len(os.sched_getaffinity(0))
+    asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)
+    result = cli(*asked, "--workers", 2, "--threads", there)
+    assert_fails(
+        result,
+        f"--threads is {there} with --pin-threads and 2 workers, expected",
+        code=2,
+    )
+    result = cli(*asked, "--workers", there + 1)
+    assert_fails(
+        result,
+        f"pin-threads with {there + 1} workers, expected at most {there}",
+        code=2,
+    )

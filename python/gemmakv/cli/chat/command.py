@@ -13,6 +13,7 @@ from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
 from gemmakv.cli.arguments import (
     DRAFT,
+    PIN_THREADS,
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
@@ -84,6 +85,7 @@ def chat(
         False, "--json", help="On a pipe: a JSON object for each reply."
     ),
     threads: int | None = THREADS,
+    pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
     draft: str | None = DRAFT,
     sampling_defaults: bool = SAMPLING_DEFAULTS,
@@ -120,6 +122,7 @@ def chat(
     gemma = _load(
         model,
         threads,
+        pin_threads,
         quantize,
         prefix_flags.open_prefix_cache(
             prefix_cache_ram,
@@ -164,6 +167,7 @@ def chat(
 def _load(
     model: str | None,
     threads: int | None,
+    pin_threads: bool,
     quantize: str | None,
     prefix_cache: prefix_flags.Opened,
     draft: str | None,
@@ -175,6 +179,7 @@ def _load(
             quantize=quantize,
             prefix_cache=prefix_cache,
             draft=draft,
+            pin_threads=pin_threads,
         )
     except gemmakv.GemmaKVError as error:
         if model is not None:

@@ -1,0 +1,202 @@
+#include "base/processors.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <tuple>
+
+#include "base/error.h"
+#include "base/fork_guard.h"
+
+namespace gkv {
+namespace {
+
+// A set of processors that has room for all that the system knows.
+class ProcessorSet {
+ public:
+  explicit ProcessorSet(size_t count)
+      : count_(count), bytes_(CPU_ALLOC_SIZE(count)), set_(CPU_ALLOC(count)) {
+    if (set_ == nullptr) throw std::bad_alloc();
+    CPU_ZERO_S(bytes_, set_);
+  }
+  ~ProcessorSet() { CPU_FREE(set_); }
+  ProcessorSet(const ProcessorSet&) = delete;
+
+  cpu_set_t* get() { return set_; }
+  size_t bytes() const { return bytes_; }
+  void Add(int id) { CPU_SET_S(static_cast<size_t>(id), bytes_, set_); }
+  std::vector<int> Ids() const {
+    std::vector<int> ids;
+    for (size_t id = 0; id < count_; ++id) {
+      if (CPU_ISSET_S(id, bytes_, set_)) ids.push_back(static_cast<int>(id));
+    }
+    return ids;
+  }
+
+ private:
+  const size_t count_;
+  const size_t bytes_;
+  cpu_set_t* const set_;
+};
+
+constexpr size_t kMostProcessors = size_t{1} << 16;
+
+// The first number of a list as the system writes it, "4,12-13"; `fallback` if
+// it is none.
+int FirstOf(const std::string& path, int fallback) {
+  std::ifstream file(path);
+  int id = 0;
+  return file >> id && id >= 0 ? id : fallback;
+}
+
+// Of the links that a processor's folder has, "node1" says its node.
+int NodeOf(const std::string& folder) {
+  DIR* const dir = opendir(folder.c_str());
+  if (dir == nullptr) return 0;
+  int node = -1;
+  while (const dirent* const entry = readdir(dir)) {
+    const char* const name = entry->d_name;
+    if (std::strncmp(name, "node", 4) != 0 || name[4] < '0' || name[4] > '9') {
+      continue;
+    }
+    node = std::atoi(name + 4);
+  }
+  closedir(dir);
+  return std::max(node, 0);
+}
+
+// How many models' threads each processor has. Never destroyed: models may
+// outlive what is static.
+struct Users {
+  std::mutex mutex;  // guards what follows
+  std::map<int, size_t> of;
+  const ForkGuard guard{mutex};
+
+  static Users& Get() {
+    static Users& users = *new Users;
+    return users;
+  }
+};
+
+thread_local std::vector<int> behind_pin;
+
+std::vector<int> OwnMask() {
+  for (size_t count = 1024; count <= kMostProcessors; count *= 4) {
+    ProcessorSet set(count);
+    if (sched_getaffinity(0, set.bytes(), set.get()) == 0) return set.Ids();
+    if (errno != EINVAL) break;  // otherwise the set is too small
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<int> AllowedProcessors() {
+  return behind_pin.empty() ? OwnMask() : behind_pin;
+}
+
+std::vector<Processor> DescribeProcessors(std::span<const int> ids,
+                                          const std::string& folder) {
+  std::vector<Processor> found;
+  for (const int id : ids) {
+    const std::string own = StrCat(folder, "/cpu", id);
+    found.push_back(
+        {id, FirstOf(own + "/topology/thread_siblings_list", id), NodeOf(own)});
+  }
+  return found;
+}
+
+std::vector<Processor> PlacementOrder(std::vector<Processor> processors) {
+  std::sort(processors.begin(), processors.end(),
+            [](const Processor& a, const Processor& b) { return a.id < b.id; });
+  std::map<std::pair<int, int>, size_t> of_core;
+  std::vector<std::tuple<size_t, int, int, Processor>> ranked;
+  for (const Processor& p : processors) {
+    ranked.emplace_back(of_core[{p.node, p.core}]++, p.node, p.id, p);
+  }
+  std::sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
+    return std::tie(std::get<0>(a), std::get<1>(a), std::get<2>(a)) <
+           std::tie(std::get<0>(b), std::get<1>(b), std::get<2>(b));
+  });
+  std::vector<Processor> order;
+  for (const auto& entry : ranked) order.push_back(std::get<3>(entry));
+  return order;
+}
+
+PinnedProcessors::PinnedProcessors(size_t threads, std::vector<Processor> order)
+    : pid_(getpid()) {
+  if (threads > order.size()) {
+    throw InvalidArgument(StrCat(
+        "threads is ", threads, " with pin_threads, expected at most ",
+        order.size(), ", the processors that this process may use"));
+  }
+  Users& users = Users::Get();
+  const std::lock_guard lock(users.mutex);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Processor& a, const Processor& b) {
+                     return users.of[a.id] < users.of[b.id];
+                   });
+  order.resize(threads);
+  processors_ = std::move(order);
+  for (const Processor& p : processors_) ++users.of[p.id];
+}
+
+PinnedProcessors::~PinnedProcessors() {
+  Users& users = Users::Get();
+  const std::lock_guard lock(users.mutex);
+  for (const Processor& p : processors_) --users.of[p.id];
+}
+
+std::span<const Processor> PinnedProcessors::processors() const {
+  if (getpid() != pid_) return {};
+  return processors_;
+}
+
+int PinThread(pthread_t thread, int processor) {
+  ProcessorSet set(static_cast<size_t>(processor) + 1);
+  set.Add(processor);
+  return pthread_setaffinity_np(thread, set.bytes(), set.get());
+}
+
+IoError PinError(int processor, int error) {
+  return IoError(StrCat("pin_threads: processor ", processor, ": ",
+                        std::generic_category().message(error)),
+                 error, "");
+}
+
+ScopedPin::ScopedPin(int processor)
+    : before_(OwnMask()), outermost_(behind_pin.empty()) {
+  std::vector<int> behind = before_;
+  const int refused = PinThread(pthread_self(), processor);
+  if (refused != 0) throw PinError(processor, refused);
+  if (outermost_) behind_pin.swap(behind);
+}
+
+ScopedPin::~ScopedPin() {
+  // Where the system has taken all of them from the process since, the thread
+  // is on others already.
+  (void)RunOn(before_);
+  if (outermost_) behind_pin.clear();
+}
+
+std::vector<int> ProcessorsBehindPin() { return behind_pin; }
+
+bool RunOn(std::span<const int> processors) {
+  if (processors.empty()) return true;
+  ProcessorSet set(static_cast<size_t>(*std::max_element(processors.begin(),
+                                                         processors.end())) +
+                   1);
+  for (const int id : processors) set.Add(id);
+  return sched_setaffinity(0, set.bytes(), set.get()) == 0;
+}
+
+}  // namespace gkv

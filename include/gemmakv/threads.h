@@ -1,0 +1,30 @@
+#ifndef GEMMAKV_THREADS_H_
+#define GEMMAKV_THREADS_H_
+
+#include <cstddef>
+#include <vector>
+
+namespace gkv {
+
+// A processor as the system schedules on it: a core has one or several.
+struct Processor {
+  int id = 0;
+  int core = 0;  // the lowest id of its core's processors
+  int node = 0;  // NUMA node
+
+  bool operator==(const Processor&) const = default;
+};
+
+// Where a model's threads compute.
+struct ThreadPlacement {
+  size_t threads = 1;
+  // Each thread stays on its processor; otherwise the system moves them.
+  bool pinned = false;
+  // Pinned: that of each thread, in their order. Otherwise all that the calling
+  // thread may use, by ids.
+  std::vector<Processor> processors;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_THREADS_H_

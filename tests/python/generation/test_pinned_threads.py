@@ -1,0 +1,153 @@
+"""Threads that stay on their processors: opt-in, told, and of no effect on
+results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import gemmakv
+from gemmakv._support import processors
+from support import embedding_models
+
+ALL = sorted(os.sched_getaffinity(0))
+
+
+def masks_of_threads() -> list[set[int]]:
+    """Of all threads of this process."""
+    masks = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            masks.append(os.sched_getaffinity(int(task)))
+    return masks
+
+
+def tokens_of(gemma: gemmakv.Gemma) -> list[int]:
+    cache = gemmakv.create_kv_cache(gemma.config, 64)
+    return gemma.generate(cache, [2, 5, 9], max_tokens=12).token_ids
+
+
+def test_threads_are_not_pinned_by_default(model_path: str) -> None:
+    gemma = gemmakv.Gemma.load(model_path)
+    tokens_of(gemma)
+    placement = gemma.thread_placement
+    assert not placement.pinned
+    assert placement.threads == gemma.threads
+    assert list(placement.cpus) == ALL
+    assert "not pinned, on any of CPUs" in str(placement)
+    assert all(mask == set(ALL) for mask in masks_of_threads())
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor shows no order")
+def test_each_thread_stays_on_a_processor(model_path: str) -> None:
+    expected = tokens_of(gemmakv.Gemma.load(model_path, threads=1))
+    gemma = gemmakv.Gemma.load(model_path, threads=2, pin_threads=True)
+    assert tokens_of(gemma) == expected
+    placement = gemma.thread_placement
+    assert placement.pinned
+    assert len(set(placement.cpus)) == 2
+    for cpu in placement.cpus:
+        assert {cpu} in masks_of_threads()
+    # Nobody else is: not the caller, and not those who load and keep.
+    assert os.sched_getaffinity(0) == set(ALL)
+    assert str(placement).startswith(
+        f"2 threads, pinned to CPUs {processors.in_ranges(placement.cpus)} ("
+    )
+    gemma.close()
+    assert all(mask == set(ALL) for mask in masks_of_threads())
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="two models need two processors")
+def test_two_models_have_their_own(model_path: str) -> None:
+    first = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    second = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    assert first.thread_placement.cpus != second.thread_placement.cpus
+    taken = first.thread_placement.cpus
+    first.close()
+    third = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    assert third.thread_placement.cpus == taken
+    assert tokens_of(third) == tokens_of(second)
+
+
+def test_the_affinity_mask_holds(model_path: str) -> None:
+    found: list[tuple[int, ...]] = []
+
+    def load() -> None:
+        os.sched_setaffinity(0, {ALL[-1]})  # of this thread alone
+        gemma = gemmakv.Gemma.load(model_path, pin_threads=True)
+        found.append(gemma.thread_placement.cpus)
+        with pytest.raises(ValueError, match="threads is 2 with pin_threads"):
+            gemmakv.Gemma.load(model_path, threads=2, pin_threads=True)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    assert found == [(ALL[-1],)]
+
+
+def test_more_threads_than_processors(model_path: str) -> None:
+    many = len(ALL) + 1
+    with pytest.raises(ValueError) as caught:
+        gemmakv.Gemma.load(model_path, threads=many, pin_threads=True)
+    assert str(caught.value) == (
+        f"threads is {many} with pin_threads, expected at most {len(ALL)}, the "
+        "processors that this process may use"
+    )
+    assert gemmakv.Gemma.load(model_path, threads=many).threads == many
+    with pytest.raises(ValueError, match="pin_threads"):
+        gemmakv.Gemma.load(model_path, pin_threads="yes")  # type: ignore[arg-type]
+
+
+def test_a_child_of_fork_is_not_pinned(model_path: str) -> None:
+    """Parent and child would wait for each other on the same processors."""
+    gemma = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    expected = tokens_of(gemma)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            same = tokens_of(gemma) == expected
+            free = not gemma.thread_placement.pinned and all(
+                mask == set(ALL) for mask in masks_of_threads()
+            )
+            os.write(writer, b"yes" if same and free else b"no")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read() == b"yes"
+    os.waitpid(child, 0)
+    assert gemma.thread_placement.pinned
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor is every thread's")
+def test_nothing_else_is_held(model_path: str) -> None:
+    """What the pinned thread starts would wait for it, on its processor: the
+    one that makes a grammar's masks is started by it.
+    """
+    pytest.importorskip("llguidance")
+    gemma = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    cache = gemmakv.create_kv_cache(gemma.config, 64)
+    before = len(masks_of_threads())
+    gemma.generate(
+        cache, "A word: ", max_tokens=4, grammar=gemmakv.Grammar.regex("[a-z]+")
+    )
+    masks = masks_of_threads()
+    assert len(masks) >= before + 2
+    held = [mask for mask in masks if mask != set(ALL)]
+    assert held == [set(gemma.thread_placement.cpus)]
+
+
+def test_embeddings_are_made_on_the_pinned_processor(tmp_path: Path) -> None:
+    path = embedding_models.write(
+        tmp_path, embedding_models.read(embedding_models.names()[0])
+    )
+    expected = gemmakv.Gemma.load(path, threads=1).embed([[2, 5, 9, 1]])
+    gemma = gemmakv.Gemma.load(path, threads=1, pin_threads=True)
+    assert (gemma.embed([[2, 5, 9, 1]]) == expected).all()
+    assert os.sched_getaffinity(0) == set(ALL)
