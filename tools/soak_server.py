@@ -180,9 +180,11 @@ async def ask(
     return kinds.answer(i, stream, response.text)
 
 
-def client(server: ServerProcess, limit: int) -> httpx.AsyncClient:
+def client(
+    server: ServerProcess, limit: int, patience_s: float = PATIENCE_S
+) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=server.url, timeout=PATIENCE_S,
+        base_url=server.url, timeout=patience_s,
         limits=httpx.Limits(max_connections=limit))
 
 
@@ -207,7 +209,7 @@ async def run_same(
                     f"expected {expected[i]!r}\nfound {answer!r}",
                     file=sys.stderr)
 
-    async with client(server, args.clients) as http:
+    async with client(server, args.clients, args.patience) as http:
         await asyncio.gather(*[work(http) for _ in range(args.clients)])
         metrics = (await http.get("/metrics")).text
     for line in metrics.splitlines():
@@ -228,7 +230,7 @@ def same(args: argparse.Namespace, folder: Path) -> int:
     ) as server:
 
         async def alone() -> list[Any]:
-            async with client(server, 1) as http:
+            async with client(server, 1, args.patience) as http:
                 return [
                     await ask(http, kinds, i, False, True)
                     for i in range(kinds.count)
@@ -815,6 +817,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--repeated", type=int, default=60, help="sessions")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S,
+        help="seconds until a request of `same` is given up")
     args = parser.parse_args()
     args.clients = args.clients or {"same": 49, "faults": 64}[args.what]
     folder = Path(tempfile.mkdtemp())
