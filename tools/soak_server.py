@@ -41,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +299,18 @@ class Disk:
             subprocess.run(["umount", "-l", str(self.path)], check=False)
 
 
+async def patiently(call: Coroutine[Any, Any, str]) -> str:
+    """Raises TimeoutError after PATIENCE_S, in which all of this ran: where
+    everything is stopped for a while nothing is stuck.
+    """
+    task = asyncio.create_task(call)
+    for _ in range(int(PATIENCE_S)):
+        if (await asyncio.wait({task}, timeout=1))[0]:
+            return task.result()
+    task.cancel()
+    raise TimeoutError
+
+
 class Talker:
     """A client with sessions of its own. Everything that it was told is kept
     in `turns`: what was said, with which seed, and the reply."""
@@ -320,8 +332,7 @@ class Talker:
                 (30, 30, 8, 5, 2, 5, 6, 5, 5, 4, 8, 8))[0]
             begin = time.monotonic()
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    what = await getattr(self, "_" + name)(http)
+                what = await patiently(getattr(self, "_" + name)(http))
             except httpx.TransportError as error:
                 what = type(error).__name__
                 await asyncio.sleep(0.2)  # it is being started again
@@ -682,20 +693,24 @@ class Faults:
             self.port = port
         self.server = await asyncio.to_thread(self.start)
         talkers = [Talker(self, i) for i in range(self.args.clients)]
-        end = time.monotonic() + 60 * self.args.minutes
+        left = all_s = 60 * self.args.minutes
         first: list[tuple[int, int]] = []
-        async with client(self.server, 2 * self.args.clients) as http:
+        async with client(
+            self.server, 2 * self.args.clients, 60 * PATIENCE_S
+        ) as http:
             tasks = [asyncio.create_task(one.run(http)) for one in talkers]
-            while time.monotonic() < end:
+            while left > 0:
+                begin = time.monotonic()
                 await asyncio.sleep(self._rng.uniform(2, 8))
-                begun = time.monotonic() > end - 50 * self.args.minutes
-                if begun and not first:
+                if left < all_s * 5 / 6 and not first:
                     first = self.sizes()
                 await self.count(http)
                 await self.fail()
                 for task in tasks:
                     if task.done():
                         task.result()
+                # Not the time in which all of this was stopped.
+                left -= min(time.monotonic() - begin, 30)
             self.over = True
             await asyncio.gather(*tasks)
             await asyncio.sleep(2)
