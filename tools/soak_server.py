@@ -7,17 +7,19 @@
 same: seeded requests of every API, again and again in another order, streamed
 or not, with and without the prefix cache, among many others, by one worker and
 by two, before and after a restart on the same folders. Each must have the
-tokens that it had alone, from a server without a prefix cache.
+tokens that it had alone, from a server without a prefix cache or guesses.
 
 faults: clients talk in sessions of their own, and cancel, vanish, read slowly,
 send nonsense, fork, rewind and delete. Meanwhile workers and the whole server
-are killed, the disk is full, the folder is read-only, the clock jumps. In the
-end: every turn that was acknowledged is there, at most one more behind it; what
-sessions said, said again to a server of its own, gets the same replies; no
-request was left without an answer or an error of the API; nothing runs any
-more; memory and file descriptors are what they were. The folder is a small file
-system of its own where this may mount one (root); else disk and folder stay
-well. The clock is that of the library libfaketime, where it is installed.
+are killed, the disk is full, the folder is read-only, the clock jumps and stays
+there; all that runs may keep no more than one long conversation takes. In the
+end: every turn and every response that was acknowledged is there, at most one
+turn more behind it; what sessions said, said again to a server of its own, gets
+the same replies; no request was left without an answer or an error of the API;
+nothing runs any more; memory and file descriptors are what they were. The
+folder is a small file system of its own where this may mount one (root); else
+disk and folder stay well. The clock is shifted by tools/clock_jump.c, built for
+that where there is a compiler. What does not fail here is said at the start.
 
 `--model` is a GGUF file with a tokenizer; without it a tiny random one is
 written, as the tests do (needs their packages). Exits with 1 for anything that
@@ -39,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +49,15 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
 
+import gemmakv
+from support.clock import JumpingClock, why_not
 from support.server_process import ServerProcess
 
 MODEL = "m"
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
+RESPONSES = "/v1/responses"
 MOUNT_MIB = 64
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+JUMPS_S = (-86_400, -3_600, -30, 0, 0, 45, 3_600, 86_400, 10**7)
 PATIENCE_S = 120.0  # with one request
 
 
@@ -175,9 +180,11 @@ async def ask(
     return kinds.answer(i, stream, response.text)
 
 
-def client(server: ServerProcess, limit: int) -> httpx.AsyncClient:
+def client(
+    server: ServerProcess, limit: int, patience_s: float = PATIENCE_S
+) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=server.url, timeout=PATIENCE_S,
+        base_url=server.url, timeout=patience_s,
         limits=httpx.Limits(max_connections=limit))
 
 
@@ -202,12 +209,15 @@ async def run_same(
                     f"expected {expected[i]!r}\nfound {answer!r}",
                     file=sys.stderr)
 
-    async with client(server, args.clients) as http:
+    async with client(server, args.clients, args.patience) as http:
         await asyncio.gather(*[work(http) for _ in range(args.clients)])
         metrics = (await http.get("/metrics")).text
     for line in metrics.splitlines():
-        if "cached_tokens" in line and not line.startswith("#"):
-            print(" ", line)
+        if any(
+            name in line for name in (
+                "cached_tokens", "drafted_tokens", "accepted_tokens")
+        ) and not line.startswith("#"):
+            print(" ", line, flush=True)
     return found
 
 
@@ -215,11 +225,12 @@ def same(args: argparse.Namespace, folder: Path) -> int:
     kinds = Kinds(args.seed, args.kinds)
     rng = random.Random(args.seed)
     with start(
-        args, "--prefix-cache-ram", "off", "--max-running", 1
+        args, "--prefix-cache-ram", "off", "--speculate", "off",
+        "--max-running", 1,
     ) as server:
 
         async def alone() -> list[Any]:
-            async with client(server, 1) as http:
+            async with client(server, 1, args.patience) as http:
                 return [
                     await ask(http, kinds, i, False, True)
                     for i in range(kinds.count)
@@ -288,23 +299,16 @@ class Disk:
             subprocess.run(["umount", "-l", str(self.path)], check=False)
 
 
-class Clock:
-    """Seconds by which the server's clock is off."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.there = FAKETIME.exists()
-        self.set(0)
-        self.env = {} if not self.there else {
-            "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(file),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1",
-        }
-
-    def set(self, seconds: int) -> None:
-        # Replaced whole: it is read at any moment.
-        part = self._file.with_suffix(".part")
-        part.write_text(f"{seconds:+d}s\n")
-        part.replace(self._file)
+async def patiently(call: Coroutine[Any, Any, str]) -> str:
+    """Raises TimeoutError after PATIENCE_S, in which all of this ran: where
+    everything is stopped for a while nothing is stuck.
+    """
+    task = asyncio.create_task(call)
+    for _ in range(int(PATIENCE_S)):
+        if (await asyncio.wait({task}, timeout=1))[0]:
+            return task.result()
+    task.cancel()
+    raise TimeoutError
 
 
 class Talker:
@@ -317,17 +321,18 @@ class Talker:
         self.turns: dict[str, list[tuple[Any, str]]] = {}
         # Whether a turn may be there that nobody was told of, and which.
         self.unsure: dict[str, Any] = {}
+        # What responses said, by their ids.
+        self.responses: dict[str, str] = {}
 
     async def run(self, http: httpx.AsyncClient) -> None:
         while not self._faults.over:
             name = self._rng.choices(
                 ("turn", "stream", "cancel", "vanish", "slow", "several",
-                 "nonsense", "fork", "rewind", "delete"),
-                (30, 30, 8, 5, 2, 5, 6, 5, 5, 4))[0]
+                 "nonsense", "fork", "rewind", "delete", "respond", "again"),
+                (30, 30, 8, 5, 2, 5, 6, 5, 5, 4, 8, 8))[0]
             begin = time.monotonic()
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    what = await getattr(self, "_" + name)(http)
+                what = await patiently(getattr(self, "_" + name)(http))
             except httpx.TransportError as error:
                 what = type(error).__name__
                 await asyncio.sleep(0.2)  # it is being started again
@@ -539,6 +544,52 @@ class Talker:
         return self._refused(response)
 
 
+    async def _respond(self, http: httpx.AsyncClient) -> str:
+        body = {
+            "model": MODEL, "max_output_tokens": self._rng.choice((1, 6, 20)),
+            "input": sentence(self._rng, 8), "temperature": 1,
+        }
+        if self.responses and self._rng.random() < 0.5:
+            body["previous_response_id"] = self._rng.choice(
+                list(self.responses))
+        response = await http.post(RESPONSES, json=body)
+        if response.status_code != 200:
+            return self._refused(response)
+        found = response.json()
+        self.responses[found["id"]] = text_of(found)
+        return "200"
+
+    async def _again(self, http: httpx.AsyncClient) -> str:
+        """A response that was told of is there, whatever the clock says."""
+        if not self.responses:
+            return "none"
+        id = self._rng.choice(list(self.responses))
+        return await self.look(http, id)
+
+    async def look(self, http: httpx.AsyncClient, id: str) -> str:
+        response = await http.get(f"{RESPONSES}/{id}")
+        if response.status_code == 503:
+            return self._refused(response)
+        if response.status_code != 200:
+            self._faults.lost(id, f"{response.status_code}: {response.text}")
+        elif (said := text_of(response.json())) != self.responses[id]:
+            self._faults.lost(id, f"{self.responses[id]!r}, found {said!r}")
+        return str(response.status_code)
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"] for item in response["output"]
+        for part in item.get("content", ()))
+
+
+def least_memory(model: str) -> int:
+    """What one conversation takes, and a step besides."""
+    config = gemmakv.Gemma.load(model, prefix_cache=False).config
+    _, sliding = config.kv_bytes_per_token()
+    return config.kv_bytes_at(4096) + 256 * sliding
+
+
 class Faults:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
@@ -549,7 +600,16 @@ class Faults:
         self.done: Counter[str] = Counter()
         self._rng = random.Random(args.seed)
         self.disk = Disk(folder / "disk")
-        self.clock = Clock(folder / "clock")
+        self.clock = None if why_not() else JumpingClock(folder)
+        for what, reason in (
+            ("clock stays right", why_not()),
+            ("disk and folder stay well",
+             None if self.disk.mounted else "no file system may be mounted"),
+        ):
+            if reason:
+                print(f"the {what}: {reason}", flush=True)
+        self.memory = least_memory(args.model)
+        self.preemptions = self._counted = 0
         self.port = 0
         self.server: ServerProcess | None = None
 
@@ -567,7 +627,9 @@ class Faults:
             self.args, "--port", self.port, "--workers", 2, "--sessions", kept,
             "--prefix-cache-disk", f"{prefixes}:16MiB",
             "--prefix-cache-ram", "4MiB", "--max-queue", 24,
-            "--max-running", 8, "--drain-timeout", 5, **self.clock.env)
+            "--max-running", 8, "--drain-timeout", 5,
+            "--kv-cache-memory", self.memory,
+            **(self.clock.env if self.clock else {}))
 
     def workers(self) -> list[int]:
         assert self.server
@@ -594,8 +656,8 @@ class Faults:
         kinds = ["worker", "worker", "server", "stop", "term"]
         if self.disk.mounted:
             kinds += ["full", "full", "read-only"]
-        if self.clock.there:
-            kinds += ["clock"]
+        if self.clock:
+            kinds += ["clock", "clock"]
         kind = rng.choice(kinds)
         self.done[kind] += 1
         assert self.server
@@ -623,28 +685,32 @@ class Faults:
             await asyncio.sleep(3)
             self.disk.read_only(False)
         else:
-            self.clock.set(rng.choice((-86_400, -30, 45, 7_200, 10**7)))
-            await asyncio.sleep(3)
-            self.clock.set(0)
+            assert self.clock
+            self.clock.jump(rng.choice(JUMPS_S))  # others happen meanwhile
 
     async def run(self) -> None:
         with socket_free() as port:
             self.port = port
         self.server = await asyncio.to_thread(self.start)
         talkers = [Talker(self, i) for i in range(self.args.clients)]
-        end = time.monotonic() + 60 * self.args.minutes
+        left = all_s = 60 * self.args.minutes
         first: list[tuple[int, int]] = []
-        async with client(self.server, 2 * self.args.clients) as http:
+        async with client(
+            self.server, 2 * self.args.clients, 60 * PATIENCE_S
+        ) as http:
             tasks = [asyncio.create_task(one.run(http)) for one in talkers]
-            while time.monotonic() < end:
+            while left > 0:
+                begin = time.monotonic()
                 await asyncio.sleep(self._rng.uniform(2, 8))
-                begun = time.monotonic() > end - 50 * self.args.minutes
-                if begun and not first:
+                if left < all_s * 5 / 6 and not first:
                     first = self.sizes()
+                await self.count(http)
                 await self.fail()
                 for task in tasks:
                     if task.done():
                         task.result()
+                # Not the time in which all of this was stopped.
+                left -= min(time.monotonic() - begin, 30)
             self.over = True
             await asyncio.gather(*tasks)
             await asyncio.sleep(2)
@@ -652,13 +718,27 @@ class Faults:
                 await talker._settle(http)
                 if talker.unsure:
                     self.lost(str(list(talker.unsure)), "not to be had")
+                for id in talker.responses:
+                    if (found := await talker.look(http, id)) != "200":
+                        self.lost(id, found)
             await self.idle(http)
             last = self.sizes()
             print(f"MiB and open files of each worker: {first} then {last}")
+            kept = sum(len(one.responses) for one in talkers)
+            print(f"{kept} responses that were told of are there")
             await self.repeat(http, talkers)
         self.server.signal(signal.SIGTERM)
         if code := await asyncio.to_thread(self.server.wait):
             self.lost("", f"exit status {code}: {self.server.log[-500:]}")
+
+    async def count(self, http: httpx.AsyncClient) -> None:
+        """Of servers that end, what they counted last is missing."""
+        with contextlib.suppress(httpx.TransportError):
+            for line in (await http.get("/metrics")).text.splitlines():
+                if line.startswith("gemmakv_preemptions_total"):
+                    now = int(float(line.split()[-1]))
+                    last, self._counted = self._counted, now
+                    self.preemptions += now - last if now >= last else now
 
     async def idle(self, http: httpx.AsyncClient) -> None:
         """Nothing runs or waits any more."""
@@ -732,7 +812,9 @@ def faults(args: argparse.Namespace, folder: Path) -> int:
         if faults.server and faults.server.process.poll() is None:
             faults.server.signal(signal.SIGKILL)
         faults.disk.close()
-    print(f"faults: {dict(faults.done)}")
+    print(
+        f"faults: {dict(faults.done)}, {faults.preemptions} requests gave way "
+        f"in {faults.memory} bytes")
     for name, counts in sorted(faults.counts.items()):
         print(f"{name}: {dict(counts)}, slowest {faults.slowest[name]:.1f} s")
     stuck = sum(counts["stuck"] for counts in faults.counts.values())
@@ -750,6 +832,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--repeated", type=int, default=60, help="sessions")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S,
+        help="seconds until a request of `same` is given up")
     args = parser.parse_args()
     args.clients = args.clients or {"same": 49, "faults": 64}[args.what]
     folder = Path(tempfile.mkdtemp())

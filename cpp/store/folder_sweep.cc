@@ -82,8 +82,9 @@ void ReadSubfolder(const Folder& folder, const std::string& subfolder,
         if (!name || name->Subfolder() != subfolder) return;
         const int64_t used =
             std::max(Nanoseconds(info.st_atim), Nanoseconds(info.st_mtim));
-        content.entries.push_back(
-            {*name, static_cast<uint64_t>(info.st_size), std::min(used, now)});
+        content.entries.push_back({*name, static_cast<uint64_t>(info.st_size),
+                                   std::min(used, now),
+                                   std::max<int64_t>(used - now, 0)});
         content.bytes += static_cast<uint64_t>(info.st_size);
       });
 }
@@ -169,6 +170,32 @@ bool ReadMissingParents(const Folder& folder, int64_t now,
   return found;
 }
 
+// Times that a clock gave which was ahead: until it is then these objects would
+// be the newest, and all that is used meanwhile would go before them. They get
+// the present, in the order that they had.
+void EndTimesAhead(const Folder& folder, int64_t now,
+                   std::vector<FolderEntry>& entries) {
+  std::vector<FolderEntry*> ahead;
+  for (FolderEntry& entry : entries) {
+    if (entry.ahead_ns > 0) ahead.push_back(&entry);
+  }
+  std::sort(ahead.begin(), ahead.end(),
+            [](const FolderEntry* a, const FolderEntry* b) {
+              return a->ahead_ns < b->ahead_ns;
+            });
+  int64_t used = now - static_cast<int64_t>(ahead.size());
+  for (FolderEntry* const entry : ahead) {
+    entry->used_ns = ++used;
+    entry->ahead_ns = 0;
+    struct timespec time = {};
+    time.tv_sec = static_cast<time_t>(used / 1'000'000'000);
+    time.tv_nsec = used % 1'000'000'000;
+    const struct timespec times[2] = {time, time};
+    (void)utimensat(folder.descriptor(), entry->name.Path().c_str(), times,
+                    AT_SYMLINK_NOFOLLOW);  // where it may be written
+  }
+}
+
 // Their writers hold locks while they live.
 bool IsDead(const Folder& folder, const std::string& path, int64_t now) {
   const Descriptor file(Uninterrupted([&] {
@@ -244,6 +271,7 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
   }
   while (ReadMissingParents(folder, now, content)) {
   }
+  EndTimesAhead(folder, now, content.entries);
   const std::vector<FolderEntry>& entries = content.entries;
   result.entries = entries.size();
   result.bytes = content.bytes;

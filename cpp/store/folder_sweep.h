@@ -17,6 +17,7 @@ struct FolderEntry {
   FileName name;
   uint64_t bytes = 0;
   int64_t used_ns = 0;  // when it was last used or written; never ahead of now
+  int64_t ahead_ns = 0;  // by how much it was, by a clock that was put back
 };
 
 struct FolderContent {

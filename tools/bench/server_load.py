@@ -54,6 +54,7 @@ from chats import turn_end, words
 import gemmakv
 
 OURS, THEIRS = "gemmakv", "llama-server"
+TICK_S = 0.02
 MIB = 1 << 20
 
 
@@ -81,9 +82,43 @@ SHORT = Sizes(
 )
 
 
+class Clock:
+    """perf_counter, less what passed while this was stopped (SIGSTOP), as by
+    somebody who measures in between: servers are stopped with it then.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_s = 0.0
+        self._continued = -1e9
+        threading.Thread(target=self._look, daemon=True).start()
+        signal.signal(signal.SIGCONT, self._note)
+
+    def now(self) -> float:
+        return time.perf_counter() - self.stopped_s
+
+    def _note(self, *_: object) -> None:
+        self._continued = time.perf_counter()
+
+    def _look(self) -> None:
+        last, gap_end, gap = time.perf_counter(), -2e9, 0.0
+        while True:
+            time.sleep(TICK_S)
+            now = time.perf_counter()
+            if now - last > 10 * TICK_S:
+                gap_end, gap = now, now - last - TICK_S
+            last = now
+            # Which of the two is seen first is chance.
+            if abs(gap_end - self._continued) < 1:
+                self.stopped_s += gap
+                gap_end, self._continued = -2e9, -1e9
+
+
+CLOCK = Clock()
+
+
 @dataclasses.dataclass
 class Reply:
-    """Of one streamed request; moments in seconds of perf_counter."""
+    """Of one streamed request; moments in seconds of CLOCK."""
 
     asked: float
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -128,7 +163,7 @@ class Server:
         """`told` is called behind each token."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         with contextlib.closing(connection):
-            answer = Reply(time.perf_counter())
+            answer = Reply(CLOCK.now())
             connection.request(
                 "POST", "/completion",
                 json.dumps({
@@ -146,7 +181,7 @@ class Server:
                     continue
                 event = json.loads(line[6:])
                 if event.get("tokens"):
-                    moment = time.perf_counter()
+                    moment = CLOCK.now()
                     answer.tokens += event["tokens"]
                     answer.moments += [moment] * len(event["tokens"])
                     if told:
@@ -287,12 +322,12 @@ class Bench:
                     history += replies[-1].tokens[:-1]
                 return replies
 
-            begin = time.perf_counter()
+            begin = CLOCK.now()
             replies = [
                 one for of in together(
                     [lambda i=i: chat(i) for i in range(clients)])
                 for one in of]
-            taken = time.perf_counter() - begin
+            taken = CLOCK.now() - begin
             firsts = sorted(one.first for one in replies)
             return {
                 "throughput": len(replies) * s.reply / taken,
@@ -381,9 +416,9 @@ class Bench:
             rng = np.random.default_rng([seed, 3])
             prefix = [self.bos, *words(rng, s.prefix - 1)]
             prompts = [prefix + words(rng, 16) for _ in range(s.branches)]
-            begin = time.perf_counter()
+            begin = CLOCK.now()
             together([lambda p=p: server.ask(p, 32) for p in prompts])
-            return {"seconds": time.perf_counter() - begin}
+            return {"seconds": CLOCK.now() - begin}
 
         found = self.pairs(s.branches, s.prefix + 64, run)
         yield self.figure(
@@ -407,9 +442,9 @@ class Bench:
             for _ in range(s.rounds_by_turns):
                 for history in histories:
                     history += [self.end, *words(rng, s.said - 1)]
-                    begin = time.perf_counter()
+                    begin = CLOCK.now()
                     reply = server.ask(history, 32)
-                    times.append(time.perf_counter() - begin)
+                    times.append(CLOCK.now() - begin)
                     computed += reply.computed + 31
                     history += reply.tokens[:-1]
             return {
@@ -450,12 +485,12 @@ class Bench:
                 order = ["http", "library"]
                 for name in order[::-1] if i % 2 else order:
                     before = server.processor_s()
-                    begin = time.perf_counter()
+                    begin = CLOCK.now()
                     together([
                         (lambda p=p: server.ask(p, reply))
                         if name == "http" else (lambda p=p: in_process(p))
                         for p in prompts])
-                    speed[name] = time.perf_counter() - begin
+                    speed[name] = CLOCK.now() - begin
                     if name == "http":
                         used = [
                             now - before.get(thread, 0)
@@ -467,7 +502,7 @@ class Bench:
             for i in range(20 * self.args.rounds):
                 prompt = [self.bos, *words(self.rng, 15)]
                 for name in order[::-1] if i % 2 else order:
-                    begin = time.perf_counter()
+                    begin = CLOCK.now()
                     if name == "http":
                         server.ask(prompt, 1)
                     else:
@@ -475,7 +510,7 @@ class Bench:
                             gemmakv.create_kv_cache(self.plain.config), prompt,
                             max_tokens=1, ignore_eos=True, temperature=0)
                     firsts[name].append(
-                        1e3 * (time.perf_counter() - begin))
+                        1e3 * (CLOCK.now() - begin))
         yield Figure(
             f"HTTP at {s.streams} streams: processor time outside the engine's "
             "threads, % of the server's", "<= 3", shares, [], [], "")

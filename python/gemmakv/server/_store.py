@@ -35,6 +35,7 @@ _SCHEMA = 1
 _APPLICATION = 0x676B7653
 _BUSY_S = 10.0
 _EXPIRED_AT_ONCE = 32
+_NOTE_S = 60.0
 
 # Who may name a turn.
 ANYBODY = 0  # whoever may see what leads to it
@@ -59,10 +60,10 @@ CREATE TABLE turns (
   params TEXT NOT NULL,
   basis TEXT NOT NULL,
   whole INTEGER NOT NULL,
-  tokens BLOB NOT NULL
+  tokens BLOB NOT NULL,
+  since REAL
 ) STRICT;
 CREATE INDEX turns_parent ON turns (parent);
-CREATE INDEX turns_kept ON turns (created) WHERE state = 1;
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -74,8 +75,18 @@ CREATE TABLE sessions (
   lease TEXT,
   lease_until REAL NOT NULL DEFAULT 0
 ) STRICT;
-CREATE INDEX sessions_tenant ON sessions (tenant, created, id);
 CREATE INDEX sessions_head ON sessions (head);
+"""
+
+# Databases of earlier versions get these; `since` is null there, and in what
+# an earlier version adds to this one.
+_COLUMN = "ALTER TABLE turns ADD COLUMN since REAL"
+_INDEXES = """
+DROP INDEX IF EXISTS turns_kept;
+DROP INDEX IF EXISTS sessions_tenant;
+CREATE INDEX IF NOT EXISTS turns_since ON turns (coalesce(since, created))
+  WHERE state = 1;
+CREATE INDEX IF NOT EXISTS sessions_made ON sessions (tenant);
 """
 
 
@@ -237,6 +248,7 @@ class Store:
         db.execute("BEGIN IMMEDIATE")
         try:
             self._check_schema(db)
+            self._find_age(db)
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
@@ -276,6 +288,45 @@ class Store:
                 f"{_SCHEMA}, found {version}, which a newer version made; "
                 "update gemmakv to open it"
             )
+        columns = db.execute("PRAGMA table_info(turns)").fetchall()
+        if "since" not in {column[1] for column in columns}:
+            db.execute(_COLUMN)
+        for statement in _INDEXES.split(";"):
+            db.execute(statement)
+
+    # Responses expire by the database's own clock, which nobody sets: a clock
+    # that is wrong for a moment must not delete what was promised. While the
+    # machine runs it goes as its uptime does. Over a restart of the machine it
+    # goes on by what the wall clock has gained since it was noted.
+
+    def _find_age(self, db: sqlite3.Connection) -> None:
+        row = db.execute(
+            "SELECT value FROM facts WHERE name = 'clock'"
+        ).fetchone()
+        uptime, wall = _uptime(), time.time()
+        age = wall
+        if row is not None:
+            noted = json.loads(row[0])
+            age, gone = noted["age"], wall - noted["wall"]
+            if noted["boot"] == _BOOT and uptime >= noted["uptime"]:
+                gone = uptime - noted["uptime"]
+            age += max(gone, 0.0)
+        self._age_ahead = age - uptime
+        self._note_age(db)
+
+    def _note_age(self, db: sqlite3.Connection) -> None:
+        self._noted = uptime = _uptime()
+        noted = {
+            "age": uptime + self._age_ahead, "boot": _BOOT, "uptime": uptime,
+            "wall": time.time(),
+        }  # fmt: skip
+        db.execute(
+            "INSERT OR REPLACE INTO facts VALUES ('clock', ?)",
+            (json.dumps(noted).encode(),),
+        )
+
+    def _age(self) -> float:
+        return _uptime() + self._age_ahead
 
     def tenant_of(self, key: str) -> str:
         """What records call the owner of a key; the same after a restart."""
@@ -458,6 +509,8 @@ class Store:
                 if not moved.rowcount:
                     raise _busy(session, "took over from this turn")
             self._expire_in(db)
+            if _uptime() - self._noted > _NOTE_S:
+                self._note_age(db)
 
     # Turns.
 
@@ -577,10 +630,11 @@ class Store:
         where, values = "", [tenant]
         if after is not None:
             last = self._last_shown(db, tenant, after)
-            where = " AND (s.created, s.id) < (?, ?)"
-            values += [last.created, last.id]  # type: ignore[list-item]
+            where = " AND s.rowid < (SELECT rowid FROM sessions WHERE id = ?)"
+            values.append(last.id)
+        # In the order in which they were made, whatever the clock said.
         rows = db.execute(
-            f"{_SESSION}{where} ORDER BY s.created DESC, s.id DESC LIMIT ?",
+            f"{_SESSION}{where} ORDER BY s.rowid DESC LIMIT ?",
             (*values, limit + 1),
         ).fetchall()
         return [Session(*row) for row in rows[:limit]], len(rows) > limit
@@ -602,11 +656,10 @@ class Store:
 
     def _turn(self, db: sqlite3.Connection, tenant: str, id: str) -> Turn:
         found = self._by_id(db, tenant, id)
-        too_old = time.time() - self._kept_s
         if (
             found is None
             or found.state == NOBODY
-            or (found.state == KEPT and found.created < too_old)
+            or (found.state == KEPT and self._is_old(db, id))
         ):
             raise RequestError(
                 404,
@@ -615,6 +668,13 @@ class Store:
                 code="response_not_found",
             )
         return found
+
+    def _is_old(self, db: sqlite3.Connection, turn: str) -> bool:
+        found = db.execute(
+            "SELECT 1 FROM turns WHERE id = ? AND coalesce(since, created) < ?",
+            (turn, self._age() - self._kept_s),
+        )
+        return found.fetchone() is not None
 
     def _turns_up_to(
         self, db: sqlite3.Connection, turn: str | None, columns: Sequence[str]
@@ -688,7 +748,8 @@ class Store:
             values.append(value)
         marks = ", ".join("?" * len(values))
         db.execute(
-            f"INSERT INTO turns ({_list(_COLUMNS)}) VALUES ({marks})", values
+            f"INSERT INTO turns ({_list(_COLUMNS)}, since) VALUES ({marks}, ?)",
+            (*values, self._age()),
         )
 
     def _prune(self, db: sqlite3.Connection, turn: str | None) -> None:
@@ -716,9 +777,9 @@ class Store:
     def _expire_in(self, db: sqlite3.Connection) -> int:
         """Forgets some responses that were kept long enough."""
         rows = db.execute(
-            "SELECT id FROM turns WHERE state = 1 AND created < ? ORDER BY "
-            "created LIMIT ?",
-            (time.time() - self._kept_s, _EXPIRED_AT_ONCE),
+            "SELECT id FROM turns WHERE state = 1 AND coalesce(since, created) "
+            "< ? ORDER BY coalesce(since, created) LIMIT ?",
+            (self._age() - self._kept_s, _EXPIRED_AT_ONCE),
         ).fetchall()
         for row in rows:
             self._forget(db, row[0])

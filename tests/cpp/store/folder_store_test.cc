@@ -432,6 +432,37 @@ TEST_P(FolderStoreTest, TimesInTheFutureAreNow) {
   EXPECT_EQ(Open(1)->Sweep().entries, 0u);
 }
 
+// A clock that was ahead for a while left objects that nobody uses any more the
+// newest for as long: all that was used meanwhile went before them.
+TEST_P(FolderStoreTest, TimesInTheFutureEndWithASweep) {
+  const auto late = Chain("", 1, 2);
+  const auto later = Chain("", 2, 2);
+  const auto recent = Chain("", 3, 2);
+  const auto large = Open();
+  for (const auto* chain : {&later, &late, &recent}) PutAll(*large, *chain);
+  for (const auto& object : late) SetUsed(FileOf(object), 1'000'000);
+  for (const auto& object : later) SetUsed(FileOf(object), 2'000'000);
+  large->Sweep();
+  for (const auto* chain : {&late, &later}) {
+    for (const auto& object : *chain) {
+      struct stat info;
+      ASSERT_EQ(stat(FileOf(object).c_str(), &info), 0);
+      EXPECT_LE(info.st_atim.tv_sec, time(nullptr));
+      EXPECT_LE(info.st_mtim.tv_sec, time(nullptr));
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (const auto& object : recent) SetUsed(FileOf(object), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  // Room for two of the three, then for one.
+  Open(SizeOf(late) * 5 / 2)->Sweep();
+  EXPECT_LT(HitsOf(*large, late), late.size());
+  EXPECT_EQ(HitsOf(*large, later), later.size());
+  Open(SizeOf(late) * 3 / 2)->Sweep();
+  EXPECT_LT(HitsOf(*large, later), later.size());
+  EXPECT_EQ(HitsOf(*large, recent), recent.size());
+}
+
 TEST_P(FolderStoreTest, UseIsNotedOnceAMinute) {
   const auto chain = Chain("", 1, 2);
   const auto store = Open();

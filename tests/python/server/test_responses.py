@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -421,8 +420,8 @@ def test_responses_expire(
         kept_one = respond(app, "more", previous_response_id=one["id"])
         session = post(app, "/v1/sessions", {}).json()["id"]
         respond(app, "hello", conversation=session)
-        late = time.time() + 31 * 86400
-        monkeypatch.setattr(_store.time, "time", lambda late=late: late)
+        late = _store._uptime() + 31 * 86400
+        monkeypatch.setattr(_store, "_uptime", lambda late=late: late)
         for made in (one, kept_one):
             error(get(app, f"{PATH}/{made['id']}"), 404)
         respond(app, "another")
@@ -431,7 +430,7 @@ def test_responses_expire(
         # What a session leads to stays.
         assert get(app, f"/v1/sessions/{session}").json()["turn_count"] == 1
     later = late + 31 * 86400
-    monkeypatch.setattr(_store.time, "time", lambda: later)
+    monkeypatch.setattr(_store, "_uptime", lambda: later)
     store = _store.Store(str(folder), 30)
     assert store._db is not None
     count = store._db.execute("SELECT count(*) FROM turns").fetchone()

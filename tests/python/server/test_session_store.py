@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gemmakv.server import _store
 from gemmakv.server._store import (
     ANYBODY,
     FILE,
@@ -175,4 +177,173 @@ def test_a_session_was_updated_when_its_turn_ended(tmp_path: Path) -> None:
     store.add(turn, id, "me")
     assert turn.created < named.updated
     assert store.session(TENANT, id).updated >= named.updated
+    store.close()
+
+
+DAY = 86400.0
+
+
+class Clocks:
+    """What the store takes for the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # What turns begin with is the real time.
+        self.wall, self.uptime, self.boot = time.time(), 5000.0, "one "
+        monkeypatch.setattr(_store.time, "time", lambda: self.wall)
+        monkeypatch.setattr(_store, "_uptime", lambda: self.uptime)
+        self._monkeypatch = monkeypatch
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall += seconds
+        self.uptime += seconds
+
+    def restart(self, off_for: float) -> None:
+        """The machine is off for so long."""
+        self.wall += off_for
+        self.uptime = 20.0
+        self.boot += "more "
+        self._monkeypatch.setattr(_store, "_BOOT", self.boot)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def response_of(store: Store) -> str:
+    turn = turn_after(store, None, state=KEPT)
+    store.add(turn, None, None)
+    return turn.id
+
+
+def is_kept(store: Store, id: str) -> bool:
+    try:
+        return store.turn(TENANT, id).id == id
+    except RequestError as error:
+        assert error.status == 404
+        return False
+
+
+@pytest.mark.parametrize("days", [1, 31, 20_000, -1, -31, -20_000])
+def test_a_clock_that_is_wrong_for_a_while_deletes_no_response(
+    tmp_path: Path, clocks: Clocks, days: float
+) -> None:
+    store = Store(str(tmp_path), 30)
+    before = response_of(store)
+    clocks.pass_by(DAY)
+    clocks.wall += days * DAY
+    during = response_of(store)
+    for id in (before, during):
+        assert is_kept(store, id)
+    store.close()
+    store = Store(str(tmp_path), 30)  # and a server that is started then
+    clocks.pass_by(3600)
+    clocks.wall -= days * DAY
+    after = response_of(store)
+    for id in (before, during, after):
+        assert is_kept(store, id)
+    # Their time comes all the same.
+    clocks.pass_by(29.5 * DAY)
+    response_of(store)
+    assert [is_kept(store, id) for id in (before, during, after)] == [
+        False, True, True,
+    ]  # fmt: skip
+    clocks.pass_by(DAY)
+    response_of(store)
+    for id in (before, during, after):
+        assert not is_kept(store, id)
+        assert store.path(id) == []
+    store.close()
+
+
+def test_time_goes_on_while_the_machine_is_off(
+    tmp_path: Path, clocks: Clocks
+) -> None:
+    store = Store(str(tmp_path), 30)
+    first = response_of(store)
+    clocks.pass_by(10 * DAY)
+    second = response_of(store)  # which notes the time
+    store.close()
+    clocks.restart(15 * DAY)
+    store = Store(str(tmp_path), 30)
+    assert is_kept(store, first)
+    clocks.pass_by(6 * DAY)
+    assert [is_kept(store, one) for one in (first, second)] == [False, True]
+    store.close()
+    # A clock without a battery begins anew, and is set later.
+    clocks.restart(-56 * 365 * DAY)
+    store = Store(str(tmp_path), 30)
+    third = response_of(store)
+    clocks.wall += 56 * 365 * DAY
+    clocks.pass_by(DAY)
+    response_of(store)
+    assert is_kept(store, second) and is_kept(store, third)
+    clocks.pass_by(30 * DAY)
+    assert not is_kept(store, second) and not is_kept(store, third)
+    store.close()
+
+
+def test_the_newest_session_is_the_one_made_last(
+    tmp_path: Path, clocks: Clocks
+) -> None:
+    """A clock that was put back had put new ones behind older ones, and made
+    a session branch off its own fork.
+    """
+    store = Store(str(tmp_path), 30)
+    first = store.create(TENANT, None, None).id
+    store.lease(TENANT, first, "me")
+    turn = turn_after(store, None)
+    store.add(turn, first, "me")
+    clocks.wall -= DAY
+    fork = store.fork(TENANT, first, turn.id, None).id
+    last = store.create(TENANT, None, None).id
+    assert [one.id for one in store.sessions(TENANT, 9, None)[0]] == [
+        last, fork, first,
+    ]  # fmt: skip
+    found, more = store.sessions(TENANT, 1, last)
+    assert ([one.id for one in found], more) == ([fork], True)
+    parents = {b.session.id: b.parent for b in store.tree(TENANT, 9, None)[0]}
+    assert parents == {first: None, fork: first, last: None}
+    store.close()
+
+
+def test_a_database_of_before_there_was_a_clock_in_it(
+    tmp_path: Path, clocks: Clocks
+) -> None:
+    """Its responses expire as they would have; what an earlier version adds
+    to it later, too.
+    """
+    store = Store(str(tmp_path), 30)
+    old, new = response_of(store), response_of(store)
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("DROP INDEX turns_since")
+        db.execute("DROP INDEX sessions_made")
+        db.execute("ALTER TABLE turns DROP COLUMN since")
+        db.execute("DELETE FROM facts WHERE name = 'clock'")
+        db.execute(
+            "CREATE INDEX turns_kept ON turns (created) WHERE state = 1"
+        )
+        db.execute(
+            "CREATE INDEX sessions_tenant ON sessions (tenant, created, id)"
+        )
+        db.execute(
+            "UPDATE turns SET created = ? WHERE id = ?",
+            (clocks.wall - 29 * DAY, old),
+        )
+    db.close()
+    store = Store(str(tmp_path), 30)
+    assert is_kept(store, old) and is_kept(store, new)
+    clocks.pass_by(2 * DAY)
+    third = response_of(store)
+    assert store._db is not None
+    store._db.execute(
+        "UPDATE turns SET since = NULL, created = ? WHERE id = ?",
+        (clocks.wall, third),
+    )
+    assert not is_kept(store, old) and is_kept(store, new)
+    clocks.pass_by(29 * DAY)
+    assert not is_kept(store, new) and is_kept(store, third)
+    clocks.pass_by(2 * DAY)
+    assert not is_kept(store, third)
     store.close()
