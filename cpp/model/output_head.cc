@@ -28,9 +28,9 @@ constexpr size_t kStretchFloats = size_t{1} << 16;
 // Long enough for the kernels to prefetch within it.
 constexpr size_t kMinStretchGroups = 16;
 
-// Of a single row the second plane costs nothing: reading the weights does. (270M,
-// greedy decode of 2 to 5 conversations: 1.10, 1.12, 1.03, 1.58 times as fast as
-// with both planes.)
+// Of a single row the second plane costs nothing: reading the weights does.
+// (270M, greedy decode of 2 to 5 conversations: 1.10, 1.12, 1.03, 1.58 times as
+// fast as with both planes.)
 constexpr size_t kMinScreenedRows = 2;
 
 // Room for the rounding of the products that a bound is for: their terms'
