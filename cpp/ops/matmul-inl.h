@@ -36,7 +36,7 @@ namespace HWY_NAMESPACE {
 
 // How weights are read depends on how many rows of activations there are.
 //
-// Few rows, at most kStreamRows: the processor has little to do for each weight,
+// Few rows, at most kStreamRows: the processor has little to do for a weight,
 // so reading is what counts. Groups are read from end to end, each once, as
 // streams that the processor reads ahead of by itself: those of a tile are far
 // from each other, each the next of a long stretch. (One row of Q4_0, 12288 x
@@ -54,7 +54,9 @@ inline constexpr size_t kWideRows = 2;
 inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;
 // Columns of a tile of `rows` rows.
 constexpr size_t StreamColumns(size_t rows) {
-  return rows <= kWideRows ? kWideColumns : rows <= kTileRows ? kTileColumns : 1;
+  return rows <= kWideRows   ? kWideColumns
+         : rows <= kTileRows ? kTileColumns
+                             : 1;
 }
 constexpr size_t StreamGroups(size_t rows) {
   return std::max<size_t>(1, StreamColumns(rows) / kSlices);
