@@ -1358,7 +1358,15 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
       for (size_t way = 1; way < 3; ++way) {
         const Reply& found = replies[way][i];
         ASSERT_EQ(found.error, expected.error);
-        ExpectSameReply(found.result, expected.result);
+        GenerateResult result = found.result;
+        // A reply whose last token has been read may have ended before it is
+        // cancelled, or not.
+        if (streamed &&
+            (result.finish_reason == FinishReason::kCancelled ||
+             expected.result.finish_reason == FinishReason::kCancelled)) {
+          result.finish_reason = expected.result.finish_reason;
+        }
+        ExpectSameReply(result, expected.result);
         ASSERT_FALSE(::testing::Test::HasFatalFailure());
         ASSERT_EQ(jobs[way][i].cache->tokens(), jobs[0][i].cache->tokens());
       }
