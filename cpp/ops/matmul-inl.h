@@ -596,12 +596,17 @@ void Tile(const Column* columns, const TileInput<Format>& input) {
   });
 }
 
-// Tile with `rows` in [1, kTileRows].
+// The least that a tile of more than kStreamRows rows can have.
+inline constexpr size_t kMinTileRows =
+    (kStreamRows + 1) / CeilDiv(kStreamRows + 1, kTileRows);
+
+// Tile with `rows` in [kMinTileRows, kTileRows].
 template <class Format, size_t kCols>
 void TileOfRows(size_t rows, const Column* columns,
                 const TileInput<Format>& input) {
-  Unroll<kTileRows>([&](auto m) HWY_ATTR {
-    if (rows == m + 1) Tile<Format, kCols, m + 1>(columns, input);
+  Unroll<kTileRows - kMinTileRows + 1>([&](auto m) HWY_ATTR {
+    constexpr size_t kRows = kMinTileRows + m;
+    if (rows == kRows) Tile<Format, kCols, kRows>(columns, input);
   });
 }
 
