@@ -673,7 +673,11 @@ class Faults:
         elif kind in ("server", "term"):
             self.server.signal(
                 signal.SIGKILL if kind == "server" else signal.SIGTERM)
-            await asyncio.to_thread(self.server.wait)
+            for _ in range(60):  # not of a time in which all this is stopped
+                if self.server.process.poll() is not None:
+                    break
+                await asyncio.sleep(1)
+            await asyncio.to_thread(self.server.wait, 5)
             await asyncio.sleep(0.5)  # workers end by themselves
             self.server = await asyncio.to_thread(self.start)
         elif kind == "full":

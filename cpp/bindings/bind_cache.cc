@@ -207,6 +207,8 @@ void RegisterCache(py::module_& module) {
           py::call_guard<GilReleased>())
       .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)
       .def_property_readonly("checkpoint_bytes", &KVCache::checkpoint_bytes)
+      .def_property("for_one_request", &KVCache::for_one_request,
+                    &KVCache::set_for_one_request)
       .def("to_bytes", &ToBytes, py::arg("checkpoints") = false)
       .def("save", &Save, py::arg("write"), py::arg("checkpoints") = false)
       .def_static("from_bytes", &FromBytes, py::arg("data"),

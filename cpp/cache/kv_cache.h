@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_CACHE_KV_CACHE_H_
 #define GEMMAKV_CACHE_KV_CACHE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -86,6 +87,11 @@ class KVCache {
   const BlockPool& pool() const { return *pool_; }
   const std::shared_ptr<BlockPool>& pool_ptr() const { return pool_; }
   size_t checkpoint_bytes() const { return checkpoint_bytes_; }
+  // Whether a request gives back the blocks that it filled when it ends: for
+  // conversations that nobody goes on with. The transcript stays, to be
+  // computed again. Forks have their own.
+  bool for_one_request() const { return for_one_request_; }
+  void set_for_one_request(bool value) { for_one_request_ = value; }
 
   size_t length() const;
   // Positions that have been through the model.
@@ -272,6 +278,7 @@ class KVCache {
   std::string model_type_;
   size_t capacity_tokens_;
   size_t checkpoint_bytes_;
+  std::atomic<bool> for_one_request_ = false;
   RunGate gate_;
   mutable std::mutex state_mutex_;
   KvContent state_;

@@ -506,6 +506,7 @@ void Sequence::Settle(FinishReason reason) noexcept {
   if (state_ == State::kSettled || state_ == State::kEnded) return;
   PublishEnd();
   EndDrafter();
+  GiveBackAtEnd();
   reason_ = reason;
   state_ = State::kSettled;
   if (parts_.batch) {
@@ -513,6 +514,18 @@ void Sequence::Settle(FinishReason reason) noexcept {
   } else {
     stream().End(reason, nullptr);
     state_ = State::kEnded;
+  }
+}
+
+// Whoever made the request may get to it late, and those that run need the
+// blocks.
+void Sequence::GiveBackAtEnd() noexcept {
+  if (!computed_ || !cache().for_one_request()) return;
+  try {
+    stream().transaction().GiveBlocksBack();
+    computed_ = false;
+  } catch (const std::bad_alloc&) {
+    // They are free when the conversation is.
   }
 }
 

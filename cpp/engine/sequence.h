@@ -206,6 +206,7 @@ class Sequence {
   void EndFetch();
   void PublishEnd() noexcept;
   void EndDrafter() noexcept;
+  void GiveBackAtEnd() noexcept;
 
   Parts parts_;
   State state_ = State::kWaiting;

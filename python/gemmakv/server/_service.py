@@ -595,6 +595,7 @@ class ChatService:
                 own = {**options, "deadline": _left(until)}
                 if own.get("seed") is not None:
                     own["seed"] = (own["seed"] + i) % _SEEDS
+                cache._core.for_one_request = True
                 return self._row(
                     gemma, first + i, cache, prompt, own, request, sink
                 )

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.cache._kv_cache import KVCache
 from gemmakv.server._app import App
 from support.asgi import NAME, get, in_loop, make_app, post, sse_events
 
@@ -78,6 +79,65 @@ def test_requests_give_way_where_memory_is_full(
     for _ in range(4):
         assert all_at_once(scarce, 8, stream) == expected
     assert metric(scarce, "gemmakv_preemptions_total") > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_has_ended_holds_no_memory(
+    talker_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int
+) -> None:
+    """A server that gets late to what has ended left no memory for those that
+    ran: streams failed in their midst.
+    """
+    late: list[KVCache] = []
+    close = KVCache.close
+    monkeypatch.setattr(KVCache, "close", lambda cache: late.append(cache))
+    gemma = gemmakv.Gemma.load(talker_path)
+    scarce = make_app(
+        gemma, max_model_len=CONTEXT, kv_cache_memory=least(gemma)
+    )
+    body = {
+        "messages": [{"role": "user", "content": "x"}], "ignore_eos": True,
+        "max_tokens": 900 // n, "stream": stream, "n": n,
+    }  # fmt: skip
+    for _ in range(3):
+        found = post(scarce, CHAT, body)
+        assert found.status_code == 200, found.text
+        assert "out_of_memory" not in found.text
+    assert len(late) >= 3 * n
+    for cache in late:
+        close(cache)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_conversations_for_one_request(
+    talker_path: Path, prefix_cache: bool
+) -> None:
+    """They keep their tokens, and can be gone on with, at a price."""
+    gemma = gemmakv.Gemma.load(talker_path, prefix_cache=prefix_cache)
+    prompt = list(range(10, 310))
+    options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "seed": 4}
+    expected, found = (
+        gemmakv.create_kv_cache(gemma.config, CONTEXT) for _ in range(2)
+    )
+    found._core.for_one_request = True
+    assert not found.fork()._core.for_one_request
+    for tokens in (prompt, [11, 12]):
+        for how in ("whole", "stream"):
+            said = []
+            for cache in (expected, found):
+                if how == "whole":
+                    result = gemma.generate(cache, tokens, **options)
+                else:
+                    with gemma.stream(cache, tokens, **options) as stream:
+                        for _ in stream:
+                            pass
+                        result = stream.result()
+                said.append(list(result.token_ids))
+            assert said[0] == said[1]
+            assert found.tokens.tolist() == expected.tokens.tolist()
+            assert found.nbytes + found.shared_nbytes == 0
+            assert expected.nbytes + expected.shared_nbytes > 0
 
 
 def test_a_whole_context_fits_the_least(talker_path: Path) -> None:
