@@ -8,23 +8,14 @@ from pathlib import Path
 import pytest
 
 from gemmakv._support import processors
-
-
-def machine(root: Path, cores: list[str], node: int = 0) -> None:
-    """Files that say which processors are of one core, and of which node."""
-    for core in cores:
-        for id in core.split(","):
-            (root / f"cpu{id}/topology").mkdir(parents=True)
-            file = root / f"cpu{id}/topology/thread_siblings_list"
-            file.write_text(core + "\n")
-            (root / f"cpu{id}/node{node}").mkdir()
+from support.machine import describe_cores
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two nodes of three cores with two processors each."""
-    machine(tmp_path, ["0,6", "1,7", "2,8"])
-    machine(tmp_path, ["3,9", "4,10", "5,11"], node=1)
+    describe_cores(tmp_path, ["0,6", "1,7", "2,8"])
+    describe_cores(tmp_path, ["3,9", "4,10", "5,11"], node=1)
     allow(monkeypatch, range(12))
     return tmp_path
 

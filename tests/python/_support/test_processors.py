@@ -9,6 +9,7 @@ import pytest
 
 import gemmakv
 from gemmakv._support import processors
+from support.machine import describe_cores
 
 
 def cgroups(tmp_path: Path, own: str, files: dict[str, str]) -> float | None:
@@ -56,21 +57,11 @@ def test_threads(
     assert processors.thread_limit() == expected
 
 
-def siblings(root: Path, cores: list[str], node: int = 0) -> None:
-    """Files that say which processors are of one core."""
-    for core in cores:
-        for id in core.split(","):
-            (root / f"cpu{id}/topology").mkdir(parents=True)
-            file = root / f"cpu{id}/topology/thread_siblings_list"
-            file.write_text(core + "\n")
-            (root / f"cpu{id}/node{node}").mkdir()
-
-
 def test_one_thread_for_each_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    siblings(tmp_path, ["0,4", "1,5", "2,6"])
-    siblings(tmp_path, ["3", "7"], node=1)
+    describe_cores(tmp_path, ["0,4", "1,5", "2,6"])
+    describe_cores(tmp_path, ["3", "7"], node=1)
     may: set[int] = set()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: may)
     monkeypatch.setattr(processors, "_PROCESSORS", tmp_path)
