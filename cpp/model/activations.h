@@ -24,6 +24,9 @@ struct Activations {
   AlignedBuffer<int8_t> values;  // [planes, rows, cols]
   AlignedBuffer<float> scales;   // [planes, rows, cols / kQuantBlock]
   AlignedBuffer<int32_t> sums;   // [planes, rows, cols / kQuantBlock]
+  // Room for what LayOutRows makes of them for the types of a product's
+  // matrices, of which no more than three differ.
+  AlignedBuffer<uint8_t> laid_out[3];
 
   void Resize(size_t new_rows, size_t new_cols, size_t new_planes = 1) {
     rows = new_rows;

@@ -1,6 +1,7 @@
 #include "model/step_work.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace gkv {
 namespace {
@@ -50,25 +51,103 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
   });
 }
 
-}  // namespace
+// The inputs of some products, laid out for their kernels where they have many
+// rows: once for all tasks.
+class InputLayouts {
+ public:
+  InputLayouts(std::span<const MatMulJob> jobs, ThreadPool& pool) {
+    for (const MatMulJob& job : jobs) Add(job);
+    size_t tiles = 0;
+    for (size_t i = 0; i < count_; ++i) tiles += places_[i].layout.tiles;
+    if (tiles == 0) return;
+    pool.Run(tiles, [&](size_t tile, size_t) {
+      const Place* place = places_;
+      for (; tile >= place->layout.tiles; ++place) tile -= place->layout.tiles;
+      LayOutRows(place->type, place->input->input(place->type),
+                 place->input->cols, tile, place->out);
+    });
+  }
 
-size_t StepWork::GroupsPerTask(size_t groups, size_t rows) const {
-  return GroupsOfTask(groups, rows, pool_.num_threads());
-}
+  // The job's input with its layout.
+  MatMulInput Of(const MatMulJob& job) const {
+    MatMulInput input = job.input->input(job.weights->type);
+    for (size_t i = 0; i < count_; ++i) {
+      if (IsFor(places_[i], job)) input.laid_out = places_[i].out;
+    }
+    return input;
+  }
+
+ private:
+  struct Place {
+    TensorType type;
+    Activations* input;
+    RowLayout layout;
+    uint8_t* out;
+  };
+
+  static bool IsFor(const Place& place, const MatMulJob& job) {
+    return place.input == job.input && place.type == job.weights->type;
+  }
+
+  void Add(const MatMulJob& job) {
+    const TensorType type = job.weights->type;
+    const RowLayout layout = LayoutOfRows(type, job.input->OutputRows(type),
+                                          job.input->cols);
+    if (layout.tiles == 0) return;
+    size_t of_input = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      if (IsFor(places_[i], job)) return;
+      if (places_[i].input == job.input) ++of_input;
+    }
+    if (count_ == std::size(places_) ||
+        of_input == std::size(job.input->laid_out)) {
+      return;
+    }
+    AlignedBuffer<uint8_t>& buffer = job.input->laid_out[of_input];
+    buffer.EnsureSize(layout.bytes);
+    places_[count_++] = {type, job.input, layout, buffer.data()};
+  }
+
+  Place places_[3];
+  size_t count_ = 0;
+};
+
+}  // namespace
 
 void StepWork::MatMuls(StepPart part,
                        std::initializer_list<MatMulJob> jobs) const {
   for (const MatMulJob& job : jobs) job.weights->RequireSound(pool_);
   Enter(part);
+  const InputLayouts layouts({jobs.begin(), jobs.size()}, pool_);
   RunParts(
       jobs.size(),
       [&](size_t i) {
         const MatMulJob& job = jobs.begin()[i];
-        return MatMulPart{job.weights->view(),
-                          job.input->input(job.weights->type), job.out,
+        return MatMulPart{job.weights->view(), layouts.Of(job), job.out,
                           job.weights->rows};
       },
       pool_);
+}
+
+void StepWork::MatMulPair(
+    StepPart part, const MatMulJob& a, const MatMulJob& b,
+    const std::function<void(size_t, size_t)>& fn) const {
+  const MatMulJob jobs[] = {a, b};
+  for (const MatMulJob& job : jobs) job.weights->RequireSound(pool_);
+  Enter(part);
+  const InputLayouts layouts(jobs, pool_);
+  const size_t rows = jobs[0].weights->rows;
+  const size_t groups = NumGroups(rows);
+  const size_t stretch =
+      GroupsOfTask(groups, jobs[0].input->rows, pool_.num_threads());
+  pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t) {
+    const size_t begin = task * stretch;
+    const size_t end = std::min(groups, begin + stretch);
+    for (const MatMulJob& job : jobs) {
+      MatMul(job.weights->view(), layouts.Of(job), begin, end, job.out, rows);
+    }
+    fn(begin * kRowGroup, std::min(rows, end * kRowGroup));
+  });
 }
 
 void StepWork::MatMuls(StepPart part,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <span>
 
@@ -88,29 +89,10 @@ class StepWork {
   // once both have them: on the same thread, while they are in its cache.
   // Stretches begin at multiples of kQuantBlock. Throws what RequireSound
   // throws.
-  template <typename Fn>
   void MatMulPair(StepPart part, const MatMulJob& a, const MatMulJob& b,
-                  const Fn& fn) const {
-    a.weights->RequireSound(pool_);
-    b.weights->RequireSound(pool_);
-    Enter(part);
-    const size_t groups = NumGroups(a.weights->rows);
-    const size_t stretch = GroupsPerTask(groups, a.input->rows);
-    pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t) {
-      const size_t begin = task * stretch;
-      const size_t end = std::min(groups, begin + stretch);
-      for (const MatMulJob* const job : {&a, &b}) {
-        MatMul(job->weights->view(), job->input->input(job->weights->type),
-               begin, end, job->out, job->weights->rows);
-      }
-      fn(begin * kRowGroup, std::min(a.weights->rows, end * kRowGroup));
-    });
-  }
+                  const std::function<void(size_t, size_t)>& fn) const;
 
  private:
-  // How many groups of weight rows are a task of a loop over so many.
-  size_t GroupsPerTask(size_t groups, size_t rows) const;
-
   // Row-wise work on so few rows costs less than waking another thread.
   static constexpr size_t kSerialRows = 3;
   // At most; fewer where there would be no task for some threads.

@@ -36,23 +36,22 @@ namespace HWY_NAMESPACE {
 
 // How weights are read depends on how many rows of activations there are.
 //
-// Few rows, at most kStreamRows: the processor has little to do for a weight,
-// so reading is what counts. Groups are read from end to end, each once, as
-// streams that the processor reads ahead of by itself: those of a tile are far
-// from each other, each the next of a long stretch. (One row of Q4_0, 12288 x
-// 1536 and 1536 x 6144 from memory, two threads, GB/s where bare reading makes
-// 49: 41, of neighbouring groups 28, of two that prefetch 22.) Sums stay in
-// registers until a group is done.
+// Few rows, at most kTileHeight, are one tile: the processor has little to do
+// for a weight, so reading is what counts. Groups are read from end to end, each
+// once, as streams that the processor reads ahead of by itself: those of a tile
+// are far from each other, each the next of a long stretch. (One row of Q4_0,
+// 12288 x 1536 and 1536 x 6144 from memory, two threads, GB/s where bare reading
+// makes 49: 41, of neighbouring groups 28, of two that prefetch 22.) Sums stay
+// in registers until a group is done.
 //
-// More rows: they are divided into tiles, and a panel of blocks of two groups
-// stays in L1 while all tiles pass.
+// More rows are several such tiles, which pass a group while it is in L1.
 
 // With up to 8 rows, one column of a tile's sums fits the registers of AVX-512:
 // each weight is unpacked once.
-inline constexpr size_t kStreamRows = kSlices == 1 ? 8 : kTileRows;
+inline constexpr size_t kTileHeight = kSlices == 1 ? 8 : kTileRows;
 inline constexpr size_t kWideRows = 2;
 inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;
-// Columns of a tile of `rows` rows.
+// Columns of a lone tile of `rows` rows.
 constexpr size_t StreamColumns(size_t rows) {
   return rows <= kWideRows   ? kWideColumns
          : rows <= kTileRows ? kTileColumns
@@ -61,23 +60,17 @@ constexpr size_t StreamColumns(size_t rows) {
 constexpr size_t StreamGroups(size_t rows) {
   return std::max<size_t>(1, StreamColumns(rows) / kSlices);
 }
-// So many blocks' rows are prepared at once; they stay in L2.
-inline constexpr size_t kStreamBlocks = 384;
 // How far ahead streams are prefetched, in units.
 inline constexpr size_t kUnitsAhead = 2;
 
-// A panel is as many blocks as keep two groups of unpacked weights and a tile
-// of activations in L1.
-inline constexpr size_t kPanelBlocks = 24;
-// With few tiles also what is prefetched behind it (8 rows of Q4_K: 1.1 times
-// as fast as with 24).
-inline constexpr size_t kShortPanelBlocks = 16;
-inline constexpr size_t kShortPanelTiles = 4;
-// The 128 rows of a prompt's step are one chunk with AVX-512.
-inline constexpr size_t kChunkTiles = 22;
-inline constexpr size_t kChunkRows = kChunkTiles * kTileRows;
-// So many that what rows contribute is prepared once for a task of a prompt.
-inline constexpr size_t kChunkGroups = 24;
+// So many tiles, a step's 128 rows of a prompt, pass a group at once. Of them 32
+// blocks are laid out, of fewer more: they stay in L2.
+inline constexpr size_t kChunkTiles = 128 / kTileHeight;
+inline constexpr size_t kTileBlocks = kChunkTiles * 32;
+// Blocks that are whole units of every format.
+inline constexpr size_t kWholeUnits = 16;
+// The next group is prefetched while so many tiles pass this one.
+inline constexpr size_t kPrefetchTiles = 2;
 
 // Of `blocks` blocks, from the first of a unit on.
 template <class Format>
@@ -104,19 +97,6 @@ struct GroupLayout {
            ScaleBytes<Format>(std::min(kUnit, blocks - (block - in_unit))) +
            in_unit * Format::kDataBytes;
   }
-};
-
-// The rows of a chunk are divided into tiles of nearly equal size.
-struct Tiles {
-  explicit Tiles(size_t rows)
-      : rows(rows), count(CeilDiv(rows, kTileRows)) {}
-
-  size_t Begin(size_t tile) const { return rows * tile / count; }
-  // The fewer tiles there are, the more panels' factors of theirs there is room
-  // for; with as many, groups of weights are read from one end to the other.
-  size_t MaxBlocks() const { return kChunkTiles / count * kPanelBlocks; }
-
-  size_t rows, count;
 };
 
 // What kRows rows contribute to a block, besides their values. `start` is
@@ -306,63 +286,106 @@ HWY_INLINE void AddBlock(const uint8_t* const (&data)[kCols],
   }
 }
 
-// --- Few rows ---------------------------------------------------------------
+// --- Rows -------------------------------------------------------------------
 
-// All that a block's products need of the rows, side by side: rows far apart
-// would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows) and take
-// a register each for their addresses.
+// All that a block's products need of a tile's rows, side by side: rows far
+// apart would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows) and
+// take a register each for their addresses.
 template <class Format>
-struct StreamBlock {
-  BlockFactors<Format, kStreamRows> factors;
-  int8_t values[kStreamRows][kQuadBlock];
+struct RowBlock {
+  BlockFactors<Format, kTileHeight> factors;
+  int8_t values[kTileHeight][kQuadBlock];
 };
 
-// Blocks [first, + count) of a product with few rows.
-template <class Format>
-struct StreamInput {
-  size_t first, count;
-  size_t all;  // of a row
-  size_t rows;
-  StreamBlock<Format> blocks[kStreamBlocks];
+// Rows cut into tiles of nearly equal height.
+struct TileCut {
+  explicit TileCut(size_t rows)
+      : rows(rows), tiles(CeilDiv(rows, kTileHeight)) {}
 
-  // Blocks from `begin` on, as many as there is room for.
-  void Prepare(const QuantizedRows& input, size_t begin) {
-    first = begin;
-    count = std::min(kStreamBlocks, all - begin);
-    for (size_t m = 0; m < rows; ++m) {
-      for (size_t b = 0; b < count; ++b) {
-        const size_t at = m * all + first + b;
-        SetFactors<Format>(input, at, m, blocks[b].factors);
-        std::memcpy(blocks[b].values[m], input.values + at * kQuadBlock,
-                    kQuadBlock);
-      }
+  // The first row of a tile.
+  size_t Begin(size_t tile) const { return rows * tile / tiles; }
+  size_t Height(size_t tile) const { return Begin(tile + 1) - Begin(tile); }
+
+  size_t rows, tiles;
+};
+
+// Blocks [first, first + count) of `height` rows from row `top` of the input on,
+// `all` being those of a row.
+template <class Format>
+void LayOutTile(const QuantizedRows& input, size_t all, size_t top,
+                size_t height, size_t first, size_t count,
+                RowBlock<Format>* out) {
+  for (size_t m = 0; m < height; ++m) {
+    for (size_t b = 0; b < count; ++b) {
+      const size_t at = (top + m) * all + first + b;
+      SetFactors<Format>(input, at, m, out[b].factors);
+      hwy::CopyBytes<kQuadBlock>(input.values + at * kQuadBlock,
+                                 out[b].values[m]);
     }
   }
+}
+
+// A stretch of the columns of a chunk of rows: blocks [first, first + count).
+template <class Format>
+struct TiledRows {
+  const RowBlock<Format>* blocks;  // [tiles][stride], from `first` on
+  size_t stride;
+  size_t first, count;
 };
 
-// A column of few rows' products.
+// --- Streams ----------------------------------------------------------------
+
+// A column of the products of a tile.
 struct StreamColumn {
   const uint8_t* group;
   size_t slice;  // of the group
-  float* out;    // of the first row
+  float* out;    // of the tile's first row
   size_t lanes;  // that are rows of weights
+};
+
+// A tile's rows in a stretch.
+template <class Format>
+struct StreamInput {
+  const RowBlock<Format>* blocks;
+  size_t first, count;
+};
+
+// What is to be done about a group's scales, which are decoded to floats
+// [blocks][kPlanes][kRowGroup].
+enum class Scales {
+  kDecode,  // for this tile alone
+  kKeep,    // for the tiles that follow, too
+  kReuse    // an earlier tile has kept them
+};
+
+// Where they are kept, and what to prefetch meanwhile: so many bytes a block,
+// null if nothing.
+struct KeptScales {
+  float* planes;
+  const uint8_t* ahead;
+  size_t ahead_step;
 };
 
 // out[m * stride + lane] = the products of the input's blocks, behind what is
 // there if these are not a row's first.
-template <class Format, size_t kCols, size_t kRows>
+template <class Format, Scales kScales, size_t kCols, size_t kRows>
 void Stream(const StreamColumn (&columns)[kWideColumns],
-            const StreamInput<Format>& input, size_t out_stride) {
+            const StreamInput<Format>& input, const KeptScales& kept,
+            size_t out_stride) {
   using Layout = GroupLayout<Format>;
   constexpr size_t kUnit = Layout::kUnit;
   constexpr size_t kGroups = kSlices == 1 ? kCols : 1;
+  static_assert(kScales == Scales::kDecode || kGroups == 1);
   // Where the products take longer than reading (cycles for a row and block,
   // bytes of the block), the processor does not read far enough ahead.
   constexpr size_t kCycles = kQuads + 2 * Format::kParts + Format::kHasMin;
-  constexpr bool kPrefetch = 8 * kRows * kCycles * kUnit >= Layout::kUnitBytes;
+  constexpr bool kPrefetch = kScales == Scales::kDecode &&
+                             8 * kRows * kCycles * kUnit >= Layout::kUnitBytes;
   constexpr size_t kAhead = kUnitsAhead * Layout::kUnitBytes;
   constexpr size_t kStep = PlaneStep<Format>(kUnit);
-  HWY_ALIGN float planes[kGroups][kUnit][kPlanes<Format>][kRowGroup];
+  constexpr size_t kBlockPlanes = kPlanes<Format> * kRowGroup;
+  HWY_ALIGN float own[kScales == Scales::kDecode ? kGroups * kUnit * kBlockPlanes
+                                                 : 1];
   const DF32 df;
   VF32 acc[kCols][kRows];
   Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
@@ -376,15 +399,20 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   const size_t skipped = Layout::Scales(input.first);
   const uint8_t* units[kGroups];
   for (size_t g = 0; g < kGroups; ++g) units[g] = columns[g].group + skipped;
-  const StreamBlock<Format>* block = input.blocks;
+  const RowBlock<Format>* block = input.blocks;
+  float* planes = kScales == Scales::kDecode ? own : kept.planes;
+  const uint8_t* ahead = kept.ahead;
   for (size_t left = input.count; left != 0;) {
     const size_t count = std::min(kUnit, left);
     left -= count;
-    for (size_t g = 0; g < kGroups; ++g) {
-      Format::DecodeScales(units[g], 0, count, &planes[g][0][0][0]);
-      if constexpr (kPrefetch) {
-        for (size_t i = 0; i < ScaleBytes<Format>(kUnit); i += kVectorBytes) {
-          hwy::Prefetch(units[g] + kAhead + i);
+    if constexpr (kScales != Scales::kReuse) {
+      for (size_t g = 0; g < kGroups; ++g) {
+        Format::DecodeScales(units[g], 0, count,
+                             planes + g * kUnit * kBlockPlanes);
+        if constexpr (kPrefetch) {
+          for (size_t i = 0; i < ScaleBytes<Format>(kUnit); i += kVectorBytes) {
+            hwy::Prefetch(units[g] + kAhead + i);
+          }
         }
       }
     }
@@ -393,7 +421,7 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
       data[c] = units[c % kGroups] + ScaleBytes<Format>(count) +
                 columns[c].slice * kLanes * sizeof(float);
     });
-    const float* plane = &planes[0][0][0][0] + columns[0].slice * kLanes;
+    const float* plane = planes + columns[0].slice * kLanes;
     for (size_t b = 0; b < count; ++b, ++block) {
       if constexpr (kPrefetch) {
         // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
@@ -401,6 +429,14 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
           for (size_t i = 0; i < Format::kDataBytes; i += kVectorBytes) {
             hwy::Prefetch(data[c] + kAhead + i);
           }
+        }
+      }
+      if constexpr (kScales == Scales::kReuse) {
+        if (ahead != nullptr) {
+          for (size_t i = 0; i < kept.ahead_step; i += kVectorBytes) {
+            hwy::Prefetch(ahead + i);
+          }
+          ahead += kept.ahead_step;
         }
       }
       const int8_t* values[kRows];
@@ -411,9 +447,10 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
         data[c] += Format::kDataBytes;
       });
-      plane += kPlanes<Format> * kRowGroup;
+      plane += kBlockPlanes;
     }
     for (size_t g = 0; g < kGroups; ++g) units[g] += Layout::kUnitBytes;
+    if constexpr (kScales != Scales::kDecode) planes += kUnit * kBlockPlanes;
   }
   Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
     Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
@@ -422,357 +459,160 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   });
 }
 
-// `groups` (1..StreamGroups) groups of weights, `spread` groups apart.
+// Column `c` of a task's groups `spread` apart, `first` being the first.
+// `row` is that of the tile's first row.
 template <class Format>
-void StreamTile(const MatMulTask& task, size_t first, size_t groups,
-                size_t spread, const StreamInput<Format>& input) {
+StreamColumn ColumnAt(const MatMulTask& task, size_t first, size_t spread,
+                      size_t c, size_t row) {
   const PackedView& weights = task.weights;
-  const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
-  StreamColumn columns[StreamGroups(1) * kSlices];
-  for (size_t c = 0; c < groups * kSlices; ++c) {
-    const size_t group = first + c / kSlices * spread;
-    const size_t slice = c % kSlices;
-    const size_t lane = group * kRowGroup + slice * kLanes;
-    columns[c] = {weights.data + group * group_bytes, slice, task.out + lane,
-                  weights.rows <= lane
-                      ? 0
-                      : std::min(kLanes, weights.rows - lane)};
-  }
+  const size_t group = first + c / kSlices * spread;
+  const size_t slice = c % kSlices;
+  const size_t lane = group * kRowGroup + slice * kLanes;
+  return {weights.data + group * GroupBytes(Format::kType, weights.cols), slice,
+          task.out + row * task.out_stride + lane,
+          weights.rows <= lane ? 0 : std::min(kLanes, weights.rows - lane)};
+}
+
+// `groups` (1..StreamGroups) groups of weights, `spread` groups apart, with the
+// only tile of `rows` rows.
+template <class Format>
+void LoneTile(const MatMulTask& task, size_t first, size_t groups,
+              size_t spread, size_t rows, const StreamInput<Format>& input) {
   size_t c = 0;
   const auto go_on = [&](auto width, auto most_rows) {
     for (; c + width <= groups * kSlices; c += width) {
       StreamColumn at[kWideColumns];
-      std::copy_n(columns + c, size_t{width}, at);
+      for (size_t i = 0; i < width; ++i) {
+        at[i] = ColumnAt<Format>(task, first, spread, c + i, 0);
+      }
       Unroll<most_rows>([&](auto m) HWY_ATTR {
-        if (input.rows == m + 1) {
-          Stream<Format, width, m + 1>(at, input, task.out_stride);
+        if (rows == m + 1) {
+          Stream<Format, Scales::kDecode, width, m + 1>(at, input, {},
+                                                        task.out_stride);
         }
       });
     }
   };
   if constexpr (kWideColumns > kTileColumns) {
-    if (input.rows <= kWideRows) {
+    if (rows <= kWideRows) {
       go_on(std::integral_constant<size_t, kWideColumns>(),
             std::integral_constant<size_t, kWideRows>());
     }
   }
-  if (input.rows <= kTileRows) {
+  if (rows <= kTileRows) {
     go_on(std::integral_constant<size_t, kTileColumns>(),
           std::integral_constant<size_t, kTileRows>());
   }
   go_on(std::integral_constant<size_t, 1>(),
-        std::integral_constant<size_t, kStreamRows>());
+        std::integral_constant<size_t, kTileHeight>());
 }
 
-// The products of 1 to kStreamRows rows.
+// How many blocks of `tiles` tiles are laid out at once.
+constexpr size_t BlocksAtOnce(size_t tiles, size_t all) {
+  return std::min(all, kTileBlocks / tiles / kWholeUnits * kWholeUnits);
+}
+
+// The products of 1 to kTileHeight rows.
 template <class Format>
 void MatMulFewRows(const MatMulTask& task) {
-  StreamInput<Format> input;
-  input.rows = task.input.rows;
-  input.all = task.weights.cols / kQuadBlock;
+  const size_t rows = task.input.rows;
+  const size_t all = task.weights.cols / kQuadBlock;
+  RowBlock<Format> blocks[kTileBlocks];
   // Each of the places that are read at once is a stretch of its own.
-  const size_t at_once = StreamGroups(input.rows);
+  const size_t at_once = StreamGroups(rows);
   const size_t stretch = (task.group_end - task.group_begin) / at_once;
   const size_t rest = task.group_begin + stretch * at_once;
-  for (size_t b = 0; b < input.all; b += kStreamBlocks) {
-    input.Prepare(task.input.quantized, b);
+  const size_t most = BlocksAtOnce(1, all);
+  for (size_t b = 0; b < all; b += most) {
+    const StreamInput<Format> input = {blocks, b, std::min(most, all - b)};
+    LayOutTile(task.input.quantized, all, 0, rows, b, input.count, blocks);
     for (size_t g = 0; g < stretch; ++g) {
-      StreamTile(task, task.group_begin + g, at_once, stretch, input);
+      LoneTile(task, task.group_begin + g, at_once, stretch, rows, input);
     }
     if (rest < task.group_end) {
-      StreamTile(task, rest, task.group_end - rest, 1, input);
+      LoneTile(task, rest, task.group_end - rest, 1, rows, input);
     }
   }
 }
 
-// --- More rows --------------------------------------------------------------
-
-// Rows [first_row, + rows) of the input in blocks [first_block, + blocks).
-struct Region {
-  size_t first_row, rows;
-  size_t first_block, blocks;
-};
-
+// One group with tiles [first, first + count) of a stretch. The group's weights
+// stay in L1 meanwhile. `more`: another group follows, which is prefetched.
 template <class Format>
-using TileFactors = BlockFactors<Format, kTileRows>;
-// [tiles][blocks] of a region.
-template <class Format>
-using RowFactors = TileFactors<Format>[kChunkTiles * kPanelBlocks];
-
-template <class Format>
-struct Scratch {
-  HWY_ALIGN float acc[kChunkGroups][kChunkRows][kRowGroup];
-  HWY_ALIGN float planes[kTileGroups][kPanelBlocks][kPlanes<Format>][kRowGroup];
-  RowFactors<Format> rows;
-};
-
-template <class Format>
-void PrepareRows(const QuantizedRows& input, size_t cols, const Region& region,
-                 RowFactors<Format>& out) {
-  const Tiles tiles(region.rows);
-  for (size_t t = 0; t < tiles.count; ++t) {
-    const size_t first = tiles.Begin(t);
-    for (size_t m = first; m < tiles.Begin(t + 1); ++m) {
-      const size_t at =
-          (region.first_row + m) * (cols / kQuadBlock) + region.first_block;
-      for (size_t b = 0; b < region.blocks; ++b) {
-        SetFactors<Format>(input, at + b, m - first,
-                           out[t * region.blocks + b]);
-      }
-    }
-  }
-}
-
-// One column of a tile: where its lanes start.
-struct Column {
-  const uint8_t* data;   // of the panel's first block
-  const float* planes;   // [blocks][kPlanes][kRowGroup]
-  float* acc;            // [rows][kRowGroup]
-  const uint8_t* ahead;  // what to prefetch meanwhile; null: nothing
-  float* out;            // of the first row, once all panels are in
-  size_t out_lanes;      // that are rows of weights
-};
-
-// Blocks [first, + blocks) of a region.
-struct Panel {
-  size_t first, blocks;
-  size_t in_unit;  // of the first block's unit, so many blocks are left
-  // From the end of each unit to the next one's data.
-  size_t jumps[kPanelBlocks / kUnitBlocks];
-  size_t ahead;  // bytes to prefetch with a block
-};
-
-// The activations of a tile.
-template <class Format>
-struct TileInput {
-  const int8_t* values;  // of the first row and block
-  size_t stride;         // bytes from row to row
-  const TileFactors<Format>* factors;  // of the first block
-  const Panel* panel;
-};
-
-template <class Format, size_t kCols, size_t kRows>
-void Tile(const Column* columns, const TileInput<Format>& input) {
-  constexpr size_t kStep = PlaneStep<Format>(kPanelBlocks);
-  const DF32 df;
-  const Panel& panel = *input.panel;
-  const uint8_t* data[kCols];
-  const int8_t* values[kRows];
-  VF32 acc[kCols][kRows];
-  Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
-    values[m] = input.values + m * input.stride;
-    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
-      acc[c][m] = hn::LoadU(df, columns[c].acc + m * kRowGroup);
-    });
-  });
-  Unroll<kCols>([&](auto c) GKV_INLINE_ATTR { data[c] = columns[c].data; });
-  const float* planes = columns[0].planes;
-
-  size_t in_unit = panel.in_unit;
-  const size_t* jump = panel.jumps;
-  for (size_t b = 0; b < panel.blocks; ++b) {
-    // Not Unroll: GCC takes a lambda that only prefetches for a no-op.
-    for (size_t c = 0; c < kCols; ++c) {
-      if (columns[c].ahead == nullptr) continue;
-      for (size_t i = 0; i < panel.ahead; i += kVectorBytes) {
-        hwy::Prefetch(columns[c].ahead + b * panel.ahead + i);
-      }
-    }
-    AddBlock<Format>(data, values, input.factors[b], planes, kStep, acc);
-    size_t step = Format::kDataBytes;
-    if (--in_unit == 0) {
-      step += *jump++;
-      in_unit = Format::kUnitBlocks;
-    }
-    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR { data[c] += step; });
-    Unroll<kRows>([&](auto m) GKV_INLINE_ATTR { values[m] += kQuadBlock; });
-    planes += kPlanes<Format> * kRowGroup;
-  }
-
-  Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
-    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
-      hn::StoreU(acc[c][m], df, columns[c].acc + m * kRowGroup);
-    });
-  });
-}
-
-// The least that a tile of more than kStreamRows rows can have.
-inline constexpr size_t kMinTileRows =
-    (kStreamRows + 1) / CeilDiv(kStreamRows + 1, kTileRows);
-
-// Tile with `rows` in [kMinTileRows, kTileRows].
-template <class Format, size_t kCols>
-void TileOfRows(size_t rows, const Column* columns,
-                const TileInput<Format>& input) {
-  Unroll<kTileRows - kMinTileRows + 1>([&](auto m) HWY_ATTR {
-    constexpr size_t kRows = kMinTileRows + m;
-    if (rows == kRows) Tile<Format, kCols, kRows>(columns, input);
-  });
-}
-
-// The sums of a tile's rows, to where they belong. Right behind the tile: the
-// next one's products hide what writing takes. Of a copy of a whole chunk the
-// processor waited for every line (5% of the time of embeddings).
-template <size_t kCols>
-HWY_INLINE void StoreTile(size_t rows, const Column* columns,
-                          size_t first_row, size_t out_stride) {
-  const DF32 df;
-  for (size_t m = 0; m < rows; ++m) {
-    const size_t at = (first_row + m) * out_stride;
-    for (size_t c = 0; c < kCols; ++c) {
-      const float* acc = columns[c].acc + m * kRowGroup;
-      if (columns[c].out_lanes == kLanes) {
-        hn::StoreU(hn::LoadU(df, acc), df, columns[c].out + at);
-      } else if (columns[c].out_lanes != 0) {
-        hn::StoreN(hn::LoadU(df, acc), df, columns[c].out + at,
-                   columns[c].out_lanes);
-      }
-    }
-  }
-}
-
-// All rows of a region's panel, in tiles; with the last panel, their sums are
-// stored.
-template <class Format, size_t kCols>
-void AllRows(const Column* columns, const QuantizedRows& input,
-             size_t cols, const Region& region, const Panel& panel,
-             const RowFactors<Format>& factors, size_t out_stride) {
-  const size_t first_block = region.first_block + panel.first;
-  const bool complete = first_block + panel.blocks == cols / kQuadBlock;
-  const Tiles tiles(region.rows);
-  for (size_t t = 0; t < tiles.count; ++t) {
-    const size_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
-    Column at[kCols];
-    for (size_t c = 0; c < kCols; ++c) {
-      at[c] = columns[c];
-      at[c].acc += row * kRowGroup;
-      // Prefetching is shared by the first tiles.
-      if (tiles.count > 1 && t != c) at[c].ahead = nullptr;
-    }
-    const TileInput<Format> tile = {
-        input.values + (region.first_row + row) * cols +
-            first_block * kQuadBlock,
-        cols, factors + t * region.blocks + panel.first, &panel};
-    TileOfRows<Format, kCols>(rows, at, tile);
-    if (complete) StoreTile<kCols>(rows, at, row, out_stride);
-  }
-}
-
-// Where the sums of some groups belong: out [region.rows, stride].
-struct Destination {
-  float* out;
-  size_t stride;
-  size_t count;  // of the groups' rows of weights; the others are padding
-};
-
-// Adds the region's products with `groups` (1..kTileGroups) groups to `acc`
-// [groups][kChunkRows][kRowGroup], and stores the sums that are complete. The
-// weights that are next are prefetched; with `more`, also the next groups'.
-template <class Format>
-void TileGroups(const uint8_t* packed, size_t groups, size_t cols,
-                const QuantizedRows& input, const Region& region, bool more,
-                Scratch<Format>& scratch, float* acc,
-                const Destination& destination) {
+void AllTiles(const MatMulTask& task, size_t group, const TileCut& cut,
+              size_t first, size_t count, const TiledRows<Format>& rows,
+              bool more, float* planes) {
   using Layout = GroupLayout<Format>;
-  const size_t group_bytes = GroupBytes(Format::kType, cols);
-  const size_t blocks = cols / kQuadBlock;
-  const size_t panel_blocks = Tiles(region.rows).count <= kShortPanelTiles
-                                  ? kShortPanelBlocks
-                                  : kPanelBlocks;
-  for (size_t first = 0; first < region.blocks; first += panel_blocks) {
-    const size_t block = region.first_block + first;
-    Panel panel = {first,
-                   std::min(panel_blocks, region.blocks - first),
-                   Format::kUnitBlocks - block % Format::kUnitBlocks,
-                   {},
-                   0};
-    size_t* jump = panel.jumps;
-    for (size_t b = panel.in_unit; b < panel.blocks; b += Format::kUnitBlocks) {
-      *jump++ = Layout::Data(block + b, blocks) - Format::kDataBytes -
-                Layout::Data(block + b - 1, blocks);
-    }
-    const size_t data = Layout::Data(block, blocks);
-    // The panel that is read behind this one, with its scales.
-    size_t next = 0, next_bytes = 0;
-    if (panel.blocks < region.blocks - first || more) {
-      const bool is_here = panel.blocks < region.blocks - first;
-      const size_t from = is_here ? block + panel.blocks : region.first_block;
-      const size_t end = std::min(from + panel_blocks,
-                                  region.first_block + region.blocks);
-      next = Layout::Data(from, blocks);
-      if (from % Format::kUnitBlocks == 0) next = Layout::Scales(from);
-      next_bytes = Layout::Data(end - 1, blocks) + Format::kDataBytes - next;
-      next += is_here ? 0 : kTileGroups * group_bytes;
-      panel.ahead = RoundUp(CeilDiv(next_bytes, panel.blocks), kVectorBytes);
-    }
-    Column columns[kTileGroups * kSlices];
-    for (size_t g = 0; g < groups; ++g) {
-      const uint8_t* group = packed + g * group_bytes;
-      float* planes = &scratch.planes[g][0][0][0];
-      for (size_t b = 0, count = panel.in_unit; b < panel.blocks;
-           b += count, count = Format::kUnitBlocks) {
-        count = std::min(count, panel.blocks - b);
-        Format::DecodeScales(group + Layout::Scales(block + b),
-                             (block + b) % Format::kUnitBlocks, count,
-                             planes + b * kPlanes<Format> * kRowGroup);
+  // The least that a tile of several can have.
+  constexpr size_t kLeast = (kTileHeight + 1) / 2;
+  constexpr size_t kCols = std::min(kSlices, kTileColumns);
+  const size_t group_bytes = GroupBytes(Format::kType, task.weights.cols);
+  const size_t begin = Layout::Scales(rows.first);
+  const size_t bytes =
+      std::min(group_bytes, Layout::Scales(rows.first + rows.count +
+                                           Layout::kUnit - 1)) - begin;
+  // Some tiles behind the first prefetch a share each.
+  const size_t shares = more ? std::min(count - 1, kPrefetchTiles) : 0;
+  const size_t step =
+      shares == 0
+          ? 0
+          : RoundUp(CeilDiv(bytes, shares * rows.count), kVectorBytes);
+  for (size_t t = 0; t < count; ++t) {
+    const size_t row = cut.Begin(first + t), height = cut.Height(first + t);
+    const StreamInput<Format> input = {rows.blocks + t * rows.stride,
+                                       rows.first, rows.count};
+    for (size_t c = 0; c < kSlices; c += kCols) {
+      StreamColumn at[kWideColumns];
+      for (size_t i = 0; i < kCols; ++i) {
+        at[i] = ColumnAt<Format>(task, group, 1, c + i, row);
       }
-      for (size_t s = 0; s < kSlices; ++s) {
-        const size_t lane = g * kRowGroup + s * kLanes;
-        columns[g * kSlices + s] = {
-            group + data + s * kLanes * sizeof(float),
-            planes + s * kLanes,
-            acc + g * kChunkRows * kRowGroup + s * kLanes,
-            next_bytes == 0 ? nullptr : group + next,
-            destination.out + lane,
-            destination.count <= lane
-                ? 0
-                : std::min(kLanes, destination.count - lane)};
+      KeptScales kept = {planes, nullptr, step};
+      if (c == 0 && t != 0 && t <= shares) {
+        kept.ahead = at[0].group + group_bytes + begin +
+                     (t - 1) * rows.count * step;
       }
+      Unroll<kTileHeight - kLeast + 1>([&](auto m) HWY_ATTR {
+        if (height != kLeast + m) return;
+        if (t == 0 && c == 0) {
+          Stream<Format, Scales::kKeep, kCols, kLeast + m>(at, input, kept,
+                                                           task.out_stride);
+        } else {
+          Stream<Format, Scales::kReuse, kCols, kLeast + m>(at, input, kept,
+                                                            task.out_stride);
+        }
+      });
     }
-    const size_t end = groups * kSlices;
-    size_t c = 0;
-    const auto tile_columns = [&](auto width) {
-      for (; c + width <= end; c += width) {
-        AllRows<Format, width>(columns + c, input, cols, region, panel,
-                               scratch.rows, destination.stride);
-      }
-    };
-    tile_columns(std::integral_constant<size_t, kTileColumns>());
-    tile_columns(std::integral_constant<size_t, 1>());
   }
 }
 
-// The products of more than kStreamRows rows.
+// The products of more than kTileHeight rows.
 template <class Format>
 void MatMulManyRows(const MatMulTask& task) {
-  const auto [weights, input, group_begin, group_end, out, out_stride] = task;
-  const size_t cols = weights.cols;
-  const size_t blocks = cols / kQuadBlock;
-  const size_t group_bytes = GroupBytes(Format::kType, cols);
-  Scratch<Format> scratch;
-  for (size_t g0 = group_begin; g0 < group_end; g0 += kChunkGroups) {
-    const size_t groups = std::min(kChunkGroups, group_end - g0);
-    for (size_t m0 = 0; m0 < input.rows; m0 += kChunkRows) {
-      const size_t rows = std::min(kChunkRows, input.rows - m0);
-      for (size_t g = 0; g < groups; ++g) {
-        std::memset(scratch.acc[g], 0, rows * kRowGroup * sizeof(float));
-      }
-      const size_t most = Tiles(rows).MaxBlocks();
-      for (size_t b0 = 0; b0 < blocks; b0 += most) {
-        const Region region = {m0, rows, b0, std::min(most, blocks - b0)};
-        PrepareRows<Format>(input.quantized, cols, region, scratch.rows);
-        for (size_t g = 0; g < groups; g += kTileGroups) {
-          // Also past group_end: the next call is likely to go on there.
-          const bool more =
-              g0 + g + 2 * kTileGroups <= NumGroups(weights.rows);
-          const size_t first = (g0 + g) * kRowGroup;
-          TileGroups<Format>(
-              weights.data + (g0 + g) * group_bytes,
-              std::min(kTileGroups, groups - g), cols, input.quantized,
-              region, m0 == 0 && more, scratch, &scratch.acc[g][0][0],
-              {out + m0 * out_stride + first, out_stride,
-               weights.rows - first});
+  const MatMulInput& input = task.input;
+  const size_t all = task.weights.cols / kQuadBlock;
+  const auto* laid_out =
+      reinterpret_cast<const RowBlock<Format>*>(input.laid_out);
+  RowBlock<Format> own[kTileBlocks];
+  HWY_ALIGN float planes[kTileBlocks / 2 * kPlanes<Format> * kRowGroup];
+  const TileCut cut(input.rows);
+  for (size_t first = 0; first < cut.tiles; first += kChunkTiles) {
+    const size_t count = std::min(kChunkTiles, cut.tiles - first);
+    // There are scales of half as many blocks.
+    const size_t most = BlocksAtOnce(std::max<size_t>(2, count), all);
+    for (size_t b = 0; b < all; b += most) {
+      TiledRows<Format> rows = {own, most, b, std::min(most, all - b)};
+      if (laid_out != nullptr) {
+        rows.blocks = laid_out + first * all + b;
+        rows.stride = all;
+      } else {
+        for (size_t t = 0; t < count; ++t) {
+          LayOutTile(input.quantized, all, cut.Begin(first + t),
+                     cut.Height(first + t), b, rows.count, own + t * most);
         }
+      }
+      for (size_t g = task.group_begin; g < task.group_end; ++g) {
+        // Also past group_end: the next call is likely to go on there.
+        const bool more = g + 1 < NumGroups(task.weights.rows);
+        AllTiles(task, g, cut, first, count, rows, more, planes);
       }
     }
   }
@@ -905,9 +745,23 @@ struct QuantizedKernel {
     }
   }
 
+  static RowLayout LayoutOfRows(size_t rows, size_t cols) {
+    if (rows <= kTileHeight) return {0, 0};
+    const size_t tiles = TileCut(rows).tiles;
+    return {tiles, tiles * (cols / kQuadBlock) * sizeof(RowBlock<Format>)};
+  }
+
+  static void LayOutRows(const MatMulInput& input, size_t cols, size_t tile,
+                         uint8_t* out) {
+    const size_t all = cols / kQuadBlock;
+    const TileCut cut(input.rows);
+    LayOutTile(input.quantized, all, cut.Begin(tile), cut.Height(tile), 0, all,
+               reinterpret_cast<RowBlock<Format>*>(out) + tile * all);
+  }
+
   static void MatMul(const MatMulTask& task) {
     if (task.input.rows == 0) return;
-    if (task.input.rows <= kStreamRows) {
+    if (task.input.rows <= kTileHeight) {
       MatMulFewRows<Format>(task);
     } else {
       MatMulManyRows<Format>(task);

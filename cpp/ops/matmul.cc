@@ -52,6 +52,17 @@ void SquaredNorms(const PackedView& weights, size_t group, float* out) {
           weights.cols, out);
 }
 
+RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols) {
+  const MatMulKernel& kernel = KernelOf(type);
+  if (!kernel.quantized_activations) return {0, 0};
+  return kernel.layout_of_rows(rows, cols);
+}
+
+void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
+                size_t tile, uint8_t* out) {
+  KernelOf(type).lay_out_rows(input, cols, tile, out);
+}
+
 void MatMul(const PackedView& weights, const MatMulInput& input,
             size_t group_begin, size_t group_end, float* out,
             size_t out_stride) {

@@ -62,7 +62,24 @@ struct MatMulInput {
   size_t stride;
   QuantizedRows quantized;
   size_t rows;
+  // What LayOutRows has made of all tiles; null: every call does it for itself.
+  const uint8_t* laid_out = nullptr;
 };
+
+// How the kernels of a type read many rows: as tiles of some rows, with what
+// depends on the type computed. Kernels of floats, and those of few rows, read
+// the input as it is: then there are no tiles.
+struct RowLayout {
+  size_t tiles;
+  size_t bytes;  // of all tiles
+};
+// For products of `rows` rows with `cols` columns on the current target.
+RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols);
+
+// Writes tile `tile` to its place in `out` [RowLayout::bytes], which is aligned
+// to 64 bytes. Thread-safe for different tiles.
+void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
+                size_t tile, uint8_t* out);
 
 // out[m * out_stride + r] = dot(weights row r, input row m) for the rows r of
 // groups [group_begin, group_end). Never writes past column weights.rows - 1.
