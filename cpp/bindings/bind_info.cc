@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -14,6 +16,7 @@
 #include "base/processors.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
+#include "engine/piece_encoder.h"
 #include "engine/vocabulary.h"
 #include "io/gguf.h"
 #include "model/weights/packed_file.h"
@@ -120,6 +123,36 @@ std::vector<ProcessorTuple> PlacementTuples(const std::vector<int>& ids,
   return order;
 }
 
+// Requires: `id` is a token.
+py::object PieceOf(const PieceEncoder& encoder, int32_t id) {
+  return StringToPython(encoder.Piece(id));
+}
+
+bool IsByte(const PieceEncoder& encoder, int32_t id) {
+  return encoder.TypeOf(id) == Vocabulary::kByte;
+}
+
+py::list PiecesOf(const PieceEncoder& encoder) {
+  py::list pieces(encoder.size());
+  for (size_t i = 0; i < encoder.size(); ++i) {
+    pieces[i] = StringToPython(encoder.Piece(static_cast<int32_t>(i)));
+  }
+  return pieces;
+}
+
+std::vector<int32_t> SilentOf(const PieceEncoder& encoder) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < encoder.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    const Vocabulary::Type type = encoder.TypeOf(id);
+    if (type == Vocabulary::kControl || type == Vocabulary::kUnused ||
+        type == Vocabulary::kUnknown) {
+      ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
 int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
@@ -167,6 +200,21 @@ void RegisterInfo(py::module_& module) {
       },
       py::arg("file"),
       "Serialized SentencePiece model of a file's vocabulary.");
+  py::class_<PieceEncoder>(module, "PieceEncoder")
+      .def(py::init([](const GgufFile& file) {
+             const GilReleased no_gil;
+             return std::make_unique<PieceEncoder>(Vocabulary(file),
+                                                   file.path());
+           }),
+           py::arg("file"))
+      .def("__len__", &PieceEncoder::size)
+      .def("encode", &PieceEncoder::Encode, py::arg("text"))
+      .def("find", &PieceEncoder::Find, py::arg("piece"),
+           "The token of a piece; -1 if there is none.")
+      .def("piece", &PieceOf, py::arg("id"))
+      .def("pieces", &PiecesOf)
+      .def("is_byte", &IsByte, py::arg("id"))
+      .def("silent", &SilentOf, "Control, unused and unknown tokens.");
   module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
              "Names of the tensor types that models may use.");
   module.def("quantize_types", [] { return NamesOf(kQuantizeTargets); },

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import io
 import os
+import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,8 @@ StrPath = str | os.PathLike[str]
 PathOrFile = StrPath | BinaryIO
 
 _PIECE_BYTES = 1 << 20
+# A file that is being written, or that a killed process left.
+_BESIDE = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 @contextmanager
@@ -116,7 +121,8 @@ def atomic_writer(path: StrPath, private: bool = False) -> Iterator[BinaryIO]:
     folder is forced to disk last. A link is followed. What is there and no
     regular file (a device, a pipe) is written to as it is. With `private`,
     nobody but the user may read it, whatever was there; else it has the
-    permissions of that, or those of a new file.
+    permissions of that, or those of a new file. What killed processes left in
+    the folder is removed first.
     """
     name = os.fspath(path)
     target = os.path.realpath(name)
@@ -131,17 +137,19 @@ def atomic_writer(path: StrPath, private: bool = False) -> Iterator[BinaryIO]:
             _name_file(error, target, name)
             raise
         return
+    _sweep(folder)
     beside = os.path.join(
         folder,
         f".{os.path.basename(target)[:80]}.{os.getpid()}-"
         f"{secrets.token_hex(4)}.tmp",
     )
     try:
+        # Renamed while it is open, and so locked: nobody sweeps it.
         with _create(beside, None if private else target) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, target)
+            os.replace(beside, target)
         _sync_folder(folder)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -151,20 +159,61 @@ def atomic_writer(path: StrPath, private: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
+def _sweep(folder: str) -> None:
+    """Removes this user's files that were to be renamed and that nobody writes
+    any more: whoever writes one holds its lock.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _BESIDE.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def _create(path: str, like: str | None) -> BinaryIO:
-    """A new file with the permissions of `like`, or those of a new file if
-    there is none; the user's alone without `like`.
+    """A new file, locked while it is open, with the permissions of `like`, or
+    those of a new file if there is none; the user's alone without `like`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    mode = 0o600
-    try:
-        if like is not None:
+    mode = None if like is not None else 0o600
+    if like is not None:
+        with contextlib.suppress(OSError):
             mode = os.stat(like).st_mode & 0o7777
-    except OSError:
-        return os.fdopen(os.open(path, flags, 0o666), "wb")
-    descriptor = os.open(path, flags, 0o600)
-    os.fchmod(descriptor, mode)
-    return os.fdopen(descriptor, "wb")
+    while True:
+        descriptor = os.open(path, flags, 0o666 if mode is None else 0o600)
+        try:
+            # Where files cannot be locked, none is swept either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                if mode is not None:
+                    os.fchmod(descriptor, mode)
+                return os.fdopen(descriptor, "wb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was swept before it was locked
 
 
 def _name_file(error: OSError, beside: str, name: str) -> None:

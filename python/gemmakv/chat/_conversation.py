@@ -149,6 +149,17 @@ class Conversation:
         """The template's control tokens that end a reply."""
         return stop_ids(self.template, self._tokenizer)
 
+    def count_tokens(self) -> int:
+        """Those of the messages, held by the cache or not: some templates say
+        a reply in another way than the model did, and the next turn computes
+        it anew.
+        """
+        if not self.messages:
+            return len(self.cache)
+        wanted = self._encode(self.messages, False)
+        held, said = self._common(wanted, exact=False)
+        return max(held + len(wanted) - said, len(self.cache))
+
     def beginning(self) -> Ids:
         """What every way to go on begins with, if none of it is computed."""
         if len(self.cache) or self.system is None and not self.messages:

@@ -269,6 +269,11 @@ class Session:
             last_fork_us=self._last_fork_us,
         )
 
+    def _count_tokens(self) -> int:
+        """Those that what was said takes, in the cache or not yet."""
+        with self._calls:
+            return self._talk.count_tokens()
+
     def send(self, text: str, **options: Unpack[Options]) -> Generation:
         """Says `text` and waits for the reply.
 

@@ -105,6 +105,7 @@ class Model:
         self._had_prefix = False
         self._compiler = Compiler(tokenizer, self._config)
         self._speculate = speculation(None)
+        self._has_draft = False
 
     @classmethod
     def load(
@@ -205,6 +206,7 @@ class Model:
             loaded.packed_weights,
         )
         loaded_model._speculate = guesses
+        loaded_model._has_draft = draft is not None
         return loaded_model._with_prefix(
             prefix, prefix._salt if prefix else b""
         )
@@ -261,6 +263,7 @@ class Model:
             engine.set_token_bytes(tokenizer.token_bytes)
         model = cls(_with_draft(engine, draft_engine), tokenizer)
         model._speculate = guesses
+        model._has_draft = draft is not None
         return model
 
     def __repr__(self) -> str:
@@ -351,6 +354,7 @@ class Model:
         model._prefix = prefix
         model._compiler = self._compiler
         model._speculate = self._speculate
+        model._has_draft = self._has_draft
         return model
 
     @property

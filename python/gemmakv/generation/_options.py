@@ -194,8 +194,7 @@ class _Keywords(
         'stood before, also in other requests of its tenant; "draft" asks the '
         "draft model. Both take what a grammar forces for a guess, too, and "
         "guess where that pays; the tokens are the same, "
-        "see docs/speculation.md. None: as the model was loaded.",
-        in_chat=False)]
+        "see docs/speculation.md. None: as the model was loaded.")]
     parse_special: Annotated[_Bool, Option(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]

@@ -22,10 +22,9 @@ from gemmakv.models._split import parts_of
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._gguf import (
     has_merges,
-    sentencepiece_of_gguf,
+    pieces_of_gguf,
     tokenizer_of_gguf,
 )
-from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -171,39 +170,27 @@ def _load_both(
     file: _core.GgufFile,
     how: _How,
 ) -> tuple[_core.Engine, Tokenizer | None]:
-    """Weights, and a tokenizer of SentencePiece, which takes longer than to map
-    them. Another thread helps: it reads the vocabulary while weights are
-    opened, and checks these, which their first use would have to, while that
-    library makes its tables. They are made on this thread: the allocator has
-    others grow their memory by a page at a time.
+    """Weights, and a tokenizer of SentencePiece, which another thread makes
+    meanwhile. The one that is done first checks weights, which their first use
+    would have to.
     """
-    vocabulary: Future[bytes | None] = Future()
-    opened: Future[_core.Engine | None] = Future()
-    done = threading.Event()
+    found: Future[Tokenizer | None] = Future()
 
-    def help_out() -> None:
+    def make_tokenizer() -> None:
         try:
-            vocabulary.set_result(sentencepiece_of_gguf(file))
+            found.set_result(pieces_of_gguf(file))
         except BaseException as error:
-            vocabulary.set_exception(error)
-        engine = opened.result()
-        if engine is not None:
-            while not done.is_set() and engine.check_ahead(_CHECK_S):
-                pass
+            found.set_exception(error)
 
-    helper = threading.Thread(target=help_out, name="gemmakv-load")
+    helper = threading.Thread(target=make_tokenizer, name="gemmakv-load")
     helper.start()
     try:
         engine = _core.Engine.load_gguf(os.fsencode(path), *how)
-        opened.set_result(engine)
-        model = vocabulary.result()
-        tokenizer = None if model is None else SentencePieceTokenizer(model)
+        while not found.done() and engine.check_ahead(_CHECK_S):
+            pass
     finally:
-        done.set()
-        if not opened.done():
-            opened.set_result(None)
         helper.join()
-    return engine, tokenizer
+    return engine, found.result()
 
 
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:

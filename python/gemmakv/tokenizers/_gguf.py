@@ -8,12 +8,12 @@ from typing import Any
 from gemmakv import _core
 from gemmakv.errors import CorruptFile, brief, one_line
 from gemmakv.tokenizers._added_tokens import Marks
+from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
     check_merges,
     import_tokenizers,
 )
-from gemmakv.tokenizers._sentencepiece import SentencePieceTokenizer
 from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer
 
 _PREFIX = "tokenizer.ggml."
@@ -33,13 +33,12 @@ def tokenizer_of_gguf(path: str) -> Tokenizer | None:
         names = file.keys()
         keys = {key for key in names if key.startswith(_PREFIX)}
         return _merges_tokenizer(path, file, keys)
-    model = sentencepiece_of_gguf(file)
-    return None if model is None else SentencePieceTokenizer(model)
+    return pieces_of_gguf(file)
 
 
-def sentencepiece_of_gguf(file: _core.GgufFile) -> bytes | None:
-    """The serialized SentencePiece model of a file whose vocabulary has scores;
-    None if it holds nothing of a tokenizer.
+def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
+    """The tokenizer of a file whose vocabulary has scores; None if it holds
+    nothing of one.
 
     Raises CorruptFile for a vocabulary that is damaged, MismatchError for one
     that is not of Gemma's kinds.
@@ -47,7 +46,7 @@ def sentencepiece_of_gguf(file: _core.GgufFile) -> bytes | None:
     names = file.keys()
     if not any(key.startswith(_PREFIX) for key in names):
         return None
-    return _core.sentencepiece_model(file)
+    return PieceTokenizer(_core.PieceEncoder(file))
 
 
 def has_merges(file: _core.GgufFile) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import sentencepiece
-
 from gemmakv.errors import CorruptFile, one_line
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, is_unicode
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -17,6 +15,9 @@ class SentencePieceTokenizer(Tokenizer):
         """`model` is a serialized SentencePiece ModelProto; errors call it
         `name`. Raises CorruptFile if it is not a sound one.
         """
+        # Later: a GGUF file's vocabulary does without.
+        import sentencepiece
+
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
@@ -28,7 +29,7 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(int(self._processor.get_piece_size()))
 
     def id_of(self, piece: str) -> int | None:
-        if not isinstance(piece, str) or not _is_utf8(piece):
+        if not isinstance(piece, str) or not is_unicode(piece):
             return None
         token = int(self._processor.piece_to_id(piece))
         return token if self._processor.id_to_piece(token) == piece else None
@@ -55,12 +56,3 @@ class SentencePieceTokenizer(Tokenizer):
         return frozenset(
             i for i in range(self.vocab_size) if is_control(i) or is_unused(i)
         ) | {int(self._processor.unk_id())}
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether it has no lone surrogates, which the library refuses."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -31,6 +31,15 @@ def check_unicode(name: str, text: str) -> None:
         ) from None
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be expressed in UTF-8: it has no lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Tokenizer(abc.ABC):
     """Tokenizer of a model.
 

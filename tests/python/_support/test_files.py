@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,70 @@ def test_a_file_that_grows_too_large_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught, files.atomic_writer(path):
         raise large
     assert caught.value.filename == str(path)
+
+
+def test_what_a_killed_writer_left_is_swept_and_what_is_written_is_not(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import os, sys\n"
+        "from gemmakv._support.files import atomic_writer\n"
+        "with atomic_writer(sys.argv[1]) as file:\n"
+        "    file.write(b'half')\n"
+        "    file.flush()\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "one"], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (leftover,) = tmp_path.iterdir()
+    others = [
+        tmp_path / name
+        for name in (".mine.tmp", "one.12-0123abcd.tmp", ".one.12-0123.tmp")
+    ]
+    for other in others:
+        other.touch()
+    with files.atomic_writer(tmp_path / "two") as file:
+        assert not leftover.exists()
+        (writing,) = tmp_path.glob(".two.*.tmp")
+        # Of the same process here: a lock is that of the open file.
+        files.write_atomically(tmp_path / "three", b"3")
+        assert writing.exists()
+        file.write(b"2")
+    assert (tmp_path / "two").read_bytes() == b"2"
+    names = {path.name for path in [*others, tmp_path / "two"]} | {"three"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_only_plain_files_are_swept(tmp_path: Path) -> None:
+    names = [f".x.1-0000000{i}.tmp" for i in range(3)]
+    (tmp_path / names[0]).mkdir()
+    os.mkfifo(tmp_path / names[1])
+    (tmp_path / names[2]).symlink_to(tmp_path / "kept")
+    (tmp_path / "kept").touch()
+    files.write_atomically(tmp_path / "file", b"1")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *names, "kept", "file"
+    }
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, swept = files.fcntl.flock, []
+
+    def sweep_first(descriptor: int, how: int) -> None:
+        if not swept:
+            swept.extend(tmp_path.glob(".*.tmp"))
+            for path in swept:
+                path.unlink()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", sweep_first)
+    files.write_atomically(tmp_path / "file", b"1")
+    assert len(swept) == 1
+    assert (tmp_path / "file").read_bytes() == b"1"
 
 
 class Trickle(io.RawIOBase):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +138,26 @@ def test_saving_replaces_in_one_step(session: Session, tmp_path: Path) -> None:
         session.save(tmp_path / "nowhere" / "s")
     with pytest.raises(FileNotFoundError):
         Session.load(session.gemma, tmp_path / "nowhere")
+
+
+def test_a_killed_save_leaves_nothing_behind_the_next(
+    session: Session, tiny_path: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import os, sys\n"
+        "import gemmakv\n"
+        "gemma = gemmakv.Gemma.load(sys.argv[1], packed_cache=False)\n"
+        "os.fsync = lambda file: os.kill(os.getpid(), 9)\n"
+        "gemmakv.Session(gemma, template='plain').save(sys.argv[2])\n"
+    )
+    path = tmp_path / "a session"
+    killed = subprocess.run(
+        [sys.executable, "-c", script, tiny_path, path], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [file.name[0] for file in tmp_path.iterdir()] == ["."]
+    session.save(tmp_path / "another")
+    assert [file.name for file in tmp_path.iterdir()] == ["another"]
 
 
 def test_progress_is_not_saved(tiny: Gemma) -> None:

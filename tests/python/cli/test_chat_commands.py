@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 import gemmakv
-from gemmakv.chat.store import Record
+from gemmakv.chat.store import FolderStore, Record
 from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.book import Book, Entry
@@ -20,6 +21,7 @@ from gemmakv.cli.chat.chat import Chat, Defaults
 from gemmakv.cli.chat.completion import ChatCompleter
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
+from gemmakv.cli.chat.view import summary
 from gemmakv.cli.chat.wrap import WordWrap
 
 
@@ -236,6 +238,62 @@ def test_overflow_is_a_setting_too(chat: Chat) -> None:
     assert chat.session().overflow == "drop_oldest_turns"
     run(chat, "/set overflow default")
     assert chat.session().overflow == "error"
+
+
+def test_guesses_are_switched(chat: Chat) -> None:
+    assert isinstance(chat.view, FakeView)
+    commands.run(chat, "/set speculate off")
+    assert chat.session().options["speculate"] == "off"
+    with pytest.raises(ValueError, match="expected a chat with --draft"):
+        commands.run(chat, "/set speculate draft")
+    with pytest.raises(ValueError, match="speculate: expected 'off', 'lookup"):
+        commands.run(chat, "/set speculate much")
+    commands.run(chat, "/set speculate default")
+    assert "speculate" not in chat.session().options
+    assert chat.view.lines[-1] == "speculate is none now"
+    assert SETTINGS["speculate"].choices[:3] == ("off", "lookup", "draft")
+
+
+def test_a_draft_may_guess_where_there_is_one(
+    tiny: gemmakv.Gemma, tiny_path: Path
+) -> None:
+    with gemmakv.Gemma.load(tiny_path, draft=tiny) as gemma:
+        defaults = Defaults(options={"max_tokens": 4})
+        chat = Chat(gemma, FakeView(), defaults, None)
+        chat.open(None)
+        commands.run(chat, "/set speculate draft")
+        reply(chat, "Hello")
+        assert chat.session().options["speculate"] == "draft"
+        assert chat.session().turns == 1
+        chat.close()
+
+
+def test_a_session_whose_draft_is_missing_goes_on_without(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path)
+    record = Record("main", options={"speculate": "draft", "max_tokens": 4})
+    assert store.hold(record.id)
+    store.write_record(record)
+    store.close()
+    view = FakeView()
+    chat = Chat(talker, view, Defaults(), FolderStore(tmp_path))
+    chat.open("main")
+    assert "this chat has no --draft" in view.lines[0]
+    assert chat.session().options == {"max_tokens": 4}
+    reply(chat, "Hello")
+    chat.close()
+
+
+def test_the_status_line_says_how_many_guesses_were_right(
+    talker: gemmakv.Gemma,
+) -> None:
+    cache = gemmakv.create_kv_cache(talker.config)
+    plain = talker.generate(cache, "a", max_tokens=3, speculate="off")
+    assert "guesses" not in summary(plain)
+    usage = dataclasses.replace(plain.usage, drafted=1200, accepted=7)
+    line = summary(dataclasses.replace(plain, usage=usage))
+    assert "7 of 1,200 guesses right" in line
 
 
 def test_settings_are_those_of_generation() -> None:

@@ -112,6 +112,29 @@ def test_a_model_that_cannot(talker: gemmakv.Gemma) -> None:
     chat.close()
 
 
+def test_the_reply_is_among_the_tokens_that_are_shown(
+    gemma: gemmakv.Gemma,
+) -> None:
+    # The cache ends before it: the template says it in another way than the
+    # model did, and the next turn computes it anew.
+    view = Quiet()
+    chat = Chat(gemma, view, Defaults(options=OPTIONS), None)
+    chat.open(None)
+    session = chat.session()
+    for _ in range(2):
+        reply(chat, "Hello")
+        shown = chat.book.current.record.tokens
+        assert shown > len(session.cache)
+        assert shown == len(
+            gemma.apply_chat_template(
+                session.messages, add_generation_prompt=False
+            )
+        )
+        chat.show_where()
+        assert view.lines[-1].endswith(f"{shown} tokens")
+    chat.close()
+
+
 @pytest.mark.parametrize("think", [True, None])
 def test_stored(
     gemma: gemmakv.Gemma, tmp_path: Path, think: bool | None

@@ -154,9 +154,10 @@ def test_what_it_cannot_be(tiny_path: Path, tiny: Gemma, bad: Any) -> None:
 
 
 def test_the_command_names_its_own_flags(cli: RunCli, tiny_path: Path) -> None:
-    said = cli("generate", "-m", tiny_path, "x", "--speculate", "draft")
-    assert said.returncode == 2
-    assert b"--speculate: expected a --draft, found none" in said.stderr
+    for command in (["generate", "-m", tiny_path, "x"], ["chat"]):
+        said = cli(*command, "--speculate", "draft")
+        assert said.returncode == 2
+        assert b"--speculate: expected a --draft, found none" in said.stderr
     help = cli("generate", "--help").stdout
     assert b"--speculate off|lookup|draft" in help
     assert b"--prefix-cache off|read|write|on" in help

@@ -164,7 +164,7 @@ def load(chat: Chat, path: str) -> None:
     entry = chat.adopt(Entry(record, session))
     chat.view.say(
         f"opened {path} as {entry.name}: {count(session.turns, 'turn')}, "
-        f"{count(len(session.cache), 'token')}"
+        f"{count(entry.record.tokens, 'token')}"
     )
     if note:
         chat.view.say(note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gemmakv
@@ -147,6 +148,12 @@ class Chat:
             if line:
                 self.view.say(f"{entry.name}: {line}")
             entry.kept = _tokens_of(entry.session)
+            if self._lacks_draft(entry.session.options):
+                del entry.session.options["speculate"]
+                self.view.say(
+                    f"{entry.name}: speculate was draft, and this chat has no "
+                    "--draft; it is none now"
+                )
             if entry.record.draft is not None:
                 self.view.say(
                     f"{entry.name}: your last message has no reply; send it "
@@ -215,7 +222,7 @@ class Chat:
         record.options = dict(session.options)
         record.overflow = session.overflow
         record.think = session.think
-        record.tokens = len(session.cache)
+        record.tokens = session._count_tokens()
         record.changed = time.time()
         if self._saver is None:
             return
@@ -333,7 +340,7 @@ class Chat:
         session = self.session(entry)
         if session.turns:
             turns = table.count(session.turns, "turn")
-            tokens = table.count(len(session.cache), "token")
+            tokens = table.count(entry.record.tokens, "token")
             self.view.say(f"{entry.name}: {turns}, {tokens}")
         else:
             self.view.say(f"{entry.name}: nothing said yet")
@@ -379,6 +386,15 @@ class Chat:
     def check_option(self, name: str, value: Any) -> None:
         """Raises the ValueError that a reply with this option would raise."""
         GenerationOptions.check({name: value}, self.gemma.config.vocab_size)
+        if self._lacks_draft({name: value}):
+            raise ValueError(
+                "speculate: expected a chat with --draft for 'draft', found "
+                "none"
+            )
+
+    def _lacks_draft(self, options: Mapping[str, Any]) -> bool:
+        """Whether a draft is to guess, and there is none."""
+        return options.get("speculate") == "draft" and not self.gemma._has_draft
 
     def _apply_defaults(self, entry: Entry, session: Session) -> None:
         """What the command line asks for, on a session that exists."""

@@ -109,6 +109,8 @@ def chat(
         raise typer.BadParameter(
             f"--overflow: expected {' or '.join(OVERFLOWS)}, found {overflow!r}"
         )
+    if options.get("speculate") == "draft" and draft is None:
+        raise ValueError("--speculate: expected a --draft, found none")
     on_terminal = console.stdin().isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")

@@ -68,7 +68,7 @@ def stats(chat: Chat) -> None:
     fork_us = entry.last_fork_us
     rows = [
         ("session", f"{entry.name}, {count(session.turns, 'turn')}"),
-        ("tokens", f"{numbers.tokens:,} of {cache.capacity_tokens:,}"),
+        ("tokens", f"{entry.record.tokens:,} of {cache.capacity_tokens:,}"),
         (
             "KV cache",
             f"{in_bytes(numbers.own_bytes)} own, "

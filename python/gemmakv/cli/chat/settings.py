@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from gemmakv.chat._session_file import OVERFLOWS
-from gemmakv.generation._option_kinds import Flag, Seed
+from gemmakv.generation._option_kinds import Choice, Flag, Seed
 from gemmakv.options import GenerationOptions, Option
 
 DEFAULT_WORD = "default"
@@ -50,6 +50,8 @@ def _setting(name: str, option: Option) -> Setting:
     choices: tuple[str, ...] = ("on", "off")
     if not isinstance(option.kind, Flag):
         choices = ("random",) if isinstance(option.kind, Seed) else ()
+        if isinstance(option.kind, Choice):
+            choices = option.kind.names
         choices += ("none",) if option.default is None else ()
     return Setting(
         name, option.help, option.kind.parse, option.default, choices

@@ -122,8 +122,9 @@ class Terminal:
         return [
             (
                 "",
-                f"{table.count(session.turns, 'turn')} · {len(cache):,} of "
-                f"{cache.capacity_tokens:,} tokens · KV {held} · /help",
+                f"{table.count(session.turns, 'turn')} · "
+                f"{entry.record.tokens:,} of {cache.capacity_tokens:,} "
+                f"tokens · KV {held} · /help",
             )
         ]
 

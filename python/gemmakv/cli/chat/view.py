@@ -207,8 +207,11 @@ def summary(generation: Generation) -> str:
         parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
     if generation.token_ids:
         parts.append(f"first after {timings.prefill_s:.2f} s")
-    if generation.usage.cached:
-        parts.append(table.by_tier(generation.usage.cached))
+    usage = generation.usage
+    if usage.drafted:
+        parts.append(f"{usage.accepted:,} of {usage.drafted:,} guesses right")
+    if usage.cached:
+        parts.append(table.by_tier(usage.cached))
     if generation.finish_reason == "cancelled":
         parts.append("stopped")
     elif generation.finish_reason == "length":

@@ -1,0 +1,113 @@
+"""The core's SentencePiece against that library, on any vocabulary."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmakv import CorruptFile, SentencePieceTokenizer, Tokenizer, _core
+from gemmakv.tokenizers._gguf import pieces_of_gguf
+from support import tiny_gguf
+
+Row = tuple[str, float, int]
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SPECIALS: list[Row] = [(p, 0.0, CONTROL) for p in tiny_gguf.SPECIALS]
+BYTES: list[Row] = [(f"<0x{value:02X}>", 0.0, BYTE) for value in range(256)]
+
+
+def file_of(path: Path, rows: list[Row], space: bool = False) -> Any:
+    pieces, scores, types = map(list, zip(*rows))
+    metadata = tiny_gguf.metadata() | {
+        "tokenizer.ggml.tokens": (tiny_gguf.ARRAY, (tiny_gguf.STR, pieces)),
+        "tokenizer.ggml.scores": (tiny_gguf.ARRAY, (tiny_gguf.F32, scores)),
+        "tokenizer.ggml.token_type": (
+            tiny_gguf.ARRAY, (tiny_gguf.U32, types)
+        ),
+        "tokenizer.ggml.add_space_prefix": (tiny_gguf.BOOL, space),
+    }
+    tiny_gguf.write(path, metadata)
+    return _core.GgufFile(str(path))
+
+
+def both(path: Path, rows: list[Row], space: bool = False) -> list[Tokenizer]:
+    file = file_of(path, rows, space)
+    ours = pieces_of_gguf(file)
+    assert ours is not None
+    return [ours, SentencePieceTokenizer(_core.sentencepiece_model(file))]
+
+
+def random_rows(rng: random.Random) -> list[Row]:
+    """Few letters, so that pieces overlap, and few scores, so that many are
+    equal.
+    """
+    letters = "ab\u2581\u00e9\u4e16\U0001f642\n"
+    pieces = {rng.choice(letters) for _ in range(5)}
+    for _ in range(rng.randrange(5, 120)):
+        pieces.add("".join(rng.choices(letters, k=rng.randrange(1, 7))))
+    kinds = [NORMAL] * 8 + rng.choice(
+        ([], [USER_DEFINED], [UNUSED] * 3, [USER_DEFINED, UNUSED, CONTROL],
+         [0, 7, USER_DEFINED])
+    )
+    return SPECIALS + BYTES + [
+        (piece, -float(rng.randrange(rng.choice((3, 100)))),
+         rng.choice(kinds))
+        for piece in sorted(pieces)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ids_equal_the_library(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = random_rows(rng)
+    ours, library = both(tmp_path / "m.gguf", rows, space=rng.random() < 0.3)
+    pieces = [piece for piece, _, _ in rows]
+    letters = "ab \u2581\u00e9\u4e16\U0001f642\n\0x"
+    for _ in range(300):
+        text = "".join(rng.choices(letters, k=rng.randrange(40)))
+        if rng.random() < 0.3:
+            text += "".join(rng.choices(pieces, k=4))
+        assert ours.encode(text) == library.encode(text), ascii(text)
+    assert ours.token_bytes == library.token_bytes
+    assert ours._silent == library._silent
+    for token, piece in enumerate(pieces):
+        assert ours.id_of(piece) == library.id_of(piece)
+        assert ours.piece_of(token) == library.piece_of(token)
+
+
+def test_an_unused_piece_is_taken_apart_as_it_was_joined_last(
+    tmp_path: Path,
+) -> None:
+    # "abc" is made as a + bc before the end of the line, as ab + c behind it.
+    rows = SPECIALS + BYTES + [
+        ("a", -9.0, NORMAL), ("b", -9.0, NORMAL), ("c", -9.0, NORMAL),
+        ("ab", -2.0, NORMAL), ("bc", -1.0, NORMAL), ("abc", -3.0, UNUSED),
+        ("\n", 0.0, USER_DEFINED), ("xa", -0.5, NORMAL), ("x", -9.0, NORMAL),
+    ]
+    ours, library = both(tmp_path / "m.gguf", rows)
+    for text in ("abc", "abc\nxabc", "xabc\nabc", "abcabc\nabc"):
+        assert ours.encode(text) == library.encode(text)
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (SPECIALS + BYTES[:-1], r"no byte <0xFF>, expected all 256"),
+        ([*SPECIALS, *BYTES, ("<0xff>", 0.0, BYTE)], "257 tokens of bytes"),
+        ([*SPECIALS, *BYTES, ("", 0.0, NORMAL)], "token 260 has no text"),
+        ([*SPECIALS, *BYTES, ("a", 0.0, NORMAL), ("a", 0.0, USER_DEFINED)],
+         "token 261 is the same text as token 260"),
+        ([*SPECIALS, *BYTES, ("a", 0.0, UNKNOWN)],
+         "token 260 is unknown text, expected token 3 alone to be"),
+    ],
+)
+def test_what_the_library_refuses_is_refused(
+    tmp_path: Path, rows: list[Row], message: str
+) -> None:
+    file = file_of(tmp_path / "m.gguf", rows)
+    with pytest.raises(CorruptFile, match=message):
+        pieces_of_gguf(file)
+    with pytest.raises(CorruptFile, match="SentencePiece rejects"):
+        SentencePieceTokenizer(_core.sentencepiece_model(file))
