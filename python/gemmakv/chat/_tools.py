@@ -37,6 +37,7 @@ _ARGUMENTS = '"arguments": '
 _HEAD = re.compile(r'\s*\{"name": "(?P<name>[^"]*)", "arguments": ')
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CHOICES = ("auto", "none", "required")
+_SAID_NAMES = 5  # of tools, in a message
 
 _TEXT = """You may call these functions:
 {tools}
@@ -98,17 +99,24 @@ def tool_use(
     if choice not in (*names, "auto", "none") and (
         choice != "required" or not names
     ):
-        raise unexpected(
-            "tool_choice",
-            "'auto', 'none', 'required' or the name of a tool",
-            tool_choice,
-        )
+        expected = "'auto' or 'none' where there are no tools"
+        if names:
+            expected = "'auto', 'none', 'required' or the name of a tool"
+            expected = f"{expected} ({_some(names)})"
+        raise unexpected("tool_choice", expected, tool_choice)
     if not names or choice == "none":
         return None
     said = dict(enumerate(given))
     if choice not in _CHOICES:
         said = {i: said[i] for i in said if names[i] == choice}
     return ToolUse(given, said, choice == "auto", parallel_tool_calls)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names for a message: the first of them, and how many more."""
+    said = ", ".join(names[:_SAID_NAMES])
+    more = len(names) - _SAID_NAMES
+    return said if more <= 0 else f"{said} and {more} more"
 
 
 def said_in_text(

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import gemmakv
-from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, console, fail
+from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, console, describe, fail
 from gemmakv.cli.arguments import GETTING_A_MODEL, no_model
 from gemmakv.cli.sources import place_of
 
@@ -122,6 +122,11 @@ def _fail_usage(error: Exception) -> int:
             lambda _: f"expected an integer, found {found}",
             message,
         )
+        message = re.sub(
+            "Input should be a valid boolean.*",
+            lambda _: f"expected true or false, found {found}",
+            message,
+        )
     place = _place(error)
     if place is not None:
         message = re.sub(r"^Invalid value.*?:", f"{place}:", message)
@@ -130,7 +135,9 @@ def _fail_usage(error: Exception) -> int:
     )
     if value:
         return fail(value[1] + value[2], EXIT_USAGE)
-    return fail(f"{message} (--help lists the options)", EXIT_USAGE)
+    if "(--help" not in message:
+        message += " (--help lists the options)"
+    return fail(message, EXIT_USAGE)
 
 
 def _place(error: Exception) -> str | None:
@@ -160,6 +167,10 @@ def run(arguments: list[str]) -> int:
         # What a model lacks is found in its file, not on the command line.
         usage = re.match("--(?!model:)", message)
         return fail(message, EXIT_USAGE if usage else EXIT_FAILURE)
+    except OSError as error:
+        if error.strerror:  # of a file, which it names
+            raise
+        return fail(_with_flags(command, arguments, describe(error)))
     except _CLICK_ERROR as error:
         return _fail_usage(error)
     return result if isinstance(result, int) else 0

@@ -126,7 +126,14 @@ def open_prefix_cache(
         if "disk_bytes" in sizes:
             _say_what_is_free(opened, str(folders["disk"]), sizes["disk_bytes"])
         return opened
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        words = describe(error)
+        for name, folder in folders.items():
+            if folder is not True and words.startswith(str(folder)):
+                kind = OSError if isinstance(error, OSError) else ValueError
+                raise kind(f"--prefix-cache-{name}: {words}") from None
+        if isinstance(error, OSError):
+            raise
         name, colon, words = str(error).partition(": ")
         if name == "remote_secret":
             raise typer.BadParameter(_SECRET + colon + words) from None

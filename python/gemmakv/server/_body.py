@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from gemmakv.errors import brief
 from gemmakv.server._errors import RequestError, invalid
@@ -20,6 +21,7 @@ _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_STEP = re.compile(r"[^.\[\]]+")  # of a path: a field, or a place in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -94,7 +96,54 @@ def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
             what = "expected it, found none"
         what = what[:1].lower() + what[1:]
         what = what.replace(", got", ", found")
+        if not lacking and ", found" not in what:
+            what = _with_found(what, path, document, shape)
         raise invalid(path or "body", what) from None
+
+
+def _with_found(
+    what: str, path: str, document: dict[str, Any], shape: type
+) -> str:
+    """A message that lacks what was found, or what was expected."""
+    value: Any = document
+    kind: Any = inspect.type_info(shape)
+    for step in _STEP.findall(path):
+        kind = _inside(kind, step)
+        key = int(step) if isinstance(value, list) else step
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            return what
+    if what.startswith("invalid enum value"):
+        words = ", ".join(map(str, _words(kind)))
+        return f"expected one of {words}, found {brief(value)}"
+    if "of length" in what:
+        return f"{what}, found one of {len(value)}"
+    return f"{what}, found {brief(value)}"
+
+
+def _inside(kind: Any, step: str) -> Any:
+    """The type of a field, or of what a list has."""
+    for one in _parts(kind):
+        for field in getattr(one, "fields", ()):
+            if field.encode_name == step:
+                return field.type
+        if step.isdigit() and hasattr(one, "item_type"):
+            return one.item_type
+    return None
+
+
+def _words(kind: Any) -> list[Any]:
+    return [
+        word
+        for one in _parts(kind)
+        if isinstance(one, inspect.LiteralType)
+        for word in one.values
+    ]
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _check_depth(bare: bytes, most: int) -> None:

@@ -156,12 +156,16 @@ class Settings:
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
     """API keys of a file: one a line; empty lines and those that begin with #
-    do not count. Raises OSError, or ValueError if there are none, or for one
-    that no header can say.
+    do not count. Raises OSError that names the option, or ValueError if there
+    are none, or for one that no header can say.
     """
     keys: list[str] = []
     try:
         lines = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        raise OSError(
+            f"api_key_file: {os.fspath(path)}: {error.strerror}"
+        ) from None
     except UnicodeDecodeError:
         raise ValueError(
             f"api_key_file: {os.fspath(path)}: expected UTF-8 text"

@@ -147,8 +147,12 @@ def test_cut_short(talker: gemmakv.Gemma, length: int) -> None:
     [
         ({"tools": [{}]}, r"tools\[0\]: expected"),
         ({"tools": [RAIN, RAIN]}, r"tools\[1\]: a second 'rain'"),
-        ({"tools": TOOLS, "tool_choice": "snow"}, "tool_choice: expected"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice: expected"),
+        ({"tools": TOOLS, "tool_choice": "snow"},
+         "tool_choice: expected 'auto', 'none', 'required' or the name of a "
+         r"tool \(rain, stop.now\), found 'snow'"),
+        ({"tools": [], "tool_choice": "required"},
+         "tool_choice: expected 'auto' or 'none' where there are no tools, "
+         "found 'required'"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tools": TOOLS, "grammar": 'start: "a"'}, "grammar: expected none"),
         ({"tools": [{"function": {"name": "a b"}}]},

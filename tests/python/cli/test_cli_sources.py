@@ -22,6 +22,8 @@ BAD = [
     ("drain-timeout", "inf", "expected a finite number, found inf"),
     ("sessions", "/dev/null", "expected a folder, found a file"),
     ("prefix-cache-disk", "/tmp:x", "expected"),
+    ("prefix-cache-disk", "/proc/none", "/proc/none: No such file"),
+    ("api-key-file", "/no/such", "/no/such: No such file"),
     ("log-format", "xml", "expected one of text, json"),
     ("chat-template", "/no/such", "expected file, gemma, gemma4, plain or"),
 ]
@@ -61,6 +63,30 @@ def test_key_of_the_file(
         begin += "Invalid value for '--config': "
     assert found.startswith(f"{begin}{file}: {key}: "), found
     assert words in found
+
+
+@pytest.mark.parametrize("key", ["sessions", "prefix-cache-disk",
+                                 "prefix-cache-shared", "api-key-file"])
+def test_a_flag_of_a_path_is_blamed(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["serve", "-m", "none.gguf", f"--{key}", "/proc/none"])
+    found = capsys.readouterr().err
+    assert found.startswith(f"gemmakv: error: --{key}: /proc/none"), found
+
+
+def test_a_switch_in_a_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMAKV_LENIENT", "maybe")
+    found = said(capsys)
+    words = "GEMMAKV_LENIENT: expected true or false, found 'maybe'"
+    assert found.startswith(f"gemmakv: error: {words}"), found
+
+
+def test_help_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve"]) == 2
+    assert capsys.readouterr().err.count("(--help") == 1
 
 
 def test_a_flag_is_blamed_as_ever(
