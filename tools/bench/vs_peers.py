@@ -21,7 +21,8 @@ and the median of the rounds' own ratios. What has to be known to read them:
   tokens of ours the engine makes the same choice, each behind those before it:
   near 1 if the conversion is right, and lower for coarser weights.
 - Engines run with their defaults for keys and values and for the arithmetic
-  (OpenVINO: keys and values in 8 bits), with as many threads as we do. Where an
+  (OpenVINO: keys and values in 8 bits), with as many threads as we do, but for
+  what was measured to be faster (peers/convert.py, peers/worker.py). Where an
   engine has two ways to run (OpenVINO: "paged" or "plain"), a trial shows
   which is faster for each work.
 - prefill-N: to the first token of a prompt of N. decode and batch-N: 64 steps

@@ -130,8 +130,8 @@ def open_prefix_cache(
         words = describe(error)
         for name, folder in folders.items():
             if folder is not True and words.startswith(str(folder)):
-                kind = OSError if isinstance(error, OSError) else ValueError
-                raise kind(f"--prefix-cache-{name}: {words}") from None
+                # Of a folder, not of the command line: another exit code.
+                raise OSError(f"--prefix-cache-{name}: {words}") from None
         if isinstance(error, OSError):
             raise
         name, colon, words = str(error).partition(": ")

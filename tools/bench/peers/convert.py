@@ -6,7 +6,9 @@
     python convert.py ctranslate2 int8 DIR OUT
 
 Runs in the engine's own virtual environment, without the network, and asks the
-engine's own converter with its defaults for that precision.
+engine's own converter with its defaults for that precision, but for what makes
+prompts faster. fp32 (of CTranslate2: float32) instead shows whether a converter
+is right.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def onnxruntime(precision: str, source: str, out: str) -> None:
     sys.path.insert(0, str(folder))
     sys.argv = ["builder", "--input", source, "--output", out, "--precision",
                 precision, "--execution_provider", "cpu", "--cache_dir",
-                f"{out}.cache", "--extra_options", "hf_token=false"]
+                f"{out}.cache", "--extra_options", "hf_token=false",
+                # Or a prompt's every token is multiplied by the vocabulary.
+                "prune_lm_head=true"]
     runpy.run_path(str(folder / "builder.py"), run_name="__main__")
 
 

@@ -83,7 +83,10 @@ class OpenVINO(Engine):
         scheduler.cache_size = 1  # GB
         scheduler.enable_prefix_caching = False  # the same prompts again
         scheduler.max_num_batched_tokens = 4096
-        options = {"INFERENCE_NUM_THREADS": threads}
+        # Of activations 128 columns share a scale, by default 32: prompts are
+        # read a quarter faster, and 2 to 3 more of 64 tokens differ.
+        options = {"INFERENCE_NUM_THREADS": threads,
+                   "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"}
         self.paged = openvino_genai.ContinuousBatchingPipeline(
             folder, scheduler, "CPU", options)
         self.plain = openvino_genai.LLMPipeline(
