@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "gemmakv/tensor_type.h"
 #include "gtest/gtest.h"
 #include "ops/matmul.h"
@@ -99,6 +100,38 @@ TYPED_TEST_P(MatMulConformance, SameBitsForEveryShape) {
       MatMul(weights.View(), input.View(0, m), 0, split, out.data(), kRows);
       MatMul(weights.View(), input.View(0, m), split, NumGroups(kRows),
              out.data(), kRows);
+      ExpectSameBits(out, {expected.begin(), expected.begin() + m * kRows},
+                     "rows " + std::to_string(m));
+    }
+  });
+}
+
+// With the rows laid out once for all calls, in any order of the tiles.
+TYPED_TEST_P(MatMulConformance, SameBitsOfRowsLaidOut) {
+  constexpr TensorType kType = TypeParam::value;
+  constexpr size_t kRows = 43;
+  const size_t cols = this->Depths().back();
+  TestWeights weights(kType, kRows, cols);
+  weights.FillRandom(5);
+  weights.Pack();
+  TestInput input(131, cols, 9);
+  this->OnEveryTarget([&](const std::string&) {
+    const std::vector<float> expected = OneRowAtATime(weights, input);
+    EXPECT_EQ(LayoutOfRows(kType, 1, cols).tiles, 0u);
+    for (const size_t m : {9u, 16u, 17u, 64u, 128u, 129u, 131u}) {
+      MatMulInput view = input.View(0, m);
+      const RowLayout layout = LayoutOfRows(kType, m, cols);
+      ASSERT_EQ(layout.tiles != 0, UsesQuantizedActivations(kType));
+      AlignedBuffer<uint8_t> laid_out(layout.bytes);
+      for (size_t tile = layout.tiles; tile-- > 0;) {
+        LayOutRows(kType, view, cols, tile, laid_out.data());
+      }
+      if (layout.tiles != 0) {
+        view.laid_out = laid_out.data();
+        view.quantized = {};  // not read any more
+      }
+      std::vector<float> out(m * kRows, -1.0f);
+      MatMul(weights.View(), view, 0, NumGroups(kRows), out.data(), kRows);
       ExpectSameBits(out, {expected.begin(), expected.begin() + m * kRows},
                      "rows " + std::to_string(m));
     }
@@ -295,7 +328,8 @@ TYPED_TEST_P(MatMulConformance, NanAndInfinityStayVisible) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(MatMulConformance, MatchesOracle,
-                            SameBitsForEveryShape, SameBitsForLongRows,
+                            SameBitsForEveryShape, SameBitsOfRowsLaidOut,
+                            SameBitsForLongRows,
                             SameBitsOnTargetsOfOneNumericsId,
                             WritesOnlyItsOutputs, UnpackRowIsExact,
                             SquaredNormsAreBounds,
