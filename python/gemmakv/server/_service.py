@@ -514,8 +514,8 @@ class ChatService:
         ):
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
-            await emit(Started(sum(map(len, prompts)), dropped))
-            sink = Sink(emit, outlet, self.counts, request.arrived)
+            started = Started(sum(map(len, prompts)), dropped)
+            sink = Sink(started, emit, outlet, self.counts, request.arrived)
             await _all(
                 [
                     self._prompt(request, *job, until, sink, ended)
@@ -607,6 +607,7 @@ class ChatService:
             generation = await one(0, cache, ids)
             ended.add(generation, [generation], sink.written.pop(first, 0))
             return
+        await sink.open()
         # The prompt is computed once, with its tokens found and kept as the
         # options say.
         said = await self._with_room(
@@ -651,6 +652,7 @@ class ChatService:
             except CacheFullError:
                 if self._blocks is None or sink.has_said(index):
                     raise
+            await sink.open()
             await asyncio.sleep(wait)
         return await attempt()
 
@@ -788,6 +790,8 @@ class ChatService:
 
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
+            # While the engine computes: the first token does not wait for it.
+            await sink.open()
             async for piece in stream._passing(sink.free, put):
                 for event in events(
                     piece.text,

@@ -19,15 +19,20 @@ from gemmakv.server._events import (
 
 
 class Sink:
-    """Gives events out one at a time, and measures them."""
+    """Gives events out one at a time, and measures them.
+
+    The first of them is `opening`.
+    """
 
     def __init__(
         self,
+        opening: Event,
         emit: Emit,
         outlet: Outlet | None,
         counts: Counts,
         arrived: float,
     ) -> None:
+        self._opening: Event | None = opening
         self._emit = emit
         self._outlet = outlet
         self._counts = counts
@@ -56,7 +61,12 @@ class Sink:
     def free(self) -> bool:
         """Whether `put` may be called now."""
         outlet = self._outlet
-        return outlet is not None and not self._lock.locked() and outlet.free()
+        return (
+            outlet is not None
+            and self._opening is None
+            and not self._lock.locked()
+            and outlet.free()
+        )
 
     def put(self, events: Sequence[Token | Called]) -> None:
         """`note` and `emit` without waiting. Requires: `free`."""
@@ -76,9 +86,20 @@ class Sink:
             between = decode_s / (count - 1)
             self._counts.inter_token_s.observe(between, count - 1)
 
+    async def open(self) -> None:
+        """Emits `opening`, unless it was."""
+        async with self._lock:
+            await self._open()
+
     async def emit(self, event: Event) -> None:
         async with self._lock:
+            await self._open()
             await self._emit(event)
+
+    async def _open(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await self._emit(opening)
 
 
 class Sum:
