@@ -52,7 +52,8 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
 }
 
 // The inputs of some products, laid out for their kernels where they have many
-// rows: once for all tasks.
+// rows: once for all tasks. Where there are more kinds of them than places, each
+// task lays out the others for itself: the same bits.
 class InputLayouts {
  public:
   InputLayouts(std::span<const MatMulJob> jobs, ThreadPool& pool) {
