@@ -21,7 +21,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from gemmakv.server._errors import RequestError
-from gemmakv.server._http import Call
+from gemmakv.server._http import Call, encoded
 from gemmakv.server._lenient import tolerant
 from gemmakv.server._openapi import RouteOf, style_of
 from gemmakv.server._routes import ROUTES
@@ -40,6 +40,7 @@ _OPEN_FOLDERS = tuple(
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
 _URL = re.compile(rb"https?://(?P<host>[^/]+)(?P<path>/.*)?", re.I | re.S)
+_REFUSED = "gemmakv.refused"  # in a scope: the HTTP parser has answered it
 _GONE = 499  # in logs and metrics: the client went before the answer
 _LOCAL_NAMES = ("localhost",)
 
@@ -69,11 +70,11 @@ class App:
     ) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"expected http, found {scope['type']}")
+        if _REFUSED in scope:
+            return
         headers = Headers(scope=scope)
         host = _take_authority(scope) or headers.get("host")
-        wanted = headers.get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(wanted):
-            wanted = "req_" + secrets.token_hex(12)
+        wanted = _request_id(headers)
         origin = headers.get("origin")
         more = {"x-request-id": wanted, "request-id": wanted}
         if origin is not None and self._allows(origin):
@@ -116,6 +117,34 @@ class App:
             self._count(-1)
             call.status = call.status or _GONE
             self._note(call)
+
+    def refusal(
+        self, scope: Scope | None, error: RequestError
+    ) -> tuple[dict[str, str], bytes]:
+        """Headers and body of the answer to what the HTTP parser refuses: in a
+        request whose head was read, or in place of one. It is not answered
+        otherwise.
+        """
+        call: Call | None = None
+        if scope is not None:
+            scope[_REFUSED] = True
+            call = scope.get("gemmakv.call")
+        else:
+            scope = {"method": "-", "path": "", "headers": []}
+        if call is None:
+            headers = Headers(scope=scope)
+            call = Call(
+                scope, _nothing, _nowhere, self.settings, headers,
+                _request_id(headers), self.service, self._worker,
+            )  # fmt: skip
+            call.status = error.status
+            self._note(call)
+        call.status = error.status
+        call.reject(error)
+        style = style_of(scope["path"], "anthropic-version" in call.headers)
+        _, content = style(error, call.request_id)
+        id = call.request_id
+        return {"x-request-id": id, "request-id": id}, encoded(content)
 
     def _methods(self, scope: Scope) -> list[str]:
         """Of all routes with the path."""
@@ -326,9 +355,7 @@ async def fail(
     call: Call, error: RequestError, headers: Mapping[str, str] | None = None
 ) -> None:
     """Answers with an error in the form of the API that was called."""
-    if call.service is not None:
-        reason = error.code or str(error.status)
-        call.service.counts.rejected.add(reason=reason)
+    call.reject(error)
     if call.status:  # too late for that: the connection is cut
         raise ConnectionAbortedError(error.message)
     style = style_of(call.scope["path"], "anthropic-version" in call.headers)
@@ -344,6 +371,22 @@ async def fail(
         headers["x-should-retry"] = "false"
     with contextlib.suppress(OSError):
         await call.answer(content, status, headers)
+
+
+async def _nothing() -> AsgiMessage:
+    return {"type": "http.disconnect"}
+
+
+async def _nowhere(message: AsgiMessage) -> None:
+    del message
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own, else a new one."""
+    wanted = headers.get("x-request-id", "")
+    if _REQUEST_ID.fullmatch(wanted):
+        return wanted
+    return "req_" + secrets.token_hex(12)
 
 
 async def _preflight(call: Call) -> None:

@@ -37,6 +37,9 @@ JSON = "application/json"
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 PIPE = "gemmakv.pipe"  # in a scope: its `Pipe`
+# In a scope: a function that says how many bytes the body has at least, those
+# of chunks that are yet to come included.
+ANNOUNCED = "gemmakv.announced"
 _POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
 
 
@@ -96,6 +99,12 @@ class Call:
     def owner_of(self, salt: str | None) -> Tenant:
         """The owner, within the cache's part for the request's salt."""
         return self.owner.narrowed(salt)
+
+    def reject(self, error: RequestError) -> None:
+        """Counts it."""
+        if self.service is not None:
+            reason = error.code or str(error.status)
+            self.service.counts.rejected.add(reason=reason)
 
     @property
     def name(self) -> str:
@@ -161,6 +170,7 @@ class Call:
         length = self.headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
             raise _too_large(most)
+        announced = self.scope.get(ANNOUNCED, int)
         body = bytearray()
         try:
             async with asyncio.timeout(seconds):
@@ -169,7 +179,7 @@ class Call:
                     if message["type"] == "http.disconnect":
                         raise asyncio.CancelledError
                     body += message.get("body", b"")
-                    if len(body) > most:
+                    if len(body) > most or announced() > most:
                         raise _too_large(most)
                     if not message.get("more_body", False):
                         return bytes(body)
@@ -193,7 +203,7 @@ class Call:
         elif isinstance(content, bytes):
             kind, data = JSON, content
         else:
-            kind, data = JSON, msgspec.json.encode(content)
+            kind, data = JSON, encoded(content)
         more = {**(headers or {}), "content-length": str(len(data))}
         await self._start(status, kind, more)
         body = b"" if self.scope["method"] == "HEAD" else data
@@ -414,6 +424,11 @@ class Template:
 Handler = Callable[[Call], Awaitable[None]]
 
 
+def encoded(data: object) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(data)
+
+
 def sse(data: object, event: str = "") -> bytes:
     """A frame of server-sent events."""
     head = f"event: {event}\n".encode() if event else b""
@@ -443,7 +458,8 @@ def _short(text: str) -> str:
 
 
 __all__ = [
-    "JSON", "NDJSON", "SSE", "Call", "Called", "Ended", "ErrorStyle", "Event",
-    "Finished", "Handler", "PIPE", "Pipe", "Reply", "Shape", "Started",
-    "Stream", "Template", "Token", "loading", "ndjson", "serve", "sse",
+    "ANNOUNCED", "JSON", "NDJSON", "PIPE", "SSE", "Call", "Called", "Ended",
+    "ErrorStyle", "Event", "Finished", "Handler", "Pipe", "Reply", "Shape",
+    "Started", "Stream", "Template", "Token", "encoded", "loading", "ndjson",
+    "serve", "sse",
 ]  # fmt: skip

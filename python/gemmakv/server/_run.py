@@ -11,16 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gemmakv.chat._gemma import Gemma
 from gemmakv.server._app import LOG, App, JsonLog
-from gemmakv.server._http import PIPE
 from gemmakv.server._metrics import text_of
+from gemmakv.server._protocol import Connection
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker, listener
@@ -106,9 +103,10 @@ class _Process:
         self._worker = worker
         self._app = App(settings, worker=worker)
 
-        class Protocol(_Protocol):
-            header_s = settings.limits.header_s
+        class Protocol(Connection):
+            limits = settings.limits
             of = worker
+            refusal = self._app.refusal
 
         self._server = _Server(
             uvicorn.Config(
@@ -237,90 +235,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _Protocol(H11Protocol):
-    """A connection whose requests have to arrive in time.
-
-    The line and the headers of a request have `header_s` seconds, counted
-    from their first byte, or from the beginning of the connection.
-    """
-
-    header_s = 20.0
-    of: Worker | None = None
-    app: Any
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(  # type: ignore[override]
-        self, transport: asyncio.Transport
-    ) -> None:
-        super().connection_made(transport)
-        self.app = self._with_pipe(self.app)
-        self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        if self.of is not None:
-            self.of.count(connections=-1)
-        super().connection_lost(exc)
-        self.app = self.config.loaded_app  # no circle holds what is over
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._disarm()
-        elif self._timer is None:
-            self._arm()
-
-    def on_response_complete(self) -> None:
-        self._disarm()
-        super().on_response_complete()
-
-    def _should_upgrade(self) -> bool:
-        """Never: asked for another protocol, HTTP's servers may go on with
-        HTTP. The class would advise to install one for each such request.
-        """
-        return False
-
-    def _with_pipe(self, app: ASGIApp) -> ASGIApp:
-        async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            # Other versions of HTTP have no chunks.
-            if scope["http_version"] == "1.1":
-                scope[PIPE] = _Chunks(self)
-            await app(scope, receive, send)
-
-        return run
-
-    def _arm(self) -> None:
-        self._timer = self.loop.call_later(self.header_s, self.transport.close)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class _Chunks:
-    """A `Pipe`: chunks of a body whose length was not said. Through ASGI and
-    h11, which begin and end the body, one takes 10 us more.
-    """
-
-    def __init__(self, protocol: H11Protocol) -> None:
-        self._cycle = protocol.cycle
-        self._flow = protocol.flow
-        self._write = protocol.transport.write
-
-    def free(self) -> bool:
-        cycle = self._cycle
-        return (
-            cycle.response_started
-            and not cycle.response_complete
-            and not cycle.disconnected
-            and not self._flow.write_paused
-        )
-
-    def write(self, data: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def set_up_logs(log_format: str, worker: Worker | None = None) -> None:

@@ -343,6 +343,84 @@ def exchange(port: int, head: bytes, body: bytes = b"") -> bytes:
     return data
 
 
+CHUNKED = (
+    b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: mine\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "data, status, words",
+    [
+        (b"GARBAGE\r\n\r\n", 400,
+         "request: expected HTTP/1.1, found illegal request line: b'GARBAGE'"),
+        (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400,
+         "found illegal header line: b'A b: c'"),
+        (b"GET /" + b"x" * 600_000, 431,
+         "headers: expected at most 32768 bytes with the line, found more"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
+         501, "found only Transfer-Encoding: chunked is supported"),
+        (CHUNKED + b"zz\r\n{}\r\n", 400,
+         "found illegal chunk header: b'zz"),
+        (CHUNKED + b"1;" + b"x" * 40_000, 431,
+         "body: expected at most 32768 bytes of a chunk's size or of trailers"),
+        (CHUNKED + b"1\r\n{\r\n0\r\nA: " + b"x" * 60_000 + b"\r\n\r\n", 431,
+         "body: expected at most 32768 bytes of a chunk's size or of trailers"),
+    ],
+)  # fmt: skip
+def test_what_is_no_http_has_an_error_of_ours(
+    running: ServerProcess, data: bytes, status: int, words: str
+) -> None:
+    """It was a line of text without an id, and trailers had no bound."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(data)
+        answer = b""
+        while more := sock.recv(65536):
+            answer += more
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"content-type: application/json" in head
+    found = json.loads(body)
+    assert words in found["error"]["message"]
+    id = head.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode()
+    if data.startswith(CHUNKED):
+        assert id == found["request_id"] == "mine"
+    assert id.startswith("req_") or id == "mine"
+    settles_log(running, f" {status} ", id)
+    assert "Traceback" not in running.log
+
+
+def settles_log(running: ServerProcess, *words: str) -> None:
+    """A line of the log with all of these comes within a minute."""
+    for _ in range(600):
+        lines = running.log.splitlines()
+        if any(all(word in line for word in words) for line in lines):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no line with {words}: {running.log}")
+
+
+def test_a_bad_chunk_behind_an_answer(running: ServerProcess) -> None:
+    """Another answer cannot be written then: that was a traceback."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(CHUNKED.replace(b"messages", b"nothing"))
+        assert b"no such route" in read_until(sock, b"}}")
+        sock.sendall(b"zz\r\n")
+        assert sock.recv(100) == b""
+    assert httpx.get(running.url + "/health").status_code == 200
+    assert "Traceback" not in running.log
+
+
+def test_a_chunk_that_is_too_large_is_not_waited_for(
+    running: ServerProcess,
+) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
+        sock.sendall(CHUNKED + b"2\r\n{ \r\n7ffffff\r\n")
+        answer = read_until(sock, b'"mine"}')
+    assert answer.startswith(b"HTTP/1.1 413 "), answer
+    assert b"expected at most 8388608 bytes" in answer
+
+
 @pytest.mark.parametrize(
     "head, status",
     [
