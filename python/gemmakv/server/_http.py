@@ -40,6 +40,7 @@ PIPE = "gemmakv.pipe"  # in a scope: its `Pipe`
 # In a scope: a function that says how many bytes the body has at least, those
 # of chunks that are yet to come included.
 ANNOUNCED = "gemmakv.announced"
+_COMMENT = b": ping\n\n"  # in any stream of server-sent events
 _POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
 
 
@@ -238,7 +239,7 @@ class Pipe(Protocol):
 
 
 class Stream:
-    """An answer piece by piece, with signs of life in between."""
+    """An answer piece by piece, with signs of life in between, and before."""
 
     def __init__(self, call: Call, kind: str, ping: bytes) -> None:
         self._call = call
@@ -246,8 +247,9 @@ class Stream:
         self._kind = kind
         self._ping = ping
         self._lock = asyncio.Lock()
-        self._written = 0.0
-        self._pings: asyncio.Task[None] | None = None
+        self._said = False  # anything of the API
+        self._written = time.monotonic()
+        self._pings = asyncio.create_task(self._keep_alive())
 
     async def write(self, frames: bytes) -> None:
         """Waits while the client does not read."""
@@ -255,8 +257,7 @@ class Stream:
             return
         async with self._lock:
             await self._begin()
-            if self._ping and self._pings is None:
-                self._pings = asyncio.create_task(self._keep_alive())
+            self._said = True
             await self._send(frames, True)
 
     def free(self) -> bool:
@@ -287,10 +288,9 @@ class Stream:
 
     async def close(self) -> None:
         """To be called whatever happens."""
-        if self._pings is not None:
-            self._pings.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pings
+        self._pings.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._pings
 
     async def _send(self, data: bytes, more: bool) -> None:
         self._written = time.monotonic()
@@ -302,6 +302,9 @@ class Stream:
         await self._call.send(message)
 
     async def _keep_alive(self) -> None:
+        """Begins a stream, too, whose first event is long in coming: clients
+        and proxies give up on what says nothing.
+        """
         every = self._call.settings.ping_s
         while True:
             silent = time.monotonic() - self._written
@@ -309,7 +312,14 @@ class Stream:
                 await asyncio.sleep(every - silent)
                 continue
             async with self._lock:
-                await self._send(self._ping, True)
+                await self._begin()
+                # Before its first event, an API may have none of its own.
+                ping = self._ping
+                if not self._said and self._kind == SSE:
+                    ping = _COMMENT
+                self._written = time.monotonic()
+                if ping:
+                    await self._send(ping, True)
 
 
 class Reply:

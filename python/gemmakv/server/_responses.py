@@ -255,9 +255,12 @@ async def get(call: Call) -> None:
         await call.answer(of_turn(call, turn))
         return
     shape = _Response(call, past_of_turn(turn), False)
-    stream = Stream(call, SSE, b"")
-    await stream.write(shape.again(turn, query.starting_after))
-    await stream.end()
+    stream = Stream(call, SSE, PING)
+    try:
+        await stream.write(shape.again(turn, query.starting_after))
+        await stream.end()
+    finally:
+        await stream.close()
 
 
 async def delete(call: Call) -> None:

@@ -299,3 +299,59 @@ def test_pings_in_silence(shared: gemmakv.Gemma) -> None:
         await other.done()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, "/v1/messages", "/api/chat", "/v1/responses", "/completion"]
+)
+def test_a_long_wait_has_a_head(shared: gemmakv.Gemma, path: str) -> None:
+    """Streams that waited in the queue said nothing at all."""
+    app = make_app(shared, ping_s=0.05, max_running=1)
+    body: dict[str, Any] = {**LONG, "max_tokens": 2}
+    if path == "/v1/responses":
+        body = {"input": "hi", "max_output_tokens": 2, "ignore_eos": True}
+    elif path == "/completion":
+        body = {"prompt": "hi", "n_predict": 2}
+
+    async def main() -> None:
+        first = Exchange(app, CHAT, {**LONG, "stream": True})
+        await first.holds(b'"role"')
+        waits = Exchange(app, path, {**body, "stream": True})
+        if path == "/api/chat":  # has no pings
+            await until(lambda: waits.status == 200, "it has a head")
+            assert not waits.data
+        else:
+            await waits.holds(b": ping\n\n: ping\n\n")
+            assert waits.data.replace(b": ping\n\n", b"") == b""
+        assert service(app).admission.waiting == 1
+        first.leave()
+        await first.done()
+        await waits.done()
+        assert waits.status == 200
+        ends = {
+            CHAT: b"[DONE]", "/v1/messages": b"message_stop",
+            "/api/chat": b'"done":true', "/completion": b'"stop":true',
+            "/v1/responses": b"response.incomplete",
+        }  # fmt: skip
+        assert ends[path] in waits.data
+
+    run(main())
+
+
+def test_what_fails_after_a_long_wait_is_an_event(
+    shared: gemmakv.Gemma,
+) -> None:
+    app = make_app(shared, ping_s=0.05, max_running=1)
+
+    async def main() -> None:
+        first = Exchange(app, CHAT, {**LONG, "stream": True})
+        await first.holds(b'"role"')
+        late = Exchange(app, CHAT, {**LONG, "stream": True, "deadline": 1})
+        await late.done()
+        assert late.status == 200
+        assert late.data.startswith(b": ping\n\n")
+        assert b'"code":"deadline_exceeded"' in late.data
+        first.leave()
+        await first.done()
+
+    run(main())
