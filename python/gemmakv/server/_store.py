@@ -885,6 +885,12 @@ def _failed(error: sqlite3.Error, wrote: bool) -> RequestError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return RequestError(503, words, code="sessions_busy", retry_after=1)
     full = name.startswith("SQLITE_FULL")
+    if full:
+        # What is deleted is written to the log first, which may have to grow.
+        words += (
+            "; the disk of --sessions is full: expected some room on it, which "
+            "deleting needs, too"
+        )
     return RequestError(
         503, words, code="sessions_full" if full else "sessions_failed"
     )
