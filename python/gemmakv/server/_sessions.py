@@ -16,6 +16,8 @@ from gemmakv.server._requests import Past
 from gemmakv.server._service import ChatService
 from gemmakv.server._store import Session, Turn, new_id
 
+_LISTED = 1_000  # characters of a `system` in lists
+
 
 class CreateBody(msgspec.Struct):
     name: Name | None = None
@@ -44,7 +46,15 @@ class SessionObject(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["session"] = "session"
     name: str | None
-    system: str | None
+    system: Annotated[
+        str | None,
+        msgspec.Meta(
+            description=f"In lists, its first {_LISTED:,} characters at most."
+        ),
+    ]
+    system_length: Annotated[
+        int, msgspec.Meta(description="Characters of all of `system`.")
+    ]
     head: str | None
     turn_count: int
     created_at: float
@@ -129,6 +139,7 @@ class SessionDeleted(msgspec.Struct, kw_only=True):
 async def create(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(CreateBody)
+    await _check_system(call, body.system)
     found = await history.on(
         history.store.create,
         owner(call),
@@ -146,7 +157,7 @@ async def sessions(call: Call) -> None:
     )
     await call.answer(
         SessionList(
-            data=[_session(one) for one in found],
+            data=[_session(one, _LISTED) for one in found],
             first_id=found[0].id if found else None,
             last_id=found[-1].id if found else None,
             has_more=more,
@@ -164,7 +175,7 @@ async def tree(call: Call) -> None:
         SessionTree(
             data=[
                 SessionNode(
-                    **msgspec.structs.asdict(_session(one.session)),
+                    **msgspec.structs.asdict(_session(one.session, _LISTED)),
                     parent=one.parent,
                     parent_turn=one.turn,
                     parent_turn_count=one.turns,
@@ -235,6 +246,7 @@ async def export(call: Call) -> None:
 async def take_in(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(_documents.Document, _documents.check_version)
+    await _check_system(call, body.system)
     turns, rendered = await history.in_pool(
         _documents.read, body, owner(call), history
     )
@@ -310,11 +322,30 @@ def _turn(turn: Turn) -> TurnObject:
     )
 
 
-def _session(session: Session) -> SessionObject:
+async def _check_system(call: Call, system: str | None) -> None:
+    """Raises RequestError for one that leaves no room in the context."""
+    service = call.chat
+    encode = service.tokenizer.encode
+    count = len(await service.on_texts(encode, system or ""))
+    if count >= service.context:
+        raise RequestError(
+            400,
+            f"system: expected at most {service.context - 1} tokens, since the "
+            f"context has {service.context}, found {count}",
+            param="system",
+            code="context_length_exceeded",
+            more={"n_prompt_tokens": count, "n_ctx": service.context},
+        )
+
+
+def _session(session: Session, shown: int | None = None) -> SessionObject:
+    """With as many characters of `system`; None: all."""
+    system = session.system or ""
     return SessionObject(
         id=session.id,
         name=session.name,
-        system=session.system,
+        system=system[:shown] or None,
+        system_length=len(system),
         head=session.head,
         turn_count=session.turns,
         created_at=session.created,

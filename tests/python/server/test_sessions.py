@@ -689,7 +689,39 @@ def test_a_lease_is_renewed(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(renewed) == {id}
 
 
+def test_a_long_system_is_not_repeated_in_lists(kept: App) -> None:
+    system = "Be brief. " * 150
+    id = create(kept, system=system)["id"]
+    for path in (SESSIONS, f"{SESSIONS}/tree"):
+        [found] = get(kept, path).json()["data"]
+        assert found["system"] == system[:1000]
+        assert found["system_length"] == 1500
+    found = look(kept, id)
+    assert (found["system"], found["system_length"]) == (system, 1500)
+    other = create(kept)
+    assert (other["system"], other["system_length"]) == (None, 0)
+
+
 # What goes wrong.
+
+
+@pytest.mark.parametrize("taken_in", [False, True])
+def test_a_system_that_cannot_fit(kept: App, taken_in: bool) -> None:
+    """It was kept, and no turn could ever come after it."""
+    path, body = SESSIONS, {"system": "ab " * 700_000}
+    if taken_in:
+        id = create(kept)["id"]
+        document = get(kept, f"{SESSIONS}/{id}/export").json()
+        path, body = f"{path}/import", {**document, **body}
+    before = get(kept, SESSIONS).json()
+    found = error(post(kept, path, body), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert found["param"] == "system"
+    assert kept.service is not None
+    context = kept.service.context
+    assert f"expected at most {context - 1} tokens" in found["message"]
+    assert int(found["message"].rpartition("found ")[2]) > context
+    assert get(kept, SESSIONS).json() == before
 
 
 def full(store: Store) -> None:
@@ -727,6 +759,40 @@ def test_full_disk(kept: App, folder: Path, stream: bool) -> None:
     assert store._db is not None
     store._db.execute("PRAGMA max_page_count = 1000000")
     say(kept, id, "two")
+
+
+def test_deleting_on_a_full_disk(kept: App) -> None:
+    """A deletion may need room, too; the error has to say so, and nothing is
+    lost.
+    """
+    id = create(kept)["id"]
+    say(kept, id, "one")
+    before = look(kept, id)
+    store = history(kept).store
+    real = store._db
+    assert real is not None
+
+    class Full:
+        """The log cannot grow."""
+
+        in_transaction = False
+
+        def execute(self, words: str, *args: Any) -> Any:
+            if words == "COMMIT":
+                real.execute("ROLLBACK")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorname = "SQLITE_FULL"
+                raise error
+            return real.execute(words, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_db", Full())
+        found = error(delete(kept, f"{SESSIONS}/{id}"), 503)
+    assert found["code"] == "sessions_full"
+    assert "nothing of this request is kept" in found["message"]
+    assert "expected some room on it, which deleting needs" in found["message"]
+    assert look(kept, id) == before
+    assert delete(kept, f"{SESSIONS}/{id}").status_code == 200
 
 
 def test_another_process_writes_for_long(
