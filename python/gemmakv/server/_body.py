@@ -96,6 +96,10 @@ def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
             what = "expected it, found none"
         what = what[:1].lower() + what[1:]
         what = what.replace(", got", ", found")
+        if texts:  # all are `str`
+            what = what.replace(
+                ", found `str`", f", found {brief(document.get(path))}"
+            )
         if not lacking and ", found" not in what:
             what = _with_found(what, path, document, shape)
         raise invalid(path or "body", what) from None

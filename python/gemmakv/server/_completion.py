@@ -136,6 +136,10 @@ def _bias(given: Any) -> dict[int, float]:
             token = int(token[:20])
         if not isinstance(token, int) or isinstance(token, bool):
             raise missing("logit_bias", "texts in the place of token ids")
+        if token in found:
+            raise invalid(
+                "logit_bias", f"expected each token once, found {token} twice"
+            )
         found[token] = float("-inf") if bias is False else float(bias)
     return found
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gemmakv.generation._result import ToolCall
 from gemmakv.server import _body
-from gemmakv.server._errors import RequestError
+from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._events import (
     Called,
     Ended,
@@ -119,7 +119,18 @@ class Call:
 
     def query_of(self, shape: type[_T]) -> _T:
         """Its fields. Raises RequestError naming the one that is bad."""
-        given = {k: v for k, v in self.query.items() if k not in self.without}
+        given: dict[str, str] = {}
+        known = {field.encode_name for field in msgspec.structs.fields(shape)}
+        for name, value in self.query.multi_items():
+            if name in self.without:
+                continue
+            if name in given and name in known:
+                raise invalid(
+                    name,
+                    "expected it once, found "
+                    f"{_short(given[name])} and {_short(value)}",
+                )
+            given[name] = value
         return _body.typed(given, shape, texts=True)
 
     async def json(

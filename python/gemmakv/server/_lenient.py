@@ -96,6 +96,8 @@ TOLERATED: dict[str, _Fields] = {
         "tools[].parameters": _ANY_OBJECT,
     },
     "/v1/responses/{response}/input_items": _out("after", "limit", "order"),
+    "/v1/responses/{response}": _out("stream", "starting_after"),
+    "/v1/models": _out("limit", "after_id", "before_id"),
     "/v1/models/{model:path}": _MODEL,
     "/v1/messages": {
         **_COUNTED,

@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -100,6 +100,12 @@ class ChatBody(_Common, kw_only=True):
     store: bool | None = None
 
 
+class ModelsQuery(msgspec.Struct, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    after_id: str | None = None
+    before_id: str | None = None
+
+
 class CompletionBody(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -180,12 +186,41 @@ async def completions(call: Call) -> None:
 
 
 async def models(call: Call) -> None:
-    await call.answer(
-        {
-            "object": "list",
-            "data": [_model(call, n) for n in call.settings.served_model_name],
+    """Of Anthropic's pages only those who ask for them are told."""
+    query = call.query_of(ModelsQuery)
+    names = list(dict.fromkeys(call.settings.served_model_name))
+    first = _place(names, "after_id", query.after_id, -1) + 1
+    end = _place(names, "before_id", query.before_id, len(names))
+    within = names[first:end]
+    shown = within[: query.limit]
+    if query.before_id is not None and query.limit is not None:
+        shown = within[-query.limit :]  # those next to it
+    found: dict[str, Any] = {
+        "object": "list",
+        "data": [_model(call, name) for name in shown],
+    }
+    if "anthropic-version" in call.headers:
+        found |= {
+            "first_id": shown[0] if shown else None,
+            "last_id": shown[-1] if shown else None,
+            "has_more": len(shown) < len(within),
         }
-    )
+    await call.answer(found)
+
+
+def _place(
+    names: list[str], field: str, wanted: str | None, absent: int
+) -> int:
+    """Of a name that a query's field says. Raises RequestError."""
+    if wanted is None:
+        return absent
+    if wanted not in names:
+        raise invalid(
+            field,
+            f"expected a model that is served ({' or '.join(names)}), found "
+            + brief(wanted),
+        )
+    return names.index(wanted)
 
 
 async def model(call: Call) -> None:
@@ -335,7 +370,8 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     found = {}
     for key, value in given.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 10:
+        plain = key.isascii() and key.isdigit() and len(key) <= 10
+        if not plain or key != str(int(key)):  # "05" is no other token than "5"
             raise invalid(
                 "logit_bias", f"expected token ids as keys, found {key[:40]!r}"
             )

@@ -126,7 +126,7 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 class RetrieveQuery(msgspec.Struct, kw_only=True):
     stream: bool | None = None
-    starting_after: int | None = None
+    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 async def create(call: Call) -> None:
@@ -249,6 +249,12 @@ def _request(
 async def get(call: Call) -> None:
     history = kept(call)
     query = call.query_of(RetrieveQuery)
+    if query.starting_after is not None and not query.stream:
+        raise invalid(
+            "starting_after",
+            f"expected stream=true with it, found {query.starting_after} "
+            "without",
+        )
     with renamed({}, _ID):
         turn = await history.on(history.store.turn, owner(call), _id(call))
     if not query.stream:

@@ -207,6 +207,9 @@ def test_each_tolerated_field_has_a_case() -> None:
     assert listed.pop("/v1/models/{model:path}") == {"model"}
     items = listed.pop("/v1/responses/{response}/input_items")
     assert items == {"after", "limit", "order"}
+    again = listed.pop("/v1/responses/{response}")
+    assert again == {"stream", "starting_after"}
+    assert listed.pop("/v1/models") == {"limit", "after_id", "before_id"}
     assert {route: set(fields) for route, fields in CASES.items()} == listed
 
 
@@ -234,6 +237,31 @@ def test_what_is_refused_of_a_query(lenient: App, query: str) -> None:
     found = get(lenient, f"{path}?{query}")
     assert _named(found) == [query.partition("=")[0]]
     assert found.json() == get(lenient, path).json()
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["starting_after=1", "starting_after=-1&stream=false", "stream=2",
+     "stream=false&stream=false"],
+)  # fmt: skip
+def test_what_is_refused_of_a_response(
+    lenient: App, strict: App, query: str
+) -> None:
+    made = post(lenient, _RESPONSES, BASES[_RESPONSES]).json()["id"]
+    path = f"{_RESPONSES}/{made}"
+    found = get(lenient, f"{path}?{query}")
+    assert _named(found) == [query.partition("=")[0]]
+    assert found.json() == get(lenient, path).json()
+
+
+@pytest.mark.parametrize("query", ["limit=0", "after_id=x", "before_id=x"])
+def test_what_is_refused_of_models(
+    lenient: App, strict: App, query: str
+) -> None:
+    assert get(strict, f"/v1/models?{query}").status_code == 400
+    found = get(lenient, f"/v1/models?{query}")
+    assert _named(found) == [query.partition("=")[0]]
+    assert found.json() == get(strict, "/v1/models").json()
 
 
 def test_what_is_good_is_as_without_it(lenient: App, strict: App) -> None:

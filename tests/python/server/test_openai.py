@@ -9,6 +9,8 @@ import pytest
 
 import gemmakv
 from gemmakv.server._app import App
+from gemmakv.server._service import ChatService
+from gemmakv.server._settings import Settings
 from support.asgi import NAME, USER, get, post, sse_events
 
 openai = pytest.importorskip("openai")
@@ -165,6 +167,48 @@ def test_logit_bias_bans_and_forces(app: App, shared: gemmakv.Gemma) -> None:
     [token] = shared.tokenizer.encode("q")
     forced = chat(app, logit_bias={str(token): 100}).choices[0]
     assert forced.message.content == "qqqqqq"
+
+
+@pytest.mark.parametrize("key", ["05", "x", "-1", "\u0665", ""])
+def test_logit_bias_of_no_token(app: App, key: str) -> None:
+    """ "05" was the token "5", and which of both counted nobody could tell."""
+    body = {"model": NAME, "messages": USER, "logit_bias": {"5": 1, key: 2}}
+    found = post(app, "/v1/chat/completions", body)
+    assert found.status_code == 400
+    assert found.json()["error"]["message"] == (
+        f"logit_bias: expected token ids as keys, found {key!r}"
+    )
+
+
+def test_pages_of_models(shared: gemmakv.Gemma) -> None:
+    """The pages of Anthropic's clients: `limit` and ids meant nothing."""
+    settings = Settings(("a", "b", "c"), version="1")
+    app = App(settings, ChatService(shared, settings))
+
+    def ids(query: str) -> tuple[list[str], bool]:
+        head = {"anthropic-version": "2023-06-01"}
+        found = get(app, f"/v1/models?{query}", **head).json()
+        names = [one["id"] for one in found["data"]]
+        ends = names[:1] + names[-1:] or [None, None]
+        assert [found["first_id"], found["last_id"]] == ends
+        return names, found["has_more"]
+
+    assert ids("") == (["a", "b", "c"], False)
+    assert ids("limit=2") == (["a", "b"], True)
+    assert ids("limit=2&after_id=b") == (["c"], False)
+    assert ids("limit=1&before_id=c") == (["b"], True)
+    assert ids("after_id=c") == ([], False)
+    assert "has_more" not in get(app, "/v1/models").json()
+    for query, words in (
+        ("limit=0", "limit: expected `int` >= 1, found '0'"),
+        ("after_id=x", "after_id: expected a model that is served (a or b or "
+         "c), found 'x'"),
+        ("before_id=", "before_id: expected a model that is served"),
+        ("limit=1&limit=2", "limit: expected it once, found '1' and '2'"),
+    ):  # fmt: skip
+        bad = get(app, f"/v1/models?{query}")
+        assert bad.status_code == 400
+        assert words in bad.json()["error"]["message"]
 
 
 def test_max_completion_tokens(app: App) -> None:
