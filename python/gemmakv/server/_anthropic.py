@@ -12,7 +12,7 @@ import msgspec
 from gemmakv.chat._tools import CallPart
 from gemmakv.server._body import Salt
 from gemmakv.server._diagnostics import Fingerprint, fingerprint
-from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._errors import RequestError, invalid, missing, unexpected
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -176,7 +176,7 @@ def _check_hints(document: Mapping[str, Any]) -> None:
     if edits is None:
         return
     if not isinstance(edits, list):
-        raise invalid("context_management.edits", "expected a list")
+        raise unexpected("context_management.edits", "a list", edits)
     for i, edit in enumerate(edits):
         kind = str(edit.get("type") if isinstance(edit, dict) else None)
         if not kind.startswith(_NO_EDITS):
@@ -203,8 +203,8 @@ def _think(
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind not in ("enabled", "adaptive", "disabled"):
-        raise invalid(
-            "thinking.type", "expected 'disabled', 'adaptive' or 'enabled'"
+        raise unexpected(
+            "thinking.type", "'disabled', 'adaptive' or 'enabled'", kind
         )
     if kind == "disabled":
         return False
@@ -244,7 +244,7 @@ def _format(
     if given is None:
         return None, said
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
-        raise invalid(said, "expected {'type': 'json_schema', ...}")
+        raise unexpected(said, "{'type': 'json_schema', ...}", given)
     schema = {"schema": given.get("schema")}
     return {"type": "json_schema", "json_schema": schema}, said
 
@@ -273,7 +273,7 @@ def _choice(body: CountBody) -> str | None:
     if kind == "tool":
         name = body.tool_choice.get("name")
         if not isinstance(name, str) or not name:
-            raise invalid("tool_choice.name", "expected the name of a tool")
+            raise unexpected("tool_choice.name", "the name of a tool", name)
         return name
     if kind not in choices:
         raise invalid(
@@ -340,9 +340,7 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
         if kind == "tool_use" and role == "assistant":
             calls.append(_call_of(block, here))
         elif kind == "thinking" and role == "assistant":
-            if not isinstance(block.get("thinking"), str):
-                raise invalid(f"{here}.thinking", "expected a text")
-            thoughts.append(block["thinking"])
+            thoughts.append(_text(block, "thinking", here))
         elif kind == "tool_result" and role == "user":
             inner = block.get("content") or ""
             text = "\n".join(p["text"] for p in _parts(inner, here))
@@ -355,7 +353,7 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
         else:
             texts += _parts([block], where, i)
     if not isinstance(content, list):
-        raise invalid(where, "expected a text or a list of content blocks")
+        raise unexpected(where, "a text or a list of content blocks", content)
     if texts or calls or not results:
         rest: dict[str, Any] = {"role": role, "content": texts}
         if calls:
@@ -368,9 +366,11 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
 
 def _call_of(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(block.get("name"), str):
-        raise invalid(f"{where}.name", "expected the name of a tool")
+        raise unexpected(
+            f"{where}.name", "the name of a tool", block.get("name")
+        )
     if not isinstance(block.get("input", {}), Mapping):
-        raise invalid(f"{where}.input", "expected an object")
+        raise unexpected(f"{where}.input", "an object", block["input"])
     function = {"name": block["name"], "arguments": block.get("input", {})}
     return {"id": block.get("id"), "type": "function", "function": function}
 
@@ -379,7 +379,7 @@ def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise invalid(where, "expected a text or a list of content blocks")
+        raise unexpected(where, "a text or a list of content blocks", content)
     parts = []
     for i, block in enumerate(content, first):
         kind = block.get("type") if isinstance(block, Mapping) else None
@@ -387,10 +387,16 @@ def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:
             raise invalid(f"{where}[{i}].type", "expected it, found none")
         if kind != "text":
             raise missing(f"{where}[{i}].type", kind[:40])
-        if not isinstance(block.get("text"), str):
-            raise invalid(f"{where}[{i}].text", "expected a text")
-        parts.append({"type": "text", "text": block["text"]})
+        text = _text(block, "text", f"{where}[{i}]")
+        parts.append({"type": "text", "text": text})
     return parts
+
+
+def _text(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise unexpected(f"{where}.{name}", "a text", value)
+    return value
 
 
 class _Messages:

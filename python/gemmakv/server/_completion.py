@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._errors import RequestError, invalid, missing, unexpected
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -35,6 +35,7 @@ _NAMES |= {
     "response_format.json_schema.schema": "json_schema",
     "response_format": "json_schema",
 }
+_PAIRS = "pairs of a token id and a number"
 _RANDOM = (-1, (1 << 32) - 1)
 # Of what this server does not do, values that ask for nothing.
 _NOTHING: dict[str, tuple[Any, ...]] = {
@@ -123,14 +124,12 @@ def _options(
 def _bias(given: Any) -> dict[int, float]:
     """Of [[id, bias], ...] or {id: bias}; false is minus infinity."""
     if given is True:
-        raise invalid("logit_bias", "expected pairs of a token id and a number")
+        raise unexpected("logit_bias", _PAIRS, given)
     pairs = list(given.items()) if isinstance(given, dict) else given
     found = {}
     for pair in pairs:
         if len(pair) != 2 or isinstance(pair[1], str) or pair[1] is True:
-            raise invalid(
-                "logit_bias", "expected pairs of a token id and a number"
-            )
+            raise unexpected("logit_bias", _PAIRS, pair)
         token, bias = pair
         if isinstance(token, str) and token.isascii() and token.isdigit():
             token = int(token[:20])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gemmakv.errors import one_line
+from gemmakv.errors import brief, one_line
 from gemmakv.options import GenerationOptions
 
 # "max_tokens: expected ...", "messages[0].role: ..."; the core's errors have no
@@ -48,6 +48,12 @@ class RequestError(Exception):
 def invalid(param: str, message: str, code: str | None = None) -> RequestError:
     """A field that is bad; the message names it."""
     return RequestError(400, f"{param}: {message}", param=param, code=code)
+
+
+def unexpected(param: str, expected: str, found: object) -> RequestError:
+    """A field that is bad, with what it has; None: it has nothing."""
+    has = "none" if found is None else brief(found)
+    return invalid(param, f"expected {expected}, found {has}")
 
 
 def missing(param: str, what: str = "") -> RequestError:

@@ -12,7 +12,7 @@ import msgspec
 from gemmakv.chat._templates import call_form
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._errors import RequestError, invalid, missing, unexpected
 from gemmakv.server._http import (
     NDJSON,
     Call,
@@ -148,7 +148,8 @@ async def show(call: Call) -> None:
     body, _ = await call.json(ShowBody)
     name = body.model or body.name
     if not name:
-        raise RequestError(400, "model: expected a name", param="model")
+        found = body.model if body.name is None else body.name
+        raise unexpected("model", "a name", found)
     call.check_model(name)
     service = call.chat
     config = service.gemma.config
@@ -215,13 +216,15 @@ def _checked(
             "json_schema": {"schema": form},
         }
     elif form not in (None, ""):
-        raise invalid("format", 'expected "json" or a JSON schema')
+        raise unexpected("format", '"json" or a JSON schema', form)
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     if body.top_logprobs is not None:
         options["top_logprobs"] = body.top_logprobs
         if not body.logprobs:
-            raise invalid("top_logprobs", "expected logprobs: true with it")
+            raise unexpected(
+                "top_logprobs", "logprobs: true with it", body.logprobs
+            )
     return options
 
 
@@ -270,8 +273,8 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
     if think is None or think is False:
         return think
     if think not in (True, "low", "medium", "high"):
-        raise invalid(
-            "think", 'expected true, false, "low", "medium" or "high"'
+        raise unexpected(
+            "think", 'true, false, "low", "medium" or "high"', think
         )
     if not call.chat.can_think:
         raise missing("think")

@@ -15,7 +15,7 @@ from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing
+from gemmakv.server._errors import RequestError, invalid, missing, unexpected
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -125,7 +125,9 @@ async def chat_completions(call: Call) -> None:
             )
         options["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "expected logprobs: true with it")
+        raise unexpected(
+            "top_logprobs", "logprobs: true with it", body.logprobs
+        )
     if body.session is not None and body.store is False:
         raise invalid("store", "expected true with a session, found false")
     past = past_of(call, body.session)
@@ -315,7 +317,7 @@ def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
 def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     refuse(document, _NOTHING)
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "expected stream: true with it")
+        raise unexpected("stream_options", "stream: true with it", body.stream)
     options = table_options(document)
     if body.logit_bias is not None:
         options["logit_bias"] = _bias(body.logit_bias)
@@ -347,17 +349,17 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
     if given is not None:
         kind = given.get("type") if isinstance(given, dict) else None
         if kind not in ("enabled", "disabled"):
-            raise invalid("thinking.type", "expected enabled or disabled")
+            raise unexpected("thinking.type", "enabled or disabled", kind)
         found["thinking"] = kind == "enabled"
     variables = document.get("chat_template_kwargs")
     if variables is not None and not isinstance(variables, dict):
-        raise invalid("chat_template_kwargs", "expected an object")
+        raise unexpected("chat_template_kwargs", "an object", variables)
     for name, value in (variables or {}).items():
         field = f"chat_template_kwargs.{name[:60]}"
         if name != "enable_thinking":
             raise missing(field)
         if not isinstance(value, bool):
-            raise invalid(field, "expected true or false")
+            raise unexpected(field, "true or false", value)
         found[field] = value
     if len(set(found.values())) > 1:
         raise invalid(min(found), f"expected as {max(found)} has it")
@@ -427,8 +429,8 @@ def _prompts(given: str | list[Any]) -> list[Any]:
         return [given]
     if kinds in ({str}, {list}):
         return given
-    raise invalid(
-        "prompt", "expected a text, texts, token ids or lists of token ids"
+    raise unexpected(
+        "prompt", "a text, texts, token ids or lists of token ids", given
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemmakv.server._errors import invalid, missing
+from gemmakv.server._errors import invalid, missing, unexpected
 from gemmakv.server._http import Call
 from gemmakv.server._openai import thinks
 
@@ -78,7 +78,7 @@ def _parts_of_thought(item: Mapping[str, Any], where: str) -> list[str]:
     """Of an item that another model may have made, without its text."""
     content = item.get("content") or []
     if not isinstance(content, list):
-        raise invalid(f"{where}.content", "expected a list of parts")
+        raise unexpected(f"{where}.content", "a list of parts", content)
     return [
         _text(part, "text", f"{where}.content[{j}]")
         for j, part in enumerate(content)
@@ -90,7 +90,7 @@ def _content(given: Any, where: str) -> Any:
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise invalid(where, "expected a text or a list of parts")
+        raise unexpected(where, "a text or a list of parts", given)
     parts = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -115,7 +115,7 @@ def _call_of(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", "expected a text")
+        raise unexpected(f"{where}.{name}", "a text", value)
     return value
 
 
@@ -171,7 +171,7 @@ def think_of(call: Call, given: Mapping[str, Any] | None) -> bool | None:
 
 def format_of(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise invalid("text.format", "expected an object")
+        raise unexpected("text.format", "an object", given)
     if given.get("type") != "json_schema":
         return given
     schema = {k: v for k, v in given.items() if k != "type"}

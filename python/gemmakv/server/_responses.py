@@ -12,7 +12,7 @@ import msgspec
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._errors import RequestError, invalid, unexpected
 from gemmakv.server._history import DROPPED
 from gemmakv.server._http import (
     SSE,
@@ -294,11 +294,13 @@ def _past(
     session = body.session
     if body.conversation is not None:
         if session is not None:
-            raise invalid("session", "expected none with conversation")
+            raise unexpected("session", "none with conversation", session)
         session = _conversation(body.conversation)
     if session is not None and body.previous_response_id is not None:
-        raise invalid(
-            "previous_response_id", "expected none with a conversation"
+        raise unexpected(
+            "previous_response_id",
+            "none with a conversation",
+            body.previous_response_id,
         )
     asked = {
         **asks,
@@ -325,7 +327,7 @@ def _past(
 def _conversation(given: str | dict[str, Any]) -> str:
     id = given.get("id") if isinstance(given, dict) else given
     if not isinstance(id, str):
-        raise invalid("conversation", "expected the id of a session")
+        raise unexpected("conversation", "the id of a session", given)
     return id
 
 

@@ -10,8 +10,10 @@ msgspec = pytest.importorskip("msgspec")
 for needed in ("starlette", "uvicorn"):
     pytest.importorskip(needed, reason="the extra `server` is not installed")
 
+from gemmakv.server._app import App  # noqa: E402
 from gemmakv.server._body import typed  # noqa: E402
 from gemmakv.server._errors import RequestError  # noqa: E402
+from support.asgi import NAME, USER, post  # noqa: E402
 
 
 class Inner(msgspec.Struct):
@@ -49,3 +51,64 @@ def test_of_a_query() -> None:
     with pytest.raises(RequestError) as caught:
         typed({"limit": "101"}, Shape, texts=True)
     assert str(caught.value) == "limit: expected `int` <= 100, found '101'"
+
+
+_CHAT, _MESSAGES = "/v1/chat/completions", "/v1/messages"
+_SAID: dict[str, Any] = {"messages": USER, "model": NAME, "max_tokens": 2}
+
+
+def _block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+@pytest.mark.parametrize(
+    "path, fields, name, found",
+    [
+        ("/api/chat", {"format": "xml"}, "format", "'xml'"),
+        ("/api/chat", {"format": 5}, "format", "5"),
+        ("/api/chat", {"think": "much"}, "think", "'much'"),
+        ("/api/chat", {"think": 7}, "think", "7"),
+        ("/api/chat", {"top_logprobs": 2}, "top_logprobs", "none"),
+        ("/api/show", {"model": ""}, "model", "''"),
+        ("/api/show", {"model": None}, "model", "none"),
+        (_CHAT, {"thinking": {"type": "much"}}, "thinking.type", "'much'"),
+        (_CHAT, {"thinking": 5}, "thinking.type", "none"),
+        (_CHAT, {"chat_template_kwargs": 5}, "chat_template_kwargs", "5"),
+        (_CHAT, {"stream_options": {}}, "stream_options", "none"),
+        (_CHAT, {"top_logprobs": 2}, "top_logprobs", "none"),
+        ("/v1/completions", {"prompt": [1, "x"]}, "prompt", "[1, 'x']"),
+        ("/v1/completions", {"prompt": {}}, "prompt", "`object`"),
+        ("/completion", {"prompt": 5}, "prompt", "`int`"),
+        ("/completion", {"prompt": "x", "logit_bias": True}, "logit_bias",
+         "True"),
+        ("/completion", {"prompt": "x", "logit_bias": [[5, "x"]]},
+         "logit_bias", "[5, 'x']"),
+        (_MESSAGES, {"thinking": {"type": "much"}}, "thinking.type", "'much'"),
+        (_MESSAGES, {"context_management": {"edits": 5}},
+         "context_management.edits", "5"),
+        (_MESSAGES, _block(type="text", text=5), "messages[0].content[0].text",
+         "5"),
+        (_MESSAGES, {"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content", "5"),
+        ("/v1/responses", {"input": "x", "text": {"format": "xml"}},
+         "text.format", "'xml'"),
+        ("/v1/responses",
+         {"input": [{"type": "message", "role": "user", "content": 5}]},
+         "input[0].content", "5"),
+        ("/v1/responses", {"input": "x", "conversation": {"id": 5}},
+         "conversation", "{'id': 5}"),
+    ],
+)  # fmt: skip
+def test_each_api_says_what_it_found(
+    app: App, path: str, fields: dict[str, Any], name: str, found: str
+) -> None:
+    """Some of these said what was expected alone."""
+    body = {**_SAID, **fields}
+    if path == "/v1/responses":
+        body = fields
+    answer = post(app, path, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message.startswith(f"{name}: expected "), message
+    assert message.endswith(f", found {found}"), message
