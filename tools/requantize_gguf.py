@@ -7,7 +7,7 @@
 Every matrix is dequantized and quantized anew by the package `gguf`, whose
 quantizers are the reference of the format; vectors and metadata stay as they
 are. The second file of a float MODEL is what `quantize="q4_0"` makes of it.
-K-quants cannot be written. Tests import it through
+Types may be said in small letters; K-quants cannot be written. Tests import it through
 tests/python/support/tiny_models.py.
 """
 
@@ -19,6 +19,7 @@ import pathlib
 import numpy as np
 
 _EMBEDDING_OR_HEAD = ("token_embd.weight", "output.weight")
+_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0")
 
 
 def _copy_metadata(reader, writer) -> None:
@@ -33,6 +34,13 @@ def _copy_metadata(reader, writer) -> None:
         element = (field.types[-1] if kind == gguf.GGUFValueType.ARRAY
                    else None)
         writer.add_key_value(field.name, field.contents(), kind, element)
+
+
+def type_of(name: str) -> str:
+    """The type of a name in any letters. Raises ValueError."""
+    if name.upper() not in _TYPES:
+        raise ValueError(f"expected one of {', '.join(_TYPES)}, found {name}")
+    return name.upper()
 
 
 def requantize(source, out, kind: str, embedding_kind: str | None = None
@@ -76,6 +84,12 @@ def main() -> None:
     parser.add_argument("--type", required=True)
     parser.add_argument("--embedding-type")
     args = parser.parse_args()
+    for flag in ("type", "embedding_type"):
+        name = getattr(args, flag)
+        try:
+            setattr(args, flag, name and type_of(name))
+        except ValueError as error:
+            parser.error(f"--{flag.replace('_', '-')}: {error}")
     requantize(args.source, args.out, args.type, args.embedding_type)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from support import (
     tiny_models,
 )
 from support.command import RunCli
+from support.folders import ROOT
 
 TOKENS = [2, *range(20, 70)]
 NAMES = ["q8_0", "q5_0", "q4_0", "bf16"]
@@ -411,3 +414,35 @@ def test_real_model(model_path: str, tmp_path: Path) -> None:
     gemmakv.Gemma.load(floats, quantize="q5_0", packed_cache=tmp_path / "a")
     gemmakv.Gemma.load(reference, packed_cache=tmp_path / "b")
     assert _payload(tmp_path / "a") == _payload(tmp_path / "b")
+
+
+def test_the_tool_takes_types_in_small_letters(tmp_path: Path) -> None:
+    """They ended in a traceback, as did types that it cannot write."""
+
+    def run(*flags: str) -> Any:
+        script = ROOT / "tools" / "requantize_gguf.py"
+        arguments = [script, model, tmp_path / "small.gguf", *flags]
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    model = tiny_models.write_tiny_gguf(tmp_path / "m.gguf", "F32")
+    done = run("--type", "q4_0", "--embedding-type", "q8_0")
+    assert done.returncode == 0, done.stderr
+    large = tiny_models.requantize(
+        model, tmp_path / "large.gguf", "Q4_0", "Q8_0"
+    )
+    assert (tmp_path / "small.gguf").read_bytes() == large.read_bytes()
+    for flags in (
+        ("--type", "Q4_K"),
+        ("--type", "F32", "--embedding-type", "x"),
+    ):
+        bad = run(*flags)
+        assert bad.returncode == 2
+        assert bad.stderr.rstrip().endswith(
+            f"{flags[-2]}: expected one of F32, F16, BF16, Q4_0, Q5_0, Q8_0, "
+            f"found {flags[-1]}"
+        )
