@@ -71,7 +71,7 @@ def bench(
             param_hint="--plot",
         )
     path = console.fetch(model)
-    guesses = console.load_draft(draft, threads, not no_packed_cache)
+    guesses = console.load_draft(draft, path, threads, not no_packed_cache)
     with console.work_progress("measuring") as progress:
         report = measure.run(
             path,

@@ -162,7 +162,7 @@ def load(
     A prefix cache that is a function is made once the model is here.
     """
     path = fetch(model)
-    guesses = load_draft(draft, threads, packed_cache)
+    guesses = load_draft(draft, path, threads, packed_cache)
     if callable(prefix_cache):
         prefix_cache = prefix_cache()
     with load_progress() as progress:
@@ -192,13 +192,27 @@ def load(
     return gemma
 
 
+def fetch_draft(draft: str, path: str) -> str:
+    """`fetch` of the draft for the model at `path`. Raises ValueError."""
+    found = fetch(draft)
+    if os.path.samefile(found, path):
+        raise ValueError(
+            "draft: expected a smaller model, which takes less time, found the "
+            f"model itself, {path}"
+        )
+    return found
+
+
 def load_draft(
-    model: str | None, threads: int | None = None, packed_cache: bool = True
+    model: str | None,
+    target: str,
+    threads: int | None = None,
+    packed_cache: bool = True,
 ) -> Gemma | None:
-    """What --draft names, if anything."""
+    """What --draft names, if anything, for the model at `target`."""
     if model is None:
         return None
-    path = fetch(model)
+    path = fetch_draft(model, target)
     with load_progress() as progress:
         return Gemma.load(
             path,

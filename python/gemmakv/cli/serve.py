@@ -104,8 +104,9 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in known:
+            names = sorted(one.replace("_", "-") for one in known)
             raise typer.BadParameter(
-                f"{path}: {key}: expected one of " + ", ".join(sorted(known))
+                f"{path}: {key}: expected one of " + ", ".join(names)
             )
         several = bool(getattr(known[name], "multiple", False))
         if several and isinstance(value, str):
@@ -439,7 +440,9 @@ def serve(
         source = _template_source(chat_template)
         store = _open_sessions(sessions, response_days)
         path = console.fetch(model)
-        draft_path = None if draft is None else console.fetch(draft)
+        draft_path: str | None = None
+        if draft is not None:
+            draft_path = console.fetch_draft(draft, path)
         sock = _run.bind(settings)
         worker = None
         if workers > 1:
@@ -466,7 +469,7 @@ def serve(
         def guesses() -> Any:
             if draft_path is None:
                 return None
-            return console.load_draft(draft_path, threads)
+            return console.load_draft(draft_path, path, threads)
 
         def load(check: Any) -> Any:
             from gemmakv.chat._gemma import Gemma

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -143,7 +144,7 @@ def test_rows_of_decoding_are_without_guesses(tiny_path: Path) -> None:
     assert measured.gemma._engine.steps - before == 40
 
 
-def test_command_line(cli: RunCli, tiny_path: Path) -> None:
+def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     run = ["bench", "--model", tiny_path, "--threads", 1, "--rounds", 1]
     result = cli(*run, "--json")
     assert result.returncode == 0, result.stderr
@@ -160,7 +161,8 @@ def test_command_line(cli: RunCli, tiny_path: Path) -> None:
         assert name in table
     spec = document["speculation"][0]
     assert {"ratio", "drafted", "accepted"} < set(spec)
-    drafts = json.loads(cli(*run, "--json", "--draft", tiny_path).stdout)
+    copy = shutil.copy(tiny_path, tmp_path / "draft.gguf")
+    drafts = json.loads(cli(*run, "--json", "--draft", copy).stdout)
     ways = [row["speculate"] for row in drafts["speculation"]]
     assert ways == ["lookup", "lookup", "draft", "draft"]
     failed = cli("bench", "--model", tiny_path, "--rounds", 0)

@@ -203,6 +203,11 @@ def test_command(cli: RunCli, tiny_path: Path, small_path: Path) -> None:
     refused = cli("generate", "-m", tiny_path, TEXT, "--speculate", "draft")
     assert refused.returncode != 0
     assert b"expected a --draft, found none" in refused.stderr
+    for command in ("generate", "bench"):  # it was loaded twice, and taken
+        words = (TEXT,) if command == "generate" else ()
+        same = cli(command, "-m", tiny_path, *words, "--draft", tiny_path)
+        assert same.returncode != 0
+        assert b"draft: expected a smaller model" in same.stderr
 
 
 def test_what_a_draft_model_computes_is_drafting(

@@ -540,7 +540,9 @@ def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
     for flags, words, code in (
         (["--host", "0.0.0.0"], ("--host", "--insecure"), 2),
         (["--api-key-file", empty], ("--api-key-file", "found none"), 2),
-        (["--config", config], ("prot", "port"), 2),
+        (["--config", config], ("prot", "port", "max-model-len"), 2),
+        (["--draft", talker_path],
+         ("--draft", "expected a smaller model", "found the model itself"), 2),
         (["--chat-template", tmp_path / "none"], ("--chat-template",), 2),
         (["--default-temperature", "-1"], ("--default-temperature",), 2),
         (["--speculate", "ngram"], ("--speculate", "lookup"), 2),
