@@ -7,8 +7,8 @@
 Every matrix is dequantized and quantized anew by the package `gguf`, whose
 quantizers are the reference of the format; vectors and metadata stay as they
 are. The second file of a float MODEL is what `quantize="q4_0"` makes of it.
-Types may be said in small letters; K-quants cannot be written. Tests import it through
-tests/python/support/tiny_models.py.
+Types may be said in small letters; K-quants cannot be written. Tests import it
+through tests/python/support/tiny_models.py.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from gemmakv.server._settings import Settings
 from gemmakv.server._workers import Worker
 
 _T = TypeVar("_T")
+_Query = TypeVar("_Query", bound=msgspec.Struct)
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -117,7 +118,7 @@ class Call:
         """What stands behind the path's question mark."""
         return QueryParams(self.scope["query_string"])
 
-    def query_of(self, shape: type[_T]) -> _T:
+    def query_of(self, shape: type[_Query]) -> _Query:
         """Its fields. Raises RequestError naming the one that is bad."""
         given: dict[str, str] = {}
         known = {field.encode_name for field in msgspec.structs.fields(shape)}
