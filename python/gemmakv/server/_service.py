@@ -905,10 +905,6 @@ class ChatService:
                         request.messages, request.tools, request.think
                     )
                 ]
-        else:
-            found = await self.on_texts(
-                self._text_ids, request.prompts, special
-            )
             if (
                 request.truncate
                 and request.ids is None
@@ -922,6 +918,10 @@ class ChatService:
                     options.get("max_tokens"),
                 )
                 found = [ids]
+        else:
+            found = await self.on_texts(
+                self._text_ids, request.prompts, special
+            )
         for ids in found:
             self.check_length(len(ids), request.messages is not None)
         return found, dropped

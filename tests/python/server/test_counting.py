@@ -13,7 +13,7 @@ import pytest
 import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._diagnostics import Diagnostics, fingerprint
-from support.asgi import NAME, USER, get, post
+from support.asgi import NAME, USER, get, make_app, post
 from support.kept import KEYS, bearer, error, prompts_of, serving
 
 pytest.importorskip("openai")
@@ -204,8 +204,6 @@ def test_a_salt_narrows_the_cache(
         name = f'gemmakv_cached_tokens_total{{key="{number}"}} '
         lines = [one for one in stats.splitlines() if one.startswith(name)]
         return int(float(lines[0][len(name) :])) if lines else 0
-
-    from support.asgi import make_app
 
     app = make_app(shared, max_model_len=4096, api_keys=KEYS)
     for key, salt in (
@@ -409,6 +407,19 @@ def test_truncation_leaves_out_the_oldest_turns(
     assert "dropped_messages" not in respond(small, "short")
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_truncation_where_nothing_is_kept(
+    shared: gemmakv.Gemma, small: App, keeps: bool
+) -> None:
+    """It was a 400, as if the response had not asked for it."""
+    app = small if keeps else make_app(shared, max_model_len=200)
+    fields = {"truncation": "auto", "max_output_tokens": 30, "store": False}
+    made = respond(app, turns(12), **fields)
+    kept = respond(small, turns(12), **{**fields, "store": True})
+    assert made["dropped_messages"] == kept["dropped_messages"] > 0
+    assert made["usage"]["input_tokens"] == kept["usage"]["input_tokens"]
+
+
 def test_truncation_of_a_kept_conversation(small: App) -> None:
     """Turns go on from what was read, and are cut again when it is full."""
     id, counts = None, []
@@ -437,7 +448,7 @@ def test_waiting_tokens_are_those_that_the_cache_has_not(
     """
     import asyncio
 
-    from support.asgi import Exchange, make_app, until
+    from support.asgi import Exchange, until
 
     app = make_app(
         shared, max_model_len=100_000, max_running=1, max_queue_tokens=300
