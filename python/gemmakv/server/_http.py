@@ -259,7 +259,7 @@ class Stream:
         self._kind = kind
         self._ping = ping
         self._lock = asyncio.Lock()
-        self._said = False  # anything of the API
+        self.said = False  # anything of the API
         self._written = time.monotonic()
         self._pings = asyncio.create_task(self._keep_alive())
 
@@ -269,7 +269,7 @@ class Stream:
             return
         async with self._lock:
             await self._begin()
-            self._said = True
+            self.said = True
             await self._send(frames, True)
 
     def free(self) -> bool:
@@ -327,7 +327,7 @@ class Stream:
                 await self._begin()
                 # Before its first event, an API may have none of its own.
                 ping = self._ping
-                if not self._said and self._kind == SSE:
+                if not self.said and self._kind == SSE:
                     ping = _COMMENT
                 self._written = time.monotonic()
                 if ping:
@@ -408,6 +408,8 @@ async def serve(
         except RequestError as error:
             if not call.status:
                 raise
+            if not stream.said:  # it only waited
+                call.reject(error)
             await stream.write(shape.failure(error))
         await stream.end()
     finally:

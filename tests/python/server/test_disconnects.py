@@ -351,6 +351,8 @@ def test_what_fails_after_a_long_wait_is_an_event(
         assert late.status == 200
         assert late.data.startswith(b": ping\n\n")
         assert b'"code":"deadline_exceeded"' in late.data
+        rejected = service(app).counts.rejected.values
+        assert list(rejected.values()) == [1]
         first.leave()
         await first.done()
 
