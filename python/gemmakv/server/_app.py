@@ -130,7 +130,9 @@ class App:
             scope[_REFUSED] = True
             call = scope.get("gemmakv.call")
         else:
-            scope = {"method": "-", "path": "", "headers": []}
+            scope = {
+                "method": "-", "path": "", "raw_path": b"-", "headers": [],
+            }  # fmt: skip
         if call is None:
             headers = Headers(scope=scope)
             call = Call(
