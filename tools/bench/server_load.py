@@ -12,7 +12,9 @@ turns behind one system text, the whole history with each request |
 8,192 tokens is read |
 | fan-out | 16 continuations of one new prefix of 4,096 tokens, asked at once |
 | by-turns | 30 conversations, one request at a time, with memory for 8 |
-| http | gemmakv alone: what HTTP costs at 32 streams and of the first token |
+| http | gemmakv alone: what HTTP costs at 32 streams |
+| first-token | gemmakv alone: how much later a stream's first text comes than \
+the library's, of three APIs, on a connection that is open already |
 
 Both serve the same file with as many threads, one after the other in each
 round, in changing order; ratios are of one round. Both are asked in the same
@@ -54,6 +56,7 @@ from chats import turn_end, words
 import gemmakv
 
 OURS, THEIRS = "gemmakv", "llama-server"
+SERVED_NAME = "model"
 TICK_S = 0.02
 MIB = 1 << 20
 
@@ -208,6 +211,55 @@ class Server:
         self.process.wait()
 
 
+class Client:
+    """A connection that stays open, with as little of its own as can be."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def first(
+        self, route: str, body: dict[str, Any], mark: bytes
+    ) -> float | None:
+        """Seconds until `mark` is in what comes, None where it never is; reads
+        the stream to its end."""
+        data = json.dumps({**body, "stream": True, "temperature": 0}).encode()
+        begin, first, got = CLOCK.now(), None, b""
+        self.socket.sendall(
+            f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        while not got.endswith(b"\r\n0\r\n\r\n"):
+            more = self.socket.recv(1 << 16)
+            got += more
+            if first is None and mark in got:
+                first = CLOCK.now() - begin
+            if not more or not got.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(f"{route}: found {got!r}")
+        return first
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def completion_body(prompt: str) -> dict[str, Any]:
+    return {"prompt": prompt, "n_predict": 4, "ignore_eos": True}
+
+
+def messages_body(prompt: str) -> dict[str, Any]:
+    return {
+        "model": SERVED_NAME, "max_tokens": 4,
+        "messages": [{"role": "user", "content": prompt}]}
+
+
+# What comes with the first text.
+FIRST_TOKEN_ROUTES = (
+    ("/completion", completion_body, b"data: "),
+    ("/v1/chat/completions", messages_body, b'"delta":{"content"'),
+    ("/v1/messages", messages_body, b"event: content_block_delta"),
+)
+
+
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]
@@ -266,7 +318,7 @@ class Bench:
             command = [
                 sys.executable, "-m", "gemmakv", "serve", "-m", args.gguf,
                 "--threads", str(args.threads), "--max-running", str(slots),
-                "--speculate", "off"]
+                "--speculate", "off", "--served-model-name", SERVED_NAME]
         else:
             command = [
                 args.llama_server, "-m", args.gguf, "-t", str(args.threads),
@@ -478,7 +530,6 @@ class Bench:
                 max_tokens=reply, ignore_eos=True, temperature=0)
 
         shares, ratios, ours = [], [], []
-        firsts: dict[str, list[float]] = {"http": [], "library": []}
         with self.serving(OURS, s.streams, 256) as server:
             for i in range(2 * self.args.rounds):
                 speed = {}
@@ -499,28 +550,60 @@ class Bench:
                         shares.append(100 * (1 - sum(engine) / sum(used)))
                 ratios.append(speed["http"] / speed["library"])
                 ours.append(s.streams * reply / speed["http"])
-            for i in range(20 * self.args.rounds):
-                prompt = [self.bos, *words(self.rng, 15)]
-                for name in order[::-1] if i % 2 else order:
-                    begin = CLOCK.now()
-                    if name == "http":
-                        server.ask(prompt, 1)
-                    else:
-                        self.plain.generate(
-                            gemmakv.create_kv_cache(self.plain.config), prompt,
-                            max_tokens=1, ignore_eos=True, temperature=0)
-                    firsts[name].append(
-                        1e3 * (CLOCK.now() - begin))
         yield Figure(
             f"HTTP at {s.streams} streams: processor time outside the engine's "
             "threads, % of the server's", "<= 3", shares, [], [], "")
         yield Figure(
             f"HTTP at {s.streams} streams: time, of the library's (the client "
             "is on the same cores)", "<=", ratios, ours, [], "tokens/s")
-        yield Figure(
-            "HTTP: first token of 16, ms more than the library's", "<= 1",
-            [a - b for a, b in zip(*firsts.values(), strict=True)],
-            firsts["http"], [], "ms")
+    def first_token(self) -> Iterator[Figure]:
+        rng = np.random.default_rng([1, 5])
+
+        def question() -> str:
+            return " ".join(
+                "".join(rng.choice(list("abcdefghij"), 4)) for _ in range(6))
+
+        def in_process(prompt: str, *, chat: bool) -> float | None:
+            begin = CLOCK.now()
+            cache = gemmakv.create_kv_cache(self.plain.config)
+            asked: Any = prompt
+            if chat:
+                asked = self.plain.apply_chat_template(
+                    [{"role": "user", "content": prompt}])
+            stream = self.plain.stream(
+                cache, asked, max_tokens=4, ignore_eos=not chat, temperature=0)
+            text = next(stream, None)
+            took = CLOCK.now() - begin
+            for _ in stream:
+                pass
+            return took if text else None
+
+        with (
+            self.serving(OURS, 1, 256) as server,
+            contextlib.closing(Client(server.port)) as client,
+        ):
+            for route, body, mark in FIRST_TOKEN_ROUTES:
+                later: list[float] = []
+                ours: list[float] = []
+                chat = "messages" in body("")
+                warm = 10  # pairs that meet what is cold
+                while len(ours) < 50 * self.args.rounds + warm:
+                    prompt = question()
+                    took: dict[str, float | None] = {}
+                    order = [OURS, "library"]
+                    for name in order[::-1] if len(ours) % 2 else order:
+                        took[name] = (
+                            client.first(route, body(prompt), mark)
+                            if name == OURS else in_process(prompt, chat=chat))
+                    http, library = took[OURS], took["library"]
+                    # Where a chat's reply is empty, neither has a text.
+                    if http is not None and library is not None:
+                        later.append(1e3 * (http - library))
+                        ours.append(1e3 * http)
+                later, ours = later[warm:], ours[warm:]
+                yield Figure(
+                    f"{route}: first text, ms later than the library's",
+                    "<= 1", later, ours, [], "ms")
 
 
 ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
@@ -530,6 +613,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "fan-out": Bench.fan_out,
     "by-turns": Bench.by_turns,
     "http": Bench.http,
+    "first-token": Bench.first_token,
 }
 
 
