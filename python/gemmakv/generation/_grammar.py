@@ -17,6 +17,11 @@ MAX_BYTES = 128 << 10
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Of JSON as json.dumps writes it; with a group where one half of a pair of
+# surrogates stands alone.
+_ESCAPES = re.compile(
+    r"\\(?:u(?:d[89ab]..\\ud[c-f]..|(d[89a-f]..)|....)|.)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,10 @@ class Grammar:
                 "grammar: expected a JSON schema of what JSON can say, found "
                 + brief(str(error))
             ) from None
+        if any(escape[1] for escape in _ESCAPES.finditer(text)):
+            raise ValueError(
+                "grammar: found a lone surrogate, which is not Unicode text"
+            )
         return cls("json_schema", text)
 
     @classmethod

@@ -139,6 +139,11 @@ def test_bad_sources() -> None:
         Grammar.lark("start: " + "(" * 200 + '"a"' + ")" * 200)
     with pytest.raises(ValueError, match="lone surrogate"):
         Grammar.regex("\ud800")
+    for text in "\ud800", "\udc00a", "\ud800\ud83d\ude00", "\U0001f600\ude00":
+        with pytest.raises(ValueError, match="lone surrogate"):
+            Grammar.json_schema({"const": text})
+    for text in "\U0001f600", r"\ud800", r"\\ud800", "\ud7ff\ue000":
+        assert Grammar.json_schema({"const": text}).kind == "json_schema"
     with pytest.raises(ValueError, match="expected a JSON schema"):
         Grammar.json_schema({"const": float("nan")})
     assert Grammar.json_schema({"const": "[[[[" * 50}).kind == "json_schema"
