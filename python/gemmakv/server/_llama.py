@@ -144,6 +144,10 @@ async def health(call: Call) -> None:
         raise loading()
     if call.service.admission.draining:
         raise RequestError(503, "the server stops", code="server_stopping")
+    # One that never can again until it is started again is to be told apart.
+    history = history_of(call.service)
+    if history is not None:
+        await history.on(history.store.check_place)
     await call.answer(Health())
 
 

@@ -579,7 +579,7 @@ class Store:
                 raise RequestError(
                     503, "the sessions are closed", code="server_stopping"
                 )
-            self._check_place()
+            self.check_place()
             try:
                 db.execute(begin)
                 try:
@@ -592,8 +592,10 @@ class Store:
             except sqlite3.Error as error:
                 raise _failed(error, begin != "BEGIN") from error
 
-    def _check_place(self) -> None:
-        """What goes to a file that was removed is lost, without an error."""
+    def check_place(self) -> None:
+        """Raises RequestError where the file is not there any more: what goes
+        to one that was removed is lost, without an error.
+        """
         try:
             found = os.stat(self._path)
         except OSError as error:

@@ -898,10 +898,14 @@ def test_folder_that_is_removed(
         found = error(response, 503)
         assert found["code"] == "sessions_failed"
         assert "another file" in found["message"] or not again
+    for path in "/health", "/health/ready":
+        assert get(kept, path).status_code == 503
+    assert get(kept, "/health/live").status_code == 200
     if again:
         folder.rename(tmp_path / "new")
     (tmp_path / "elsewhere").rename(folder)
     say(kept, id, "one")
+    assert get(kept, "/health/ready").status_code == 200
 
 
 def test_damage_is_told(kept: App, folder: Path) -> None:
