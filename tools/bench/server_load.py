@@ -556,6 +556,7 @@ class Bench:
         yield Figure(
             f"HTTP at {s.streams} streams: time, of the library's (the client "
             "is on the same cores)", "<=", ratios, ours, [], "tokens/s")
+
     def first_token(self) -> Iterator[Figure]:
         rng = np.random.default_rng([1, 5])
 
