@@ -322,6 +322,14 @@ def test_loading_what_is_no_session(chat: Chat, path: str) -> None:
 # ---- Completion ----
 
 
+@pytest.mark.parametrize("command", ["/save", "/load"])
+def test_paths_that_are_none(chat: Chat, command: str) -> None:
+    with pytest.raises(ValueError, match="~nobody-here/a: ~nobody-here is no"):
+        run(chat, f"{command} ~nobody-here/a")
+    with pytest.raises(ValueError, match="expected the path of a file"):
+        run(chat, f"{command} ''")
+
+
 def test_completion_of_each_kind(chat: Chat, tmp_path: Path) -> None:
     run(chat, "/new alpha", "/new beta")
     assert complete(chat, "/sw") == ["/switch "]

@@ -219,6 +219,24 @@ def test_no_persist(start: Start, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*"))
 
 
+def test_a_search_finds_what_was_said(start: Start) -> None:
+    screen = start()
+    screen.wait_for_prompt("main")
+    say(screen, "hello there")
+    screen.type("\x12")
+    screen.wait_for("I-search backward:")
+    screen.type("hel")
+    screen.wait_for("main> hello there\nI-search backward: hel")
+    screen.type(ENTER)
+    screen.wait_until(lambda: "I-search" not in screen.text, "no search")
+    screen.wait_until(lambda: screen.prompt == "main> hello there", "found")
+    screen.type(CTRL_C, "\x12")
+    screen.wait_for("I-search backward:")
+    screen.type(CTRL_C)
+    screen.wait_until(lambda: "I-search" not in screen.text, "no search")
+    assert "Ctrl-C again" not in screen.text
+
+
 def test_completion(start: Start) -> None:
     screen = start()
     screen.wait_for_prompt("main")

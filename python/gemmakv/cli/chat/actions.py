@@ -138,7 +138,7 @@ def restore(chat: Chat) -> None:
 
 
 def save(chat: Chat, path: str) -> None:
-    target = Path(path).expanduser()
+    target = _expanded(path)
     session = chat.session()
     if target.is_dir():
         raise ValueError(
@@ -158,7 +158,7 @@ def save(chat: Chat, path: str) -> None:
 
 
 def load(chat: Chat, path: str) -> None:
-    source = Path(path).expanduser()
+    source = _expanded(path)
     session, note = from_file(chat.gemma, source)
     record = Record(chat.book.unused_name(_name_of(source)))
     entry = chat.adopt(Entry(record, session))
@@ -169,6 +169,20 @@ def load(chat: Chat, path: str) -> None:
     if note:
         chat.view.say(note)
     chat.show_last_turn()
+
+
+def _expanded(path: str) -> Path:
+    """The path that was typed, with the home folder for a ~."""
+    if not path:
+        raise ValueError("expected the path of a file, found ''")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = path.split("/")[0]
+        raise ValueError(
+            f"{path}: {user} is no home folder that is known here; a file of "
+            f"that name is ./{path}"
+        ) from None
 
 
 def _name_of(path: Path) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import (
     FileHistory,
@@ -133,17 +134,19 @@ class Terminal:
 
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
+        # In a search (Ctrl-R), keys are prompt_toolkit's own.
+        here = has_focus(DEFAULT_BUFFER)
 
-        @keys.add("enter")
+        @keys.add("enter", filter=here)
         def send(event: KeyPressEvent) -> None:
             self._leaving = False
             event.current_buffer.validate_and_handle()
 
-        @keys.add("escape", "enter")
+        @keys.add("escape", "enter", filter=here)
         def new_line(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
 
-        @keys.add("tab")
+        @keys.add("tab", filter=here)
         def complete(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
             if buffer.complete_state:
@@ -158,7 +161,7 @@ class Terminal:
             else:
                 buffer.start_completion(insert_common_part=True)
 
-        @keys.add("c-c")
+        @keys.add("c-c", filter=here)
         def clear(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
             if buffer.text:
@@ -169,7 +172,7 @@ class Terminal:
             else:
                 self._leaving = True
 
-        @keys.add("<any>", filter=Condition(lambda: self._leaving))
+        @keys.add("<any>", filter=here & Condition(lambda: self._leaving))
         def stay(event: KeyPressEvent) -> None:
             self._leaving = False
             event.current_buffer.insert_text(event.data)
