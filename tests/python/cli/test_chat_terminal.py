@@ -226,7 +226,7 @@ def test_a_search_finds_what_was_said(start: Start) -> None:
     screen.type("\x12")
     screen.wait_for("I-search backward:")
     screen.type("hel")
-    screen.wait_for("main> hello there\nI-search backward: hel")
+    screen.wait_for(r"main> hello there\n+I-search .*: hel", regex=True)
     screen.type(ENTER)
     screen.wait_until(lambda: "I-search" not in screen.text, "no search")
     screen.wait_until(lambda: screen.prompt == "main> hello there", "found")
@@ -235,6 +235,23 @@ def test_a_search_finds_what_was_said(start: Start) -> None:
     screen.type(CTRL_C)
     screen.wait_until(lambda: "I-search" not in screen.text, "no search")
     assert "Ctrl-C again" not in screen.text
+
+
+def test_a_history_that_cannot_be_written(
+    start: Start, tmp_path: Path
+) -> None:
+    screen = start(columns=200)
+    screen.wait_for_prompt("main")
+    say(screen, "hello")
+    history = tmp_path / "gemmakv/chat/history"
+    history.unlink()
+    history.mkdir()
+    say(screen, "and you?")
+    screen.wait_for(f"{history}: Is a directory; the chat continues")
+    say(screen, "said once")
+    assert screen.text.count("is not kept for later starts") == 1
+    screen.type(UP)
+    screen.wait_until(lambda: screen.prompt == "main> said once", "history")
 
 
 def test_completion(start: Start) -> None:

@@ -11,12 +11,6 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import StyleAndTextTuples
-from prompt_toolkit.history import (
-    FileHistory,
-    History,
-    InMemoryHistory,
-    ThreadedHistory,
-)
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
@@ -27,6 +21,7 @@ from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.actions import Leave
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.completion import ChatCompleter
+from gemmakv.cli.chat.history import TypedHistory
 from gemmakv.cli.chat.keyboard import Keyboard
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.view import TerminalView
@@ -53,13 +48,14 @@ class Terminal:
         self._view = view
         self._leaving = False  # Ctrl-C on an empty line has been pressed once
         self._completer = ChatCompleter(chat)
+        self._typed = TypedHistory(history_path)
         self._prompt: PromptSession[str] = PromptSession(
             self._message,
             multiline=True,
             prompt_continuation=self._continuation,
             completer=self._completer,
             complete_while_typing=Condition(self._is_command),
-            history=_history(history_path),
+            history=self._typed.history,
             key_bindings=self._bindings(),
             bottom_toolbar=self._toolbar,
             enable_suspend=True,
@@ -81,6 +77,8 @@ class Terminal:
                 with contextlib.suppress(KeyboardInterrupt):
                     self._chat.report_failures()
                     text = self._prompt.prompt()
+                    if failure := self._typed.take_failure():
+                        self._view.error(failure)
                     with self._keyboard.kept(self._view.resume):
                         self._run_line(text)
         return 0
@@ -178,15 +176,3 @@ class Terminal:
             event.current_buffer.insert_text(event.data)
 
         return keys
-
-
-def _history(path: Path | None) -> History:
-    """What was typed before; in a file if `path` can be used."""
-    if path is None:
-        return InMemoryHistory()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError:
-        return InMemoryHistory()
-    return ThreadedHistory(FileHistory(str(path)))
