@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -376,11 +378,61 @@ def test_ctrl_c_drops_what_was_typed_meanwhile(start: Start) -> None:
     screen.wait_for("prefill saved")
 
 
+@pytest.fixture
+def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with which each fsync takes a while, and adds
+    a byte to the file `begun` there when it begins.
+    """
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "begun").touch()
+    (folder / "sitecustomize.py").write_text(
+        "import os, pathlib, time\n"
+        "real = os.fsync\n"
+        "def slow(file):\n"
+        "    begun = pathlib.Path(__file__).with_name('begun')\n"
+        "    begun.write_bytes(begun.read_bytes() + b'.')\n"
+        "    time.sleep(0.5)\n"
+        "    real(file)\n"
+        "os.fsync = slow\n"
+    )
+    return folder
+
+
+def test_ctrl_c_while_a_turn_is_stored(
+    start: Start, slow_disk: Path, tmp_path: Path
+) -> None:
+    def stores() -> int:
+        return (slow_disk / "begun").stat().st_size
+
+    path = os.pathsep.join([str(slow_disk), *filter(None, sys.path)])
+    screen = start(max_tokens=1_000_000, PYTHONPATH=path)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    before = stores()
+    screen.type(CTRL_C)
+    screen.wait_until(lambda: stores() > before, "the reply being stored")
+    screen.type(CTRL_C)
+    screen.wait_for("stopped")
+    screen.wait_for_prompt("main")
+    before = stores()
+    screen.type("/undo" + ENTER)
+    screen.wait_until(lambda: stores() > before, "the undo being stored")
+    screen.type(CTRL_C)
+    screen.wait_for("took back “tell me everything”; 0 turns left")
+    screen.wait_for_prompt("main")
+    assert "interrupted" not in screen.text
+    os.kill(screen.process.pid, signal.SIGKILL)
+    (record,) = tmp_path.rglob("*.json")
+    stored = json.loads(record.read_bytes())
+    assert (stored["messages"], stored["draft"]) == ([], None)
+
+
 def test_ctrl_c_right_after_enter(start: Start) -> None:
     screen = start(max_tokens=1_000_000)
     screen.wait_for_prompt("main")
     screen.type("tell me everything" + ENTER + CTRL_C)
-    screen.update(0.5)
+    screen.wait_for("interrupted|taken back|stopped", regex=True)
     screen.wait_for_prompt("main")
 
 

@@ -150,7 +150,8 @@ def save(chat: Chat, path: str) -> None:
         raise ValueError(
             f"{path} exists and is no saved session; choose another name"
         )
-    session.save(target)
+    with chat.view.stoppable():
+        session.save(target)
     chat.view.say(
         f"saved {chat.book.current.name} to {path} "
         f"({in_bytes(target.stat().st_size)}); /load opens it"
@@ -159,7 +160,8 @@ def save(chat: Chat, path: str) -> None:
 
 def load(chat: Chat, path: str) -> None:
     source = _expanded(path)
-    session, note = from_file(chat.gemma, source)
+    with chat.view.stoppable():
+        session, note = from_file(chat.gemma, source)
     record = Record(chat.book.unused_name(_name_of(source)))
     entry = chat.adopt(Entry(record, session))
     chat.view.say(

@@ -12,6 +12,8 @@ from gemmakv.cli.chat.book import Turn
 from gemmakv.errors import CacheFullError
 
 if TYPE_CHECKING:
+    from gemmakv.chat._session import Session
+    from gemmakv.chat._stream import ChatStream
     from gemmakv.cli.chat.chat import Chat
 
 
@@ -21,16 +23,12 @@ def reply(
     """Sends `text` to the current session and shows what it answers.
 
     With `on_stop`, Ctrl-C calls it and ends the reply; what is shown of it
-    stays in the session (if that is nothing, so does not the message either).
-    Without, it raises KeyboardInterrupt.
+    stays in the session (if that is nothing, so does not the message either),
+    and is stored however often Ctrl-C is pressed. Without, it raises
+    KeyboardInterrupt.
     """
-    entry = chat.book.current
-    session = chat.session(entry)
-    chat.save_draft(entry, text)
-    chat.view.begin_reply()
     stopped = False
-    stream = None
-    turns, had = session.turns, len(session.cache)
+    stream: ChatStream | None = None
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopped
@@ -40,14 +38,30 @@ def reply(
         if stream is not None:
             stream.cancel()
 
+    def start(session: Session) -> ChatStream:
+        nonlocal stream
+        stream = session.stream(text)
+        if stopped:
+            stream.cancel()
+        return stream
+
+    with handled(signal.SIGINT, stop) if on_stop else nullcontext():
+        _reply(chat, text, start)
+
+
+def _reply(
+    chat: Chat, text: str, start: Callable[[Session], ChatStream]
+) -> None:
+    entry = chat.book.current
+    session = chat.session(entry)
+    chat.save_draft(entry, text)
+    chat.view.begin_reply()
+    turns, had = session.turns, len(session.cache)
     try:
-        with handled(signal.SIGINT, stop) if on_stop else nullcontext():
-            stream = session.stream(text)
-            if stopped:
-                stream.cancel()
-            for piece in stream:
-                chat.view.thought(piece.reasoning)
-                chat.view.piece(piece.text)
+        stream = start(session)
+        for piece in stream:
+            chat.view.thought(piece.reasoning)
+            chat.view.piece(piece.text)
         generation = stream.result()
     except BaseException as error:
         chat.view.drop_reply()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
+from types import FrameType
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent
@@ -15,6 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
+from gemmakv._support.interrupts import handled
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import describe
 from gemmakv.cli.chat import commands, table
@@ -74,13 +77,15 @@ class Terminal:
         with self._keyboard.silent(), contextlib.suppress(EOFError, Leave):
             while True:
                 # A signal may come at any moment, also in the prompt.
-                with contextlib.suppress(KeyboardInterrupt):
+                try:
                     self._chat.report_failures()
                     text = self._prompt.prompt()
                     if failure := self._typed.take_failure():
                         self._view.error(failure)
                     with self._keyboard.kept(self._view.resume):
                         self._run_line(text)
+                except KeyboardInterrupt:
+                    self._view.error("interrupted")
         return 0
 
     def _run_line(self, text: str) -> None:
@@ -89,7 +94,9 @@ class Terminal:
         view = self._view
         try:
             if commands.is_command(text):
-                commands.run(self._chat, text)
+                # Whole: what is in memory then is on disk, too.
+                with handled(signal.SIGINT, self._ignore):
+                    commands.run(self._chat, text)
             else:
                 message = commands.message_of(text)
                 reply(self._chat, message, self._keyboard.drop)
@@ -100,6 +107,11 @@ class Terminal:
             view.error("out of memory; /delete sessions that you do not need")
         except (ValueError, OSError, GemmaKVError) as error:
             view.error(describe(error))
+
+    def _ignore(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-C where nothing is to be stopped; see `View.stoppable`."""
+        del number, frame
+        self._keyboard.drop()
 
     def _message(self) -> StyleAndTextTuples:
         return [("class:name", self._chat.book.current.name), ("", "> ")]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from gemmakv._support.interrupts import handled
 from gemmakv.cli import console, fail
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.table import count, printable, quoted
@@ -62,6 +65,10 @@ class View:
 
     def drop_reply(self) -> None:
         """The reply has failed."""
+
+    def stoppable(self) -> AbstractContextManager[None]:
+        """Ctrl-C ends the body, though the command around it runs whole."""
+        return contextlib.nullcontext()
 
     def confirm(self, question: str) -> bool:
         """Whether the person says yes; yes where there is nobody to ask."""
@@ -153,6 +160,9 @@ class TerminalView(View):
             self._console.show_cursor(False)
         elif self._wrap is not None:
             self._wrap.redraw()
+
+    def stoppable(self) -> AbstractContextManager[None]:
+        return handled(signal.SIGINT, signal.default_int_handler)
 
     def confirm(self, question: str) -> bool:
         return self.keyboard is None or self.keyboard.confirm(question)
