@@ -38,7 +38,7 @@ TOKEN_VERSION = 3  # tokens in place of keys and values
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
 _FINGERPRINT_BYTES = 16
-_AGAIN = (
+HOW_TO_REBUILD = (
     "Session.load(..., rebuild=True) keeps the text and computes the keys and "
     "values again"
 )
@@ -139,7 +139,7 @@ class TokenPart:
         if self.fingerprint != gemma.fingerprint:
             raise MismatchError(
                 f"session: its tokens are of weights {self.fingerprint}, "
-                f"expected those of this model, {gemma.fingerprint}; {_AGAIN}"
+                f"expected those of this model, {gemma.fingerprint}; {HOW_TO_REBUILD}"
             )
         ids, vocabulary = self.ids, gemma.config.vocab_size
         if len(ids) > text.capacity_tokens or not all(
@@ -220,9 +220,9 @@ def restore(
     try:
         return KVCache.from_bytes(snapshot, gemma, pool=pool)
     except MismatchError as error:
-        raise MismatchError(f"session: {error}; {_AGAIN}") from None
+        raise MismatchError(f"session: {error}; {HOW_TO_REBUILD}") from None
     except CorruptFile as error:
-        raise CorruptFile(f"session: {error}; {_AGAIN}") from None
+        raise CorruptFile(f"session: {error}; {HOW_TO_REBUILD}") from None
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:

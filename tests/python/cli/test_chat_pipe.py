@@ -151,7 +151,27 @@ def test_a_file_of_other_weights_keeps_its_text(
     assert result.returncode == 0, result.stderr
     text = result.stderr.decode()
     assert "the text is kept, and computed again" in text
+    assert "rebuild" not in text  # that is for programs
+    assert text.splitlines()[1].endswith("with the next message")
     assert "1 turn" in text and "“one”" in text
+
+
+@pytest.mark.parametrize("left", [-1, 4000])
+def test_a_file_with_damaged_keys_keeps_its_text(
+    run: Run, tmp_path: Path, left: int
+) -> None:
+    whole = run(b"one\ntwo\n").stdout.splitlines()
+    path = tmp_path / "chat.bin"
+    run(b"one\n/save %s\n" % bytes(path))
+    data = path.read_bytes()
+    assert len(data) > 5000
+    path.write_bytes(data[:left] + (b"" if left > 0 else b"?"))
+    result = run(b"/load %s\ntwo\n" % bytes(path))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == whole[1:]
+    text = result.stderr.decode()
+    assert "the text is kept, and computed again" in text
+    assert "rebuild" not in text
 
 
 def test_full_context(run: Run) -> None:
@@ -231,6 +251,8 @@ def test_a_message_outlives_a_reply_that_is_killed(
         time.sleep(0.01)
     process.kill()
     process.communicate()
+    # A change of settings is no answer.
+    run(b"/set top_k 5\n/system Be brief.\n", "--session", "main")
     again = run(b"/stats\nthree\n", "--session", "main")
     assert again.returncode == 0, again.stderr
     assert b"has no reply" in again.stderr and b"think long" in again.stderr

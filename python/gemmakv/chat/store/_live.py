@@ -13,19 +13,22 @@ from gemmakv._support.files import PathOrFile
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
 from gemmakv.chat._session import Session
+from gemmakv.chat._session_file import HOW_TO_REBUILD, read
 from gemmakv.chat.store._records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 
 def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
     """The session of a file that `Session.save` wrote, and a line to say (or
-    ""). Raises CorruptFile naming `path`.
+    ""). Raises CorruptFile naming `path` if its text is not sound.
     """
     try:
+        data = read(path)  # once: it may be a pipe
         try:
-            return Session.load(gemma, path), ""
-        except MismatchError as error:
-            return Session.load(gemma, path, rebuild=True), _again(str(error))
+            return Session.from_bytes(gemma, data), ""
+        except (CorruptFile, MismatchError) as error:
+            line = _again(str(error))
+        return Session.from_bytes(gemma, data, rebuild=True), line
     except CorruptFile as error:
         raise CorruptFile(
             f"{path}: {error}; expected a file that /save wrote"
@@ -84,7 +87,8 @@ def _common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
 
 
 def _again(reason: str) -> str:
+    reason = " ".join(reason.split()).removesuffix(f"; {HOW_TO_REBUILD}")
     return (
-        f"the stored KV cache cannot be used ({' '.join(reason.split())}); "
+        f"the stored KV cache cannot be used ({reason}); "
         "the text is kept, and computed again with the next message"
     )

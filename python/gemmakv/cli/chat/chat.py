@@ -217,8 +217,10 @@ class Chat:
         session = self.session(entry)
         record = entry.record
         record.system = session.system
-        record.messages = [m for m in session.messages if m.role != "system"]
-        record.draft = None
+        messages = [m for m in session.messages if m.role != "system"]
+        if messages != record.messages:
+            record.draft = None
+        record.messages = messages
         record.options = dict(session.options)
         record.overflow = session.overflow
         record.think = session.think

@@ -79,6 +79,7 @@ def _reply(
     unsaid = generation.finish_reason == "cancelled" and not generation.text
     if unsaid:
         session.undo()
+    entry.record.draft = None
     chat.save(entry)
     chat.view.end_reply(entry.name, generation)
     if unsaid:

@@ -186,7 +186,7 @@ class PipeView(View):
         )
 
     def say(self, line: str) -> None:
-        self._console.print(Text(printable(line)))
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
     def error(self, line: str) -> None:
         fail(printable(line))
