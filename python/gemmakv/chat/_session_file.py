@@ -139,7 +139,8 @@ class TokenPart:
         if self.fingerprint != gemma.fingerprint:
             raise MismatchError(
                 f"session: its tokens are of weights {self.fingerprint}, "
-                f"expected those of this model, {gemma.fingerprint}; {HOW_TO_REBUILD}"
+                f"expected those of this model, {gemma.fingerprint}; "
+                f"{HOW_TO_REBUILD}"
             )
         ids, vocabulary = self.ids, gemma.config.vocab_size
         if len(ids) > text.capacity_tokens or not all(

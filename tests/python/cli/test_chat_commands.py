@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ class FakeView:
         pass
 
     thought = piece
+    stoppable = contextlib.nullcontext
 
     def end_reply(self, name: str, generation: gemmakv.Generation) -> None:
         self.lines.append(f"{name}: {generation.text}")

@@ -256,6 +256,32 @@ def test_a_history_that_cannot_be_written(
     screen.wait_until(lambda: screen.prompt == "main> said once", "history")
 
 
+def test_bytes_that_are_no_text(start: Start) -> None:
+    screen = start(columns=120)
+    screen.wait_for_prompt("main")
+    for before in ("caf", "/system caf"):
+        screen.process.send(before.encode() + b"\xe9 x")
+        screen.wait_for(before)
+        screen.type(ENTER)
+        place = len(before) + 1
+        screen.wait_for(f"character {place} of what was typed: expected UTF-8")
+        screen.wait_for("found byte 0xE9; nothing was sent")
+        screen.wait_for_prompt("main")
+    screen.line("/list")
+    screen.wait_for(r"\* +main +0 turns", regex=True)
+
+
+def test_a_dumb_terminal(start: Start) -> None:
+    screen = start("--temperature", 1, max_tokens=400, TERM="dumb")
+    screen.wait_for_prompt("main")
+    screen.type("hello", ENTER)
+    screen.wait_for("tokens/s")
+    screen.wait_for_prompt("main")
+    screen.line("/list")
+    screen.wait_for("1 turn")
+    assert b"\x1b[?2004" not in screen.raw and b"\x1b[K" not in screen.raw
+
+
 def test_completion(start: Start) -> None:
     screen = start()
     screen.wait_for_prompt("main")
@@ -489,6 +515,16 @@ def test_a_new_width_holds_for_a_reply_that_runs(start: Start) -> None:
     )
     screen.type(CTRL_C)
     screen.wait_for("stopped")
+
+
+def test_tables_in_a_narrow_window(start: Start) -> None:
+    screen = start(columns=20, rows=120)
+    screen.wait_for_prompt("main")
+    screen.line("/stats")
+    screen.wait_for("  tokens\n    0 of 1,048,576\n")
+    screen.line("/set")
+    screen.wait_for("  temperature = 0.0\n    0 is greedy,")
+    assert "…" not in screen.text
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])

@@ -23,6 +23,7 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 from prompt_toolkit.shortcuts import confirm
+from prompt_toolkit.utils import is_dumb_terminal
 
 from gemmakv._support.interrupts import handled
 from gemmakv.cli.chat.table import printable
@@ -114,14 +115,16 @@ class Keyboard:
 
     def _enter(self) -> None:
         self.silent().__enter__()
-        self._output.enable_bracketed_paste()
-        self._output.flush()
+        if not is_dumb_terminal():
+            self._output.enable_bracketed_paste()
+            self._output.flush()
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Leaves the terminal to the shell as it was, and stops."""
-        self._output.disable_bracketed_paste()
-        self._output.show_cursor()
-        self._output.flush()
+        if not is_dumb_terminal():
+            self._output.disable_bracketed_paste()
+            self._output.show_cursor()
+            self._output.flush()
         signal.signal(number, signal.SIG_DFL)
         with self._input.cooked_mode():
             os.kill(0, number)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 _PREVIEW_CHARS = 48
+# Of tables: columns before them and between theirs, and of the last at least.
+_INDENT, _GAP, _LEAST_COLUMN = 2, 3, 12
 # Control characters that would move the cursor or change colours.
 _PICTURES = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
@@ -54,14 +59,33 @@ def ago(when: float) -> str:
     return "just now"
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> Padding:
-    """Names and what they are, in two columns."""
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    for name, text in rows:
-        table.add_row(Text(printable(name)), Text(printable(text)))
-    return Padding(table, (0, 0, 0, 2), expand=False)
+def pairs(rows: Iterable[tuple[str, str]]) -> Pairs:
+    """Names and what they are, in two columns; in one where these are too
+    narrow.
+    """
+    return Pairs([(printable(name), printable(text)) for name, text in rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    rows: list[tuple[str, str]]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        names = max((cell_len(name) for name, _ in self.rows), default=0)
+        left = options.max_width - _INDENT - names - _GAP
+        if left < _LEAST_COLUMN:
+            for name, text in self.rows:
+                yield Padding(Text(name, style="cyan"), (0, 0, 0, _INDENT))
+                yield Padding(Text(text), (0, 0, 0, 2 * _INDENT))
+            return
+        table = Table.grid(padding=(0, _GAP))
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column()
+        for name, text in self.rows:
+            table.add_row(Text(name), Text(text))
+        yield Padding(table, (0, 0, 0, _INDENT), expand=False)
 
 
 def note(text: str) -> Padding:

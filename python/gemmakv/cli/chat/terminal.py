@@ -93,6 +93,7 @@ class Terminal:
             return
         view = self._view
         try:
+            _check_unicode(text)
             if commands.is_command(text):
                 # Whole: what is in memory then is on disk, too.
                 with handled(signal.SIGINT, self._ignore):
@@ -188,3 +189,14 @@ class Terminal:
             event.current_buffer.insert_text(event.data)
 
         return keys
+
+
+def _check_unicode(text: str) -> None:
+    """Raises ValueError where bytes were typed or pasted that are no text."""
+    for i, character in enumerate(text, 1):
+        if "\ud800" <= character <= "\udfff":
+            raise ValueError(
+                f"character {i} of what was typed: expected UTF-8, found byte "
+                f"0x{ord(character) & 0xFF:02X}; nothing was sent, and the Up "
+                "key brings it back"
+            )

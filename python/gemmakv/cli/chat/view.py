@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -119,9 +120,13 @@ class TerminalView(View):
         self._waiting.enter_context(
             self._console.status("reading", spinner="dots")
         )
-        self._wrap = WordWrap(
-            console.write, lambda: shutil.get_terminal_size().columns
-        )
+        self._wrap = WordWrap(console.write, self._columns)
+
+    def _columns(self) -> int:
+        """Where replies are wrapped."""
+        if self._console.is_dumb_terminal:  # what is there stays there
+            return sys.maxsize
+        return shutil.get_terminal_size().columns
 
     def piece(self, text: str) -> None:
         if text and self._wrap is not None:
@@ -158,7 +163,7 @@ class TerminalView(View):
         """The program was stopped, and other things are on the screen."""
         if self._waiting is not None:
             self._console.show_cursor(False)
-        elif self._wrap is not None:
+        elif self._wrap is not None and not self._console.is_dumb_terminal:
             self._wrap.redraw()
 
     def stoppable(self) -> AbstractContextManager[None]:
