@@ -178,6 +178,19 @@ def test_full_context(run: Run) -> None:
     result = run(b"one\n" * 30, "--capacity-tokens", "300")
     assert result.returncode == 1
     assert b"/set overflow drop_oldest_turns" in result.stderr
+    assert b"/undo or /new" in result.stderr
+    assert b"overflow='" not in result.stderr  # that is for programs
+
+
+@pytest.mark.parametrize("overflow", ["error", "drop_oldest_turns"])
+def test_a_message_longer_than_the_context(run: Run, overflow: str) -> None:
+    result = run(
+        b"word " * 300, "--capacity-tokens", "300", "--overflow", overflow
+    )
+    assert result.returncode == 1
+    assert b"no room for a reply in 300; say less, a chat" in result.stderr
+    assert b"--capacity-tokens, at most 1048576" in result.stderr
+    assert b"/set" not in result.stderr and b"/undo" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
     result = run(b"one\n" * 30, "--capacity-tokens", "300",
                  "--overflow", "drop_oldest_turns")

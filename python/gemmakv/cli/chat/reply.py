@@ -68,10 +68,7 @@ def _reply(
         if isinstance(error, Exception):
             chat.drop_draft(entry)
         if isinstance(error, CacheFullError):
-            raise CacheFullError(
-                f"{error}; /set overflow drop_oldest_turns forgets the oldest "
-                "turns by itself, /undo or /new make room"
-            ) from None
+            raise CacheFullError(_what_makes_room(session, error)) from None
         raise
     usage = generation.usage
     dropped = session.turns <= turns
@@ -84,3 +81,25 @@ def _reply(
     chat.view.end_reply(entry.name, generation)
     if unsaid:
         chat.view.say("nothing was said, so the message is taken back")
+
+
+def _what_makes_room(session: Session, error: CacheFullError) -> str:
+    """The error, with what a person at a chat can do."""
+    found, _, hint = str(error).partition("; ")
+    if not found.startswith("session: "):  # not of this session's length
+        found = f"{found}; {hint}" if hint else found
+    ways = ["say less"]
+    if session.turns:
+        ways.append("/undo or /new make room")
+        if session.overflow == "error":
+            ways.append(
+                "/set overflow drop_oldest_turns forgets the oldest turns by "
+                "itself"
+            )
+    context = session.gemma.config.context_length
+    if session.cache.capacity_tokens < context:
+        ways.append(
+            f"a chat with --capacity-tokens, at most {context}, begins "
+            "sessions that take more"
+        )
+    return f"{found.removeprefix('session: ')}; {', '.join(ways)}"
