@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -298,6 +299,21 @@ def test_two_chats_on_one_store(
         r["name"]: [m["content"] for m in r["messages"][::2]] for r in stored
     }
     assert said == {"a": ["one", "two"], "B": ["mine", "mine too"]}
+
+
+def test_what_cannot_be_written_is_not_deleted(
+    run: Run, tmp_path: Path
+) -> None:
+    """It was said to be, and was there again at the next command."""
+    assert run(b"one\n", "--session", "main").returncode == 0
+    [path] = tmp_path.rglob("lock")
+    with path.open("rb") as file:  # as older versions had it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = run(b"/delete main\n", "--session", "main")
+        own = run(b"/fork mine\n/delete mine\n", "--session", "main")
+    assert b"main is stored where nothing can be written" in refused.stderr
+    assert b"deleted" not in refused.stderr.replace(b"be deleted", b"")
+    assert b"deleted mine; you are in main now" in own.stderr
 
 
 @pytest.mark.parametrize("field", ['"mood": 1,', '"format": 3,'])

@@ -109,6 +109,7 @@ def rename(chat: Chat, name: str) -> None:
 def delete(chat: Chat, name: str | None) -> None:
     book = chat.book
     entry = book.current if name is None else book.find(name)
+    chat.check_deletable(entry)
     turns = entry.record.turns
     if turns and not chat.view.confirm(
         f"Delete {entry.name} with its {count(turns, 'turn')}?"

@@ -286,6 +286,17 @@ class Chat:
             entry.record.draft = None
             self.save_record(entry)
 
+    def check_deletable(self, entry: Entry) -> None:
+        """Raises ValueError if the entry would only seem to be deleted."""
+        store = self.store
+        if store is None or store.writable:
+            return
+        if store.read_record(entry.id) is not None:
+            raise ValueError(
+                f"{entry.name} is stored where nothing can be written "
+                f"({store.read_only}), so it cannot be deleted"
+            )
+
     def forget(self, entry: Entry) -> None:
         """Deletes an entry, on disk too; `bring_back` undoes it."""
         self._hold(entry)
