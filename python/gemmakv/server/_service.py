@@ -367,7 +367,7 @@ class ChatService:
             if messages[i]["role"] == "user"
         ]
 
-        def without(count: int) -> list[dict[str, Any]]:
+        def without(count: int) -> Messages:
             return [*messages[:first], *messages[turns[count - 1] :]]
 
         def too_long(count: int) -> bool:
