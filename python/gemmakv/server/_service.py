@@ -81,6 +81,7 @@ from gemmakv.server._sink import Sink, Sum
 _STEP_TOKENS = 256
 _POOL_THREADS = 2  # for templates and tokenizing
 _SHORT = 1_000  # characters and token ids that take no thread
+_LONG = 100_000  # and that take one which others do not need
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
@@ -162,6 +163,7 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
+        self._long = ThreadPoolExecutor(1, "gemmakv-long-text", _step_back)
         self._grammars = ThreadPoolExecutor(
             _GRAMMAR_THREADS, "gemmakv-grammar", _step_back
         )
@@ -238,7 +240,7 @@ class ChatService:
             for pin in pins.values():
                 pin.held.unpin()
         self.pins.clear()
-        for pool in (self._pool, self._grammars):
+        for pool in (self._pool, self._long, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.keeper is not None:
             self.keeper.close()
@@ -253,9 +255,13 @@ class ChatService:
     async def on_texts(self, function: Callable[..., _T], *args: Any) -> _T:
         """`in_pool` of what takes as long as its arguments are: texts, token
         ids, messages. Short ones stay on the event loop, since going to a
-        thread and back takes longer than they do.
+        thread and back takes longer than they do; long ones, of which some
+        take seconds, have a thread of their own.
         """
-        if _length(args, _SHORT) > _SHORT:
+        length = _length(args, _LONG)
+        if length > _LONG:
+            return await _on(self._long, function, *args)
+        if length > _SHORT:
             return await self.in_pool(function, *args)
         try:
             return function(*args)
@@ -1148,6 +1154,8 @@ def _length(value: object, most: int) -> int:
     if not isinstance(value, list | tuple | np.ndarray):
         return 1
     count = len(value)
+    if count <= most and set(map(type, value)) <= {int}:
+        return 2 * count  # as below, but soon
     for one in value:
         if count > most:
             break

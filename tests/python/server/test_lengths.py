@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -140,6 +142,31 @@ def test_white_space_that_a_template_leaves_out(shared: Any) -> None:
     said = [{"role": "user", "content": " " * 100_000 + "x"}]
     body = {"messages": said, "max_tokens": 1}
     assert post(app, CHAT, body).status_code == 200
+
+
+def test_long_texts_keep_no_others_waiting(app: App) -> None:
+    """As many as there are threads kept all others for as long as they took."""
+    service = app.service
+    assert service is not None
+    over = threading.Event()
+
+    async def main() -> int:
+        long = [
+            asyncio.ensure_future(
+                service.on_texts(lambda _: over.wait(100), "x" * 200_000)
+            )
+            for _ in range(4)
+        ]
+        await asyncio.sleep(0)
+        found = await asyncio.wait_for(service.on_texts(len, "x" * 9000), 60)
+        over.set()
+        await asyncio.gather(*long)
+        return found
+
+    try:
+        assert asyncio.run(main()) == 9000
+    finally:
+        over.set()
 
 
 def test_counts_are_exact(kept: App) -> None:
