@@ -436,14 +436,15 @@ class ChatService:
         if self.admission.draining:
             raise stopping()
         gemma, label = self.gemma, request.tenant.label
-        job = await self.in_pool(
-            lambda: gemma._embedding_job(
-                request.texts,
+        job = await self.on_texts(
+            lambda texts: gemma._embedding_job(
+                texts,
                 request.dim,
                 request.prompt,
                 longest=self.context,
                 truncate=request.truncate,
-            )
+            ),
+            request.texts,
         )
         timeout = self.settings.request_timeout
         until = None if timeout is None else request.arrived + timeout
