@@ -128,8 +128,8 @@ class Connection(H11Protocol):
     def _with_more(self, app: ASGIApp) -> ASGIApp:
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             # Other versions of HTTP have no chunks.
+            scope[PIPE] = _Body(self, scope["http_version"] == "1.1")
             if scope["http_version"] == "1.1":
-                scope[PIPE] = _Chunks(self)
                 scope[ANNOUNCED] = lambda: self.conn.announced
             await app(scope, receive, send)
 
@@ -179,12 +179,14 @@ class _Parser(h11.Connection):
         return event
 
 
-class _Chunks:
+class _Body:
     """A `Pipe`: chunks of a body whose length was not said. Through ASGI and
     h11, which begin and end the body, one takes 10 us more.
     """
 
-    def __init__(self, protocol: Connection) -> None:
+    def __init__(self, protocol: Connection, chunked: bool) -> None:
+        """Not `chunked`: it is never free."""
+        self._chunked = chunked
         self._cycle = protocol.cycle
         self._flow = protocol.flow
         self._transport = protocol.transport
@@ -195,7 +197,8 @@ class _Chunks:
     def free(self) -> bool:
         cycle = self._cycle
         return (
-            cycle.response_started
+            self._chunked
+            and cycle.response_started
             and not cycle.response_complete
             and not cycle.disconnected
             and not self._flow.write_paused
@@ -205,10 +208,12 @@ class _Chunks:
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self, data: bytes) -> None:
-        if self._cycle.response_started:
+        if self._cycle.response_started and self._chunked:
             if data:
                 self.write(data)
             self._write(b"0\r\n\r\n")
+        elif self._cycle.response_started:
+            self._write(data)
         # To uvicorn the client has gone; what it has not read is still sent.
         self._cycle.disconnected = True
         self._cycle.message_event.set()

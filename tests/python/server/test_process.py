@@ -708,8 +708,10 @@ def test_slow_headers(talker_path: Path) -> None:
     ("/v1/responses", {"input": "x", "top_logprobs": 20}),
     ("/completion", {"prompt": "x", "n_probs": 20}),
 ])  # fmt: skip
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 def test_an_answer_that_is_not_read(
-    talker_path: Path, path: str, more: dict[str, Any]
+    talker_path: Path, path: str, more: dict[str, Any], version: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It held its place for ever. Now that is given up, and the answer ends
     with an error.
@@ -728,9 +730,9 @@ def test_an_answer_that_is_not_read(
             sock.settimeout(60)
             sock.connect(("127.0.0.1", port))
             sock.sendall(
-                b"POST %b HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Length: %d\r\n\r\n" % (path.encode(), len(body))
-                + body
+                b"POST %b HTTP/%b\r\nHost: localhost\r\n"
+                b"Content-Length: %d\r\n\r\n"
+                % (path.encode(), version, len(body)) + body
             )
             settles(url, "gemmakv_rows_running", 1)
             settles(url, "gemmakv_rows_running", 0)
@@ -738,7 +740,10 @@ def test_an_answer_that_is_not_read(
             while piece := sock.recv(1 << 20):
                 data += piece
         assert data.startswith(b"HTTP/1.1 200 ")
-        said = dechunked(data.partition(b"\r\n\r\n")[2])
+        said = data.partition(b"\r\n\r\n")[2]
+        if version == b"1.1":
+            said = dechunked(said)
+        assert not [one for one in caplog.records if one.exc_info]
         assert b"its client has read nothing for 0.5 s" in said[-1000:]
         rejected = httpx.get(url + "/metrics").text
         assert 'rejected_total{reason="answer_not_read"} 1' in rejected
