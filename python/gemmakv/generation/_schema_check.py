@@ -149,8 +149,11 @@ def _ends(schema: Any, refers: Callable[[str], bool]) -> bool:
         return True
     ref = schema.get("$ref")
     # Others are names of places ($anchor), or of documents.
-    is_place = isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
-    if is_place and not refers(ref):
+    if (
+        isinstance(ref, str)
+        and (ref == "#" or ref.startswith("#/"))
+        and not refers(ref)
+    ):
         return False
     for name in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(name)
