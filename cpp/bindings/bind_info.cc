@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <variant>
@@ -123,6 +125,17 @@ std::vector<ProcessorTuple> PlacementTuples(const std::vector<int>& ids,
   return order;
 }
 
+// What others may have to wait for; letting them go on takes longer than a
+// shorter text.
+constexpr size_t kLongTextBytes = 16 << 10;
+
+std::vector<int32_t> Encode(const PieceEncoder& encoder,
+                            std::string_view text) {
+  std::optional<GilReleased> no_gil;
+  if (text.size() > kLongTextBytes) no_gil.emplace();
+  return encoder.Encode(text);
+}
+
 // Requires: `id` is a token.
 py::object PieceOf(const PieceEncoder& encoder, int32_t id) {
   return StringToPython(encoder.Piece(id));
@@ -208,7 +221,7 @@ void RegisterInfo(py::module_& module) {
            }),
            py::arg("file"))
       .def("__len__", &PieceEncoder::size)
-      .def("encode", &PieceEncoder::Encode, py::arg("text"))
+      .def("encode", &Encode, py::arg("text"))
       .def("find", &PieceEncoder::Find, py::arg("piece"),
            "The token of a piece; -1 if there is none.")
       .def("piece", &PieceOf, py::arg("id"))

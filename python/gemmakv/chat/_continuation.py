@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -58,8 +58,10 @@ def continuation(
     reply: Message,
     messages: Sequence[Message],
     tools: Tools | None = None,
+    check: Callable[[Sequence[Segment]], None] | None = None,
 ) -> Ids | None:
-    """What follows the last token of `reply` when `messages` come.
+    """What follows the last token of `reply` when `messages` come; `check` is
+    called with it before it has tokens.
 
     None if the template says the reply otherwise once they have come, or
     cannot say this much by itself: the conversation then has to be rendered
@@ -83,7 +85,10 @@ def continuation(
     if not _begins(after, before):
         return None
     end = _length(before) - _common_end(one, other)
-    return Encoder(tokenizer, -1).encode(_from(after, end))
+    more = _from(after, end)
+    if check is not None:
+        check(more)
+    return Encoder(tokenizer, -1).encode(more)
 
 
 def moved(error: ValueError, by: int) -> ValueError:

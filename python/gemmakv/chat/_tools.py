@@ -226,9 +226,11 @@ class CallReader:
 
     def end(self) -> list[str | CallPart]:
         """What was held back, at the end of the reply. A call that was cut
-        short has no end.
+        short has no end, and one of which not even the mark is whole is
+        nothing where it comes after another: no text does.
         """
-        shown = self._held if self._reads == self._text else ""
+        is_text = self._reads == self._text and not self._calls
+        shown = self._held if is_text else ""
         self._held = ""
         return [shown] if shown else []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,21 @@ class Encoder:
                 "template='plain'"
             )
         return [token]
+
+
+def at_least(
+    segments: Iterable[Segment], tokenizer: Tokenizer, enough: int
+) -> int:
+    """A number of tokens that they have at least, as `Tokenizer._at_least`."""
+    count = 0
+    for segment in segments:
+        if count >= enough:
+            break
+        if segment.special:
+            count += 1
+        else:
+            count += tokenizer._at_least(segment.text, enough - count)
+    return count
 
 
 def common_exact(held: Ids, wanted: Ids) -> int:

@@ -107,6 +107,9 @@ def embedding_ids(
                 raise ValueError(f"{name}: expected a text, found an empty one")
             check_unicode(name, text)
             whole = f"{before}{text}{after}"
+            if tokenizer is not None and not truncate:
+                least = tokenizer._at_least(whole, most + 1)
+                _check_count(name, least, most, "at least ")
             ids = prompt_ids(name, whole, config, tokenizer, parse_special)
             if adds_eos:
                 ids = np.append(ids, np.int32(config.eos_ids[0]))
@@ -121,9 +124,13 @@ def embedding_ids(
             ended = adds_eos and isinstance(text, str)
             kept = ids[: most - 1 if ended else most]
             ids = np.append(kept, ids[-1:]) if ended else kept
-        if len(ids) > most:
-            raise ValueError(
-                f"{name}: found {len(ids)} tokens, expected at most {most}"
-            )
+        _check_count(name, len(ids), most)
         found.append(ids)
     return found
+
+
+def _check_count(name: str, count: int, most: int, exactly: str = "") -> None:
+    if count > most:
+        raise ValueError(
+            f"{name}: found {exactly}{count} tokens, expected at most {most}"
+        )

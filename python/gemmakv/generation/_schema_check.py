@@ -148,7 +148,12 @@ def _ends(schema: Any, refers: Callable[[str], bool]) -> bool:
     if not isinstance(schema, Mapping):
         return True
     ref = schema.get("$ref")
-    if isinstance(ref, str) and ref.startswith("#") and not refers(ref):
+    # Others are names of places ($anchor), or of documents.
+    if (
+        isinstance(ref, str)
+        and (ref == "#" or ref.startswith("#/"))
+        and not refers(ref)
+    ):
         return False
     for name in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(name)

@@ -343,7 +343,8 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
             thoughts.append(_text(block, "thinking", here))
         elif kind == "tool_result" and role == "user":
             inner = block.get("content") or ""
-            text = "\n".join(p["text"] for p in _parts(inner, here))
+            parts = _parts(inner, f"{here}.content")
+            text = "\n".join(part["text"] for part in parts)
             if block.get("is_error"):
                 text = f"error: {text}"
             called = block.get("tool_use_id")

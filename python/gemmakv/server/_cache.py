@@ -229,12 +229,14 @@ async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
     if body.prompt is not None:
         if body.tools:
             raise invalid("tools", "expected messages with them")
-        ids = await service.in_pool(service.text_ids, body.prompt)
+        ids = await service.in_pool(
+            service.text_ids, body.prompt, False, True
+        )
     else:
         messages = body.messages or []
         last = messages[-1].get("role") if messages else None
         if opens or last in (None, "user"):
-            ids = await service.chat_ids(messages, body.tools)
+            ids = await service.chat_ids(messages, body.tools, fits=True)
         else:
             ids = await _common(service, messages, body.tools)
     service.check_length(len(ids), body.prompt is None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gemmakv.chat._messages import Segment
 from gemmakv.server._body import Salt
 from gemmakv.server._errors import RequestError, invalid, missing, unexpected
 from gemmakv.server._http import (
@@ -176,8 +177,9 @@ def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
         if isinstance(part, int):
             ids.append(part)
         elif i == 0:
-            ids += service.text_ids(part, True).tolist()
+            ids += service.text_ids(part, True, True).tolist()
         else:
+            service.check_fits([Segment(part)], False)
             ids += service.tokenizer.encode(part, True)
     found: list[int] = service.text_ids(ids).tolist()
     return found

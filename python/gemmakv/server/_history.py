@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gemmakv.chat._continuation import continuation, kept_reply, moved
-from gemmakv.chat._messages import Message, messages_of
+from gemmakv.chat._messages import Message, Segment, messages_of
 from gemmakv.chat._reply import rendered_anew
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
@@ -32,7 +32,7 @@ from gemmakv.server._events import (
     Token,
 )
 from gemmakv.server._requests import ChatRequest, Past, Tenant, parted
-from gemmakv.server._service import ChatService
+from gemmakv.server._service import TOO_LONG, ChatService
 from gemmakv.server._store import LEASE_S, Session, Store, Turn
 
 _SYSTEM = ("system", "developer")
@@ -114,8 +114,7 @@ class History:
             if session is not None and system is None:
                 system = session.system
             work = _Work(self, request, line, system)
-            await work.prompt()
-            await work.check_length()
+            await work.fit()
 
             async def keeping(event: Event) -> None:
                 work.take(event)
@@ -149,7 +148,12 @@ class History:
         system = past.system
         if session is not None and system is None:
             system = session.system
-        return await _Work(self, request, line, system).prompt()
+        work = _Work(self, request, line, system)
+        if request.truncate:
+            await work.fit()
+        else:
+            await work.prompt()
+        return work.ids
 
     async def _line(
         self, owner: str, past: Past, session: Session | None
@@ -237,13 +241,19 @@ class _Work:
     def ids(self) -> TokenArray:
         return self._ids
 
-    async def check_length(self) -> None:
-        """Leaves out the oldest turns where there is no room for all, and the
-        request says so.
+    async def fit(self) -> None:
+        """`prompt`, without the oldest turns where there is no room for all
+        and the request says so. Raises RequestError where what is new is much
+        too long, at once.
         """
         request, service = self._request, self._service
-        if not request.truncate or len(self._ids) < service.context:
-            return
+        try:
+            await self.prompt(fits=True)
+            if not request.truncate or len(self._ids) < service.context:
+                return
+        except RequestError as error:
+            if not request.truncate or error.code != TOO_LONG:
+                raise
         before = await self._messages_before()
         self._before = 0
         self._ids, self.dropped = await self._history.in_pool(
@@ -254,8 +264,10 @@ class _Work:
             request.options.get("max_tokens"),
         )
 
-    async def prompt(self) -> TokenArray:
-        """Token ids of the conversation, with the opening of the reply."""
+    async def prompt(self, fits: bool = False) -> None:
+        """Token ids of the conversation, with the opening of the reply.
+        `fits`: as in `ChatService.render`.
+        """
         parent = self._parent
         # Also what the turns before it said when they were computed.
         goes_on = (
@@ -270,15 +282,13 @@ class _Work:
             more = None
             # Templates say thoughts and calls otherwise later on.
             if not np.isin(before, self._history.marks).any():
-                more = await self._history.in_pool(self._more, parent)
+                more = await self._history.in_pool(self._more, parent, fits)
             if more is not None:
                 self._before = len(before)
-                begun = self._service.begun_ids(self._begun)
-                self._ids = np.concatenate([before, more, begun])
-                return self._ids
+                self._ids = np.concatenate([before, more])
+                return
         said = await self._messages_before()
-        self._ids = await self._history.in_pool(self._all, said)
-        return self._ids
+        self._ids = await self._history.in_pool(self._all, said, fits)
 
     async def _tokens_before(self, parent: Turn) -> TokenArray:
         if len(self._line) < parent.depth:
@@ -287,14 +297,22 @@ class _Work:
         first = max(i for i, turn in enumerate(self._line) if turn.whole)
         return np.concatenate([turn.tokens for turn in self._line[first:]])
 
-    def _more(self, parent: Turn) -> TokenArray | None:
-        return continuation(
-            self._service.template,
-            self._service.tokenizer,
+    def _more(self, parent: Turn, fits: bool) -> TokenArray | None:
+        service = self._service
+        begun = service.begun_text(self._begun)
+        if fits:
+            service.check_fits([Segment(begun)])
+        more = continuation(
+            service.template,
+            service.tokenizer,
             _message(parent.reply),
             messages_of(self._new),
             self._tools or None,
+            service.check_fits if fits else None,
         )
+        if more is None:
+            return None
+        return np.concatenate([more, service.begun_ids(self._begun)])
 
     async def _messages_before(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -309,12 +327,13 @@ class _Work:
             found += [*turn.messages, turn.reply]
         return found
 
-    def _all(self, before: list[dict[str, Any]]) -> TokenArray:
+    def _all(self, before: list[dict[str, Any]], fits: bool) -> TokenArray:
         try:
             return self._service.render(
                 [*before, *(self._request.messages or ())],
                 self._tools or None,
                 self._think,
+                fits,
             )
         except (ValueError, GemmaKVError) as error:
             late = [

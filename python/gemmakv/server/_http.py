@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -249,6 +249,11 @@ class Pipe(Protocol):
     def write(self, data: bytes) -> None:
         """Requires: it was free since a task ran."""
 
+    def finish(self, data: bytes) -> None:
+        """Ends the body with it, and the connection, though its client does
+        not read; what is not sent after a while is lost.
+        """
+
 
 class Stream:
     """An answer piece by piece, with signs of life in between, and before."""
@@ -260,14 +265,19 @@ class Stream:
         self._ping = ping
         self._lock = asyncio.Lock()
         self.said = False  # anything of the API
+        self.stuck = False  # its client does not read
         self._written = time.monotonic()
         self._pings = asyncio.create_task(self._keep_alive())
 
     async def write(self, frames: bytes) -> None:
-        """Waits while the client does not read."""
+        """Waits while the client does not read. Raises RequestError where it
+        does not for too long, from then on always.
+        """
         if not frames:
             return
         async with self._lock:
+            if self.stuck:
+                raise self._not_read()
             await self._begin()
             self.said = True
             await self._send(frames, True)
@@ -288,15 +298,28 @@ class Stream:
         self._written = time.monotonic()
         self._pipe.write(frames)
 
-    async def end(self) -> None:
+    async def end(self, frames: bytes = b"") -> None:
+        """Ends it with them, also where its client does not read."""
         async with self._lock:
-            await self._begin()  # there may have been nothing to say
-            await self._send(b"", False)
+            try:
+                if self.stuck:
+                    raise self._not_read()
+                await self._begin()  # there may have been nothing to say
+                if frames:
+                    self.said = True
+                    await self._send(frames, True)
+                    frames = b""
+                await self._send(b"", False)
+            except RequestError:
+                if self._pipe is None:
+                    raise
+                self._pipe.finish(frames)
 
     async def _begin(self) -> None:
         if not self._call.status:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-            await self._call._start(200, self._kind, headers)
+            async with self._patience():
+                await self._call._start(200, self._kind, headers)
 
     async def close(self) -> None:
         """To be called whatever happens."""
@@ -311,7 +334,31 @@ class Stream:
             "body": data,
             "more_body": more,
         }
-        await self._call.send(message)
+        if self._pipe is not None and self._pipe.free():
+            await self._call.send(message)
+            return
+        async with self._patience():
+            await self._call.send(message)
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Around what waits for the client."""
+        most = self._call.settings.limits.unread_s
+        try:
+            async with asyncio.timeout(most):
+                yield
+        except TimeoutError:
+            self.stuck = True
+            raise self._not_read() from None
+
+    def _not_read(self) -> RequestError:
+        most = self._call.settings.limits.unread_s
+        return RequestError(
+            408,
+            f"answer: its client has read nothing for {most:g} s, expected it "
+            "to go on",
+            code="answer_not_read",
+        )
 
     async def _keep_alive(self) -> None:
         """Begins a stream, too, whose first event is long in coming: clients
@@ -324,14 +371,17 @@ class Stream:
                 await asyncio.sleep(every - silent)
                 continue
             async with self._lock:
-                await self._begin()
+                if self.stuck:
+                    return
                 # Before its first event, an API may have none of its own.
                 ping = self._ping
                 if not self.said and self._kind == SSE:
                     ping = _COMMENT
-                self._written = time.monotonic()
-                if ping:
-                    await self._send(ping, True)
+                with contextlib.suppress(RequestError):  # the next one says it
+                    await self._begin()
+                    self._written = time.monotonic()
+                    if ping:
+                        await self._send(ping, True)
 
 
 class Reply:
@@ -408,10 +458,11 @@ async def serve(
         except RequestError as error:
             if not call.status:
                 raise
-            if not stream.said:  # it only waited
+            if not stream.said or stream.stuck:  # it only waited
                 call.reject(error)
-            await stream.write(shape.failure(error))
-        await stream.end()
+            await stream.end(shape.failure(error))
+        else:
+            await stream.end()
     finally:
         await stream.close()
 

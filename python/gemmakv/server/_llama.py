@@ -13,6 +13,7 @@ from gemmakv.server._errors import RequestError, invalid, missing
 from gemmakv.server._http import Call, loading
 from gemmakv.server._openai import refuse
 from gemmakv.server._requests import parted
+from gemmakv.server._service import TOO_LONG
 from gemmakv.server._sessions import history_of
 
 _METRICS = "text/plain; version=0.0.4"
@@ -165,7 +166,7 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
         404: "not_found_error", 503: "unavailable_error",
         500: "server_error",
     }.get(error.status, "invalid_request_error")  # fmt: skip
-    if error.code == "context_length_exceeded":
+    if error.code == TOO_LONG:
         kind = "exceed_context_size_error"
     return error.status, {
         "error": {

@@ -22,6 +22,7 @@ _BYTES = re.compile(r"bytearray\((?P<said>b(['\"]).*?\2)\)", re.DOTALL)
 _LONGEST = 120  # characters of what was found
 _LINGER_S = 2.0  # for a client that still sends to read what is wrong
 _TOO_LARGE = 431
+_PATIENCE = 10  # times as long may reading the end of what was given up take
 
 # Of a request's scope, if its head was read, and what is wrong: the headers
 # and the body of the answer.
@@ -127,8 +128,8 @@ class Connection(H11Protocol):
     def _with_more(self, app: ASGIApp) -> ASGIApp:
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             # Other versions of HTTP have no chunks.
+            scope[PIPE] = _Body(self, scope["http_version"] == "1.1")
             if scope["http_version"] == "1.1":
-                scope[PIPE] = _Chunks(self)
                 scope[ANNOUNCED] = lambda: self.conn.announced
             await app(scope, receive, send)
 
@@ -178,20 +179,26 @@ class _Parser(h11.Connection):
         return event
 
 
-class _Chunks:
+class _Body:
     """A `Pipe`: chunks of a body whose length was not said. Through ASGI and
     h11, which begin and end the body, one takes 10 us more.
     """
 
-    def __init__(self, protocol: H11Protocol) -> None:
+    def __init__(self, protocol: Connection, chunked: bool) -> None:
+        """Not `chunked`: it is never free."""
+        self._chunked = chunked
         self._cycle = protocol.cycle
         self._flow = protocol.flow
+        self._transport = protocol.transport
         self._write = protocol.transport.write
+        self._loop = protocol.loop
+        self._unread_s = protocol.limits.unread_s
 
     def free(self) -> bool:
         cycle = self._cycle
         return (
-            cycle.response_started
+            self._chunked
+            and cycle.response_started
             and not cycle.response_complete
             and not cycle.disconnected
             and not self._flow.write_paused
@@ -199,6 +206,21 @@ class _Chunks:
 
     def write(self, data: bytes) -> None:
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def finish(self, data: bytes) -> None:
+        if self._cycle.response_started and self._chunked:
+            if data:
+                self.write(data)
+            self._write(b"0\r\n\r\n")
+        elif self._cycle.response_started:
+            self._write(data)
+        # To uvicorn the client has gone; what it has not read is still sent.
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        self._transport.close()
+        self._loop.call_later(
+            _PATIENCE * self._unread_s, self._transport.abort
+        )
 
 
 def _of_parser(

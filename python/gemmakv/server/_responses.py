@@ -89,7 +89,10 @@ class _Common(msgspec.Struct, kw_only=True):
 
 
 class InputTokensBody(_Common, kw_only=True):
+    """`max_output_tokens` is ours: what `truncation` makes room for."""
+
     input: str | list[dict[str, Any]] | None = None
+    max_output_tokens: int | None = None
 
 
 class InputTokens(msgspec.Struct, kw_only=True):
@@ -169,9 +172,13 @@ async def input_tokens(call: Call) -> None:
     call.check_model(body.model)
     refuse(document, _NOTHING)
     past = _past(call, body, {}, False, {})
-    request, names = _request(call, body, body.input or "", past, {})
+    options = {}
+    if body.max_output_tokens is not None:
+        options["max_tokens"] = body.max_output_tokens
+    request, names = _request(call, body, body.input or "", past, options)
     with renamed(document, names):
         count = await call.chat.count(request)
+        call.chat.check_length(count, True)
     await call.answer(InputTokens(input_tokens=count))
 
 

@@ -29,19 +29,21 @@ import numpy.typing as npt
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import Template
+from gemmakv.chat._messages import Segment, Template, messages_of
 from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import Part, ReplyReader, read_reply, said
 from gemmakv.chat._templates import (
     PlainTemplate,
     call_form,
     knows_thinking,
+    render,
     stop_ids,
     stop_texts,
     template_for,
     thinking,
 )
 from gemmakv.chat._tools import CallPart, tool_use
+from gemmakv.chat._transcript import Encoder, at_least
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
@@ -79,12 +81,14 @@ from gemmakv.server._sink import Sink, Sum
 _STEP_TOKENS = 256
 _POOL_THREADS = 2  # for templates and tokenizing
 _SHORT = 1_000  # characters and token ids that take no thread
+_LONG = 100_000  # and that take one which others do not need
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
 _COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
 _SYSTEM = ("system", "developer")
+TOO_LONG = "context_length_exceeded"
 
 _T = TypeVar("_T")
 
@@ -159,6 +163,7 @@ class ChatService:
             ]
         )
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "gemmakv-text")
+        self._long = ThreadPoolExecutor(1, "gemmakv-long-text", _step_back)
         self._grammars = ThreadPoolExecutor(
             _GRAMMAR_THREADS, "gemmakv-grammar", _step_back
         )
@@ -172,6 +177,7 @@ class ChatService:
         self._aborted = False
         # Made here, not in a request; without llguidance requests say so.
         len(self.tokenizer.token_bytes)
+        self.tokenizer._at_least("", 0)
         with contextlib.suppress(ValueError, GemmaKVError):
             gemma._compiler.prepare()
 
@@ -234,7 +240,7 @@ class ChatService:
             for pin in pins.values():
                 pin.held.unpin()
         self.pins.clear()
-        for pool in (self._pool, self._grammars):
+        for pool in (self._pool, self._long, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.keeper is not None:
             self.keeper.close()
@@ -249,9 +255,13 @@ class ChatService:
     async def on_texts(self, function: Callable[..., _T], *args: Any) -> _T:
         """`in_pool` of what takes as long as its arguments are: texts, token
         ids, messages. Short ones stay on the event loop, since going to a
-        thread and back takes longer than they do.
+        thread and back takes longer than they do; long ones, of which some
+        take seconds, have a thread of their own.
         """
-        if _length(args, _SHORT) > _SHORT:
+        length = _length(args, _LONG)
+        if length > _LONG:
+            return await _on(self._long, function, *args)
+        if length > _SHORT:
             return await self.in_pool(function, *args)
         try:
             return function(*args)
@@ -267,11 +277,14 @@ class ChatService:
         messages: Messages,
         tools: Messages | None = None,
         think: bool | None = None,
+        fits: bool = False,
     ) -> TokenArray:
-        """Token ids of a conversation, with the opening of the reply."""
+        """Token ids of a conversation, with the opening of the reply; `fits`:
+        as in `render`.
+        """
         self.check_writes()
         self._check_count(messages)
-        return await self.on_texts(self.render, messages, tools, think)
+        return await self.on_texts(self.render, messages, tools, think, fits)
 
     def check_writes(self) -> None:
         """Raises RequestError for a model that writes no text by itself."""
@@ -297,16 +310,33 @@ class ChatService:
         messages: Messages,
         tools: Messages | None = None,
         think: bool | None = None,
+        fits: bool = False,
     ) -> TokenArray:
-        """`chat_ids` on the caller's thread."""
+        """`chat_ids` on the caller's thread. `fits`: raises RequestError at
+        once for much more than the context has room for.
+        """
+        segments = self._segments(messages, tools, think)
+        if fits:
+            self.check_fits(segments)
+        return self._encoded(segments)
+
+    def _segments(
+        self, messages: Messages, tools: Messages | None, think: bool | None
+    ) -> list[Segment]:
+        """What `render` has the tokens of."""
         said, begun = parted(messages)
-        ids = self.gemma.apply_chat_template(
-            said,
+        segments = render(
+            self.template,
+            messages_of(said),
             tools=tools,
-            template=self.template,
+            add_generation_prompt=True,
             **thinking(self.template, think),
         )
-        return np.concatenate([ids, self.begun_ids(begun)])
+        return [*segments, Segment(self.begun_text(begun))]
+
+    def _encoded(self, segments: Sequence[Segment]) -> TokenArray:
+        bos = self.gemma.config.bos_id
+        return Encoder(self.tokenizer, bos).encode(segments)
 
     def begun_text(self, begun: str) -> str:
         """The beginning of a reply as it stands behind what opens it."""
@@ -343,23 +373,25 @@ class ChatService:
             if messages[i]["role"] == "user"
         ]
 
-        def without(count: int) -> TokenArray:
-            return self.render(
-                [*messages[:first], *messages[turns[count - 1] :]],
-                tools,
-                think,
-            )
+        def without(count: int) -> Messages:
+            return [*messages[:first], *messages[turns[count - 1] :]]
+
+        def too_long(count: int) -> bool:
+            segments = self._segments(without(count), tools, think)
+            least = at_least(segments, self.tokenizer, most + 1)
+            return least > most or len(self._encoded(segments)) > most
 
         least, enough = 1, len(turns)
         while least < enough:
             middle = (least + enough) // 2
-            if len(without(middle)) > most:
+            if too_long(middle):
                 least = middle + 1
             else:
                 enough = middle
         if not turns:
-            return self.render(messages, tools, think), 0
-        return without(least), turns[least - 1] - first
+            return self.render(messages, tools, think, True), 0
+        ids = self.render(without(least), tools, think, True)
+        return ids, turns[least - 1] - first
 
     @property
     def can_think(self) -> bool:
@@ -404,14 +436,15 @@ class ChatService:
         if self.admission.draining:
             raise stopping()
         gemma, label = self.gemma, request.tenant.label
-        job = await self.in_pool(
-            lambda: gemma._embedding_job(
-                request.texts,
+        job = await self.on_texts(
+            lambda texts: gemma._embedding_job(
+                texts,
                 request.dim,
                 request.prompt,
                 longest=self.context,
                 truncate=request.truncate,
-            )
+            ),
+            request.texts,
         )
         timeout = self.settings.request_timeout
         until = None if timeout is None else request.arrived + timeout
@@ -459,15 +492,17 @@ class ChatService:
         Raises RequestError.
         """
         try:
-            request, _ = await self._checked(request)
+            request, options = await self._checked(request)
             if request.past is not None and self.keeper is not None:
                 return len(await self.keeper.ids(request))
             assert request.messages is not None
-            return len(
-                await self.chat_ids(
+            if request.truncate:
+                ids, _ = await self._message_ids(request, options)
+            else:
+                ids = await self.chat_ids(
                     request.messages, request.tools, request.think
                 )
-            )
+            return len(ids)
         except (ValueError, GemmaKVError) as error:
             raise _of_library(error) from error
 
@@ -900,23 +935,7 @@ class ChatService:
             if request.ids is not None:
                 found = [request.ids]
             else:
-                found = [
-                    await self.chat_ids(
-                        request.messages, request.tools, request.think
-                    )
-                ]
-            if (
-                request.truncate
-                and request.ids is None
-                and len(found[0]) >= self.context
-            ):
-                ids, dropped = await self.in_pool(
-                    self.fitted,
-                    request.messages,
-                    request.tools,
-                    request.think,
-                    options.get("max_tokens"),
-                )
+                ids, dropped = await self._message_ids(request, options)
                 found = [ids]
         else:
             found = await self.on_texts(
@@ -926,23 +945,53 @@ class ChatService:
             self.check_length(len(ids), request.messages is not None)
         return found, dropped
 
+    async def _message_ids(
+        self, request: ChatRequest, options: Mapping[str, Any]
+    ) -> tuple[TokenArray, int]:
+        """Of a conversation that is cut to fit if the request says so, and
+        how many messages are left out then.
+        """
+        assert request.messages is not None
+        said = request.messages, request.tools, request.think
+        try:
+            ids = await self.chat_ids(*said, fits=True)
+            if not request.truncate or len(ids) < self.context:
+                return ids, 0
+        except RequestError as error:
+            if not request.truncate or error.code != TOO_LONG:
+                raise
+        return await self.in_pool(
+            self.fitted, *said, options.get("max_tokens")
+        )
+
     def _text_ids(
         self, prompts: Sequence[str | Sequence[int]], special: bool
     ) -> list[TokenArray]:
-        return [self.text_ids(prompt, special) for prompt in prompts]
+        return [self.text_ids(prompt, special, True) for prompt in prompts]
 
-    def check_length(self, length: int, messages: bool) -> None:
+    def check_fits(
+        self, segments: Sequence[Segment], messages: bool = True
+    ) -> None:
+        """`check_length` of a text before it has tokens: raises RequestError
+        where it is too long whatever they are, which takes no time.
+        """
+        least = at_least(segments, self.tokenizer, self.context)
+        self.check_length(least, messages, "at least ")
+
+    def check_length(
+        self, length: int, messages: bool, exactly: str = ""
+    ) -> None:
         """Raises RequestError if a prompt of that many tokens, or `messages`
         that come to them, leave no room in the context.
         """
         if length >= self.context:
             raise RequestError(
                 400,
-                f"the prompt has {length} tokens, expected at most "
+                f"the prompt has {exactly}{length} tokens, expected at most "
                 f"{self.context - 1}: the context is {self.context} "
                 "tokens, and one is to be sampled",
                 param="messages" if messages else "prompt",
-                code="context_length_exceeded",
+                code=TOO_LONG,
                 more={"n_prompt_tokens": length, "n_ctx": self.context},
             )
 
@@ -954,15 +1003,20 @@ class ChatService:
             )
 
     def text_ids(
-        self, prompt: str | Sequence[int], special: bool = False
+        self,
+        prompt: str | Sequence[int],
+        special: bool = False,
+        fits: bool = False,
     ) -> TokenArray:
         """Token ids of a prompt; a text has a BOS in front.
 
-        With `special`, names of control tokens mean them. Raises ValueError
-        for ids that are none.
+        With `special`, names of control tokens mean them; `fits`: as in
+        `render`. Raises ValueError for ids that are none.
         """
         config = self.gemma.config
         if isinstance(prompt, str):
+            if fits:
+                self.check_fits([Segment(prompt)], False)
             ids = self.tokenizer.encode(prompt, special)
             if config.bos_id >= 0 and ids[:1] != [config.bos_id]:
                 ids.insert(0, config.bos_id)
@@ -1101,6 +1155,8 @@ def _length(value: object, most: int) -> int:
     if not isinstance(value, list | tuple | np.ndarray):
         return 1
     count = len(value)
+    if count <= most and set(map(type, value)) <= {int}:
+        return 2 * count  # as below, but soon
     for one in value:
         if count > most:
             break

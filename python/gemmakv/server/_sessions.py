@@ -13,7 +13,7 @@ from gemmakv.server._errors import RequestError
 from gemmakv.server._history import SPENT, History
 from gemmakv.server._http import Call
 from gemmakv.server._requests import Past
-from gemmakv.server._service import ChatService
+from gemmakv.server._service import TOO_LONG, ChatService
 from gemmakv.server._store import Session, Turn, new_id
 
 _LISTED = 1_000  # characters of a `system` in lists
@@ -325,16 +325,23 @@ def _turn(turn: Turn) -> TurnObject:
 async def _check_system(call: Call, system: str | None) -> None:
     """Raises RequestError for one that leaves no room in the context."""
     service = call.chat
-    encode = service.tokenizer.encode
-    count = len(await service.on_texts(encode, system or ""))
-    if count >= service.context:
+    most = service.context - 1
+
+    def count(text: str) -> tuple[int, str]:
+        least = service.tokenizer._at_least(text, most + 1)
+        if least > most:
+            return least, "at least "
+        return len(service.tokenizer.encode(text)), ""
+
+    found, exactly = await service.on_texts(count, system or "")
+    if found > most:
         raise RequestError(
             400,
-            f"system: expected at most {service.context - 1} tokens, since the "
-            f"context has {service.context}, found {count}",
+            f"system: expected at most {most} tokens, since the context has "
+            f"{most + 1}, found {exactly}{found}",
             param="system",
-            code="context_length_exceeded",
-            more={"n_prompt_tokens": count, "n_ctx": service.context},
+            code=TOO_LONG,
+            more={"n_prompt_tokens": found, "n_ctx": most + 1},
         )
 
 

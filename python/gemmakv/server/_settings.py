@@ -32,6 +32,7 @@ class Limits:
       header_bytes: of a request's line and headers.
       header_s: seconds that these may take to arrive.
       body_s: seconds that the body may take.
+      unread_s: seconds that a stream waits for its client to read.
     """
 
     body_bytes: int = 8 << 20
@@ -44,6 +45,7 @@ class Limits:
     header_bytes: int = 32 << 10
     header_s: float = 20.0
     body_s: float = 60.0
+    unread_s: float = 60.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

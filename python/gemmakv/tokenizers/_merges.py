@@ -16,6 +16,8 @@ from gemmakv.errors import (
 )
 from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece
 
+_LONG = 16_384  # characters that others do not wait for
+
 
 class MergesTokenizer(Tokenizer):
     """A vocabulary of merges.
@@ -42,7 +44,12 @@ class MergesTokenizer(Tokenizer):
         return self._pieces[token]
 
     def _encode_plain(self, text: str) -> list[int]:
-        encoding = self._library.encode(text, add_special_tokens=False)
+        if len(text) > _LONG:  # only this lets other threads run meanwhile
+            [encoding] = self._library.encode_batch(
+                [text], add_special_tokens=False
+            )
+        else:
+            encoding = self._library.encode(text, add_special_tokens=False)
         return [int(token) for token in encoding.ids]
 
     def _is_byte(self, token: int) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from gemmakv.errors import CorruptFile, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
+_SLICE = 65_536  # characters whose words are counted at once
 
 
 def byte_piece(value: int) -> str:
@@ -108,6 +109,34 @@ class Tokenizer(abc.ABC):
             if token is not None and self._is_byte(token):
                 table[token] = bytes([value])
         return table
+
+    def _at_least(self, text: str, enough: int) -> int:
+        """A number of tokens that `text` has at least, with control tokens or
+        without, of what can be told without encoding it; counting ends where
+        there are `enough`.
+        """
+        length, words = self._largest
+        found = -(-len(text) // length)
+        if len(text) < enough:
+            return found
+        count = 0
+        for start in range(0, len(text), _SLICE):
+            if found >= enough:
+                break
+            count += len(text[start : start + _SLICE].split())
+            # Each cut may have made two of one.
+            found = max(found, -(-(count - start // _SLICE) // words))
+        return found
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        """Characters, and words between white space, that a token is of at
+        most.
+        """
+        pieces = self._pieces
+        texts = "\0".join(pieces).replace(SPACE_MARK, " ").split("\0")
+        words = max(map(len, map(str.split, texts)))
+        return max(1, *map(len, pieces)), max(1, words)
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, without BOS.

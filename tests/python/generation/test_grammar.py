@@ -456,6 +456,8 @@ def test_what_llguidance_does_not_check(schema: Any, words: str) -> None:
         {"type": "array", "minItems": 1, "items": {"$ref": "#"},
          "prefixItems": [{"type": "integer"}]},
         {"enum": [2**60], "properties": {"x": {"$ref": "#"}}},
+        {"$ref": "#a", "$defs": {"x": {"$anchor": "a", "type": "integer"}}},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}},
         {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
     ],
 )  # fmt: skip

@@ -208,6 +208,20 @@ def test_hints_that_ask_for_nothing(app: App) -> None:
         assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("inner, place", [
+    ([{"type": "text", "text": "x"}, {"type": "image"}], "content[1].type"),
+    ([{"type": "text"}], "content[0].text"), (5, "content"),
+])  # fmt: skip
+def test_parts_of_results_are_named(app: App, inner: Any, place: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": inner}
+    said = [*USER, {"role": "assistant", "content": "x"},
+            {"role": "user", "content": [result]}]  # fmt: skip
+    answer = post(app, PATH, {**SAID, "messages": said})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"messages[2].content[0].{place}: "), message
+
+
 def test_messages_are_named_as_they_were_sent(app: App) -> None:
     assert app.service is not None
     app.service.template = gemmakv.templates.GemmaTemplate()

@@ -420,6 +420,47 @@ def test_truncation_where_nothing_is_kept(
     assert made["usage"]["input_tokens"] == kept["usage"]["input_tokens"]
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_input_tokens_of_what_is_cut(
+    shared: gemmakv.Gemma, small: App, keeps: bool
+) -> None:
+    """They were those of all of it."""
+    app = small if keeps else make_app(shared, max_model_len=200)
+    for more in ({}, {"max_output_tokens": 30}):
+        body = {"input": turns(12), "truncation": "auto", **more}
+        counted = post(app, INPUT_TOKENS, body).json()["input_tokens"]
+        made = post(app, RESPONSES, {**body, "store": False}).json()
+        assert made["dropped_messages"] > 0
+        assert counted == made["usage"]["input_tokens"]
+    if keeps:
+        id = respond(small, turns(4), truncation="auto")["id"]
+        body = {"input": "question " * 8, "previous_response_id": id,
+                "truncation": "auto"}  # fmt: skip
+        counted = post(app, INPUT_TOKENS, body).json()["input_tokens"]
+        made = post(app, RESPONSES, body).json()
+        assert made["dropped_messages"] > 0
+        assert counted == made["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("truncation", ["disabled", "auto", None])
+def test_input_tokens_of_what_has_no_room(
+    small: App, truncation: str | None
+) -> None:
+    """A 400, as OpenAI has it: the response would be one."""
+    body = {"input": "x" * 900, "truncation": truncation}
+    found = error(post(small, INPUT_TOKENS, body), 400)
+    made = error(post(small, RESPONSES, body), 400)
+    assert found["code"] == made["code"] == "context_length_exceeded"
+    assert found["param"] == made["param"] == "input"
+    assert found["n_ctx"] == 200 <= found["n_prompt_tokens"]
+
+
+def test_count_tokens_of_what_has_no_room(small: App) -> None:
+    """Anthropic's says how many there are."""
+    body = {"messages": [{"role": "user", "content": "x" * 900}]}
+    assert post(small, COUNT, body).json()["input_tokens"] > 900
+
+
 def test_truncation_of_a_kept_conversation(small: App) -> None:
     """Turns go on from what was read, and are cut again when it is full."""
     id, counts = None, []

@@ -164,6 +164,22 @@ def test_ollama_cuts_texts_that_are_too_long(
     assert refused.json()["error"].startswith("input[0]: found ")
 
 
+def test_texts_much_too_long_are_not_encoded(
+    served: App, embedder: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"input": ["a", "a b " * 200_000]}
+
+    def encode(text: str) -> list[int]:
+        assert len(text) < 1000, "it is encoded"
+        return [5]
+
+    monkeypatch.setattr(embedder.tokenizer, "_encode_plain", encode)
+    answer = post(served, "/v1/embeddings", body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("input[1]: found at least "), message
+
+
 def test_ollama_s_former_route(served: App, embedder: gemmakv.Gemma) -> None:
     body = {"model": NAME, "prompt": "the cat"}
     found = post(served, "/api/embeddings", body).json()

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -660,13 +661,14 @@ def test_loading_fails() -> None:
         httpx.get(url + "/health")
 
 
-def test_slow_headers(talker_path: Path) -> None:
-    """A connection that sends its headers drop by drop is closed."""
+@contextmanager
+def limited(talker_path: Path, **limits: Any) -> Iterator[int]:
+    """The port of a server in this process."""
     from gemmakv.server import _run
     from gemmakv.server._service import ChatService
     from gemmakv.server._settings import Limits, Settings
 
-    settings = Settings((NAME,), port=0, limits=Limits(header_s=0.3))
+    settings = Settings((NAME,), port=0, limits=Limits(**limits))
     sock = _run.bind(settings)
     port = sock.getsockname()[1]
     process = _run._Process(settings, sock)
@@ -679,6 +681,16 @@ def test_slow_headers(talker_path: Path) -> None:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
+        yield port
+    finally:
+        process._server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_slow_headers(talker_path: Path) -> None:
+    """A connection that sends its headers drop by drop is closed."""
+    with limited(talker_path, header_s=0.3) as port:
         with socket.create_connection(("127.0.0.1", port), 60) as slow:
             slow.sendall(b"GET /health HTTP/1.1\r\nHo")
             assert slow.recv(100) == b""
@@ -689,7 +701,49 @@ def test_slow_headers(talker_path: Path) -> None:
             assert slow.recv(100) == b""
         url = f"http://127.0.0.1:{port}"
         assert httpx.get(url + "/health").status_code == 200
-    finally:
-        process._server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("path, more", [
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 20}),
+    ("/v1/responses", {"input": "x", "top_logprobs": 20}),
+    ("/completion", {"prompt": "x", "n_probs": 20}),
+])  # fmt: skip
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_an_answer_that_is_not_read(
+    talker_path: Path, path: str, more: dict[str, Any], version: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It held its place for ever. Now that is given up, and the answer ends
+    with an error.
+    """
+    with limited(talker_path, unread_s=0.5) as port:
+        url = f"http://127.0.0.1:{port}"
+        asks = {
+            "model": NAME, "stream": True, "max_tokens": 60_000,
+            "max_output_tokens": 60_000, "ignore_eos": True, **more,
+        }  # fmt: skip
+        if "input" not in asks:
+            asks["messages"] = USER
+        body = json.dumps(asks).encode()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(60)
+            sock.connect(("127.0.0.1", port))
+            sock.sendall(
+                b"POST %b HTTP/%b\r\nHost: localhost\r\n"
+                b"Content-Length: %d\r\n\r\n"
+                % (path.encode(), version, len(body)) + body
+            )
+            settles(url, "gemmakv_rows_running", 1)
+            settles(url, "gemmakv_rows_running", 0)
+            data = b""
+            while piece := sock.recv(1 << 20):
+                data += piece
+        assert data.startswith(b"HTTP/1.1 200 ")
+        said = data.partition(b"\r\n\r\n")[2]
+        if version == b"1.1":
+            said = dechunked(said)
+        assert not [one for one in caplog.records if one.exc_info]
+        assert b"its client has read nothing for 0.5 s" in said[-1000:]
+        rejected = httpx.get(url + "/metrics").text
+        assert 'rejected_total{reason="answer_not_read"} 1' in rejected

@@ -720,7 +720,8 @@ def test_a_system_that_cannot_fit(kept: App, taken_in: bool) -> None:
     assert kept.service is not None
     context = kept.service.context
     assert f"expected at most {context - 1} tokens" in found["message"]
-    assert int(found["message"].rpartition("found ")[2]) > context
+    least = int(found["message"].rpartition("found at least ")[2])
+    assert context <= least <= 1_400_000
     assert get(kept, SESSIONS).json() == before
 
 

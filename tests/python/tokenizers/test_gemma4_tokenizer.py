@@ -23,6 +23,7 @@ from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._gguf import tokenizer_of_gguf
 from support import gemma4_files, tiny_gguf
 from support.gemma4_files import IDS, MERGES, PIECES
+from support.lock import lets_others_run
 from support.tiny_gguf import ARRAY, STR, U32
 
 pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
@@ -102,6 +103,31 @@ def test_bytes(ours: Tokenizer) -> None:
     assert [ours.token_bytes[i] for i in ids] == [b"\xe4", b"\xbd", b"\xa0"]
     assert ours.decode(ids[:2]) == "\ufffd"
     assert ours.token_bytes[PIECES.index("\u2581the")] == b" the"
+
+
+def test_long_texts(ours: Tokenizer) -> None:
+    """The same ids, and other threads run meanwhile."""
+    text = "".join(random.Random(7).choices(PARTS[:-1], k=8000))
+    assert len(text) > 20_000
+    assert ours.encode(text) == by_parts(ours, text)
+    assert lets_others_run(lambda: ours.encode(text * 10))
+
+
+def by_parts(ours: Tokenizer, text: str) -> list[int]:
+    """Cut where no merge goes on."""
+    parts = text.split("\0")
+    ids = [ours.encode(part) for part in parts]
+    zero = ours.encode("\0")
+    return [one for part in ids for one in (*part, *zero)][: -len(zero)]
+
+
+def test_at_least_is_never_too_many(ours: Tokenizer) -> None:
+    rng = random.Random(8)
+    for _ in range(300):
+        text = "".join(rng.choices(PARTS, k=rng.randrange(30)))
+        least = ours._at_least(text, rng.randrange(30))
+        for special in (False, True):
+            assert least <= len(ours.encode(text, special)), ascii(text)
 
 
 def test_the_same_from_a_directory(ours: Tokenizer, tmp_path: Path) -> None:

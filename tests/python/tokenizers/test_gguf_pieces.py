@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from gemmakv import CorruptFile, SentencePieceTokenizer, Tokenizer, _core
+from gemmakv.tokenizers import _tokenizer
 from gemmakv.tokenizers._gguf import pieces_of_gguf
 from support import tiny_gguf
+from support.lock import lets_others_run
 
 Row = tuple[str, float, int]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -75,6 +77,38 @@ def test_ids_equal_the_library(tmp_path: Path, seed: int) -> None:
     for token, piece in enumerate(pieces):
         assert ours.id_of(piece) == library.id_of(piece)
         assert ours.piece_of(token) == library.piece_of(token)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_least_is_never_too_many(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    rows = [*random_rows(rng), ("x\u2581\n\u2581y", -0.5, NORMAL)]
+    for one in both(tmp_path / "m.gguf", rows, space=rng.random() < 0.3):
+        for _ in range(200):
+            monkeypatch.setattr(_tokenizer, "_SLICE", rng.randrange(1, 20))
+            letters = rng.choice(("ab \u2581\u00e9\n\0x", "a \n", "ab"))
+            text = "".join(rng.choices(letters, k=rng.randrange(60)))
+            text += rng.choice(("", "<bos>" * 3, "x \n y" * 4))
+            enough = rng.randrange(40)
+            least = one._at_least(text, enough)
+            for special in (False, True):
+                assert least <= len(one.encode(text, special)), ascii(text)
+
+
+def test_at_least_sees_length_and_words(tmp_path: Path) -> None:
+    rows = [*SPECIALS, *BYTES, ("a" * 20, -1.0, NORMAL)]
+    for one in both(tmp_path / "m.gguf", rows):
+        assert one._at_least("a" * 2000, 100) == 100
+        assert one._at_least("a b\n" * 40_000, 50_000) >= 50_000
+
+
+def test_others_run_while_a_long_text_is_encoded(tmp_path: Path) -> None:
+    """It kept the lock: a server stood still for it."""
+    ours, _ = both(tmp_path / "m.gguf", SPECIALS + BYTES)
+    text = "a" * 500_000
+    assert lets_others_run(lambda: ours._encode_plain(text))
 
 
 def test_an_unused_piece_is_taken_apart_as_it_was_joined_last(
