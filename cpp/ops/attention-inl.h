@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "hwy/highway.h"
 #include "ops/attention.h"
 #include "ops/attention_span.h"
@@ -20,8 +21,11 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// Accumulators that fit the registers beside what they are fed from.
+// Accumulators that fit the registers beside what they are fed from. Scores
+// take more of them: fewer queries and keys are read for each product then.
+// Values would gain nothing.
 inline constexpr size_t kMaxAccumulators = kLanes == 16 ? 16 : 8;
+inline constexpr size_t kMaxScoreAccumulators = kLanes == 16 ? 24 : 8;
 
 struct FormatF32 {
   using Element = float;
@@ -119,7 +123,7 @@ HWY_INLINE void ScoreColumns(const float* const* q, const KeyColumn* columns,
                              size_t num_columns, size_t head_dim,
                              float (*scores)[kAttentionSpan]) {
   constexpr size_t kBlocks = Format::kScaled ? 2 : 1;
-  constexpr size_t kFit = kMaxAccumulators / (kQueries * kBlocks);
+  constexpr size_t kFit = kMaxScoreAccumulators / (kQueries * kBlocks);
   constexpr size_t kColumns = kFit < 1 ? 1 : (kFit > 4 ? 4 : kFit);
   size_t c = 0;
   for (; c + kColumns <= num_columns; c += kColumns) {
@@ -276,6 +280,253 @@ HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
                              sums + i * sums_stride, sums_stride);
   }
 }
+
+// --- Values in bf16 ---------------------------------------------------------
+//
+// Weights are rounded to bf16, too, so that processors that have an instruction
+// for it take two positions at once:
+//   sum = fma(weight, value, sum) of the first, then of the second,
+// where numbers too small to be normal count as zero, before and behind each.
+// That is what Values makes of such weights on a thread that counts so.
+
+// `x` as bf16, ties to even; the lower 16 bits are zero. By integers: that
+// depends on no mode of the processor.
+HWY_INLINE VF32 RoundToBF16(VF32 x) {
+  const DF32 d;
+  const DU32 du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto up = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), quiet, up);
+  return hn::BitCast(d, hn::And(kept, hn::Set(du, 0xFFFF0000u)));
+}
+
+// Numbers too small to be normal count as zero on this thread, as long as one
+// of these lives. What is computed meanwhile must be in functions that are not
+// inlined.
+class ScopedFlushToZero {
+ public:
+#if HWY_ARCH_X86
+  static constexpr unsigned kFlushAndDenormalsAreZero = 0x8040;
+  ScopedFlushToZero() : saved_(_mm_getcsr()) {
+    _mm_setcsr(saved_ | kFlushAndDenormalsAreZero);
+  }
+  ~ScopedFlushToZero() { _mm_setcsr(saved_); }
+
+ private:
+  const unsigned saved_;
+#else
+  ScopedFlushToZero() {}
+  ~ScopedFlushToZero() {}
+#endif
+};
+
+// Values of bf16 weights. An odd position at the end has a partner of weight
+// and value zero, which makes a negative zero positive.
+HWY_NOINLINE void RoundedValues(const SpanAddresses& addresses,
+                                size_t num_queries, const TokenRange* ranges,
+                                const float (*weights)[kAttentionSpan],
+                                size_t head_dim, float* sums,
+                                size_t sums_stride) {
+  Values<FormatBF16>(addresses, num_queries, ranges, weights, head_dim, sums,
+                     sums_stride);
+  const DF32 d;
+  for (size_t i = 0; i < num_queries; ++i) {
+    if (ranges[i].end % 2 == 0) continue;
+    float* sum = sums + i * sums_stride;
+    for (size_t k = 0; k < head_dim; k += kLanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, sum + k), hn::Zero(d)), d, sum + k);
+    }
+  }
+}
+
+#undef GKV_NATIVE_PAIRS  // by an earlier target
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_ZEN4 && \
+    !defined(HWY_AVX3_DISABLE_AVX512BF16)
+#define GKV_NATIVE_PAIRS 1
+
+// Of two positions, the first of which is even, each dimension is one lane. The
+// instruction adds the product of upper halves first, so that is where the
+// first position goes.
+using DU16 = hn::Repartition<uint16_t, DF32>;
+using Pair = hn::Vec<DU16>;
+
+// What no query sees.
+HWY_ALIGN inline constexpr uint16_t kUnseen[kMaxHeadDim] = {};
+
+HWY_INLINE Pair LoadPair(const uint16_t* first, const uint16_t* second) {
+  HWY_ALIGN static constexpr uint16_t kOrder[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const DU16 d;
+  const hn::Half<DU16> dh;
+  const auto rows = hn::Combine(d, hn::LoadU(dh, first), hn::LoadU(dh, second));
+  return hn::TableLookupLanes(rows, hn::SetTableIndices(d, kOrder));
+}
+
+HWY_INLINE VF32 AddPair(uint32_t weights, Pair values, VF32 sum) {
+  const auto both = hn::BitCast(DU16(), hn::Set(DU32(), weights));
+  return VF32{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(both.raw),
+                               reinterpret_cast<__m512bh>(values.raw))};
+}
+
+// The bf16 weights of `count` tokens in pairs; `count` is a multiple of 32.
+HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
+  const DU32 d;
+  for (size_t i = 0; i < count; i += 2 * kLanes) {
+    const auto a = hn::BitCast(d, hn::LoadU(DF32(), weights + i));
+    const auto b = hn::BitCast(d, hn::LoadU(DF32(), weights + i + kLanes));
+    const auto second = hn::ShiftRight<16>(hn::ConcatOdd(d, b, a));
+    hn::StoreU(hn::Or(hn::ConcatEven(d, b, a), second), d, out + i / 2);
+  }
+}
+
+// sums[i][dims of the vectors] += weights[i][p] * the values of pair p, pairs
+// [begin, end) in order. `rows` are those of all tokens, `at` the first
+// dimension.
+template <size_t kQueries, size_t kVectors>
+HWY_INLINE void PairTile(const uint8_t* const* rows,
+                         const uint32_t* const* weights, size_t begin,
+                         size_t end, size_t at, float* HWY_RESTRICT sums,
+                         size_t sums_stride) {
+  const DF32 d;
+  VF32 acc[kQueries][kVectors];
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kLanes);
+    }
+  }
+  for (size_t p = begin; p < end; ++p) {
+    const auto* first = reinterpret_cast<const uint16_t*>(rows[2 * p]) + at;
+    const auto* second =
+        reinterpret_cast<const uint16_t*>(rows[2 * p + 1]) + at;
+    Pair values[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) {
+      values[v] = LoadPair(first + v * kLanes, second + v * kLanes);
+    }
+    for (size_t i = 0; i < kQueries; ++i) {
+      for (size_t v = 0; v < kVectors; ++v) {
+        acc[i][v] = AddPair(weights[i][p], values[v], acc[i][v]);
+      }
+    }
+  }
+  for (size_t i = 0; i < kQueries; ++i) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kLanes);
+    }
+  }
+}
+
+template <size_t kQueries>
+HWY_INLINE void AddPairs(const uint8_t* const* rows,
+                         const uint32_t* const* weights, size_t begin,
+                         size_t end, size_t head_dim, float* sums,
+                         size_t sums_stride) {
+  constexpr size_t kVectors = HWY_MIN(kMaxAccumulators / kQueries, size_t{8});
+  constexpr size_t kStep = kVectors * kLanes;
+  if (begin >= end) return;
+  size_t at = 0;
+  for (; at + kStep <= head_dim; at += kStep) {
+    PairTile<kQueries, kVectors>(rows, weights, begin, end, at, sums,
+                                 sums_stride);
+  }
+  for (; at < head_dim; at += kLanes) {
+    PairTile<kQueries, 1>(rows, weights, begin, end, at, sums, sums_stride);
+  }
+}
+
+// Of a pair of which a query sees only `token`. `weight` is the token's.
+HWY_INLINE void AddHalfPair(const SpanAddresses& addresses, size_t token,
+                            float weight, size_t head_dim, float* sum) {
+  const auto* unseen = reinterpret_cast<const uint8_t*>(kUnseen);
+  const uint32_t bits = hwy::BitCastScalar<uint32_t>(weight);
+  const uint32_t packed = token % 2 == 0 ? bits : bits >> 16;
+  const uint8_t* rows[2] = {unseen, unseen};
+  rows[token % 2] = addresses.values[token];
+  const uint32_t* weights = &packed;
+  AddPairs<1>(rows, &weights, 0, 1, head_dim, sum, 0);
+}
+
+// Adds the values of every query in the chunk. Pairs that all queries see are
+// read once for all; those at the ends are added query by query.
+template <size_t kQueries>
+HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
+                             const TokenRange* ranges,
+                             const float (*weights)[kAttentionSpan],
+                             const uint32_t* const* packed, size_t head_dim,
+                             float* sums, size_t sums_stride) {
+  const auto first = [&](size_t i) { return (ranges[i].begin + 1) / 2; };
+  const auto last = [&](size_t i) { return ranges[i].end / 2; };
+  size_t begin = 0, end = kAttentionSpan / 2;  // what all see
+  for (size_t i = 0; i < kQueries; ++i) {
+    begin = HWY_MAX(begin, first(i));
+    end = HWY_MIN(end, last(i));
+  }
+  const bool common = begin < end;
+  for (size_t i = 0; i < kQueries; ++i) {
+    if (ranges[i].begin == ranges[i].end) continue;
+    float* sum = sums + i * sums_stride;
+    if (ranges[i].begin % 2 == 1) {
+      AddHalfPair(addresses, ranges[i].begin, weights[i][ranges[i].begin],
+                  head_dim, sum);
+    }
+    AddPairs<1>(addresses.values, packed + i, first(i),
+                common ? begin : last(i), head_dim, sum, 0);
+  }
+  if (common) {
+    AddPairs<kQueries>(addresses.values, packed, begin, end, head_dim, sums,
+                       sums_stride);
+  }
+  for (size_t i = 0; i < kQueries; ++i) {
+    if (ranges[i].begin == ranges[i].end) continue;
+    float* sum = sums + i * sums_stride;
+    if (common) {
+      AddPairs<1>(addresses.values, packed + i, end, last(i), head_dim, sum,
+                  0);
+    }
+    if (ranges[i].end % 2 == 1) {
+      AddHalfPair(addresses, ranges[i].end - 1, weights[i][ranges[i].end - 1],
+                  head_dim, sum);
+    }
+  }
+}
+
+// RoundedValues by the instruction, which counts small numbers as zero by
+// itself.
+HWY_NOINLINE void PairValues(const SpanAddresses& addresses,
+                             size_t num_queries, const TokenRange* ranges,
+                             const float (*weights)[kAttentionSpan],
+                             size_t head_dim, float* sums,
+                             size_t sums_stride) {
+  HWY_ALIGN uint32_t packed[kMaxTileQueries][kAttentionSpan / 2];
+  const uint32_t* rows[kMaxTileQueries];
+  for (size_t i = 0; i < num_queries; ++i) {
+    const size_t begin = ranges[i].begin / 32 * 32;
+    if (begin < ranges[i].end) {
+      PackWeights(weights[i] + begin, RoundUp(ranges[i].end - begin, 32),
+                  packed[i] + begin / 2);
+    }
+    rows[i] = packed[i];
+  }
+  size_t i = 0;
+  constexpr size_t kMost = kMaxAccumulators / 2;
+  for (; i + kMost <= num_queries; i += kMost) {
+    PairsOfChunk<kMost>(addresses, ranges + i, weights + i, rows + i, head_dim,
+                        sums + i * sums_stride, sums_stride);
+  }
+  for (; i + 4 <= num_queries; i += 4) {
+    PairsOfChunk<4>(addresses, ranges + i, weights + i, rows + i, head_dim,
+                    sums + i * sums_stride, sums_stride);
+  }
+  for (; i < num_queries; ++i) {
+    PairsOfChunk<1>(addresses, ranges + i, weights + i, rows + i, head_dim,
+                    sums + i * sums_stride, sums_stride);
+  }
+}
+#else
+#define GKV_NATIVE_PAIRS 0
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gkv

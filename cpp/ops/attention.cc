@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "base/rounding.h"
 
@@ -28,7 +30,9 @@ HWY_INLINE VF32 ExpKeepNaN(VF32 x) {
 }
 
 // Turns the scores of one query into weights exp(score - max), zero where the
-// query does not see the token. Writes max and sum.
+// query does not see the token. Writes max and sum. kRounded: weights are bf16,
+// and the sum is that of what they are then.
+template <bool kRounded>
 void Softmax(const TokenRange& range, float soft_cap,
              float* HWY_RESTRICT scores, float* max_out, float* sum_out) {
   const DF32 d;
@@ -61,7 +65,8 @@ void Softmax(const TokenRange& range, float soft_cap,
       const size_t at = t + v * kLanes;
       if (at >= range.end) break;
       const auto score = hn::LoadU(d, scores + at);
-      const auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
+      auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
+      if constexpr (kRounded) weight = RoundToBF16(weight);
       hn::StoreU(weight, d, scores + at);
       sums[v] = hn::Add(sums[v], weight);
     }
@@ -74,21 +79,91 @@ void Softmax(const TokenRange& range, float soft_cap,
   *sum_out = JoinSums(partials);
 }
 
+// Neutral accumulators, and the weights of all queries.
+template <bool kRounded>
+void Weights(const QueryTile& tile, const TokenRange* ranges,
+             float (*scores)[kAttentionSpan], float* partial) {
+  const size_t stride = PartialFloats(tile.head_dim);
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    float* out = partial + i * stride;
+    std::memset(out, 0, tile.head_dim * sizeof(float));
+    Softmax<kRounded>(ranges[i], tile.soft_cap, scores[i], out + tile.head_dim,
+                      out + tile.head_dim + 1);
+  }
+}
+
 template <class Format>
 void SpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
                  const TokenRange* ranges, float* partial) {
   HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
   Scores<Format>(addresses, tile, addresses.group_begin, addresses.group_end,
                  scores);
-  const size_t stride = PartialFloats(tile.head_dim);
-  for (size_t i = 0; i < tile.num_queries; ++i) {
-    float* out = partial + i * stride;
-    std::memset(out, 0, tile.head_dim * sizeof(float));
-    Softmax(ranges[i], tile.soft_cap, scores[i], out + tile.head_dim,
-            out + tile.head_dim + 1);
-  }
+  Weights<false>(tile, ranges, scores, partial);
   Values<Format>(addresses, tile.num_queries, ranges, scores, tile.head_dim,
-                 partial, stride);
+                 partial, PartialFloats(tile.head_dim));
+}
+
+#if GKV_NATIVE_PAIRS
+
+// Whether the instruction does what is expected of it, tried on numbers of all
+// magnitudes: what is written of it leaves a processor some freedom.
+bool TryPairs() {
+  uint64_t state = 1;
+  for (size_t n = 0; n < 4096; ++n) {
+    // Exponents around one another, of all sizes, and close to the least.
+    const uint32_t spread = n % 3 == 0 ? 12 : n % 3 == 1 ? 250 : 60;
+    const uint32_t least = n % 3 == 0 ? 120 : 0;
+    const auto next = [&] {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const auto bits = static_cast<uint32_t>(state >> 32);
+      return (bits & 0x807FFFFFu) | (least + (bits >> 23) % spread) << 23;
+    };
+    uint16_t rows[2][kLanes];
+    HWY_ALIGN float weights[1][kAttentionSpan] = {};
+    float native[kLanes], expected[kLanes];
+    SpanAddresses addresses;
+    for (size_t i = 0; i < 2; ++i) {
+      for (uint16_t& x : rows[i]) x = static_cast<uint16_t>(next() >> 16);
+      weights[0][i] = hwy::BitCastScalar<float>(next() & 0xFFFF0000u);
+      addresses.values[i] = reinterpret_cast<const uint8_t*>(rows[i]);
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      native[i] = expected[i] = hwy::BitCastScalar<float>(next());
+    }
+    const TokenRange range = {0, 2};
+    PairValues(addresses, 1, &range, weights, kLanes, native, 0);
+    {
+      const ScopedFlushToZero flush;
+      RoundedValues(addresses, 1, &range, weights, kLanes, expected, 0);
+    }
+    if (std::memcmp(native, expected, sizeof(native)) != 0) return false;
+  }
+  return true;
+}
+
+bool UsePairs() {
+  static const bool use = TryPairs();
+  return use;
+}
+
+#endif  // GKV_NATIVE_PAIRS
+
+void RoundedSpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
+                        const TokenRange* ranges, float* partial) {
+  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
+  Scores<FormatBF16>(addresses, tile, addresses.group_begin,
+                     addresses.group_end, scores);
+  Weights<true>(tile, ranges, scores, partial);
+  const size_t stride = PartialFloats(tile.head_dim);
+#if GKV_NATIVE_PAIRS
+  if (UsePairs()) {
+    return PairValues(addresses, tile.num_queries, ranges, scores,
+                      tile.head_dim, partial, stride);
+  }
+#endif
+  const ScopedFlushToZero flush;
+  RoundedValues(addresses, tile.num_queries, ranges, scores, tile.head_dim,
+                partial, stride);
 }
 
 void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
@@ -98,7 +173,7 @@ void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
     case KvDtype::kF32:
       return SpanPartial<FormatF32>(addresses, tile, ranges, partial);
     case KvDtype::kBF16:
-      return SpanPartial<FormatBF16>(addresses, tile, ranges, partial);
+      return RoundedSpanPartial(addresses, tile, ranges, partial);
     case KvDtype::kInt8:
       return SpanPartial<FormatInt8>(addresses, tile, ranges, partial);
   }
@@ -216,22 +291,47 @@ void AttentionFinish(const float* state, size_t head_dim, float* out) {
 
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile,
                    float* const* out) {
-  HWY_ALIGN float state[kMaxTileQueries * PartialFloats(kMaxHeadDim)];
+  HWY_ALIGN float states[kMaxBlockQueries * PartialFloats(kMaxHeadDim)];
   HWY_ALIGN float partial[kMaxTileQueries * PartialFloats(kMaxHeadDim)];
   const size_t stride = PartialFloats(tile.head_dim);
-  const size_t begin =
-      *std::min_element(tile.begin, tile.begin + tile.num_queries);
-  const size_t end = *std::max_element(tile.end, tile.end + tile.num_queries);
-  size_t span = begin / kAttentionSpan;
-  AttentionSpanPartial(kv, tile, span, state);
-  for (++span; span * kAttentionSpan < end; ++span) {
-    AttentionSpanPartial(kv, tile, span, partial);
-    for (size_t i = 0; i < tile.num_queries; ++i) {
-      AttentionMerge(partial + i * stride, tile.head_dim, state + i * stride);
+  // The tiles of at most kMaxTileQueries, and which spans each sees.
+  struct Part {
+    QueryTile tile;
+    size_t begin, end;
+    float* state;
+  };
+  Part parts[kMaxBlockQueries / kMaxTileQueries];
+  size_t num_parts = 0, begin = SIZE_MAX, end = 0;
+  for (size_t i = 0; i < tile.num_queries; i += kMaxTileQueries) {
+    const size_t count = std::min(kMaxTileQueries, tile.num_queries - i);
+    Part& part = parts[num_parts++];
+    part.tile = {tile.q + i,    tile.begin + i, tile.end + i,
+                 count,         tile.head_dim,  tile.soft_cap};
+    part.begin =
+        *std::min_element(part.tile.begin, part.tile.begin + count) /
+        kAttentionSpan;
+    part.end = CeilDiv(*std::max_element(part.tile.end, part.tile.end + count),
+                       kAttentionSpan);
+    part.state = states + i * stride;
+    begin = std::min(begin, part.begin);
+    end = std::max(end, part.end);
+  }
+  for (size_t span = begin; span < end; ++span) {
+    for (const Part& part : std::span(parts, num_parts)) {
+      if (span < part.begin || span >= part.end) continue;
+      if (span == part.begin) {
+        AttentionSpanPartial(kv, part.tile, span, part.state);
+        continue;
+      }
+      AttentionSpanPartial(kv, part.tile, span, partial);
+      for (size_t i = 0; i < part.tile.num_queries; ++i) {
+        AttentionMerge(partial + i * stride, tile.head_dim,
+                       part.state + i * stride);
+      }
     }
   }
   for (size_t i = 0; i < tile.num_queries; ++i) {
-    AttentionFinish(state + i * stride, tile.head_dim, out[i]);
+    AttentionFinish(states + i * stride, tile.head_dim, out[i]);
   }
 }
 

@@ -20,6 +20,10 @@ inline constexpr size_t kAttentionSpan = 128;
 
 // Queries in one tile: rows x the query heads that share one kv head.
 inline constexpr size_t kMaxTileQueries = 16;
+
+// Queries that AttentionTile takes: several tiles, which read a span's keys and
+// values one after the other, while these are in a near cache.
+inline constexpr size_t kMaxBlockQueries = 32;
 inline constexpr size_t kMaxHeadDim = 512;
 
 // Keys and values of one kv head of one layer of one conversation. Block i of
@@ -41,7 +45,7 @@ struct QueryTile {
   const float* const* q;  // [num_queries] pointers to [head_dim]
   const size_t* begin;    // [num_queries]
   const size_t* end;      // [num_queries]
-  size_t num_queries;     // 1..kMaxTileQueries
+  size_t num_queries;     // 1..kMaxTileQueries, or where it says so more
   size_t head_dim;        // multiple of 32, at most kMaxHeadDim
   float soft_cap;         // 0: none; else scores become cap * tanh(s / cap)
 };
@@ -65,8 +69,8 @@ void AttentionMerge(const float* partial, size_t head_dim, float* state);
 // out [head_dim] = accumulator / sum. Requires: not neutral.
 void AttentionFinish(const float* state, size_t head_dim, float* out);
 
-// All of the above for a tile: spans in ascending order, then out[i] [head_dim]
-// for query i. Same bits as the pieces.
+// All of the above for up to kMaxBlockQueries queries: spans in ascending order,
+// then out[i] [head_dim] for query i. Same bits as the pieces.
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile,
                    float* const* out);
 

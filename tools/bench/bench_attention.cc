@@ -32,7 +32,8 @@ namespace {
 constexpr size_t kHeadDim = 256;
 constexpr size_t kHeads = 4;
 constexpr size_t kBlockTokens = 32;
-constexpr size_t kRowsPerTile = kMaxTileQueries / kHeads;
+constexpr size_t kRowsPerTile = kMaxBlockQueries / kHeads;
+constexpr size_t kTokens = 16384;
 
 double Now() {
   return std::chrono::duration<double>(
@@ -96,9 +97,9 @@ struct Problem {
 
 // The queries of `rows` rows from `position` on.
 struct Tile {
-  const float* q[kMaxTileQueries];
-  float* out[kMaxTileQueries];
-  size_t begin[kMaxTileQueries], end[kMaxTileQueries];
+  const float* q[kMaxBlockQueries];
+  float* out[kMaxBlockQueries];
+  size_t begin[kMaxBlockQueries], end[kMaxBlockQueries];
   size_t count;
 
   Tile(Problem& p, size_t position, size_t rows, size_t window)
@@ -151,15 +152,16 @@ void MeasureSpan(MachineProbe& probe, Problem& p, size_t rows) {
         peak);
 }
 
+// Positions [first, first + tokens).
 void MeasurePrefill(MachineProbe& probe, ThreadPool& pool, Problem& p,
-                    size_t tokens, size_t window) {
+                    size_t first, size_t tokens, size_t window) {
   const double peak = probe.FloatOpsPerSecond();
   std::vector<Tile> tiles;
   double positions = 0, bytes = 0;
-  for (size_t at = 0; at < tokens; at += kRowsPerTile) {
+  for (size_t at = first; at < first + tokens; at += kRowsPerTile) {
     tiles.emplace_back(p, at, kRowsPerTile, window);
     positions += tiles.back().Positions();
-    bytes += static_cast<double>(tiles.back().end[kMaxTileQueries - 1] -
+    bytes += static_cast<double>(tiles.back().end[kMaxBlockQueries - 1] -
                                  tiles.back().begin[0]) *
              p.BytesPerToken();
   }
@@ -170,6 +172,7 @@ void MeasurePrefill(MachineProbe& probe, ThreadPool& pool, Problem& p,
     });
   });
   Print(("prefill " + std::to_string(tokens) +
+         (first > 0 ? " behind " + std::to_string(first) : "") +
          (window < tokens ? ", window " + std::to_string(window) : ""))
             .c_str(),
         seconds, positions, bytes, peak);
@@ -217,10 +220,11 @@ void Run(size_t threads, std::string_view dtype, std::string_view target) {
   for (const auto& [type, name] : dtypes) {
     if (dtype != "all" && dtype != name) continue;
     std::printf("%s\n", std::string(name).c_str());
-    Problem p(type, 8192);
+    Problem p(type, kTokens);
     for (const size_t rows : {1, 2, 4}) MeasureSpan(alone, p, rows);
-    MeasurePrefill(all, pool, p, 2048, 2048);
-    MeasurePrefill(all, pool, p, 2048, 512);
+    MeasurePrefill(all, pool, p, 0, 2048, kTokens);
+    MeasurePrefill(all, pool, p, 0, 2048, 512);
+    MeasurePrefill(all, pool, p, kTokens - 128, 128, kTokens);
     for (const size_t context : {512, 2048, 8192}) {
       MeasureDecode(all, pool, p, context);
     }

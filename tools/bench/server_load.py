@@ -14,7 +14,8 @@ turns behind one system text, the whole history with each request |
 | by-turns | 30 conversations, one request at a time, with memory for 8 |
 | http | gemmakv alone: what HTTP costs at 32 streams |
 | first-token | gemmakv alone: how much later a stream's first text comes than \
-the library's, of three APIs, on a connection that is open already |
+the library's, of three APIs, on a connection that is open already, and the \
+processor time that such a request takes outside the engine's threads |
 
 Both serve the same file with as many threads, one after the other in each
 round, in changing order; ratios are of one round. Both are asked in the same
@@ -242,13 +243,13 @@ class Client:
         self.socket.close()
 
 
-def completion_body(prompt: str) -> dict[str, Any]:
-    return {"prompt": prompt, "n_predict": 4, "ignore_eos": True}
+def completion_body(prompt: str, reply: int = 4) -> dict[str, Any]:
+    return {"prompt": prompt, "n_predict": reply, "ignore_eos": True}
 
 
-def messages_body(prompt: str) -> dict[str, Any]:
+def messages_body(prompt: str, reply: int = 4) -> dict[str, Any]:
     return {
-        "model": SERVED_NAME, "max_tokens": 4,
+        "model": SERVED_NAME, "max_tokens": reply,
         "messages": [{"role": "user", "content": prompt}]}
 
 
@@ -546,8 +547,8 @@ class Bench:
                         used = [
                             now - before.get(thread, 0)
                             for thread, now in server.processor_s().items()]
-                        engine = sorted(used)[-self.args.threads:]
-                        shares.append(100 * (1 - sum(engine) / sum(used)))
+                        outside = self.outside(before, server.processor_s())
+                        shares.append(100 * outside / sum(used))
                 ratios.append(speed["http"] / speed["library"])
                 ours.append(s.streams * reply / speed["http"])
         yield Figure(
@@ -556,6 +557,14 @@ class Bench:
         yield Figure(
             f"HTTP at {s.streams} streams: time, of the library's (the client "
             "is on the same cores)", "<=", ratios, ours, [], "tokens/s")
+
+    def outside(
+        self, before: dict[str, float], after: dict[str, float]
+    ) -> float:
+        """Processor time outside the engine's threads, which are those that
+        used the most."""
+        used = [now - before.get(name, 0) for name, now in after.items()]
+        return sum(sorted(used)[:-self.args.threads])
 
     def first_token(self) -> Iterator[Figure]:
         rng = np.random.default_rng([1, 5])
@@ -605,6 +614,17 @@ class Bench:
                 yield Figure(
                     f"{route}: first text, ms later than the library's",
                     "<= 1", later, ours, [], "ms")
+                spent = []
+                for _ in range(5 * self.args.rounds):
+                    prompts = [question() for _ in range(10)]
+                    before = server.processor_s()
+                    for prompt in prompts:
+                        client.first(route, body(prompt, 1), mark)
+                    spent.append(
+                        1e3 * self.outside(before, server.processor_s()) / 10)
+                yield Figure(
+                    f"{route}: processor ms outside the engine's threads of a "
+                    "request for one token", "<= 1", spent, [], [], "")
 
 
 ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {

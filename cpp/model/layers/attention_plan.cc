@@ -98,10 +98,10 @@ class AttentionPlan::TileView {
 
  private:
   Activations& quantized_;
-  const float* q_[kMaxTileQueries];
-  float* out_[kMaxTileQueries];
-  size_t begin_[kMaxTileQueries];
-  size_t end_[kMaxTileQueries];
+  const float* q_[kMaxBlockQueries];
+  float* out_[kMaxBlockQueries];
+  size_t begin_[kMaxBlockQueries];
+  size_t end_[kMaxBlockQueries];
   KvHeadView kv_;
   QueryTile tile_;
 };
@@ -126,12 +126,15 @@ void AttentionPlan::Cut(std::span<const SequenceSlice> slices,
                         size_t num_threads) {
   size_t floats = 0;
   for (Tasks& tasks : tasks_) {
-    CutIntoTiles(slices, tasks);
+    const auto are_enough = [&] {
+      return num_threads == 1 ||
+             tasks.tiles.size() >= kTilesPerThread * num_threads;
+    };
     tasks.spans.clear();
-    if (num_threads == 1 ||
-        tasks.tiles.size() >= kTilesPerThread * num_threads) {
-      continue;
-    }
+    CutIntoTiles(slices, kMaxBlockQueries, tasks);
+    if (are_enough()) continue;
+    CutIntoTiles(slices, kMaxTileQueries, tasks);
+    if (are_enough()) continue;
     CutIntoSpans(slices, tasks);
     floats = std::max(
         floats, tasks.spans.size() * kMaxTileQueries *
@@ -141,7 +144,7 @@ void AttentionPlan::Cut(std::span<const SequenceSlice> slices,
 }
 
 void AttentionPlan::CutIntoTiles(std::span<const SequenceSlice> slices,
-                                 Tasks& tasks) const {
+                                 size_t max_queries, Tasks& tasks) const {
   const LayerConfig& layer = config_.layers[tasks.layer];
   const size_t heads = layer.num_heads / layer.kv_heads;
   tasks.tiles.clear();
@@ -150,10 +153,10 @@ void AttentionPlan::CutIntoTiles(std::span<const SequenceSlice> slices,
     const size_t s = static_cast<size_t>(&slice - slices.data());
     const size_t count = slice.tokens.size();
     // Whole tiles also where the heads are no divisor of their size.
-    for (size_t i = 0; i < count * heads; i += kMaxTileQueries) {
+    for (size_t i = 0; i < count * heads; i += max_queries) {
       for (size_t head = 0; head < layer.kv_heads; ++head) {
         tasks.tiles.push_back({s, first_row, slice.begin(), i,
-                               std::min(kMaxTileQueries, count * heads - i),
+                               std::min(max_queries, count * heads - i),
                                head});
       }
     }

@@ -57,7 +57,9 @@ class AttentionPlan {
   };
   class TileView;
 
-  void CutIntoTiles(std::span<const SequenceSlice> slices, Tasks& tasks) const;
+  // Of up to `max_queries` queries each.
+  void CutIntoTiles(std::span<const SequenceSlice> slices, size_t max_queries,
+                    Tasks& tasks) const;
   void CutIntoSpans(std::span<const SequenceSlice> slices, Tasks& tasks) const;
 
   // The layer of the layout whose keys and values a layer reads.

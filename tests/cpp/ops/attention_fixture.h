@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/float16.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
 
@@ -124,10 +125,10 @@ class TestQueries {
 
   // All outputs one after another, [size, head_dim], by tiles of `tile`.
   std::vector<float> Attend(const KvHeadView& kv,
-                            size_t tile = kMaxTileQueries) const {
+                            size_t tile = kMaxBlockQueries) const {
     std::vector<float> out(size() * head_dim_, -1.0f);
     ForTiles(tile, [&](size_t first, const QueryTile& queries) {
-      float* rows[kMaxTileQueries];
+      float* rows[kMaxBlockQueries];
       for (size_t i = 0; i < queries.num_queries; ++i) {
         rows[i] = out.data() + (first + i) * head_dim_;
       }
@@ -156,32 +157,62 @@ class TestQueries {
   std::vector<size_t> begin_, end_;
 };
 
-// softmax(q K) V of query i in double.
-inline std::vector<double> AttentionOracle(const TestKv& kv,
-                                           const TestQueries& queries,
-                                           size_t i) {
-  const std::vector<float>& q = queries.query(i);
-  std::vector<double> scores;
-  double max = -std::numeric_limits<double>::infinity();
-  for (size_t p = queries.begin(i); p < queries.end(i); ++p) {
-    const std::vector<float> key = kv.Key(p);
-    double dot = 0;
-    for (size_t d = 0; d < q.size(); ++d) dot += double{q[d]} * key[d];
-    const double cap = queries.soft_cap();
-    scores.push_back(cap > 0 ? cap * std::tanh(dot / cap) : dot);
-    max = std::max(max, scores.back());
+// softmax(q K) V of query i in double. Where values are bf16, each weight is
+// rounded, relative to the largest score of its span.
+struct AttentionOracle {
+  AttentionOracle(const TestKv& kv, const TestQueries& queries, size_t i) {
+    const bool rounds = kv.shape().dtype == KvDtype::kBF16;
+    const std::vector<float>& q = queries.query(i);
+    const size_t begin = queries.begin(i), end = queries.end(i);
+    std::vector<double> scores, span_max;
+    double max = -std::numeric_limits<double>::infinity();
+    for (size_t p = begin; p < end; ++p) {
+      const std::vector<float> key = kv.Key(p);
+      double dot = 0;
+      for (size_t d = 0; d < q.size(); ++d) dot += double{q[d]} * key[d];
+      const double cap = queries.soft_cap();
+      scores.push_back(cap > 0 ? cap * std::tanh(dot / cap) : dot);
+      max = std::max(max, scores.back());
+      if (p == begin || p % kAttentionSpan == 0) {
+        span_max.push_back(scores.back());
+      }
+      span_max.back() = std::max(span_max.back(), scores.back());
+    }
+    out.resize(q.size());
+    std::vector<double> farthest(q.size());
+    double sum = 0, largest = 0;
+    for (size_t p = begin; p < end; ++p) {
+      double weight = std::exp(scores[p - begin] - max);
+      if (rounds) {
+        const double top =
+            span_max[p / kAttentionSpan - begin / kAttentionSpan];
+        weight = Rounded(static_cast<float>(std::exp(scores[p - begin] - top))) *
+                 std::exp(top - max);
+      }
+      const std::vector<float> value = kv.Value(p);
+      sum += weight;
+      largest = std::max(largest, weight);
+      for (size_t d = 0; d < q.size(); ++d) {
+        out[d] += weight * value[d];
+        farthest[d] = std::max(farthest[d], std::abs(double{value[d]}));
+      }
+    }
+    for (double& value : out) value /= sum;
+    for (size_t d = 0; d < q.size(); ++d) {
+      // One weight that float rounds up and double down.
+      const double step = rounds ? largest / sum / 128 : 0;
+      tolerance.push_back(3e-6 + step * 2 * farthest[d]);
+    }
   }
-  std::vector<double> out(q.size());
-  double sum = 0;
-  for (size_t p = queries.begin(i); p < queries.end(i); ++p) {
-    const double weight = std::exp(scores[p - queries.begin(i)] - max);
-    const std::vector<float> value = kv.Value(p);
-    sum += weight;
-    for (size_t d = 0; d < q.size(); ++d) out[d] += weight * value[d];
+
+  std::vector<double> out;        // [head_dim]
+  std::vector<double> tolerance;  // [head_dim], measured but for that weight
+
+ private:
+  static float Rounded(float x) {
+    return Float32FromBFloat16(BFloat16FromFloat32(x));
   }
-  for (double& value : out) value /= sum;
-  return out;
-}
+};
 
 }  // namespace gkv
 

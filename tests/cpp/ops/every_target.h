@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,7 @@ class EveryTargetTest : public ::testing::Test {
   // share an arithmetic.
   template <typename Fn>
   void ExpectSameBits(const Fn& fn) {
-    std::vector<uint32_t> first[3];  // by numerics id
+    std::map<uint32_t, std::vector<uint32_t>> first;  // by numerics id
     OnEveryTarget([&] {
       const std::vector<uint32_t> bits = Bits(fn());
       ASSERT_FALSE(bits.empty());
