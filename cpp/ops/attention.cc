@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 
+#include "base/fp_environment.h"
 #include "base/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -108,6 +109,7 @@ void SpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
 // Whether the instruction does what is expected of it, tried on numbers of all
 // magnitudes: what is written of it leaves a processor some freedom.
 bool TryPairs() {
+  const ScopedFpEnvironment fp_environment;
   uint64_t state = 1;
   for (size_t n = 0; n < 4096; ++n) {
     // Exponents around one another, of all sizes, and close to the least.
@@ -289,11 +291,11 @@ void AttentionFinish(const float* state, size_t head_dim, float* out) {
   HWY_DYNAMIC_DISPATCH(FinishImpl)(state, head_dim, out);
 }
 
-void AttentionTile(const KvHeadView& kv, const QueryTile& tile,
+void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out) {
-  HWY_ALIGN float states[kMaxBlockQueries * PartialFloats(kMaxHeadDim)];
-  HWY_ALIGN float partial[kMaxTileQueries * PartialFloats(kMaxHeadDim)];
   const size_t stride = PartialFloats(tile.head_dim);
+  float* const states = scratch;                            // [num_queries]
+  float* const partial = states + tile.num_queries * stride;  // of one tile
   // The tiles of at most kMaxTileQueries, and which spans each sees.
   struct Part {
     QueryTile tile;

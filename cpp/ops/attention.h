@@ -69,9 +69,16 @@ void AttentionMerge(const float* partial, size_t head_dim, float* state);
 // out [head_dim] = accumulator / sum. Requires: not neutral.
 void AttentionFinish(const float* state, size_t head_dim, float* out);
 
+// Floats that AttentionTile works in. More than the stack of a small thread
+// holds.
+constexpr size_t AttentionTileFloats(size_t num_queries, size_t head_dim) {
+  return (num_queries + kMaxTileQueries) * PartialFloats(head_dim);
+}
+
 // All of the above for up to kMaxBlockQueries queries: spans in ascending order,
-// then out[i] [head_dim] for query i. Same bits as the pieces.
-void AttentionTile(const KvHeadView& kv, const QueryTile& tile,
+// then out[i] [head_dim] for query i. Same bits as the pieces. `scratch`
+// [AttentionTileFloats] is used meanwhile.
+void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out);
 
 }  // namespace gkv

@@ -165,10 +165,13 @@ void MeasurePrefill(MachineProbe& probe, ThreadPool& pool, Problem& p,
                                  tiles.back().begin[0]) *
              p.BytesPerToken();
   }
+  const size_t floats = AttentionTileFloats(kMaxBlockQueries, kHeadDim);
+  AlignedBuffer<float> scratch(pool.num_threads() * floats);
   const double seconds = Best(0.5, [&] {
-    pool.Run(tiles.size(), [&](size_t task, size_t) {
+    pool.Run(tiles.size(), [&](size_t task, size_t thread) {
       const ScopedFpEnvironment environment;
-      AttentionTile(p.View(), tiles[task].View(), tiles[task].out);
+      AttentionTile(p.View(), tiles[task].View(),
+                    scratch.data() + thread * floats, tiles[task].out);
     });
   });
   Print(("prefill " + std::to_string(tokens) +

@@ -8,6 +8,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "cache/padded/padded_cache.h"
 #include "ops/attention.h"
 
@@ -19,7 +20,8 @@ struct Tile {
   explicit Tile(size_t stored_dim)
       : stored_dim(stored_dim),
         queries(kMaxTileQueries * stored_dim),
-        results(kMaxTileQueries * stored_dim) {
+        results(kMaxTileQueries * stored_dim),
+        scratch(AttentionTileFloats(kMaxTileQueries, stored_dim)) {
     std::fill_n(queries.data(), queries.size(), 0.0f);
   }
 
@@ -27,6 +29,7 @@ struct Tile {
   size_t count = 0;
   AlignedBuffer<float> queries;  // [kMaxTileQueries, stored_dim]
   AlignedBuffer<float> results;  // [kMaxTileQueries, stored_dim]
+  AlignedBuffer<float> scratch;
   size_t begin[kMaxTileQueries];
   size_t end[kMaxTileQueries];
   float* out[kMaxTileQueries];  // [head_dim] of the caller
@@ -43,7 +46,7 @@ void RunTile(const KvHeadView& kv, size_t head_dim, float soft_cap,
   }
   AttentionTile(
       kv, {q, tile.begin, tile.end, tile.count, tile.stored_dim, soft_cap},
-      results);
+      tile.scratch.data(), results);
   for (size_t i = 0; i < tile.count; ++i) {
     std::copy_n(results[i], head_dim, tile.out[i]);
   }
@@ -128,6 +131,7 @@ void PaddedCache::AttendRow(const Query& query, size_t r, float* out) const {
 void PaddedCache::Attend(const Query& query, float* out) const {
   const std::shared_lock lock(mutex_);
   CheckQueries(query);
+  const ScopedFpEnvironment fp_environment;  // this thread is the caller's
   const size_t row_floats = query.q_len * query.heads * shape_.head_dim;
   std::fill_n(out, shape_.batch * row_floats, 0.0f);
   for (size_t r = 0; r < shape_.batch; ++r) {

@@ -126,6 +126,9 @@ void AttentionPlan::Cut(std::span<const SequenceSlice> slices,
                         size_t num_threads) {
   size_t floats = 0;
   for (Tasks& tasks : tasks_) {
+    const size_t head_dim = config_.layers[tasks.layer].head_dim;
+    floats = std::max(
+        floats, num_threads * AttentionTileFloats(kMaxBlockQueries, head_dim));
     const auto are_enough = [&] {
       return num_threads == 1 ||
              tasks.tiles.size() >= kTilesPerThread * num_threads;
@@ -137,8 +140,8 @@ void AttentionPlan::Cut(std::span<const SequenceSlice> slices,
     if (are_enough()) continue;
     CutIntoSpans(slices, tasks);
     floats = std::max(
-        floats, tasks.spans.size() * kMaxTileQueries *
-                    PartialFloats(config_.layers[tasks.layer].head_dim));
+        floats,
+        tasks.spans.size() * kMaxTileQueries * PartialFloats(head_dim));
   }
   partials_.EnsureSize(floats);
 }
@@ -194,15 +197,17 @@ void AttentionPlan::Attend(std::span<const SequenceSlice> slices, size_t layer,
     return TileView(config_, slices[tile.slice], tile, layer, ReadBy(layer), q,
                     out);
   };
+  const size_t head_dim = config_.layers[layer].head_dim;
   if (spans.empty()) {
-    pool.Run(tiles.size(), [&](size_t task, size_t) {
+    const size_t floats = AttentionTileFloats(kMaxBlockQueries, head_dim);
+    pool.Run(tiles.size(), [&](size_t task, size_t thread) {
       const TileView tile = view(tiles[task]);
-      AttentionTile(tile.kv(), tile.tile(), tile.out());
+      AttentionTile(tile.kv(), tile.tile(), partials_.data() + thread * floats,
+                    tile.out());
       for (size_t i = 0; i < tile.tile().num_queries; ++i) tile.Finish(i);
     });
     return;
   }
-  const size_t head_dim = config_.layers[layer].head_dim;
   const size_t partial_floats = PartialFloats(head_dim);
   const auto partial = [&](size_t span) {
     return partials_.data() + span * kMaxTileQueries * partial_floats;

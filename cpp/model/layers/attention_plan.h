@@ -72,7 +72,9 @@ class AttentionPlan {
   std::vector<Tasks> tasks_;
   std::vector<size_t> tasks_of_;   // [layers]; unused in recurrent layers
   std::vector<Join> joins_;
-  AlignedBuffer<float> partials_;  // [spans, kMaxTileQueries, partial floats]
+  // Of a layer whose tiles are split [spans, kMaxTileQueries, partial floats],
+  // else [threads, scratch of a whole tile].
+  AlignedBuffer<float> partials_;
 };
 
 }  // namespace gkv

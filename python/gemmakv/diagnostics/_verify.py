@@ -232,7 +232,7 @@ def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
 
 def _arithmetic_of(target: str) -> str:
     with _on_target(target):
-        fused = _core.numerics_id() == 1
+        fused = _core.numerics_id() & 0xF == 1  # above: version and processor
     return f"with{'' if fused else 'out'} fused multiply-add"
 
 

@@ -127,12 +127,13 @@ class TestQueries {
   std::vector<float> Attend(const KvHeadView& kv,
                             size_t tile = kMaxBlockQueries) const {
     std::vector<float> out(size() * head_dim_, -1.0f);
+    std::vector<float> scratch(AttentionTileFloats(tile, head_dim_));
     ForTiles(tile, [&](size_t first, const QueryTile& queries) {
       float* rows[kMaxBlockQueries];
       for (size_t i = 0; i < queries.num_queries; ++i) {
         rows[i] = out.data() + (first + i) * head_dim_;
       }
-      AttentionTile(kv, queries, rows);
+      AttentionTile(kv, queries, scratch.data(), rows);
     });
     return out;
   }

@@ -1,7 +1,9 @@
 // Attention over padded caches against double precision, written out.
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,7 +12,9 @@
 
 #include "base/error.h"
 #include "base/float16.h"
+#include "base/flush_to_zero.h"
 #include "cache/padded/padded_cache.h"
+#include "ops/attention.h"
 
 namespace gkv {
 namespace {
@@ -133,6 +137,69 @@ TEST(PaddedAttentionTest, TokensThatAreNotSeenNeverMatter) {
   std::vector<float> q = Random(8, 2), out(8);
   cache.Attend({q.data(), 1, 1, 1.0f, 0}, out.data());
   for (const float x : out) EXPECT_TRUE(std::isfinite(x));
+}
+
+// Of queries that fill more than a tile, over the widest heads.
+struct Attention {
+  PaddedCache cache;
+  std::vector<float> q;
+  PaddedCache::Query query;
+  std::vector<float> out;
+
+  // Values of all sizes, too small to be normal among them.
+  explicit Attention(KvDtype dtype)
+      : cache({1, 300, 0, 1, kMaxHeadDim, dtype}),
+        q(Random(kRows * kMaxHeadDim, 3)),
+        query{q.data(), kRows, 1, 0.05f, 0},
+        out(q.size()) {
+    const auto k = Random(300 * kMaxHeadDim, 1);
+    auto v = Random(300 * kMaxHeadDim, 2);
+    for (size_t i = 0; i < v.size(); ++i) {
+      if (i % 3 != 0) v[i] *= i % 3 == 1 ? 1e-38f : 1e-36f;
+    }
+    cache.Append(k.data(), v.data(), 300);
+  }
+
+  void Run() { cache.Attend(query, out.data()); }
+
+ private:
+  static constexpr size_t kRows = kMaxTileQueries + 4;
+};
+
+TEST(PaddedAttentionTest, ModesOfTheCallersThreadDoNotMatter) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16}) {
+    Attention usual(dtype), changed(dtype);
+    usual.Run();
+    {
+      const FlushToZero flush;
+      changed.Run();
+    }
+    EXPECT_EQ(changed.out, usual.out);
+    std::fesetround(FE_UPWARD);
+    changed.Run();
+    const int mode = std::fegetround();
+    std::fesetround(FE_TONEAREST);
+    EXPECT_EQ(changed.out, usual.out);
+    EXPECT_EQ(mode, FE_UPWARD);
+  }
+}
+
+// A thread as small as those that some programs start by the hundreds.
+TEST(PaddedAttentionTest, TakesLittleStack) {
+  Attention usual(KvDtype::kBF16), small(KvDtype::kBF16);
+  usual.Run();
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 96 << 10), 0);
+  pthread_t thread;
+  const auto run = [](void* attention) -> void* {
+    static_cast<Attention*>(attention)->Run();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &small), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  EXPECT_EQ(small.out, usual.out);
 }
 
 TEST(PaddedAttentionTest, PadsGiveZeros) {
