@@ -75,8 +75,8 @@ std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
   }
   const Hash128 found = cache->fingerprint();
   if (expected && found != Hash128{} && found.Hex() != *expected) {
-    throw Mismatch(StrCat("the snapshot is of weights ", found.Hex(),
-                          ", expected those of this model, ", *expected));
+    throw OtherFingerprint("the snapshot holds keys and values", found.Hex(),
+                           *expected);
   }
   return cache;
 }

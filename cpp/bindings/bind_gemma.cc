@@ -559,6 +559,9 @@ void RegisterGemma(py::module_& module) {
       .def_property_readonly(
           "fingerprint",
           [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
+      .def_property_readonly(
+          "weights_fingerprint",
+          [](const Gemma& gemma) { return gemma.weights_fingerprint().Hex(); })
       .def_property_readonly("threads", &Gemma::num_threads)
       .def_property_readonly(
           "placement",

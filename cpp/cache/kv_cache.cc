@@ -125,12 +125,19 @@ Hash128 KVCache::fingerprint() const {
   return state_.fingerprint;
 }
 
+Mismatch OtherFingerprint(std::string_view what, std::string_view found,
+                          std::string_view expected) {
+  return Mismatch(StrCat(
+      what, " of other weights, or of these on another arithmetic (that of "
+      "another version of gemmakv or kind of processor): their fingerprint is ",
+      found, ", expected ", expected));
+}
+
 void KVCache::Bind(const Hash128& fingerprint) {
   std::unique_lock lock(state_mutex_);
   if (state_.fingerprint != Hash128{} && state_.fingerprint != fingerprint) {
-    throw Mismatch(StrCat("the cache holds keys and values of weights ",
-                          state_.fingerprint.Hex(), ", expected ",
-                          fingerprint.Hex()));
+    throw OtherFingerprint("the cache holds keys and values",
+                           state_.fingerprint.Hex(), fingerprint.Hex());
   }
   state_.fingerprint = fingerprint;
 }

@@ -10,9 +10,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "cache/block_pool.h"
 #include "cache/group_cache.h"
@@ -48,6 +50,11 @@ struct SealedBlock {
   // behind the last position. Null where that is not held.
   std::vector<HeldBlock> held;
 };
+
+// What to throw where keys and values are of another fingerprint; `what` begins
+// the message.
+Mismatch OtherFingerprint(std::string_view what, std::string_view found,
+                          std::string_view expected);
 
 // One conversation: its transcript, the keys and values of the transcript's
 // positions, and nothing else. Weights, sampling and text live elsewhere.

@@ -87,10 +87,17 @@ void CheckDistinct(std::span<const Gemma::Job> jobs) {
 void CheckBinding(const KVCache& cache, const Hash128& identity) {
   const Hash128 bound = cache.fingerprint();
   if (bound != Hash128{} && bound != identity) {
-    throw Mismatch(StrCat("the cache holds keys and values of weights ",
-                          bound.Hex(), ", expected those of this model, ",
-                          identity.Hex()));
+    throw OtherFingerprint("the cache holds keys and values", bound.Hex(),
+                           identity.Hex());
   }
+}
+
+Hash128 FingerprintOf(const Weights& weights, uint32_t numerics_id) {
+  Hasher hasher;
+  hasher.UpdateValue(weights.fingerprint.low);
+  hasher.UpdateValue(weights.fingerprint.high);
+  hasher.UpdateValue(numerics_id);
+  return hasher.Finish();
 }
 
 }  // namespace
@@ -159,11 +166,13 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
 }
 
 Hash128 Gemma::fingerprint() const {
-  Hasher hasher;
-  hasher.UpdateValue(model_->weights.fingerprint.low);
-  hasher.UpdateValue(model_->weights.fingerprint.high);
-  hasher.UpdateValue(NumericsId());
-  return hasher.Finish();
+  return FingerprintOf(model_->weights, NumericsId());
+}
+
+Hash128 Gemma::weights_fingerprint() const {
+  // What `fingerprint` was of the first version, on most processors: what is
+  // named by it is found again.
+  return FingerprintOf(model_->weights, uint32_t{1});
 }
 
 std::shared_ptr<PrefixView> Gemma::MakePrefixView(

@@ -55,6 +55,9 @@ class Gemma {
   // Identity of weights, configuration and arithmetic. Caches are bound to it
   // by their first use.
   Hash128 fingerprint() const;
+  // The same on every processor and in every version: that of weights and
+  // configuration alone.
+  Hash128 weights_fingerprint() const;
   size_t num_threads() const { return num_threads_; }
   const std::vector<MatrixInfo>& matrices() const {
     return model_->weights.matrices;

@@ -383,6 +383,7 @@ class Engine:
     ) -> Engine: ...
     config: Final[ModelConfig]
     fingerprint: Final[str]
+    weights_fingerprint: Final[str]
     threads: Final[int]
     placement: Final[tuple[bool, list[tuple[int, int, int]]]]
     packed_report: Final[tuple[str, str, str]]

@@ -138,9 +138,10 @@ class TokenPart:
         """The token ids, for that model."""
         if self.fingerprint != gemma.fingerprint:
             raise MismatchError(
-                f"session: its tokens are of weights {self.fingerprint}, "
-                f"expected those of this model, {gemma.fingerprint}; "
-                f"{HOW_TO_REBUILD}"
+                "session: its tokens are for other weights, or for these on "
+                "another arithmetic (that of another version of gemmakv or "
+                f"kind of processor): their fingerprint is {self.fingerprint}"
+                f", expected {gemma.fingerprint}; {HOW_TO_REBUILD}"
             )
         ids, vocabulary = self.ids, gemma.config.vocab_size
         if len(ids) > text.capacity_tokens or not all(

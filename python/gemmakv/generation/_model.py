@@ -405,11 +405,18 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the configuration and the weights' values.
+        """Hex digest of the configuration, the weights' values and the
+        arithmetic: what a cache belongs to.
 
         With `quantize`, also of the types that they were quantized to.
         """
         return self._engine.fingerprint
+
+    @property
+    def weights_fingerprint(self) -> str:
+        """`fingerprint` without the arithmetic: the same on all processors
+        and in all versions."""
+        return self._engine.weights_fingerprint
 
     @property
     def packed_weights(self) -> PackedWeights:

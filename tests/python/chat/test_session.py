@@ -409,7 +409,7 @@ def test_a_cache_of_another_model_is_refused_at_once(
         config, tiny_gguf.tensors(9, config), tiny.tokenizer)
     cache = create_kv_cache(config)
     same_shape.prefill(cache, "ab")
-    with pytest.raises(MismatchError, match="of weights"):
+    with pytest.raises(MismatchError, match="of other weights"):
         Session(tiny, cache=cache)
     assert Session(same_shape, cache=cache).cache is cache
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import gemmakv
+
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 NO_DISK = ("--prefix-cache-disk", "none")  # test_chat_tier.py has one
 
@@ -138,6 +140,37 @@ def test_save_and_load(run: Run, tmp_path: Path) -> None:
     broken = run(b"/load %s\n" % bytes(other))
     assert broken.returncode == 1
     assert b"expected a file that /save wrote" in broken.stderr
+
+
+# As another version of gemmakv, or on an older processor.
+ON_ANOTHER_ARITHMETIC = """
+from gemmakv import _core
+from gemmakv.cli import main
+_core.force_target("SSE4")
+raise SystemExit(main())
+"""
+
+
+def test_chats_of_another_arithmetic_keep_their_text(
+    run: Run, tmp_path: Path
+) -> None:
+    if not {"AVX2", "SSE4"} <= set(gemmakv.cpu_info()["targets"]):
+        pytest.skip("this processor has targets of one arithmetic only")
+    named = ("--session", "kept")
+    path = tmp_path / "chat.bin"
+    text = b"one\n/save %s\n" % bytes(path)
+    before = run(text, *named, code=ON_ANOTHER_ARITHMETIC)
+    assert before.returncode == 0, before.stderr
+    for lines, options in (
+        (b"/list\ntwo\n", named), (b"/load %s\n/list\ntwo\n" % bytes(path), ()),
+    ):  # fmt: skip
+        result = run(lines, *options)
+        assert result.returncode == 0, result.stderr
+        said = result.stderr.decode()
+        assert said.count("another version of gemmakv") == 1
+        assert "the text is kept, and computed again" in said
+        assert "1 turn" in said and "“one”" in said
+        assert len(result.stdout.splitlines()) == 1
 
 
 def test_a_file_of_other_weights_keeps_its_text(

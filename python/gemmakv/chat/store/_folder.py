@@ -49,7 +49,8 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def folder_of(model_name: str, fingerprint: str) -> Path:
-    """Where the sessions of a model lie."""
+    """Where the sessions of a model lie. Give its `weights_fingerprint`: what
+    was said is for every arithmetic."""
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in model_name)
     return data_folder() / "chat" / f"{safe or 'model'}-{fingerprint[:16]}"
 

@@ -213,7 +213,7 @@ def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
     from gemmakv.chat.store import FolderStore, folder_of
 
     name = gemma.config.name or gemma.config.architecture
-    folder = folder_of(name, gemma.fingerprint)
+    folder = folder_of(name, gemma.weights_fingerprint)
     try:
         store = FolderStore(folder)
     except OSError as error:
