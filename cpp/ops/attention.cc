@@ -175,7 +175,9 @@ void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
     case KvDtype::kF32:
       return SpanPartial<FormatF32>(addresses, tile, ranges, partial);
     case KvDtype::kBF16:
-      return RoundedSpanPartial(addresses, tile, ranges, partial);
+      return tile.float_weights
+                 ? SpanPartial<FormatBF16>(addresses, tile, ranges, partial)
+                 : RoundedSpanPartial(addresses, tile, ranges, partial);
     case KvDtype::kInt8:
       return SpanPartial<FormatInt8>(addresses, tile, ranges, partial);
   }
@@ -307,8 +309,8 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
   for (size_t i = 0; i < tile.num_queries; i += kMaxTileQueries) {
     const size_t count = std::min(kMaxTileQueries, tile.num_queries - i);
     Part& part = parts[num_parts++];
-    part.tile = {tile.q + i,    tile.begin + i, tile.end + i,
-                 count,         tile.head_dim,  tile.soft_cap};
+    part.tile = {tile.q + i,    tile.begin + i, tile.end + i,      count,
+                 tile.head_dim, tile.soft_cap,  tile.float_weights};
     part.begin =
         *std::min_element(part.tile.begin, part.tile.begin + count) /
         kAttentionSpan;

@@ -117,8 +117,8 @@ def test_a_conversation_moves_between_processes(
 
     monkeypatch.setenv("GEMMAKV_PREFIX_CACHE_SECRET", "of all who share it")
     arguments = ["--url", redis_url, "--model", model_path]
-    story = "Anna has a red bicycle and rides it to school. " * 30
-    _, whole, remote = say("a", f"My name is Anna. {story}")
+    story = "I live by the sea, I have a red bicycle, and I like long walks. "
+    _, whole, remote = say("a", "Hello! My name is Anna. " + 18 * story)
     assert whole > 256 and remote == 0
     for _ in range(5):
         answer, computed, remote = say("a", "What is my name?")

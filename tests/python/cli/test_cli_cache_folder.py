@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,8 @@ def test_clear(cli: RunCli, folder: Path) -> None:
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])
 def test_clear_asks(folder: Path, answer: str, stays: bool) -> None:
-    command = shutil.which("python") or "python"
     child = pexpect.spawn(
-        command, ["-m", "gemmakv", "cache", "clear", str(folder)],
+        sys.executable, ["-m", "gemmakv", "cache", "clear", str(folder)],
         timeout=60, encoding="utf-8",
     )  # fmt: skip
     child.expect("Delete")

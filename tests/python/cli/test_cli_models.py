@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,8 @@ def test_rm_asks(
     server.add("org/tiny", {"m.gguf": tiny_path.read_bytes()})
     path = Path(cli("pull", "org/tiny", **env).stdout.decode().strip())
     assert_fails(cli("rm", "org/tiny/m.gguf", **env), "--yes")
-    command = shutil.which("python") or "python"
     child = pexpect.spawn(
-        command, ["-m", "gemmakv", "rm", "org/tiny/m.gguf"],
+        sys.executable, ["-m", "gemmakv", "rm", "org/tiny/m.gguf"],
         env={**os.environ, **env}, timeout=60, encoding="utf-8",
     )
     child.expect("Delete")
