@@ -1,7 +1,9 @@
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -266,6 +268,37 @@ TEST_F(AttentionTest, TinyValuesGiveTheSameBits) {
       kv.SetValue(p, x);
     }
     ExpectSameBits([&] { return queries.Attend(kv.View()); });
+  }
+}
+
+// Of ranges that begin and end anywhere, on values of all sizes, among them
+// zeros of both signs: the same bits by all targets, each query also alone.
+TEST_F(AttentionTest, RandomRangesGiveTheSameBits) {
+  std::mt19937 rng(7);
+  for (const size_t head_dim : {32u, 160u, 512u}) {
+    for (int round = 0; round < 4; ++round) {
+      const size_t tokens = 130 + rng() % 200;
+      TestKv kv({KvDtype::kBF16, head_dim, 32, 0, tokens});
+      for (size_t p = 0; p < tokens; ++p) {
+        std::vector<float> x = kv.Value(p);
+        for (float& value : x) {
+          value = std::ldexp(value, static_cast<int>(rng() % 160) - 140);
+          if (rng() % 4 == 0) value = rng() % 2 == 0 ? 0.0f : -0.0f;
+        }
+        kv.SetValue(p, x);
+      }
+      TestQueries queries(head_dim);
+      for (int i = 0; i < 40; ++i) {
+        const size_t begin = rng() % tokens;
+        const size_t most = i % 2 == 0 ? tokens - begin : 3;
+        queries.Add(begin, std::min(tokens, begin + 1 + rng() % most));
+      }
+      ExpectSameBits([&] { return queries.Attend(kv.View()); });
+      OnEveryTarget([&] {
+        ASSERT_EQ(Bits(queries.Attend(kv.View(), 1)),
+                  Bits(queries.Attend(kv.View())));
+      });
+    }
   }
 }
 
