@@ -77,8 +77,8 @@ constexpr size_t AttentionTileFloats(size_t num_queries, size_t head_dim) {
   return (num_queries + kMaxTileQueries) * PartialFloats(head_dim);
 }
 
-// All of the above for up to kMaxBlockQueries queries: spans in ascending order,
-// then out[i] [head_dim] for query i. Same bits as the pieces. `scratch`
+// All of the above for up to kMaxBlockQueries queries: spans in ascending
+// order, then out[i] [head_dim] for query i. Same bits as the pieces. `scratch`
 // [AttentionTileFloats] is used meanwhile.
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out);

@@ -45,7 +45,8 @@ void RunTile(const KvHeadView& kv, size_t head_dim, float soft_cap,
     results[i] = tile.results.data() + i * tile.stored_dim;
   }
   AttentionTile(
-      kv, {q, tile.begin, tile.end, tile.count, tile.stored_dim, soft_cap, true},
+      kv,
+      {q, tile.begin, tile.end, tile.count, tile.stored_dim, soft_cap, true},
       tile.scratch.data(), results);
   for (size_t i = 0; i < tile.count; ++i) {
     std::copy_n(results[i], head_dim, tile.out[i]);
