@@ -70,6 +70,14 @@ inline void SetUsed(const std::string& path, int64_t seconds) {
   ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, AT_SYMLINK_NOFOLLOW), 0);
 }
 
+// Seconds of the clock that marks files as used. time() reads one that is up to
+// a tick behind, and so, for some milliseconds, in the second before.
+inline int64_t SecondsNow() {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec;
+}
+
 // Paths below a folder of all files whose name begins so.
 inline std::vector<std::string> FilesOf(const std::string& folder,
                                         const std::string& prefix = "") {

@@ -428,7 +428,7 @@ TEST_P(FolderStoreTest, TimesInTheFutureAreNow) {
   // Used, it has the time of its use; and it is not immortal.
   struct stat info;
   ASSERT_EQ(stat(FileOf(early[0]).c_str(), &info), 0);
-  EXPECT_LE(info.st_atim.tv_sec, time(nullptr));
+  EXPECT_LE(info.st_atim.tv_sec, SecondsNow());
   EXPECT_EQ(Open(1)->Sweep().entries, 0u);
 }
 
@@ -447,8 +447,8 @@ TEST_P(FolderStoreTest, TimesInTheFutureEndWithASweep) {
     for (const auto& object : *chain) {
       struct stat info;
       ASSERT_EQ(stat(FileOf(object).c_str(), &info), 0);
-      EXPECT_LE(info.st_atim.tv_sec, time(nullptr));
-      EXPECT_LE(info.st_mtim.tv_sec, time(nullptr));
+      EXPECT_LE(info.st_atim.tv_sec, SecondsNow());
+      EXPECT_LE(info.st_mtim.tv_sec, SecondsNow());
     }
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -473,7 +473,7 @@ TEST_P(FolderStoreTest, UseIsNotedOnceAMinute) {
     EXPECT_EQ(stat(FileOf(chain[i]).c_str(), &info), 0);
     return info.st_atim.tv_sec;
   };
-  const time_t now = time(nullptr);
+  const time_t now = SecondsNow();
   HitsOf(*store, chain);
   for (size_t i = 0; i < chain.size(); ++i) EXPECT_GE(used(i), now - 1);
   SetUsed(FileOf(chain[0]), -30);
