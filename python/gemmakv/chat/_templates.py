@@ -8,8 +8,10 @@ a "<end_of_turn>" in it stays a string of characters.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.chat._file_template import FileTemplate
@@ -186,10 +188,7 @@ def render(
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
     if not knows_tools(template) and (keywords.get("tools") or tooled):
         messages = said_in_text(messages, keywords.pop("tools", None))
-    parameters = inspect.signature(template.render).parameters
-    if "tools" in parameters or any(
-        one.kind is one.VAR_KEYWORD for one in parameters.values()
-    ):
+    if _takes_keywords(template.render):
         return template.render(messages, **keywords)
     opens = keywords.pop("add_generation_prompt", True)
     unknown = [key for key, value in keywords.items() if value is not None]
@@ -206,6 +205,21 @@ def render(
     positional: Any = template.render
     segments: list[Segment] = positional(former, opens)
     return segments
+
+
+def _takes_keywords(render: Callable[..., Any]) -> bool:
+    """Whether it is a template's `render` with tools, not the former one."""
+    if isinstance(render, types.MethodType):
+        return _names_tools(render.__func__)
+    return _names_tools.__wrapped__(render)  # it may have no hash
+
+
+@functools.lru_cache(maxsize=64)
+def _names_tools(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters
+    return "tools" in parameters or any(
+        one.kind is one.VAR_KEYWORD for one in parameters.values()
+    )
 
 
 def knows_tools(template: Template) -> bool:

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
-from starlette.types import Receive, Scope, Send
 
 from gemmakv.server._errors import RequestError
 from gemmakv.server._http import Call, encoded
@@ -57,13 +57,20 @@ class App:
         self.settings = settings
         self.service = service
         self._worker = worker
+        endpoints = [(route, _Endpoint(route)) for route in ROUTES]
         self._router = Router(
             routes=[
-                Route(route.path, _Endpoint(route), methods=[route.method])
-                for route in ROUTES
+                Route(route.path, endpoint, methods=[route.method])
+                for route, endpoint in endpoints
             ],
             redirect_slashes=False,
         )
+        # The router compares a path with one route after the other.
+        self._exact = {
+            (route.method, route.path): endpoint
+            for route, endpoint in endpoints
+            if "{" not in route.path
+        }
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
@@ -185,7 +192,12 @@ class App:
         path = call.scope["path"]
         if path not in _OPEN and not path.startswith(_OPEN_FOLDERS):
             self._check_key(call)
-        await self._router(call.scope, call.receive, call.send)
+        endpoint: ASGIApp | None = self._exact.get((call.scope["method"], path))
+        if endpoint is None:
+            endpoint = self._router
+        else:
+            call.scope["path_params"] = {}
+        await endpoint(call.scope, call.receive, call.send)
 
     def _check_head(self, scope: Scope) -> None:
         names = [name for name, _ in scope["headers"]]

@@ -8,6 +8,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -246,8 +247,18 @@ class Pipe(Protocol):
     def free(self) -> bool:
         """Whether an answer is under way, and the client reads it."""
 
+    def open(self) -> bool:
+        """Whether the client reads, or has nothing to read: ASGI's `send`
+        does not wait then.
+        """
+
     def write(self, data: bytes) -> None:
         """Requires: it was free since a task ran."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Inside, what ASGI sends is kept, and leaves in one piece at the end:
+        the beginning of an answer, not the end of it.
+        """
 
     def finish(self, data: bytes) -> None:
         """Ends the body with it, and the connection, though its client does
@@ -267,7 +278,11 @@ class Stream:
         self.said = False  # anything of the API
         self.stuck = False  # its client does not read
         self._written = time.monotonic()
-        self._pings = asyncio.create_task(self._keep_alive())
+        self._loop = asyncio.get_running_loop()
+        self._every = call.settings.ping_s
+        # A task of each stream would cost more than nearly all have use for.
+        self._timer = self._loop.call_later(self._every, self._look)
+        self._ping_task: asyncio.Task[None] | None = None
 
     async def write(self, frames: bytes) -> None:
         """Waits while the client does not read. Raises RequestError where it
@@ -278,9 +293,15 @@ class Stream:
         async with self._lock:
             if self.stuck:
                 raise self._not_read()
-            await self._begin()
-            self.said = True
-            await self._send(frames, True)
+            pipe = self._pipe
+            whole: AbstractContextManager[None] = contextlib.nullcontext()
+            if not self._call.status and pipe is not None and pipe.open():
+                # A client that waits is woken once, not by the head alone.
+                whole = pipe.together()
+            with whole:
+                await self._begin()
+                self.said = True
+                await self._send(frames, True)
 
     def free(self) -> bool:
         """Whether `put` may be called now."""
@@ -318,14 +339,19 @@ class Stream:
     async def _begin(self) -> None:
         if not self._call.status:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            if self._pipe is not None and self._pipe.open():
+                await self._call._start(200, self._kind, headers)
+                return
             async with self._patience():
                 await self._call._start(200, self._kind, headers)
 
     async def close(self) -> None:
         """To be called whatever happens."""
-        self._pings.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._pings
+        self._timer.cancel()
+        if self._ping_task is not None:
+            self._ping_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ping_task
 
     async def _send(self, data: bytes, more: bool) -> None:
         self._written = time.monotonic()
@@ -360,28 +386,36 @@ class Stream:
             code="answer_not_read",
         )
 
-    async def _keep_alive(self) -> None:
+    def _look(self) -> None:
+        """Whether a sign of life is due."""
+        left = self._written + self._every - time.monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self._ping_task = self._loop.create_task(self._say_alive())
+
+    async def _say_alive(self) -> None:
         """Begins a stream, too, whose first event is long in coming: clients
         and proxies give up on what says nothing.
         """
-        every = self._call.settings.ping_s
-        while True:
-            silent = time.monotonic() - self._written
-            if silent < every:
-                await asyncio.sleep(every - silent)
-                continue
-            async with self._lock:
-                if self.stuck:
-                    return
-                # Before its first event, an API may have none of its own.
-                ping = self._ping
-                if not self.said and self._kind == SSE:
-                    ping = _COMMENT
-                with contextlib.suppress(RequestError):  # the next one says it
-                    await self._begin()
-                    self._written = time.monotonic()
-                    if ping:
-                        await self._send(ping, True)
+        async with self._lock:
+            if self.stuck:
+                return
+            # It may have waited for the lock.
+            if time.monotonic() - self._written >= self._every:
+                await self._ping_now()
+        self._look()
+
+    async def _ping_now(self) -> None:
+        # Before its first event, an API may have none of its own.
+        ping = self._ping
+        if not self.said and self._kind == SSE:
+            ping = _COMMENT
+        with contextlib.suppress(RequestError):  # the next one says it
+            await self._begin()
+            self._written = time.monotonic()
+            if ping:
+                await self._send(ping, True)
 
 
 class Reply:

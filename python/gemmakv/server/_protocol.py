@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -179,6 +180,23 @@ class _Parser(h11.Connection):
         return event
 
 
+class _Kept:
+    """In place of a transport: what is written to it leaves later."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+        self.write = self._parts.append
+
+    def leave(self) -> None:
+        self._transport.write(b"".join(self._parts))
+        self._parts.clear()
+
+    def close(self) -> None:
+        self.leave()
+        self._transport.close()
+
+
 class _Body:
     """A `Pipe`: chunks of a body whose length was not said. Through ASGI and
     h11, which begin and end the body, one takes 10 us more.
@@ -203,6 +221,19 @@ class _Body:
             and not cycle.disconnected
             and not self._flow.write_paused
         )
+
+    def open(self) -> bool:
+        return not self._flow.write_paused
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        kept = _Kept(self._transport)
+        self._cycle.transport = cast(asyncio.Transport, kept)
+        try:
+            yield
+        finally:
+            self._cycle.transport = self._transport
+            kept.leave()
 
     def write(self, data: bytes) -> None:
         self._write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -287,6 +287,15 @@ def test_a_stream_in_either_version_of_http(
     assert texts[0] == texts[1]
 
 
+def test_a_head_comes_with_the_first_event(running: ServerProcess) -> None:
+    """A client that waits was woken twice."""
+    for _ in range(5):
+        with request(running, LONG) as sock:
+            found = sock.recv(1 << 16)
+            assert found.startswith(b"HTTP/1.1 200 ")
+            assert b'"role":"assistant"' in found
+
+
 def test_a_connection_goes_on_after_a_stream(running: ServerProcess) -> None:
     """The state of h11 is that of an answer that it wrote itself."""
     body = {**LONG, "max_tokens": 30, "seed": 1}
