@@ -210,26 +210,28 @@ class Store:
         self._path = path
         if same is None:
             _make_private(folder, path)
-        found = os.stat(path) if same is None or os.path.exists(path) else None
-        self.file = (found.st_dev, found.st_ino) if found else (0, 0)
+        self.file = _file_of(path) or (0, 0)
         if same not in (None, self.file):
             raise ValueError(
                 f"sessions: {folder}: expected the database of the server's "
                 "start, which was removed or replaced; restart the server"
             )
+        self._log = None
         try:
             self._open(path)
-        except sqlite3.Error as error:
+            self._log = _file_of(f"{path}-wal")
+            while self._expire():
+                pass
+        except (sqlite3.Error, RequestError) as error:
             self.close()
+            cause = error.__cause__ or error
             raise ValueError(
                 f"sessions: {folder}: expected a folder that can be written, "
-                f"with a sound {FILE} or none, found: {error}"
+                f"with a sound {FILE} or none, found: {cause}"
             ) from None
         except BaseException:
             self.close()
             raise
-        while self._expire():
-            pass
 
     _db: sqlite3.Connection | None = None
     _patience_s = BUSY_S
@@ -633,23 +635,21 @@ class Store:
         return found
 
     def check_place(self) -> None:
-        """Raises RequestError where the file is not there any more: what goes
-        to one that was removed is lost, without an error.
+        """Raises RequestError where the file, or its log, is not there any
+        more: what goes to one that was removed is lost, without an error.
         """
-        try:
-            found = os.stat(self._path)
-        except OSError as error:
-            what = error.strerror
-        else:
-            if (found.st_dev, found.st_ino) == self.file:
-                return
-            what = "another file"
-        raise RequestError(
-            503,
-            f"sessions: {self._path}: expected the file that was opened, "
-            f"found: {what}; the server has to be started again",
-            code="sessions_failed",
-        )
+        log = f"{self._path}-wal"
+        for path, file in (self._path, self.file), (log, self._log):
+            found = _file_of(path)
+            if file is None or found == file:
+                continue
+            what = "none" if found is None else "another file"
+            raise RequestError(
+                503,
+                f"sessions: {path}: expected the file that was opened, found "
+                f"{what}; the server has to be started again",
+                code="sessions_failed",
+            )
 
     def _session(self, db: sqlite3.Connection, tenant: str, id: str) -> Session:
         row = db.execute(f"{_SESSION} AND s.id = ?", (tenant, id)).fetchone()
@@ -917,6 +917,15 @@ def _busy(session: str, what: str) -> RequestError:
         code="session_busy",
         retry_after=1,
     )
+
+
+def _file_of(path: str) -> tuple[int, int] | None:
+    """Which file it is; None where there is none that can be seen."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_read_only(path: str) -> bool:

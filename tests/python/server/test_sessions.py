@@ -840,7 +840,7 @@ def test_many_wait_for_another_process_as_long_as_one(
     held.set()
     for call in calls:
         call.result()
-    assert waits == [_history.BUSY_S * 1000] + 5 * [0]
+    assert waits == [_store.BUSY_S * 1000] + 5 * [0]
     found._submit(lasts).result()
     assert waits[-1] == waits[0]
 
@@ -911,6 +911,7 @@ def test_ready_warns_of_a_read_only_file_system(
         (lambda f: (f.mkdir(), (f / FILE).write_bytes(b"x" * 9000)), "sound"),
         (lambda f: another(f), "another's"),
         (lambda f: without_secret(f), "without its secret"),
+        (lambda f: cut_short(f), "malformed"),
     ],
 )
 def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
@@ -930,6 +931,15 @@ def without_secret(folder: Path) -> None:
     Store(str(folder), 30).close()
     with sqlite3.connect(folder / FILE) as db:
         db.execute("DELETE FROM facts")
+
+
+def cut_short(folder: Path) -> None:
+    """What begins soundly: the first pages alone are looked at by then."""
+    store = Store(str(folder), 30)
+    for _ in range(50):
+        store.create("", None, "x" * 4096)
+    store.close()
+    os.truncate(folder / FILE, 3 * 4096)
 
 
 def another(folder: Path) -> None:
@@ -997,6 +1007,22 @@ def test_folder_that_is_removed(
     (tmp_path / "elsewhere").rename(folder)
     say(kept, id, "one")
     assert get(kept, "/health/ready").status_code == 200
+
+
+def test_log_that_is_removed(kept: App, folder: Path) -> None:
+    """Turns that were acknowledged then were gone after the next start."""
+    id = create(kept)["id"]
+    log = folder / f"{FILE}-wal"
+    log.rename(folder / "aside")
+    response = post(kept, CHAT, {"messages": USER, "session": id})
+    found = error(response, 503)
+    assert found["code"] == "sessions_failed"
+    assert "-wal: expected the file that was opened" in found["message"]
+    assert get(kept, "/health/ready").status_code == 503
+    log.touch()
+    assert get(kept, "/health/ready").status_code == 503
+    (folder / "aside").replace(log)
+    say(kept, id, "one")
 
 
 def test_damage_is_told(kept: App, folder: Path) -> None:
