@@ -12,10 +12,18 @@ from typing import Any
 
 from gemmakv.server._workers import YIELD_S, Worker
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 LOG = logging.getLogger("gemmakv.server")
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.5  # shorter than the event loop's, until it tries again
+# Files that connections leave to others, those that answer: of a pipe, a disk's
+# tier, the page. Of low limits it is a quarter.
+_LEFT = 64
 _SAY_S = 60.0  # between two lines that say the same
 
 
@@ -45,6 +53,7 @@ class Listener(socket.socket):
         if worker is not None and not worker.is_turn(now - self._since):
             raise BlockingIOError
         try:
+            self._check_room()
             found = super().accept()
         except OSError as error:
             if error.errno in _FULL:
@@ -55,6 +64,20 @@ class Listener(socket.socket):
         # The others are busy: the next one need not wait as long.
         self._since = now - 0.9 * YIELD_S
         return found
+
+    def _check_room(self) -> None:
+        """Raises OSError where a connection would be one of the last files
+        that may be opened.
+        """
+        if resource is None:
+            return
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most == resource.RLIM_INFINITY:
+            return
+        next_one = os.dup(self.fileno())  # the lowest number that is free
+        os.close(next_one)
+        if next_one >= most - min(_LEFT, most // 4):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def listener(sock: socket.socket, worker: Worker | None) -> Listener:

@@ -531,7 +531,8 @@ def test_no_room_for_a_connection(own: ServerProcess) -> None:
     if not hasattr(resource, "prlimit"):
         pytest.skip("needs prlimit of Linux")
     pid = own.process.pid
-    assert httpx.get(own.url + "/health").status_code == 200
+    here = httpx.Client(base_url=own.url)
+    assert here.get("/health").status_code == 200
     _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
     address = ("127.0.0.1", own.port)
@@ -541,6 +542,13 @@ def test_no_room_for_a_connection(own: ServerProcess) -> None:
         last.settimeout(2.5)
         with pytest.raises(TimeoutError):
             last.recv(1)  # it waits, and the loop tries again meanwhile
+        # Those who are here are served, with the files that this takes.
+        for path in "/v1/chat/completions", "/":
+            how = "GET" if path == "/" else "POST"
+            said = {**LONG, "stream": False, "max_tokens": 2}
+            found = here.request(how, path, json=said)
+            assert found.status_code == 200, found.text
+        here.close()
         for one in idle[:-1]:
             one.close()
         last.settimeout(60)
