@@ -341,6 +341,9 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
             calls.append(_call_of(block, here))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(_text(block, "thinking", here))
+        elif kind == "redacted_thinking" and role == "assistant":
+            # Another server's, for whose model alone it can be read.
+            _text(block, "data", here)
         elif kind == "tool_result" and role == "user":
             inner = block.get("content") or ""
             parts = _parts(inner, f"{here}.content")

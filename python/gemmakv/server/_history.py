@@ -10,8 +10,9 @@ import dataclasses
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +34,7 @@ from gemmakv.server._events import (
 )
 from gemmakv.server._requests import ChatRequest, Past, Tenant, parted
 from gemmakv.server._service import TOO_LONG, ChatService
-from gemmakv.server._store import LEASE_S, Session, Store, Turn
+from gemmakv.server._store import BUSY_S, LEASE_S, Session, Store, Turn
 
 _SYSTEM = ("system", "developer")
 SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
@@ -79,8 +80,27 @@ class History:
 
     async def on(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call of the store, off the event loop. Raises RequestError."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, function, *args)
+        return await asyncio.wrap_future(self._submit(function, *args))
+
+    def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+        """All wait for another process that writes at the same time, not one
+        after the other.
+        """
+        asked = time.monotonic()
+
+        def called() -> _T:
+            waited = round(time.monotonic() - asked)
+            self.store.be_patient(max(BUSY_S - waited, 0.0))
+            return function(*args)
+
+        return self._pool.submit(called)
+
+    def health(self) -> list[str]:
+        """What an operator is to know of the store; waits for none of its
+        calls. Raises RequestError where it needs another start.
+        """
+        self.store.check_place()
+        return self.store.warnings()
 
     def owner(self, tenant: Tenant) -> str:
         """What records call a tenant."""
@@ -186,7 +206,7 @@ class History:
             if renewing is not None:
                 renewing.cancel()
             # Also where the task is cancelled: nobody waits for it.
-            self._pool.submit(self._release, name, lease)
+            self._submit(self._release, name, lease)
 
     def _release(self, name: str, lease: str) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -40,6 +40,10 @@ class SlotsQuery(msgspec.Struct, kw_only=True):
 
 class Health(msgspec.Struct):
     status: str = "ok"
+    warnings: Annotated[
+        list[str] | msgspec.UnsetType,
+        msgspec.Meta(description="What fails while requests are served."),
+    ] = msgspec.UNSET
 
 
 class Slot(msgspec.Struct, kw_only=True):
@@ -146,10 +150,13 @@ async def health(call: Call) -> None:
     if call.service.admission.draining:
         raise RequestError(503, "the server stops", code="server_stopping")
     # One that never can again until it is started again is to be told apart.
+    # What may pass takes no server away: the others have the same folder, and
+    # what needs no session is answered.
     history = history_of(call.service)
+    warnings: list[str] = []
     if history is not None:
-        await history.on(history.store.check_place)
-    await call.answer(Health())
+        warnings = await call.service.aside(history.health)
+    await call.answer(Health(warnings=warnings or msgspec.UNSET))
 
 
 async def metrics(call: Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ from gemmakv.server._requests import ChatRequest
 from gemmakv.server._service import ChatService
 from gemmakv.server._sessions import named, past_of
 
+# No seconds, in a number or a text: 0, "0", "0s", "0h0m".
+_NO_TIME = re.compile(r"[+-]?0+(\.0*)?((ns|us|µs|ms|s|m|h)[0.nuµmsh]*)?")
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
 # Names of generation options there and here, in llama-server's API as well.
 SAMPLING = {
@@ -89,7 +92,7 @@ async def chat(call: Call) -> None:
     past = past_of(call, body.session)
     shape = _Shape(call, body, "message", named(past))
     if not said:
-        await call.answer(shape.loaded())
+        await call.answer(shape.loaded(document))
         return
     for i, message in enumerate(said):
         if message.get("images"):
@@ -117,7 +120,7 @@ async def generate(call: Call) -> None:
         raise invalid("think", "expected false with raw, found true")
     shape = _Shape(call, body, "response")
     if not body.prompt:
-        await call.answer(shape.loaded())
+        await call.answer(shape.loaded(document))
         return
     messages = None
     if not body.raw:
@@ -346,9 +349,13 @@ class _Shape:
     def failure(self, error: RequestError) -> bytes:
         return ndjson({"error": error.message})
 
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request that only has the model loaded."""
-        return {**self._head(""), "done": True, "done_reason": "load"}
+    def loaded(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request that only has the model loaded, or, by its
+        `keep_alive`, not any longer: the model stays either way.
+        """
+        kept = str(document.get("keep_alive", "")).strip()
+        reason = "unload" if _NO_TIME.fullmatch(kept) else "load"
+        return {**self._head(""), "done": True, "done_reason": reason}
 
     def _head(
         self,

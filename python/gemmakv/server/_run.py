@@ -16,11 +16,12 @@ import uvicorn
 
 from gemmakv.chat._gemma import Gemma
 from gemmakv.server._app import LOG, App, JsonLog
+from gemmakv.server._listener import LoopErrors, listener
 from gemmakv.server._metrics import text_of
 from gemmakv.server._protocol import Connection
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
-from gemmakv.server._workers import Worker, listener
+from gemmakv.server._workers import Worker
 
 _KEEP_ALIVE_S = 65  # longer than proxies keep theirs
 _BACKLOG = 1024
@@ -75,9 +76,7 @@ def serve(
     when its supervisor is gone, and leaves second signals to that.
     """
     set_up_logs(log_format, worker)
-    if worker is not None:
-        sock = listener(sock, worker)
-    with sock:
+    with listener(sock, worker) as sock:
         asyncio.run(_Process(settings, sock, worker).run(load, make_service))
 
 
@@ -127,6 +126,7 @@ class _Process:
 
     async def run(self, load: Load, make_service: MakeService) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
         worker = self._worker
         loop.add_signal_handler(signal.SIGTERM, self._stop, signal.SIGTERM)
         if worker is None:

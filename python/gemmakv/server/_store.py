@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import sqlite3
@@ -29,11 +30,12 @@ import numpy as np
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.server._errors import RequestError
 
+LOG = logging.getLogger("gemmakv.server")
 FILE = "sessions.sqlite3"
 LEASE_S = 10.0  # a holder that was killed blocks no longer
 _SCHEMA = 1
 _APPLICATION = 0x676B7653
-_BUSY_S = 10.0
+BUSY_S = 10.0  # for another process that writes
 _EXPIRED_AT_ONCE = 32
 _NOTE_S = 60.0
 
@@ -203,32 +205,43 @@ class Store:
         self._lock = threading.Lock()
         # Leases whose end could not be written, and when they end anyway.
         self._given_up: dict[str, float] = {}
+        self._failure = ""  # of the last write
         path = os.path.join(folder, FILE)
         self._path = path
         if same is None:
             _make_private(folder, path)
-        found = os.stat(path) if same is None or os.path.exists(path) else None
-        self.file = (found.st_dev, found.st_ino) if found else (0, 0)
+        self.file = _file_of(path) or (0, 0)
         if same not in (None, self.file):
             raise ValueError(
                 f"sessions: {folder}: expected the database of the server's "
                 "start, which was removed or replaced; restart the server"
             )
+        self._log = None
         try:
             self._open(path)
-        except sqlite3.Error as error:
+            self._log = _file_of(f"{path}-wal")
+            while self._expire():
+                pass
+        except (sqlite3.Error, RequestError) as error:
             self.close()
+            cause = error.__cause__ or error
             raise ValueError(
                 f"sessions: {folder}: expected a folder that can be written, "
-                f"with a sound {FILE} or none, found: {error}"
+                f"with a sound {FILE} or none, found: {cause}"
             ) from None
         except BaseException:
             self.close()
             raise
-        while self._expire():
-            pass
 
     _db: sqlite3.Connection | None = None
+    _patience_s = BUSY_S
+
+    def be_patient(self, seconds: float) -> None:
+        """Has what follows wait that long for another process that writes.
+        """
+        if self._db is not None and seconds != self._patience_s:
+            self._patience_s = seconds
+            self._db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def close(self) -> None:
         if self._db is not None:
@@ -238,7 +251,7 @@ class Store:
     def _open(self, path: str) -> None:
         self._db = db = sqlite3.connect(
             path,
-            timeout=_BUSY_S,
+            timeout=BUSY_S,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -433,7 +446,7 @@ class Store:
         """The session, which is `owner`'s until it releases it, or has not
         renewed that for LEASE_S.
         """
-        with self._write() as db:
+        with self._write_lease() as db:
             found = self._session(db, tenant, id)
             self._check_idle(db, id)
             db.execute(
@@ -443,7 +456,7 @@ class Store:
             return found
 
     def renew(self, id: str, owner: str) -> None:
-        with self._write() as db:
+        with self._write_lease() as db:
             db.execute(
                 "UPDATE sessions SET lease_until = ? WHERE id = ? AND "
                 "lease = ?",
@@ -455,7 +468,7 @@ class Store:
         in this process at once, and in others when the lease ends.
         """
         try:
-            with self._write() as db:
+            with self._write_lease() as db:
                 db.execute(
                     "UPDATE sessions SET lease = NULL WHERE id = ? AND "
                     "lease = ?",
@@ -472,7 +485,7 @@ class Store:
     def release_all(self, mark: str) -> None:
         """The sessions of owners that begin so: none of them lives."""
         mark = _BOOT + mark
-        with self._write() as db:
+        with self._write_lease() as db:
             db.execute(
                 "UPDATE sessions SET lease = NULL WHERE "
                 "substr(lease, 1, ?) = ?",
@@ -568,6 +581,13 @@ class Store:
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._write_lease() as db:
+            yield db
+        self._note("")
+
+    @contextlib.contextmanager
+    def _write_lease(self) -> Iterator[sqlite3.Connection]:
+        """As `_write`, for what fits also where a turn has no room."""
         with self._transaction("BEGIN IMMEDIATE") as db:
             yield db
 
@@ -590,26 +610,46 @@ class Store:
                         db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise _failed(error, begin != "BEGIN") from error
+                wrote = begin != "BEGIN"
+                if wrote:
+                    self._note(f"{error} ({_name_of(error)})")
+                raise _failed(error, wrote) from error
+
+    def _note(self, failure: str) -> None:
+        """What became of a write. The log has when that changes."""
+        if failure and not self._failure:
+            LOG.warning(
+                "sessions: %s: nothing can be written: %s", self.folder, failure
+            )
+        elif self._failure and not failure:
+            LOG.info("sessions: %s: it can be written again", self.folder)
+        self._failure = failure
+
+    def warnings(self) -> list[str]:
+        """What keeps turns from being kept, and may pass by itself."""
+        found = []
+        if _is_read_only(self._path):
+            found.append("sessions: their file system is read-only")
+        if self._failure:
+            found.append(f"sessions: the last write failed: {self._failure}")
+        return found
 
     def check_place(self) -> None:
-        """Raises RequestError where the file is not there any more: what goes
-        to one that was removed is lost, without an error.
+        """Raises RequestError where the file, or its log, is not there any
+        more: what goes to one that was removed is lost, without an error.
         """
-        try:
-            found = os.stat(self._path)
-        except OSError as error:
-            what = error.strerror
-        else:
-            if (found.st_dev, found.st_ino) == self.file:
-                return
-            what = "another file"
-        raise RequestError(
-            503,
-            f"sessions: {self._path}: expected the file that was opened, "
-            f"found: {what}; the server has to be started again",
-            code="sessions_failed",
-        )
+        log = f"{self._path}-wal"
+        for path, file in (self._path, self.file), (log, self._log):
+            found = _file_of(path)
+            if file is None or found == file:
+                continue
+            what = "none" if found is None else "another file"
+            raise RequestError(
+                503,
+                f"sessions: {path}: expected the file that was opened, found "
+                f"{what}; the server has to be started again",
+                code="sessions_failed",
+            )
 
     def _session(self, db: sqlite3.Connection, tenant: str, id: str) -> Session:
         row = db.execute(f"{_SESSION} AND s.id = ?", (tenant, id)).fetchone()
@@ -879,8 +919,28 @@ def _busy(session: str, what: str) -> RequestError:
     )
 
 
+def _file_of(path: str) -> tuple[int, int] | None:
+    """Which file it is; None where there is none that can be seen."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_read_only(path: str) -> bool:
+    """Whether its file system is."""
+    if not hasattr(os, "statvfs"):
+        return False
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _name_of(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
+
+
 def _failed(error: sqlite3.Error, wrote: bool) -> RequestError:
-    name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
+    name = _name_of(error)
     words = f"sessions: {error} ({name})"
     if wrote:
         words += "; nothing of this request is kept"

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from gemmakv.server._board import AWAY, Board
 from gemmakv.server._metrics import merged
@@ -29,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_STARTS = 5  # of a worker that never becomes ready, with no other there
 _LONGEST_WAIT_S = 5.0
 _PATIENCE_S = 10.0  # behind the time that draining may take
-_YIELD_S = 0.002  # for a worker that has less to do
+YIELD_S = 0.002  # for a worker that has less to do
 
 
 class Worker:
@@ -88,7 +87,7 @@ class Worker:
         """
         loads = self._board.loads()
         own = loads[self.index]
-        return own <= min(loads) or (own != AWAY and waited >= _YIELD_S)
+        return own <= min(loads) or (own != AWAY and waited >= YIELD_S)
 
     def publish(self, metrics: str) -> None:
         """Tells the others, and a successor, this worker's numbers."""
@@ -100,40 +99,6 @@ class Worker:
         """The numbers of all workers, with its own of now."""
         self.publish(own)
         return merged([self._board.read(k) for k in range(self._board.workers)])
-
-
-class Listener(socket.socket):
-    """A socket that all workers accept at."""
-
-    worker: Worker
-    _since = 0.0  # of waiting for its turn
-    _last = 0.0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Raises BlockingIOError where another worker should take it.
-
-        The event loop calls this until it fails, and again while somebody
-        waits: a worker with more to do leaves the others a moment.
-        """
-        now = time.monotonic()
-        if now - self._last > _YIELD_S:
-            self._since = now
-        self._last = now
-        if not self.worker.is_turn(now - self._since):
-            raise BlockingIOError
-        found = super().accept()
-        self.worker.count(connections=1)
-        # The others are busy: the next one need not wait as long.
-        self._since = now - 0.9 * _YIELD_S
-        return found
-
-
-def listener(sock: socket.socket, worker: Worker) -> Listener:
-    """The socket as a worker accepts at it. Takes it over."""
-    found = Listener(sock.family, sock.type, sock.proto, sock.detach())
-    found.setblocking(False)
-    found.worker = worker
-    return found
 
 
 class _Place:

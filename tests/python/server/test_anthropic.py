@@ -208,6 +208,34 @@ def test_hints_that_ask_for_nothing(app: App) -> None:
         assert response.status_code == 200, response.text
 
 
+def test_hidden_thoughts_of_others_are_left_out(app: App) -> None:
+    """A conversation that began elsewhere could not go on here."""
+    hidden = {"type": "redacted_thinking", "data": "EmwKAhgB"}
+    text = {"type": "text", "text": "Yes."}
+
+    def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+        turn = {"role": role, "content": blocks}
+        return {**SAID, "messages": [*USER, turn, *USER]}
+
+    for path in (PATH, PATH + "/count_tokens"):
+        with_it = post(app, path, said("assistant", hidden, text))
+        without = post(app, path, said("assistant", text))
+        assert with_it.status_code == without.status_code == 200
+        kept = ("content", "stop_reason", "input_tokens")
+        for name in kept:
+            assert with_it.json().get(name) == without.json().get(name)
+    alone = post(app, PATH, said("assistant", hidden))
+    assert alone.status_code == 200, alone.text
+    for role, block, where in (
+        ("user", hidden, "type"),
+        ("assistant", {"type": "redacted_thinking"}, "data"),
+    ):
+        refused = post(app, PATH, said(role, block))
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert message.startswith(f"messages[1].content[0].{where}: ")
+
+
 @pytest.mark.parametrize("inner, place", [
     ([{"type": "text", "text": "x"}, {"type": "image"}], "content[1].type"),
     ([{"type": "text"}], "content[0].text"), (5, "content"),

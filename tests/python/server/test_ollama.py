@@ -69,6 +69,13 @@ def test_nothing_to_say_loads(app: App) -> None:
     for path in ("/api/chat", "/api/generate"):
         found = post(app, path, {"model": NAME}).json()
         assert found["done"] is True and found["done_reason"] == "load"
+        for kept, reason in (
+            (0, "unload"), ("0", "unload"), ("0s", "unload"), (0.0, "unload"),
+            ("0h0m", "unload"), (-1, "load"), ("5m", "load"), (10, "load"),
+            ("0.5s", "load"), ("0m10s", "load"), (None, "load"),
+        ):  # fmt: skip
+            body = {"model": NAME, "keep_alive": kept}
+            assert post(app, path, body).json()["done_reason"] == reason
 
 
 def test_logprobs(app: App) -> None:

@@ -532,6 +532,42 @@ def test_idle_server_ends_at_once(own: ServerProcess) -> None:
         assert own.wait(15) == 0
 
 
+def test_no_room_for_a_connection(own: ServerProcess) -> None:
+    """The event loop tried again a thousand times at once, and logged each
+    with a traceback: gigabytes an hour.
+    """
+    resource = pytest.importorskip("resource")
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("needs prlimit of Linux")
+    pid = own.process.pid
+    here = httpx.Client(base_url=own.url)
+    assert here.get("/health").status_code == 200
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
+    address = ("127.0.0.1", own.port)
+    idle = [socket.create_connection(address, 60) for _ in range(60)]
+    with idle[-1] as last:
+        last.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        last.settimeout(2.5)
+        with pytest.raises(TimeoutError):
+            last.recv(1)  # it waits, and the loop tries again meanwhile
+        # Those who are here are served, with the files that this takes.
+        for path in "/v1/chat/completions", "/":
+            how = "GET" if path == "/" else "POST"
+            said = {**LONG, "stream": False, "max_tokens": 2}
+            found = here.request(how, path, json=said)
+            assert found.status_code == 200, found.text
+        here.close()
+        for one in idle[:-1]:
+            one.close()
+        last.settimeout(60)
+        assert last.recv(1) == b"H"
+    lines = [line for line in own.lines if "Too many open files" in line]
+    assert len(lines) == 1, own.log
+    assert "no connection can be accepted" in lines[0]
+    assert "Traceback" not in own.log
+
+
 # Flags.
 
 

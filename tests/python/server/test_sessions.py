@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
+import os
 import sqlite3
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server import _store
+from gemmakv.server import _history, _store
 from gemmakv.server._app import App
 from gemmakv.server._store import FILE, Store
 from support import tiny_gguf
@@ -799,10 +803,8 @@ def test_deleting_on_a_full_disk(kept: App) -> None:
 def test_another_process_writes_for_long(
     kept: App, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_history, "BUSY_S", 0.01)
     id = create(kept)["id"]
-    db = history(kept).store._db
-    assert db is not None
-    db.execute("PRAGMA busy_timeout = 10")
     writer = sqlite3.connect(folder / FILE, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     response = post(kept, CHAT, {"messages": USER, "session": id})
@@ -813,6 +815,94 @@ def test_another_process_writes_for_long(
     say(kept, id, "one")
 
 
+def test_many_wait_for_another_process_as_long_as_one(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They waited one after the other, and so did whoever asked whether the
+    server is ready.
+    """
+    found = history(kept)
+    waits: list[int] = []
+    now = 0.0
+    clock = types.SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(_history, "time", clock)
+
+    def lasts() -> None:
+        nonlocal now
+        assert found.store._db is not None
+        [patience] = found.store._db.execute("PRAGMA busy_timeout").fetchone()
+        waits.append(patience)
+        now += patience / 1000
+
+    held = threading.Event()
+    found._submit(held.wait)
+    calls = [found._submit(lasts) for _ in range(6)]
+    held.set()
+    for call in calls:
+        call.result()
+    assert waits == [_store.BUSY_S * 1000] + 5 * [0]
+    found._submit(lasts).result()
+    assert waits[-1] == waits[0]
+
+
+def test_ready_waits_for_no_turn(kept: App) -> None:
+    """A probe gives up after some seconds."""
+    held = threading.Event()
+    waits = history(kept)._submit(held.wait)
+    assert get(kept, "/health/ready").json() == {"status": "ok"}
+    assert not waits.done()
+    held.set()
+
+
+def test_ready_warns_where_nothing_can_be_written(
+    kept: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever runs the server had no way to see it but by failed turns."""
+    logger = logging.getLogger("gemmakv.server")
+    monkeypatch.setattr(logger, "propagate", True)
+    caplog.set_level(logging.INFO, logger.name)
+    id = create(kept)["id"]
+    store = history(kept).store
+    full(store)
+    body = {
+        "messages": [{"role": "user", "content": "much " * 800}], "session": id,
+    }  # fmt: skip
+    for _ in range(2):
+        error(post(kept, CHAT, body), 503)
+    found = get(kept, "/health/ready")
+    assert found.status_code == 200
+    said = found.json()
+    assert said["status"] == "ok"
+    [warning] = said["warnings"]
+    assert warning.startswith("sessions: the last write failed: ")
+    assert "(SQLITE_FULL)" in warning and str(store.folder) not in warning
+    assert store._db is not None
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    say(kept, id, "one")
+    assert get(kept, "/health/ready").json() == {"status": "ok"}
+    lines = [one.message for one in caplog.records if "written" in one.message]
+    assert len(lines) == 2
+    assert "nothing can be written: database or disk is full" in lines[0]
+    assert lines[1].endswith("it can be written again")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "statvfs"), reason="needs the flags of a file system"
+)
+def test_ready_warns_of_a_read_only_file_system(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(history(kept).store.folder)
+    values = [*real]
+    values[8] |= os.ST_RDONLY
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
+    found = get(kept, "/health/ready")
+    assert found.status_code == 200
+    assert found.json()["warnings"] == [
+        "sessions: their file system is read-only"
+    ]
+
+
 @pytest.mark.parametrize(
     "ruin, words",
     [
@@ -821,6 +911,7 @@ def test_another_process_writes_for_long(
         (lambda f: (f.mkdir(), (f / FILE).write_bytes(b"x" * 9000)), "sound"),
         (lambda f: another(f), "another's"),
         (lambda f: without_secret(f), "without its secret"),
+        (lambda f: cut_short(f), "malformed"),
     ],
 )
 def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
@@ -840,6 +931,15 @@ def without_secret(folder: Path) -> None:
     Store(str(folder), 30).close()
     with sqlite3.connect(folder / FILE) as db:
         db.execute("DELETE FROM facts")
+
+
+def cut_short(folder: Path) -> None:
+    """What begins soundly: the first pages alone are looked at by then."""
+    store = Store(str(folder), 30)
+    for _ in range(50):
+        store.create("", None, "x" * 4096)
+    store.close()
+    os.truncate(folder / FILE, 3 * 4096)
 
 
 def another(folder: Path) -> None:
@@ -907,6 +1007,22 @@ def test_folder_that_is_removed(
     (tmp_path / "elsewhere").rename(folder)
     say(kept, id, "one")
     assert get(kept, "/health/ready").status_code == 200
+
+
+def test_log_that_is_removed(kept: App, folder: Path) -> None:
+    """Turns that were acknowledged then were gone after the next start."""
+    id = create(kept)["id"]
+    log = folder / f"{FILE}-wal"
+    log.rename(folder / "aside")
+    response = post(kept, CHAT, {"messages": USER, "session": id})
+    found = error(response, 503)
+    assert found["code"] == "sessions_failed"
+    assert "-wal: expected the file that was opened" in found["message"]
+    assert get(kept, "/health/ready").status_code == 503
+    log.touch()
+    assert get(kept, "/health/ready").status_code == 503
+    (folder / "aside").replace(log)
+    say(kept, id, "one")
 
 
 def test_damage_is_told(kept: App, folder: Path) -> None:
