@@ -323,6 +323,38 @@ def test_a_history_that_cannot_be_written(
     screen.wait_until(lambda: screen.prompt == "main> said once", "history")
 
 
+def test_a_paste_without_an_end(start: Start) -> None:
+    """It blocked the prompt for ever."""
+    screen = start()
+    screen.wait_for_prompt("main")
+    screen.type("\x1b[200~one\ntwo")
+    screen.wait_for(r"main> one\n +\. two", regex=True)
+    screen.type(" and more")
+    screen.wait_for("two and more")
+    screen.type("\nthree\n")  # of the paste, as one letter would not be
+    screen.wait_for(r"more\n +\. three\n +\.", regex=True)
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    say(screen, "hello")
+    screen.wait_for("1 turn ·")
+    # Ctrl-C does not wait for the pause.
+    screen.type("\x1b[200~one", "\n")
+    screen.update()
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    say(screen, "hello again")
+    screen.wait_for("2 turns ·")
+
+
+def test_a_paste_without_an_end_while_a_reply_runs(start: Start) -> None:
+    screen = start(max_tokens=3000)
+    screen.wait_for_prompt("main")
+    screen.type("tell me everything", ENTER)
+    screen.wait_for(r"[a-z]{5}", regex=True)
+    screen.type("\x1b[200~one\ntwo")
+    screen.wait_for(r"main> one\n +\. two", regex=True)
+
+
 def test_bytes_that_are_no_text(start: Start) -> None:
     screen = start(columns=120)
     screen.wait_for_prompt("main")
