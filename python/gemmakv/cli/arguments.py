@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from gemmakv import _core
-from gemmakv._support.arguments import quantize_target
+from gemmakv._support.arguments import choice, integer, quantize_target
+from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
 
@@ -121,6 +122,17 @@ def complete_quantize(incomplete: str) -> list[str]:
     """What a value of --quantize that begins so may be."""
     names = _core.quantize_types()
     return [name for name in names if name.startswith(incomplete)]
+
+
+# Checked before a model is loaded, which may take minutes.
+
+
+def check_kv_dtype(value: str | None) -> str | None:
+    return value if value is None else choice("kv_dtype", value, KV_DTYPES)
+
+
+def check_capacity_tokens(value: int | None) -> int | None:
+    return value if value is None else integer("capacity_tokens", value, 1)
 
 
 QUANTIZE = typer.Option(

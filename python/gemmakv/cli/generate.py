@@ -18,6 +18,8 @@ from gemmakv.cli.arguments import (
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
+    check_capacity_tokens,
+    check_kv_dtype,
     examples,
 )
 from gemmakv.cli.option_flags import with_options
@@ -49,11 +51,13 @@ def generate(
     capacity_tokens: int | None = typer.Option(
         None,
         metavar="N",
+        callback=check_capacity_tokens,
         help="Limit of the conversation; default: the model's context.",
     ),
     kv_dtype: str = typer.Option(
         "bf16",
         metavar="TYPE",
+        callback=check_kv_dtype,
         help="How keys and values are stored: f32, bf16 or int8.",
     ),
     threads: int | None = THREADS,

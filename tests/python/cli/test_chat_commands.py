@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
+from rich.console import Console
 
 import gemmakv
 from gemmakv.chat.store import FolderStore, Record
@@ -158,6 +159,34 @@ def test_fork_undo_and_switch(chat: Chat) -> None:
     assert chat.book.current.record.messages == []
     with pytest.raises(ValueError, match="main, main-2"):
         run(chat, "/switch mai")
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_a_tree_of_a_thousand_generations(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """It ran out of the screen, and out of stack."""
+    parent = chat.book.current
+    for number in range(1200):
+        record = Record(f"s{number}", parent=parent.id)
+        parent = chat.book.add(Entry(record))
+    console = Console(width=width, color_system=None)
+    monkeypatch.setattr(chat.view, "width", width)
+    monkeypatch.setattr(chat.view, "show", console.print)
+    with console.capture() as capture:
+        commands.run(chat, "/tree")
+    text = capture.get()
+    for number in range(1200):
+        assert f"── s{number} " in text
+    assert max(map(len, text.splitlines())) <= width
+    lines = text.splitlines()
+    cut = [
+        re.search(r"── (s\d+) ", line)[1]
+        for line, after in zip(lines, lines[1:])
+        if "└── … 1 fork" in after
+    ]
+    assert cut
+    assert re.findall(r"^  (s\d+), continued:", text, re.M) == cut
 
 
 def test_delete_goes_to_the_parent(chat: Chat) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import gemmakv
+from gemmakv.cli import main
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 NO_DISK = ("--prefix-cache-disk", "none")  # test_chat_tier.py has one
@@ -409,17 +410,38 @@ def test_deleting_can_be_undone(run: Run) -> None:
         (["--overflow", "wrap"], "drop_oldest_turns"),
         (["--template", "chatml"], "--template: expected"),
         (["--template", "file"], "--template: the model carries no"),
-        (["--session", "a b"], "is no name"),
+        (["--session", "a b"], "--session: 'a b' is no name"),
         (["--kv-dtype", "fp8"], "--kv-dtype"),
+        (["--capacity-tokens", "0"], "--capacity-tokens: expected"),
+        (["--think"], "--think: expected a model that can think"),
     ],
 )
 def test_bad_options(run: Run, arguments: list[str], words: str) -> None:
     result = run(b"one\n", *arguments)
-    code = 1 if arguments[0] == "--session" else 2
-    assert result.returncode == code
+    assert result.returncode == 2
     assert result.stdout == b""
     assert words in result.stderr.decode()
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat", "--session", "a b"],
+        ["chat", "--session", ""],
+        ["chat", "--template", "chatml"],
+        ["chat", "--kv-dtype", "fp8"],
+        ["chat", "--capacity-tokens", "0"],
+        ["generate", "--kv-dtype", "fp8", "hello"],
+        ["generate", "--capacity-tokens", "0", "hello"],
+    ],
+)
+def test_what_is_wrong_by_itself_is_told_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main([*arguments, "--model", "no.gguf"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gemmakv: error: {arguments[1]}: ")
 
 
 def test_no_model(tmp_path: Path) -> None:
@@ -485,7 +507,7 @@ def test_a_device_or_a_pipe_is_no_place_to_save(
 
 def test_a_session_needs_a_name(run: Run) -> None:
     result = run(b"one\n", "--session", "")
-    assert result.returncode == 1 and result.stdout == b""
+    assert result.returncode == 2 and result.stdout == b""
     assert b"'' is no name: expected 1 to 40 letters" in result.stderr
 
 

@@ -212,6 +212,73 @@ def test_two_chats_at_the_same_time(start: Start, tmp_path: Path) -> None:
     third.wait_for("main: 2 turns")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_chat_and_keeps_all(
+    start: Start, number: signal.Signals
+) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    os.kill(screen.process.pid, number)
+    assert screen.wait_for_exit() == 128 + number
+
+    screen = start()
+    screen.wait_for_prompt("main")
+    assert "main: 1 turn" in screen.text
+    screen.type("half a thought")
+    screen.wait_for("half a thought")
+    os.kill(screen.process.pid, number)
+    assert screen.wait_for_exit() == 128 + number
+    assert screen.raw.rstrip().endswith(b"\x1b[?2004l")  # as it was before
+
+    screen = start()
+    screen.wait_for_prompt("main")
+
+    def recalled() -> bool:
+        screen.type(UP)
+        screen.update(0.3)
+        return screen.prompt == "main> half a thought"
+
+    screen.wait_until(recalled, "what was typed before the end")
+
+
+def test_a_terminal_that_goes_while_a_reply_runs(start: Start) -> None:
+    screen = start(max_tokens=1_000_000)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
+    screen.close()  # hangs up
+    screen = start()
+    screen.wait_for_prompt("main")
+    assert "main: 1 turn" in screen.text
+
+
+def test_the_exit_code_tells_what_could_not_be_stored(
+    start: Start, tmp_path: Path
+) -> None:
+    screen = start(columns=200)
+    screen.wait_for_prompt("main")
+    [folder] = (tmp_path / "gemmakv/chat").glob("*-*")
+    kept = folder.rename(folder.with_name("away"))
+    say(screen, "hello")
+    screen.wait_for("main is not saved: ")
+    screen.type(CTRL_D)
+    screen.wait_for("not saved: main")
+    assert screen.wait_for_exit() == 1
+
+    kept.rename(folder)
+    screen = start(columns=200)
+    screen.wait_for_prompt("main")
+    folder.rename(kept)
+    say(screen, "hello")
+    kept.rename(folder)  # there is a place for it again
+    screen.type(CTRL_D)
+    assert screen.wait_for_exit() == 0
+    screen = start()
+    screen.wait_for("main: 1 turn")
+
+
 def test_no_persist(start: Start, tmp_path: Path) -> None:
     screen = start("--no-persist")
     screen.wait_for_prompt("main")
@@ -254,6 +321,38 @@ def test_a_history_that_cannot_be_written(
     assert screen.text.count("is not kept for later starts") == 1
     screen.type(UP)
     screen.wait_until(lambda: screen.prompt == "main> said once", "history")
+
+
+def test_a_paste_without_an_end(start: Start) -> None:
+    """It blocked the prompt for ever."""
+    screen = start()
+    screen.wait_for_prompt("main")
+    screen.type("\x1b[200~one\ntwo")
+    screen.wait_for(r"main> one\n +\. two", regex=True)
+    screen.type(" and more")
+    screen.wait_for("two and more")
+    screen.type("\nthree\n")  # of the paste, as one letter would not be
+    screen.wait_for(r"more\n +\. three\n +\.", regex=True)
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    say(screen, "hello")
+    screen.wait_for("1 turn ·")
+    # Ctrl-C does not wait for the pause.
+    screen.type("\x1b[200~one", "\n")
+    screen.update()
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    say(screen, "hello again")
+    screen.wait_for("2 turns ·")
+
+
+def test_a_paste_without_an_end_while_a_reply_runs(start: Start) -> None:
+    screen = start(max_tokens=3000)
+    screen.wait_for_prompt("main")
+    screen.type("tell me everything", ENTER)
+    screen.wait_for(r"[a-z]{5}", regex=True)
+    screen.type("\x1b[200~one\ntwo")
+    screen.wait_for(r"main> one\n +\. two", regex=True)
 
 
 def test_bytes_that_are_no_text(start: Start) -> None:

@@ -107,8 +107,14 @@ def test_a_setting(gemma: gemmakv.Gemma) -> None:
 
 def test_a_model_that_cannot(talker: gemmakv.Gemma) -> None:
     chat = Chat(talker, Quiet(), Defaults(think=True), None)
-    with pytest.raises(ValueError, match="think: the template 'plain' cannot"):
+    expected = "think: expected a model that can think .* found .* plain, has"
+    with pytest.raises(ValueError, match=expected):
         chat.open(None)
+    chat.defaults = Defaults(think=False)
+    chat.open(None)
+    with pytest.raises(ValueError, match=expected):
+        commands.run(chat, "/set think on")
+    assert chat.session().think is False
     chat.close()
 
 

@@ -22,6 +22,7 @@ writer for a folder held `lock` alone; where one does, others only read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -69,6 +70,8 @@ class FolderStore:
         self._mutex = threading.Lock()  # of `_held`
         self._lock = -1
         self._emptied: list[KeptTokens] = []
+        # Records as they were read last, by path.
+        self._known: dict[Path, tuple[_Version, Record]] = {}
         try:
             # Sessions are private.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,11 +157,20 @@ class FolderStore:
     def listing(self) -> Listing:
         """Damaged records are put aside, under other names."""
         listing = Listing([], [], set())
+        known, self._known = self._known, {}
         for path in sorted(self._folder.glob("*" + _RECORD)):
             try:
-                found = self._sound(path)
+                # Taken first: a record that is replaced meanwhile is read
+                # again the next time.
+                version = _version(path)
+                before = known.get(path)
+                if before is not None and before[0] == version:
+                    found: Record | str = before[1]
+                else:
+                    found = self._sound(path)
                 if isinstance(found, Record):
-                    listing.records.append(found)
+                    self._known[path] = (version, found)
+                    listing.records.append(_copy(found))
                 else:
                     listing.lines.append(found)
             except FileNotFoundError:
@@ -316,6 +328,21 @@ class FolderStore:
                     self._emptied += [] if found is None else [found]
         for path in doomed + trash:
             path.unlink(missing_ok=True)
+
+
+# Of a file that is only ever replaced: another file, or another time.
+_Version = tuple[int, int, int, int]
+
+
+def _version(path: Path) -> _Version:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _copy(record: Record) -> Record:
+    return dataclasses.replace(
+        record, messages=[*record.messages], options={**record.options}
+    )
 
 
 def _unreadable(error: Exception, kept: Path) -> str:

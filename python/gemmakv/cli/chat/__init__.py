@@ -8,6 +8,8 @@
     actions.py    commands that change things  reports.py     that tell things
     settings.py   what /set knows              reply.py       one reply
     book.py       names and ancestry           view.py        how things look
+    keyboard.py   keys between prompts         paste.py      pastes as keys
+    history.py    what was typed before
     table.py      counts, texts, columns       wrap.py        breaks lines
 
 Where sessions are kept is `gemmakv.chat.store`.

@@ -19,6 +19,23 @@ _MAX_NAME_CHARS = 40
 _QUOTES = ('"', "'")
 
 
+def check_form(name: str) -> None:
+    """Raises ValueError for what is no name, whatever the book."""
+    if not name.isprintable() or any(c.isspace() for c in name):
+        raise ValueError(
+            f"{name!r} is no name: expected letters without spaces"
+        )
+    if name[:1] in _QUOTES or name[-1:] in _QUOTES:
+        raise ValueError(
+            f"{name} is no name: expected letters without quotes around them"
+        )
+    if not 0 < len(name) <= _MAX_NAME_CHARS or name.startswith("/"):
+        raise ValueError(
+            f"{name!r} is no name: expected 1 to {_MAX_NAME_CHARS} letters, "
+            "the first not /"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Turn:
     """What the last turn of a session took; `again` are tokens that the
@@ -120,21 +137,7 @@ class Book:
 
     def check_new_name(self, name: str) -> str:
         """`name` if an entry may take it; ValueError if not."""
-        if not name.isprintable() or any(c.isspace() for c in name):
-            raise ValueError(
-                f"{name!r} is no name: expected letters without spaces"
-            )
-        if name[:1] in _QUOTES or name[-1:] in _QUOTES:
-            raise ValueError(
-                f"{name} is no name: expected letters without quotes around "
-                "them"
-            )
-        too_long = len(name) > _MAX_NAME_CHARS
-        if not name or name.startswith("/") or too_long:
-            raise ValueError(
-                f"{name!r} is no name: expected 1 to {_MAX_NAME_CHARS} "
-                "letters, the first not /"
-            )
+        check_form(name)
         if name in self._taken:
             raise ValueError(
                 f"there is a session {name!r} of a newer gemmakv already; "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gemmakv
 from gemmakv.chat._session import Session
 from gemmakv.chat._session_file import KeptTokens
+from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat._transcript import common_exact
 from gemmakv.chat.store import (
     Record,
@@ -115,16 +116,17 @@ class Chat:
 
     def make_session(self) -> Session:
         defaults = self.defaults
-        return Session(
+        session = Session(
             self.gemma,
             defaults.system,
             defaults.overflow or "error",
             template=defaults.template,
-            think=defaults.think,
             capacity_tokens=defaults.capacity_tokens,
             kv_dtype=defaults.kv_dtype or "bf16",
             options=defaults.options,
         )
+        _set_think(session, defaults.think)
+        return session
 
     def adopt(self, entry: Entry) -> Entry:
         """Takes in an entry that has its session; makes it current."""
@@ -339,6 +341,24 @@ class Chat:
             if entry is not None:
                 self._say_unsaved(f"the KV cache of {entry.name}", error)
 
+    def unstored(self) -> list[str]:
+        """Names of sessions whose text is not on disk, tried once more."""
+        return [
+            entry.name
+            for entry in self.book.entries
+            if (entry.record.messages or entry.record.draft)
+            and not self._is_stored(entry)
+        ]
+
+    def _is_stored(self, entry: Entry) -> bool:
+        if self.store is None or not self.store.writable:
+            stored = self.store and self.store.read_record(entry.id)
+            return entry.session is None or (
+                stored is not None
+                and stored.messages == entry.record.messages
+            )
+        return entry.id not in self.unsaved or self.save_record(entry)
+
     def close(self) -> None:
         """Writes what is still to be written and lets go of the store."""
         if self._saver is not None:
@@ -389,7 +409,7 @@ class Chat:
         if setting.name == "overflow":
             session.overflow = str(value or setting.default)
         elif setting.name == "think":
-            session.think = None if value is None else bool(value)
+            _set_think(session, None if value is None else bool(value))
         elif value is None:
             session.options.pop(setting.name, None)
         else:
@@ -419,7 +439,7 @@ class Chat:
         if wanted.system is not None and wanted.system != session.system:
             session.system = wanted.system
         if wanted.think is not None and wanted.think != session.think:
-            session.think = wanted.think
+            _set_think(session, wanted.think)
         fixed = {
             "template": (wanted.template, session.template.name),
             "capacity_tokens": (
@@ -446,6 +466,16 @@ class Chat:
             f"{what} is not saved: {describe(error)}; the chat continues, "
             "/save PATH keeps the session elsewhere"
         )
+
+
+def _set_think(session: Session, think: bool | None) -> None:
+    """Raises ValueError in words of a chat where the model cannot."""
+    if think and not knows_thinking(session.template):
+        raise ValueError(
+            "think: expected a model that can think before it replies, found "
+            f"one whose template, {session.template.name}, has no thoughts"
+        )
+    session.think = think
 
 
 def _settings_of(session: Session) -> tuple[object, ...]:

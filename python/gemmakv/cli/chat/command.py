@@ -9,7 +9,9 @@ from typing import Any
 import typer
 
 import gemmakv
+from gemmakv._support.arguments import choice
 from gemmakv.chat._session_file import OVERFLOWS
+from gemmakv.chat._templates import NAMES
 from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
 from gemmakv.cli.arguments import (
     DRAFT,
@@ -17,6 +19,8 @@ from gemmakv.cli.arguments import (
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
+    check_capacity_tokens,
+    check_kv_dtype,
     examples,
     model_option,
 )
@@ -33,6 +37,21 @@ EXAMPLES = examples(
 )
 
 
+def _check_session(name: str | None) -> str | None:
+    from gemmakv.cli.chat.book import check_form
+
+    if name is not None:
+        try:
+            check_form(name)
+        except ValueError as error:
+            raise ValueError(f"session: {error}") from None
+    return name
+
+
+def _check_template(name: str | None) -> str | None:
+    return name if name is None else choice("template", name, NAMES)
+
+
 @with_options(chat=True)
 def chat(
     model: str | None = model_option(
@@ -43,6 +62,7 @@ def chat(
         "--session",
         "-s",
         metavar="NAME",
+        callback=_check_session,
         help="Open this session, or start it. Default: the last one on a "
         "terminal, a passing one on a pipe.",
     ),
@@ -63,6 +83,7 @@ def chat(
     template: str | None = typer.Option(
         None,
         metavar="NAME",
+        callback=_check_template,
         help="plain, gemma, gemma4 or file. Default: what the model asks for.",
     ),
     think: bool | None = typer.Option(
@@ -74,11 +95,13 @@ def chat(
     capacity_tokens: int | None = typer.Option(
         None,
         metavar="N",
+        callback=check_capacity_tokens,
         help="Limit of a new session; default: the model's context.",
     ),
     kv_dtype: str | None = typer.Option(
         None,
         metavar="TYPE",
+        callback=check_kv_dtype,
         help="f32, bf16 (default) or int8, for new sessions.",
     ),
     as_json: bool = typer.Option(
@@ -104,6 +127,8 @@ def chat(
     one line of stdout, its line breaks made spaces. All else is on stderr.
     The first line that fails ends the run with exit code 1. No session is
     stored unless --session names one.
+
+    The exit code is 1 where what was said could not be stored in the end.
     """
     if overflow is not None and overflow not in OVERFLOWS:
         raise typer.BadParameter(
@@ -159,7 +184,12 @@ def chat(
         open_chat.open(session)
         open_chat.show_where()
         history = data_folder() / "chat/history" if persist else None
-        return Terminal(open_chat, screen, history).run()
+        code = Terminal(open_chat, screen, history).run()
+        unstored = open_chat.unstored() if persist else []
+        if unstored:
+            view.error(f"not saved: {', '.join(unstored)}")
+            return EXIT_FAILURE
+        return code
     finally:
         open_chat.close()
         if gemma.prefix_cache is not None:

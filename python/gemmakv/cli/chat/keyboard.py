@@ -26,6 +26,7 @@ from prompt_toolkit.shortcuts import confirm
 from prompt_toolkit.utils import is_dumb_terminal
 
 from gemmakv._support.interrupts import handled
+from gemmakv.cli.chat.paste import PasteParser
 from gemmakv.cli.chat.table import printable
 
 _ENTER = (Keys.ControlM, Keys.ControlJ)
@@ -50,6 +51,9 @@ class Keyboard:
         self._reading = threading.RLock()  # a signal may come in `drop`
         self._open = contextlib.ExitStack()
         self._on_resume: Callable[[], None] = lambda: None
+        if isinstance(input, Vt100Input):
+            callback = input.vt100_parser.feed_key_callback
+            input.vt100_parser = PasteParser(callback)
 
     def silent(self) -> AbstractContextManager[None]:
         """What is typed between prompts is not shown, at no moment."""
@@ -69,6 +73,7 @@ class Keyboard:
             yield
         finally:
             self._open.close()
+            self._keys += self._input.flush_keys()  # of a paste so far
             store_typeahead(self._input, _draft(self._keys))
 
     def confirm(self, question: str) -> bool:

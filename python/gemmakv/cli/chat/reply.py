@@ -57,6 +57,7 @@ def _reply(
     chat.save_draft(entry, text)
     chat.view.begin_reply()
     turns, had = session.turns, len(session.cache)
+    stream = None
     try:
         stream = start(session)
         for piece in stream:
@@ -64,9 +65,11 @@ def _reply(
             chat.view.piece(piece.text)
         generation = stream.result()
     except BaseException as error:
-        chat.view.drop_reply()
         if isinstance(error, Exception):
+            if stream is not None:
+                stream.cancel()  # the view may have failed, as it is gone
             chat.drop_draft(entry)
+        chat.view.drop_reply()
         if isinstance(error, CacheFullError):
             raise CacheFullError(_what_makes_room(session, error)) from None
         raise

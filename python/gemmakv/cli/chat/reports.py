@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _HERE = "bold green"
 _LEAST_PREVIEW = 12
+# Of trees: columns of a level and of a label at least, and levels at least.
+_GUIDE, _LEAST_LABEL, _LEAST_LEVELS = 4, 40, 3
 # The last tokens of a turn are computed with the next one.
 _UNCOUNTED = 16
 
@@ -112,16 +114,35 @@ def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
 
 
 def tree(chat: Chat) -> None:
-    for entry in chat.book.children(None):
-        root = Tree(_label(chat, entry), guide_style="dim")
-        _grow(chat, root, entry)
+    """What would begin too far to the right is a tree of its own below."""
+    room = chat.view.width - 2 - _LEAST_LABEL
+    levels = max(room // _GUIDE, _LEAST_LEVELS)
+    waiting = chat.book.children(None)
+    cut: set[str] = set()
+    while waiting:
+        entry = waiting.pop(0)
+        label = _label(chat, entry)
+        if entry.id in cut:
+            label = Text(f"{printable(entry.name)}, continued:", style="bold")
+        root = Tree(label, guide_style="dim")
+        below = _grow(chat, root, entry, levels)
         chat.view.show(Padding(root, (0, 0, 0, 2), expand=False))
+        cut.update(one.id for one in below)
+        waiting = below + waiting
 
 
-def _grow(chat: Chat, node: Tree, parent: Entry) -> None:
+def _grow(chat: Chat, node: Tree, parent: Entry, levels: int) -> list[Entry]:
+    """Adds forks; gives the entries whose forks are to be shown below."""
     forks = sorted(chat.book.children(parent), key=lambda e: e.record.forked_at)
+    if forks and levels == 0:
+        more = f"… {count(len(forks), 'fork')} below"
+        node.add(Text(more, style="dim", no_wrap=True, overflow="ellipsis"))
+        return [parent]
+    below = []
     for fork in forks:
-        _grow(chat, node.add(_label(chat, fork)), fork)
+        grown = node.add(_label(chat, fork))
+        below += _grow(chat, grown, fork, levels - 1)
+    return below
 
 
 def _label(chat: Chat, entry: Entry) -> Text:

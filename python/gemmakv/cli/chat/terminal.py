@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app_or_none
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
@@ -50,6 +51,8 @@ class Terminal:
         self._chat = chat
         self._view = view
         self._leaving = False  # Ctrl-C on an empty line has been pressed once
+        self._ended_by = 0  # a signal that ends the chat
+        self._busy = False  # a line runs
         self._completer = ChatCompleter(chat)
         self._typed = TypedHistory(history_path)
         self._prompt: PromptSession[str] = PromptSession(
@@ -74,19 +77,51 @@ class Terminal:
 
     def run(self) -> int:
         """Until the person leaves; the exit code."""
-        with self._keyboard.silent(), contextlib.suppress(EOFError, Leave):
-            while True:
-                # A signal may come at any moment, also in the prompt.
-                try:
-                    self._chat.report_failures()
-                    text = self._prompt.prompt()
-                    if failure := self._typed.take_failure():
-                        self._view.error(failure)
-                    with self._keyboard.kept(self._view.resume):
-                        self._run_line(text)
-                except KeyboardInterrupt:
-                    self._view.error("interrupted")
-        return 0
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    stack.enter_context(handled(number, self._end))
+            stack.enter_context(self._keyboard.silent())
+            stack.enter_context(contextlib.suppress(EOFError, Leave))
+            try:
+                self._read_lines()
+            except OSError:
+                if not self._ended_by:  # the terminal may be gone with it
+                    raise
+        return 128 + self._ended_by if self._ended_by else 0
+
+    def _read_lines(self) -> None:
+        while not self._ended_by:
+            # A signal may come at any moment, also in the prompt.
+            try:
+                self._chat.report_failures()
+                text = self._prompt.prompt(pre_run=self._leave_if_ended)
+                if failure := self._typed.take_failure():
+                    self._view.error(failure)
+                self._busy = True
+                with self._keyboard.kept(self._view.resume):
+                    self._run_line(text)
+            except KeyboardInterrupt:
+                self._view.error("interrupted")
+            finally:
+                self._busy = False
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """The chat is to end: what runs is stopped as by Ctrl-C, and kept."""
+        del frame
+        self._ended_by = number
+        if self._busy:
+            signal.raise_signal(signal.SIGINT)
+        app = get_app_or_none()
+        if app is not None and app.loop is not None:
+            app.loop.call_soon_threadsafe(self._leave_if_ended)
+
+    def _leave_if_ended(self) -> None:
+        """In a prompt; what is typed there can be had again by the Up key."""
+        app = get_app_or_none()
+        if self._ended_by and app is not None and not app.is_done:
+            self._prompt.default_buffer.append_to_history()
+            app.exit(exception=EOFError)
 
     def _run_line(self, text: str) -> None:
         if not text.strip():

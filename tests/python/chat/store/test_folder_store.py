@@ -177,6 +177,35 @@ def test_write_and_read(tmp_path: Path) -> None:
     again.close()
 
 
+def test_only_what_has_changed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = FolderStore(tmp_path), FolderStore(tmp_path)
+    records = [Record(name, messages=TALK) for name in ("a", "b", "c")]
+    kept_by(other, *records)
+    read = []
+
+    def from_json(data: bytes) -> Record:
+        read.append(data)
+        return records_from_json(data)
+
+    records_from_json = _records.from_json
+    monkeypatch.setattr(_records, "from_json", from_json)
+    for record in store.listing().records:
+        record.name = "changed here, and not stored"
+        record.messages.clear()
+        record.options["seed"] = 1
+    again = store.listing().records
+    assert sorted(again, key=lambda one: one.name) == records
+    assert len(read) == 3
+    records[1].name = "B"  # as long as before
+    other.write_record(records[1])
+    other.delete(records[2].id)
+    names = sorted(one.name for one in store.listing().records)
+    assert names == ["B", "a"]
+    assert len(read) == 4
+
+
 def test_two_at_once_keep_everything(tmp_path: Path) -> None:
     """A session has one writer, a store has many."""
     first, second = FolderStore(tmp_path), FolderStore(tmp_path)
