@@ -270,6 +270,30 @@ class Call {
     }
     for (TokenStream* stream : behind) stream->Notify();
   }
+  // What Python code of the requests raised is kept here to be raised again,
+  // and refers to this by the frames of its traceback: the collector finds that
+  // cycle. Each exception once. Requires: the interpreter's lock is held.
+  template <typename Visit>
+  int VisitRaised(const Visit& visit) const {
+    std::vector<std::exception_ptr> seen;
+    for (const auto& stream : streams_) {
+      std::exception_ptr error = stream->failure();
+      if (std::find(seen.begin(), seen.end(), error) != seen.end()) continue;
+      if (PyObject* const value = RaisedFor(this, error)) {
+        if (const int stop = visit(value)) return stop;
+        seen.push_back(std::move(error));
+      }
+    }
+    return 0;
+  }
+  void ForgetRaised() {
+    std::vector<std::exception_ptr> gone;
+    for (const auto& stream : streams_) {
+      if (RaisedFor(this, stream->failure()) != nullptr) {
+        gone.push_back(stream->TakeFailure());
+      }
+    }
+  }
   // `bell` rings when there is an event, or the end.
   void Watch(const Bell& bell) {
     for (const auto& stream : streams_) {
@@ -323,6 +347,30 @@ py::tuple TakeEvents(Call& call) {
                                 TopArrays(event.top_logprobs, 0)));
   }
   return py::make_tuple(std::move(found), drained);
+}
+
+// The Call of a Python object; null while it is being made.
+Call* CallOf(PyObject* object) {
+  auto* const instance = reinterpret_cast<py::detail::instance*>(object);
+  py::detail::value_and_holder made = instance->get_value_and_holder();
+  return made.holder_constructed() ? made.value_ptr<Call>() : nullptr;
+}
+
+// Has Python's garbage collector look into calls.
+void CollectCalls(PyHeapTypeObject* heap_type) {
+  PyTypeObject* const type = &heap_type->ht_type;
+  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    const Call* const call = CallOf(self);
+    if (call == nullptr) return 0;
+    return call->VisitRaised(
+        [&](PyObject* value) { return visit(value, arg); });
+  };
+  type->tp_clear = [](PyObject* self) {
+    if (Call* const call = CallOf(self)) call->ForgetRaised();
+    return 0;
+  };
 }
 
 // None if it would have to wait and there is a bell, which rings then.
@@ -404,7 +452,7 @@ void RegisterResults(py::module_& module) {
       .def(py::init<const std::shared_ptr<Waker>&>(), py::arg("waker"))
       .def_property_readonly("key", &Bell::key)
       .def("ring", [](const Bell& bell) { (*bell.ring())(); });
-  py::class_<Call>(module, "Call")
+  py::class_<Call>(module, "Call", py::custom_type_setup(&CollectCalls))
       .def(
           "next",
           [](Call& call, double timeout_s) {

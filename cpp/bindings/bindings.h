@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -137,6 +138,12 @@ std::shared_ptr<PyObject> Share(py::object object);
 // Calls `use` with the interpreter's lock, on a thread of the engine. What
 // Python raises there comes up as it is in the call that it belongs to.
 void InPython(const std::function<void()>& use);
+
+// The Python exception of what InPython throws, for the garbage collector, null
+// for anything else. It is shown to one `owner` alone, the first that asks: of
+// the references to it the collector has to be told once. Requires: the
+// interpreter's lock is held, and `error` is kept elsewhere, too.
+PyObject* RaisedFor(const void* owner, const std::exception_ptr& error);
 
 inline py::bytes BytesOf(std::span<const uint8_t> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -36,6 +36,7 @@ std::atomic<std::thread::id> exiting_thread;  // that shuts the interpreter down
 // A Python exception on its way through threads.
 struct Raised {
   std::shared_ptr<PyObject> value;
+  mutable const void* owner = nullptr;  // see RaisedFor
 };
 
 // Runs on any thread. Holding a lock that somebody may want who has the
@@ -81,6 +82,18 @@ void InPython(const std::function<void()>& use) {
       throw Raised{Share(py::error_already_set().value())};
     }
   });
+}
+
+PyObject* RaisedFor(const void* owner, const std::exception_ptr& error) {
+  if (!error) return nullptr;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Raised& raised) {
+    if (raised.owner == nullptr) raised.owner = owner;
+    return raised.owner == owner ? raised.value.get() : nullptr;
+  } catch (...) {
+    return nullptr;
+  }
 }
 
 void RegisterErrors(py::module_& module) {

@@ -173,6 +173,20 @@ const GenerateResult& TokenStream::Result() const {
   return result_;
 }
 
+std::exception_ptr TokenStream::failure() const {
+  if (pid_ != getpid()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+std::exception_ptr TokenStream::TakeFailure() {
+  if (pid_ != getpid()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (!error_) return nullptr;
+  return std::exchange(error_, std::make_exception_ptr(
+                                   Error("the request failed")));
+}
+
 void TokenStream::set_on_change(std::function<void()> on_change) {
   const std::lock_guard lock(on_change_mutex_);
   on_change_ = std::move(on_change);

@@ -96,6 +96,11 @@ class TokenStream {
   size_t prompt_end() const { return transaction_.prompt_end(); }
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
+  // The failure of a failed request, else null; null in a child of fork(). Waits
+  // for nothing.
+  std::exception_ptr failure() const;
+  // The same, and lets go of it: Result() throws an Error without a cause then.
+  std::exception_ptr TakeFailure();
   // `on_change` is called, on any thread, when a step has brought an event, or
   // the request has ended. It must not throw, nor set another one, and should
   // not take long. On return, the one before is called no more.

@@ -46,6 +46,7 @@ Work: TypeAlias = Generator[Job, _core.Call, _T]
 
 def done(engine: _core.Engine, work: Work[_T]) -> _T:
     """Does it, waiting on this thread."""
+    call = None
     with contextlib.closing(work):
         try:
             job = next(work)
@@ -61,6 +62,9 @@ def done(engine: _core.Engine, work: Work[_T]) -> _T:
         except StopIteration as end:
             result: _T = end.value
             return result
+        finally:
+            # It keeps what it failed with, whose traceback has this frame.
+            del call
 
 
 async def adone(engine: _core.Engine, work: Work[_T]) -> _T:
@@ -173,4 +177,5 @@ async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
         call.abort()
         await until_done(call, bell)
         call.abort()  # it may have been decided before
+        del call  # which keeps what it failed with, and that this frame
         raise

@@ -209,6 +209,65 @@ def test_nothing_keeps_objects_alive(tiny_path: Path) -> None:
     assert [reference() for reference in references] == [None] * 4
 
 
+class Refused(Exception):
+    """Of a processor."""
+
+
+def _refuse(token_ids: np.ndarray, logits: np.ndarray) -> None:
+    raise Refused
+
+
+def _fail(gemma: Gemma, cache: KVCache, how: str) -> None:
+    """As a processor raises, with everything in this frame."""
+    if how == "generate":
+        gemma.generate(cache, "a", logits_processor=_refuse)
+    elif how == "agenerate":
+        asyncio.run(gemma.agenerate(cache, "a", logits_processor=_refuse))
+    elif how == "batch":
+        caches = [cache, cache.fork()]
+        gemma.generate_batch(caches, ["a"] * 2, logits_processor=_refuse)
+    else:
+        stream = gemma.stream(cache, "a", logits_processor=_refuse)
+        if how == "stream":
+            list(stream)
+        stream.result()
+
+
+@pytest.mark.parametrize(
+    "how", ["generate", "agenerate", "batch", "stream", "result"]
+)
+def test_what_a_processor_raised_keeps_nothing_alive(
+    tiny: Gemma, how: str
+) -> None:
+    cache = create_kv_cache(tiny.config)
+    reference = weakref.ref(cache)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Refused) as info:
+        _fail(tiny, cache, how)
+    assert info.traceback[-1].name == "_refuse"
+    assert reference() is cache
+    del cache, info
+    if how not in ("generate", "batch"):
+        gc.collect()  # a stream has what it failed with, and so has a task
+    assert reference() is None
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
+    stream = tiny.stream(
+        create_kv_cache(tiny.config), "a", logits_processor=_refuse
+    )
+    raised = []
+    for _ in range(2):
+        with pytest.raises(Refused) as info:
+            stream.result()
+        raised.append(info.value)
+        del info
+        gc.collect()
+    assert raised[0] is raised[1]
+
+
 def test_a_stream_keeps_its_model_alive(tiny_path: Path) -> None:
     cache = create_kv_cache(Gemma.load(tiny_path).config)
     stream = Gemma.load(tiny_path).stream(cache, "a", max_tokens=30, **NO_END)
