@@ -59,12 +59,14 @@ struct Activations {
       QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
     }
   }
-  // Columns [begin, end) of the row are final: the same, stretch by stretch.
-  // Requires: one plane; begin is the start of a block, end that of another or
-  // the end of the row.
-  void QuantizeStretch(size_t r, size_t begin, size_t end) {
+  // The same of `stretch`, columns [begin, end) of the row, for products that
+  // read 8-bit blocks alone: the row's own floats stay as they are. Requires:
+  // one plane; begin is the start of a block, end that of another or the end of
+  // the row.
+  void QuantizeStretch(size_t r, size_t begin, size_t end,
+                       const float* stretch) {
     if (cols % kQuantBlock != 0) return;
-    QuantizeRows(row(r) + begin, cols, 1, end - begin, quantized(r, begin));
+    QuantizeRows(stretch, cols, 1, end - begin, quantized(r, begin));
   }
   // The floats of a row of another one of this width become those of row `r`,
   // or what its Quantize made of them.

@@ -131,23 +131,37 @@ void StepWork::MatMuls(StepPart part,
 }
 
 void StepWork::MatMulPair(
-    StepPart part, const MatMulJob& a, const MatMulJob& b,
-    const std::function<void(size_t, size_t)>& fn) const {
-  const MatMulJob jobs[] = {a, b};
-  for (const MatMulJob& job : jobs) job.weights->RequireSound(pool_);
+    StepPart part, const PackedMatrix& a, const PackedMatrix& b,
+    Activations& input, AlignedBuffer<float>& products,
+    const std::function<void(const PairStretch&)>& fn) const {
+  a.RequireSound(pool_);
+  b.RequireSound(pool_);
   Enter(part);
+  const size_t groups = NumGroups(a.rows);
+  const size_t per_task =
+      GroupsOfTask(groups, input.rows, pool_.num_threads());
+  // Whole products have rows so far apart, often by a power of two, that the
+  // same columns of all of them share few sets of a cache.
+  const size_t stride = per_task * kRowGroup;
+  const size_t size = input.rows * stride;
+  products.EnsureSize(pool_.num_threads() * 2 * size);
+  const MatMulJob jobs[] = {{&a, &input, nullptr}, {&b, &input, nullptr}};
   const InputLayouts layouts(jobs, pool_);
-  const size_t rows = jobs[0].weights->rows;
-  const size_t groups = NumGroups(rows);
-  const size_t stretch =
-      GroupsOfTask(groups, jobs[0].input->rows, pool_.num_threads());
-  pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t) {
-    const size_t begin = task * stretch;
-    const size_t end = std::min(groups, begin + stretch);
+  pool_.Run(CeilDiv(groups, per_task), [&](size_t task, size_t thread) {
+    const size_t begin = task * per_task;
+    const size_t end = std::min(groups, begin + per_task);
+    float* out = products.data() + thread * 2 * size;
+    const PairStretch stretch{begin * kRowGroup,
+                              std::min(a.rows, end * kRowGroup), stride, out,
+                              out + size};
     for (const MatMulJob& job : jobs) {
-      MatMul(job.weights->view(), layouts.Of(job), begin, end, job.out, rows);
+      PackedView weights = job.weights->view();
+      weights.data += begin * GroupBytes(weights.type, weights.cols);
+      weights.rows = stretch.end - stretch.begin;
+      MatMul(weights, layouts.Of(job), 0, end - begin, out, stride);
+      out += size;
     }
-    fn(begin * kRowGroup, std::min(rows, end * kRowGroup));
+    fn(stretch);
   });
 }
 

@@ -33,6 +33,16 @@ struct MatMulPart {
   size_t stride;
 };
 
+// Columns [begin, end) of two products: of row m from a + m * stride and
+// b + m * stride on.
+struct PairStretch {
+  size_t begin;
+  size_t end;
+  size_t stride;
+  float* a;
+  float* b;
+};
+
 // A position of a step.
 struct StepRow {
   size_t slice;
@@ -85,12 +95,14 @@ class StepWork {
   void MatMuls(StepPart part, std::initializer_list<MatMulJob> jobs) const;
   // Requires: RequireSound was called for the matrices.
   void MatMuls(StepPart part, std::span<const MatMulPart> parts) const;
-  // Two products of as many columns, and fn(begin, end) for stretches of these
-  // once both have them: on the same thread, while they are in its cache.
-  // Stretches begin at multiples of kQuantBlock. Throws what RequireSound
-  // throws.
-  void MatMulPair(StepPart part, const MatMulJob& a, const MatMulJob& b,
-                  const std::function<void(size_t, size_t)>& fn) const;
+  // Two products of one input with matrices of as many rows, and fn(stretch)
+  // for stretches of their columns, on the thread that has computed both, while
+  // they are in its cache. They are nowhere else: `products` is room for those
+  // that are computed at the same time. Stretches begin at multiples of
+  // kQuantBlock. Throws what RequireSound throws.
+  void MatMulPair(StepPart part, const PackedMatrix& a, const PackedMatrix& b,
+                  Activations& input, AlignedBuffer<float>& products,
+                  const std::function<void(const PairStretch&)>& fn) const;
 
  private:
   // Row-wise work on so few rows costs less than waking another thread.
@@ -114,9 +126,10 @@ void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
               ThreadPool& pool, AlignedBuffer<float>& products, float* out);
 
 // To columns [begin, end) of a row. Models without biases have empty ones.
+// `stretch` is that of the row from `begin` on.
 inline void AddBias(const FloatVector& bias, size_t begin, size_t end,
-                    float* row) {
-  if (bias.size() != 0) Add(bias.data() + begin, end - begin, row + begin);
+                    float* stretch) {
+  if (bias.size() != 0) Add(bias.data() + begin, end - begin, stretch);
 }
 
 // Models without biases have empty ones.

@@ -93,7 +93,7 @@ class AttentionPlan::TileView {
     const size_t at = static_cast<size_t>(out_[i] - quantized_.floats.data());
     const size_t begin = at % quantized_.cols;
     quantized_.QuantizeStretch(at / quantized_.cols, begin,
-                               begin + tile_.head_dim);
+                               begin + tile_.head_dim, out_[i]);
   }
 
  private:

@@ -11,28 +11,36 @@ void FeedForward::Compute(const LayerWeights& weights, double cutoff,
                           const StepWork& work) {
   const size_t rows = work.rows().size();
   const size_t width = weights.gate.rows;
-  gate_.EnsureSize(rows * width);
-  up_.EnsureSize(rows * width);
   activated_.Resize(rows, width);
-  const MatMulJob gate{&weights.gate, &input, gate_.data()};
-  const MatMulJob up{&weights.up, &input, up_.data()};
   if (!std::isfinite(cutoff)) {
     // A stretch of the activation needs the same stretch of both products
     // alone: no thread waits for another in between, nor does one do this by
     // itself for steps of few rows.
-    work.MatMulPair(StepPart::kGateUp, gate, up, [&](size_t begin, size_t end) {
-      for (size_t row = 0; row < rows; ++row) {
-        float* const g = gate_.data() + row * width;
-        float* const u = up_.data() + row * width;
-        AddBias(weights.gate_bias, begin, end, g);
-        AddBias(weights.up_bias, begin, end, u);
-        GeluMul(g + begin, u + begin, end - begin, activated_.row(row) + begin);
-        activated_.QuantizeStretch(row, begin, end);
-      }
-    });
+    const bool quantized = UsesQuantizedActivations(weights.down.type);
+    work.MatMulPair(
+        StepPart::kGateUp, weights.gate, weights.up, input, gate_,
+        [&](const PairStretch& part) {
+          const size_t begin = part.begin, end = part.end;
+          for (size_t row = 0; row < rows; ++row) {
+            float* const g = part.a + row * part.stride;
+            float* const u = part.b + row * part.stride;
+            AddBias(weights.gate_bias, begin, end, g);
+            AddBias(weights.up_bias, begin, end, u);
+            if (quantized) {
+              GeluMul(g, u, end - begin, g);
+              activated_.QuantizeStretch(row, begin, end, g);
+            } else {
+              GeluMul(g, u, end - begin, activated_.row(row) + begin);
+            }
+          }
+        });
     work.MatMuls(StepPart::kDown, {{&weights.down, &activated_, out}});
     return;
   }
+  gate_.EnsureSize(rows * width);
+  up_.EnsureSize(rows * width);
+  const MatMulJob gate{&weights.gate, &input, gate_.data()};
+  const MatMulJob up{&weights.up, &input, up_.data()};
   work.MatMuls(StepPart::kGateUp, {gate, up});
   work.ForRows(StepPart::kActivation, [&](size_t row) {
     float* const g = gate_.data() + row * width;

@@ -17,7 +17,7 @@ class FeedForward {
                float* out, const StepWork& work);
 
  private:
-  AlignedBuffer<float> gate_, up_;  // [rows, ffn_dim]
+  AlignedBuffer<float> gate_, up_;  // [rows, ffn_dim], or stretches of both
   Activations activated_;           // [rows, ffn_dim]
 };
 
