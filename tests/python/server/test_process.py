@@ -523,6 +523,29 @@ def test_idle_server_ends_at_once(own: ServerProcess) -> None:
         assert own.wait(15) == 0
 
 
+def test_the_end_waits_for_no_client_that_does_not_read(
+    talker_path: Path
+) -> None:
+    """It took a minute more than the drain."""
+    with (
+        ServerProcess("-m", talker_path, "--drain-timeout", 0.5) as server,
+        socket.socket() as sock,
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        body = json.dumps(
+            {**LONG, "logprobs": True, "top_logprobs": 20}
+        ).encode()
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        read_until(sock, b"200 OK")
+        time.sleep(1)  # all that lies between fills up
+        server.signal()
+        assert server.wait(40) == 0
+
+
 def test_no_room_for_a_connection(own: ServerProcess) -> None:
     """The event loop tried again a thousand times at once, and logged each
     with a traceback: gigabytes an hour.
