@@ -49,17 +49,7 @@ class ChatStream(PieceStream):
         self._given = 0  # letters of the pieces given out
 
     def __del__(self) -> None:
-        if getattr(self, "_ended", True):
-            return
-        if _core.is_guest():
-            # The step that this waits for may be the one on this thread, in
-            # which the collector runs.
-            threading.Thread(target=self._let_go, daemon=True).start()
-        else:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        with contextlib.suppress(LetGo):
+        if not getattr(self, "_ended", True):
             self.cancel()
 
     def result(self) -> Generation:
