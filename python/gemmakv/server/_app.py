@@ -20,8 +20,9 @@ from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
+from gemmakv.server._admission import stopping
 from gemmakv.server._errors import RequestError
-from gemmakv.server._http import Call, encoded
+from gemmakv.server._http import PIPE, Call, encoded
 from gemmakv.server._lenient import tolerant
 from gemmakv.server._openapi import RouteOf, style_of
 from gemmakv.server._routes import ROUTES
@@ -120,6 +121,17 @@ class App:
                 ),
                 told,
             )
+        except asyncio.CancelledError:
+            task, service = asyncio.current_task(), self.service
+            if task is None or service is None:
+                raise
+            if not service.admission.draining:
+                raise
+            task.uncancel()  # the process ends, and this is the last of it
+            if call.status:
+                scope[PIPE].cut()
+            else:
+                await fail(call, stopping())
         finally:
             self._count(-1)
             call.status = call.status or _GONE

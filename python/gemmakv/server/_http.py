@@ -265,6 +265,9 @@ class Pipe(Protocol):
         not read; what is not sent after a while is lost.
         """
 
+    def cut(self) -> None:
+        """Ends the connection in the midst of the answer."""
+
 
 class Stream:
     """An answer piece by piece, with signs of life in between, and before."""

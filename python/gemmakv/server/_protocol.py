@@ -253,6 +253,10 @@ class _Body:
             _PATIENCE * self._unread_s, self._transport.abort
         )
 
+    def cut(self) -> None:
+        self._cycle.disconnected = True
+        self._transport.abort()
+
 
 def _of_parser(
     error: BaseException | None, most: int, in_body: bool

@@ -223,9 +223,12 @@ class _Process:
 
     async def _exit_when_idle(self, service: ChatService) -> None:
         """Until then connections are accepted, and told that it stops: those
-        who ask /health/ready need an answer.
+        who ask /health/ready need an answer. When the time is over, nobody who
+        does not read holds it up.
         """
-        await service.ended()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout):
+                await service.ended()
         self._server.should_exit = True
 
 

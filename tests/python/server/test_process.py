@@ -532,6 +532,51 @@ def test_idle_server_ends_at_once(own: ServerProcess) -> None:
         assert own.wait(15) == 0
 
 
+def test_the_end_waits_for_no_client_that_does_not_read(
+    talker_path: Path
+) -> None:
+    """It took a minute more than the drain."""
+    with (
+        ServerProcess("-m", talker_path, "--drain-timeout", 0.5) as server,
+        socket.socket() as sock,
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        body = json.dumps(
+            {**LONG, "logprobs": True, "top_logprobs": 20}
+        ).encode()
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        read_until(sock, b"200 OK")
+        time.sleep(1)  # all that lies between fills up
+        server.signal()
+        assert server.wait(40) == 0
+        assert "Traceback" not in server.log
+
+
+def test_the_end_comes_before_a_body(talker_path: Path) -> None:
+    """A text of the HTTP library's was the answer."""
+    with ServerProcess("-m", talker_path) as server:
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address, 60) as sock:
+            sock.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b'Content-Length: 100\r\n\r\n{"messages": '
+            )
+            time.sleep(0.3)
+            server.signal()
+            said = b""
+            while more := sock.recv(65536):
+                said += more
+        assert said.startswith(b"HTTP/1.1 503 "), said
+        found = json.loads(said.partition(b"\r\n\r\n")[2])
+        assert found["error"]["code"] == "server_stopping"
+        assert server.wait(40) == 0
+        assert "Traceback" not in server.log
+
+
 def test_no_room_for_a_connection(own: ServerProcess) -> None:
     """The event loop tried again a thousand times at once, and logged each
     with a traceback: gigabytes an hour.

@@ -911,7 +911,7 @@ def test_ready_warns_of_a_read_only_file_system(
         (lambda f: (f.mkdir(), (f / FILE).write_bytes(b"x" * 9000)), "sound"),
         (lambda f: another(f), "another's"),
         (lambda f: without_secret(f), "without its secret"),
-        (lambda f: cut_short(f), "malformed"),
+        (lambda f: damaged(f), "malformed"),
     ],
 )
 def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
@@ -933,13 +933,17 @@ def without_secret(folder: Path) -> None:
         db.execute("DELETE FROM facts")
 
 
-def cut_short(folder: Path) -> None:
-    """What begins soundly: the first pages alone are looked at by then."""
-    store = Store(str(folder), 30)
-    for _ in range(50):
-        store.create("", None, "x" * 4096)
-    store.close()
-    os.truncate(folder / FILE, 3 * 4096)
+def damaged(folder: Path) -> None:
+    """What begins soundly: the page of the index that says what expires."""
+    Store(str(folder), 30).close()
+    with sqlite3.connect(folder / FILE) as db:
+        [size] = db.execute("PRAGMA page_size").fetchone()
+        [page] = db.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'turns_since'"
+        ).fetchone()
+    with open(folder / FILE, "r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
 
 
 def another(folder: Path) -> None:
