@@ -254,6 +254,59 @@ def test_what_a_processor_raised_keeps_nothing_alive(
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+# A model whose last reference is on a thread of its own: a closure of a
+# processor, which the end of its request lets go of there, or the collector,
+# which runs where Python code runs.
+ENDS_INSIDE = """
+import gc, os, sys, time, weakref
+from gemmakv import Gemma, create_kv_cache
+
+def make(how, path):
+    gemma = Gemma.load(path, prefix_cache=False)
+
+    def processor(token_ids, logits):
+        if how == "dropped":
+            assert gemma.config.vocab_size == len(logits)
+        else:
+            gc.collect()
+
+    stream = gemma.stream(create_kv_cache(gemma), [2, 5], max_tokens=300,
+                          ignore_eos=True, logits_processor=processor)
+    if how == "dropped":
+        next(stream)
+        stream.cancel()
+    else:
+        class Cycle: pass
+        cycle = Cycle()
+        cycle.parts = cycle, gemma, stream
+    return weakref.ref(gemma)
+
+how, path = sys.argv[1:]
+gc.disable()
+deadline = time.monotonic() + 120
+for _ in range(8):
+    gone = make(how, path)
+    while gone() is not None:
+        assert time.monotonic() < deadline
+        gc.collect()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "collected"])
+def test_a_model_may_end_inside_its_own_step(
+    tiny_path: Path, how: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_INSIDE, how, str(tiny_path)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
     stream = tiny.stream(
         create_kv_cache(tiny.config), "a", logits_processor=_refuse
