@@ -241,6 +241,10 @@ void RegisterInfo(py::module_& module) {
   module.def("check_packed_file", &CheckPackedFile, py::arg("path"), no_lock,
              "Raises CorruptFile unless every byte is what was packed.");
   module.def("cpu_info", &CpuInfo);
+  module.def(
+      "is_guest", [] { return python_is_guest; },
+      "Whether this thread is one of the core's: waiting there for what the "
+      "core does may be waiting for itself.");
   module.def("placement_order", &PlacementTuples, py::arg("ids"),
              py::arg("folder") = "",
              "(id, core, NUMA node) of processors, in the order in which "

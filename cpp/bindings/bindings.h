@@ -104,14 +104,23 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
+// Whether Python code runs on a thread that Python did not make: one of the
+// engine, of a prefix cache or of a store.
+inline thread_local bool python_is_guest = false;
+
 // Calls `use` with the interpreter's lock, on any thread.
 template <typename Use>
 void WithGil(const Use& use) {
   struct Held {
+    const bool guest = PyGILState_GetThisThreadState() == nullptr;
     PyGILState_STATE state = PyGILState_Ensure();
+    Held() {
+      if (guest) python_is_guest = true;
+    }
     // Python code that ran meanwhile may have lost the lock for ever.
     ~Held() {
       if (PyGILState_Check() != 0) PyGILState_Release(state);
+      if (guest) python_is_guest = false;
     }
   };
   OrStay([&] {
@@ -171,9 +180,14 @@ py::dict TokensByTier(PrefixHit hit);
 // mask, rollback(count) and clone(), see engine/constraint.h.
 std::shared_ptr<const Constraint> ConstraintOf(py::object object);
 
+// Lets go of an object on a thread of its own.
+void EndElsewhere(std::shared_ptr<void> object);
+
 // The model with an end that may be on any thread. It waits for running steps,
 // which may wait for the interpreter's lock to call a logits processor; once
-// that is not to be had any more, it stays.
+// that is not to be had any more, it stays. On a thread that it may wait for
+// itself, as where a processor had the last reference to its model, or the
+// garbage collector ran, another one does it.
 template <typename T>
 std::shared_ptr<T> Unlocked(std::shared_ptr<T> object) {
   T* const raw = object.get();
@@ -182,6 +196,7 @@ std::shared_ptr<T> Unlocked(std::shared_ptr<T> object) {
               new std::shared_ptr<T>(std::move(object));
               return;
             }
+            if (python_is_guest) return EndElsewhere(std::move(object));
             if (PyGILState_Check() == 0) return object.reset();
             const GilReleased no_gil;
             object.reset();

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "bindings/bindings.h"
 
@@ -66,6 +68,15 @@ py::str FsDecode(const std::string& text) {
 
 std::shared_ptr<PyObject> Share(py::object object) {
   return {object.release().ptr(), &Drop};
+}
+
+void EndElsewhere(std::shared_ptr<void> object) {
+  // It stays where there is no thread for it.
+  auto* const last = new std::shared_ptr<void>(std::move(object));
+  try {
+    std::thread([last] { delete last; }).detach();
+  } catch (const std::system_error&) {
+  }
 }
 
 void InPython(const std::function<void()>& use) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections import deque
@@ -12,7 +13,7 @@ from gemmakv import _core
 from gemmakv.chat._conversation import Turn
 from gemmakv.chat._reply import said
 from gemmakv.generation._result import Generation, Piece
-from gemmakv.generation._stream import _POLL_S, PieceStream, Stream
+from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
 
 
 class ChatStream(PieceStream):
@@ -49,7 +50,17 @@ class ChatStream(PieceStream):
         self._given = 0  # letters of the pieces given out
 
     def __del__(self) -> None:
-        if not getattr(self, "_ended", True):
+        if getattr(self, "_ended", True):
+            return
+        if _core.is_guest():
+            # The step that this waits for may be the one on this thread, in
+            # which the collector runs.
+            threading.Thread(target=self._let_go, daemon=True).start()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(LetGo):
             self.cancel()
 
     def result(self) -> Generation:

@@ -61,7 +61,7 @@ from gemmakv.generation._prompts import (
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._scores import choice_ids, probabilities
-from gemmakv.generation._stream import Stream
+from gemmakv.generation._stream import OwnProcessor, Stream
 from gemmakv.generation._threads import ThreadPlacement, placement_of
 from gemmakv.generation._work import (
     Job,
@@ -918,6 +918,10 @@ class Model:
         [row], [tokens], callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
+        own = None
+        if row.get("logits_processor") is not None:
+            own = OwnProcessor(row["logits_processor"])
+            row = row | {"logits_processor": own.for_core()}
         call = yield Job(
             [cache._core],
             [tokens],
@@ -929,7 +933,7 @@ class Model:
             draft=_draft_engine(options.get("draft")),
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-        return Stream(call, (self, cache), total, callback)
+        return Stream(call, (self, cache, own), total, callback)
 
     def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,8 +26,40 @@ Take = Callable[
     [str, int, float | None, str | None, TopLogprobs | None], None
 ]
 
+# A logits_processor: of token ids and logits.
+Processor = Callable[[Any, Any], Any]
+
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
+
+
+class LetGo(GemmaKVError):
+    """Of a stream to which nothing refers: it has no reader to be told."""
+
+
+class OwnProcessor:
+    """A logits_processor that its stream owns, and the core does not.
+
+    What the processor is a method of, or closes over, may well have the
+    stream. Were that cycle one through the core, which keeps a request until
+    somebody reads it, the collector would not see that nothing refers to it.
+    """
+
+    __slots__ = ("__weakref__", "_processor")
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def for_core(self) -> Processor:
+        reference = weakref.ref(self)
+
+        def process(token_ids: Any, logits: Any) -> Any:
+            own = reference()
+            if own is None:  # the end of the stream cancels, or has done so
+                raise LetGo("stream: nothing refers to it any more")
+            return own._processor(token_ids, logits)
+
+        return process
 
 
 class PieceStream(Iterator[Piece], AsyncIterator[Piece]):

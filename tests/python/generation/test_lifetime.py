@@ -254,6 +254,100 @@ def test_what_a_processor_raised_keeps_nothing_alive(
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+# A model whose last reference is on a thread of its own: a closure of a
+# processor, which the end of its request lets go of there, or the collector,
+# which runs where Python code runs.
+ENDS_INSIDE = """
+import gc, os, sys, time, weakref
+from gemmakv import Gemma, create_kv_cache
+
+def make(how, path):
+    gemma = Gemma.load(path, prefix_cache=False)
+
+    def processor(token_ids, logits):
+        if how == "dropped":
+            assert gemma.config.vocab_size == len(logits)
+        else:
+            gc.collect()
+
+    stream = gemma.stream(create_kv_cache(gemma), [2, 5], max_tokens=300,
+                          ignore_eos=True, logits_processor=processor)
+    if how == "dropped":
+        next(stream)
+        stream.cancel()
+    else:
+        class Cycle: pass
+        cycle = Cycle()
+        cycle.parts = cycle, gemma, stream
+    return weakref.ref(gemma)
+
+how, path = sys.argv[1:]
+gc.disable()
+deadline = time.monotonic() + 120
+for _ in range(8):
+    gone = make(how, path)
+    while gone() is not None:
+        assert time.monotonic() < deadline
+        gc.collect()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "collected"])
+def test_a_model_may_end_inside_its_own_step(
+    tiny_path: Path, how: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_INSIDE, how, str(tiny_path)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+# A half-read reply that the collector finds inside a step of its own model.
+REPLIES_INSIDE = """
+import gc, sys
+from gemmakv import Gemma, Session, create_kv_cache
+
+def collect(token_ids, logits):
+    gc.collect()
+
+def leave(gemma):
+    class Cycle: pass
+    cycle = Cycle()
+    session = Session(gemma)
+    stream = session.stream("a", max_tokens=200, ignore_eos=True)
+    next(stream)
+    cycle.parts = cycle, stream
+    return session
+
+gc.disable()
+gemma = Gemma.load(sys.argv[1], prefix_cache=False)
+for _ in range(4):
+    session = leave(gemma)
+    gemma.generate(create_kv_cache(gemma), [2, 5], max_tokens=4,
+                   ignore_eos=True, logits_processor=collect)
+    while session.turns == 0:  # what was delivered stays
+        pass
+    assert session.messages[-1].incomplete
+print("alive")
+"""
+
+
+def test_a_reply_may_end_inside_a_step(talker_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REPLIES_INSIDE, str(talker_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
     stream = tiny.stream(
         create_kv_cache(tiny.config), "a", logits_processor=_refuse
@@ -266,6 +360,52 @@ def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
         del info
         gc.collect()
     assert raised[0] is raised[1]
+
+
+class Listener:
+    """Has a half-read stream, whose processor is a method of it."""
+
+    def __init__(self, gemma: Gemma, cache: KVCache, chat: bool) -> None:
+        self.calls = 0
+        keywords: Any = {"logits_processor": self.process, **NO_END}
+        if chat:
+            session = Session(gemma, cache=cache, options=keywords)
+            self.stream: Any = session.stream("a", max_tokens=200)
+        else:
+            self.stream = gemma.stream(cache, "a", max_tokens=200, **keywords)
+        next(self.stream)
+
+    def process(self, token_ids: np.ndarray, logits: np.ndarray) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_stream_whose_processor_has_it_is_let_go(
+    tiny: Gemma, chat: bool
+) -> None:
+    cache = create_kv_cache(tiny.config)
+    listener = Listener(tiny, cache, chat)
+    assert listener.calls > 0
+    references = weakref.ref(listener), weakref.ref(listener.stream)
+    core = cache._core
+    del listener, cache
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 2
+    # What it was given is kept, and the conversation is free.
+    again = KVCache(core)
+    if chat:
+        return
+    tokens = again.tokens.tolist()
+    assert len(tokens) == 3
+    assert same_bits(tiny, again, tokens)
+
+
+def same_bits(gemma: Gemma, cache: KVCache, tokens: list[int]) -> bool:
+    """Whether a cache of these tokens goes on as a new one does."""
+    new = create_kv_cache(gemma.config)
+    gemma.logits(new, tokens)
+    return np.array_equal(gemma.logits(cache, [7]), gemma.logits(new, [7]))
 
 
 def test_a_stream_keeps_its_model_alive(tiny_path: Path) -> None:
