@@ -20,6 +20,7 @@ from gemmakv.cli.arguments import (
     THREADS,
     check_capacity_tokens,
     check_kv_dtype,
+    text_of,
     examples,
 )
 from gemmakv.cli.option_flags import with_options
@@ -39,6 +40,7 @@ def generate(
     prompt: str = typer.Argument(
         ...,
         metavar="PROMPT",
+        callback=text_of,
         help="Text to continue; - reads it from stdin (less one newline).",
     ),
     model: str = MODEL,
