@@ -20,8 +20,8 @@ from gemmakv.cli.arguments import (
     THREADS,
     check_capacity_tokens,
     check_kv_dtype,
-    text_of,
     examples,
+    text_of,
 )
 from gemmakv.cli.option_flags import with_options
 from gemmakv.options import GenerationOptions

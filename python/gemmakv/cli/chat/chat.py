@@ -352,10 +352,13 @@ class Chat:
 
     def _is_stored(self, entry: Entry) -> bool:
         if self.store is None or not self.store.writable:
-            stored = self.store and self.store.read_record(entry.id)
-            return entry.session is None or (
-                stored is not None
-                and stored.messages == entry.record.messages
+            if entry.session is None:
+                return True
+            stored = None
+            if self.store is not None:
+                stored = self.store.read_record(entry.id)
+            return stored is not None and (
+                stored.messages == entry.record.messages
             )
         return entry.id not in self.unsaved or self.save_record(entry)
 
