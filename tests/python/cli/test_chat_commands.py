@@ -359,6 +359,14 @@ def test_paths_that_are_none(chat: Chat, command: str) -> None:
         run(chat, f"{command} ~nobody-here/a")
     with pytest.raises(ValueError, match="expected the path of a file"):
         run(chat, f"{command} ''")
+    with pytest.raises(ValueError, match=r"path of a file, found 'a\\x00b'"):
+        run(chat, f"{command} a\0b")
+
+
+def test_an_error_while_loading_names_the_file(chat: Chat) -> None:
+    with pytest.raises(OSError) as caught:
+        run(chat, "/load /proc/self/mem")
+    assert caught.value.filename == "/proc/self/mem"
 
 
 def test_completion_of_each_kind(chat: Chat, tmp_path: Path) -> None:
@@ -412,6 +420,8 @@ def test_names(chat: Chat) -> None:
     run(chat, "/new", "/rename émile")
     assert [e.name for e in chat.book.entries] == ["main", "émile"]
     run(chat, "/new rock'n'roll")
+    with pytest.raises(ValueError, match="expected letters that show"):
+        run(chat, "/new \u202ename")
 
 
 def test_a_book_of_odd_records() -> None:

@@ -161,8 +161,12 @@ def save(chat: Chat, path: str) -> None:
 
 def load(chat: Chat, path: str) -> None:
     source = _expanded(path)
-    with chat.view.stoppable():
-        session, note = from_file(chat.gemma, source)
+    try:
+        with chat.view.stoppable():
+            session, note = from_file(chat.gemma, source)
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
     record = Record(chat.book.unused_name(_name_of(source)))
     entry = chat.adopt(Entry(record, session))
     chat.view.say(
@@ -176,8 +180,8 @@ def load(chat: Chat, path: str) -> None:
 
 def _expanded(path: str) -> Path:
     """The path that was typed, with the home folder for a ~."""
-    if not path:
-        raise ValueError("expected the path of a file, found ''")
+    if not path or "\0" in path:
+        raise ValueError(f"expected the path of a file, found {path!r}")
     try:
         return Path(path).expanduser()
     except RuntimeError:

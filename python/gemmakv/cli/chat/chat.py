@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import gemmakv
 from gemmakv.chat._session import Session
@@ -140,10 +140,13 @@ class Chat:
         if entry is None:
             entry = self.book.current
         if entry.session is None:
-            file = None
+            file: BinaryIO | OSError | None = None
             if self.store is not None:
                 self._hold(entry)
-                file = self.store.open_session(entry.id)
+                try:
+                    file = self.store.open_session(entry.id)
+                except OSError as error:
+                    file = error
             entry.session, line = from_store(
                 self.gemma, entry.record, file, self.make_session
             )
