@@ -201,6 +201,31 @@ def test_delete_goes_to_the_parent(chat: Chat) -> None:
     assert chat.session().turns == 0
 
 
+def test_delete_asks_only_where_it_can_delete(
+    talker: gemmakv.Gemma, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    one, two = (
+        Chat(talker, FakeView(), defaults, FolderStore(tmp_path))
+        for _ in range(2)
+    )
+    one.open(None)
+    run(one, "hello", "/fork twig")
+    two.open("mine")
+    with pytest.raises(ValueError, match="main is open in another"):
+        run(two, "/delete main")
+    assert not any("Delete main" in line for line in two.view.lines)
+    one.close()
+    monkeypatch.setattr(two.view, "confirm", lambda question: False)
+    assert run(two, "/delete main") == "main is kept"
+    three = FolderStore(tmp_path)  # and is nobody's
+    assert three.hold(two.book.find("main").id)
+    three.close()
+    monkeypatch.undo()
+    assert run(two, "/delete main") == "deleted main"
+    two.close()
+
+
 def test_system_text(chat: Chat) -> None:
     assert "/system TEXT" in run(chat, "/system")
     assert "computed again" not in run(chat, "/system Be brief.")

@@ -109,11 +109,12 @@ def rename(chat: Chat, name: str) -> None:
 def delete(chat: Chat, name: str | None) -> None:
     book = chat.book
     entry = book.current if name is None else book.find(name)
-    chat.check_deletable(entry)
+    chat.check_deletable(entry)  # before it asks, and as it is now
     turns = entry.record.turns
     if turns and not chat.view.confirm(
         f"Delete {entry.name} with its {count(turns, 'turn')}?"
     ):
+        chat.let_go(entry)
         chat.view.say(f"{entry.name} is kept")
         return
     was_current = entry is book.current

@@ -292,15 +292,25 @@ class Chat:
             self.save_record(entry)
 
     def check_deletable(self, entry: Entry) -> None:
-        """Raises ValueError if the entry would only seem to be deleted."""
+        """Raises ValueError if the entry cannot be deleted, or would only seem
+        to be.
+        """
         store = self.store
-        if store is None or store.writable:
+        if store is None:
+            return
+        if store.writable:
+            self._hold(entry)
             return
         if store.read_record(entry.id) is not None:
             raise ValueError(
                 f"{entry.name} is stored where nothing can be written "
                 f"({store.read_only}), so it cannot be deleted"
             )
+
+    def let_go(self, entry: Entry) -> None:
+        """Other chats may open it again, unless it is open here."""
+        if entry.session is None:
+            self._release(entry)
 
     def forget(self, entry: Entry) -> None:
         """Deletes an entry, on disk too; `bring_back` undoes it."""
