@@ -135,9 +135,22 @@ def _fail_usage(error: Exception) -> int:
     )
     if value:
         return fail(value[1] + value[2], EXIT_USAGE)
+    message = message.removeprefix("Invalid value: ")
+    unknown = re.fullmatch("No such option: (-[^ ]+)", message)
+    if unknown and _takes_text(error):
+        message += f"; a text that begins with - follows a --: -- {unknown[1]}"
     if "(--help" not in message:
         message += " (--help lists the options)"
     return fail(message, EXIT_USAGE)
+
+
+def _takes_text(error: Exception) -> bool:
+    """Whether the command takes arguments that are no options."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    return any(
+        one.param_type_name == "argument"
+        for one in getattr(command, "params", ())
+    )
 
 
 def _place(error: Exception) -> str | None:

@@ -124,6 +124,34 @@ def complete_quantize(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def text_of(text: str) -> str:
+    """A text of the command line, which is UTF-8 whatever the locale.
+
+    Raises typer.BadParameter for what is none; Python has it in surrogates.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        data = os.fsencode(text)
+    else:
+        return text
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(
+            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
+            f"{error.start}"
+        ) from None
+
+
+def texts_of(texts: list[str] | None) -> list[str] | None:
+    return texts and [text_of(one) for one in texts]
+
+
+def optional_text_of(text: str | None) -> str | None:
+    return text and text_of(text)
+
+
 # Checked before a model is loaded, which may take minutes.
 
 

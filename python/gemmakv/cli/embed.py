@@ -25,6 +25,8 @@ from gemmakv.cli.arguments import (
     QUANTIZE,
     THREADS,
     examples,
+    optional_text_of,
+    texts_of,
 )
 
 EXAMPLES = examples(
@@ -42,6 +44,7 @@ def embed(
     texts: list[str] = typer.Argument(
         None,
         metavar="[TEXT]...",
+        callback=texts_of,
         help="Texts; - alone reads one from each line of stdin.",
     ),
     model: str = MODEL,
@@ -57,6 +60,7 @@ def embed(
     prompt: str | None = typer.Option(
         None,
         metavar="NAME",
+        callback=optional_text_of,
         help="What stands before a text: a name that the model knows, such as "
         "query or document, or a text with {text} in it.",
     ),

@@ -21,6 +21,7 @@ from gemmakv.cli.arguments import (
     check_capacity_tokens,
     check_kv_dtype,
     examples,
+    text_of,
 )
 from gemmakv.cli.option_flags import with_options
 from gemmakv.options import GenerationOptions
@@ -39,6 +40,7 @@ def generate(
     prompt: str = typer.Argument(
         ...,
         metavar="PROMPT",
+        callback=text_of,
         help="Text to continue; - reads it from stdin (less one newline).",
     ),
     model: str = MODEL,

@@ -92,8 +92,8 @@ def rm(
         found = [one for one in here if name in (one.name, one.path)]
         if not found:
             raise ValueError(
-                f"{name}: no such model is here; `gemmakv list` lists "
-                "what there is"
+                f"{name or repr(name)}: no such model is here; `gemmakv list` "
+                "lists what there is"
             )
         chosen += found
     if not yes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from gemmakv.cli.arguments import texts_of
 from gemmakv.generation._option_kinds import Flag
 from gemmakv.options import GenerationOptions, Option
 
@@ -57,7 +58,8 @@ def _read(name: str, option: Option, given: Any) -> Any:
     """The value of what stands behind the flag; None if that is nothing."""
     if given in (None, []) or isinstance(option.kind, Flag):
         return given or None
-    texts = given if option.kind.repeated else [given]
+    texts = texts_of(given if option.kind.repeated else [given])
+    assert texts is not None
     value = option.kind.from_flags(_flag(name), texts)
     option.check(_flag(name), value)
     return value

@@ -85,13 +85,23 @@ def _toml(value: object) -> str:
     return brief(value)
 
 
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise tomllib.TOMLDecodeError(
+            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
+            f"{error.start}"
+        ) from None
+
+
 def _read_config(context: typer.Context, path: str | None) -> str | None:
     """Makes the file's values the defaults of the command."""
     if path is None:
         return None
     try:
-        found = tomllib.loads(Path(path).read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = tomllib.loads(_text(Path(path).read_bytes()))
+    except tomllib.TOMLDecodeError as error:
         raise typer.BadParameter(f"{path}: {error}") from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None

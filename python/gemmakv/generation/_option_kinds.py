@@ -251,12 +251,17 @@ class Bias(Kind):
         for text in texts:
             token, _, bias = text.partition("=")
             try:
-                found[int(token)] = float(bias)
+                id, value = int(token), float(bias)
             except ValueError:
                 raise ValueError(
                     f"{name}: expected ID=NUMBER (as in 42=-inf), found "
                     f"{text!r}"
                 ) from None
+            if id in found:
+                raise ValueError(
+                    f"{name}: expected each token once, found {id} twice"
+                )
+            found[id] = value
         return found
 
     def schema(self) -> dict[str, Any]:

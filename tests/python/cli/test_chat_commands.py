@@ -201,6 +201,31 @@ def test_delete_goes_to_the_parent(chat: Chat) -> None:
     assert chat.session().turns == 0
 
 
+def test_delete_asks_only_where_it_can_delete(
+    talker: gemmakv.Gemma, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    one, two = (
+        Chat(talker, FakeView(), defaults, FolderStore(tmp_path))
+        for _ in range(2)
+    )
+    one.open(None)
+    run(one, "hello", "/fork twig")
+    two.open("mine")
+    with pytest.raises(ValueError, match="main is open in another"):
+        run(two, "/delete main")
+    assert not any("Delete main" in line for line in two.view.lines)
+    one.close()
+    monkeypatch.setattr(two.view, "confirm", lambda question: False)
+    assert run(two, "/delete main") == "main is kept"
+    three = FolderStore(tmp_path)  # and is nobody's
+    assert three.hold(two.book.find("main").id)
+    three.close()
+    monkeypatch.undo()
+    assert run(two, "/delete main") == "deleted main"
+    two.close()
+
+
 def test_system_text(chat: Chat) -> None:
     assert "/system TEXT" in run(chat, "/system")
     assert "computed again" not in run(chat, "/system Be brief.")
@@ -359,6 +384,14 @@ def test_paths_that_are_none(chat: Chat, command: str) -> None:
         run(chat, f"{command} ~nobody-here/a")
     with pytest.raises(ValueError, match="expected the path of a file"):
         run(chat, f"{command} ''")
+    with pytest.raises(ValueError, match=r"path of a file, found 'a\\x00b'"):
+        run(chat, f"{command} a\0b")
+
+
+def test_an_error_while_loading_names_the_file(chat: Chat) -> None:
+    with pytest.raises(OSError) as caught:
+        run(chat, "/load /proc/self/mem")
+    assert caught.value.filename == "/proc/self/mem"
 
 
 def test_completion_of_each_kind(chat: Chat, tmp_path: Path) -> None:
@@ -412,6 +445,8 @@ def test_names(chat: Chat) -> None:
     run(chat, "/new", "/rename émile")
     assert [e.name for e in chat.book.entries] == ["main", "émile"]
     run(chat, "/new rock'n'roll")
+    with pytest.raises(ValueError, match="expected letters that show"):
+        run(chat, "/new \u202ename")
 
 
 def test_a_book_of_odd_records() -> None:

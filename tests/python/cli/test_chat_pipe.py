@@ -116,6 +116,14 @@ def test_a_slash_at_the_start_of_a_message(run: Run, tmp_path: Path) -> None:
     }
 
 
+def test_a_byte_order_mark_is_no_text(run: Run) -> None:
+    """A first line with a command was sent to the model."""
+    result = run(b"\xef\xbb\xbf/list\nhello\n")
+    assert result.returncode == 0
+    assert b"0 turns" in result.stderr
+    assert result.stdout == run(b"hello\n").stdout
+
+
 def test_nothing_is_stored_unless_asked(run: Run, tmp_path: Path) -> None:
     assert run(b"one\n").returncode == 0
     assert not list(tmp_path.rglob("*"))

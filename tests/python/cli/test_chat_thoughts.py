@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 import gemmakv
-from gemmakv.chat.store import FolderStore
+from gemmakv.chat._session import Session
+from gemmakv.chat.store import FolderStore, Record, from_store
 from gemmakv.cli import console
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.chat import Chat, Defaults
@@ -116,6 +117,19 @@ def test_a_model_that_cannot(talker: gemmakv.Gemma) -> None:
         commands.run(chat, "/set think on")
     assert chat.session().think is False
     chat.close()
+
+
+def test_a_session_whose_template_is_gone_thinks_no_more(
+    talker: gemmakv.Gemma,
+) -> None:
+    """It could not be opened, and no chat could start with it."""
+    session = Session(talker, options={"max_tokens": 3})
+    session.send("hello")
+    record = Record("main", messages=session.messages, think=True)
+    again, line = from_store(talker, record, None, lambda: Session(talker))
+    assert again.messages == session.messages and again.think is None
+    assert line.endswith("think is none now, as the template plain has no "
+                         "thoughts")
 
 
 def test_the_reply_is_among_the_tokens_that_are_shown(

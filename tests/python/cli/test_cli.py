@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import gemmakv
+from gemmakv.cli import main
 from support import tiny_gguf
 from support.command import RunCli, assert_fails, first_on_path
 
@@ -349,7 +350,58 @@ def test_missing_extra(cli: RunCli, tmp_path: Path) -> None:
 def test_prompt_that_is_not_utf8(cli: RunCli, tiny_path: Path) -> None:
     base = ["generate", "--model", tiny_path]
     assert_fails(cli(*base, "-", stdin=b"ab\xff"), "stdin", "0xFF")
-    assert_fails(cli(*base, b"ab\xff".decode("utf-8", "surrogateescape")))
+
+
+@pytest.mark.parametrize(
+    "arguments, place",
+    [
+        (["generate", b"a\xff"], "PROMPT"),
+        (["generate", "--stop", "b", "--stop", b"a\xff", "hi"], "--stop"),
+        (["generate", "--grammar", b"a\xff", "hi"], "--grammar"),
+        (["embed", "b", b"a\xff"], "[TEXT]"),
+        (["embed", "--prompt", b"a\xff", "hi"], "--prompt"),
+        (["chat", "--system", b"a\xff"], "--system"),
+    ],
+)
+def test_arguments_that_are_not_utf8(
+    cli: RunCli, arguments: list[str | bytes], place: str
+) -> None:
+    result = cli(*map(os.fsdecode, arguments), "--model", "none.gguf")
+    words = "expected UTF-8, found byte 0xFF at offset 1"
+    assert_fails(result, place, words, code=2)
+
+
+def test_arguments_are_utf8_in_any_locale(
+    cli: RunCli, tiny_path: Path
+) -> None:
+    arguments = ["generate", "-m", tiny_path, "--max-tokens", 1, "\u20ac"]
+    here = cli(*arguments)
+    there = cli(
+        *arguments, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"
+    )
+    assert there.stdout == here.stdout and there.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["generate", "-m", "m.gguf", "-5"],
+         "No such option: -5; a text that begins with - follows a --: -- -5 "
+         "(--help lists the options)"),
+        (["chat", "-5"], "No such option: -5 (--help lists the options)"),
+        (["embed", "-m", "m.gguf"],
+         "expected texts or --file, found neither (--help lists the options)"),
+        (["generate", "-m", "m.gguf", *BAN, *BAN, "hi"],
+         "--logit-bias: expected each token once, found 1 twice"),
+        (["rm", ""],
+         "'': no such model is here; `gemmakv list` lists what there is"),
+    ],
+)
+def test_what_is_told(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main(arguments) != 0
+    assert capsys.readouterr().err == f"gemmakv: error: {line}\n"
 
 
 def test_info(cli: RunCli, model_path: str) -> None:

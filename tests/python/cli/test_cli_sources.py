@@ -65,6 +65,15 @@ def test_key_of_the_file(
     assert words in found
 
 
+def test_a_file_that_is_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_bytes(b"#\xff\xfe")
+    found = said(capsys, "--config", str(file))
+    assert f"{file}: expected UTF-8, found byte 0xFF at offset 1" in found
+
+
 @pytest.mark.parametrize("key", ["sessions", "prefix-cache-disk",
                                  "prefix-cache-shared", "api-key-file"])
 def test_a_flag_of_a_path_is_blamed(

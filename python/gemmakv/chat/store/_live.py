@@ -14,6 +14,7 @@ from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
 from gemmakv.chat._session import Session
 from gemmakv.chat._session_file import HOW_TO_REBUILD, read
+from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat.store._records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
@@ -38,21 +39,26 @@ def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
 def from_store(
     gemma: Gemma,
     record: Record,
-    file: BinaryIO | None,
+    file: BinaryIO | OSError | None,
     make: Callable[[], Session],
 ) -> tuple[Session, str]:
     """The session of a record, and a line to say (or "").
 
-    `file` is its session file; None if there is none. `make` gives an empty
+    `file` is its session file, or why that cannot be opened; None if there is
+    none. `make` gives an empty
     session for when that is of no use.
     """
     session, line = None, ""
-    if file is not None:
+    if isinstance(file, OSError):
+        line = _again(file.strerror or str(file))
+    elif file is not None:
         try:
             with file:
                 session = Session.load(gemma, file)
         except (GemmaKVError, ValueError) as error:
             line = _again(str(error))
+        except OSError as error:
+            line = _again(error.strerror or str(error))
     if session is None:
         session = make()
         line = line or _again("it was not stored")
@@ -60,15 +66,24 @@ def from_store(
     held = _common_turns(messages, record.messages)
     if session.system != record.system:
         session.system = record.system
-    if session.think is not record.think:
-        session.think = record.think
+    thinks = record.think
+    if thinks and not knows_thinking(session.template):
+        thinks = None  # what it had was in the session file
+    if session.think is not thinks:
+        session.think = thinks
     session.goto(held)  # what was taken back since
     if held < record.turns:
         session.messages = record.messages
     session.options.clear()
     session.options.update(record.options)
     session.overflow = record.overflow
-    if not record.messages:
+    if thinks is not record.think:
+        line += "; " if line else ""
+        line += (
+            f"think is none now, as the template {session.template.name} has "
+            "no thoughts"
+        )
+    elif not record.messages:
         return session, ""
     if held < record.turns and not line:
         line = (

@@ -109,11 +109,12 @@ def rename(chat: Chat, name: str) -> None:
 def delete(chat: Chat, name: str | None) -> None:
     book = chat.book
     entry = book.current if name is None else book.find(name)
-    chat.check_deletable(entry)
+    chat.check_deletable(entry)  # before it asks, and as it is now
     turns = entry.record.turns
     if turns and not chat.view.confirm(
         f"Delete {entry.name} with its {count(turns, 'turn')}?"
     ):
+        chat.let_go(entry)
         chat.view.say(f"{entry.name} is kept")
         return
     was_current = entry is book.current
@@ -161,8 +162,12 @@ def save(chat: Chat, path: str) -> None:
 
 def load(chat: Chat, path: str) -> None:
     source = _expanded(path)
-    with chat.view.stoppable():
-        session, note = from_file(chat.gemma, source)
+    try:
+        with chat.view.stoppable():
+            session, note = from_file(chat.gemma, source)
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
     record = Record(chat.book.unused_name(_name_of(source)))
     entry = chat.adopt(Entry(record, session))
     chat.view.say(
@@ -176,8 +181,8 @@ def load(chat: Chat, path: str) -> None:
 
 def _expanded(path: str) -> Path:
     """The path that was typed, with the home folder for a ~."""
-    if not path:
-        raise ValueError("expected the path of a file, found ''")
+    if not path or "\0" in path:
+        raise ValueError(f"expected the path of a file, found {path!r}")
     try:
         return Path(path).expanduser()
     except RuntimeError:

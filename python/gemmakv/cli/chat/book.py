@@ -21,10 +21,12 @@ _QUOTES = ('"', "'")
 
 def check_form(name: str) -> None:
     """Raises ValueError for what is no name, whatever the book."""
-    if not name.isprintable() or any(c.isspace() for c in name):
+    if any(c.isspace() for c in name):
         raise ValueError(
             f"{name!r} is no name: expected letters without spaces"
         )
+    if not name.isprintable():
+        raise ValueError(f"{name!r} is no name: expected letters that show")
     if name[:1] in _QUOTES or name[-1:] in _QUOTES:
         raise ValueError(
             f"{name} is no name: expected letters without quotes around them"

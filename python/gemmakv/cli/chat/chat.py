@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import gemmakv
 from gemmakv.chat._session import Session
@@ -140,10 +140,13 @@ class Chat:
         if entry is None:
             entry = self.book.current
         if entry.session is None:
-            file = None
+            file: BinaryIO | OSError | None = None
             if self.store is not None:
                 self._hold(entry)
-                file = self.store.open_session(entry.id)
+                try:
+                    file = self.store.open_session(entry.id)
+                except OSError as error:
+                    file = error
             entry.session, line = from_store(
                 self.gemma, entry.record, file, self.make_session
             )
@@ -289,15 +292,25 @@ class Chat:
             self.save_record(entry)
 
     def check_deletable(self, entry: Entry) -> None:
-        """Raises ValueError if the entry would only seem to be deleted."""
+        """Raises ValueError if the entry cannot be deleted, or would only seem
+        to be.
+        """
         store = self.store
-        if store is None or store.writable:
+        if store is None:
+            return
+        if store.writable:
+            self._hold(entry)
             return
         if store.read_record(entry.id) is not None:
             raise ValueError(
                 f"{entry.name} is stored where nothing can be written "
                 f"({store.read_only}), so it cannot be deleted"
             )
+
+    def let_go(self, entry: Entry) -> None:
+        """Other chats may open it again, unless it is open here."""
+        if entry.session is None:
+            self._release(entry)
 
     def forget(self, entry: Entry) -> None:
         """Deletes an entry, on disk too; `bring_back` undoes it."""
@@ -352,10 +365,13 @@ class Chat:
 
     def _is_stored(self, entry: Entry) -> bool:
         if self.store is None or not self.store.writable:
-            stored = self.store and self.store.read_record(entry.id)
-            return entry.session is None or (
-                stored is not None
-                and stored.messages == entry.record.messages
+            if entry.session is None:
+                return True
+            stored = None
+            if self.store is not None:
+                stored = self.store.read_record(entry.id)
+            return stored is not None and (
+                stored.messages == entry.record.messages
             )
         return entry.id not in self.unsaved or self.save_record(entry)
 

@@ -23,6 +23,7 @@ from gemmakv.cli.arguments import (
     check_kv_dtype,
     examples,
     model_option,
+    optional_text_of,
 )
 from gemmakv.cli.option_flags import with_options
 from gemmakv.options import GenerationOptions
@@ -67,7 +68,10 @@ def chat(
         "terminal, a passing one on a pipe.",
     ),
     system: str | None = typer.Option(
-        None, metavar="TEXT", help="What the model is told first."
+        None,
+        metavar="TEXT",
+        callback=optional_text_of,
+        help="What the model is told first.",
     ),
     no_persist: bool = typer.Option(
         False,

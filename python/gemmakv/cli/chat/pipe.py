@@ -24,6 +24,8 @@ def run(chat: Chat, lines: Iterable[bytes]) -> int:
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode("utf-8").rstrip("\r\n")
+            if number == 1:
+                text = text.removeprefix("\ufeff")  # as some editors begin
             if not text.strip():
                 continue
             if commands.is_command(text):

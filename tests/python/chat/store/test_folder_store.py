@@ -684,6 +684,25 @@ def test_text_survives_its_kv_cache(talker: gemmakv.Gemma, damage: str) -> None:
     assert again.turns == 3
 
 
+class _Unreadable(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    "file", [_Unreadable(), IsADirectoryError(errno.EISDIR, "Is a directory")]
+)
+def test_text_survives_a_session_file_that_cannot_be_read(
+    talker: gemmakv.Gemma, file: Any
+) -> None:
+    """It could not be opened, and no chat could start with it."""
+    session = talk(talker, "one", "two")
+    record = record_of(session)
+    again, line = from_store(talker, record, file, lambda: Session(talker))
+    assert again.messages == session.messages
+    assert "cannot be used (I" in line and "the text is kept" in line
+
+
 def test_a_session_file_that_is_older_than_its_record(
     talker: gemmakv.Gemma,
 ) -> None:
