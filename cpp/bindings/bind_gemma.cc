@@ -250,6 +250,7 @@ class Call {
     return stream.waits_for_reader() || (stream.done() && !stream.Drained());
   }
   bool done() const { return Done(streams_); }
+  void CheckThread() const { streams_[0]->CheckThread(); }
   size_t progress() const { return ProgressOf(streams_); }
   // Positions of the prompt.
   std::pair<size_t, size_t> prompt_range() const {
@@ -469,6 +470,8 @@ void RegisterResults(py::module_& module) {
       .def("abort", &Call::Abort)
       .def_property_readonly("waits_for_reader", &Call::WaitsForReader)
       .def_property_readonly("done", &Call::done)
+      .def("check_thread", &Call::CheckThread,
+           "Raises where waiting for it would be waiting for oneself.")
       .def_property_readonly("progress", &Call::progress)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
                   "Goes on with all of them, in steps that they share.")

@@ -62,6 +62,7 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
       Unpinned([this, processors, pinned = std::move(pinned)]() mutable {
         Loop(processors, pinned);
       }));
+  wake_up_->thread = thread_.get_id();
   try {
     ready.get();
   } catch (...) {
@@ -81,10 +82,7 @@ Scheduler::~Scheduler() {
 
 void Scheduler::Submit(std::list<Sequence>&& sequences) {
   if (std::this_thread::get_id() == thread_.get_id()) {
-    throw Busy(
-        "the model: called inside one of its own steps, as by a "
-        "logits_processor, which would wait for itself; expected another "
-        "model, or a call behind the step");
+    throw Busy(kInsideStep);
   }
   for (const Sequence& sequence : sequences) {
     sequence.stream().set_wake_up(wake_up_);

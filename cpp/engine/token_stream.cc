@@ -163,6 +163,14 @@ bool TokenStream::done() const {
   return done_;
 }
 
+void TokenStream::CheckThread() const {
+  const std::lock_guard lock(mutex_);
+  if (done_ || !wake_up_ || wake_up_->thread != std::this_thread::get_id()) {
+    return;
+  }
+  throw Busy(kInsideStep);
+}
+
 const GenerateResult& TokenStream::Result() const {
   const std::lock_guard lock(mutex_);
   if (error_ && kept_delivered_) {

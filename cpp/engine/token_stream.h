@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/cache_transaction.h"
@@ -22,11 +23,18 @@
 
 namespace gkv {
 
+// What is wrong with a call by a step's own code.
+inline constexpr const char* kInsideStep =
+    "the model: called inside one of its own steps, as by a logits_processor, "
+    "which would wait for itself; expected another model, or a call behind the "
+    "step";
+
 // What a sleeping scheduler waits on. Shared with the streams, which may
 // outlive it.
 struct WakeUp {
   std::mutex mutex;
   std::condition_variable changed;
+  std::thread::id thread;  // the scheduler's
 };
 
 // What comes of one request: its tokens one by one, its end, its result, and
@@ -89,6 +97,9 @@ class TokenStream {
   // Waits; true once the request has ended.
   bool WaitDone(std::chrono::milliseconds timeout = kLong) const;
   bool done() const;
+  // Throws Busy on the thread that makes the request, unless it has ended: who
+  // waited for it there would wait for ever.
+  void CheckThread() const;
   // Tokens of the prompt that were computed or held, and all that were sampled.
   size_t progress() const;
   // Positions of the prompt.

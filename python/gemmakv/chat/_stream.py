@@ -83,6 +83,8 @@ class ChatStream(PieceStream):
         without blocking an event loop). Going on to iterate gives at most
         text that had been held back.
         """
+        if not self._ended:
+            self._handle.check_thread()
         self._inner.cancel()
         with self._lock:
             # Called in the middle of a read of this very thread (by a signal
@@ -135,6 +137,8 @@ class ChatStream(PieceStream):
             self._inner._restore(inner)
 
     def _read(self, seconds: float) -> Piece | None:
+        if not self._ended:
+            self._handle.check_thread()
         with self._lock:
             if self._ready or self._ended:
                 return self._ready.popleft() if self._ready else None

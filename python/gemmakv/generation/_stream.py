@@ -135,6 +135,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         """
         if self._over():
             return
+        self._handle.check_thread()
         reader = self._bell
         self._handle.cancel()
         try:
@@ -382,6 +383,7 @@ class Stream(PieceStream):
     def _read(self, seconds: float) -> Piece | None:
         if self._ready:
             return self._ready.popleft()
+        self._handle.check_thread()
         if self._unreported:
             self._report(self._max_tokens)
         if self._cancelled and seconds <= 0 and not self._handle.done:

@@ -348,6 +348,54 @@ def test_a_reply_may_end_inside_a_step(talker_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+# A processor that reads streams of its own model, which would wait for itself.
+READS_INSIDE = """
+import sys
+from gemmakv import Gemma, GemmaKVError, Session, create_kv_cache
+
+gemma = Gemma.load(sys.argv[1], prefix_cache=False)
+keywords = dict(max_tokens=40, ignore_eos=True)
+
+def begin():
+    stream = gemma.stream(create_kv_cache(gemma), [2, 5], **keywords)
+    reply = Session(gemma).stream("a", **keywords)
+    next(stream), next(reply)
+    return stream, reply
+
+def wait(call):
+    try:
+        call()
+    except GemmaKVError as error:
+        assert "inside one of its own steps" in str(error), error
+    else:
+        raise AssertionError(call)
+
+def processor(token_ids, logits):
+    for one in stream, reply:
+        wait(one.result)
+        wait(lambda: next(one))
+    wait(reply.cancel)
+
+stream, reply = begin()
+gemma.generate(create_kv_cache(gemma), [2, 5], max_tokens=3, ignore_eos=True,
+               logits_processor=processor)
+for one, other in zip((stream, reply), begin()):
+    assert one.result().token_ids == other.result().token_ids
+print("alive")
+"""
+
+
+def test_a_step_does_not_wait_for_itself(talker_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READS_INSIDE, str(talker_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
     stream = tiny.stream(
         create_kv_cache(tiny.config), "a", logits_processor=_refuse
