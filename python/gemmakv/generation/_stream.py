@@ -76,6 +76,8 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         return self
 
     def __next__(self) -> Piece:
+        if not self._over():
+            self._handle.check_thread()
         before = self._save()
         try:
             while not self._over():
@@ -94,6 +96,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
 
     async def __anext__(self) -> Piece:
         while not self._over():
+            self._handle.check_thread()
             if self._ending():
                 await self._sleep_until_done()
             piece = self._read(0)
@@ -383,7 +386,6 @@ class Stream(PieceStream):
     def _read(self, seconds: float) -> Piece | None:
         if self._ready:
             return self._ready.popleft()
-        self._handle.check_thread()
         if self._unreported:
             self._report(self._max_tokens)
         if self._cancelled and seconds <= 0 and not self._handle.done:
