@@ -76,11 +76,10 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         return self
 
     def __next__(self) -> Piece:
-        if not self._over():
-            self._handle.check_thread()
         before = self._save()
         try:
             while not self._over():
+                self._handle.check_thread()
                 piece = self._read(_POLL_S)
                 if piece is not None:
                     return piece
