@@ -137,8 +137,6 @@ class ChatStream(PieceStream):
             self._inner._restore(inner)
 
     def _read(self, seconds: float) -> Piece | None:
-        if not self._ended:
-            self._handle.check_thread()
         with self._lock:
             if self._ready or self._ended:
                 return self._ready.popleft() if self._ready else None

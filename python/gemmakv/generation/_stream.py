@@ -79,6 +79,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         before = self._save()
         try:
             while not self._over():
+                self._handle.check_thread()
                 piece = self._read(_POLL_S)
                 if piece is not None:
                     return piece
@@ -94,6 +95,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
 
     async def __anext__(self) -> Piece:
         while not self._over():
+            self._handle.check_thread()
             if self._ending():
                 await self._sleep_until_done()
             piece = self._read(0)
@@ -383,7 +385,6 @@ class Stream(PieceStream):
     def _read(self, seconds: float) -> Piece | None:
         if self._ready:
             return self._ready.popleft()
-        self._handle.check_thread()
         if self._unreported:
             self._report(self._max_tokens)
         if self._cancelled and seconds <= 0 and not self._handle.done:
