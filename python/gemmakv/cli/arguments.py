@@ -9,7 +9,12 @@ from typing import Any
 import typer
 
 from gemmakv import _core
-from gemmakv._support.arguments import choice, integer, quantize_target
+from gemmakv._support.arguments import (
+    choice,
+    integer,
+    quantize_target,
+    utf8_text,
+)
 from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
@@ -136,12 +141,9 @@ def text_of(text: str) -> str:
     else:
         return text
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(
-            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
-            f"{error.start}"
-        ) from None
+        return utf8_text(data)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def texts_of(texts: list[str] | None) -> list[str] | None:

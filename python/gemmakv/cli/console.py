@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from gemmakv._support.arguments import utf8_text
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
@@ -76,12 +77,9 @@ def prompt_of(what: str, data: bytes) -> str:
     Raises ValueError naming `what` and the first byte that is not UTF-8.
     """
     try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{what}: expected UTF-8, found byte 0x{data[error.start]:02X} at "
-            f"offset {error.start}"
-        ) from None
+        text = utf8_text(data)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 

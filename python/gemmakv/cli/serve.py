@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 import gemmakv
-from gemmakv._support.arguments import integer, number
+from gemmakv._support.arguments import integer, number, utf8_text
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.cli import console
@@ -87,12 +87,9 @@ def _toml(value: object) -> str:
 
 def _text(data: bytes) -> str:
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise tomllib.TOMLDecodeError(
-            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
-            f"{error.start}"
-        ) from None
+        return utf8_text(data)
+    except ValueError as error:
+        raise tomllib.TOMLDecodeError(str(error)) from None
 
 
 def _read_config(context: typer.Context, path: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from gemmakv._support.arguments import utf8_text
 from gemmakv.errors import brief
 from gemmakv.server._errors import RequestError, invalid
 
@@ -33,13 +34,9 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     has more than so many `values`.
     """
     try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            400,
-            f"body: expected UTF-8, found byte 0x{body[error.start]:02X} at "
-            f"offset {error.start}",
-        ) from None
+        text = utf8_text(body)
+    except ValueError as error:
+        raise RequestError(400, f"body: {error}") from None
     bare = _STRINGS.sub(b"", body)
     if bare.count(b",") >= values:
         raise RequestError(

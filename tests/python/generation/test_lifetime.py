@@ -58,6 +58,18 @@ def own_process(source: str, *arguments: object) -> list[float]:
     return [float(line) for line in result.stdout.split()]
 
 
+def lives_through(source: str, *arguments: object) -> None:
+    """Python code in a process of its own comes to its end, and says so."""
+    done = subprocess.run(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 # ---- Measured ----
 
 CACHES = """
@@ -302,14 +314,7 @@ print("alive")
 def test_a_model_may_end_inside_its_own_step(
     tiny_path: Path, how: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS_INSIDE, how, str(tiny_path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    lives_through(ENDS_INSIDE, how, tiny_path)
 
 
 # A half-read reply that the collector finds inside a step of its own model.
@@ -343,14 +348,7 @@ print("alive")
 
 
 def test_a_reply_may_end_inside_a_step(talker_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REPLIES_INSIDE, str(talker_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    lives_through(REPLIES_INSIDE, talker_path)
 
 
 # A processor that reads streams of its own model, which would wait for itself.
@@ -391,14 +389,7 @@ print("alive")
 
 
 def test_a_step_does_not_wait_for_itself(talker_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READS_INSIDE, str(talker_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    lives_through(READS_INSIDE, talker_path)
 
 
 def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
