@@ -231,18 +231,15 @@ bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
 // Runs and commits the slices. False where memory does not suffice: those that
 // were not committed are computed again.
 bool DraftModel::Run(std::span<Slice> slices) {
-  const size_t vocab = model_->config.vocab_size;
   for (Slice& slice : slices) slice.conversation->moved_ = true;
   try {
     std::vector<SequenceSlice> inputs;
     inputs.reserve(slices.size());
-    size_t rows = 0;
-    for (const Slice& slice : slices) rows += slice.output.rows;
-    rows_.EnsureSize(rows * vocab);
-    float* row = rows_.data();
+    std::vector<RowOutput*> outputs;
+    outputs.reserve(slices.size());
+    for (Slice& slice : slices) outputs.push_back(&slice.output);
+    rows_.Place(outputs, model_->config);
     for (Slice& slice : slices) {
-      slice.output.data = row;
-      row += slice.output.rows * vocab;
       inputs.push_back({slice.ids, &slice.view,
                         &slice.conversation->cache_->layout(), slice.output});
     }
@@ -270,8 +267,8 @@ void DraftModel::Sample(std::span<Slice> slices) {
     const size_t rows = slice.output.rows;
     try {
       for (size_t row = 0; row < rows; ++row) {
-        OutputRow output{{slice.output.data + row * vocab, vocab},
-                         slice.view.end - rows + row + 1};
+        OutputRow output = OutputRow::Of(slice.output, row, vocab,
+                                         slice.view.end - rows + row + 1);
         output.pool = free_pool;
         const bool last = row + 1 == rows;
         const RowConsumer::Guess guess = slice.request->consumer->GuessNext(

@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "cache/kv_cache.h"
 #include "engine/model_drafter.h"
+#include "engine/output_buffer.h"
 #include "engine/row_consumer.h"
 #include "model/forward.h"
 #include "store/address.h"
@@ -113,7 +113,7 @@ class DraftModel : public ModelDrafter {
   ThreadPool& pool_;
   const std::shared_ptr<BlockPool> cache_pool_;
   ForwardPass forward_;
-  AlignedBuffer<float> rows_;
+  OutputBuffer rows_;
   std::list<std::shared_ptr<Conversation>> known_;
   double row_s_ = 0;  // of one row among many
   uint64_t uses_ = 0;

@@ -15,6 +15,18 @@ constexpr size_t kScanned = 64;  // few have a token of any one bin
 void Ranking::Reset(std::span<const float> logits, const Softmax& softmax,
                     float floor) {
   TokensFrom(logits.data(), logits.size(), floor, tokens_);
+  Divide(softmax, floor);
+}
+
+void Ranking::Reset(const TokenList& tokens, const Softmax& softmax,
+                    float floor) {
+  TokensFrom(tokens.logits.data(), tokens.logits.size(), floor, tokens_);
+  for (int32_t& id : tokens_.ids) id = tokens.ids[static_cast<size_t>(id)];
+  Divide(softmax, floor);
+}
+
+// Of tokens_ into bins.
+void Ranking::Divide(const Softmax& softmax, float floor) {
   const float* found = tokens_.logits.data();
   weights_.resize(size());
   ExpShifted(found, softmax.max, softmax.inverse_temperature, size(),

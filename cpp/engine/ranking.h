@@ -32,6 +32,9 @@ class Ranking {
   void Reset(std::span<const float> logits, const Softmax& softmax,
              float floor);
 
+  // The same of tokens by ascending id.
+  void Reset(const TokenList& tokens, const Softmax& softmax, float floor);
+
   size_t size() const { return tokens_.ids.size(); }
   double mass() const { return up_to_.back().mass; }  // of all
   // How many weigh at least `weight`.
@@ -51,6 +54,7 @@ class Ranking {
     size_t count;
     double mass;
   };
+  void Divide(const Softmax& softmax, float floor);
   void SortBin(size_t bin);
 
   TokenList tokens_;

@@ -11,7 +11,7 @@ TokenSampler::TokenSampler(const GenerateOptions& options, uint64_t seed,
                            std::span<const int32_t> transcript, bool whole_rows,
                            std::vector<int32_t> stop_ids,
                            std::shared_ptr<const TokenText> token_text)
-    : greedy_(options.IsGreedy() && !whole_rows),
+    : deciding_(whole_rows ? 0 : Sampler::DecidingLogits(options)),
       tokens_left_(options.max_tokens),
       least_left_(options.min_tokens),
       sampler_(options, seed, transcript),
@@ -22,8 +22,10 @@ TokenSampler::TokenSampler(const GenerateOptions& options, uint64_t seed,
 TokenEvent TokenSampler::Take(const OutputRow& row) {
   const bool may_stop = least_left_ == 0;
   SampledToken token =
-      sampler_.Next(row.values, row.position, row.pool, row.allowed,
-                    may_stop ? std::span<const int32_t>() : stop_ids_);
+      row.largest != nullptr
+          ? sampler_.NextOf(*row.largest, row.position)
+          : sampler_.Next(row.values, row.position, row.pool, row.allowed,
+                          may_stop ? std::span<const int32_t>() : stop_ids_);
   if (token.id < 0) {
     throw InvalidArgument(
         "every token is masked (logit_bias, min_tokens, a grammar) or has no "
@@ -53,9 +55,11 @@ RowConsumer::Guess TokenSampler::GuessNext(const OutputRow& row,
                                            std::span<const int32_t> before) {
   const bool may_stop = before.size() >= least_left_;
   Guess guess;
-  guess.id = sampler_.Guess(
-      row.values, row.position, before, row.pool,
-      may_stop ? std::span<const int32_t>() : stop_ids_);
+  guess.id =
+      row.largest != nullptr
+          ? sampler_.NextOf(*row.largest, row.position).id
+          : sampler_.Guess(row.values, row.position, before, row.pool,
+                           may_stop ? std::span<const int32_t>() : stop_ids_);
   guess.last = std::find(stop_ids_.begin(), stop_ids_.end(), guess.id) !=
                stop_ids_.end();
   return guess;

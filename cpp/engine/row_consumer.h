@@ -14,17 +14,29 @@
 #include "engine/vocabulary.h"
 #include "gemmakv/options.h"
 #include "model/step.h"
+#include "ops/logits.h"
 
 namespace gkv {
 
 // One row of what the model makes of a position.
 struct OutputRow {
-  std::span<float> values;
+  std::span<float> values;  // none where `largest` is set
   size_t position;          // of the token that follows
   bool last_token = false;  // no other fits behind it
   // Tokens that may come, see Constraint::ComputeMask; empty: all.
   std::span<const uint32_t> allowed = {};
-  ThreadPool* pool = nullptr;  // as in parallel_logits.h
+  ThreadPool* pool = nullptr;          // as in parallel_logits.h
+  const TokenList* largest = nullptr;  // with kLargest, as OutputHead::Row has
+
+  // Row `row` of an output of rows of `width` values.
+  static OutputRow Of(const RowOutput& output, size_t row, size_t width,
+                      size_t position) {
+    if (output.kind == RowOutput::kLargest) {
+      return {
+          .values = {}, .position = position, .largest = output.tokens + row};
+    }
+    return {.values = {output.data + row * width, width}, .position = position};
+  }
 };
 
 // What becomes of the rows of one sequence.
@@ -64,8 +76,8 @@ class TokenSampler : public RowConsumer {
 
   RowOutput output() const override {
     // The largest may be one that must not end the text yet.
-    const bool largest_only = greedy_ && least_left_ == 0;
-    return {.kind = largest_only ? RowOutput::kLargest : RowOutput::kLogits};
+    if (deciding_ == 0 || least_left_ > 0) return {.kind = RowOutput::kLogits};
+    return {.kind = RowOutput::kLargest, .count = deciding_};
   }
   TokenEvent Take(const OutputRow& row) override;
   // The logits processor is not asked.
@@ -74,7 +86,7 @@ class TokenSampler : public RowConsumer {
   size_t tokens_left() const override { return tokens_left_; }
 
  private:
-  const bool greedy_;
+  const size_t deciding_;  // largest logits, 0: all
   size_t tokens_left_;
   size_t least_left_;  // tokens that must not stop
   Sampler sampler_;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -25,6 +26,9 @@ double Total(const std::vector<double>& sums) {
 float InverseTemperature(float temperature) {
   return std::min(1.0f / temperature, std::numeric_limits<float>::max());
 }
+
+// Of more of the largest, too many groups of the vocabulary have one.
+constexpr size_t kMostDeciding = 1024;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -79,6 +83,28 @@ void Mask(std::span<float> logits, std::span<const uint32_t> allowed) {
   }
 }
 
+// Those of `from` with the `count` largest logits, of equals the first; in the
+// same order.
+void KeepLargest(const TokenList& from, size_t count, TokenList& to) {
+  if (from.ids.size() <= count) {
+    to = from;
+    return;
+  }
+  to.logits = from.logits;
+  const auto last = to.logits.begin() + static_cast<std::ptrdiff_t>(count - 1);
+  std::nth_element(to.logits.begin(), last, to.logits.end(), std::greater<>());
+  const float least = *last;
+  auto equals = std::count(to.logits.begin(), last + 1, least);
+  to.ids.clear();
+  to.logits.clear();
+  for (size_t i = 0; i < from.ids.size(); ++i) {
+    const float logit = from.logits[i];
+    if (logit < least || (logit == least && equals-- <= 0)) continue;
+    to.ids.push_back(from.ids[i]);
+    to.logits.push_back(logit);
+  }
+}
+
 // The only token of a mask; -1 if it has several, or none.
 int32_t OnlyOf(std::span<const uint32_t> allowed, size_t vocab_size) {
   int32_t found = -1;
@@ -104,8 +130,7 @@ Sampler::Sampler(const GenerateOptions& options, uint64_t seed,
 }
 
 SampledToken Sampler::Next(std::span<float> logits, size_t position,
-                           ThreadPool* pool,
-                           std::span<const uint32_t> allowed,
+                           ThreadPool* pool, std::span<const uint32_t> allowed,
                            std::span<const int32_t> banned) {
   SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
   const bool adjusts = !options_.logit_bias.empty() || !generated_.empty() ||
@@ -155,6 +180,25 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   }
   if (options_.repetition_penalty != 1) ++transcript_[token.id];
   if (options_.logits_processor) tokens_.push_back(token.id);
+  return token;
+}
+
+size_t Sampler::DecidingLogits(const GenerateOptions& options) {
+  if (options.IsGreedy()) return 1;
+  GenerateOptions greedy = options;
+  greedy.temperature = 0;
+  if (!greedy.IsGreedy() || options.top_k > kMostDeciding) return 0;
+  return options.top_k;
+}
+
+SampledToken Sampler::NextOf(const TokenList& largest, size_t position) {
+  SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
+  if (options_.temperature > 0) {
+    token.id = DrawFromLargest(largest, UniformAt(seed_, position));
+    return token;
+  }
+  const ScoredToken best = ArgMax(largest.logits, nullptr);
+  if (best.id >= 0) token.id = largest.ids[static_cast<size_t>(best.id)];
   return token;
 }
 
@@ -231,8 +275,12 @@ void Sampler::Adjust(std::span<float> logits) {
 int32_t Sampler::Draw(std::span<const float> logits, size_t position,
                       ThreadPool* pool) {
   const double uniform = UniformAt(seed_, position);
-  if (options_.top_k > 0 && options_.top_k < logits.size()) {
-    return DrawFromLargest(logits, uniform);
+  if (options_.top_k > 0 &&
+      (options_.top_k <= kMostDeciding || options_.top_k < logits.size())) {
+    const LargestBounds bounds =
+        BoundsOfLargest(logits.data(), logits.size(), options_.top_k);
+    TokensFrom(logits.data(), logits.size(), bounds.floor, candidates_);
+    return DrawFromLargest(candidates_, uniform);
   }
   const ScoredToken best = ArgMax(logits, pool);
   if (best.id < 0) return -1;
@@ -244,20 +292,19 @@ int32_t Sampler::Draw(std::span<const float> logits, size_t position,
   return id < 0 ? best.id : id;
 }
 
-// top_k, then top_p of their mass, then min_p.
-int32_t Sampler::DrawFromLargest(std::span<const float> logits,
-                                 double uniform) {
-  const LargestBounds bounds =
-      BoundsOfLargest(logits.data(), logits.size(), options_.top_k);
-  if (!(bounds.max > -std::numeric_limits<float>::infinity())) return -1;
-  const Softmax softmax{bounds.max, InverseTemperature(options_.temperature)};
-  ranking_.Reset(logits, softmax,
-                 std::max(bounds.floor, LogitOf(kLeastWeight, softmax)));
-  const size_t count = std::min(options_.top_k, ranking_.size());
+// top_k, then top_p of their mass, then min_p. What others the candidates have
+// does not matter to any bit.
+int32_t Sampler::DrawFromLargest(const TokenList& candidates, double uniform) {
+  KeepLargest(candidates, options_.top_k, largest_);
+  if (largest_.ids.empty()) return -1;
+  const Softmax softmax{
+      *std::max_element(largest_.logits.begin(), largest_.logits.end()),
+      InverseTemperature(options_.temperature)};
+  ranking_.Reset(largest_, softmax, LogitOf(kLeastWeight, softmax));
+  const size_t count = ranking_.size();
   double mass = kInfinity;
   if (options_.top_p < 1) {
-    mass = static_cast<double>(options_.top_p) *
-           ranking_.Find(count, kInfinity).mass;
+    mass = static_cast<double>(options_.top_p) * ranking_.mass();
   }
   return DrawFromFirst(count, mass, uniform);
 }

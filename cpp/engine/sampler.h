@@ -37,6 +37,13 @@ class Sampler {
                     std::span<const uint32_t> allowed = {},
                     std::span<const int32_t> banned = {});
 
+  // How many of a row's largest logits decide what Next draws; 0: all may.
+  static size_t DecidingLogits(const GenerateOptions& options);
+  // What Next draws from a row of which `largest` has these, and maybe others.
+  // Nothing is to be remembered of it. Throws std::bad_alloc. Requires:
+  // DecidingLogits > 0.
+  SampledToken NextOf(const TokenList& largest, size_t position);
+
   // The token that Next would draw from the logits of another model for
   // `position`, if the tokens `before` came before it; -1 as above. Remembers
   // nothing, and asks no logits processor.
@@ -60,7 +67,7 @@ class Sampler {
                ThreadPool* pool);
   int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,
                       double uniform, ThreadPool* pool) const;
-  int32_t DrawFromLargest(std::span<const float> logits, double uniform);
+  int32_t DrawFromLargest(const TokenList& candidates, double uniform);
   int32_t DrawFromNucleus(std::span<const float> logits, const Softmax& softmax,
                           double uniform, ThreadPool* pool);
   int32_t DrawFromFirst(size_t count, double mass, double uniform);
@@ -68,6 +75,7 @@ class Sampler {
   GenerateOptions options_;
   uint64_t seed_;
   Ranking ranking_;
+  TokenList candidates_, largest_;                   // kept for their memory
   std::unordered_map<int32_t, uint32_t> generated_;  // occurrences
   std::unordered_map<int32_t, uint32_t> transcript_;
   std::vector<int32_t> tokens_;  // the transcript, for the logits processor

@@ -597,24 +597,17 @@ void Scheduler::Preempt(Sequence& sequence) {
 void Scheduler::RunModel() {
   std::vector<SequenceSlice> inputs;
   inputs.reserve(slices_.size());
-  size_t floats = 0;
+  std::vector<RowOutput*> outputs;
+  outputs.reserve(slices_.size());
+  for (StepSlice& slice : slices_) outputs.push_back(&slice.output);
+  rows_.Place(outputs, model_->config);
   bool masks = false;
-  for (StepSlice& slice : slices_) {
+  for (const StepSlice& slice : slices_) {
     inputs.push_back({slice.ids, &slice.view, &slice.sequence->cache().layout(),
                       slice.output});
-    if (slice.output.data == nullptr) {
-      floats += slice.output.rows * slice.row_size;
-    }
     masks = masks || !slice.masks.empty();
   }
-  rows_.EnsureSize(floats);
   PlaceStates(inputs);
-  float* row = rows_.data();
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    if (slices_[i].output.data != nullptr) continue;
-    inputs[i].output.data = slices_[i].output.data = row;
-    row += slices_[i].output.rows * slices_[i].row_size;
-  }
   if (!masks) {
     forward_->Step(inputs);
   } else {

@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "engine/lookup_history.h"
 #include "engine/model_drafter.h"
+#include "engine/output_buffer.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
@@ -125,7 +126,7 @@ class Scheduler {
   double draft_s_ = 0;  // of the step
   std::vector<StepSlice> slices_;  // of the step
   std::optional<StepPhase> phase_;  // what the step counts as, once it was run
-  AlignedBuffer<float> rows_;
+  OutputBuffer rows_;
   AlignedBuffer<float> states_;  // for drafters, of the step's rows of logits
   SideThread mask_thread_;
   std::vector<Sequence*> forcing_;       // asked what is forced, in this order

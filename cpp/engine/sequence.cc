@@ -425,8 +425,8 @@ void Sequence::ComputeMasks(StepSlice& slice) noexcept {
 bool Sequence::TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool) {
   const size_t rows = slice.output.rows;
   KVCache& cache = this->cache();
-  OutputRow output{{slice.output.data + row * slice.row_size, slice.row_size},
-                   slice.view.end - rows + row + 1};
+  OutputRow output = OutputRow::Of(slice.output, row, slice.row_size,
+                                   slice.view.end - rows + row + 1);
   output.last_token = output.position + 1 >= cache.capacity_tokens();
   output.pool = pool;
   if (parts_.constraint) {

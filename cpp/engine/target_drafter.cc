@@ -115,7 +115,6 @@ void TargetDrafter::GuessAll(std::span<Request> requests, const Price& price) {
 
 void TargetDrafter::Rounds(std::vector<Member>& members) {
   const size_t width = model_->config.target_hidden;
-  logits_.EnsureSize(members.size() * model_->config.vocab_size);
   states_.EnsureSize(members.size() * width);
   for (size_t i = 0; i < members.size(); ++i) {
     const Request& request = *members[i].request;
@@ -150,6 +149,16 @@ void TargetDrafter::Round(std::span<Member> members) {
   const size_t vocab = model_->config.vocab_size;
   const size_t width = model_->config.target_hidden;
   const Clock::time_point begin = Clock::now();
+  std::vector<RowOutput> outputs;
+  std::vector<RowOutput*> places;
+  outputs.reserve(members.size());
+  for (const Member& member : members) {
+    outputs.push_back(member.request->consumer->output());
+    outputs.back().rows = 1;
+    outputs.back().data = nullptr;
+    places.push_back(&outputs.back());
+  }
+  rows_.Place(places, model_->config);
   std::vector<DraftPass::Row> rows;
   rows.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
@@ -160,9 +169,9 @@ void TargetDrafter::Round(std::span<Member> members) {
                     .token = member.last,
                     .state = state,
                     .next = state,
-                    .logits = logits_.data() + i * vocab,
-                    .argmax_only = member.request->consumer->output().kind ==
-                                   RowOutput::kLargest});
+                    .logits = outputs[i].data,
+                    .largest = outputs[i].tokens,
+                    .count = outputs[i].count});
   }
   pass_.Run(rows);
   CountRows(rows.size());
@@ -170,8 +179,9 @@ void TargetDrafter::Round(std::span<Member> members) {
   pool_.Run(members.size(), [&](size_t i, size_t) {
     Member& member = members[i];
     const Request& request = *member.request;
-    OutputRow output{{rows[i].logits, vocab},
-                     request.target->length() + request.state->guesses.size()};
+    OutputRow output =
+        OutputRow::Of(outputs[i], 0, vocab,
+                      request.target->length() + request.state->guesses.size());
     output.pool = free_pool;
     try {
       member.guess =

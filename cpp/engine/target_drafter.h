@@ -9,6 +9,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "engine/model_drafter.h"
+#include "engine/output_buffer.h"
 #include "model/draft_pass.h"
 
 namespace gkv {
@@ -43,7 +44,7 @@ class TargetDrafter : public ModelDrafter {
 
   ThreadPool& pool_;
   DraftPass pass_;
-  AlignedBuffer<float> logits_;  // [members, vocab_size]
+  OutputBuffer rows_;
   AlignedBuffer<float> states_;  // [members, target_hidden]
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "ops/elementwise.h"
@@ -123,7 +124,8 @@ void DraftPass::Run(std::span<const Row> rows) {
   if (drafter_.config.num_centroids != 0) return HeadOfClusters(rows);
   std::vector<OutputHead::Row> outputs;
   for (size_t row = 0; row < count; ++row) {
-    outputs.push_back({x(row), rows[row].logits, rows[row].argmax_only});
+    outputs.push_back(
+        {x(row), rows[row].logits, rows[row].largest, rows[row].count});
   }
   head_.Compute(outputs);
 }
@@ -191,6 +193,7 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
       return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
     };
     std::nth_element(chosen, chosen + used - 1, chosen + clusters, before);
+    if (rows[row].largest != nullptr) return;
     std::fill_n(rows[row].logits, config.vocab_size,
                 -std::numeric_limits<float>::infinity());
   });
@@ -217,12 +220,50 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
       multiply(count + row, products + size);
       Add(products + size, size, products);
     }
+    if (rows[row].largest != nullptr) return;
     const float* const tokens =
         weights.drafter.ordering.data() + cluster * size;
     for (size_t i = 0; i < size; ++i) {
       rows[row].logits[static_cast<size_t>(tokens[i])] = products[i];
     }
   });
+  for (size_t row = 0; row < count; ++row) {
+    if (rows[row].largest == nullptr) continue;
+    ListLargest(rows[row], chosen_.data() + row * clusters,
+                clusters_.data() + row * used * stride, stride);
+  }
+}
+
+// Of the products of the chosen clusters, `stride` apart.
+void DraftPass::ListLargest(const Row& row, const uint32_t* chosen,
+                            const float* products, size_t stride) const {
+  const ModelConfig& config = drafter_.config;
+  const size_t size = config.vocab_size / config.num_centroids;
+  std::vector<float> logits;
+  logits.reserve(config.centroids_used * size);
+  for (size_t i = 0; i < config.centroids_used; ++i) {
+    const float* const part = products + i * stride;
+    logits.insert(logits.end(), part, part + size);
+  }
+  TokenList found;
+  TokensFrom(logits.data(), logits.size(),
+             FloorOfLargest(logits.data(), logits.size(), row.count), found);
+  std::vector<std::pair<int32_t, float>> tokens;
+  tokens.reserve(found.ids.size());
+  for (size_t i = 0; i < found.ids.size(); ++i) {
+    const auto at = static_cast<size_t>(found.ids[i]);
+    const size_t token = chosen[at / size] * size + at % size;
+    tokens.emplace_back(
+        static_cast<int32_t>(drafter_.weights.drafter.ordering[token]),
+        found.logits[i]);
+  }
+  std::sort(tokens.begin(), tokens.end());
+  row.largest->ids.clear();
+  row.largest->logits.clear();
+  for (const auto& [id, logit] : tokens) {
+    row.largest->ids.push_back(id);
+    row.largest->logits.push_back(logit);
+  }
 }
 
 }  // namespace gkv

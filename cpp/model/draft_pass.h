@@ -16,6 +16,7 @@
 #include "model/output_head.h"
 #include "model/step.h"
 #include "model/step_work.h"
+#include "ops/logits.h"
 
 namespace gkv {
 
@@ -50,8 +51,10 @@ class DraftPass {
     const float* state = nullptr;
     float* next = nullptr;
     // [vocab_size]; of tokens in clusters that were not chosen minus infinity.
+    // Or null, and the largest; as OutputHead::Row has them.
     float* logits = nullptr;
-    bool argmax_only = false;  // as OutputHead::Row has it
+    TokenList* largest = nullptr;
+    size_t count = 0;
   };
   // All rows in one weight pass. Throws what ForwardPass::Step throws.
   void Run(std::span<const Row> rows);
@@ -60,6 +63,8 @@ class DraftPass {
   void Embed(std::span<const Row> rows, const StepWork& work);
   void RunLayer(size_t layer, const StepWork& work);
   void HeadOfClusters(std::span<const Row> rows);
+  void ListLargest(const Row& row, const uint32_t* chosen,
+                   const float* products, size_t stride) const;
 
   size_t hidden() const { return drafter_.config.hidden_size; }
   float* x(size_t row) { return x_.data() + row * hidden(); }

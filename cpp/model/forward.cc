@@ -235,8 +235,11 @@ class ForwardPass::Parts {
             RmsNorm(row, weights_.final_norm.data(), config_.rms_epsilon,
                     hidden(), output.states + i * hidden());
           }
-          rows.push_back({row, output.data + i * config_.vocab_size,
-                          output.kind == RowOutput::kLargest});
+          if (output.kind == RowOutput::kLargest) {
+            rows.push_back({row, nullptr, output.tokens + i, output.count});
+          } else {
+            rows.push_back({row, output.data + i * config_.vocab_size});
+          }
         }
       }
     }

@@ -27,6 +27,8 @@ constexpr size_t kPlanes = 2;
 constexpr size_t kStretchFloats = size_t{1} << 16;
 // Long enough for the kernels to prefetch within it.
 constexpr size_t kMinStretchGroups = 16;
+// A few microseconds.
+constexpr size_t kContendersOfTask = 8;
 
 // Of a single row the second plane costs nothing: reading the weights does.
 // (270M, greedy decode of 2 to 5 conversations: 1.10, 1.12, 1.03, 1.58 times as
@@ -56,10 +58,14 @@ float FloorUnderSoftCap(float cap, float least) {
 // One task's part of the vocabulary.
 struct OutputHead::Stretch {
   size_t first_group;
-  size_t begin;        // first token
-  size_t count;        // tokens
-  const float* parts;  // [input rows, width]
+  size_t begin;  // first token
+  size_t count;  // tokens
+  float* parts;  // [input rows, width]
   size_t width;
+  size_t both;  // rows whose second plane was multiplied, too
+
+  const float* row(size_t r) const { return parts + r * width; }
+  float* row(size_t r) { return parts + r * width; }
 };
 
 OutputHead::OutputHead(const ModelConfig& config, const Weights& weights,
@@ -70,19 +76,19 @@ OutputHead::OutputHead(const ModelConfig& config, const Weights& weights,
       pool_(pool) {}
 
 void OutputHead::Compute(std::span<const Row> rows) {
+  num_contenders_ = 0;
   if (rows.empty()) return;
   matrix_.RequireSound(pool_);
   Prepare(rows);
-  const auto screened = static_cast<size_t>(std::count_if(
-      rows_.begin(), rows_.end(), [](const Row& r) { return r.argmax_only; }));
+  const auto whole = static_cast<size_t>(std::count_if(
+      rows_.begin(), rows_.end(), [](const Row& r) { return !r.largest; }));
   const bool screens = UsesQuantizedActivations(matrix_.type) &&
-                       screened >= kMinScreenedRows;
-  const size_t both = screens ? rows_.size() - screened : rows_.size();
+                       rows_.size() - whole >= kMinScreenedRows;
   pool_.Enter(StepPart::kHead);
-  if (screens) Screen();
-  Multiply(both);
-  if (!screens) return;
-  pool_.Run(screened, [&](size_t i, size_t) { Complete(both + i); });
+  second_norms_.clear();
+  if (screens) Screen(whole);
+  Multiply(whole, screens ? whole : rows_.size());
+  if (whole < rows_.size()) ListLargest(whole);
 }
 
 // Norms and quantizes the rows.
@@ -90,7 +96,7 @@ void OutputHead::Prepare(std::span<const Row> rows) {
   pool_.Enter(StepPart::kNorms);
   rows_.assign(rows.begin(), rows.end());
   std::stable_partition(rows_.begin(), rows_.end(),
-                        [](const Row& row) { return !row.argmax_only; });
+                        [](const Row& row) { return !row.largest; });
   input_.Resize(rows_.size(), config_.hidden_size, kPlanes);
   const auto prepare = [&](size_t row, size_t) {
     RmsNorm(rows_[row].x, weights_.final_norm.data(), config_.rms_epsilon,
@@ -104,13 +110,12 @@ void OutputHead::Prepare(std::span<const Row> rows) {
   }
 }
 
-void OutputHead::Screen() {
+// What a bound takes of the rows from `whole` on.
+void OutputHead::Screen(size_t whole) {
   if (group_norms_.empty()) NormGroups();
-  group_max_.EnsureSize(rows_.size() * NumGroups(matrix_.rows));
   second_norms_.resize(rows_.size());
-  for (size_t row = 0; row < rows_.size(); ++row) {
-    second_norms_[row] =
-        rows_[row].argmax_only ? kBoundSlack * SecondPlaneNorm(row) : 0;
+  for (size_t row = whole; row < rows_.size(); ++row) {
+    second_norms_[row] = kBoundSlack * SecondPlaneNorm(row);
   }
 }
 
@@ -151,8 +156,9 @@ float OutputHead::SecondPlaneNorm(size_t row) {
 }
 
 // Products with the first plane of all rows and the second one of the first
-// `both`, in stretches of the vocabulary.
-void OutputHead::Multiply(size_t both) {
+// `both`, in stretches of the vocabulary. Of rows from `whole` on the largest
+// of each group are kept.
+void OutputHead::Multiply(size_t whole, size_t both) {
   MatMulInput input = input_.input(matrix_.type);
   // The second plane's rows follow the first one's, in the same order.
   if (input.rows > rows_.size()) input.rows = rows_.size() + both;
@@ -163,70 +169,204 @@ void OutputHead::Multiply(size_t both) {
   const size_t width = stretch * kRowGroup;
   const size_t stride = input.rows * width;
   parts_.EnsureSize(pool_.num_threads() * stride);
+  group_max_.EnsureSize((rows_.size() - whole) * groups);
   const size_t group_bytes = GroupBytes(matrix_.type, matrix_.cols);
   pool_.Run(CeilDiv(groups, stretch), [&](size_t task, size_t thread) {
     const size_t begin = task * width;
     const size_t count = std::min(width, matrix_.rows - begin);
     const PackedView view{matrix_.type, count, matrix_.cols,
                           matrix_.data + task * stretch * group_bytes};
-    float* parts = parts_.data() + thread * stride;
-    MatMul(view, input, 0, NumGroups(count), parts, width);
+    Stretch part{task * stretch, begin, count, parts_.data() + thread * stride,
+                 width,          both};
+    MatMul(view, input, 0, NumGroups(count), part.parts, width);
     for (size_t row = 0; row < rows_.size(); ++row) {
-      StoreRow({task * stretch, begin, count, parts, width}, row, both);
+      if (row < whole) {
+        StoreRow(part, row);
+      } else {
+        NoteMaxima(part, row, group_max_.data() + (row - whole) * groups);
+      }
     }
   });
 }
 
-void OutputHead::StoreRow(const Stretch& s, size_t row, size_t both) {
-  const float* first = s.parts + row * s.width;
-  float* out = rows_[row].logits + s.begin;
-  std::memcpy(out, first, s.count * sizeof(float));
-  if (row >= both) {
-    float* largest = group_max_.data() + row * NumGroups(matrix_.rows);
-    for (size_t i = 0; i < s.count; i += kRowGroup) {
-      float max = -std::numeric_limits<float>::infinity();
-      for (size_t j = i; j < std::min(s.count, i + kRowGroup); ++j) {
-        max = first[j] > max ? first[j] : max;
-      }
-      largest[s.first_group + i / kRowGroup] = max;
-    }
-    return;
-  }
-  if (input_.OutputRows(matrix_.type) > rows_.size()) {
-    Add(s.parts + (rows_.size() + row) * s.width, s.count, out);
-  }
+bool OutputHead::HasBothPlanes(const Stretch& s, size_t row) const {
+  return row < s.both && UsesQuantizedActivations(matrix_.type);
+}
+
+void OutputHead::StoreRow(const Stretch& s, size_t row) const {
+  float* const out = rows_[row].logits + s.begin;
+  std::memcpy(out, s.row(row), s.count * sizeof(float));
+  if (HasBothPlanes(s, row)) Add(s.row(rows_.size() + row), s.count, out);
   if (config_.final_soft_cap > 0) SoftCap(config_.final_soft_cap, s.count, out);
 }
 
-// Adds the second plane to the groups that may hold the row's largest logit.
-// No other logit reaches it: with m the group's largest product and b its
-// bound, m + b is below m' - b' of the group where that is largest, and the
-// rounding of sums keeps their order. A soft cap, which all then get, does not
-// keep that of logits that it brings together: these are completed, too.
-void OutputHead::Complete(size_t row) {
+void OutputHead::NoteMaxima(Stretch& s, size_t row, float* maxima) const {
+  if (HasBothPlanes(s, row)) {
+    Add(s.row(rows_.size() + row), s.count, s.row(row));
+  }
+  const float* const products = s.row(row);
+  const size_t groups = s.count / kRowGroup;
+  MaximaOfGroups(products, kRowGroup, groups, maxima + s.first_group);
+  const size_t rest = s.count % kRowGroup;
+  if (rest == 0) return;
+  maxima[s.first_group + groups] =
+      ArgMax(products + groups * kRowGroup, rest).logit;
+}
+
+// The largest logits of the rows from `whole` on.
+//
+// A row's leaders are the groups with the largest products. So many of their
+// logits are not below the `count`-th largest of them. Where a group's largest
+// product and its bound together are below that, no logit of the group is among
+// the largest: the rounding of sums keeps their order. A soft cap, which all
+// then get, does not keep that of logits that it brings together: these stay in
+// the race. Groups that stay are chasers.
+void OutputHead::ListLargest(size_t whole) {
   const size_t groups = NumGroups(matrix_.rows);
-  const float* largest = group_max_.data() + row * groups;
-  const float norm = second_norms_[row];
-  float least = -std::numeric_limits<float>::infinity();
-  for (size_t g = 0; g < groups; ++g) {
-    least = std::max(least, largest[g] - norm * group_norms_[g]);
+  const size_t rows = rows_.size() - whole;
+  PairPlanes(whole);
+  if (races_.size() < rows) races_.resize(rows);
+  const std::span<Race> races(races_.data(), rows);
+  for (size_t i = 0; i < rows; ++i) {
+    Race& race = races[i];
+    race.row = whole + i;
+    const float* maxima = group_max_.data() + i * groups;
+    race.floor = FloorOfLargest(maxima, groups, rows_[race.row].count);
+    TokensFrom(maxima, groups, race.floor, race.leaders.groups);
+    race.chasers.groups.ids.clear();
   }
+  Complete(whole, races, &Race::leaders);
+  if (!second_norms_.empty()) {
+    pool_.Run(rows, [&](size_t i, size_t) {
+      BoundChasers(races[i], group_max_.data() + i * groups);
+    });
+    for (size_t i = 0; i < rows; ++i) {
+      TokensFrom(group_max_.data() + i * groups, groups,
+                 FloorOfChasers(races[i]), races[i].chasers.groups);
+    }
+  }
+  Complete(whole, races, &Race::chasers);
+  for (Race& race : races) List(race);
+}
+
+// The planes of each row from `whole` on as neighbours, so that both are
+// multiplied at once.
+void OutputHead::PairPlanes(size_t whole) {
+  if (!UsesQuantizedActivations(matrix_.type)) return;
+  const size_t rows = rows_.size() - whole;
+  pairs_.Resize(kPlanes * rows, input_.cols);
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t plane = 0; plane < kPlanes; ++plane) {
+      pairs_.CopyRow(kPlanes * i + plane, input_,
+                     plane * rows_.size() + whole + i, true);
+    }
+  }
+}
+
+// In place of the largest product of each group that is no leader, what none
+// of its logits exceeds.
+void OutputHead::BoundChasers(const Race& race, float* maxima) const {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float norm = second_norms_[race.row];
+  for (size_t g = 0; g < NumGroups(matrix_.rows); ++g) {
+    const float most = maxima[g] + norm * group_norms_[g];
+    // A bound that is no number tells nothing.
+    const float bound = most == most ? most : kInfinity;
+    maxima[g] = maxima[g] >= race.floor ? -kInfinity : bound;
+  }
+}
+
+float OutputHead::FloorOfChasers(const Race& race) const {
+  const std::vector<float>& logits = race.leaders.logits;
+  return FloorUnderSoftCap(
+      config_.final_soft_cap,
+      FloorOfLargest(logits.data(), logits.size(), rows_[race.row].count));
+}
+
+// The uncapped logits of the groups of all races.
+void OutputHead::Complete(size_t whole, std::span<Race> races,
+                          Contenders Race::*which) {
+  contenders_.clear();
+  for (Race& race : races) {
+    Contenders& those = race.*which;
+    const size_t count = those.groups.ids.size();
+    those.logits.resize(count * kRowGroup);
+    for (size_t i = 0; i < count; ++i) {
+      contenders_.push_back({race.row, static_cast<size_t>(those.groups.ids[i]),
+                             those.logits.data() + i * kRowGroup});
+    }
+  }
+  const size_t count = contenders_.size();
+  num_contenders_ += count;
+  pool_.Run(CeilDiv(count, kContendersOfTask), [&](size_t task, size_t) {
+    const size_t begin = task * kContendersOfTask;
+    const size_t end = std::min(count, begin + kContendersOfTask);
+    for (size_t i = begin; i < end; ++i) Complete(whole, contenders_[i]);
+  });
+}
+
+// -inf behind the last token.
+void OutputHead::Complete(size_t whole, const Contender& contender) {
+  const size_t first = contender.group * kRowGroup;
+  const size_t count = std::min(kRowGroup, matrix_.rows - first);
+  const PackedView view{
+      matrix_.type, count, matrix_.cols,
+      matrix_.data + contender.group * GroupBytes(matrix_.type, matrix_.cols)};
+  float products[kPlanes * kRowGroup];
+  if (UsesQuantizedActivations(matrix_.type)) {
+    const QuantizedRows pair =
+        pairs_.quantized(kPlanes * (contender.row - whole));
+    MatMul(view, {nullptr, 0, pair, kPlanes}, 0, 1, products, kRowGroup);
+    Add(products + kRowGroup, count, products);
+  } else {
+    MatMul(view, {input_.row(contender.row), input_.cols, {}, 1}, 0, 1,
+           products, kRowGroup);
+  }
+  std::fill(products + count, products + kRowGroup,
+            -std::numeric_limits<float>::infinity());
+  std::copy_n(products, kRowGroup, contender.logits);
+}
+
+void OutputHead::Cap(Contenders& those) const {
   const float cap = config_.final_soft_cap;
-  least = FloorUnderSoftCap(cap, least);
-  const MatMulInput second{nullptr, 0,
-                           input_.quantized(rows_.size() + row), 1};
-  const size_t group_bytes = GroupBytes(matrix_.type, matrix_.cols);
-  for (size_t g = 0; g < groups; ++g) {
-    // Written so that a bound that is no number counts as one that holds.
-    if (largest[g] + norm * group_norms_[g] < least) continue;
-    const size_t count = std::min(kRowGroup, matrix_.rows - g * kRowGroup);
-    const PackedView view{matrix_.type, count, matrix_.cols,
-                          matrix_.data + g * group_bytes};
-    float added[kRowGroup];
-    MatMul(view, second, 0, 1, added, kRowGroup);
-    Add(added, count, rows_[row].logits + g * kRowGroup);
+  if (cap <= 0 || those.logits.empty()) return;
+  SoftCap(cap, those.logits.size(), those.logits.data());
+  // Behind the last token there is none still.
+  const size_t last = static_cast<size_t>(those.groups.ids.back()) * kRowGroup;
+  if (matrix_.rows - last >= kRowGroup) return;
+  std::fill(those.logits.end() -
+                static_cast<std::ptrdiff_t>(kRowGroup - (matrix_.rows - last)),
+            those.logits.end(), -std::numeric_limits<float>::infinity());
+}
+
+void OutputHead::List(Race& race) {
+  const Row& row = rows_[race.row];
+  listed_.clear();
+  float floor = -std::numeric_limits<float>::infinity();
+  for (Contenders* those : {&race.leaders, &race.chasers}) {
+    std::vector<float>& logits = those->logits;
+    if (logits.empty()) continue;
+    Cap(*those);
+    // That of the leaders holds for all.
+    if (those == &race.leaders) {
+      floor = FloorOfLargest(logits.data(), logits.size(), row.count);
+    }
+    TokensFrom(logits.data(), logits.size(), floor, *row.largest);
+    for (size_t i = 0; i < row.largest->ids.size(); ++i) {
+      const auto at = static_cast<size_t>(row.largest->ids[i]);
+      const int32_t group = those->groups.ids[at / kRowGroup];
+      listed_.emplace_back(group * static_cast<int32_t>(kRowGroup) +
+                               static_cast<int32_t>(at % kRowGroup),
+                           row.largest->logits[i]);
+    }
   }
-  if (cap > 0) SoftCap(cap, matrix_.rows, rows_[row].logits);
+  std::sort(listed_.begin(), listed_.end());
+  row.largest->ids.clear();
+  row.largest->logits.clear();
+  for (const auto& [id, logit] : listed_) {
+    row.largest->ids.push_back(id);
+    row.largest->logits.push_back(logit);
+  }
 }
 
 }  // namespace gkv

@@ -2,7 +2,9 @@
 #define GEMMAKV_MODEL_OUTPUT_HEAD_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -10,6 +12,7 @@
 #include "gemmakv/config.h"
 #include "model/activations.h"
 #include "model/weights/weights.h"
+#include "ops/logits.h"
 
 namespace gkv {
 
@@ -17,52 +20,91 @@ namespace gkv {
 // vocabulary's weights, the soft cap.
 //
 // With quantized weights the input has two planes of 8 bits (activations.h).
-// A row of which only the largest logit matters is computed with the first
-// plane and, where a bound on what the second one can add leaves a logit in
-// the race, with both. The winner is exactly that of the full row.
+// A row of which only the largest logits matter is computed with the first
+// plane and, where a bound on what the second one can add leaves logits in the
+// race, with both. The largest are exactly those of the full row, and nothing
+// as long as a row is written.
 class OutputHead {
  public:
   struct Row {
     const float* x;  // [hidden_size]
-    float* logits;   // [vocab_size]
-    // Only which logit is the largest matters, with ties going to the lowest
-    // id, and its value. The others may be anything below it.
-    bool argmax_only;
+    float* logits;   // [vocab_size], or null:
+    // Only the `count` largest logits are wanted, with ties going to the lowest
+    // ids. They become `largest`, which may have some of the others, too; none
+    // of -inf or NaN.
+    TokenList* largest = nullptr;
+    size_t count = 0;
   };
 
   // No argument is owned; all must outlive this.
   OutputHead(const ModelConfig& config, const Weights& weights,
              ThreadPool& pool);
 
-  // Not thread-safe. The bits of a row depend on its x and argmax_only alone.
-  // Throws std::bad_alloc and what
-  // PackedMatrix::RequireSound throws.
+  // Not thread-safe. The bits of a logit depend on its row's x alone. Throws
+  // std::bad_alloc and what PackedMatrix::RequireSound throws.
   void Compute(std::span<const Row> rows);
+
+  // Groups of 16 tokens that the last call has multiplied once more for the
+  // rows of which it wanted the largest logits.
+  size_t contenders() const { return num_contenders_; }
 
  private:
   struct Stretch;
 
+  // Groups of tokens that may have some of a row's largest logits, by ascending
+  // number.
+  struct Contenders {
+    TokenList groups;           // their numbers; its logits do not matter
+    std::vector<float> logits;  // [groups, kRowGroup]
+  };
+  // Of a row of which the largest are wanted.
+  struct Race {
+    size_t row;
+    float floor;  // leaders have a largest product of that at least
+    Contenders leaders, chasers;
+  };
+  struct Contender {
+    size_t row, group;
+    float* logits;
+  };
+
   void Prepare(std::span<const Row> rows);
-  void Screen();
-  void Multiply(size_t both);
-  void StoreRow(const Stretch& stretch, size_t row, size_t both);
-  void Complete(size_t row);
+  void Screen(size_t whole);
+  void Multiply(size_t whole, size_t both);
+  void StoreRow(const Stretch& stretch, size_t row) const;
+  void NoteMaxima(Stretch& stretch, size_t row, float* maxima) const;
+  void ListLargest(size_t whole);
+  void PairPlanes(size_t whole);
+  void BoundChasers(const Race& race, float* maxima) const;
+  float FloorOfChasers(const Race& race) const;
+  void Complete(size_t whole, std::span<Race> races, Contenders Race::*which);
+  void Complete(size_t whole, const Contender& contender);
+  void Cap(Contenders& those) const;
+  void List(Race& race);
   void NormGroups();
   float SecondPlaneNorm(size_t row);
+  bool HasBothPlanes(const Stretch& stretch, size_t row) const;
 
   const ModelConfig& config_;
   const Weights& weights_;
   const PackedMatrix& matrix_;
   ThreadPool& pool_;
 
-  std::vector<Row> rows_;        // those that need both planes everywhere first
-  Activations input_;            // [rows, hidden_size]
-  AlignedBuffer<float> parts_;   // [threads, planes, rows, stretch]
+  std::vector<Row> rows_;       // those of which all logits are wanted first
+  Activations input_;           // [rows, hidden_size]
+  AlignedBuffer<float> parts_;  // [threads, planes, rows, stretch]
   std::vector<float> group_norms_;  // [groups] once it was needed
-  // Of rows that are screened: the largest first-plane product of each group,
-  // and how much the second plane can change a product in all.
-  AlignedBuffer<float> group_max_;   // [rows, groups]
-  std::vector<float> second_norms_;  // [rows]
+
+  // Of rows of which the largest are wanted: the largest product of each group,
+  // and, where that is the first plane's, how much the second plane can change
+  // a product in all.
+  AlignedBuffer<float> group_max_;   // [those rows, groups]
+  std::vector<float> second_norms_;  // [rows], or empty
+  Activations pairs_;                // [those rows and planes, hidden_size]
+  std::vector<Race> races_;          // [those rows at least]
+  std::vector<Contender> contenders_;
+  size_t num_contenders_ = 0;
+  std::vector<std::pair<int32_t, float>> listed_;
 };
 
 }  // namespace gkv

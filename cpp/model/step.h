@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cache/kv_cache.h"
+#include "ops/logits.h"
 
 namespace gkv {
 
@@ -14,12 +15,15 @@ namespace gkv {
 struct RowOutput {
   enum Kind {
     kLogits,   // [rows, vocab_size]
-    kLargest,  // the same, where only the largest logit of a row matters
+    kLargest,  // those that may be among the `count` largest of a row
     kHidden,   // [rows, hidden_size]: what the head reads, behind the last norm
   };
   Kind kind = kLogits;
   size_t rows = 0;
   float* data = nullptr;
+  // kLargest alone, in place of `data`: [rows], see OutputHead::Row.
+  size_t count = 1;
+  TokenList* tokens = nullptr;
   // With logits: [rows, hidden_size], what the head reads besides; null: not
   // wanted.
   float* states = nullptr;

@@ -145,8 +145,7 @@ void RankBinsImpl(const float* logits, size_t size, float max, float floor,
 HWY_INLINE VF32 ExpNotPositive(VF32 x) {
   const DF32 d;
   const DI32 di;
-  const auto c = [](float value)
-                     HWY_ATTR { return hn::Set(DF32(), value); };
+  const auto c = [](float value) HWY_ATTR { return hn::Set(DF32(), value); };
   // exp(x) = 2^q * exp(r), r = x - q * log(2); out of range q does not matter.
   const auto q = hn::ConvertInRangeTo(
       di, hn::MulAdd(x, c(1.442695040888963407f), c(-0.5f)));
@@ -285,6 +284,11 @@ ScoredToken ArgMax(const float* logits, size_t size) {
   return {static_cast<int32_t>(at), logits[at]};
 }
 
+void MaximaOfGroups(const float* logits, size_t group, size_t groups,
+                    float* maxima) {
+  HWY_DYNAMIC_DISPATCH(GroupMaxImpl)(logits, group, groups, maxima);
+}
+
 float LogSumExp(const float* logits, size_t size) {
   const float max = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits, size);
   if (max - max != 0) return max;  // infinite: nothing to add
@@ -318,13 +322,18 @@ LargestBounds BoundsOfLargest(const float* logits, size_t size, size_t k) {
             -std::numeric_limits<float>::infinity()};
   }
   std::vector<float> maxima(groups);
-  HWY_DYNAMIC_DISPATCH(GroupMaxImpl)(logits, group, groups, maxima.data());
+  MaximaOfGroups(logits, group, groups, maxima.data());
   const auto kth = maxima.begin() + static_cast<std::ptrdiff_t>(k - 1);
   std::nth_element(maxima.begin(), kth, maxima.end(), std::greater<>());
   // What is left over belongs to no group.
   const float rest = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits + groups * group,
                                                    size - groups * group);
   return {std::max(rest, *std::max_element(maxima.begin(), kth + 1)), *kth};
+}
+
+float FloorOfLargest(const float* logits, size_t size, size_t k) {
+  const LargestBounds bounds = BoundsOfLargest(logits, size, k);
+  return k == 1 ? bounds.max : bounds.floor;
 }
 
 void RankBins(const float* logits, size_t size, float max, float floor,

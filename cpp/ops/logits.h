@@ -19,6 +19,11 @@ struct ScoredToken {
 // The largest logit. id is -1 if every logit is -inf or NaN.
 ScoredToken ArgMax(const float* logits, size_t size);
 
+// The largest of each of `groups` groups of `group` logits; -inf if there is
+// none. Requires: group is a multiple of 16.
+void MaximaOfGroups(const float* logits, size_t group, size_t groups,
+                    float* maxima);
+
 // log(sum(exp(logits))); -inf if every logit is -inf or NaN, +inf if one is.
 float LogSumExp(const float* logits, size_t size);
 
@@ -41,6 +46,10 @@ struct LargestBounds {
   float floor;
 };
 LargestBounds BoundsOfLargest(const float* logits, size_t size, size_t k);
+
+// A value that the k largest logits are not below, and few others above; for
+// k = 1 the largest. Requires: k > 0.
+float FloorOfLargest(const float* logits, size_t size, size_t k);
 
 // The bins that logits fall into when `bins` of equal width divide what is
 // between `max` and `floor`, or the smallest logit if that is larger: 0 at max,

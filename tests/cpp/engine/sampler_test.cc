@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <random>
@@ -133,9 +134,9 @@ TEST(SamplerTest, AGuessIsWhatWouldBeDrawn) {
     for (uint32_t i = 0; i < 5; ++i) rows.push_back(RandomLogits(12, rng()));
     for (size_t i = 0; i < rows.size(); ++i) {
       std::vector<float> row = rows[i];
-      guesses.push_back(sampler.Guess(row, i, guesses, nullptr,
-                                      i == 0 ? std::vector<int32_t>{4}
-                                             : std::vector<int32_t>()));
+      guesses.push_back(sampler.Guess(
+          row, i, guesses, nullptr,
+          i == 0 ? std::vector<int32_t>{4} : std::vector<int32_t>()));
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       const std::vector<int32_t> banned(i == 0 ? 1 : 0, 4);
@@ -361,6 +362,76 @@ TEST(SamplerTest, DrawsFromAWholeVocabularyWhatSortingDraws) {
 }
 
 // Large rows, small ones and rows of another kind through one sampler.
+// What of a row decides: the same draws from that alone, and from some more.
+TEST(SamplerTest, TheDecidingLogitsDrawTheSame) {
+  std::mt19937 rng(11);
+  for (int i = 0; i < 300; ++i) {
+    GenerateOptions options;
+    options.temperature =
+        i % 5 == 0 ? 0 : 0.3f + 0.4f * static_cast<float>(rng() % 5);
+    const size_t size = i % 2 == 0 ? 5000 : 40;
+    constexpr size_t kCounts[] = {1, 2, 20, 64, 1000};
+    options.top_k = options.temperature == 0 ? rng() % 3 : kCounts[rng() % 5];
+    if (rng() % 2 == 0) options.top_p = 0.9f;
+    if (rng() % 3 == 0) options.min_p = 0.05f;
+    std::vector<float> row = RandomLogits(size, rng(), 4);
+    if (i % 7 == 0) {
+      for (float& logit : row) logit = std::round(logit);  // many are equal
+    }
+    if (i % 11 == 0) row[3] = kNaN;
+    const size_t count = Sampler::DecidingLogits(options);
+    ASSERT_EQ(count, options.temperature == 0 ? 1 : options.top_k);
+    std::vector<float> descending = row;
+    for (float& logit : descending) {
+      if (std::isnan(logit)) logit = -kInf;
+    }
+    std::sort(descending.begin(), descending.end(), std::greater<>());
+    for (const size_t more : {0u, 7u}) {
+      TokenList largest;
+      TokensFrom(row.data(), size, descending[std::min(size, count + more) - 1],
+                 largest);
+      for (size_t position = 0; position < 20; ++position) {
+        std::vector<float> whole = row;
+        EXPECT_EQ(Sampler(options, 3, {}).NextOf(largest, position).id,
+                  Sampler(options, 3, {}).Next(whole, position).id)
+            << i << " " << position;
+      }
+    }
+  }
+}
+
+TEST(SamplerTest, AllLogitsDecideWhereOthersCount) {
+  const auto deciding = [](auto change) {
+    GenerateOptions options;
+    options.temperature = 1;
+    options.top_k = 64;
+    change(options);
+    return Sampler::DecidingLogits(options);
+  };
+  EXPECT_EQ(deciding([](auto&) {}), 64u);
+  EXPECT_EQ(deciding([](auto& o) { o.top_k = 0; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.top_k = 100000; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.temperature = 0; }), 1u);
+  EXPECT_EQ(deciding([](auto& o) { o.logprobs = true; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.top_logprobs = 2; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.repetition_penalty = 2; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.presence_penalty = 1; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.frequency_penalty = 1; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.logit_bias = {{1, 2.0f}}; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.logits_processor = [](auto, auto) {}; }),
+            0u);
+}
+
+// All masked, or no numbers.
+TEST(SamplerTest, NoDecidingLogitsAreMinusOne) {
+  GenerateOptions options;
+  for (const float temperature : {0.0f, 1.0f}) {
+    options.temperature = temperature;
+    options.top_k = 5;
+    EXPECT_EQ(Sampler(options, 3, {}).NextOf({}, 0).id, -1);
+  }
+}
+
 TEST(SamplerTest, NothingOfAnEarlierRowRemains) {
   GenerateOptions options;
   options.temperature = 1;
@@ -478,9 +549,8 @@ TEST(SamplerTest, TopLogprobsAreThoseOfASort) {
     const auto logit = [&](int32_t id) {
       return logits[static_cast<size_t>(id)];
     };
-    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
-      return logit(a) > logit(b);
-    });
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
     const float log_sum = LogSumExp(logits.data(), size);
     for (const size_t n : {size_t{1}, size_t{5}, size_t{20}, size}) {
       if (n > size) continue;

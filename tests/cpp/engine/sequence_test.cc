@@ -215,7 +215,7 @@ TEST_F(SequenceTest, NoMoreIsForcedThanThereIsRoomFor) {
     Sequence& s = Make(
         {.stream = stream,
          .consumer = std::make_unique<TokenSampler>(
-             options, 1, Tokens(), false, Tokens(), nullptr),
+             options, 1, Tokens(), true, Tokens(), nullptr),
          .constraint = std::make_unique<Forces>(forced),
          .forces = forces});
     s.Start();

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -110,6 +111,50 @@ class DraftPassTest : public ::testing::Test {
   const ScopedFpEnvironment fp_environment_;
   std::shared_ptr<const Model> target_, drafter_;
 };
+
+// The largest are those of all.
+TEST_F(DraftPassTest, TheLargestAreThoseOfAll) {
+  for (const bool clusters : {false, true}) {
+    Load(Target(), Drafter(clusters));
+    std::vector<Conversation> all;
+    for (const size_t length : {3, 17, 60}) all.push_back(Begin(length));
+    const std::vector<float> found = Guess(all, 1, 2);
+    const size_t width = target_->config.hidden_size;
+    ThreadPool pool(2);
+    DraftPass pass(*drafter_, *target_, pool);
+    for (const size_t count : {1, 5}) {
+      std::vector<TokenList> largest(all.size());
+      std::vector<float> next(all.size() * width);
+      std::vector<DraftPass::Row> rows;
+      for (size_t i = 0; i < all.size(); ++i) {
+        rows.push_back({.view = all[i].view.get(),
+                        .layout = &all[i].cache->layout(),
+                        .token = all[i].token,
+                        .state = all[i].state.data(),
+                        .next = next.data() + i * width,
+                        .largest = &largest[i],
+                        .count = count});
+      }
+      pass.Run(rows);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const float* const logits = found.data() + i * (kVocab + width);
+        std::vector<int32_t> order(kVocab);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+          return logits[a] > logits[b];
+        });
+        const TokenList& list = largest[i];
+        EXPECT_TRUE(std::is_sorted(list.ids.begin(), list.ids.end()));
+        for (size_t k = 0; k < count; ++k) {
+          const auto at = std::find(list.ids.begin(), list.ids.end(), order[k]);
+          ASSERT_NE(at, list.ids.end()) << clusters << i;
+          EXPECT_EQ(list.logits[static_cast<size_t>(at - list.ids.begin())],
+                    logits[order[k]]);
+        }
+      }
+    }
+  }
+}
 
 // Whatever runs beside it, and on how many threads.
 TEST_F(DraftPassTest, NoGuessDependsOnAnother) {

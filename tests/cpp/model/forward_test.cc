@@ -336,9 +336,15 @@ void ExpectOutputsOfTheirOwn(const TinyOptions& options) {
     outputs.emplace_back(kRows[outputs.size()] * width + 1, -7.5f);
   }
   std::vector<SequenceSlice> slices;
+  TokenList list;
   for (size_t i = 0; i < caches.size(); ++i) {
     slices.push_back({tokens, &views[i], &caches[i]->layout(),
                       {kKinds[i], kRows[i], outputs[i].data()}});
+    if (kKinds[i] == RowOutput::kLargest) {
+      slices.back().output.data = nullptr;
+      slices.back().output.count = 3;
+      slices.back().output.tokens = &list;
+    }
   }
   forward.Step(slices);
 
@@ -350,11 +356,19 @@ void ExpectOutputsOfTheirOwn(const TinyOptions& options) {
     EXPECT_TRUE(std::equal(logits[r].begin(), logits[r].end(),
                            outputs[1].begin() + static_cast<long>(r * vocab)));
   }
-  const auto largest = [](auto begin, auto end) {
-    return std::max_element(begin, end) - begin;
-  };
-  EXPECT_EQ(largest(outputs[3].begin(), outputs[3].end() - 1),
-            largest(logits[19].begin(), logits[19].end()));
+  std::vector<size_t> order(vocab);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::partial_sort(order.begin(), order.begin() + 3, order.end(),
+                    [&](size_t a, size_t b) {
+                      return logits[19][a] > logits[19][b];
+                    });
+  for (size_t k = 0; k < 3; ++k) {
+    const auto found = std::find(list.ids.begin(), list.ids.end(),
+                                 static_cast<int32_t>(order[k]));
+    ASSERT_NE(found, list.ids.end());
+    EXPECT_EQ(list.logits[static_cast<size_t>(found - list.ids.begin())],
+              logits[19][order[k]]);
+  }
   for (const auto& output : outputs) {
     EXPECT_EQ(output.back(), -7.5f) << "written past its end";
   }

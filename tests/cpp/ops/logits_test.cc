@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -291,6 +292,45 @@ TEST_F(LogitsTest, ExpSumsAreSumsOfExpShifted) {
           expected += terms[i];
         }
         EXPECT_NEAR(sums[p], expected, 1e-6 * expected) << size << " " << p;
+      }
+    });
+  }
+}
+
+TEST_F(LogitsTest, MaximaOfGroupsLeaveOutWhatIsNoNumber) {
+  std::vector<float> x = Normal(64, 9);
+  x[3] = kNan;
+  std::fill(x.begin() + 16, x.begin() + 32, kNan);
+  std::fill(x.begin() + 32, x.begin() + 48, -kInfinity);
+  x[50] = kInfinity;
+  float first = -kInfinity;
+  for (size_t i = 0; i < 16; ++i) {
+    if (i != 3) first = std::max(first, x[i]);
+  }
+  OnEveryTarget([&] {
+    float maxima[4];
+    MaximaOfGroups(x.data(), 16, 4, maxima);
+    EXPECT_EQ(maxima[0], first);
+    EXPECT_EQ(maxima[1], -kInfinity);
+    EXPECT_EQ(maxima[2], -kInfinity);
+    EXPECT_EQ(maxima[3], kInfinity);
+  });
+}
+
+TEST_F(LogitsTest, TheFloorOfTheLargestIsNotAboveThem) {
+  for (const size_t size : {1u, 16u, 100u, 5000u}) {
+    std::vector<float> x = Normal(size, 9);
+    std::vector<float> sorted = x;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    OnEveryTarget([&] {
+      EXPECT_EQ(FloorOfLargest(x.data(), size, 1), sorted[0]);
+      for (const size_t k : {2u, 7u, 64u, 200u}) {
+        const float floor = FloorOfLargest(x.data(), size, k);
+        EXPECT_LE(floor, sorted[std::min(size, k) - 1]);
+        // As many values as that has are not much more than asked for.
+        const auto kept = std::count_if(x.begin(), x.end(),
+                                        [&](float v) { return v >= floor; });
+        if (16 * k <= size) EXPECT_LT(kept, static_cast<long>(2 * k + 16));
       }
     });
   }
