@@ -183,22 +183,43 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   return token;
 }
 
+// Tokens that must not come are all that a bias is for.
 size_t Sampler::DecidingLogits(const GenerateOptions& options) {
-  if (options.IsGreedy()) return 1;
-  GenerateOptions greedy = options;
-  greedy.temperature = 0;
-  if (!greedy.IsGreedy() || options.top_k > kMostDeciding) return 0;
-  return options.top_k;
+  const bool only_bans = std::all_of(
+      options.logit_bias.begin(), options.logit_bias.end(),
+      [](const auto& bias) { return bias.second == -kInfinity; });
+  if (!only_bans || options.WantsLogprobs() ||
+      options.repetition_penalty != 1 || options.presence_penalty != 0 ||
+      options.frequency_penalty != 0 || options.logits_processor) {
+    return 0;
+  }
+  const size_t drawn_from = options.temperature > 0 ? options.top_k : 1;
+  if (drawn_from == 0 || drawn_from > kMostDeciding) return 0;
+  const size_t count = drawn_from + options.logit_bias.size();
+  return count > kMostDeciding ? 0 : count;
 }
 
 SampledToken Sampler::NextOf(const TokenList& largest, size_t position) {
   SampledToken token{-1, std::numeric_limits<float>::quiet_NaN()};
+  const TokenList* allowed = &largest;
+  if (!options_.logit_bias.empty()) {
+    candidates_ = largest;
+    for (const auto& [id, bias] : options_.logit_bias) {
+      const auto at = std::lower_bound(candidates_.ids.begin(),
+                                       candidates_.ids.end(), id);
+      if (at == candidates_.ids.end() || *at != id) continue;
+      candidates_.logits.erase(candidates_.logits.begin() +
+                               (at - candidates_.ids.begin()));
+      candidates_.ids.erase(at);
+    }
+    allowed = &candidates_;
+  }
   if (options_.temperature > 0) {
-    token.id = DrawFromLargest(largest, UniformAt(seed_, position));
+    token.id = DrawFromLargest(*allowed, UniformAt(seed_, position));
     return token;
   }
-  const ScoredToken best = ArgMax(largest.logits, nullptr);
-  if (best.id >= 0) token.id = largest.ids[static_cast<size_t>(best.id)];
+  const ScoredToken best = ArgMax(allowed->logits, nullptr);
+  if (best.id >= 0) token.id = allowed->ids[static_cast<size_t>(best.id)];
   return token;
 }
 

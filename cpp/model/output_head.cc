@@ -45,7 +45,7 @@ constexpr float kBoundSlack = 1.01f;
 // ulp, and the rounding of a division and a product, with room.
 constexpr double kCapSlack = 1e-5;
 
-// Below it no product can be the largest behind the cap, if one is `least`.
+// Below it no product reaches one of `least` behind the cap.
 float FloorUnderSoftCap(float cap, float least) {
   if (cap <= 0) return least;
   const double capped = std::tanh(static_cast<double>(least) / cap);

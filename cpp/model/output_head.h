@@ -22,8 +22,8 @@ namespace gkv {
 // With quantized weights the input has two planes of 8 bits (activations.h).
 // A row of which only the largest logits matter is computed with the first
 // plane and, where a bound on what the second one can add leaves logits in the
-// race, with both. The largest are exactly those of the full row, and nothing
-// as long as a row is written.
+// race, with both. The largest are exactly those of the full row, which is
+// written nowhere.
 class OutputHead {
  public:
   struct Row {

@@ -379,8 +379,15 @@ TEST(SamplerTest, TheDecidingLogitsDrawTheSame) {
       for (float& logit : row) logit = std::round(logit);  // many are equal
     }
     if (i % 11 == 0) row[3] = kNaN;
+    if (i % 3 == 0) {  // some of the likeliest must not come
+      const auto best = std::max_element(row.begin(), row.end()) - row.begin();
+      options.logit_bias = {{static_cast<int32_t>(best), -kInf},
+                            {static_cast<int32_t>(rng() % size), -kInf},
+                            {static_cast<int32_t>(best), -kInf}};
+    }
     const size_t count = Sampler::DecidingLogits(options);
-    ASSERT_EQ(count, options.temperature == 0 ? 1 : options.top_k);
+    const size_t drawn_from = options.temperature == 0 ? 1 : options.top_k;
+    ASSERT_EQ(count, drawn_from + options.logit_bias.size());
     std::vector<float> descending = row;
     for (float& logit : descending) {
       if (std::isnan(logit)) logit = -kInf;
@@ -418,6 +425,15 @@ TEST(SamplerTest, AllLogitsDecideWhereOthersCount) {
   EXPECT_EQ(deciding([](auto& o) { o.presence_penalty = 1; }), 0u);
   EXPECT_EQ(deciding([](auto& o) { o.frequency_penalty = 1; }), 0u);
   EXPECT_EQ(deciding([](auto& o) { o.logit_bias = {{1, 2.0f}}; }), 0u);
+  EXPECT_EQ(deciding([](auto& o) { o.logit_bias = {{1, -kInf}}; }), 65u);
+  EXPECT_EQ(deciding([](auto& o) {
+              o.logit_bias = {{1, -kInf}, {2, 0.0f}};
+            }),
+            0u);
+  EXPECT_EQ(deciding([](auto& o) {
+              o.logit_bias.assign(1000, {1, -kInf});
+            }),
+            0u);
   EXPECT_EQ(deciding([](auto& o) { o.logits_processor = [](auto, auto) {}; }),
             0u);
 }
