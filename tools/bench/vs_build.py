@@ -21,6 +21,8 @@ import signal
 import statistics
 import subprocess
 
+from interleaved import SAMPLING
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -41,6 +43,10 @@ WORKS = [
     *(Work(f"batch-{n}",
            {"kind": "decode", "tokens": 32, "context": 32, "batch": n})
       for n in (8, 32)),
+    *(Work(f"sampled-batch-{n}",
+           {"kind": "decode", "tokens": 32, "context": 32, "batch": n,
+            **SAMPLING})
+      for n in (1, 8, 32)),
     Work("stream", {"kind": "stream", "tokens": 64}),
     Work("snapshot", {"kind": "snapshot", "tokens": 2048}),
     Work("first-token", None),

@@ -44,6 +44,7 @@ import sys
 
 import speculation
 from interleaved import (
+    SAMPLING,
     Gemmakv,
     cpu_name,
     end_when_terminated,
@@ -69,10 +70,6 @@ class Work:
 def bench(name: str, request: dict, *arguments: str) -> Work:
     return Work(name, request, "llama-bench",
                 (*arguments, "-r", "1", "-o", "json"), "avg_ts")
-
-
-SAMPLING = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "seed": 1,
-            "ignore_eos": True}
 
 
 def batched(count: int, name: str = "batch", **sampling: float) -> Work:
