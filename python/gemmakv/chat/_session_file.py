@@ -228,11 +228,13 @@ def restore(
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation keywords as JSON has them; functions are left out."""
+    """Generation keywords as JSON has them; functions and models are left
+    out.
+    """
     plain = {
         name: value
         for name, value in options.items()
-        if name != "progress" and not callable(value)
+        if name not in ("progress", "draft") and not callable(value)
     }
     if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
         plain["logit_bias"] = [
