@@ -430,9 +430,26 @@ def test_a_failed_reply_changes_nothing(chat: Chat) -> None:
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", __file__])
 def test_loading_what_is_no_session(chat: Chat, path: str) -> None:
     """Its first bytes are enough to tell: /dev/zero has no end."""
-    with pytest.raises(gemmakv.CorruptFile, match="that /save wrote"):
+    words = f"^{path}: session: expected a file of a saved session, found "
+    with pytest.raises(gemmakv.CorruptFile, match=words) as found:
         run(chat, f"/load {path}")
+    assert str(found.value).count("expected") == 1
     assert [entry.name for entry in chat.book.entries] == ["main"]
+
+
+def test_loading_a_part_of_a_session(chat: Chat, tmp_path: Path) -> None:
+    """One of ten bytes was said to begin with the wrong ones."""
+    path = tmp_path / "saved"
+    run(chat, "one", f"/save {path}")
+    data = path.read_bytes()
+    for size, found in (
+        (10, "expected a file of a saved session, found 10 bytes"),
+        (100, f"expected {len(data)} bytes, found 100"),
+    ):
+        path.write_bytes(data[:size])
+        with pytest.raises(gemmakv.CorruptFile) as caught:
+            run(chat, f"/load {path}")
+        assert str(caught.value) == f"{path}: session: {found}"
 
 
 # ---- Completion ----
