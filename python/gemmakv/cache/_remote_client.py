@@ -37,6 +37,10 @@ class RemoteStore(Protocol):
     `delete_some(prefix) -> bool`, which deletes some of the keys that begin so
     and returns False once none is left. Without the first, what is removed
     stays in the store; without the second, `clear` says that it cannot.
+
+    A prefix cache keeps its store, closed or not, where Python's garbage
+    collector cannot see it. So a store that refers to that cache, or to a model
+    with it, should do it by `weakref.ref`: else both stay until it lets go.
     """
 
     def get_many(

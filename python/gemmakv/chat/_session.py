@@ -116,11 +116,15 @@ class Session:
           cache: a cache that becomes the session's, instead of a new one of
             those four: what it holds of the conversation is not computed
             again, what else it holds is removed with the first turn.
-          options: generation keywords for all turns.
+          options: generation keywords for all turns; `options` of the session
+            may be changed at any time. They are checked here as a turn checks
+            them, but for the text of a grammar, which is compiled with the
+            first reply.
 
-        Raises ValueError naming the argument that is bad, MismatchError if
-        `cache` is of another model, GemmaKVError if the template cannot be
-        used.
+        Raises ValueError naming the argument or option that is bad, TypeError
+        for an option that is none, MismatchError if `cache` is of another
+        model or the option `draft` has another vocabulary, GemmaKVError if the
+        template cannot be used.
         """
         if not isinstance(gemma, Gemma):
             raise unexpected("gemma", "a Gemma", gemma)
@@ -130,6 +134,7 @@ class Session:
             raise unexpected("options", "a mapping or None", options)
         self.options: dict[str, Any] = dict(options or {})
         check_reply_options(self.options)
+        gemma._check_options(self.options)
         of_cache = {
             "capacity_tokens": capacity_tokens,
             "kv_dtype": kv_dtype,
@@ -404,7 +409,7 @@ class Session:
     def to_bytes(self) -> bytes:
         """Messages, settings, keys and values, for `from_bytes`.
 
-        A Template object is saved by its name; `progress` and other
+        A Template object is saved by its name; `progress`, `draft` and
         functions among the options are not saved. Pickling goes through this;
         the pickler must know what to do with the model.
         """
@@ -525,8 +530,10 @@ class Session:
             ),
             kv_dtype=text.kv_dtype,
             pool=pool,
-            options=text.options,
         )
+        # Those that do not suit this model are errors of a reply: they can be
+        # changed once the session is open.
+        session.options.update(text.options)
         session._talk.saved_prefill_tokens = text.saved_prefill_tokens
         if isinstance(kv, session_file.TokenPart):
             if not rebuild:

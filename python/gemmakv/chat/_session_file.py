@@ -228,11 +228,13 @@ def restore(
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation keywords as JSON has them; functions are left out."""
+    """Generation keywords as JSON has them; functions and models are left
+    out.
+    """
     plain = {
         name: value
         for name, value in options.items()
-        if name != "progress" and not callable(value)
+        if name not in ("progress", "draft") and not callable(value)
     }
     if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
         plain["logit_bias"] = [
@@ -268,10 +270,11 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
 def _size(head: bytes) -> int:
     """Bytes of the whole, of its first bytes; raises if they are others."""
     if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
+        found = f"{brief(head[: len(MAGIC)])} at the beginning"
+        if MAGIC.startswith(head[: len(MAGIC)]):  # and no more of it
+            found = f"{len(head)} bytes"
         raise CorruptFile(
-            "session: expected a file of a saved session, found "
-            + (brief(head[: len(MAGIC)]) if head else "no bytes")
-            + " at the beginning"
+            f"session: expected a file of a saved session, found {found}"
         )
     _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
     if version > TOKEN_VERSION:

@@ -49,6 +49,10 @@ _WORDS = (
         re.compile(r"patternProperty regexes (.*) are not disjoint"),
         r"patternProperties: not supported of \1, which one name may match",
     ),
+    (
+        re.compile(r"number out of range (at line \d+ column \d+)"),
+        r"expected numbers that a double holds, found a larger one \1",
+    ),
 )
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
 _NOWHERE = re.compile(r"Pointer '(?P<place>.*)' does not exist")
@@ -135,10 +139,13 @@ class Compiler:
         self.prepare()
         source = grammar.text
         make = guidance.LLMatcher
-        if grammar.kind == "json_schema":
-            source = make.grammar_from_json_schema(source, overrides=_JSON)
-        elif grammar.kind == "regex":
-            source = make.grammar_from_regex(source)
+        try:
+            if grammar.kind == "json_schema":
+                source = make.grammar_from_json_schema(source, overrides=_JSON)
+            elif grammar.kind == "regex":
+                source = make.grammar_from_regex(source)
+        except ValueError as error:
+            raise ValueError(_refusal(name, str(error), grammar)) from None
         core = make(
             self._vocabulary,
             source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -813,6 +813,7 @@ class Model:
         drafts = options.get("draft") is not None
         for row in rows:
             row.setdefault("speculate", "draft" if drafts else self._speculate)
+            speculation(row["speculate"], drafts or self._has_draft)
         tokens = []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
             check_cache(f"caches[{i}]" if batch else "cache", cache)
@@ -828,6 +829,18 @@ class Model:
                 )
             )
         return rows, tokens, as_callback(options.get("progress"), "generating")
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Raises what a call with these would raise before it runs, but for
+        the text of a grammar: compiling it may take seconds.
+        """
+        GenerationOptions.check(options, self._config.vocab_size)
+        as_callback(options.get("progress"), "generating")
+        draft = _draft_engine(options.get("draft"))
+        if draft is not None:
+            _with_draft(self._engine, draft)
+        has_draft = draft is not None or self._has_draft
+        speculation(options.get("speculate"), has_draft)
 
     def _optional_bos(self, prompts: Sequence[Prompt]) -> list[bool]:
         """Which begin with a BOS that is for empty conversations alone."""

@@ -14,6 +14,7 @@ from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
+_BOOLS = {bool, np.bool_}
 
 
 def prompt_ids(
@@ -69,6 +70,10 @@ def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
         raise ValueError(f"{expected}, found none")
     if ids.dtype.kind not in "iu":
         raise ValueError(f"{expected}, found values of type {ids.dtype}")
+    if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
+        # Among integers NumPy takes them for 0 and 1.
+        at = [type(one) in _BOOLS for one in tokens].index(True)
+        raise ValueError(f"{expected}, found {brief(tokens[at])} at index {at}")
     bad = (ids < 0) | (ids >= vocab_size)
     if bad.any():
         at = int(bad.argmax())

@@ -49,7 +49,8 @@ def checked_schema(
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             at = f"{where}{place}.{name}"
-            if not math.isfinite(value):
+            # An integer may be too large for math to ask.
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(
                     f"{at}: expected a number that JSON can say, found {value}"
                 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-import operator
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from gemmakv._support.arguments import integer
 from gemmakv.errors import CorruptFile, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
@@ -194,11 +194,11 @@ class Tokenizer(abc.ABC):
 
     def _checked(self, name: str, token: int) -> int:
         try:
-            if 0 <= (index := operator.index(token)) < self._vocab_size:
-                return index
-        except TypeError:
-            pass
-        raise unexpected(name, f"a token id in [0, {self._vocab_size})", token)
+            return integer(name, token, 0, self._vocab_size - 1)
+        except ValueError:
+            raise unexpected(
+                name, f"a token id in [0, {self._vocab_size})", token
+            ) from None
 
     def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Non-overlapping (start, end, token), leftmost, longest first."""

@@ -549,6 +549,32 @@ def test_a_dropped_tier_lets_go_of_its_object() -> None:
     tier.eventually(lambda: gone() is None, 5)
 
 
+def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
+    """By a weak reference, as the protocol says."""
+    import gc
+    import weakref
+
+    class Knows(InADict):
+        prefix: Any = None
+
+    client = Knows()
+    prefix = gemmakv.PrefixCache(ram="8MiB", remote=client)
+    client.prefix = weakref.ref(prefix)
+    gemma = gemmakv.Gemma.load(tiny_path, prefix_cache=prefix)
+    cache = gemmakv.create_kv_cache(gemma.config)
+    gemma.generate(cache, "one two three " * 20, max_tokens=1)
+    assert prefix.flush() and client.values
+    assert client.prefix() is prefix
+    gone = weakref.ref(client), weakref.ref(prefix)
+    del client, prefix, gemma, cache
+
+    def collected() -> bool:
+        gc.collect()
+        return [one() for one in gone] == [None, None]
+
+    tier.eventually(collected, 20)
+
+
 EXITS = """
 import sys, threading, time
 sys.path[:0] = {path!r}

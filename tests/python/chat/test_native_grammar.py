@@ -336,6 +336,8 @@ BAD = "tools[1].function.parameters"
          ".properties.a.minimum", "expected a number between -2^53 and"),
         ({"properties": {"a": {"type": "integer", "maximum": -(2**64)}}},
          ".properties.a.maximum", "expected a number between -2^53 and"),
+        ({"properties": {"a": {"type": "integer", "maximum": 10**400}}},
+         ".properties.a.maximum", "expected a number between -2^53 and"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced(

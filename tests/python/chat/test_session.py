@@ -372,8 +372,7 @@ def test_bad_arguments(tiny: Gemma) -> None:
         (with_(kv_dtype="f8"), "kv_dtype"),
         (with_(capacity_tokens=0), "capacity_tokens"),
         (with_(template="nope"), "template: expected"),
-        (with_(options={"top_p": 3.0}), None),
-        (with_(options={"top_k": "a"}), "top_k"),
+        (with_(options=[("top_k", 1)]), "options: expected a mapping or None"),
         (with_(messages=[user]), "expected a reply of the model last"),
         (with_(messages=[model]), "expected 'user'"),
         (with_(messages=["a"]), r"messages\[0\]: expected a Message"),
@@ -388,11 +387,69 @@ def test_bad_arguments(tiny: Gemma) -> None:
         (with_(messages=[Message("user", "\ud800"), model]), "surrogate"),
         (lambda: Session("gemma"), "gemma: expected a Gemma"),
     ]:
-        if found is not None:
-            with pytest.raises(ValueError, match=found):
-                call()
-    with pytest.raises(TypeError, match="temprature"):
-        with_(options={"temprature": 1.0})()
+        with pytest.raises(ValueError, match=found):
+            call()
+
+
+def test_bad_options_fail_where_the_session_is_made(tiny: Gemma) -> None:
+    """Some failed with the first reply, others at once; each in the words of
+    the call.
+    """
+    closed = Gemma.from_tensors(tiny.config, tiny_gguf.tensors())
+    closed.close()
+    shape = family_models.config("gemma3", vocab_size=384)
+    other = Gemma.from_tensors(shape, tiny_gguf.tensors(3, shape))
+    cases: list[dict[str, Any]] = [
+        {"progress": 5},
+        {"draft": 3},
+        {"draft": closed},
+        {"draft": tiny},
+        {"draft": other},
+        {"speculate": "draft"},
+        {"logit_bias": {10**6: 1.0}},
+        {"stop_token_ids": [10**6]},
+        {"top_logprobs": 10**6},
+        {"top_p": 3.0},
+        {"top_k": "a"},
+        {"parse_special": True},
+        {"temprature": 1.0},
+        {"n": 2},
+        {"tools": []},
+    ]
+    for options in cases:
+        session = Session(tiny)
+        with pytest.raises((ValueError, TypeError, MismatchError)) as of_call:
+            session.send("a", **options)
+        with pytest.raises(type(of_call.value)) as found:
+            Session(tiny, options=options)
+        assert str(found.value) == str(of_call.value)
+
+
+def test_options_of_sessions_that_are_right(tiny: Gemma) -> None:
+    guesser = Gemma.from_tensors(
+        tiny.config, tiny_gguf.tensors(), tiny.tokenizer
+    )
+    seen: list[int] = []
+    session = Session(
+        tiny,
+        options={
+            "progress": lambda done, total: seen.append(done),
+            "draft": guesser,
+            "speculate": "draft",
+            "max_tokens": 4,
+        },
+    )
+    session.send("a", **NO_END)
+    assert seen
+    # Neither can be saved; what a draft is made a session impossible to save.
+    again = Session.from_bytes(tiny, session.to_bytes())
+    assert again.options == {"speculate": "draft", "max_tokens": 4}
+    with pytest.raises(ValueError, match="speculate: expected a draft="):
+        again.send("b")
+    again.options["speculate"] = "off"
+    assert again.send("b", seed=3, **NO_END).token_ids == (
+        session.send("b", seed=3, **NO_END).token_ids
+    )
 
 
 def test_a_cache_of_another_model_is_refused_at_once(

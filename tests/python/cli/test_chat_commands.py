@@ -108,6 +108,8 @@ def complete(chat: Chat, text: str) -> list[str]:
         ("set", "stop two words", ["stop", "two words"]),
         ("set", "stop", ["stop", None]),
         ("set", "", [None, None]),
+        ("tree", "", [None]),
+        ("tree", " all ", ["all"]),
     ],
 )
 def test_reading_arguments(name: str, tail: str, values: list[Any]) -> None:
@@ -117,7 +119,8 @@ def test_reading_arguments(name: str, tail: str, values: list[Any]) -> None:
 @pytest.mark.parametrize(
     "name, tail",
     [("new", "a b"), ("switch", ""), ("undo", "-1"), ("undo", "1.5"),
-     ("undo", "9" * 50), ("goto", ""), ("list", "x"), ("save", "")],
+     ("undo", "9" * 50), ("goto", ""), ("list", "x"), ("save", ""),
+     ("tree", "everything"), ("tree", "all of it")],
 )
 def test_errors_show_the_usage(name: str, tail: str) -> None:
     command = commands.find(name)
@@ -161,21 +164,78 @@ def test_fork_undo_and_switch(chat: Chat) -> None:
         run(chat, "/switch mai")
 
 
+def add(chat: Chat, name: str, parent: Entry | None) -> Entry:
+    """An entry without a session."""
+    record = Record(name, parent=None if parent is None else parent.id)
+    return chat.book.add(Entry(record))
+
+
+def tree(chat: Chat, line: str = "/tree", width: int = 80) -> str:
+    console = Console(width=width, color_system=None)
+    with pytest.MonkeyPatch.context() as patch, console.capture() as capture:
+        patch.setattr(chat.view, "width", width)
+        patch.setattr(chat.view, "show", console.print)
+        commands.run(chat, line)
+    return capture.get()
+
+
+@pytest.mark.parametrize("here", [None, 0, 8, 50, 91, 92, 99])
+def test_a_tree_of_a_hundred_forks(chat: Chat, here: int | None) -> None:
+    """It was a hundred lines."""
+    main = chat.book.current
+    forks = [add(chat, f"s{number}", main) for number in range(100)]
+    if here is not None:
+        chat.book.select(add(chat, "leaf", add(chat, "twig", forks[here])))
+    text = tree(chat)
+    assert text.count("← here") == 1
+    found = re.findall(r"── (?:s(\d+) |… (\d+) more)", text)
+    names = [int(name) for name, _ in found if name]
+    ends = [*range(8), *range(92, 100)]
+    middle = [here] if here is not None and 8 <= here < 92 else []
+    assert names == sorted(ends + middle)
+    # Each gap says how many are in it.
+    at = 0
+    for name, gap in found:
+        if name:
+            assert int(name) == at
+        at += int(gap or 1)
+    assert at == 100
+    assert text.count("more; /tree all shows them") == (
+        2 if here == 50 else 1
+    )
+    whole = tree(chat, "/tree all")
+    assert re.findall(r"── s(\d+) ", whole) == [str(i) for i in range(100)]
+    assert "more;" not in whole and whole.count("← here") == 1
+
+
+def test_a_tree_of_a_hundred_beginnings(chat: Chat) -> None:
+    others = [add(chat, f"s{number}", None) for number in range(100)]
+    text = tree(chat)
+    lines = text.splitlines()
+    assert len(lines) == 17 and "main ← here" in lines[0]
+    assert lines[8].strip() == "… 85 more; /tree all shows them"
+    chat.book.select(others[50])
+    lines = tree(chat).splitlines()
+    assert len(lines) == 19 and "s50 ← here" in lines[9]
+    assert len(tree(chat, "/tree all").splitlines()) == 101
+
+
+def test_a_tree_leaves_out_two_or_more(chat: Chat) -> None:
+    main = chat.book.current
+    for number in range(17):
+        add(chat, f"s{number}", main)
+    assert "more" not in tree(chat)
+    add(chat, "s17", main)
+    assert "… 2 more;" in tree(chat)
+
+
 @pytest.mark.parametrize("width", [30, 80])
-def test_a_tree_of_a_thousand_generations(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_a_tree_of_a_thousand_generations(chat: Chat, width: int) -> None:
     """It ran out of the screen, and out of stack."""
     parent = chat.book.current
     for number in range(1200):
-        record = Record(f"s{number}", parent=parent.id)
-        parent = chat.book.add(Entry(record))
-    console = Console(width=width, color_system=None)
-    monkeypatch.setattr(chat.view, "width", width)
-    monkeypatch.setattr(chat.view, "show", console.print)
-    with console.capture() as capture:
-        commands.run(chat, "/tree")
-    text = capture.get()
+        parent = add(chat, f"s{number}", parent)
+    text = tree(chat, width=width)
     for number in range(1200):
         assert f"── s{number} " in text
     assert max(map(len, text.splitlines())) <= width
@@ -370,9 +430,26 @@ def test_a_failed_reply_changes_nothing(chat: Chat) -> None:
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", __file__])
 def test_loading_what_is_no_session(chat: Chat, path: str) -> None:
     """Its first bytes are enough to tell: /dev/zero has no end."""
-    with pytest.raises(gemmakv.CorruptFile, match="that /save wrote"):
+    words = f"^{path}: session: expected a file of a saved session, found "
+    with pytest.raises(gemmakv.CorruptFile, match=words) as found:
         run(chat, f"/load {path}")
+    assert str(found.value).count("expected") == 1
     assert [entry.name for entry in chat.book.entries] == ["main"]
+
+
+def test_loading_a_part_of_a_session(chat: Chat, tmp_path: Path) -> None:
+    """One of ten bytes was said to begin with the wrong ones."""
+    path = tmp_path / "saved"
+    run(chat, "one", f"/save {path}")
+    data = path.read_bytes()
+    for size, found in (
+        (10, "expected a file of a saved session, found 10 bytes"),
+        (100, f"expected {len(data)} bytes, found 100"),
+    ):
+        path.write_bytes(data[:size])
+        with pytest.raises(gemmakv.CorruptFile) as caught:
+            run(chat, f"/load {path}")
+        assert str(caught.value) == f"{path}: session: {found}"
 
 
 # ---- Completion ----
@@ -408,6 +485,7 @@ def test_completion_of_each_kind(chat: Chat, tmp_path: Path) -> None:
         "/set overflow drop_oldest_turns", "/set overflow default"
     ]
     assert complete(chat, "/help u") == ["/help undo"]
+    assert complete(chat, "/tree ") == ["/tree all"]
     (tmp_path / "talk.chat").touch()
     assert complete(chat, f"/load {tmp_path}/ta") == [
         f"/load {tmp_path}/talk.chat"

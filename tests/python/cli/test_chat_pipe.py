@@ -148,7 +148,9 @@ def test_save_and_load(run: Run, tmp_path: Path) -> None:
     assert b"choose another name" in refused.stderr
     broken = run(b"/load %s\n" % bytes(other))
     assert broken.returncode == 1
-    assert b"expected a file that /save wrote" in broken.stderr
+    words = "session: expected a file of a saved session, found b'dear rea'"
+    assert f"{other}: {words} at the beginning" in broken.stderr.decode()
+    assert broken.stderr.count(b"expected") == 1
 
 
 # As another version of gemmakv, or on an older processor.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -473,12 +474,28 @@ def test_a_batch_is_of_lists(tiny: Gemma, used: KVCache, bad: Any) -> None:
     assert used.tokens.tolist() == before
 
 
-@pytest.mark.parametrize("bad", [None, 1.5, "5", -1, 10**30])
+@pytest.mark.parametrize(
+    "bad", [None, 1.0, 1.5, "5", -1, 10**30, True, np.bool_(1), np.float32(1)]
+)
 def test_what_is_no_token_id(tiny: Gemma, bad: Any) -> None:
     assert tiny.tokenizer is not None
-    with pytest.raises(ValueError, match="ids: expected"):
+    with pytest.raises(
+        ValueError, match=f"ids: expected .*, found {re.escape(repr(bad))}$"
+    ):
         tiny.tokenizer.decode([bad])
     with pytest.raises(ValueError, match="token: expected"):
         tiny.tokenizer.piece_of(bad)
     with pytest.raises(ValueError, match="ids: expected"):
         tiny.tokenizer.decode(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [True, np.bool_(0)])
+def test_a_bool_among_token_ids(tiny: Gemma, used: KVCache, bad: Any) -> None:
+    before = used.to_bytes()
+    found = f"found {re.escape(repr(bad))} at index 1$"
+    for prompt in ([2, bad], (2, bad)):
+        with pytest.raises(ValueError, match=f"prompt: expected .*, {found}"):
+            tiny.generate(used, prompt)
+        with pytest.raises(ValueError, match=f"tokens: expected .*, {found}"):
+            tiny.logits(used, prompt)
+    assert used.to_bytes() == before

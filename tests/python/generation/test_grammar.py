@@ -432,6 +432,10 @@ LOOP = {
          "properties.minimum.minimum: expected a number between"),
         ({"anyOf": [{}, {"exclusiveMaximum": -1e30}]},
          "anyOf[1].exclusiveMaximum: expected a number between"),
+        ({"type": "integer", "maximum": 10**400},
+         "maximum: expected a number between -2^53 and 2^53, found 1000"),
+        ({"type": "integer", "multipleOf": 10**400},
+         "multipleOf: expected a number between -2^53 and 2^53, found 1000"),
         ({"items": {"multipleOf": 0}},
          "items.multipleOf: expected more than 0, found 0"),
         (REC, "$ref: expected a schema that a value satisfies, found one that"),
@@ -445,6 +449,31 @@ def test_what_llguidance_does_not_check(schema: Any, words: str) -> None:
     with pytest.raises(ValueError) as found:
         Grammar.json_schema(schema)
     assert str(found.value).startswith("grammar: json_schema." + words)
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize(
+    "schema", ['{"maxLength": N}', '{"enum": [N]}', '{"const": -N}']
+)
+def test_a_number_that_no_double_holds(
+    tiny: gemmakv.Gemma, schema: str, digits: int
+) -> None:
+    """llguidance's parser of JSON said so, with no word of whose number."""
+    text = schema.replace("N", "9" * digits)
+    words = "expected numbers that a double holds, found a larger one at line 1"
+    with pytest.raises(ValueError, match=f"^grammar: {words}"):
+        tiny.generate(new(tiny), "a", grammar=Grammar("json_schema", text))
+    if digits < 4300:  # Python reads no more of them
+        asked = {"type": "json_schema",
+                 "json_schema": {"schema": json.loads(text)}}  # fmt: skip
+        with pytest.raises(ValueError, match=f"^response_format: {words}"):
+            tiny.generate(new(tiny), "a", response_format=asked)
+
+
+def test_text_that_is_no_schema(tiny: gemmakv.Gemma) -> None:
+    for text in ("[", '"x"'):
+        with pytest.raises(ValueError, match=r"^grammar: E\w+"):
+            tiny.generate(new(tiny), "a", grammar=Grammar("json_schema", text))
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,7 @@ def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
             line = _again(str(error))
         return Session.from_bytes(gemma, data, rebuild=True), line
     except CorruptFile as error:
-        raise CorruptFile(
-            f"{path}: {error}; expected a file that /save wrote"
-        ) from None
+        raise CorruptFile(f"{path}: {error}") from None
 
 
 def from_store(

@@ -18,6 +18,7 @@ class Kind(enum.Enum):
     TEXT = "TEXT"
     SETTING = "KEY"
     VALUE = "VALUE"  # of the setting before it
+    ALL = "all"  # this word
 
 
 # These take the rest of the line, spaces and newlines included.
@@ -47,6 +48,8 @@ class Argument:
                 f"{self.kind.value} is a whole number (0, 1, 2, ...), found "
                 f"{text!r}"
             )
+        if self.kind is Kind.ALL and text != self.kind.value:
+            raise ValueError(f"expected all or nothing, found {text!r}")
         if self.kind is Kind.PATH and len(text) > 1 and text[0] in "\"'":
             return text[1:-1] if text[-1] == text[0] else text
         return text

@@ -122,7 +122,11 @@ _TABLE = (
     Command(
         "stats", "tokens, KV bytes, last fork, prefill saved", reports.stats
     ),
-    Command("tree", "sessions and their forks", reports.tree),
+    Command(
+        "tree [all]",
+        "sessions and their forks (of many: the first and last, or all)",
+        reports.tree,
+    ),
     Command("help [COMMAND]", "this list, or one command", _show_help),
     Command("exit", "leave (Ctrl-D does too)", actions.leave),
 )

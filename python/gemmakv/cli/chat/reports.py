@@ -14,13 +14,18 @@ from gemmakv.cli.chat import table
 from gemmakv.cli.chat.table import count, printable, quoted
 
 if TYPE_CHECKING:
-    from gemmakv.cli.chat.book import Entry, Turn
+    from collections.abc import Callable
+
+    from gemmakv.cli.chat.book import Book, Entry, Turn
     from gemmakv.cli.chat.chat import Chat
+
+    _Shortening = Callable[[list[Entry]], list[Entry | int]]
 
 _HERE = "bold green"
 _LEAST_PREVIEW = 12
 # Of trees: columns of a level and of a label at least, and levels at least.
 _GUIDE, _LEAST_LABEL, _LEAST_LEVELS = 4, 40, 3
+_ENDS = 8  # of many siblings in a tree: so many first and so many last
 # The last tokens of a turn are computed with the next one.
 _UNCOUNTED = 16
 
@@ -113,36 +118,87 @@ def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
     return rows
 
 
-def tree(chat: Chat) -> None:
-    """What would begin too far to the right is a tree of its own below."""
+def tree(chat: Chat, whole: str | None) -> None:
+    """What would begin too far to the right is a tree of its own below. Of
+    many siblings the middle is left out, unless it is to be `whole`.
+    """
     room = chat.view.width - 2 - _LEAST_LABEL
     levels = max(room // _GUIDE, _LEAST_LEVELS)
-    waiting = chat.book.children(None)
+    shortened = _everything if whole else _Shortened(chat.book)
+    waiting = shortened(chat.book.children(None))
     cut: set[str] = set()
     while waiting:
         entry = waiting.pop(0)
-        label = _label(chat, entry)
-        if entry.id in cut:
-            label = Text(f"{printable(entry.name)}, continued:", style="bold")
-        root = Tree(label, guide_style="dim")
-        below = _grow(chat, root, entry, levels)
+        if isinstance(entry, int):
+            root = Tree(_left_out(entry))
+            below = []
+        else:
+            label = _label(chat, entry)
+            if entry.id in cut:
+                name = printable(entry.name)
+                label = Text(f"{name}, continued:", style="bold")
+            root = Tree(label, guide_style="dim")
+            below = _grow(chat, root, entry, levels, shortened)
         chat.view.show(Padding(root, (0, 0, 0, 2), expand=False))
         cut.update(one.id for one in below)
-        waiting = below + waiting
+        waiting = [*below, *waiting]
 
 
-def _grow(chat: Chat, node: Tree, parent: Entry, levels: int) -> list[Entry]:
+def _grow(
+    chat: Chat, node: Tree, parent: Entry, levels: int, shortened: _Shortening
+) -> list[Entry]:
     """Adds forks; gives the entries whose forks are to be shown below."""
     forks = sorted(chat.book.children(parent), key=lambda e: e.record.forked_at)
     if forks and levels == 0:
-        more = f"… {count(len(forks), 'fork')} below"
-        node.add(Text(more, style="dim", no_wrap=True, overflow="ellipsis"))
+        node.add(_dim(f"… {count(len(forks), 'fork')} below"))
         return [parent]
     below = []
-    for fork in forks:
+    for fork in shortened(forks):
+        if isinstance(fork, int):
+            node.add(_left_out(fork))
+            continue
         grown = node.add(_label(chat, fork))
-        below += _grow(chat, grown, fork, levels - 1)
+        below += _grow(chat, grown, fork, levels - 1, shortened)
     return below
+
+
+def _everything(siblings: list[Entry]) -> list[Entry | int]:
+    return [*siblings]
+
+
+class _Shortened:
+    """Siblings, with a number in the place of those that are left out: never
+    the current session, nor what it descends from.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._kept: set[str] = set()
+        entry: Entry | None = book.current
+        while entry is not None and entry.id not in self._kept:
+            self._kept.add(entry.id)
+            entry = book.with_id(entry.record.parent)
+
+    def __call__(self, siblings: list[Entry]) -> list[Entry | int]:
+        if len(siblings) <= 2 * _ENDS + 1:  # a line for one saves none
+            return [*siblings]
+        shown: list[Entry | int] = [*siblings[:_ENDS]]
+        left_out = 0
+        for entry in siblings[_ENDS:-_ENDS]:
+            if entry.id not in self._kept:
+                left_out += 1
+                continue
+            shown += [left_out, entry] if left_out else [entry]
+            left_out = 0
+        shown += [left_out] if left_out else []
+        return shown + siblings[-_ENDS:]
+
+
+def _left_out(siblings: int) -> Text:
+    return _dim(f"… {siblings} more; /tree all shows them")
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _label(chat: Chat, entry: Entry) -> Text:
