@@ -45,15 +45,17 @@ class ForwardPass::Parts {
         rows_.push_back({s, slices[s].begin() + i, slices[s].tokens[i]});
       }
     }
-    Embed(StepWork(slices, rows_, pool_));
-    RunLayers(StepWork(slices, rows_, pool_), 0, own_layers_);
-    if (own_layers_ != config_.num_layers() || has_altup()) {
-      slices = KeepOutputRows(slices);
-      const StepWork work(slices, rows_, pool_);
-      RunLayers(work, own_layers_, config_.num_layers());
-      if (has_altup() && !rows_.empty()) {
-        altup_.Merge(weights_, input_, projected_.data(), x_.data(), work);
-      }
+    const StepWork all(slices, rows_, pool_);
+    Embed(all);
+    size_t done = own_layers_;
+    if (LeavesKeysAlone(slices)) --done;
+    RunLayers(all, 0, done);
+    if (done < own_layers_) LeaveKeys(all, done);
+    slices = KeepOutputRows(slices, done < own_layers_);
+    const StepWork work(slices, rows_, pool_);
+    RunLayers(work, done, config_.num_layers(), done < own_layers_);
+    if (has_altup() && !rows_.empty()) {
+      altup_.Merge(weights_, input_, projected_.data(), x_.data(), work);
     }
     Head(slices);
   }
@@ -66,10 +68,30 @@ class ForwardPass::Parts {
     return count;
   }
 
-  void RunLayers(const StepWork& work, size_t begin, size_t end) {
+  // Whether all that rows without outputs leave of the last of those layers is
+  // keys and values, and there are such rows.
+  bool LeavesKeysAlone(std::span<const SequenceSlice> slices) const {
+    if (own_layers_ == 0 || weights_.layers[own_layers_ - 1].recurrent) {
+      return false;
+    }
+    return std::any_of(slices.begin(), slices.end(), [](const auto& slice) {
+      return slice.output.rows < slice.tokens.size();
+    });
+  }
+
+  // The first part of a layer, of all rows: they enter it and leave their keys
+  // and values.
+  void LeaveKeys(const StepWork& work, size_t i) {
+    work.ForRows(StepPart::kNorms, [&](size_t row) { EnterLayer(i, row); });
+    attention_.KeepKeys(weights_.layers[i], i, input_, work);
+  }
+
+  // `left_keys`: of the first of them LeaveKeys has done its part.
+  void RunLayers(const StepWork& work, size_t begin, size_t end,
+                 bool left_keys = false) {
     if (rows_.empty()) return;
     const bool embeds = config_.ple_dim != 0;
-    if (begin < end) {
+    if (begin < end && !left_keys) {
       work.ForRows(StepPart::kNorms,
                    [&](size_t row) { EnterLayer(begin, row); });
     }
@@ -78,7 +100,7 @@ class ForwardPass::Parts {
       const auto leave_layer = [&](size_t row) {
         if (i + 1 < end) EnterLayer(i + 1, row);
       };
-      TemporalMixing(work, i);
+      TemporalMixing(work, i, left_keys && i == begin);
       const LayerWeights& layer = weights_.layers[i];
       feed_forward_.Compute(layer, config_.layers[i].sparsity_cutoff, input_,
                             projected_.data(), work);
@@ -117,10 +139,11 @@ class ForwardPass::Parts {
   }
 
   // Later steps need nothing of what follows: it is computed for the rows alone
-  // that have outputs. Those move to the front. Gives the slices that remain,
-  // in the same order; they may be empty.
+  // that have outputs. Those move to the front, with their input of the layer
+  // that they have `entered`. Gives the slices that remain, in the same order;
+  // they may be empty.
   std::span<const SequenceSlice> KeepOutputRows(
-      std::span<const SequenceSlice> slices) {
+      std::span<const SequenceSlice> slices, bool entered) {
     const size_t all = rows_.size();
     wanted_.assign(slices.begin(), slices.end());
     size_t end = 0, kept = 0;
@@ -131,6 +154,10 @@ class ForwardPass::Parts {
         if (row == kept) continue;
         rows_[kept] = rows_[row];
         std::copy_n(x(row), hidden(), x(kept));
+        if (entered) {
+          input_.CopyRow(kept, input_, row, false);
+          input_.CopyRow(kept, input_, row, true);
+        }
         if (config_.ple_dim != 0) per_layer_.MoveRow(row, kept);
         if (has_altup()) altup_.MoveRow(row, kept);
       }
@@ -174,13 +201,14 @@ class ForwardPass::Parts {
   }
 
   // What mixes positions: attention or a recurrence, and what stands beside it.
-  void TemporalMixing(const StepWork& work, size_t i) {
+  void TemporalMixing(const StepWork& work, size_t i, bool left_keys) {
     const LayerWeights& layer = weights_.layers[i];
     const bool has_laurel = config_.laurel_rank != 0;
     if (has_laurel) laurel_.Compute(layer, input_, work);
-    Activations& mixed = layer.recurrent
-                             ? recurrent_.Mix(*layer.recurrent, i, input_, work)
-                             : attention_.Mix(layer, i, input_, work);
+    Activations& mixed =
+        layer.recurrent
+            ? recurrent_.Mix(*layer.recurrent, i, input_, work)
+            : attention_.Mix(layer, i, input_, work, left_keys);
     work.MatMuls(StepPart::kAttentionOutput,
                  {{&layer.o, &mixed, projected_.data()}});
     work.ForRows(StepPart::kNorms, [&](size_t row) {

@@ -60,16 +60,33 @@ void Attention::Rotations(const StepWork& work, size_t row) {
   }
 }
 
+void Attention::KeepKeys(const LayerWeights& weights, size_t layer,
+                         Activations& input, const StepWork& work) {
+  const LayerConfig& shape = config_.layers[layer];
+  const size_t size = work.rows().size() * shape.kv_heads * shape.head_dim;
+  k_.EnsureSize(size);
+  v_.EnsureSize(size);
+  if (weights.v.rows == 0) {
+    work.MatMuls(StepPart::kQkv, {{&weights.k, &input, k_.data()}});
+  } else {
+    work.MatMuls(StepPart::kQkv, {{&weights.k, &input, k_.data()},
+                                  {&weights.v, &input, v_.data()}});
+  }
+  work.ForRows(StepPart::kRope,
+               [&](size_t row) { Keep(weights, layer, row, work); });
+}
+
 Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
-                            Activations& input, const StepWork& work) {
+                            Activations& input, const StepWork& work,
+                            bool kept) {
   const LayerConfig& shape = config_.layers[layer];
   const size_t rows = work.rows().size();
   const size_t q_dim = shape.num_heads * shape.head_dim;
   const size_t kv_dim = shape.kv_heads * shape.head_dim;
   q_.EnsureSize(rows * q_dim);
   attended_.Resize(rows, q_dim);
-  const bool stores = !shape.shares_kv && config_.target_hidden == 0;
-  if (!stores) {
+  const bool keeps = !kept && !shape.shares_kv && config_.target_hidden == 0;
+  if (!keeps) {
     work.MatMuls(StepPart::kQkv, {{&weights.q, &input, q_.data()}});
   } else {
     k_.EnsureSize(rows * kv_dim);
@@ -88,23 +105,30 @@ Activations& Attention::Mix(const LayerWeights& weights, size_t layer,
     float* const q = q_.data() + row * q_dim;
     FinishHeads(layer, weights.q_norm, row, shape.num_heads, q);
     Scale(static_cast<float>(config_.query_scale), q_dim, q);
-    const StepRow& info = work.rows()[row];
-    const SequenceSlice& slice = work.slices()[info.slice];
-    if (!stores ||
-        info.position <
-            slice.view->groups[slice.layout->group_of(layer)].write_begin) {
-      return;
-    }
-    float* const k = k_.data() + row * kv_dim;
-    float* const v = v_.data() + row * kv_dim;
-    if (weights.v.rows == 0) std::copy_n(k, kv_dim, v);
-    FinishHeads(layer, weights.k_norm, row, shape.kv_heads, k);
-    FinishValues(shape, v);
-    Store(layer, info, slice, k, v);
+    if (keeps) Keep(weights, layer, row, work);
   });
   work.Enter(StepPart::kAttention);
   plan_.Attend(work.slices(), layer, q_.data(), attended_, work.pool());
   return attended_;
+}
+
+// Of a row's products in k_ and v_.
+void Attention::Keep(const LayerWeights& weights, size_t layer, size_t row,
+                     const StepWork& work) {
+  const LayerConfig& shape = config_.layers[layer];
+  const StepRow& info = work.rows()[row];
+  const SequenceSlice& slice = work.slices()[info.slice];
+  if (info.position <
+      slice.view->groups[slice.layout->group_of(layer)].write_begin) {
+    return;
+  }
+  const size_t kv_dim = shape.kv_heads * shape.head_dim;
+  float* const k = k_.data() + row * kv_dim;
+  float* const v = v_.data() + row * kv_dim;
+  if (weights.v.rows == 0) std::copy_n(k, kv_dim, v);
+  FinishHeads(layer, weights.k_norm, row, shape.kv_heads, k);
+  FinishValues(shape, v);
+  Store(layer, info, slice, k, v);
 }
 
 // Norms and rotates heads of a row.

@@ -32,9 +32,13 @@ class Attention {
   void Rotations(const StepWork& work, size_t row);
 
   // Of the step's rows in `input`: gives [rows, num_heads * head_dim], floats
-  // only. Keys and values go into the blocks of the slices' views.
+  // only. Keys and values go into the blocks of the slices' views, unless they
+  // are `kept` there.
   Activations& Mix(const LayerWeights& weights, size_t layer,
-                   Activations& input, const StepWork& work);
+                   Activations& input, const StepWork& work, bool kept = false);
+  // Keys and values alone.
+  void KeepKeys(const LayerWeights& weights, size_t layer, Activations& input,
+                const StepWork& work);
 
  private:
   // Rotations of the step's positions, for layers that rotate alike.
@@ -49,6 +53,8 @@ class Attention {
   void FinishHeads(size_t layer, const FloatVector& norm, size_t row,
                    size_t heads, float* x) const;
   void FinishValues(const LayerConfig& shape, float* v) const;
+  void Keep(const LayerWeights& weights, size_t layer, size_t row,
+            const StepWork& work);
   void Store(size_t layer, const StepRow& row, const SequenceSlice& slice,
              const float* k, const float* v) const;
 

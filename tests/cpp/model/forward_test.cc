@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -32,6 +33,9 @@ class Driver {
         kind_(kind),
         pool_(threads),
         forward_(*model_, pool_) {}
+
+  // Of each slice the last so many rows at most have outputs from now on.
+  void set_most_rows(size_t rows) { most_rows_ = rows; }
 
   Logits Run(KVCache& cache, const std::vector<size_t>& chunks) {
     Logits rows;
@@ -90,11 +94,12 @@ class Driver {
                  std::span<const KvStepView> views,
                  std::span<const std::vector<int32_t>> tokens) {
     size_t rows = 0;
-    for (const auto& ids : tokens) rows += ids.size();
     std::vector<SequenceSlice> slices;
     for (size_t i = 0; i < caches.size(); ++i) {
-      slices.push_back({tokens[i], &views[i], &caches[i]->layout(),
-                        {.kind = kind_, .rows = tokens[i].size()}});
+      slices.push_back(
+          {tokens[i], &views[i], &caches[i]->layout(),
+           {.kind = kind_, .rows = std::min(most_rows_, tokens[i].size())}});
+      rows += slices.back().output.rows;
     }
     const size_t width = kind_ == RowOutput::kHidden
                              ? model_->config.hidden_size
@@ -117,6 +122,7 @@ class Driver {
  private:
   std::shared_ptr<const Model> model_;
   const RowOutput::Kind kind_;
+  size_t most_rows_ = std::numeric_limits<size_t>::max();
   ThreadPool pool_;
   ForwardPass forward_;
 };
@@ -451,6 +457,40 @@ TEST_P(ForwardBitsTest, SameForAnyChunking) {
   for (const std::vector<size_t>& chunks : all) {
     const auto cache = NewCache(tokens_);
     EXPECT_TRUE(SameBits(driver.Run(*cache, chunks), expected_)) << chunks[0];
+  }
+}
+
+// What a row leaves to later steps does not depend on whether it, or others of
+// its step, have outputs.
+TEST_P(ForwardBitsTest, SameWhicheverRowsHaveOutputs) {
+  Driver driver(model_, 2);
+  for (const size_t most : {0, 1, 2, 30}) {
+    const auto cache = NewCache(tokens_);
+    const auto other = NewCache(RandomTokens(60, 4));
+    KVCache* const caches[] = {cache.get(), other.get()};
+    driver.set_most_rows(most);
+    size_t done = 0;
+    // The other one is read in steps of its own sizes beside it.
+    size_t other_done = 0;
+    for (const size_t chunk : {40, 1, 30}) {
+      const size_t begins[] = {done, other_done};
+      const size_t ends[] = {done + chunk, other_done + 20};
+      const Logits rows = driver.Step(caches, begins, ends);
+      done = ends[0];
+      other_done = ends[1];
+      const size_t count = std::min(most, chunk);
+      ASSERT_EQ(rows.size(), count + std::min<size_t>(most, 20));
+      EXPECT_TRUE(SameBits(
+          Logits(rows.begin(), rows.begin() + static_cast<long>(count)),
+          Logits(expected_.begin() + static_cast<long>(done - count),
+                 expected_.begin() + static_cast<long>(done))))
+          << most;
+    }
+    driver.set_most_rows(tokens_.size());
+    EXPECT_TRUE(SameBits(
+        driver.Run(*cache, {33}),
+        Logits(expected_.begin() + static_cast<long>(done), expected_.end())))
+        << most;
   }
 }
 
