@@ -330,7 +330,9 @@ TEST_F(LogitsTest, TheFloorOfTheLargestIsNotAboveThem) {
         // As many values as that has are not much more than asked for.
         const auto kept = std::count_if(x.begin(), x.end(),
                                         [&](float v) { return v >= floor; });
-        if (16 * k <= size) EXPECT_LT(kept, static_cast<long>(2 * k + 16));
+        if (16 * k <= size) {
+          EXPECT_LT(kept, static_cast<long>(2 * k + 16));
+        }
       }
     });
   }
