@@ -100,7 +100,7 @@ class Work:
     read_bytes: int  # of the weights that every step reads
     layer_int8_ops: int  # for each row of a step
     layer_float_ops: int
-    head_int8_ops: int  # for each row that gets logits
+    head_int8_ops: int  # for each row that gets logits: the last layer, too
     head_float_ops: int
 
     def seconds(self, limits: Limits, rows: int, logits_rows: int) -> float:
@@ -126,24 +126,26 @@ def work_of(gemma: Gemma) -> Work:
         if name == "token_embd.weight" and name != head:
             continue  # it gives single rows
         read_bytes += nbytes
-        late = name == head or _layer_of(name) >= _own_layers(gemma.config)
+        late = name == head or _is_late(name, gemma.config)
         place = sums["head" if late else "layer"]
         place[type_name in _FLOAT_TYPES] += 2 * rows * cols
     return Work(read_bytes, *sums["layer"], *sums["head"])
 
 
-def _layer_of(name: str) -> int:
-    """The layer of a tensor; -1 for those of none."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blk" else -1
-
-
-def _own_layers(config: _core.ModelConfig) -> int:
-    """Layers up to the last that has keys and values of its own: those behind
-    are computed for rows that get logits.
+def _is_late(name: str, config: _core.ModelConfig) -> bool:
+    """Whether a matrix is multiplied for rows that get logits alone: it is of a
+    layer behind the last one with keys and values of its own, or of that one
+    and makes none of them. A recurrent layer is computed for all rows.
     """
+    parts = name.split(".")
+    if parts[0] != "blk":
+        return False
+    layer = int(parts[1])
     owners = config.shares_kv or [None] * config.num_layers
-    return max(i for i, owner in enumerate(owners) if owner is None) + 1
+    last = max(i for i, owner in enumerate(owners) if owner is None)
+    if layer == last and config.layer_kinds[last] != "recurrent":
+        return parts[2] not in ("attn_k", "attn_v")
+    return layer > last
 
 
 class Bench:
