@@ -48,8 +48,7 @@ constexpr double kCapSlack = 1e-5;
 // Below it no product reaches one of `least` behind the cap.
 float FloorUnderSoftCap(float cap, float least) {
   if (cap <= 0) return least;
-  const double capped =
-      std::tanh(static_cast<double>(least) / cap) - kCapSlack;
+  const double capped = std::tanh(static_cast<double>(least) / cap) - kCapSlack;
   // Far below 0 the order of all is open.
   if (!(capped > -1)) return -std::numeric_limits<float>::infinity();
   return static_cast<float>(cap * std::atanh(capped));
