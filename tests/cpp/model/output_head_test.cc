@@ -314,7 +314,9 @@ TEST(OutputHeadEdgeTest, TheLargestUnderASoftCap) {
       }
     }
     // Else nothing was left out.
-    if (cap >= 300) EXPECT_LT(head.contenders(), 16 * NumGroups(kVocab) / 2);
+    if (cap >= 300) {
+      EXPECT_LT(head.contenders(), 16 * NumGroups(kVocab) / 2);
+    }
   }
 }
 
