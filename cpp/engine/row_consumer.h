@@ -68,7 +68,8 @@ class RowConsumer {
 class TokenSampler : public RowConsumer {
  public:
   // `transcript` as for Sampler; `whole_rows` if other tokens than the largest
-  // may be asked for. Requires: valid options, max_tokens > 0.
+  // may be asked for, as with OutputRow::allowed. Requires: valid options,
+  // max_tokens > 0.
   TokenSampler(const GenerateOptions& options, uint64_t seed,
                std::span<const int32_t> transcript, bool whole_rows,
                std::vector<int32_t> stop_ids,

@@ -48,9 +48,10 @@ constexpr double kCapSlack = 1e-5;
 // Below it no product reaches one of `least` behind the cap.
 float FloorUnderSoftCap(float cap, float least) {
   if (cap <= 0) return least;
-  const double capped = std::tanh(static_cast<double>(least) / cap);
-  // Far below 0 there is none: the order of all is open.
-  return static_cast<float>(cap * std::atanh(capped - kCapSlack));
+  const double capped = std::tanh(static_cast<double>(least) / cap) - kCapSlack;
+  // Far below 0 the order of all is open.
+  if (!(capped > -1)) return -std::numeric_limits<float>::infinity();
+  return static_cast<float>(cap * std::atanh(capped));
 }
 
 }  // namespace
@@ -131,8 +132,8 @@ void OutputHead::NormGroups() {
       SquaredNorms(matrix_.view(), group, squares);
       float largest = 0;
       for (const float sum : squares) {
-        // Not std::max: a NaN must not get lost.
-        if (!(sum <= largest)) largest = sum;
+        // Not std::max: a NaN must not get lost, here or in the next rows.
+        if (largest == largest && !(sum <= largest)) largest = sum;
       }
       norms[group] = std::sqrt(largest) * (1 + 1e-6f);
     }
@@ -220,10 +221,12 @@ void OutputHead::NoteMaxima(Stretch& s, size_t row, float* maxima) const {
 // product and its bound together are below that, no logit of the group is among
 // the largest: the rounding of sums keeps their order. A soft cap, which all
 // then get, does not keep that of logits that it brings together: these stay in
-// the race. Groups that stay are chasers.
+// the race. Groups that stay are chasers; where the products are those of both
+// planes, leaders.
 void OutputHead::ListLargest(size_t whole) {
   const size_t groups = NumGroups(matrix_.rows);
   const size_t rows = rows_.size() - whole;
+  const bool screened = !second_norms_.empty();
   PairPlanes(whole);
   if (races_.size() < rows) races_.resize(rows);
   const std::span<Race> races(races_.data(), rows);
@@ -232,11 +235,15 @@ void OutputHead::ListLargest(size_t whole) {
     race.row = whole + i;
     const float* maxima = group_max_.data() + i * groups;
     race.floor = FloorOfLargest(maxima, groups, rows_[race.row].count);
+    // No chasers follow: leaders are all that a cap may bring to the top.
+    if (!screened) {
+      race.floor = FloorUnderSoftCap(config_.final_soft_cap, race.floor);
+    }
     TokensFrom(maxima, groups, race.floor, race.leaders.groups);
     race.chasers.groups.ids.clear();
   }
   Complete(whole, races, &Race::leaders);
-  if (!second_norms_.empty()) {
+  if (screened) {
     pool_.Run(rows, [&](size_t i, size_t) {
       BoundChasers(races[i], group_max_.data() + i * groups);
     });

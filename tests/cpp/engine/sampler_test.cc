@@ -361,7 +361,6 @@ TEST(SamplerTest, DrawsFromAWholeVocabularyWhatSortingDraws) {
   }
 }
 
-// Large rows, small ones and rows of another kind through one sampler.
 // What of a row decides: the same draws from that alone, and from some more.
 TEST(SamplerTest, TheDecidingLogitsDrawTheSame) {
   std::mt19937 rng(11);
@@ -448,6 +447,7 @@ TEST(SamplerTest, NoDecidingLogitsAreMinusOne) {
   }
 }
 
+// Large rows, small ones and rows of another kind through one sampler.
 TEST(SamplerTest, NothingOfAnEarlierRowRemains) {
   GenerateOptions options;
   options.temperature = 1;

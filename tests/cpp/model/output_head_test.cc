@@ -30,20 +30,15 @@ class Head {
     config_.vocab_size = kVocab;
     config_.final_soft_cap = soft_cap;
     std::mt19937 rng(seed);
-    const std::vector<uint8_t> source =
-        RandomTensor(type, kVocab, kHidden, rng, -0.2f, 0.2f);
+    source_ = RandomTensor(type, kVocab, kHidden, rng, -0.2f, 0.2f);
     PackedMatrix& matrix = weights_.embedding;
     matrix.type = type;
     matrix.rows = kVocab;
     matrix.cols = kHidden;
-    const size_t group_bytes = GroupBytes(type, kHidden);
-    matrix.owned = AlignedBuffer<uint8_t>(NumGroups(kVocab) * group_bytes);
-    for (size_t g = 0; g < NumGroups(kVocab); ++g) {
-      PackGroup(type, source.data() + g * kRowGroup * RowBytes(type, kHidden),
-                std::min(kRowGroup, kVocab - g * kRowGroup), kHidden,
-                matrix.owned.data() + g * group_bytes);
-    }
+    matrix.owned = AlignedBuffer<uint8_t>(NumGroups(kVocab) *
+                                          GroupBytes(type, kHidden));
     matrix.data = matrix.owned.data();
+    Pack();
     weights_.final_norm = FloatVector(kHidden);
     for (size_t i = 0; i < kHidden; ++i) {
       weights_.final_norm[i] = 1 + static_cast<float>(i % 7);
@@ -81,23 +76,38 @@ class Head {
                                  size_t count) {
     return Compute(x, std::vector<size_t>(x.size(), count)).largest;
   }
-  // Makes the first scale of a token's row NaN. Requires: Q8_0.
-  void SpoilScale(size_t token) {
-    PackedMatrix& matrix = weights_.embedding;
-    std::vector<uint8_t> row(RowBytes(matrix.type, kHidden));
-    std::vector<uint8_t> rows(kRowGroup * row.size());
+  // Makes the first scale of a token's row NaN, and those of the `zeros` rows
+  // behind it zero. Requires: Q8_0; nothing was computed yet.
+  void SpoilScale(size_t token, size_t zeros = 0) {
+    const size_t row_bytes = RowBytes(TensorType::kQ8_0, kHidden);
+    uint8_t* const row = source_.data() + token * row_bytes;
     row[0] = row[1] = 0x7F;  // a half-precision NaN
-    std::copy(row.begin(), row.end(),
-              rows.begin() +
-                  static_cast<std::ptrdiff_t>(token % kRowGroup * row.size()));
-    PackGroup(matrix.type, rows.data(), kRowGroup, kHidden,
-              matrix.owned.data() +
-                  token / kRowGroup * GroupBytes(matrix.type, kHidden));
+    std::fill_n(row + row_bytes, zeros * row_bytes, uint8_t{0});
+    Pack();
+  }
+  // All of them. Requires: as SpoilScale.
+  void MakeWeightsNegative() {
+    const size_t block = Info(TensorType::kQ8_0).bytes;
+    for (size_t i = 0; i < source_.size(); ++i) {
+      if (i % block >= sizeof(uint16_t)) source_[i] |= 0x80;
+    }
+    Pack();
   }
   // Of the last call.
   size_t contenders() const { return head_->contenders(); }
 
  private:
+  void Pack() {
+    PackedMatrix& matrix = weights_.embedding;
+    const size_t row_bytes = RowBytes(matrix.type, kHidden);
+    for (size_t g = 0; g < NumGroups(kVocab); ++g) {
+      PackGroup(matrix.type, source_.data() + g * kRowGroup * row_bytes,
+                std::min(kRowGroup, kVocab - g * kRowGroup), kHidden,
+                matrix.owned.data() + g * GroupBytes(matrix.type, kHidden));
+    }
+  }
+
+  std::vector<uint8_t> source_;  // the weights, unpacked
   ModelConfig config_;
   Weights weights_;
   ThreadPool pool_;
@@ -197,6 +207,30 @@ TEST_P(OutputHeadTest, ALoneRowHasTheSame) {
   }
 }
 
+// A cap brings logits together where no row is screened, too.
+TEST_P(OutputHeadTest, ALoneRowUnderASoftCap) {
+  for (const float cap : {3000.0f, 30.0f, 5.0f, 0.5f}) {
+    SCOPED_TRACE(cap);
+    Head head(GetParam(), cap);
+    for (const size_t count : {1, 15}) {
+      for (uint32_t seed = 0; seed < 4; ++seed) {
+        const auto x = RandomRows(1, 50 + seed);
+        ExpectLargest(head.Largest(x, count)[0], head.All(x)[0], count);
+      }
+    }
+  }
+}
+
+TEST_P(OutputHeadTest, SeveralRowsUnderASoftCap) {
+  for (const float cap : {300.0f, 5.0f}) {
+    SCOPED_TRACE(cap);
+    Head head(GetParam(), cap);
+    for (const size_t count : {1, 15}) {
+      ExpectLargest(head, RandomRows(6, 8), count);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, OutputHeadTest,
                          testing::Values(TensorType::kF32, TensorType::kBF16,
                                          TensorType::kQ8_0, TensorType::kQ4_0,
@@ -240,6 +274,17 @@ TEST(OutputHeadEdgeTest, WeightsThatAreNoNumbers) {
   for (const size_t count : {1, 15}) ExpectLargest(head, x, count);
 }
 
+// Nor does it with rows of zeros behind it and others before it.
+TEST(OutputHeadEdgeTest, NoNumbersBeforeZeros) {
+  Head head(TensorType::kQ8_0);
+  for (size_t g = 0; g < kVocab / kRowGroup; g += 2) {
+    head.SpoilScale(g * kRowGroup + 8, 7);
+  }
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    ExpectLargest(head, RandomRows(24, 20 + seed), 15);
+  }
+}
+
 // More than there are groups, and than there are tokens.
 TEST(OutputHeadEdgeTest, MoreThanThereAre) {
   Head head(TensorType::kQ8_0);
@@ -277,11 +322,15 @@ TEST(OutputHeadEdgeTest, TheLargestUnderASoftCap) {
 
 // Logits far below zero: the cap makes all of them its negative.
 TEST(OutputHeadEdgeTest, TheLargestUnderASoftCapFarBelowZero) {
-  Head head(TensorType::kQ8_0, 0.001f);
+  constexpr float kCap = 0.125f;
+  Head head(TensorType::kQ8_0, kCap);
+  head.MakeWeightsNegative();
   auto x = RandomRows(16, 6);
   for (auto& row : x) {
-    for (float& value : row) value = -std::abs(value);
+    for (float& value : row) value = std::abs(value);
   }
+  const auto full = head.All(x);
+  for (const float logit : full[0]) ASSERT_LT(logit, -0.99999f * kCap);
   for (const size_t count : {1, 15}) ExpectLargest(head, x, count);
 }
 
