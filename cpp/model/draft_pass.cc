@@ -257,13 +257,7 @@ void DraftPass::ListLargest(const Row& row, const uint32_t* chosen,
         static_cast<int32_t>(drafter_.weights.drafter.ordering[token]),
         found.logits[i]);
   }
-  std::sort(tokens.begin(), tokens.end());
-  row.largest->ids.clear();
-  row.largest->logits.clear();
-  for (const auto& [id, logit] : tokens) {
-    row.largest->ids.push_back(id);
-    row.largest->logits.push_back(logit);
-  }
+  ListById(tokens, *row.largest);
 }
 
 }  // namespace gkv

@@ -367,13 +367,7 @@ void OutputHead::List(Race& race) {
                            row.largest->logits[i]);
     }
   }
-  std::sort(listed_.begin(), listed_.end());
-  row.largest->ids.clear();
-  row.largest->logits.clear();
-  for (const auto& [id, logit] : listed_) {
-    row.largest->ids.push_back(id);
-    row.largest->logits.push_back(logit);
-  }
+  ListById(listed_, *row.largest);
 }
 
 }  // namespace gkv

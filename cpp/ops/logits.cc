@@ -295,6 +295,17 @@ float LogSumExp(const float* logits, size_t size) {
   return HWY_DYNAMIC_DISPATCH(LogSumExpImpl)(logits, size, max);
 }
 
+void ListById(std::vector<std::pair<int32_t, float>>& tokens,
+              TokenList& list) {
+  std::sort(tokens.begin(), tokens.end());
+  list.ids.clear();
+  list.logits.clear();
+  for (const auto& [id, logit] : tokens) {
+    list.ids.push_back(id);
+    list.logits.push_back(logit);
+  }
+}
+
 void TokensFrom(const float* logits, size_t size, float floor,
                 TokenList& list) {
   floor = std::max(floor, std::numeric_limits<float>::lowest());

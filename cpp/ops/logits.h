@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 // Reductions over one row of logits [vocab_size]. Fixed order: results do not
@@ -32,6 +33,9 @@ struct TokenList {
   std::vector<int32_t> ids;
   std::vector<float> logits;
 };
+
+// Sorts tokens by id; `list` becomes these.
+void ListById(std::vector<std::pair<int32_t, float>>& tokens, TokenList& list);
 
 // Replaces `list` by the tokens whose logits are above -inf and at least
 // `floor`.

@@ -317,6 +317,15 @@ TEST_F(LogitsTest, MaximaOfGroupsLeaveOutWhatIsNoNumber) {
   });
 }
 
+TEST_F(LogitsTest, ListsTokensById) {
+  std::vector<std::pair<int32_t, float>> tokens = {
+      {7, -2.0f}, {-1, 3.0f}, {5, 0.5f}};
+  TokenList list{{1}, {1.0f}};
+  ListById(tokens, list);
+  EXPECT_EQ(list.ids, (std::vector<int32_t>{-1, 5, 7}));
+  EXPECT_EQ(list.logits, (std::vector<float>{3.0f, 0.5f, -2.0f}));
+}
+
 TEST_F(LogitsTest, TheFloorOfTheLargestIsNotAboveThem) {
   for (const size_t size : {1u, 16u, 100u, 5000u}) {
     std::vector<float> x = Normal(size, 9);
