@@ -65,9 +65,12 @@ def bench(
             "it draws what --profile measures: expected both",
             param_hint="--plot",
         )
-    if plot is not None and not Path(plot).parent.is_dir():
+    # Before minutes of measuring. An empty path is this folder.
+    if plot is not None and (
+        Path(plot).is_dir() or not Path(plot).parent.is_dir()
+    ):
         raise typer.BadParameter(
-            f"{plot}: expected a file in a folder that is there",
+            f"{plot!r}: expected a file in a folder that is there",
             param_hint="--plot",
         )
     path = console.fetch(model)

@@ -212,9 +212,14 @@ def test_picture_has_a_bar_for_each_work(
     table = cli(*run, "--profile").stdout.decode()
     for name in ["share of a step's time", "gate_up", "joins", "between steps"]:
         assert name in table
-    for bad in (["--plot", drawn], ["--profile", "--plot", "no/such/x.svg"]):
+    for bad in (
+        ["--plot", drawn],
+        ["--profile", "--plot", "no/such/x.svg"],
+        ["--profile", "--plot", tmp_path],
+        ["--profile", "--plot", ""],
+    ):
         failed = cli(*run, *bad)
-        assert failed.returncode == 2
+        assert failed.returncode == 2, bad
         assert b"--plot" in failed.stderr and failed.stderr.count(b"\n") == 1
 
 
