@@ -15,12 +15,6 @@ void Check(bool ok, const char* name, double value, const char* expected) {
 
 }  // namespace
 
-bool GenerateOptions::IsGreedy() const {
-  return temperature <= 0 && !WantsLogprobs() && logit_bias.empty() &&
-         repetition_penalty == 1 && presence_penalty == 0 &&
-         frequency_penalty == 0 && !logits_processor;
-}
-
 void GenerateOptions::Validate(size_t vocab_size) const {
   Check(std::isfinite(temperature) && temperature >= 0, "temperature",
         temperature, "a finite number >= 0");

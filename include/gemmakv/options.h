@@ -70,13 +70,10 @@ struct GenerateOptions {
   Speculate speculate = Speculate::kLookup;
   bool logprobs = false;  // log-probability of each token under the raw logits
   size_t top_logprobs = 0;  // the same of so many likeliest; implies logprobs
-  LogitsProcessor logits_processor;  // slow: copies, and no greedy shortcuts
+  LogitsProcessor logits_processor;  // slow: copies, and needs all logits
   std::optional<double> deadline;    // seconds from the call, >= 0; it ends
                                      // then, with what it has
 
-  // Whether every token is the one with the largest logit as the model gives
-  // it, and nothing else is asked about the logits.
-  bool IsGreedy() const;
   bool WantsLogprobs() const { return logprobs || top_logprobs > 0; }
   // Throws InvalidArgument naming the option, what it is and what it may be.
   void Validate(size_t vocab_size) const;

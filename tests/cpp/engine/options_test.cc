@@ -72,16 +72,5 @@ TEST(OptionsTest, EachBadValueIsNamed) {
   }
 }
 
-// Whoever wants more than the largest logit is given whole rows.
-TEST(OptionsTest, WhatIsGreedy) {
-  GenerateOptions options;
-  EXPECT_TRUE(options.IsGreedy());
-  options.top_logprobs = 1;
-  EXPECT_FALSE(options.IsGreedy());
-  options.top_logprobs = 0;
-  options.logits_processor = [](auto, auto) {};
-  EXPECT_FALSE(options.IsGreedy());
-}
-
 }  // namespace
 }  // namespace gkv
