@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,22 @@ import gemmakv
 from gemmakv.server._app import App
 from support.asgi import make_app
 from support.kept import KEYS, serving
+
+# What a server sets up in its process.
+LOGGERS = ("gemmakv.server", "uvicorn.error")
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """As they were, whoever serves in this process: a server's logger does not
+    propagate, and pytest takes notes of such loggers beside the root's.
+    """
+    loggers = [logging.getLogger(one) for one in LOGGERS]
+    before = [(one.handlers, one.propagate, one.level) for one in loggers]
+    yield
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -855,12 +855,10 @@ def test_ready_waits_for_no_turn(kept: App) -> None:
 
 
 def test_ready_warns_where_nothing_can_be_written(
-    kept: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kept: App, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever runs the server had no way to see it but by failed turns."""
-    logger = logging.getLogger("gemmakv.server")
-    monkeypatch.setattr(logger, "propagate", True)
-    caplog.set_level(logging.INFO, logger.name)
+    caplog.set_level(logging.INFO, "gemmakv.server")
     id = create(kept)["id"]
     store = history(kept).store
     full(store)
