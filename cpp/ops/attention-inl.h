@@ -56,16 +56,35 @@ struct FormatInt8 {
   }
 };
 
+inline constexpr size_t kLineBytes = 64;
+
+// Fetches a line into the second-level cache: the first has no room for it.
+HWY_INLINE void FetchLine(const void* at) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(at, /*rw=*/0, /*locality=*/2);
+#else
+  hwy::Prefetch(static_cast<const uint8_t*>(at));
+#endif
+}
+
+HWY_INLINE void FetchLines(const void* at, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += kLineBytes) {
+    FetchLine(static_cast<const uint8_t*>(at) + i);
+  }
+}
+
 // One vector of kLanes tokens of a group.
 struct KeyColumn {
   const void* keys;
   const float* scales;
-  size_t at;  // first token, relative to the span
+  size_t at;         // first token, relative to the span
+  const void* next;  // the same column's keys of the next span, or null
 };
 
 // scores[i][tokens of the columns] = dot(q[i], keys). Dimensions are walked in
-// order; with scales, in blocks of 32 that enter as one product each.
-template <class Format, size_t kQueries, size_t kColumns>
+// order; with scales, in blocks of 32 that enter as one product each. kAhead:
+// the keys of `next` are fetched, line by line.
+template <class Format, size_t kQueries, size_t kColumns, bool kAhead>
 HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
                           size_t head_dim,
                           float (*HWY_RESTRICT scores)[kAttentionSpan]) {
@@ -81,7 +100,7 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
   }
   const auto dots = [&](size_t begin, size_t end,
                         VF32(&sums)[kQueries][kColumns]) HWY_ATTR {
-    for (size_t k = begin; k < end; ++k) {
+    const auto dot = [&](size_t k) HWY_ATTR {
       VF32 key[kColumns];
       for (size_t c = 0; c < kColumns; ++c) {
         key[c] = Format::Load(keys[c] + k * kKvGroup);
@@ -92,6 +111,18 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
           sums[i][c] = hn::MulAdd(key[c], query, sums[i][c]);
         }
       }
+    };
+    if constexpr (kAhead) {
+      constexpr size_t kPerLine = kLineBytes / (kKvGroup * sizeof(Element));
+      for (size_t k = begin; k < end; k += kPerLine) {
+        for (size_t c = 0; c < kColumns; ++c) {
+          FetchLine(static_cast<const Element*>(columns[c].next) +
+                    k * kKvGroup);
+        }
+        for (size_t i = 0; i < kPerLine; ++i) dot(k + i);
+      }
+    } else {
+      for (size_t k = begin; k < end; ++k) dot(k);
     }
   };
   if constexpr (Format::kScaled) {
@@ -118,7 +149,7 @@ HWY_INLINE void ScoreTile(const float* const* q, const KeyColumn* columns,
   }
 }
 
-template <class Format, size_t kQueries>
+template <class Format, size_t kQueries, bool kAhead>
 HWY_INLINE void ScoreColumns(const float* const* q, const KeyColumn* columns,
                              size_t num_columns, size_t head_dim,
                              float (*scores)[kAttentionSpan]) {
@@ -127,10 +158,11 @@ HWY_INLINE void ScoreColumns(const float* const* q, const KeyColumn* columns,
   constexpr size_t kColumns = kFit < 1 ? 1 : (kFit > 4 ? 4 : kFit);
   size_t c = 0;
   for (; c + kColumns <= num_columns; c += kColumns) {
-    ScoreTile<Format, kQueries, kColumns>(q, columns + c, head_dim, scores);
+    ScoreTile<Format, kQueries, kColumns, kAhead>(q, columns + c, head_dim,
+                                                  scores);
   }
   for (; c < num_columns; ++c) {
-    ScoreTile<Format, kQueries, 1>(q, columns + c, head_dim, scores);
+    ScoreTile<Format, kQueries, 1, kAhead>(q, columns + c, head_dim, scores);
   }
 }
 
@@ -139,36 +171,53 @@ template <class Format>
 HWY_INLINE void Scores(const SpanAddresses& addresses, const QueryTile& tile,
                        size_t group_begin, size_t group_end,
                        float (*scores)[kAttentionSpan]) {
+  using Element = typename Format::Element;
   KeyColumn columns[kSpanGroups * kVectorsPer16];
   size_t num_columns = 0;
+  const SpanAddresses* next = addresses.next;
   for (size_t g = group_begin; g < group_end; ++g) {
     for (size_t v = 0; v < kVectorsPer16; ++v) {
       const size_t lane = v * kLanes;
       columns[num_columns++] = {
-          reinterpret_cast<const typename Format::Element*>(addresses.keys[g]) +
-              lane,
+          reinterpret_cast<const Element*>(addresses.keys[g]) + lane,
           Format::kScaled ? addresses.key_scales[g] + lane : nullptr,
-          g * kKvGroup + lane};
+          g * kKvGroup + lane,
+          next == nullptr
+              ? nullptr
+              : reinterpret_cast<const Element*>(next->keys[g]) + lane};
     }
   }
   size_t i = 0;
+  if (next != nullptr && tile.num_queries >= 4) {
+    // The first queries fetch what comes next.
+    if (tile.num_queries >= 8) {
+      ScoreColumns<Format, 8, true>(tile.q, columns, num_columns, tile.head_dim,
+                                    scores);
+      i = 8;
+    } else {
+      ScoreColumns<Format, 4, true>(tile.q, columns, num_columns, tile.head_dim,
+                                    scores);
+      i = 4;
+    }
+  }
   for (; i + 8 <= tile.num_queries; i += 8) {
-    ScoreColumns<Format, 8>(tile.q + i, columns, num_columns, tile.head_dim,
-                            scores + i);
+    ScoreColumns<Format, 8, false>(tile.q + i, columns, num_columns,
+                                   tile.head_dim, scores + i);
   }
   for (; i + 4 <= tile.num_queries; i += 4) {
-    ScoreColumns<Format, 4>(tile.q + i, columns, num_columns, tile.head_dim,
-                            scores + i);
+    ScoreColumns<Format, 4, false>(tile.q + i, columns, num_columns,
+                                   tile.head_dim, scores + i);
   }
   for (; i < tile.num_queries; ++i) {
-    ScoreColumns<Format, 1>(tile.q + i, columns, num_columns, tile.head_dim,
-                            scores + i);
+    ScoreColumns<Format, 1, false>(tile.q + i, columns, num_columns,
+                                   tile.head_dim, scores + i);
   }
 }
 
 // sums[i][dims of the vectors] += weights[i][t] * values[t], tokens [begin,
-// end) in order. `at` is the first dimension.
-template <class Format, size_t kQueries, size_t kVectors>
+// end) in order. `at` is the first dimension. kAhead: the same values of the
+// next span are fetched.
+template <class Format, size_t kQueries, size_t kVectors, bool kAhead>
 HWY_INLINE void ValueTile(const SpanAddresses& addresses,
                           const float (*HWY_RESTRICT weights)[kAttentionSpan],
                           size_t begin, size_t end, size_t at,
@@ -184,6 +233,11 @@ HWY_INLINE void ValueTile(const SpanAddresses& addresses,
   for (size_t t = begin; t < end; ++t) {
     const Element* row =
         reinterpret_cast<const Element*>(addresses.values[t]) + at;
+    if constexpr (kAhead) {
+      FetchLines(
+          reinterpret_cast<const Element*>(addresses.next->values[t]) + at,
+          kVectors * kLanes * sizeof(Element));
+    }
     VF32 value[kVectors];
     for (size_t v = 0; v < kVectors; ++v) {
       value[v] = Format::Load(row + v * kLanes);
@@ -207,7 +261,7 @@ HWY_INLINE void ValueTile(const SpanAddresses& addresses,
   }
 }
 
-template <class Format, size_t kQueries>
+template <class Format, size_t kQueries, bool kAhead = false>
 HWY_INLINE void AddValues(const SpanAddresses& addresses,
                           const float (*weights)[kAttentionSpan], size_t begin,
                           size_t end, size_t head_dim, float* sums,
@@ -218,12 +272,12 @@ HWY_INLINE void AddValues(const SpanAddresses& addresses,
   if (begin >= end) return;
   size_t at = 0;
   for (; at + kStep <= head_dim; at += kStep) {
-    ValueTile<Format, kQueries, kVectors>(addresses, weights, begin, end, at,
-                                          sums, sums_stride);
+    ValueTile<Format, kQueries, kVectors, kAhead>(addresses, weights, begin,
+                                                  end, at, sums, sums_stride);
   }
   for (; at < head_dim; at += kLanes) {
-    ValueTile<Format, kQueries, 1>(addresses, weights, begin, end, at, sums,
-                                   sums_stride);
+    ValueTile<Format, kQueries, 1, kAhead>(addresses, weights, begin, end, at,
+                                           sums, sums_stride);
   }
 }
 
@@ -231,7 +285,7 @@ HWY_INLINE void AddValues(const SpanAddresses& addresses,
 // read once for all; those at the ends, which only some see, are added query by
 // query, so that a token never enters the sum of a query that does not see it
 // (a weight of zero would let a NaN through).
-template <class Format, size_t kQueries>
+template <class Format, size_t kQueries, bool kAhead>
 HWY_INLINE void ValuesOfChunk(const SpanAddresses& addresses,
                               const TokenRange* ranges,
                               const float (*weights)[kAttentionSpan],
@@ -250,8 +304,8 @@ HWY_INLINE void ValuesOfChunk(const SpanAddresses& addresses,
                          head_dim, sums + i * sums_stride, sums_stride);
   }
   if (begin == end) return;
-  AddValues<Format, kQueries>(addresses, weights, begin, end, head_dim, sums,
-                              sums_stride);
+  AddValues<Format, kQueries, kAhead>(addresses, weights, begin, end, head_dim,
+                                      sums, sums_stride);
   for (size_t i = 0; i < kQueries; ++i) {
     AddValues<Format, 1>(addresses, weights + i, end, ranges[i].end, head_dim,
                          sums + i * sums_stride, sums_stride);
@@ -267,17 +321,32 @@ HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
   // Values are too many for the nearest cache: the fewer passes over them, the
   // better.
   constexpr size_t kMost = kMaxAccumulators / 2;
+  if (addresses.next != nullptr && num_queries >= 4) {
+    // The first queries fetch what comes next.
+    if (num_queries >= kMost) {
+      ValuesOfChunk<Format, kMost, true>(addresses, ranges, weights, head_dim,
+                                         sums, sums_stride);
+      i = kMost;
+    } else {
+      ValuesOfChunk<Format, 4, true>(addresses, ranges, weights, head_dim, sums,
+                                     sums_stride);
+      i = 4;
+    }
+  }
   for (; i + kMost <= num_queries; i += kMost) {
-    ValuesOfChunk<Format, kMost>(addresses, ranges + i, weights + i, head_dim,
-                                 sums + i * sums_stride, sums_stride);
+    ValuesOfChunk<Format, kMost, false>(addresses, ranges + i, weights + i,
+                                        head_dim, sums + i * sums_stride,
+                                        sums_stride);
   }
   for (; i + 4 <= num_queries; i += 4) {
-    ValuesOfChunk<Format, 4>(addresses, ranges + i, weights + i, head_dim,
-                             sums + i * sums_stride, sums_stride);
+    ValuesOfChunk<Format, 4, false>(addresses, ranges + i, weights + i,
+                                    head_dim, sums + i * sums_stride,
+                                    sums_stride);
   }
   for (; i < num_queries; ++i) {
-    ValuesOfChunk<Format, 1>(addresses, ranges + i, weights + i, head_dim,
-                             sums + i * sums_stride, sums_stride);
+    ValuesOfChunk<Format, 1, false>(addresses, ranges + i, weights + i,
+                                    head_dim, sums + i * sums_stride,
+                                    sums_stride);
   }
 }
 
@@ -384,9 +453,9 @@ HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
 
 // sums[i][dims of the vectors] += weights[i][p] * the values of pair p, pairs
 // [begin, end) in order. `rows` are those of all tokens, `at` the first
-// dimension.
-template <size_t kQueries, size_t kVectors>
-HWY_INLINE void PairTile(const uint8_t* const* rows,
+// dimension. kAhead: the same dimensions of the rows of `next` are fetched.
+template <size_t kQueries, size_t kVectors, bool kAhead>
+HWY_INLINE void PairTile(const uint8_t* const* rows, const uint8_t* const* next,
                          const uint32_t* const* weights, size_t begin,
                          size_t end, size_t at, float* HWY_RESTRICT sums,
                          size_t sums_stride) {
@@ -401,6 +470,11 @@ HWY_INLINE void PairTile(const uint8_t* const* rows,
     const auto* first = reinterpret_cast<const uint16_t*>(rows[2 * p]) + at;
     const auto* second =
         reinterpret_cast<const uint16_t*>(rows[2 * p + 1]) + at;
+    if constexpr (kAhead) {
+      constexpr size_t kBytes = kVectors * kLanes * sizeof(uint16_t);
+      FetchLines(next[2 * p] + at * sizeof(uint16_t), kBytes);
+      FetchLines(next[2 * p + 1] + at * sizeof(uint16_t), kBytes);
+    }
     Pair values[kVectors];
     for (size_t v = 0; v < kVectors; ++v) {
       values[v] = LoadPair(first + v * kLanes, second + v * kLanes);
@@ -418,8 +492,8 @@ HWY_INLINE void PairTile(const uint8_t* const* rows,
   }
 }
 
-template <size_t kQueries>
-HWY_INLINE void AddPairs(const uint8_t* const* rows,
+template <size_t kQueries, bool kAhead = false>
+HWY_INLINE void AddPairs(const uint8_t* const* rows, const uint8_t* const* next,
                          const uint32_t* const* weights, size_t begin,
                          size_t end, size_t head_dim, float* sums,
                          size_t sums_stride) {
@@ -428,11 +502,12 @@ HWY_INLINE void AddPairs(const uint8_t* const* rows,
   if (begin >= end) return;
   size_t at = 0;
   for (; at + kStep <= head_dim; at += kStep) {
-    PairTile<kQueries, kVectors>(rows, weights, begin, end, at, sums,
-                                 sums_stride);
+    PairTile<kQueries, kVectors, kAhead>(rows, next, weights, begin, end, at,
+                                         sums, sums_stride);
   }
   for (; at < head_dim; at += kLanes) {
-    PairTile<kQueries, 1>(rows, weights, begin, end, at, sums, sums_stride);
+    PairTile<kQueries, 1, kAhead>(rows, next, weights, begin, end, at, sums,
+                                  sums_stride);
   }
 }
 
@@ -445,12 +520,13 @@ HWY_INLINE void AddHalfPair(const SpanAddresses& addresses, size_t token,
   const uint8_t* rows[2] = {unseen, unseen};
   rows[token % 2] = addresses.values[token];
   const uint32_t* weights = &packed;
-  AddPairs<1>(rows, &weights, 0, 1, head_dim, sum, 0);
+  AddPairs<1>(rows, nullptr, &weights, 0, 1, head_dim, sum, 0);
 }
 
 // Adds the values of every query in the chunk. Pairs that all queries see are
-// read once for all; those at the ends are added query by query.
-template <size_t kQueries>
+// read once for all, and with kAhead those of the next span are fetched
+// meanwhile; those at the ends are added query by query.
+template <size_t kQueries, bool kAhead>
 HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
                              const TokenRange* ranges,
                              const float (*weights)[kAttentionSpan],
@@ -471,19 +547,20 @@ HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
       AddHalfPair(addresses, ranges[i].begin, weights[i][ranges[i].begin],
                   head_dim, sum);
     }
-    AddPairs<1>(addresses.values, packed + i, first(i),
+    AddPairs<1>(addresses.values, nullptr, packed + i, first(i),
                 common ? begin : last(i), head_dim, sum, 0);
   }
   if (common) {
-    AddPairs<kQueries>(addresses.values, packed, begin, end, head_dim, sums,
-                       sums_stride);
+    AddPairs<kQueries, kAhead>(addresses.values,
+                               kAhead ? addresses.next->values : nullptr,
+                               packed, begin, end, head_dim, sums, sums_stride);
   }
   for (size_t i = 0; i < kQueries; ++i) {
     if (ranges[i].begin == ranges[i].end) continue;
     float* sum = sums + i * sums_stride;
     if (common) {
-      AddPairs<1>(addresses.values, packed + i, end, last(i), head_dim, sum,
-                  0);
+      AddPairs<1>(addresses.values, nullptr, packed + i, end, last(i), head_dim,
+                  sum, 0);
     }
     if (ranges[i].end % 2 == 1) {
       AddHalfPair(addresses, ranges[i].end - 1, weights[i][ranges[i].end - 1],
@@ -494,11 +571,10 @@ HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
 
 // RoundedValues by the instruction, which counts small numbers as zero by
 // itself.
-HWY_NOINLINE void PairValues(const SpanAddresses& addresses,
-                             size_t num_queries, const TokenRange* ranges,
+HWY_NOINLINE void PairValues(const SpanAddresses& addresses, size_t num_queries,
+                             const TokenRange* ranges,
                              const float (*weights)[kAttentionSpan],
-                             size_t head_dim, float* sums,
-                             size_t sums_stride) {
+                             size_t head_dim, float* sums, size_t sums_stride) {
   HWY_ALIGN uint32_t packed[kMaxTileQueries][kAttentionSpan / 2];
   const uint32_t* rows[kMaxTileQueries];
   for (size_t i = 0; i < num_queries; ++i) {
@@ -511,17 +587,29 @@ HWY_NOINLINE void PairValues(const SpanAddresses& addresses,
   }
   size_t i = 0;
   constexpr size_t kMost = kMaxAccumulators / 2;
+  if (addresses.next != nullptr && num_queries >= 4) {
+    // The first queries fetch what comes next.
+    if (num_queries >= kMost) {
+      PairsOfChunk<kMost, true>(addresses, ranges, weights, rows, head_dim,
+                                sums, sums_stride);
+      i = kMost;
+    } else {
+      PairsOfChunk<4, true>(addresses, ranges, weights, rows, head_dim, sums,
+                            sums_stride);
+      i = 4;
+    }
+  }
   for (; i + kMost <= num_queries; i += kMost) {
-    PairsOfChunk<kMost>(addresses, ranges + i, weights + i, rows + i, head_dim,
-                        sums + i * sums_stride, sums_stride);
+    PairsOfChunk<kMost, false>(addresses, ranges + i, weights + i, rows + i,
+                               head_dim, sums + i * sums_stride, sums_stride);
   }
   for (; i + 4 <= num_queries; i += 4) {
-    PairsOfChunk<4>(addresses, ranges + i, weights + i, rows + i, head_dim,
-                    sums + i * sums_stride, sums_stride);
+    PairsOfChunk<4, false>(addresses, ranges + i, weights + i, rows + i,
+                           head_dim, sums + i * sums_stride, sums_stride);
   }
   for (; i < num_queries; ++i) {
-    PairsOfChunk<1>(addresses, ranges + i, weights + i, rows + i, head_dim,
-                    sums + i * sums_stride, sums_stride);
+    PairsOfChunk<1, false>(addresses, ranges + i, weights + i, rows + i,
+                           head_dim, sums + i * sums_stride, sums_stride);
   }
 }
 #else

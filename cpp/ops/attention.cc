@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "base/fp_environment.h"
 #include "base/rounding.h"
@@ -224,6 +225,10 @@ HWY_EXPORT(FinishImpl);
 
 namespace {
 
+// What a near cache holds at most. Queries that see less find it there, where
+// those before them have read it.
+constexpr size_t kNearCacheBytes = size_t{1} << 20;
+
 bool IsNeutral(const float* partial, size_t head_dim) {
   return partial[head_dim] == -std::numeric_limits<float>::infinity() &&
          partial[head_dim + 1] == 0;
@@ -256,10 +261,10 @@ void FindAddresses(const KvHeadView& kv, size_t head_dim, size_t first,
   }
 }
 
-}  // namespace
-
-void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
-                          size_t span, float* partial) {
+// AttentionSpanPartial. `fetch_next`: the whole of the next span is in the
+// view, and read soon.
+void SpanPartial(const KvHeadView& kv, const QueryTile& tile, size_t span,
+                 bool fetch_next, float* partial) {
   const size_t first = span * kAttentionSpan;
   TokenRange ranges[kMaxTileQueries];
   size_t begin = kAttentionSpan, end = 0;
@@ -276,8 +281,23 @@ void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
   addresses.group_begin = begin / kKvGroup;
   addresses.group_end = CeilDiv(end, kKvGroup);
   FindAddresses(kv, tile.head_dim, first, addresses);
+  SpanAddresses next;
+  if (fetch_next && addresses.group_begin == 0 &&
+      addresses.group_end == kSpanGroups) {
+    next.group_begin = 0;
+    next.group_end = kSpanGroups;
+    FindAddresses(kv, tile.head_dim, first + kAttentionSpan, next);
+    addresses.next = &next;
+  }
   HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
   (kv.dtype, addresses, tile, ranges, partial);
+}
+
+}  // namespace
+
+void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
+                          size_t span, float* partial) {
+  SpanPartial(kv, tile, span, /*fetch_next=*/false, partial);
 }
 
 void AttentionMerge(const float* partial, size_t head_dim, float* state) {
@@ -296,7 +316,7 @@ void AttentionFinish(const float* state, size_t head_dim, float* out) {
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out) {
   const size_t stride = PartialFloats(tile.head_dim);
-  float* const states = scratch;                            // [num_queries]
+  float* const states = scratch;                              // [num_queries]
   float* const partial = states + tile.num_queries * stride;  // of one tile
   // The tiles of at most kMaxTileQueries, and which spans each sees.
   struct Part {
@@ -311,23 +331,26 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
     Part& part = parts[num_parts++];
     part.tile = {tile.q + i,    tile.begin + i, tile.end + i,      count,
                  tile.head_dim, tile.soft_cap,  tile.float_weights};
-    part.begin =
-        *std::min_element(part.tile.begin, part.tile.begin + count) /
-        kAttentionSpan;
+    part.begin = *std::min_element(part.tile.begin, part.tile.begin + count) /
+                 kAttentionSpan;
     part.end = CeilDiv(*std::max_element(part.tile.end, part.tile.end + count),
                        kAttentionSpan);
     part.state = states + i * stride;
     begin = std::min(begin, part.begin);
     end = std::max(end, part.end);
   }
+  const size_t span_bytes =
+      2 * kAttentionSpan * tile.head_dim * ElementBytes(kv.dtype);
+  const bool far = (end - begin) * span_bytes > kNearCacheBytes;
   for (size_t span = begin; span < end; ++span) {
+    // Once, and not the last span, which may not be whole.
+    bool fetch_next = far && span + 2 < end;
     for (const Part& part : std::span(parts, num_parts)) {
       if (span < part.begin || span >= part.end) continue;
-      if (span == part.begin) {
-        AttentionSpanPartial(kv, part.tile, span, part.state);
-        continue;
-      }
-      AttentionSpanPartial(kv, part.tile, span, partial);
+      const bool first = span == part.begin;
+      SpanPartial(kv, part.tile, span, std::exchange(fetch_next, false),
+                  first ? part.state : partial);
+      if (first) continue;
       for (size_t i = 0; i < part.tile.num_queries; ++i) {
         AttentionMerge(partial + i * stride, tile.head_dim,
                        part.state + i * stride);

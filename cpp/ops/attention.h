@@ -78,8 +78,10 @@ constexpr size_t AttentionTileFloats(size_t num_queries, size_t head_dim) {
 }
 
 // All of the above for up to kMaxBlockQueries queries: spans in ascending
-// order, then out[i] [head_dim] for query i. Same bits as the pieces. `scratch`
-// [AttentionTileFloats] is used meanwhile.
+// order, then out[i] [head_dim] for query i. Same bits as the pieces. The view
+// has all blocks from the first to the last position that any query sees: the
+// next span is fetched while one is read. `scratch` [AttentionTileFloats] is
+// used meanwhile.
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out);
 

@@ -13,14 +13,17 @@ namespace gkv {
 inline constexpr size_t kSpanGroups = kAttentionSpan / kKvGroup;
 
 // Where the keys and values of a span lie. Only the groups [group_begin,
-// group_end) and their tokens are filled in.
+// group_end) and their tokens are filled in. `next`, if not null, is the span
+// that is read behind this one; both are whole then. What it holds is fetched
+// meanwhile.
 struct SpanAddresses {
   size_t group_begin;
   size_t group_end;
-  const uint8_t* keys[kSpanGroups];       // [head_dim][16] of a group
-  const float* key_scales[kSpanGroups];   // [head_dim / 32][16], int8 only
-  const uint8_t* values[kAttentionSpan];  // [head_dim] of a token
+  const uint8_t* keys[kSpanGroups];           // [head_dim][16] of a group
+  const float* key_scales[kSpanGroups];       // [head_dim / 32][16], int8 only
+  const uint8_t* values[kAttentionSpan];      // [head_dim] of a token
   const float* value_scales[kAttentionSpan];  // [head_dim / 32], int8 only
+  const SpanAddresses* next = nullptr;
 };
 
 // Visible tokens of one query, relative to the span.
