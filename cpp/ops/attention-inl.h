@@ -451,19 +451,48 @@ HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
   }
 }
 
-// sums[i][dims of the vectors] += weights[i][p] * the values of pair p, pairs
+// Sums of a span's values: behind what is there.
+struct PartialSums {
+  float* sums;
+  size_t stride;  // of the queries
+
+  HWY_INLINE VF32 Begin(size_t query, size_t k) const {
+    return hn::LoadU(DF32(), sums + query * stride + k);
+  }
+  HWY_INLINE void End(size_t query, size_t k, VF32 sum) const {
+    hn::StoreU(sum, DF32(), sums + query * stride + k);
+  }
+};
+
+// The same, from zero, joined with the sums of earlier spans as Merge does it.
+struct JoinedSums {
+  float* states;
+  size_t stride;
+  const float* kept;   // of each query, the factor of what is there
+  const float* added;  // and of what comes to it
+
+  HWY_INLINE VF32 Begin(size_t /*query*/, size_t /*k*/) const {
+    return hn::Zero(DF32());
+  }
+  HWY_INLINE void End(size_t query, size_t k, VF32 sum) const {
+    const DF32 d;
+    float* at = states + query * stride + k;
+    const auto scaled = hn::Mul(hn::LoadU(d, at), hn::Set(d, kept[query]));
+    hn::StoreU(hn::MulAdd(sum, hn::Set(d, added[query]), scaled), d, at);
+  }
+};
+
+// Sums of the dims of the vectors: weights[i][p] * the values of pair p, pairs
 // [begin, end) in order. `rows` are those of all tokens, `at` the first
 // dimension. kAhead: the same dimensions of the rows of `next` are fetched.
-template <size_t kQueries, size_t kVectors, bool kAhead>
+template <size_t kQueries, size_t kVectors, bool kAhead, class Sums>
 HWY_INLINE void PairTile(const uint8_t* const* rows, const uint8_t* const* next,
                          const uint32_t* const* weights, size_t begin,
-                         size_t end, size_t at, float* HWY_RESTRICT sums,
-                         size_t sums_stride) {
-  const DF32 d;
+                         size_t end, size_t at, const Sums& sums) {
   VF32 acc[kQueries][kVectors];
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kLanes);
+      acc[i][v] = sums.Begin(i, at + v * kLanes);
     }
   }
   for (size_t p = begin; p < end; ++p) {
@@ -487,27 +516,25 @@ HWY_INLINE void PairTile(const uint8_t* const* rows, const uint8_t* const* next,
   }
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kLanes);
+      sums.End(i, at + v * kLanes, acc[i][v]);
     }
   }
 }
 
-template <size_t kQueries, bool kAhead = false>
+template <size_t kQueries, bool kAhead = false, class Sums>
 HWY_INLINE void AddPairs(const uint8_t* const* rows, const uint8_t* const* next,
                          const uint32_t* const* weights, size_t begin,
-                         size_t end, size_t head_dim, float* sums,
-                         size_t sums_stride) {
+                         size_t end, size_t head_dim, const Sums& sums) {
   constexpr size_t kVectors = HWY_MIN(kMaxAccumulators / kQueries, size_t{8});
   constexpr size_t kStep = kVectors * kLanes;
   if (begin >= end) return;
   size_t at = 0;
   for (; at + kStep <= head_dim; at += kStep) {
     PairTile<kQueries, kVectors, kAhead>(rows, next, weights, begin, end, at,
-                                         sums, sums_stride);
+                                         sums);
   }
   for (; at < head_dim; at += kLanes) {
-    PairTile<kQueries, 1, kAhead>(rows, next, weights, begin, end, at, sums,
-                                  sums_stride);
+    PairTile<kQueries, 1, kAhead>(rows, next, weights, begin, end, at, sums);
   }
 }
 
@@ -520,7 +547,7 @@ HWY_INLINE void AddHalfPair(const SpanAddresses& addresses, size_t token,
   const uint8_t* rows[2] = {unseen, unseen};
   rows[token % 2] = addresses.values[token];
   const uint32_t* weights = &packed;
-  AddPairs<1>(rows, nullptr, &weights, 0, 1, head_dim, sum, 0);
+  AddPairs<1>(rows, nullptr, &weights, 0, 1, head_dim, PartialSums{sum, 0});
 }
 
 // Adds the values of every query in the chunk. Pairs that all queries see are
@@ -548,19 +575,19 @@ HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
                   head_dim, sum);
     }
     AddPairs<1>(addresses.values, nullptr, packed + i, first(i),
-                common ? begin : last(i), head_dim, sum, 0);
+                common ? begin : last(i), head_dim, PartialSums{sum, 0});
   }
   if (common) {
-    AddPairs<kQueries, kAhead>(addresses.values,
-                               kAhead ? addresses.next->values : nullptr,
-                               packed, begin, end, head_dim, sums, sums_stride);
+    AddPairs<kQueries, kAhead>(
+        addresses.values, kAhead ? addresses.next->values : nullptr, packed,
+        begin, end, head_dim, PartialSums{sums, sums_stride});
   }
   for (size_t i = 0; i < kQueries; ++i) {
     if (ranges[i].begin == ranges[i].end) continue;
     float* sum = sums + i * sums_stride;
     if (common) {
       AddPairs<1>(addresses.values, nullptr, packed + i, end, last(i), head_dim,
-                  sum, 0);
+                  PartialSums{sum, 0});
     }
     if (ranges[i].end % 2 == 1) {
       AddHalfPair(addresses, ranges[i].end - 1, weights[i][ranges[i].end - 1],
@@ -610,6 +637,46 @@ HWY_NOINLINE void PairValues(const SpanAddresses& addresses, size_t num_queries,
   for (; i < num_queries; ++i) {
     PairsOfChunk<1, false>(addresses, ranges + i, weights + i, rows + i,
                            head_dim, sums + i * sums_stride, sums_stride);
+  }
+}
+
+// The values of a whole span, which all queries see, joined with their states:
+// PairValues and a merge without a partial in between. Requires: the number of
+// queries is a multiple of 4.
+HWY_NOINLINE void JoinPairValues(const SpanAddresses& addresses,
+                                 size_t num_queries,
+                                 const float (*weights)[kAttentionSpan],
+                                 size_t head_dim, const JoinedSums& joined) {
+  constexpr size_t kPairs = kAttentionSpan / 2;
+  HWY_ALIGN uint32_t packed[kMaxTileQueries][kPairs];
+  const uint32_t* rows[kMaxTileQueries] = {};
+  for (size_t i = 0; i < num_queries; ++i) {
+    PackWeights(weights[i], kAttentionSpan, packed[i]);
+    rows[i] = packed[i];
+  }
+  const auto from = [&](size_t i) HWY_ATTR {
+    return JoinedSums{joined.states + i * joined.stride, joined.stride,
+                      joined.kept + i, joined.added + i};
+  };
+  const uint8_t* const* values = addresses.values;
+  size_t i = 0;
+  constexpr size_t kMost = kMaxAccumulators / 2;
+  if (addresses.next != nullptr) {
+    // The first queries fetch what comes next.
+    const uint8_t* const* next = addresses.next->values;
+    if (num_queries >= kMost) {
+      AddPairs<kMost, true>(values, next, rows, 0, kPairs, head_dim, joined);
+      i = kMost;
+    } else {
+      AddPairs<4, true>(values, next, rows, 0, kPairs, head_dim, joined);
+      i = 4;
+    }
+  }
+  for (; i + kMost <= num_queries; i += kMost) {
+    AddPairs<kMost>(values, nullptr, rows + i, 0, kPairs, head_dim, from(i));
+  }
+  for (; i < num_queries; i += 4) {
+    AddPairs<4>(values, nullptr, rows + i, 0, kPairs, head_dim, from(i));
   }
 }
 #else

@@ -184,15 +184,30 @@ void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
   }
 }
 
+// The maximum of both.
+HWY_INLINE VF32 JoinedMax(VF32 state, VF32 partial) {
+  return hn::IfThenElse(hn::Lt(partial, state), state, partial);
+}
+
+// What sums relative to the maximum `own` are multiplied by, relative to `max`.
+HWY_INLINE VF32 JoinFactor(VF32 own, VF32 max) {
+  return hn::IfThenElse(hn::Eq(own, max), hn::Set(DF32(), 1.0f),
+                        ExpKeepNaN(hn::Sub(own, max)));
+}
+
+float JoinedSum(float state, float a, float partial, float b) {
+  return state * a + partial * b;
+}
+
 // state = state * a + partial * b elementwise, [head_dim].
 void MergeImpl(const float* partial, size_t head_dim, float* state) {
   const DF32 d;
-  const float max = HWY_MAX(partial[head_dim], state[head_dim]);
-  const auto factor = [&](float own) HWY_ATTR {
-    return own == max ? 1.0f : hn::GetLane(ExpKeepNaN(hn::Set(d, own - max)));
-  };
-  const float a = factor(state[head_dim]);
-  const float b = factor(partial[head_dim]);
+  const auto state_max = hn::Set(d, state[head_dim]);
+  const auto partial_max = hn::Set(d, partial[head_dim]);
+  const auto joined_max = JoinedMax(state_max, partial_max);
+  const float max = hn::GetLane(joined_max);
+  const float a = hn::GetLane(JoinFactor(state_max, joined_max));
+  const float b = hn::GetLane(JoinFactor(partial_max, joined_max));
   const auto va = hn::Set(d, a);
   const auto vb = hn::Set(d, b);
   for (size_t i = 0; i < head_dim; i += kLanes) {
@@ -200,7 +215,55 @@ void MergeImpl(const float* partial, size_t head_dim, float* state) {
     hn::StoreU(hn::MulAdd(hn::LoadU(d, partial + i), vb, scaled), d, state + i);
   }
   state[head_dim] = max;
-  state[head_dim + 1] = state[head_dim + 1] * a + partial[head_dim + 1] * b;
+  state[head_dim + 1] =
+      JoinedSum(state[head_dim + 1], a, partial[head_dim + 1], b);
+}
+
+// A whole span, which all queries see, and its merge with their states, none of
+// which is neutral: the same bits without a partial in between. False, with
+// nothing done, where only the pieces are known.
+bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
+                  [[maybe_unused]] const SpanAddresses& addresses,
+                  [[maybe_unused]] const QueryTile& tile,
+                  [[maybe_unused]] float* states) {
+#if GKV_NATIVE_PAIRS
+  if (dtype != KvDtype::kBF16 || tile.float_weights || !UsePairs() ||
+      tile.num_queries % 4 != 0) {
+    return false;
+  }
+  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
+  Scores<FormatBF16>(addresses, tile, 0, kSpanGroups, scores);
+  const DF32 d;
+  const size_t head_dim = tile.head_dim;
+  const size_t stride = PartialFloats(head_dim);
+  // Those of the states, and those of the span.
+  HWY_ALIGN float maxes[2][kMaxTileQueries] = {};
+  float sums[kMaxTileQueries];
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    maxes[0][i] = states[i * stride + head_dim];
+    Softmax<true>({0, kAttentionSpan}, tile.soft_cap, scores[i], &maxes[1][i],
+                  &sums[i]);
+  }
+  HWY_ALIGN float kept[kMaxTileQueries], added[kMaxTileQueries];
+  for (size_t i = 0; i < kMaxTileQueries; i += kLanes) {
+    const auto state_max = hn::Load(d, maxes[0] + i);
+    const auto span_max = hn::Load(d, maxes[1] + i);
+    const auto max = JoinedMax(state_max, span_max);
+    hn::Store(JoinFactor(state_max, max), d, kept + i);
+    hn::Store(JoinFactor(span_max, max), d, added + i);
+    hn::Store(max, d, maxes[0] + i);
+  }
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    float* state = states + i * stride + head_dim;
+    state[0] = maxes[0][i];
+    state[1] = JoinedSum(state[1], kept[i], sums[i], added[i]);
+  }
+  JoinPairValues(addresses, tile.num_queries, scores, head_dim,
+                 {states, stride, kept, added});
+  return true;
+#else
+  return false;
+#endif
 }
 
 void FinishImpl(const float* state, size_t head_dim, float* out) {
@@ -220,6 +283,7 @@ HWY_AFTER_NAMESPACE();
 namespace gkv {
 
 HWY_EXPORT(SpanPartialImpl);
+HWY_EXPORT(JoinSpanImpl);
 HWY_EXPORT(MergeImpl);
 HWY_EXPORT(FinishImpl);
 
@@ -261,43 +325,64 @@ void FindAddresses(const KvHeadView& kv, size_t head_dim, size_t first,
   }
 }
 
-// AttentionSpanPartial. `fetch_next`: the whole of the next span is in the
-// view, and read soon.
-void SpanPartial(const KvHeadView& kv, const QueryTile& tile, size_t span,
-                 bool fetch_next, float* partial) {
+// The addresses of a span, and of the next one for which there is room.
+class SpanReads {
+ public:
+  // `fetch_next`: the whole of the next span is in the view, and read soon.
+  SpanReads(const KvHeadView& kv, const QueryTile& tile, size_t span,
+            bool fetch_next) {
+    const size_t first = span * kAttentionSpan;
+    size_t begin = kAttentionSpan, end = 0;
+    for (size_t i = 0; i < tile.num_queries; ++i) {
+      const size_t lo = std::max(tile.begin[i], first);
+      const size_t hi = std::min(tile.end[i], first + kAttentionSpan);
+      ranges_[i] =
+          lo < hi ? TokenRange{lo - first, hi - first} : TokenRange{0, 0};
+      if (lo >= hi) continue;
+      begin = std::min(begin, lo - first);
+      end = std::max(end, hi - first);
+    }
+    if (begin >= end) begin = end = 0;
+    own_.group_begin = begin / kKvGroup;
+    own_.group_end = CeilDiv(end, kKvGroup);
+    FindAddresses(kv, tile.head_dim, first, own_);
+    if (!fetch_next || own_.group_begin != 0 || own_.group_end != kSpanGroups) {
+      return;
+    }
+    next_.group_begin = 0;
+    next_.group_end = kSpanGroups;
+    FindAddresses(kv, tile.head_dim, first + kAttentionSpan, next_);
+    own_.next = &next_;
+  }
+  SpanReads(const SpanReads&) = delete;
+  SpanReads& operator=(const SpanReads&) = delete;
+
+  const SpanAddresses& addresses() const { return own_; }
+  const TokenRange* ranges() const { return ranges_; }
+
+ private:
+  TokenRange ranges_[kMaxTileQueries];
+  SpanAddresses own_, next_;
+};
+
+// Whether each query sees the whole of a span, and has seen some before it.
+bool SeeWholeSpan(const QueryTile& tile, size_t span) {
   const size_t first = span * kAttentionSpan;
-  TokenRange ranges[kMaxTileQueries];
-  size_t begin = kAttentionSpan, end = 0;
   for (size_t i = 0; i < tile.num_queries; ++i) {
-    const size_t lo = std::max(tile.begin[i], first);
-    const size_t hi = std::min(tile.end[i], first + kAttentionSpan);
-    ranges[i] = lo < hi ? TokenRange{lo - first, hi - first} : TokenRange{0, 0};
-    if (lo >= hi) continue;
-    begin = std::min(begin, lo - first);
-    end = std::max(end, hi - first);
+    if (tile.begin[i] >= first || tile.end[i] < first + kAttentionSpan) {
+      return false;
+    }
   }
-  if (begin >= end) begin = end = 0;
-  SpanAddresses addresses;
-  addresses.group_begin = begin / kKvGroup;
-  addresses.group_end = CeilDiv(end, kKvGroup);
-  FindAddresses(kv, tile.head_dim, first, addresses);
-  SpanAddresses next;
-  if (fetch_next && addresses.group_begin == 0 &&
-      addresses.group_end == kSpanGroups) {
-    next.group_begin = 0;
-    next.group_end = kSpanGroups;
-    FindAddresses(kv, tile.head_dim, first + kAttentionSpan, next);
-    addresses.next = &next;
-  }
-  HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
-  (kv.dtype, addresses, tile, ranges, partial);
+  return true;
 }
 
 }  // namespace
 
 void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
                           size_t span, float* partial) {
-  SpanPartial(kv, tile, span, /*fetch_next=*/false, partial);
+  const SpanReads reads(kv, tile, span, /*fetch_next=*/false);
+  HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
+  (kv.dtype, reads.addresses(), tile, reads.ranges(), partial);
 }
 
 void AttentionMerge(const float* partial, size_t head_dim, float* state) {
@@ -347,9 +432,17 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
     bool fetch_next = far && span + 2 < end;
     for (const Part& part : std::span(parts, num_parts)) {
       if (span < part.begin || span >= part.end) continue;
+      const SpanReads reads(kv, part.tile, span,
+                            std::exchange(fetch_next, false));
+      if (SeeWholeSpan(part.tile, span) &&
+          HWY_DYNAMIC_DISPATCH(JoinSpanImpl)(kv.dtype, reads.addresses(),
+                                             part.tile, part.state)) {
+        continue;
+      }
       const bool first = span == part.begin;
-      SpanPartial(kv, part.tile, span, std::exchange(fetch_next, false),
-                  first ? part.state : partial);
+      HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
+      (kv.dtype, reads.addresses(), part.tile, reads.ranges(),
+       first ? part.state : partial);
       if (first) continue;
       for (size_t i = 0; i < part.tile.num_queries; ++i) {
         AttentionMerge(partial + i * stride, tile.head_dim,

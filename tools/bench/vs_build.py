@@ -36,7 +36,7 @@ class Work:
 
 WORKS = [
     *(Work(f"prefill-{n}", {"kind": "prefill", "tokens": n})
-      for n in (16, 128, 512, 2048, 8192)),
+      for n in (16, 128, 512, 2048, 8192, 16384)),
     Work("decode", {"kind": "decode", "tokens": 64, "context": 32}),
     Work("decode-at-8192",
          {"kind": "decode", "tokens": 32, "context": 8192}),

@@ -196,26 +196,31 @@ TEST_F(AttentionTest, PiecesGiveTheBitsOfTheWhole) {
 }
 
 // Of more keys and values than a near cache holds, those of the next span are
-// fetched meanwhile. Pieces never do that.
+// fetched meanwhile, and whole spans may enter the states at once. Pieces never
+// do that.
 TEST_F(AttentionTest, ManyPositionsGiveTheBitsOfTheirPieces) {
-  constexpr size_t kHeadDim = 512;
   for (const KvDtype dtype : kDtypes) {
-    for (const size_t first : {0u, 256u}) {
-      const KvShape shape = {dtype, kHeadDim, 16, first, first + 1301};
-      SCOPED_TRACE(Name(shape));
-      const TestKv kv(shape);
-      TestQueries queries(kHeadDim);
-      AddRows(queries, first + 1300, 9, 4, 1293);
-      queries.Add(first + 1, first + 1280);
-      queries.Add(first, first + 2);
-      queries.Add(first + 1290, first + 1301);
-      OnEveryTarget([&] {
-        const std::vector<uint32_t> pieces =
-            Bits(ByPieces(queries, kv.View(), kHeadDim, 13, 16));
-        for (const size_t tile : {1u, 4u, 7u, 16u, 32u}) {
-          ASSERT_EQ(Bits(queries.Attend(kv.View(), tile)), pieces) << tile;
+    for (const size_t head_dim : {96u, 512u}) {
+      for (const size_t first : {0u, 256u}) {
+        const KvShape shape = {dtype, head_dim, 16, first, first + 1301};
+        SCOPED_TRACE(Name(shape));
+        TestKv kv(shape);
+        for (size_t p = first + 300; p < first + 1301; p += 250) {
+          kv.SetValue(p, std::vector<float>(head_dim, p % 500 ? 0.0f : -0.0f));
         }
-      });
+        TestQueries queries(head_dim);
+        AddRows(queries, first + 1300, 9, 4, 1293);
+        queries.Add(first + 1, first + 1280);
+        queries.Add(first, first + 2);
+        queries.Add(first + 1290, first + 1301);
+        OnEveryTarget([&] {
+          const std::vector<uint32_t> pieces =
+              Bits(ByPieces(queries, kv.View(), head_dim, 13, 16));
+          for (const size_t tile : {1u, 4u, 7u, 12u, 16u, 32u}) {
+            ASSERT_EQ(Bits(queries.Attend(kv.View(), tile)), pieces) << tile;
+          }
+        });
+      }
     }
   }
 }
