@@ -41,6 +41,8 @@ class TestKv {
       std::memset(blocks_.back().data(), 0xFF, blocks_.back().size());
       addresses_.push_back(blocks_.back().data());
     }
+    // A sanitizer sees who looks for a block behind the last one.
+    addresses_.shrink_to_fit();
     std::vector<float> x(shape.head_dim);
     for (size_t position = shape.begin; position < shape.end; ++position) {
       std::mt19937 rng(static_cast<uint32_t>(position + 1));
@@ -100,8 +102,11 @@ class TestKv {
 // Queries with the positions that they see.
 class TestQueries {
  public:
-  explicit TestQueries(size_t head_dim, float soft_cap = 0)
-      : head_dim_(head_dim), soft_cap_(soft_cap) {}
+  explicit TestQueries(size_t head_dim, float soft_cap = 0,
+                       bool float_weights = false)
+      : head_dim_(head_dim),
+        soft_cap_(soft_cap),
+        float_weights_(float_weights) {}
 
   // The query's content depends on how many were added before it.
   void Add(size_t begin, size_t end) {
@@ -147,13 +152,14 @@ class TestQueries {
       for (size_t i = 0; i < count; ++i)
         q.push_back(queries_[first + i].data());
       fn(first, QueryTile{q.data(), &begin_[first], &end_[first], count,
-                          head_dim_, soft_cap_});
+                          head_dim_, soft_cap_, float_weights_});
     }
   }
 
  private:
   size_t head_dim_;
   float soft_cap_;
+  bool float_weights_;
   std::vector<std::vector<float>> queries_;
   std::vector<size_t> begin_, end_;
 };
