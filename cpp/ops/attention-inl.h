@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/rounding.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "ops/attention.h"
 #include "ops/attention_span.h"
@@ -67,6 +68,7 @@ HWY_INLINE void FetchLine(const void* at) {
 #endif
 }
 
+// Of several vectors. Those of less than a line ask for theirs more than once.
 HWY_INLINE void FetchLines(const void* at, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kLineBytes) {
     FetchLine(static_cast<const uint8_t*>(at) + i);
@@ -661,6 +663,7 @@ HWY_NOINLINE void JoinPairValues(const SpanAddresses& addresses,
   const uint8_t* const* values = addresses.values;
   size_t i = 0;
   constexpr size_t kMost = kMaxAccumulators / 2;
+  static_assert(kMost % 4 == 0);
   if (addresses.next != nullptr) {
     // The first queries fetch what comes next.
     const uint8_t* const* next = addresses.next->values;

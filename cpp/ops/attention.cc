@@ -184,9 +184,9 @@ void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
   }
 }
 
-// The maximum of both.
+// The maximum of both, that of the state where they are equal or one is NaN.
 HWY_INLINE VF32 JoinedMax(VF32 state, VF32 partial) {
-  return hn::IfThenElse(hn::Lt(partial, state), state, partial);
+  return hn::IfThenElse(hn::Gt(partial, state), partial, state);
 }
 
 // What sums relative to the maximum `own` are multiplied by, relative to `max`.
@@ -221,7 +221,8 @@ void MergeImpl(const float* partial, size_t head_dim, float* state) {
 
 // A whole span, which all queries see, and its merge with their states, none of
 // which is neutral: the same bits without a partial in between. False, with
-// nothing done, where only the pieces are known.
+// nothing done, but for bf16 values whose weights are rounded, queries in
+// fours, and a processor with the instruction.
 bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
                   [[maybe_unused]] const SpanAddresses& addresses,
                   [[maybe_unused]] const QueryTile& tile,
@@ -244,6 +245,7 @@ bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
     Softmax<true>({0, kAttentionSpan}, tile.soft_cap, scores[i], &maxes[1][i],
                   &sums[i]);
   }
+  static_assert(kMaxTileQueries % kLanes == 0);
   HWY_ALIGN float kept[kMaxTileQueries], added[kMaxTileQueries];
   for (size_t i = 0; i < kMaxTileQueries; i += kLanes) {
     const auto state_max = hn::Load(d, maxes[0] + i);
@@ -325,10 +327,11 @@ void FindAddresses(const KvHeadView& kv, size_t head_dim, size_t first,
   }
 }
 
-// The addresses of a span, and of the next one for which there is room.
+// Where what a tile sees of a span lies, and the next span if it is fetched.
 class SpanReads {
  public:
-  // `fetch_next`: the whole of the next span is in the view, and read soon.
+  // `fetch_next`: the whole of the next span is in the view, and read soon. It
+  // is fetched by tiles of which some query sees each group of this one.
   SpanReads(const KvHeadView& kv, const QueryTile& tile, size_t span,
             bool fetch_next) {
     const size_t first = span * kAttentionSpan;
@@ -428,7 +431,7 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
       2 * kAttentionSpan * tile.head_dim * ElementBytes(kv.dtype);
   const bool far = (end - begin) * span_bytes > kNearCacheBytes;
   for (size_t span = begin; span < end; ++span) {
-    // Once, and not the last span, which may not be whole.
+    // By the first part alone, and not the last span, which may not be whole.
     bool fetch_next = far && span + 2 < end;
     for (const Part& part : std::span(parts, num_parts)) {
       if (span < part.begin || span >= part.end) continue;
