@@ -18,6 +18,7 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "ops/attention-inl.h"
+#include "ops/attention_bf16-inl.h"
 #include "ops/attention_span.h"
 #include "ops/vector16-inl.h"
 
