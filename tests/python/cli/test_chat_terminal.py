@@ -248,7 +248,7 @@ def test_a_terminal_that_goes_while_a_reply_runs(start: Start) -> None:
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
-    screen.close()  # hangs up
+    screen.hang_up()
     screen = start()
     screen.wait_for_prompt("main")
     assert "main: 1 turn" in screen.text

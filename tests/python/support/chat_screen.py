@@ -126,5 +126,15 @@ class Screen:
             return -self.process.signalstatus
         return self.process.exitstatus
 
+    def hang_up(self) -> None:
+        """The terminal goes, as with its window; returns when the program has
+        ended. `close` would kill it soon.
+        """
+        self.process.ptyproc.fileobj.close()
+        end = time.monotonic() + WAIT_S
+        while self.process.isalive():
+            assert time.monotonic() < end, "still running without a terminal"
+            time.sleep(0.02)
+
     def close(self) -> None:
         self.process.close(force=True)
