@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Screen:
             ["-m", "gemmakv", *map(str, arguments)],
             dimensions=(rows, columns),
             env={**inherited, "TERM": "xterm-256color", **env},
+            # Tests that run under nohup ignore it, and so would the program.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.process.delaybeforesend = None
 
