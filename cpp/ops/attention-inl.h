@@ -74,6 +74,27 @@ HWY_INLINE void FetchLines(const void* at, size_t bytes) {
   }
 }
 
+// body<kQueries, kAhead>(i) for queries [i, i + kQueries): as many as fit
+// kMost, then 4, then 1 at a time. kAhead: these fetch what comes next, the
+// first alone, if `ahead` and there are 4.
+template <size_t kMost, class Body>
+HWY_INLINE void ForChunks(size_t num_queries, bool ahead, const Body& body) {
+  static_assert(kMost % 4 == 0);
+  size_t i = 0;
+  if (ahead && num_queries >= kMost) {
+    body.template operator()<kMost, true>(i);
+    i += kMost;
+  } else if (ahead && num_queries >= 4) {
+    body.template operator()<4, true>(i);
+    i += 4;
+  }
+  for (; i + kMost <= num_queries; i += kMost) {
+    body.template operator()<kMost, false>(i);
+  }
+  for (; i + 4 <= num_queries; i += 4) body.template operator()<4, false>(i);
+  for (; i < num_queries; ++i) body.template operator()<1, false>(i);
+}
+
 // One vector of kLanes tokens of a group.
 struct KeyColumn {
   const void* keys;
@@ -188,31 +209,12 @@ HWY_INLINE void Scores(const SpanAddresses& addresses, const QueryTile& tile,
               : reinterpret_cast<const Element*>(next->keys[g]) + lane};
     }
   }
-  size_t i = 0;
-  if (next != nullptr && tile.num_queries >= 4) {
-    // The first queries fetch what comes next.
-    if (tile.num_queries >= 8) {
-      ScoreColumns<Format, 8, true>(tile.q, columns, num_columns, tile.head_dim,
-                                    scores);
-      i = 8;
-    } else {
-      ScoreColumns<Format, 4, true>(tile.q, columns, num_columns, tile.head_dim,
-                                    scores);
-      i = 4;
-    }
-  }
-  for (; i + 8 <= tile.num_queries; i += 8) {
-    ScoreColumns<Format, 8, false>(tile.q + i, columns, num_columns,
-                                   tile.head_dim, scores + i);
-  }
-  for (; i + 4 <= tile.num_queries; i += 4) {
-    ScoreColumns<Format, 4, false>(tile.q + i, columns, num_columns,
-                                   tile.head_dim, scores + i);
-  }
-  for (; i < tile.num_queries; ++i) {
-    ScoreColumns<Format, 1, false>(tile.q + i, columns, num_columns,
-                                   tile.head_dim, scores + i);
-  }
+  ForChunks<8>(tile.num_queries, next != nullptr,
+               [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
+                 ScoreColumns<Format, kQueries, kAhead>(
+                     tile.q + i, columns, num_columns, tile.head_dim,
+                     scores + i);
+               });
 }
 
 // sums[i][dims of the vectors] += weights[i][t] * values[t], tokens [begin,
@@ -318,37 +320,15 @@ HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
                        const TokenRange* ranges,
                        const float (*weights)[kAttentionSpan], size_t head_dim,
                        float* sums, size_t sums_stride) {
-  size_t i = 0;
   // Values are too many for the nearest cache: the fewer passes over them, the
   // better.
-  constexpr size_t kMost = kMaxAccumulators / 2;
-  if (addresses.next != nullptr && num_queries >= 4) {
-    // The first queries fetch what comes next.
-    if (num_queries >= kMost) {
-      ValuesOfChunk<Format, kMost, true>(addresses, ranges, weights, head_dim,
-                                         sums, sums_stride);
-      i = kMost;
-    } else {
-      ValuesOfChunk<Format, 4, true>(addresses, ranges, weights, head_dim, sums,
-                                     sums_stride);
-      i = 4;
-    }
-  }
-  for (; i + kMost <= num_queries; i += kMost) {
-    ValuesOfChunk<Format, kMost, false>(addresses, ranges + i, weights + i,
-                                        head_dim, sums + i * sums_stride,
-                                        sums_stride);
-  }
-  for (; i + 4 <= num_queries; i += 4) {
-    ValuesOfChunk<Format, 4, false>(addresses, ranges + i, weights + i,
-                                    head_dim, sums + i * sums_stride,
-                                    sums_stride);
-  }
-  for (; i < num_queries; ++i) {
-    ValuesOfChunk<Format, 1, false>(addresses, ranges + i, weights + i,
-                                    head_dim, sums + i * sums_stride,
-                                    sums_stride);
-  }
+  ForChunks<kMaxAccumulators / 2>(
+      num_queries, addresses.next != nullptr,
+      [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
+        ValuesOfChunk<Format, kQueries, kAhead>(
+            addresses, ranges + i, weights + i, head_dim,
+            sums + i * sums_stride, sums_stride);
+      });
 }
 
 }  // namespace HWY_NAMESPACE

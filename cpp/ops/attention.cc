@@ -229,8 +229,7 @@ bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
                   [[maybe_unused]] const QueryTile& tile,
                   [[maybe_unused]] float* states) {
 #if GKV_NATIVE_PAIRS
-  if (dtype != KvDtype::kBF16 || tile.float_weights || !UsePairs() ||
-      tile.num_queries % 4 != 0) {
+  if (dtype != KvDtype::kBF16 || tile.float_weights || !UsePairs()) {
     return false;
   }
   HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];

@@ -281,37 +281,17 @@ HWY_NOINLINE void PairValues(const SpanAddresses& addresses, size_t num_queries,
     }
     rows[i] = packed[i];
   }
-  size_t i = 0;
-  constexpr size_t kMost = kMaxAccumulators / 2;
-  if (addresses.next != nullptr && num_queries >= 4) {
-    // The first queries fetch what comes next.
-    if (num_queries >= kMost) {
-      PairsOfChunk<kMost, true>(addresses, ranges, weights, rows, head_dim,
-                                sums, sums_stride);
-      i = kMost;
-    } else {
-      PairsOfChunk<4, true>(addresses, ranges, weights, rows, head_dim, sums,
-                            sums_stride);
-      i = 4;
-    }
-  }
-  for (; i + kMost <= num_queries; i += kMost) {
-    PairsOfChunk<kMost, false>(addresses, ranges + i, weights + i, rows + i,
-                               head_dim, sums + i * sums_stride, sums_stride);
-  }
-  for (; i + 4 <= num_queries; i += 4) {
-    PairsOfChunk<4, false>(addresses, ranges + i, weights + i, rows + i,
-                           head_dim, sums + i * sums_stride, sums_stride);
-  }
-  for (; i < num_queries; ++i) {
-    PairsOfChunk<1, false>(addresses, ranges + i, weights + i, rows + i,
-                           head_dim, sums + i * sums_stride, sums_stride);
-  }
+  ForChunks<kMaxAccumulators / 2>(
+      num_queries, addresses.next != nullptr,
+      [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
+        PairsOfChunk<kQueries, kAhead>(addresses, ranges + i, weights + i,
+                                       rows + i, head_dim,
+                                       sums + i * sums_stride, sums_stride);
+      });
 }
 
 // The values of a whole span, which all queries see, joined with their states:
-// PairValues and a merge without a partial in between. Requires: the number of
-// queries is a multiple of 4.
+// PairValues and a merge without a partial in between.
 HWY_NOINLINE void JoinPairValues(const SpanAddresses& addresses,
                                  size_t num_queries,
                                  const float (*weights)[kAttentionSpan],
@@ -323,31 +303,16 @@ HWY_NOINLINE void JoinPairValues(const SpanAddresses& addresses,
     PackWeights(weights[i], kAttentionSpan, packed[i]);
     rows[i] = packed[i];
   }
-  const auto from = [&](size_t i) HWY_ATTR {
-    return JoinedSums{joined.states + i * joined.stride, joined.stride,
-                      joined.kept + i, joined.added + i};
-  };
-  const uint8_t* const* values = addresses.values;
-  size_t i = 0;
-  constexpr size_t kMost = kMaxAccumulators / 2;
-  static_assert(kMost % 4 == 0);
-  if (addresses.next != nullptr) {
-    // The first queries fetch what comes next.
-    const uint8_t* const* next = addresses.next->values;
-    if (num_queries >= kMost) {
-      AddPairs<kMost, true>(values, next, rows, 0, kPairs, head_dim, joined);
-      i = kMost;
-    } else {
-      AddPairs<4, true>(values, next, rows, 0, kPairs, head_dim, joined);
-      i = 4;
-    }
-  }
-  for (; i + kMost <= num_queries; i += kMost) {
-    AddPairs<kMost>(values, nullptr, rows + i, 0, kPairs, head_dim, from(i));
-  }
-  for (; i < num_queries; i += 4) {
-    AddPairs<4>(values, nullptr, rows + i, 0, kPairs, head_dim, from(i));
-  }
+  const uint8_t* const* next =
+      addresses.next == nullptr ? nullptr : addresses.next->values;
+  ForChunks<kMaxAccumulators / 2>(
+      num_queries, next != nullptr,
+      [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
+        AddPairs<kQueries, kAhead>(
+            addresses.values, next, rows + i, 0, kPairs, head_dim,
+            JoinedSums{joined.states + i * joined.stride, joined.stride,
+                       joined.kept + i, joined.added + i});
+      });
 }
 #else
 #define GKV_NATIVE_PAIRS 0

@@ -41,17 +41,6 @@ inline constexpr size_t kTileGroups = kSlices == 1 ? kTileColumns : 1;
 // memory.
 inline constexpr size_t kTileRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 
-// Of lambdas that are to be part of their caller however large they are: GCC
-// would call the last of a row of them, and then vectors live in memory. Not
-// where sanitizers are: there it is of no use, and compiling takes minutes.
-#ifndef GKV_INLINE_ATTR
-#if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_UBSAN
-#define GKV_INLINE_ATTR HWY_ATTR
-#else
-#define GKV_INLINE_ATTR HWY_ATTR __attribute__((always_inline))
-#endif
-#endif
-
 // Calls fn(integral_constant i) for i in [0, kCount). Unrolled by the front
 // end, so that arrays of vectors indexed by i become registers.
 template <size_t kCount, class Fn>

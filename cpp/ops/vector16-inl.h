@@ -34,6 +34,17 @@ HWY_INLINE VF32 MinusInfinity() {
   return hn::Set(DF32(), -std::numeric_limits<float>::infinity());
 }
 
+// Of lambdas that are to be part of their caller however large they are: GCC
+// would call the last of a row of them, and then vectors live in memory. Not
+// where sanitizers are: there it is of no use, and compiling takes minutes.
+#ifndef GKV_INLINE_ATTR
+#if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_UBSAN
+#define GKV_INLINE_ATTR HWY_ATTR
+#else
+#define GKV_INLINE_ATTR HWY_ATTR __attribute__((always_inline))
+#endif
+#endif
+
 // Calls fn(offset, count) for consecutive vectors of [0, size): count is
 // kLanes but for the last one, which may be shorter.
 template <typename Fn>
