@@ -68,8 +68,18 @@ endif()
 if(GEMMAKV_TARGETS STREQUAL "all")
   set(_gkv_disabled "(HWY_SSSE3|HWY_AVX3)")
 elseif(GEMMAKV_TARGETS STREQUAL "few")
-  set(_gkv_disabled
-    "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
+  # Of AVX-512 the kernels that this machine's processor would take: they
+  # differ where it multiplies bfloat16.
+  execute_process(
+    COMMAND ${CMAKE_CXX_COMPILER} -march=native -dM -E -x c++ /dev/null
+    OUTPUT_VARIABLE _gkv_macros ERROR_QUIET)
+  if(_gkv_macros MATCHES "__AVX512BF16__")
+    set(_gkv_disabled
+      "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|HWY_AVX3_SPR)")
+  else()
+    set(_gkv_disabled
+      "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
+  endif()
 elseif(GEMMAKV_TARGETS STREQUAL "least")
   set(_gkv_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|\
 HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
