@@ -12,6 +12,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 
 #include "hwy/highway.h"
+#include "ops/byte_dot-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gkv {
@@ -66,8 +67,9 @@ double Int8Work(size_t steps, int32_t* value) {
   const hn::Repartition<int8_t, decltype(d)> di8;
   const auto u = hn::Set(du8, static_cast<uint8_t>(*value & 1));
   const auto s = hn::Set(di8, static_cast<int8_t>(*value & 1));
-  *value = Chains(d, steps, *value & 1, [&](auto& v) HWY_ATTR {
-    v = hn::SumOfMulQuadAccumulate(d, u, s, v);
+  WithCurrentByteDot([&](auto dot) HWY_ATTR {
+    *value = Chains(d, steps, *value & 1,
+                    [&](auto& v) HWY_ATTR { v = AddByteDot<dot>(u, s, v); });
   });
   return static_cast<double>(steps * 12 * 2 * hn::Lanes(du8));
 }

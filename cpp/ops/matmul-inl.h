@@ -16,6 +16,7 @@
 #include "base/rounding.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "ops/byte_dot-inl.h"
 #include "ops/matmul_common-inl.h"
 #include "ops/matmul_kernel.h"
 #include "ops/quad_layout.h"
@@ -99,6 +100,25 @@ struct GroupLayout {
   }
 };
 
+// A format whose products of bytes are summed by an instruction that is not
+// Highway's for the target.
+template <class Format, ByteDot kDot>
+struct WithByteDot : Format {};
+
+// The instruction of a format, and the format without it.
+template <class Format>
+struct ByteDotOf {
+  using Plain = Format;
+  static constexpr ByteDot kDot = ByteDot::kOfTarget;
+};
+template <class Format, ByteDot kOther>
+struct ByteDotOf<WithByteDot<Format, kOther>> {
+  using Plain = Format;
+  static constexpr ByteDot kDot = kOther;
+};
+template <class Format>
+using PlainOf = typename ByteDotOf<Format>::Plain;
+
 // What kRows rows contribute to a block, besides their values. `start` is
 // -zero_point * sum per part; types with a minimum have activation_scale * sum
 // instead.
@@ -156,13 +176,13 @@ HWY_INLINE void SetFactors(const QuantizedRows& input, size_t at, size_t m,
 // 8-bit ones it multiplies |weight| with the activation under the weight's
 // sign: 2 * 128 * 127 fits. Then the zero point is gone from the start. Weights
 // of fewer bits leave room for sums of several quads in 16 bits.
-#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3_DL && HWY_TARGET <= HWY_SSSE3
-inline constexpr bool kSaturatingDot = true;
-#else
-inline constexpr bool kSaturatingDot = false;
-#endif
 template <class Format>
-inline constexpr bool kSignedDot = kSaturatingDot&& Format::kZeroPoint == 128;
+inline constexpr bool kSaturatingDot =
+    HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3_DL && HWY_TARGET <= HWY_SSSE3 &&
+    ByteDotOf<Format>::kDot == ByteDot::kOfTarget;
+template <class Format>
+inline constexpr bool kSignedDot =
+    kSaturatingDot<Format> && Format::kZeroPoint == 128;
 
 using DI16 = hn::Repartition<int16_t, DU8>;
 using VI16 = hn::Vec<DI16>;
@@ -170,7 +190,7 @@ using VI16 = hn::Vec<DI16>;
 // How many quads of a part may be summed in 16 bits: 8 of Q4_0, 1 of Q8_0.
 template <class Format>
 constexpr size_t PairSums() {
-  if (!kSaturatingDot || kSignedDot<Format>) return 1;
+  if (!kSaturatingDot<Format> || kSignedDot<Format>) return 1;
   constexpr size_t kBits = Format::kDataBytes / kVectorBytes;
   constexpr size_t kMost = 2 * ((1 << kBits) - 1) * 128;  // of one pair
   return std::min(kQuads / Format::kParts, size_t{32767} / kMost);
@@ -179,11 +199,11 @@ constexpr size_t PairSums() {
 // sum + the products of 4 adjacent weights and activations. Exact.
 template <class Format>
 HWY_INLINE VI32 AddQuad(VU8 weights, hn::Vec<DI8> x, VI32 sum) {
-  return hn::SumOfMulQuadAccumulate(DI32(), weights, x, sum);
+  return AddByteDot<ByteDotOf<Format>::kDot>(weights, x, sum);
 }
 
 // The same, the first two products and the last two for themselves; `first`:
-// `sum` counts as 0. Requires: kSaturatingDot.
+// `sum` counts as 0. Requires: kSaturatingDot<Format>.
 template <class Format>
 HWY_INLINE VI16 AddPairs(VU8 weights, hn::Vec<DI8> x, VI16 sum, bool first) {
   if constexpr (kSignedDot<Format>) {
@@ -203,7 +223,7 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
                         const int8_t* const (&values)[kRows],
                         VI32 (&dot)[kCols][kRows]) {
   // One value alone would wait for each of its sums.
-  constexpr bool kTwoSums = !kSaturatingDot && kCols * kRows == 1;
+  constexpr bool kTwoSums = !kSaturatingDot<Format> && kCols * kRows == 1;
   [[maybe_unused]] VI32 odd = hn::Zero(DI32());
   constexpr size_t kCount = kQuads / Format::kParts;
   constexpr size_t kSums = PairSums<Format>();
@@ -225,7 +245,7 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
         if constexpr (kTwoSums && i % 2 == 1) {
           odd = AddQuad<Format>(weights[c], broadcast, odd);
-        } else if constexpr (!kSaturatingDot) {
+        } else if constexpr (!kSaturatingDot<Format>) {
           dot[c][m] = AddQuad<Format>(weights[c], broadcast, dot[c][m]);
         } else {
           sums[c][m] = AddPairs<Format>(weights[c], broadcast, sums[c][m],
@@ -247,7 +267,7 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
 template <class Format, size_t kCols, size_t kRows, size_t kFactorRows>
 HWY_INLINE void AddBlock(const uint8_t* const (&data)[kCols],
                          const int8_t* const (&values)[kRows],
-                         const BlockFactors<Format, kFactorRows>& factors,
+                         const BlockFactors<PlainOf<Format>, kFactorRows>& factors,
                          const float* planes, size_t plane_step,
                          VF32 (&acc)[kCols][kRows]) {
   const DF32 df;
@@ -296,6 +316,8 @@ struct RowBlock {
   BlockFactors<Format, kTileHeight> factors;
   int8_t values[kTileHeight][kQuadBlock];
 };
+template <class Format>
+using RowBlockOf = RowBlock<PlainOf<Format>>;
 
 // Rows cut into tiles of nearly equal height.
 struct TileCut {
@@ -328,7 +350,7 @@ void LayOutTile(const QuantizedRows& input, size_t all, size_t top,
 // A stretch of the columns of a chunk of rows: blocks [first, first + count).
 template <class Format>
 struct TiledRows {
-  const RowBlock<Format>* blocks;  // [tiles][stride], from `first` on
+  const RowBlockOf<Format>* blocks;  // [tiles][stride], from `first` on
   size_t stride;
   size_t first, count;
 };
@@ -346,7 +368,7 @@ struct StreamColumn {
 // A tile's rows in a stretch.
 template <class Format>
 struct StreamInput {
-  const RowBlock<Format>* blocks;
+  const RowBlockOf<Format>* blocks;
   size_t first, count;
 };
 
@@ -399,7 +421,7 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   const size_t skipped = Layout::Scales(input.first);
   const uint8_t* units[kGroups];
   for (size_t g = 0; g < kGroups; ++g) units[g] = columns[g].group + skipped;
-  const RowBlock<Format>* block = input.blocks;
+  const RowBlockOf<Format>* block = input.blocks;
   float* planes = kScales == Scales::kDecode ? own : kept.planes;
   const uint8_t* ahead = kept.ahead;
   for (size_t left = input.count; left != 0;) {
@@ -517,7 +539,7 @@ template <class Format>
 void MatMulFewRows(const MatMulTask& task) {
   const size_t rows = task.input.rows;
   const size_t all = task.weights.cols / kQuadBlock;
-  RowBlock<Format> blocks[kTileBlocks];
+  RowBlockOf<Format> blocks[kTileBlocks];
   // Each of the places that are read at once is a stretch of its own.
   const size_t at_once = StreamGroups(rows);
   const size_t stretch = (task.group_end - task.group_begin) / at_once;
@@ -590,8 +612,8 @@ void MatMulManyRows(const MatMulTask& task) {
   const MatMulInput& input = task.input;
   const size_t all = task.weights.cols / kQuadBlock;
   const auto* laid_out =
-      reinterpret_cast<const RowBlock<Format>*>(input.laid_out);
-  RowBlock<Format> own[kTileBlocks];
+      reinterpret_cast<const RowBlockOf<Format>*>(input.laid_out);
+  RowBlockOf<Format> own[kTileBlocks];
   HWY_ALIGN float planes[kTileBlocks / 2 * kPlanes<Format> * kRowGroup];
   const TileCut cut(input.rows);
   for (size_t first = 0; first < cut.tiles; first += kChunkTiles) {
@@ -748,7 +770,7 @@ struct QuantizedKernel {
   static RowLayout LayoutOfRows(size_t rows, size_t cols) {
     if (rows <= kTileHeight) return {0, 0};
     const size_t tiles = TileCut(rows).tiles;
-    return {tiles, tiles * (cols / kQuadBlock) * sizeof(RowBlock<Format>)};
+    return {tiles, tiles * (cols / kQuadBlock) * sizeof(RowBlockOf<Format>)};
   }
 
   static void LayOutRows(const MatMulInput& input, size_t cols, size_t tile,
@@ -756,15 +778,27 @@ struct QuantizedKernel {
     const size_t all = cols / kQuadBlock;
     const TileCut cut(input.rows);
     LayOutTile(input.quantized, all, cut.Begin(tile), cut.Height(tile), 0, all,
-               reinterpret_cast<RowBlock<Format>*>(out) + tile * all);
+               reinterpret_cast<RowBlockOf<Format>*>(out) + tile * all);
   }
 
   static void MatMul(const MatMulTask& task) {
+    WithCurrentByteDot([&](auto dot) HWY_ATTR {
+      if constexpr (dot == ByteDot::kOfTarget) {
+        Products<Format>(task);
+      } else {
+        Products<WithByteDot<Format, dot>>(task);
+      }
+    });
+  }
+
+ private:
+  template <class OfDot>
+  static void Products(const MatMulTask& task) {
     if (task.input.rows == 0) return;
     if (task.input.rows <= kTileHeight) {
-      MatMulFewRows<Format>(task);
+      MatMulFewRows<OfDot>(task);
     } else {
-      MatMulManyRows<Format>(task);
+      MatMulManyRows<OfDot>(task);
     }
   }
 };

@@ -1,6 +1,13 @@
 #include "ops/target.h"
 
+#include <atomic>
+
 #include "base/error.h"
+#include "ops/byte_dot.h"
+
+#if GKV_HAVE_BYTE_DOT
+#include <cpuid.h>
+#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/target.cc"
@@ -26,33 +33,79 @@ HWY_EXPORT(HasFusedMultiplyAdd);
 
 namespace {
 
+// What the processor has for the kernels of AVX2.
+ByteDot BestByteDot() {
+#if GKV_HAVE_BYTE_DOT
+  __builtin_cpu_init();
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  // Leaf 7, subleaf 1: bit 4 of EAX is AVX-VNNI.
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0) {
+    return ByteDot::kAvxVnni;
+  }
+  if (__builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni")) {
+    return ByteDot::kAvx512Vnni;
+  }
+#endif
+  return ByteDot::kOfTarget;
+}
+
+struct Target {
+  std::string Name() const {
+    const std::string name = hwy::TargetName(mask);
+    return byte_dot == ByteDot::kOfTarget ? name : name + "_VNNI";
+  }
+
+  int64_t mask;
+  ByteDot byte_dot;  // of AVX2; others have their own
+};
+
 // What the processor can run, best first. Computed once, before the first
 // ForceTarget: afterwards Highway reports only the forced target.
-const std::vector<int64_t>& AttainableMasks() {
-  static const std::vector<int64_t> masks = hwy::SupportedAndGeneratedTargets();
-  return masks;
+const std::vector<Target>& Attainable() {
+  static const std::vector<Target> targets = [] {
+    std::vector<Target> found;
+    for (const int64_t mask : hwy::SupportedAndGeneratedTargets()) {
+      const ByteDot best = BestByteDot();
+      if (mask == HWY_AVX2 && best != ByteDot::kOfTarget) {
+        found.push_back({mask, best});
+      }
+      found.push_back({mask, ByteDot::kOfTarget});
+    }
+    return found;
+  }();
+  return targets;
+}
+
+std::atomic<ByteDot>& ChosenByteDot() {
+  static std::atomic<ByteDot> chosen{BestByteDot()};
+  return chosen;
 }
 
 }  // namespace
 
+ByteDot CurrentByteDot() {
+  return ChosenByteDot().load(std::memory_order_relaxed);
+}
+
 std::vector<std::string> AttainableTargets() {
   std::vector<std::string> names;
-  for (const int64_t mask : AttainableMasks()) {
-    names.emplace_back(hwy::TargetName(mask));
-  }
+  for (const Target& target : Attainable()) names.push_back(target.Name());
   return names;
 }
 
 std::string CurrentTarget() {
-  return hwy::TargetName(hwy::SupportedAndGeneratedTargets().front());
+  const int64_t mask = hwy::SupportedAndGeneratedTargets().front();
+  return Target{mask, mask == HWY_AVX2 ? CurrentByteDot() : ByteDot::kOfTarget}
+      .Name();
 }
 
 void ForceTarget(std::string_view name) {
-  int64_t chosen = 0;  // no restriction
-  for (const int64_t mask : AttainableMasks()) {
-    if (name == hwy::TargetName(mask)) chosen = mask;
+  Target chosen = {0, BestByteDot()};  // no restriction
+  for (const Target& target : Attainable()) {
+    if (name == target.Name()) chosen = target;
   }
-  if (chosen == 0 && !name.empty()) {
+  if (chosen.mask == 0 && !name.empty()) {
     std::string attainable;
     for (const std::string& target : AttainableTargets()) {
       attainable += " " + target;
@@ -61,7 +114,8 @@ void ForceTarget(std::string_view name) {
         StrCat("SIMD target \"", name,
                "\" is not attainable here; expected one of:", attainable));
   }
-  hwy::SetSupportedTargetsForTest(chosen);
+  ChosenByteDot().store(chosen.byte_dot, std::memory_order_relaxed);
+  hwy::SetSupportedTargetsForTest(chosen.mask);
   // Dispatch reads a cached choice: without this it stays uninitialized and
   // every HWY_DYNAMIC_DISPATCH would take the slow first-call path once.
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());

@@ -9,7 +9,8 @@
 namespace gkv {
 
 // Names of the SIMD targets that were compiled in and that this processor can
-// run, best first: "AVX3_ZEN4", "AVX2", ...
+// run, best first: "AVX3_ZEN4", "AVX2_VNNI", "AVX2", ... AVX2_VNNI is AVX2 with
+// the instruction for products of bytes that came later.
 std::vector<std::string> AttainableTargets();
 
 // The one that kernels run on now.

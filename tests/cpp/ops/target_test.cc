@@ -1,11 +1,13 @@
 #include "ops/target.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "gtest/gtest.h"
+#include "ops/byte_dot.h"
 
 namespace gkv {
 namespace {
@@ -47,6 +49,20 @@ TEST_F(TargetTest, UnknownTargetIsRefusedAndChangesNothing) {
     EXPECT_NE(message.find("AVX9"), std::string::npos) << message;
     EXPECT_NE(message.find(last), std::string::npos) << message;
   }
+}
+
+// The instruction for products of bytes is left out by itself: what runs
+// without it is tested on processors that have it.
+TEST_F(TargetTest, BothFormsOfAvx2AreThere) {
+  const std::vector<std::string> targets = AttainableTargets();
+  const auto with = std::find(targets.begin(), targets.end(), "AVX2_VNNI");
+  if (with == targets.end()) GTEST_SKIP() << "no VNNI here";
+  ASSERT_NE(with + 1, targets.end());
+  EXPECT_EQ(*(with + 1), "AVX2");
+  ForceTarget("AVX2");
+  EXPECT_EQ(CurrentByteDot(), ByteDot::kOfTarget);
+  ForceTarget("AVX2_VNNI");
+  EXPECT_NE(CurrentByteDot(), ByteDot::kOfTarget);
 }
 
 // The id follows the forced target, so dispatch does too.

@@ -1,0 +1,32 @@
+#ifndef GEMMAKV_OPS_BYTE_DOT_H_
+#define GEMMAKV_OPS_BYTE_DOT_H_
+
+// The instruction that adds four products of bytes to a 32-bit sum. AVX-512 has
+// it (VNNI), AVX2 does not. Processors stand between them: those that have it
+// for the vectors of AVX2 (AVX-VNNI, Intel's of 2021 and later without
+// AVX-512), and those whose AVX-512 is older than our targets (Cascade Lake).
+// On them the products of AVX2 take it, and the target is called AVX2_VNNI.
+// Internal to ops.
+
+namespace gkv {
+
+enum class ByteDot {
+  kOfTarget,    // what Highway has for the target
+  kAvxVnni,     // vpdpbusd in its VEX encoding
+  kAvx512Vnni,  // the same in its EVEX encoding
+};
+
+// What kernels of AVX2 use now (ForceTarget()).
+ByteDot CurrentByteDot();
+
+}  // namespace gkv
+
+// Whether the compiler takes these instructions in inline assembly, where a
+// function need not be one of another target. CMake has asked the assembler.
+#if defined(GEMMAKV_BYTE_DOT) && defined(__x86_64__)
+#define GKV_HAVE_BYTE_DOT 1
+#else
+#define GKV_HAVE_BYTE_DOT 0
+#endif
+
+#endif  // GEMMAKV_OPS_BYTE_DOT_H_
