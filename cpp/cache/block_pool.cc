@@ -13,7 +13,12 @@ namespace {
 // where somebody reports bytes that he did not free.
 constexpr int kMaxReclaims = 16;
 
+thread_local int without_reclaiming = 0;
+
 }  // namespace
+
+WithoutReclaiming::WithoutReclaiming() noexcept { ++without_reclaiming; }
+WithoutReclaiming::~WithoutReclaiming() { --without_reclaiming; }
 
 std::shared_ptr<BlockPool> BlockPool::Create(size_t budget_bytes) {
   return std::shared_ptr<BlockPool>(new BlockPool(budget_bytes));
@@ -31,7 +36,10 @@ BlockRef BlockPool::Acquire(size_t size_bytes) {
   }
   size_t missing = 0;
   Block* block = TryAcquire(size_bytes, missing);
-  if (block == nullptr) block = AcquireReclaimed(size_bytes);
+  if (block == nullptr) {
+    if (without_reclaiming > 0) ThrowFull(size_bytes);
+    block = AcquireReclaimed(size_bytes);
+  }
   block->owner = shared_from_this();
   poison_.Fill(*block);
   return BlockRef(block);

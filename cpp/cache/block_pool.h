@@ -27,6 +27,15 @@ class Reclaimer {
   virtual size_t KeptBytes() { return 0; }
 };
 
+// While it lives, no pool asks reclaimers for blocks that this thread wants: of
+// work that can be left out, for which nobody is to give anything up.
+class WithoutReclaiming {
+ public:
+  WithoutReclaiming() noexcept;
+  ~WithoutReclaiming();
+  WithoutReclaiming(const WithoutReclaiming&) = delete;
+};
+
 // Source of blocks under one byte budget, shared by many conversations.
 // Thread-safe; its mutex is the innermost of all. Keeps a bounded number of
 // free blocks for reuse, within the budget; the rest goes back to the system
@@ -42,7 +51,7 @@ class BlockPool final : public BlockOwner,
 
   // A block with one reference, its content uninitialized. If the budget or
   // the system's memory does not allow it, reclaimers are asked, and
-  // CacheFull is thrown where that is not enough.
+  // CacheFull is thrown where that is not enough, or not wanted.
   BlockRef Acquire(size_t size_bytes);
   void Release(Block* block) noexcept override;
 

@@ -146,7 +146,7 @@ bool Scheduler::WaitForWork() {
     deadline = std::min(deadline.value_or(time), time);
   };
   for (const Sequence& sequence : sequences_) {
-    if (!Undecided(sequence)) continue;
+    if (!Undecided(sequence) && sequence.batch() != nullptr) continue;
     if (sequence.deadline()) wake_at(*sequence.deadline());
     if (sequence.fetches()) wake_at(sequence.fetch_deadline());
   }
@@ -176,7 +176,7 @@ bool Scheduler::HasWork() const {
            const TokenStream::Interrupt how = s.stream().interrupt();
            return how == TokenStream::Interrupt::kAbort ||
                   (how == TokenStream::Interrupt::kCancel && Undecided(s)) ||
-                  s.runnable() || CanStart(s);
+                  s.runnable() || s.may_end() || CanStart(s);
          });
 }
 
@@ -243,13 +243,13 @@ void Scheduler::Interrupt() {
     } else if (how == TokenStream::Interrupt::kCancel) {
       sequence.Settle(FinishReason::kCancelled);
     } else if (sequence.deadline() && now >= *sequence.deadline()) {
-      sequence.Settle(FinishReason::kDeadline);
+      sequence.EndAtDeadline();
     }
   }
 }
 
 void Scheduler::DropEnded() {
-  for (Sequence& sequence : sequences_) sequence.EndWithBatch();
+  for (Sequence& sequence : sequences_) sequence.EndSettled();
   const size_t ended = std::erase_if(sequences_, [](const Sequence& sequence) {
     return sequence.state() == State::kEnded;
   });

@@ -384,6 +384,8 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     std::sort(keep.begin(), keep.end());
     keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
   }
+  std::optional<WithoutReclaiming> modest;  // nobody gives way for a guess
+  if (slice.guesses > 0) modest.emplace();
   slice.view = stream().transaction().Prepare(plan.begin, plan.end, keep);
   return slice;
 }
@@ -512,8 +514,9 @@ void Sequence::Settle(FinishReason reason) noexcept {
   if (parts_.batch) {
     --parts_.batch->undecided;
   } else {
-    stream().End(reason, nullptr);
-    state_ = State::kEnded;
+    stream().NothingFollows();
+    EndSettled();
+    if (state_ == State::kSettled) stream().Tell();
   }
 }
 
@@ -540,15 +543,30 @@ void Sequence::Fail(std::exception_ptr error) noexcept {
   state_ = State::kEnded;
 }
 
-void Sequence::EndWithBatch() noexcept {
-  if (!parts_.batch || state_ == State::kEnded) return;
-  if (parts_.batch->failed) {
-    stream().End(FinishReason::kNone, parts_.batch->error, true);
-  } else if (parts_.batch->undecided == 0) {
-    stream().End(reason_, nullptr, true);
-  } else {
-    return;
+bool Sequence::may_end() const {
+  if (state_ == State::kEnded) return false;
+  if (parts_.batch) {
+    return parts_.batch->failed || parts_.batch->undecided == 0;
   }
+  return state_ == State::kSettled && !stream().waits_for_reader();
+}
+
+void Sequence::EndSettled() noexcept {
+  if (!may_end()) return;
+  if (!parts_.batch) {
+    stream().End(reason_, nullptr);
+  } else if (parts_.batch->failed) {
+    stream().End(FinishReason::kNone, parts_.batch->error, true);
+  } else {
+    stream().End(reason_, nullptr, true);
+  }
+  state_ = State::kEnded;
+}
+
+void Sequence::EndAtDeadline() noexcept {
+  Settle(FinishReason::kDeadline);
+  if (state_ != State::kSettled || parts_.batch) return;
+  stream().End(reason_, nullptr);  // no reader came
   state_ = State::kEnded;
 }
 

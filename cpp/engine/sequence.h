@@ -65,7 +65,7 @@ class Sequence {
     kPrefilling,  // computes what it knows
     kDecoding,    // computes the token that it sampled last, and guesses
     kPreempted,   // gave its blocks back, waits for others to end
-    kSettled,     // done, waits for the others of its batch
+    kSettled,     // done, waits for the others of its batch, or its reader
     kEnded,
   };
   struct Parts {
@@ -180,13 +180,17 @@ class Sequence {
   // Settles or fails if TakeRows came to that.
   void Conclude() noexcept;
 
-  // Comes to its end: at once, if it is alone.
+  // Comes to its end: at once, if it is alone and its reader not behind.
   void Settle(FinishReason reason) noexcept;
   // Ends, and has the others of its batch end, with an error; null: as if the
   // request had never been made.
   void Fail(std::exception_ptr error) noexcept;
-  // Ends if its batch has been decided.
-  void EndWithBatch() noexcept;
+  // Whether EndSettled() ends it.
+  bool may_end() const;
+  // Ends if it is done, and its batch, or its reader too.
+  void EndSettled() noexcept;
+  // Its time is over.
+  void EndAtDeadline() noexcept;
 
  private:
   // For those that wait for this one.

@@ -213,14 +213,21 @@ void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
 
 bool TokenStream::waits_for_reader() const {
   const std::lock_guard lock(mutex_);
-  return ahead_ >= kMaxUnread && interrupt_ == Interrupt::kNone && !done_;
+  return ahead_ >= MostAhead() && interrupt_ == Interrupt::kNone && !done_;
+}
+
+void TokenStream::NothingFollows() {
+  const std::lock_guard lock(mutex_);
+  settled_ = true;
+  transaction_.lock().set_waits_for_reader(ahead_ >= MostAhead() &&
+                                           interrupt_ == Interrupt::kNone);
 }
 
 bool TokenStream::Acknowledge() {
   if (pid_ != getpid()) return false;
   const std::lock_guard lock(mutex_);
-  const bool behind = std::exchange(ahead_, events_.size()) >= kMaxUnread;
-  if (!behind || ahead_ >= kMaxUnread || done_) return false;
+  const bool behind = std::exchange(ahead_, events_.size()) >= MostAhead();
+  if (!behind || ahead_ >= MostAhead() || done_) return false;
   transaction_.lock().set_waits_for_reader(false);
   return true;
 }
@@ -281,7 +288,7 @@ void TokenStream::Push(TokenEvent event) {
   if (!options_.streamed) return;
   events_.push_back(std::move(event));
   ++ahead_;
-  transaction_.lock().set_waits_for_reader(ahead_ >= kMaxUnread &&
+  transaction_.lock().set_waits_for_reader(ahead_ >= MostAhead() &&
                                            interrupt_ == Interrupt::kNone);
   lock.unlock();
   changed_.notify_all();
@@ -289,6 +296,12 @@ void TokenStream::Push(TokenEvent event) {
 
 // Tokens. Requires: mutex_ is held.
 size_t TokenStream::Unread() const { return events_.size(); }
+
+// So many events that were not acknowledged are too many. Requires: mutex_ is
+// held.
+size_t TokenStream::MostAhead() const {
+  return kMaxUnread + (settled_ ? 1 : 0);
+}
 
 // The result and the events of the first `count` tokens, which no token ended:
 // text that was held back for a stop string belongs to them. Requires: mutex_
@@ -309,6 +322,7 @@ void TokenStream::KeepTokens(size_t count) {
   if (text.size() > given) end_text_ = text.substr(given);
   result_.text = std::move(text);
   result_.token_ids.resize(count);
+  result_.accepted = std::min(result_.accepted, count);
   if (options_.logprobs) result_.logprobs.resize(count);
   result_.top_logprobs.resize(count * options_.top_logprobs);
   end_unread_ = options_.streamed;

@@ -123,8 +123,12 @@ class TokenStream {
   // Requires: not ended, for the cache.
   CacheTransaction& transaction() { return transaction_; }
   Interrupt interrupt() const { return interrupt_.load(); }
-  // Its reader is behind: no more is to be made for it now.
+  // Its reader is behind: no more is to be made for it now, nor is it to end.
   bool waits_for_reader() const;
+  // Nothing more is made for it. It is to end when it does not wait for its
+  // reader: a step whose guesses were right may have brought many tokens, and
+  // leaves no more unread at the end than steps of single ones.
+  void NothingFollows();
   // Who is to be woken when that or interrupt() changes.
   void set_wake_up(std::shared_ptr<WakeUp> wake_up);
   // Tokens that need no computing, those of the prefix cache among them.
@@ -151,6 +155,7 @@ class TokenStream {
   using Clock = std::chrono::steady_clock;
 
   size_t Unread() const;
+  size_t MostAhead() const;
   void Settle(FinishReason reason);
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);
@@ -169,6 +174,7 @@ class TokenStream {
   mutable std::condition_variable changed_;
   std::shared_ptr<WakeUp> wake_up_;
   std::deque<TokenEvent> events_;
+  bool settled_ = false;
   bool end_unread_ = false;  // an end without a token is to be told
   std::string end_text_;     // of that event
   TokenEvent last_;          // that was handed out

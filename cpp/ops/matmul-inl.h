@@ -222,9 +222,17 @@ template <class Format, size_t kPart, size_t kCols, size_t kRows>
 HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
                         const int8_t* const (&values)[kRows],
                         VI32 (&dot)[kCols][kRows]) {
-  // One value alone would wait for each of its sums.
-  constexpr bool kTwoSums = !kSaturatingDot<Format> && kCols * kRows == 1;
-  [[maybe_unused]] VI32 odd = hn::Zero(DI32());
+  // One value alone would wait for each of its sums, two of short vectors too.
+  constexpr bool kTwoSums =
+      !kSaturatingDot<Format> && kCols * kRows <= (kHasByteDots ? 2 : 1);
+  [[maybe_unused]] VI32 odd[kCols][kRows];
+  if constexpr (kTwoSums) {
+    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+      Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
+        odd[c][m] = hn::Zero(DI32());
+      });
+    });
+  }
   constexpr size_t kCount = kQuads / Format::kParts;
   constexpr size_t kSums = PairSums<Format>();
   static_assert(kCount % kSums == 0);
@@ -244,7 +252,7 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
       const auto broadcast = hn::BitCast(DI8(), hn::Set(DI32(), four));
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
         if constexpr (kTwoSums && i % 2 == 1) {
-          odd = AddQuad<Format>(weights[c], broadcast, odd);
+          odd[c][m] = AddQuad<Format>(weights[c], broadcast, odd[c][m]);
         } else if constexpr (!kSaturatingDot<Format>) {
           dot[c][m] = AddQuad<Format>(weights[c], broadcast, dot[c][m]);
         } else {
@@ -259,7 +267,13 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
       });
     });
   });
-  if constexpr (kTwoSums) dot[0][0] = hn::Add(dot[0][0], odd);
+  if constexpr (kTwoSums) {
+    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+      Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
+        dot[c][m] = hn::Add(dot[c][m], odd[c][m]);
+      });
+    });
+  }
 }
 
 // acc[c][m] += the products of a block. `values` are the rows' in this block,

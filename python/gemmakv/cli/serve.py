@@ -260,8 +260,8 @@ def serve(
         None,
         "Guess tokens where that saves time, from what the tenant's "
         "conversations have (lookup) or by --draft; results stay the same. "
-        "Requests may say otherwise. Default: draft if there is one, else "
-        "lookup.",
+        "Requests of OpenAI's chat and completions may say otherwise. "
+        "Default: draft if there is one, else lookup.",
         "off|lookup|draft",
     ),  # fmt: skip
     draft: str | None = _option(

@@ -32,7 +32,7 @@ class Usage:
       drafted: tokens that were guessed, or forced by a grammar, and computed
         beside the next one, see `speculate`.
       accepted: of those, that were right, so that no step of their own was
-        needed.
+        needed; at most completion_tokens.
     """
 
     prompt_tokens: int

@@ -169,6 +169,29 @@ TEST(BlockPoolTest, ReclaimersAreAskedBeforeItFails) {
   EXPECT_NO_THROW(pool->Acquire(150));
 }
 
+TEST(BlockPoolTest, NobodyIsAskedWhereThatIsNotWanted) {
+  const auto pool = BlockPool::Create(1000);
+  const auto hoard = std::make_shared<Hoard>();
+  pool->AddReclaimer(hoard);
+  hoard->blocks.push_back(pool->Acquire(600));
+  {
+    const WithoutReclaiming modest;
+    const BlockRef a = pool->Acquire(400);
+    {
+      const WithoutReclaiming within;
+      EXPECT_THROW(pool->Acquire(100), CacheFull);
+    }
+    EXPECT_THROW(pool->Acquire(100), CacheFull);
+    EXPECT_EQ(hoard->asked, 0);
+    std::thread other([&] { EXPECT_NO_THROW(pool->Acquire(100)); });
+    other.join();
+    EXPECT_EQ(hoard->asked, 1);
+  }
+  hoard->blocks.push_back(pool->Acquire(1000));
+  EXPECT_NO_THROW(pool->Acquire(100));
+  EXPECT_EQ(hoard->asked, 2);
+}
+
 TEST(BlockPoolTest, ReclaimersAreAskedWhereTheSystemHasNoMemory) {
   const auto pool = BlockPool::Create();
   const auto hoard = std::make_shared<Hoard>();

@@ -423,11 +423,11 @@ TEST_F(SequenceTest, ABatchWaitsForItsLast) {
   a.Start();
   b.Start();
   Step(a);
-  a.EndWithBatch();
+  a.EndSettled();
   EXPECT_EQ(a.state(), State::kSettled);
   EXPECT_FALSE(first->done());
   b.Fail(std::make_exception_ptr(InvalidArgument("mine")));
-  a.EndWithBatch();
+  a.EndSettled();
   EXPECT_EQ(a.state(), State::kEnded);
   EXPECT_THROW(first->Result(), InvalidArgument);
   EXPECT_EQ(one->length(), 0u);

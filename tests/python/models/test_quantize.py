@@ -406,6 +406,7 @@ def test_bad_names_on_the_command_line(cli: RunCli, command: str) -> None:
     )
 
 
+@pytest.mark.timeout(900)  # a minute of work where nothing else runs
 def test_real_model(model_path: str, tmp_path: Path) -> None:
     floats = tiny_models.requantize(model_path, tmp_path / "f.gguf", "BF16")
     reference = tiny_models.requantize(

@@ -140,4 +140,13 @@ class Screen:
             time.sleep(0.02)
 
     def close(self) -> None:
-        self.process.close(force=True)
+        """Ends what still runs. A kernel that is busy takes its time: the
+        terminal's own waits a tenth of a second for each signal.
+        """
+        try:
+            self.process.close(force=True)
+        except pexpect.ExceptionPexpect:
+            end = time.monotonic() + WAIT_S
+            while self.process.isalive():
+                assert time.monotonic() < end, "not even killed"
+                time.sleep(0.02)
