@@ -119,11 +119,13 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     std::chrono::milliseconds timeout, bool acknowledge) {
   CheckProcess();
   TokenEvent event;
+  bool may_end = false;
   {
     std::unique_lock lock(mutex_);
     const auto changed = [&] { return done_ || !events_.empty(); };
     // Also a wait of no time goes to the system.
     if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
+    const bool was_behind = Behind();
     if (!events_.empty()) {
       event = std::move(events_.front());
       events_.pop_front();
@@ -134,6 +136,8 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     } else {
       return std::nullopt;
     }
+    may_end = was_behind && settled_ && !Behind();
+    if (may_end) transaction_.lock().set_waits_for_reader(false);
     ++handed_out_;
     delivered_ += event.token_id >= 0;
     delivered_bytes_ += event.text.size();
@@ -143,7 +147,7 @@ std::optional<TokenEvent> TokenStream::NextEvent(
       return event;
     }
   }
-  if (acknowledge && Acknowledge()) Notify();
+  if ((acknowledge && Acknowledge()) || may_end) Notify();
   return event;
 }
 
@@ -213,21 +217,22 @@ void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
 
 bool TokenStream::waits_for_reader() const {
   const std::lock_guard lock(mutex_);
-  return ahead_ >= MostAhead() && interrupt_ == Interrupt::kNone && !done_;
+  return Behind() && interrupt_ == Interrupt::kNone && !done_;
 }
 
 void TokenStream::NothingFollows() {
   const std::lock_guard lock(mutex_);
   settled_ = true;
-  transaction_.lock().set_waits_for_reader(ahead_ >= MostAhead() &&
+  transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
 }
 
 bool TokenStream::Acknowledge() {
   if (pid_ != getpid()) return false;
   const std::lock_guard lock(mutex_);
-  const bool behind = std::exchange(ahead_, events_.size()) >= MostAhead();
-  if (!behind || ahead_ >= MostAhead() || done_) return false;
+  const bool was_behind = Behind();
+  ahead_ = events_.size();
+  if (!was_behind || Behind() || done_) return false;
   transaction_.lock().set_waits_for_reader(false);
   return true;
 }
@@ -288,7 +293,7 @@ void TokenStream::Push(TokenEvent event) {
   if (!options_.streamed) return;
   events_.push_back(std::move(event));
   ++ahead_;
-  transaction_.lock().set_waits_for_reader(ahead_ >= MostAhead() &&
+  transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
   lock.unlock();
   changed_.notify_all();
@@ -297,10 +302,11 @@ void TokenStream::Push(TokenEvent event) {
 // Tokens. Requires: mutex_ is held.
 size_t TokenStream::Unread() const { return events_.size(); }
 
-// So many events that were not acknowledged are too many. Requires: mutex_ is
-// held.
-size_t TokenStream::MostAhead() const {
-  return kMaxUnread + (settled_ ? 1 : 0);
+// Too far for another token, or, where none follows, for the end. A reader that
+// acknowledges later has read all the same, and may wait for the end by then.
+// Requires: mutex_ is held.
+bool TokenStream::Behind() const {
+  return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
 // The result and the events of the first `count` tokens, which no token ended:

@@ -155,7 +155,7 @@ class TokenStream {
   using Clock = std::chrono::steady_clock;
 
   size_t Unread() const;
-  size_t MostAhead() const;
+  bool Behind() const;
   void Settle(FinishReason reason);
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);

@@ -111,7 +111,8 @@ def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
 
 def test_a_call_may_bring_its_own(large: Gemma, small: Gemma) -> None:
     assert drafted(large, draft=small) > 0
-    assert drafted(large, draft=None, speculate="off") == 0
+    said = large.generate(new(large), TEXT, speculate="off", **SAME)
+    assert said.usage.drafted == 0
     rows = large.generate_batch(
         [new(large), new(large)], [TEXT] * 2, draft=small,
         speculate=["off", None], **SAME,
