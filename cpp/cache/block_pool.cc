@@ -13,12 +13,12 @@ namespace {
 // where somebody reports bytes that he did not free.
 constexpr int kMaxReclaims = 16;
 
-thread_local int without_reclaiming = 0;
+thread_local int optional_work = 0;  // how deep
 
 }  // namespace
 
-WithoutReclaiming::WithoutReclaiming() noexcept { ++without_reclaiming; }
-WithoutReclaiming::~WithoutReclaiming() { --without_reclaiming; }
+OptionalWork::OptionalWork() noexcept { ++optional_work; }
+OptionalWork::~OptionalWork() { --optional_work; }
 
 std::shared_ptr<BlockPool> BlockPool::Create(size_t budget_bytes) {
   return std::shared_ptr<BlockPool>(new BlockPool(budget_bytes));
@@ -36,10 +36,7 @@ BlockRef BlockPool::Acquire(size_t size_bytes) {
   }
   size_t missing = 0;
   Block* block = TryAcquire(size_bytes, missing);
-  if (block == nullptr) {
-    if (without_reclaiming > 0) ThrowFull(size_bytes);
-    block = AcquireReclaimed(size_bytes);
-  }
+  if (block == nullptr) block = AcquireReclaimed(size_bytes);
   block->owner = shared_from_this();
   poison_.Fill(*block);
   return BlockRef(block);
@@ -111,7 +108,9 @@ size_t BlockPool::Reclaim(size_t bytes) {
     for (const std::weak_ptr<Reclaimer>& candidate : reclaimers()) {
       if (freed >= bytes) break;
       const std::shared_ptr<Reclaimer> reclaimer = candidate.lock();
-      if (reclaimer) freed += reclaimer->Reclaim(bytes - freed);
+      if (!reclaimer) continue;
+      if (optional_work > 0 && !reclaimer->gives_way_readily()) continue;
+      freed += reclaimer->Reclaim(bytes - freed);
     }
   } catch (const std::bad_alloc&) {
     // There is no memory for giving up memory.

@@ -23,17 +23,19 @@ class Reclaimer {
   // thread that needs blocks and may hold the state of a conversation: never
   // waits for another one, acquires nothing.
   virtual size_t Reclaim(size_t bytes) = 0;
+  // Whether it is asked for work, too, that can be left out.
+  virtual bool gives_way_readily() const { return true; }
   // Bytes of the pool's blocks that it was told to keep, for messages.
   virtual size_t KeptBytes() { return 0; }
 };
 
-// While it lives, no pool asks reclaimers for blocks that this thread wants: of
-// work that can be left out, for which nobody is to give anything up.
-class WithoutReclaiming {
+// While it lives, what this thread acquires is for work that can be left out:
+// only reclaimers that give way readily are asked.
+class OptionalWork {
  public:
-  WithoutReclaiming() noexcept;
-  ~WithoutReclaiming();
-  WithoutReclaiming(const WithoutReclaiming&) = delete;
+  OptionalWork() noexcept;
+  ~OptionalWork();
+  OptionalWork(const OptionalWork&) = delete;
 };
 
 // Source of blocks under one byte budget, shared by many conversations.
@@ -51,7 +53,7 @@ class BlockPool final : public BlockOwner,
 
   // A block with one reference, its content uninitialized. If the budget or
   // the system's memory does not allow it, reclaimers are asked, and
-  // CacheFull is thrown where that is not enough, or not wanted.
+  // CacheFull is thrown where that is not enough.
   BlockRef Acquire(size_t size_bytes);
   void Release(Block* block) noexcept override;
 

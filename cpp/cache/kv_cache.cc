@@ -37,6 +37,7 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
     std::unique_lock lock(mutex_);
     return cache_ == nullptr ? 0 : cache_->ReleaseCheckpoints(bytes);
   }
+  bool gives_way_readily() const override { return false; }
   void Detach() {
     std::unique_lock lock(mutex_);
     cache_ = nullptr;

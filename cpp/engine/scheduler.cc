@@ -530,7 +530,7 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
     sequence.set_served(++served_);
     return true;
   } catch (const CacheFull&) {
-    // Nobody gives way to guesses, nor fails for them.
+    // No conversation gives way to guesses, nor fails for them.
     if (sequence.DropGuesses(plan)) return false;
     if (MakeRoom(sequence)) return false;
     for (const Sequence& other : sequences_) {

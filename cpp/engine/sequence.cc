@@ -282,8 +282,8 @@ void Sequence::KeepGuesses(size_t count) {
 
 bool Sequence::DropGuesses(PlannedSlice& plan) {
   if (plan.end <= target_) return false;
-  plan.end = target_;
-  guesses_.clear();
+  guesses_.resize((plan.end - target_) / 2);
+  plan.end = target_ + guesses_.size();
   return true;
 }
 
@@ -384,8 +384,8 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     std::sort(keep.begin(), keep.end());
     keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
   }
-  std::optional<WithoutReclaiming> modest;  // nobody gives way for a guess
-  if (slice.guesses > 0) modest.emplace();
+  std::optional<OptionalWork> optional;
+  if (slice.guesses > 0) optional.emplace();
   slice.view = stream().transaction().Prepare(plan.begin, plan.end, keep);
   return slice;
 }

@@ -145,7 +145,8 @@ class Sequence {
   std::span<const DraftGuess> proposed() const { return proposed_; }
   // The first so many of these are rows of the next step.
   void KeepGuesses(size_t count);
-  // Goes without its guesses; false if the plan has none.
+  // Goes without half of its guesses, at last without any; false if the plan has
+  // none.
   bool DropGuesses(PlannedSlice& plan);
   // The model that guesses for it; null: none.
   const std::shared_ptr<const Model>& draft_model() const {

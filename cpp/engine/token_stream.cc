@@ -122,11 +122,17 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   bool may_end = false;
   {
     std::unique_lock lock(mutex_);
-    const auto changed = [&] { return done_ || !events_.empty(); };
+    // Who has the last event takes the request for ended.
+    const auto readable = [&] {
+      return !events_.empty() &&
+             (done_ || !settled_ ||
+              events_.front().finish_reason == FinishReason::kNone);
+    };
+    const auto changed = [&] { return done_ || readable(); };
     // Also a wait of no time goes to the system.
     if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
     const bool was_behind = Behind();
-    if (!events_.empty()) {
+    if (readable()) {
       event = std::move(events_.front());
       events_.pop_front();
     } else if (std::exchange(end_unread_, false)) {

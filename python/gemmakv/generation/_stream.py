@@ -268,6 +268,7 @@ class Stream(PieceStream):
         if self._failure is not None:
             raise self._failure
         if self._generation is None:
+            self._handle.check_thread()
             self._generation = generation_of(self._handle.result())
         return self._generation
 

@@ -126,7 +126,7 @@ TEST(BlockPoolTest, ABlockGoesBackToItsOwner) {
   EXPECT_EQ(released, 1);
 }
 
-class Hoard final : public Reclaimer {
+class Hoard : public Reclaimer {
  public:
   size_t Reclaim(size_t bytes) override {
     ++asked;
@@ -169,27 +169,37 @@ TEST(BlockPoolTest, ReclaimersAreAskedBeforeItFails) {
   EXPECT_NO_THROW(pool->Acquire(150));
 }
 
-TEST(BlockPoolTest, NobodyIsAskedWhereThatIsNotWanted) {
+struct Miser : Hoard {
+  bool gives_way_readily() const override { return false; }
+};
+
+TEST(BlockPoolTest, WhatCanBeLeftOutTakesWhatIsGivenReadily) {
   const auto pool = BlockPool::Create(1000);
+  const auto miser = std::make_shared<Miser>();
   const auto hoard = std::make_shared<Hoard>();
+  pool->AddReclaimer(miser);
   pool->AddReclaimer(hoard);
-  hoard->blocks.push_back(pool->Acquire(600));
+  miser->blocks.push_back(pool->Acquire(600));
+  hoard->blocks.push_back(pool->Acquire(400));
   {
-    const WithoutReclaiming modest;
+    const OptionalWork work;
     const BlockRef a = pool->Acquire(400);
+    EXPECT_EQ(miser->asked, 0);
+    EXPECT_EQ(hoard->asked, 1);
     {
-      const WithoutReclaiming within;
+      const OptionalWork within;
       EXPECT_THROW(pool->Acquire(100), CacheFull);
     }
     EXPECT_THROW(pool->Acquire(100), CacheFull);
-    EXPECT_EQ(hoard->asked, 0);
+    EXPECT_EQ(miser->asked, 0);
+    // It says so for its own thread.
     std::thread other([&] { EXPECT_NO_THROW(pool->Acquire(100)); });
     other.join();
-    EXPECT_EQ(hoard->asked, 1);
+    EXPECT_EQ(miser->asked, 1);
   }
-  hoard->blocks.push_back(pool->Acquire(1000));
+  miser->blocks.push_back(pool->Acquire(1000));
   EXPECT_NO_THROW(pool->Acquire(100));
-  EXPECT_EQ(hoard->asked, 2);
+  EXPECT_EQ(miser->asked, 2);
 }
 
 TEST(BlockPoolTest, ReclaimersAreAskedWhereTheSystemHasNoMemory) {

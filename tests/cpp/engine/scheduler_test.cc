@@ -971,6 +971,7 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
   for (const int32_t id : gemma_->Generate(plain, prompt, options).token_ids) {
     whole.push_back(id);
   }
+  size_t accepted = 0;
   // What is left of the checkpoint of a conversation at rest.
   const auto left = [&](size_t budget, bool guesses) -> int {
     const auto pool = BlockPool::Create(budget);
@@ -987,6 +988,7 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
       const auto stream = gemma_->Start({&job, 1})[0];
       stream->WaitDone();
       EXPECT_EQ(stream->Result().token_ids.size(), 60u);
+      accepted += stream->Result().accepted;
     } catch (const CacheFull&) {
       return -1;
     }
@@ -1003,6 +1005,7 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
     kept += expected > 0;
   }
   EXPECT_GT(taken, 0u);
+  EXPECT_GT(accepted, 0u);
   if (GetParam() == "gemma") return;  // holds all, and needs none
   EXPECT_GT(kept, 0u);
 }
