@@ -279,11 +279,10 @@ HWY_INLINE void DotPart(const uint8_t* const (&data)[kCols],
 // acc[c][m] += the products of a block. `values` are the rows' in this block,
 // `planes` the scales of column 0, those of the next `plane_step` further.
 template <class Format, size_t kCols, size_t kRows, size_t kFactorRows>
-HWY_INLINE void AddBlock(const uint8_t* const (&data)[kCols],
-                         const int8_t* const (&values)[kRows],
-                         const BlockFactors<PlainOf<Format>, kFactorRows>& factors,
-                         const float* planes, size_t plane_step,
-                         VF32 (&acc)[kCols][kRows]) {
+HWY_INLINE void AddBlock(
+    const uint8_t* const (&data)[kCols], const int8_t* const (&values)[kRows],
+    const BlockFactors<PlainOf<Format>, kFactorRows>& factors,
+    const float* planes, size_t plane_step, VF32 (&acc)[kCols][kRows]) {
   const DF32 df;
   const DI32 di;
   Unroll<Format::kParts>([&](auto part) GKV_INLINE_ATTR {

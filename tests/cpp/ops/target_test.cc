@@ -51,8 +51,7 @@ TEST_F(TargetTest, UnknownTargetIsRefusedAndChangesNothing) {
   }
 }
 
-// The instruction for products of bytes is left out by itself: what runs
-// without it is tested on processors that have it.
+// Processors that have the instruction test what runs without it, too.
 TEST_F(TargetTest, BothFormsOfAvx2AreThere) {
   const std::vector<std::string> targets = AttainableTargets();
   const auto with = std::find(targets.begin(), targets.end(), "AVX2_VNNI");

@@ -22,9 +22,8 @@ from support import remote_tier as tier
 
 SECRET = "a secret of this test's own"
 TIMEOUT_S = 0.5
-# Of one call at most; the rest is for a busy machine. What no time-out ends
-# waits for ever.
-LATEST_S = 1.1 * TIMEOUT_S + 2.5
+# Of one call at most; the rest is for a busy machine.
+LATEST_S = 1.1 * TIMEOUT_S + 0.4
 BIG = 9_000_001
 
 
@@ -61,7 +60,7 @@ def assert_dead(store: _core.RemoteStore, number: int = 1) -> None:
     since = time.monotonic()
     for _ in range(100):
         assert tier.load(store, number) is None
-    assert time.monotonic() - since < 5  # not 100 time-outs
+    assert time.monotonic() - since < 0.5
 
 
 @pytest.fixture
