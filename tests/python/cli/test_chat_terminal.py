@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from gemmakv import _core
 from support.chat_screen import (
     CTRL_C,
     CTRL_D,
+    DOWN,
     ENTER,
     ESCAPE,
     TAB,
@@ -64,6 +66,22 @@ def say(screen: Screen, text: str, name: str = "main") -> None:
     screen.line(text)
     screen.wait_until(lambda: screen.raw.count(b"tokens/s") > before, "reply")
     screen.wait_for_prompt(name)
+
+
+def recall(screen: Screen, name: str, text: str) -> None:
+    """Finds `text` among what was typed before, by the Up and Down keys.
+
+    It is read in the background and shown when the program comes to it, so
+    that a key may find nothing yet, and the next go one too far.
+    """
+    keys = itertools.cycle([UP] * 6 + [DOWN] * 6)
+
+    def found() -> bool:
+        screen.type(next(keys))
+        screen.update(0.3)
+        return screen.prompt == f"{name}> {text}"
+
+    screen.wait_until(found, text)
 
 
 def test_many_sessions(start: Start) -> None:
@@ -172,12 +190,7 @@ def test_kill_and_resume(start: Start, tmp_path: Path) -> None:
     screen.wait_for("└── twig ← here  from turn 1  2 turns")
     say(screen, "a third time", "twig")
 
-    def recalled() -> bool:
-        screen.type(UP)
-        screen.update(0.3)
-        return screen.prompt == "twig> twice"
-
-    screen.wait_until(recalled, "what was typed before the kill")
+    recall(screen, "twig", "twice")
     screen.type(CTRL_C, CTRL_D)
     assert screen.wait_for_exit() == 0
     stored = list(tmp_path.rglob("*.session"))
@@ -234,13 +247,7 @@ def test_a_signal_ends_the_chat_and_keeps_all(
 
     screen = start()
     screen.wait_for_prompt("main")
-
-    def recalled() -> bool:
-        screen.type(UP)
-        screen.update(0.3)
-        return screen.prompt == "main> half a thought"
-
-    screen.wait_until(recalled, "what was typed before the end")
+    recall(screen, "main", "half a thought")
 
 
 def test_a_terminal_that_goes_while_a_reply_runs(start: Start) -> None:
@@ -347,7 +354,7 @@ def test_a_paste_without_an_end(start: Start) -> None:
 
 
 def test_a_paste_without_an_end_while_a_reply_runs(start: Start) -> None:
-    screen = start(max_tokens=3000)
+    screen = start(max_tokens=20_000)
     screen.wait_for_prompt("main")
     screen.type("tell me everything", ENTER)
     screen.wait_for(r"[a-z]{5}", regex=True)
@@ -459,7 +466,7 @@ def test_a_narrow_window_and_no_colour(start: Start) -> None:
 
 
 def test_text_typed_while_a_reply_runs_waits_unsent(start: Start) -> None:
-    screen = start(max_tokens=8000)
+    screen = start(max_tokens=20_000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
@@ -474,7 +481,7 @@ PASTE = "\x1b[200~one\n/delete\n\x1b[201~"
 def test_a_paste_while_a_reply_runs_is_one_message(
     start: Start, lines: int
 ) -> None:
-    screen = start(max_tokens=8000)
+    screen = start(max_tokens=20_000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)

@@ -13,7 +13,7 @@ import pexpect
 import pyte
 
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
-CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+CTRL_C, CTRL_D, UP, DOWN = "\x03", "\x04", "\x1b[A", "\x1b[B"
 WAIT_S = 120  # far above what anything needs
 
 
