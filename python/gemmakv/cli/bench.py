@@ -110,7 +110,11 @@ def _render(report: measure.Report) -> str:
             f"{100 * row.share:.0f} %",
         )
     guesses = console.table(
-        "speculation", "with", "without", "ratio", "guesses right"
+        "speculation",
+        "with",
+        "without",
+        "ratio",
+        "guesses right, in all",
     )
     for spec in report.speculation:
         guesses.add_row(
@@ -120,6 +124,10 @@ def _render(report: measure.Report) -> str:
             f"{spec.ratio:.2f}",
             f"{spec.accepted} of {spec.drafted}",
         )
+    left_out = [
+        f"left out, longer than the model's context: {name}"
+        for name in report.left_out
+    ]
     parts: list[Any] = []
     if report.profile:
         head, *lines = table_of(report.profile)
@@ -136,6 +144,7 @@ def _render(report: measure.Report) -> str:
         f"{limits.int8_ops_per_s / 1e9:,.0f} GOP/s, float multiply-add "
         f"{limits.float_ops_per_s / 1e9:,.0f} GFLOP/s",
         table,
+        *left_out,
         f"\n{report.parallel_loops_per_token:.0f} parallel loops for a "
         "decoded token\n",
         guesses,

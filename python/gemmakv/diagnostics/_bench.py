@@ -84,6 +84,8 @@ class Report:
     packed_weights: str
     parallel_loops_per_token: float
     rows: list[Row]
+    # Names of rows that are longer than the model's context.
+    left_out: list[str]
     # The rows are without guesses.
     speculation: list[Speculation]
     # Where the time of steps went, if that was asked for.
@@ -365,6 +367,11 @@ def run(
         packed_weights=bench.gemma.packed_weights.state,
         parallel_loops_per_token=bench.parallel_loops_per_token,
         rows=[_row(name, pairs) for name, pairs in results.items()],
+        left_out=[
+            _prefill(tokens)
+            for tokens in PREFILL_TOKENS
+            if _prefill(tokens) not in measures
+        ],
         speculation=[comparison.result() for comparison in comparisons],
         profile=None if watch is None else watch.profiles(),
     )
@@ -410,7 +417,7 @@ def _measures(bench: Bench) -> dict[str, Callable[[], Pair]]:
     measures: dict[str, Callable[[], Pair]] = {}
     for tokens in PREFILL_TOKENS:
         if tokens <= context:
-            measures[f"prefill {tokens}"] = partial(bench.prefill, tokens)
+            measures[_prefill(tokens)] = partial(bench.prefill, tokens)
     tokens = min(DECODE_TOKENS, context - 1)
     measures["decode"] = partial(bench.decode, 1, tokens)
     tokens = min(BATCH_TOKENS, context - 1)
@@ -420,6 +427,10 @@ def _measures(bench: Bench) -> dict[str, Callable[[], Pair]]:
     measures[FIRST_TOKEN] = bench.first_token
     measures[PEAK_MEMORY] = bench.peak_memory
     return measures
+
+
+def _prefill(tokens: int) -> str:
+    return f"prefill {tokens}"
 
 
 def _row(name: str, pairs: list[Pair]) -> Row:

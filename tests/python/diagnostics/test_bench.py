@@ -40,6 +40,7 @@ def report(tiny_path: Path) -> bench.Report:
 
 def test_every_row_is_there(report: bench.Report) -> None:
     assert [row.name for row in report.rows] == NAMES
+    assert report.left_out == ["prefill 2048"]
     units = [row.unit for row in report.rows]
     assert units == ["tokens/s"] * 7 + ["s", "bytes"]
     for row in report.rows:
@@ -158,6 +159,7 @@ def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
     assert not document["placement"]["pinned"]
     table = cli(*run, "--no-packed-cache", "--pin-threads").stdout.decode()
     assert "1 thread, pinned to CPUs " in table
+    assert "longer than the model's context: prefill 2048\n" in table
     for name in [*NAMES, "parallel loops", "limits: read", *TEXTS]:
         assert name in table
     spec = document["speculation"][0]
