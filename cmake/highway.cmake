@@ -64,9 +64,12 @@ endif()
 # The baseline (SSE2) stays: without it Highway's baseline is scalar, where
 # many operations do not compile. Of the others, those that have no processor
 # of their own generation any more, or that lack what the next one has (plain
-# AVX-512 lacks VNNI), only cost build time.
+# AVX-512 lacks VNNI), only cost build time. So do, where nothing multiplies
+# bfloat16, those that have that and else what AVX3_DL has: there they take its
+# kernels, which are the same instructions. gkv_bf16_targets() has the others.
 if(GEMMAKV_TARGETS STREQUAL "all")
-  set(_gkv_disabled "(HWY_SSSE3|HWY_AVX3)")
+  set(_gkv_bf16_disabled "(HWY_SSSE3|HWY_AVX3)")
+  set(_gkv_disabled "(HWY_SSSE3|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
 elseif(GEMMAKV_TARGETS STREQUAL "few")
   # Of AVX-512 the kernels that this machine's processor would take: they
   # differ where it multiplies bfloat16.
@@ -89,3 +92,12 @@ else()
 endif()
 target_compile_definitions(gkv_hwy INTERFACE
   "HWY_DISABLED_TARGETS=${_gkv_disabled}" HWY_WANT_AVX3_DL=1)
+
+# gkv_bf16_targets(<source>...): compiles sources for the targets that multiply
+# bfloat16, too.
+function(gkv_bf16_targets)
+  if(DEFINED _gkv_bf16_disabled)
+    set_property(SOURCE ${ARGV} APPEND PROPERTY COMPILE_OPTIONS
+      -UHWY_DISABLED_TARGETS "-DHWY_DISABLED_TARGETS=${_gkv_bf16_disabled}")
+  endif()
+endfunction()

@@ -77,6 +77,17 @@ const std::vector<Target>& Attainable() {
   return targets;
 }
 
+// It and those that kernels fall back on which are not compiled for it; 0: all.
+int64_t UpTo(int64_t mask) {
+  int64_t all = mask;
+  bool worse = false;
+  for (const Target& target : Attainable()) {
+    worse = worse || target.mask == mask;
+    if (worse) all |= target.mask;
+  }
+  return all;
+}
+
 std::atomic<ByteDot>& ChosenByteDot() {
   static std::atomic<ByteDot> chosen{BestByteDot()};
   return chosen;
@@ -115,7 +126,7 @@ void ForceTarget(std::string_view name) {
                "\" is not attainable here; expected one of:", attainable));
   }
   ChosenByteDot().store(chosen.byte_dot, std::memory_order_relaxed);
-  hwy::SetSupportedTargetsForTest(chosen.mask);
+  hwy::SetSupportedTargetsForTest(UpTo(chosen.mask));
   // Dispatch reads a cached choice: without this it stays uninitialized and
   // every HWY_DYNAMIC_DISPATCH would take the slow first-call path once.
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
