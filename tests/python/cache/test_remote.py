@@ -42,9 +42,12 @@ class InADict:
 
 
 def timed(call: Callable[[], Any]) -> Any:
-    since = time.monotonic()
-    result = call()
-    assert time.monotonic() - since < LATEST_S
+    clock = tier.RunningTime()
+    try:
+        result = call()
+    finally:
+        took = clock.stop()
+    assert took < LATEST_S
     return result
 
 
@@ -57,10 +60,13 @@ def assert_dead(store: _core.RemoteStore, number: int = 1) -> None:
     assert store.stats()["hits"] == 0
     # By now it is known, and costs nothing.
     tier.eventually(lambda: store.call_stats()["reads_open"], 5)
-    since = time.monotonic()
+    took = []
     for _ in range(100):
+        since = time.monotonic()
         assert tier.load(store, number) is None
-    assert time.monotonic() - since < 0.5
+        took.append(time.monotonic() - since)
+    # But for a probe, or where the process was frozen.
+    assert sum(sorted(took)[:-5]) < 0.5
 
 
 @pytest.fixture
@@ -71,9 +77,11 @@ def redis_server(tmp_path: Path) -> Iterator[tier.Server]:
     server.kill()
 
 
-def redis_tier(port: int, options: str = "") -> _core.RemoteStore:
+def redis_tier(
+    port: int, options: str = "", timeout_s: float = TIMEOUT_S
+) -> _core.RemoteStore:
     return open_remote(
-        f"redis://127.0.0.1:{port}/2{options}", SECRET, timeout_s=TIMEOUT_S
+        f"redis://127.0.0.1:{port}/2{options}", SECRET, timeout_s=timeout_s
     )
 
 
@@ -169,17 +177,17 @@ def test_redis_values_expire_unless_they_are_used(
 ) -> None:
     import redis
 
-    store = redis_tier(redis_server.port, "?ttl=100")
+    store = redis_tier(redis_server.port, "?ttl=100", 20)
     tier.put(store, 1, 5_000_000)
     client = redis.Redis(port=redis_server.port, db=2)
     keys = client.keys("gkv1:*")
     assert len(keys) == 2
-    assert all(90 < client.ttl(key) <= 100 for key in keys)
+    assert all(60 < client.ttl(key) <= 100 for key in keys)
     for key in keys:
-        client.expire(key, 5)
+        client.expire(key, 50)
     assert tier.load(store, 1) is not None
-    assert all(90 < client.ttl(key) <= 100 for key in keys)
-    for_ever = redis_tier(redis_server.port, "?ttl=0")
+    assert all(60 < client.ttl(key) <= 100 for key in keys)
+    for_ever = redis_tier(redis_server.port, "?ttl=0", 20)
     tier.put(for_ever, 2, 100)
     assert [client.ttl(key) for key in set(client.keys("*")) - set(keys)] == [
         -1
@@ -187,15 +195,23 @@ def test_redis_values_expire_unless_they_are_used(
 
 
 def test_redis_killed_and_back(redis_server: tier.Server) -> None:
+    patient = redis_tier(redis_server.port, timeout_s=20)
+    tier.put(patient, 1, 1000)
+    assert tier.load(patient, 1) == tier.content(1, 1000)
     store = redis_tier(redis_server.port)
-    tier.put(store, 1, 1000)
-    assert tier.load(store, 1) == tier.content(1, 1000)
+    tier.eventually(lambda: tier.load(store, 1) == tier.content(1, 1000))
     redis_server.kill()
     for _ in range(5):
         assert timed(lambda: tier.load(store, 1)) is None
         timed(lambda: tier.put(store, 2, 1000))
     assert store.call_stats()["reads_open"]
-    assert "Connection" in store.call_stats()["last_error"]
+
+    def refused() -> bool:
+        """Also where the first call came too late for its answer."""
+        assert tier.load(store, 1) is None
+        return "Connection" in store.call_stats()["last_error"]
+
+    tier.eventually(refused)
     redis_server.start()
 
     def works() -> bool:
@@ -206,8 +222,8 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
 
 
 def test_redis_paused_and_back(redis_server: tier.Server) -> None:
+    tier.put(redis_tier(redis_server.port, timeout_s=20), 1, 1000)
     store = redis_tier(redis_server.port)
-    tier.put(store, 1, 1000)
     with redis_server.paused():
         for _ in range(3):
             assert timed(lambda: tier.load(store, 1)) is None
@@ -301,7 +317,7 @@ def test_redis_is_asked_for_many(
 def test_redis_values_that_are_none(redis_server: tier.Server) -> None:
     import redis
 
-    store = redis_tier(redis_server.port)
+    store = redis_tier(redis_server.port, timeout_s=20)
     client = redis.Redis(port=redis_server.port, db=2)
     tier.put(store, 1, 5_000_000)
     keys = sorted(client.keys("gkv1:*"))
@@ -399,10 +415,11 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
         def delete_some(self, prefix: str) -> bool:
             return not gone.wait(60)
 
-    for client, why in (
-        (InADict(), "remote cannot: its client has no delete_some"),
-        (Fails(), "remote failed"),
-        (Waits(), "remote has not answered in time, and may go on with it"),
+    late = "remote has not answered in time, and may go on with it"
+    for client, timeout_s, why in (
+        (InADict(), 60, "remote cannot: its client has no delete_some"),
+        (Fails(), 60, "remote failed"),
+        (Waits(), 0.2, late),
     ):
         with gemmakv.PrefixCache(ram="8MiB", remote=client) as prefix:
             gemma = gemmakv.Gemma.load(tiny_path, prefix_cache=prefix)
@@ -411,14 +428,14 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
             assert prefix.flush()
             for tier in ("remote", None):
                 with pytest.raises(gemmakv.GemmaKVError) as found:
-                    prefix.clear(tier, timeout=0.2)
+                    prefix.clear(tier, timeout=timeout_s)
                 assert str(found.value) == (
                     f"prefix cache: not all is cleared: {why}"
                 )
             assert prefix.stats().bytes["ram"] == 0
             with pytest.raises(ValueError, match="timeout"):
                 prefix.clear(timeout=-1)
-            if why.startswith("remote has not"):
+            if why == late:
                 gone.set()
 
 
@@ -526,7 +543,7 @@ def test_an_object_that_hangs() -> None:
     until = time.monotonic() + 3
     timed(lambda: tier.load(store, 1))
     took = []
-    while time.monotonic() < until:
+    while time.monotonic() < until or len(took) < 50:
         since = time.monotonic()
         assert tier.load(store, 1) is None
         took.append(time.monotonic() - since)

@@ -57,10 +57,46 @@ def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
+class RunningTime:
+    """Seconds since it was made in which this process could run.
+
+    A machine may freeze a process for a second, which is nobody's delay: of
+    the time between two ticks no more than a few of them count.
+    """
+
+    _TICK_S, _MOST_S = 0.005, 0.05
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+        self._thread.start()
+
+    def _tick(self) -> None:
+        before = time.monotonic()
+        while not self._end.wait(self._TICK_S):
+            now = time.monotonic()
+            self._seconds += min(now - before, self._MOST_S)
+            before = now
+
+    def stop(self) -> float:
+        self._end.set()
+        self._thread.join()
+        return self._seconds
+
+
 def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
+    """One that is free, also while its server is dead for a while: of those
+    that the system gives to nobody who asks for any.
+    """
+    path = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(path.read_text().split()[0]) if path.exists() else 32768
+    ports = range(min(10000, first - 1000), first)
+    while True:
+        with socket.socket() as server, contextlib.suppress(OSError):
+            port = random.SystemRandom().choice(ports)
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
