@@ -217,8 +217,15 @@ def test_what_a_draft_model_computes_is_drafting(
     tiny: Gemma, small: Gemma
 ) -> None:
     timed = large_one(tiny, draft=small, threads=2, profile=True)
-    assert drafted(timed) > 0
-    decode = timed.profile().decode
-    assert sum(decode.parts.values()) == pytest.approx(decode.seconds)
-    # Not products of the model that it guesses for.
-    assert decode.parts["drafting"] > 2 * decode.parts["planning"]
+    before = timed.profile()
+    for _ in range(20):
+        assert drafted(timed) > 0
+        decode = (timed.profile() - before).decode
+        assert sum(decode.parts.values()) == pytest.approx(decode.seconds)
+        # Not products of the model that it guesses for. Another process may
+        # have had the processor for once while a step was planned.
+        if decode.parts["drafting"] > 2 * decode.parts["planning"]:
+            break
+        before = timed.profile()
+    else:
+        pytest.fail(f"drafting takes no time: {decode.parts}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def test_it_guesses_where_that_pays(name: str, tmp_path: Path) -> None:
     """Whatever it says, the bias makes it right."""
     gemma = loaded(name, tmp_path / "drafter", 4096)
     before = gemma._engine.draft_rows
-    for _ in range(10):
+    until = time.monotonic() + 60  # a busy machine may hide it for a while
+    while time.monotonic() < until:
         said = gemma.generate(
             new(gemma), prompt_of(1, 20), max_tokens=300, **SAME)
         assert said.token_ids == [30] * 300

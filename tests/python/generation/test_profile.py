@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -71,13 +72,22 @@ def test_conversations_that_read_and_write_at_once_are_mixed(
     """Steps of both kinds; none is in two phases."""
     reader = gemmakv.create_kv_cache(timed.config)
     writer = gemmakv.create_kv_cache(timed.config)
-    stream = timed.stream(writer, [5], max_tokens=200, ignore_eos=True)
-    next(stream)
-    other = threading.Thread(target=lambda: list(stream))
+    mixed = threading.Event()
+
+    def read() -> None:  # as long as it takes
+        while not mixed.is_set():
+            stream = timed.stream(writer, [5], max_tokens=200, ignore_eos=True)
+            for _ in stream:
+                pass
+            writer.reset()
+
+    other = threading.Thread(target=read)
     other.start()
-    while timed.profile().mixed.steps == 0 and other.is_alive():
+    until = time.monotonic() + 60
+    while timed.profile().mixed.steps == 0 and time.monotonic() < until:
         timed.logits(reader, [3] * 3)
         reader.reset()
+    mixed.set()
     other.join()
     profile = timed.profile()
     assert profile.mixed.steps > 0
