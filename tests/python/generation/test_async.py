@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +32,20 @@ from support import tiny_gguf
 BOS = 2
 NO_END: Any = {"logit_bias": {1: -np.inf, tiny_gguf.EOT: -np.inf}}
 LONG: Any = {"max_tokens": 400, **NO_END}
+ENDLESS: Any = {"max_tokens": 1 << 19, **NO_END}
 PROMPT = [BOS, *range(20, 60)]
+
+
+async def pause(seconds: float) -> None:
+    """So long at least, also of the time in which this process can run: one
+    that is frozen meanwhile loses a part of it.
+    """
+    for _ in range(round(seconds / 0.01)):
+        await asyncio.sleep(0.01)
 
 
 def same(cache: KVCache, other: KVCache) -> bool:
     return cache.to_bytes(True) == other.to_bytes(True)
-
-
-class Ticks:
-    """The longest time that the loop was not at its tasks."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-
-    async def __aenter__(self) -> Ticks:
-        self._task = asyncio.create_task(self._tick())
-        await asyncio.sleep(0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.001)
-            self.longest = max(self.longest, time.monotonic() - before)
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +379,7 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
             with pytest.raises(GeneratorExit):
                 coroutine.send(None)
                 coroutine.throw(GeneratorExit)
-            await asyncio.sleep(0.5)  # for the step that runs
+            await pause(0.5)  # for the step that runs
 
     asyncio.run(main())
     slow.generate(cache.fork(), "a", max_tokens=1)
@@ -403,32 +392,29 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
 def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
     session = Session(slow, template="plain")
     options: Any = {"max_tokens": 10, "deadline": 0.1, **NO_END}
-    long: Any = {
-        "max_tokens": 9000,
-        "deadline": 0.6,
-        "logits_processor": lambda ids, logits: time.sleep(0.004),
-        **NO_END,
-    }
+
+    async def second() -> Any:
+        if kind == "cache":
+            return await slow.agenerate(session.cache, "b", **options)
+        if kind == "asend":
+            return await session.asend("b", **options)
+        if kind == "send":
+            return await asyncio.to_thread(session.send, "b", **options)
+        async with await session.astream("b", **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.result()
 
     async def main() -> None:
+        step = HeldStep()
         first = asyncio.create_task(
-            slow.agenerate(session.cache, "a", **long)
+            slow.agenerate(session.cache, "a", **step.options)
             if kind == "cache"
-            else session.asend("a", **long)
+            else session.asend("a", **step.options)
         )
-        await asyncio.sleep(0.05)
-        if kind == "cache":
-            found = await slow.agenerate(session.cache, "b", **options)
-        elif kind == "asend":
-            found = await session.asend("b", **options)
-        elif kind == "send":
-            found = await asyncio.to_thread(session.send, "b", **options)
-        else:
-            async with await session.astream("b", **options) as stream:
-                async for _ in stream:
-                    pass
-            found = stream.result()
-        assert (await first).finish_reason == "deadline"
+        # It is over long before the first call is.
+        found = await step.during(second(), seconds=0.5)
+        assert (await first).finish_reason == "length"
         assert found.finish_reason == "deadline" and found.token_ids == []
 
     asyncio.run(main())
@@ -543,25 +529,32 @@ def test_waiting_for_a_cache_does_not_block(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 4096)
     session = Session(slow, capacity_tokens=4096)
 
+    async def all_of(*calls: Any) -> list[Any]:
+        return await asyncio.gather(*calls)
+
     async def main() -> None:
-        async with Ticks() as ticks:
-            waiting = [
-                slow.agenerate(cache, "the", max_tokens=400, **NO_END)
-                for _ in range(3)
-            ] + [session.asend("a", max_tokens=400, **NO_END) for _ in range(3)]
-            await asyncio.gather(*waiting)
-            stream = await slow.astream(cache, "", max_tokens=300, **NO_END)
-            other = asyncio.create_task(
-                slow.agenerate(cache, "", max_tokens=5, **NO_END)
-            )
-            pieces = [piece async for piece in stream]
-            await other
-            assert len(pieces) == 300
-        assert ticks.longest < 0.3
+        calls: list[Callable[..., Coroutine[Any, Any, Any]]] = [
+            partial(slow.agenerate, cache, "the"),
+            partial(session.asend, "a"),
+        ]
+        for call in calls:
+            step = HeldStep()
+            first = asyncio.ensure_future(call(**step.options))
+            waiting = [call(max_tokens=400, **NO_END) for _ in range(2)]
+            await step.during(all_of(first, *waiting))
+        step = HeldStep()
+        stream = await slow.astream(cache, "", **step.options)
+        other = slow.agenerate(cache, "", max_tokens=5, **NO_END)
+        pieces, _ = await step.during(all_of(pieces_of(stream), other))
+        assert len(pieces) == 400
 
     asyncio.run(main())
     assert session.turns == 3
-    assert len(cache) >= 3 * 400 + 305
+    assert len(cache) >= 3 * 400 + 405
+
+
+async def pieces_of(stream: Any) -> list[Any]:
+    return [piece async for piece in stream]
 
 
 def test_nobody_waits_for_a_reader_who_stalls(slow: Gemma) -> None:
@@ -644,19 +637,19 @@ def test_a_stream_may_move_to_another_loop(tiny: Gemma, cache: KVCache) -> None:
 
 
 def test_a_loop_that_is_closed_while_calls_run(slow: Gemma) -> None:
-    cache = create_kv_cache(slow.config, 4096)
-    other = create_kv_cache(slow.config, 4096)
+    cache = create_kv_cache(slow.config)
+    other = create_kv_cache(slow.config)
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         loop = asyncio.new_event_loop()
 
         async def read() -> None:
-            async for _ in slow.stream(cache, "a", max_tokens=3000, **NO_END):
+            async for _ in slow.stream(cache, "a", **ENDLESS):
                 pass
 
         tasks = [
             loop.create_task(read()),
-            loop.create_task(slow.agenerate(other, "a", max_tokens=3000)),
+            loop.create_task(slow.agenerate(other, "a", **ENDLESS)),
         ]
         loop.run_until_complete(asyncio.sleep(0.02))
         loop.close()
@@ -866,24 +859,29 @@ class HeldStep:
         self._loop = asyncio.get_running_loop()
         self._begun = asyncio.Event()
         self._end = threading.Event()
+        self._overdue = False
         self.options: Any = {**LONG, "logits_processor": self._process}
 
     def _process(self, ids: object, logits: object) -> None:
         self._left -= 1
         if self._left == 0:
             self._loop.call_soon_threadsafe(self._begun.set)
-            self._end.wait(5)
+            self._overdue = not self._end.wait(30)
 
-    async def during(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Does it while the step runs: the loop is free all the time, and the
-        work is not done before the step has ended.
+    async def during(
+        self, work: Coroutine[Any, Any, Any], seconds: float = 0.05
+    ) -> Any:
+        """Does it while the step runs, for so long at least: the loop is free
+        all the time, and the work is not done before the step has ended.
         """
         await self._begun.wait()
         task = asyncio.ensure_future(work)
-        done, _ = await asyncio.wait([task], timeout=0.05)
-        assert not done and not self._end.is_set()
+        await pause(seconds)
+        done, overdue = task.done(), self._overdue
         self._end.set()
-        return await task
+        result = await task
+        assert not done and not overdue
+        return result
 
 
 @pytest.mark.parametrize("how", ["acancel", "aclose", "exit", "both"])
@@ -892,7 +890,7 @@ def test_ending_a_reply_does_not_block(slow: Gemma, how: str) -> None:
         step = HeldStep()
         session = Session(slow, capacity_tokens=4096)
         stream = session.stream("hello", **step.options)
-        reader = asyncio.ensure_future(asyncio.wait_for(read_all(stream), 5))
+        reader = asyncio.ensure_future(asyncio.wait_for(read_all(stream), 60))
         if how == "exit":
             await step.during(stream.__aexit__())
         elif how == "acancel":

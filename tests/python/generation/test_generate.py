@@ -341,8 +341,8 @@ def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
     before = [first.tokens.tolist(), second.tokens.tolist()]
     keywords = {"max_tokens": 1_000_000, "logit_bias": NO_END}
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         if how == "batch":
             endless.generate_batch([first, second], ["a", "b"], **keywords)
         elif how == "n":
@@ -366,9 +366,9 @@ def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
         cache, PROMPT, max_tokens=1_000_000, logit_bias=NO_END
     )
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     read = []
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         for piece in stream:
             read.append(piece.token_id)
     timer.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,12 @@ def test_what_a_fork_said_is_guessed(tiny_path: Path) -> None:
 
 
 def test_usage_counts_guesses(tiny: Gemma) -> None:
-    usage = tiny.generate(new(tiny), TEXT, speculate="lookup", **SAME).usage
+    until = time.monotonic() + 60
+    accepted = 0
+    while not accepted and time.monotonic() < until:  # as they seem to pay
+        said = tiny.generate(new(tiny), TEXT, speculate="lookup", **SAME)
+        usage = said.usage
+        accepted = usage.accepted
     assert usage.drafted >= usage.accepted > 0
     assert usage.accepted < usage.completion_tokens == 150
 
@@ -121,23 +127,28 @@ def test_lookup_is_the_default(tiny: Gemma, tiny_path: Path) -> None:
 
 
 def test_the_model_says_what_calls_do_not(looks_up: Gemma) -> None:
-    def drafted(**options: Any) -> int:
-        said = looks_up.generate(new(looks_up), TEXT, **SAME, **options)
+    def drafted(gemma: Gemma = looks_up, **options: Any) -> int:
+        said = gemma.generate(new(gemma), TEXT, **SAME, **options)
         return said.usage.drafted
 
-    assert drafted() > 0
-    assert drafted(speculate=None) > 0
+    # Guesses are made where they seem to pay, which is measured.
+    assert any(drafted() > 0 for _ in range(20))
+    assert any(drafted(speculate=None) > 0 for _ in range(20))
     assert drafted(speculate="off") == 0
     tenant = looks_up.with_salt("tenant")
-    assert tenant.generate(new(tenant), TEXT, **SAME).usage.drafted > 0
+    assert any(drafted(tenant) > 0 for _ in range(20))
     off, on = looks_up.generate_batch(
         [new(looks_up), new(looks_up)], [TEXT] * 2,
         speculate=["off", None], **SAME,
     )  # fmt: skip
     assert off.usage.drafted == 0
     assert on.token_ids == off.token_ids
-    said = asyncio.run(looks_up.agenerate(new(looks_up), TEXT, **SAME))
-    assert said.usage.drafted > 0
+    assert any(
+        asyncio.run(
+            looks_up.agenerate(new(looks_up), TEXT, **SAME)
+        ).usage.drafted > 0
+        for _ in range(20)
+    )  # fmt: skip
     samples = looks_up.generate(new(looks_up), TEXT, n=2, **SAME)
     assert [one.token_ids for one in samples] == [off.token_ids] * 2
 
@@ -172,7 +183,11 @@ def test_command(cli: RunCli, tiny_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
-    plain, guessed = run("--speculate", "off"), run()
-    assert guessed["token_ids"] == plain["token_ids"]
+    plain = run("--speculate", "off")
     assert plain["usage"]["drafted"] == 0
+    for _ in range(10):  # until they seem to pay
+        guessed = run()
+        assert guessed["token_ids"] == plain["token_ids"]
+        if guessed["usage"]["accepted"] > 0:
+            break
     assert guessed["usage"]["accepted"] > 0
