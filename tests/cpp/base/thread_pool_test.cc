@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -127,9 +128,14 @@ TEST(ThreadPoolTest, HandsOutTasksInAscendingOrder) {
 TEST(ThreadPoolTest, WorkersTakePart) {
   ThreadPool pool(3);
   std::vector<std::atomic<int>> tasks_of(3);
+  std::atomic<int> taking_part{0};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   pool.Run(30, [&](size_t, size_t thread) {
-    ++tasks_of[thread];
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (tasks_of[thread]++ == 0) ++taking_part;
+    // Until all do: a thread may get no processor for a while.
+    while (taking_part < 3 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
   });
   for (const auto& count : tasks_of) EXPECT_GT(count, 0);
 }
@@ -221,10 +227,15 @@ double ProcessorSeconds() {
 TEST(ThreadPoolTest, IdleThreadsUseNoProcessorTime) {
   ThreadPool pool(4);
   pool.Run(100, [](size_t, size_t) {});
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  const double before = ProcessorSeconds();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_LT(ProcessorSeconds() - before, 0.010);
+  // Who spins does so each time; a thread may be late to park for once.
+  double least = 1;
+  for (int i = 0; i < 10 && least >= 0.010; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const double before = ProcessorSeconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    least = std::min(least, ProcessorSeconds() - before);
+  }
+  EXPECT_LT(least, 0.010);
 }
 
 // Runs `body` in a child process and returns its exit code.

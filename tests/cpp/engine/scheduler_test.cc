@@ -889,7 +889,8 @@ TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
 }
 
 // What a pool holds without guesses it holds with them: rows that may turn out
-// wrong take further blocks, and states of a recurrence, which are done without.
+// wrong take further blocks, and states of a recurrence, which are done
+// without.
 TEST_P(DrafterTest, GuessesFailNoRequestForWantOfRoom) {
   Load({.always_guess = true}, GetParam());
   const Tokens prompt = RandomTokens(45, 7);
@@ -1171,7 +1172,7 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   Gemma::Job late{cache, prompt, NoStop(8), true};
   late.drafter =
       std::make_shared<KnownTokens>(whole, [](size_t) { return true; });
-  late.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   stream = gemma_->Start({&late, 1})[0];
   read(*stream, 1);
   EXPECT_TRUE(stream->WaitDone(std::chrono::minutes(1)));
@@ -1617,12 +1618,20 @@ TEST_F(SchedulerTest, ALateAnswerToWhatIsForcedIsDoneWithout) {
   counts->pause = std::chrono::milliseconds(20);
   Gemma::Job late{NewCache(), prompt, NoStop(60)};
   late.drafter = std::make_shared<NoGuesses>();
-  late.constraint = std::make_shared<Forcing>(forms, false,
-                                              Forcing::Says::kTruth, counts);
-  const GenerateResult found = ReplyOf(*gemma_->Start({&late, 1})[0]).result;
-  ExpectSameReply(found, expected);
-  EXPECT_GT(counts->asked, 10u);
-  EXPECT_EQ(found.accepted, 0u) << "each answer took longer than many steps";
+  late.constraint =
+      std::make_shared<Forcing>(forms, false, Forcing::Says::kTruth, counts);
+  // Each answer takes longer than many steps, unless the machine was busy with
+  // something else in one of them.
+  size_t accepted = 1;
+  for (int i = 0; i < 20 && accepted > 0; ++i) {
+    counts->asked = 0;
+    late.cache = NewCache();
+    const GenerateResult found = ReplyOf(*gemma_->Start({&late, 1})[0]).result;
+    ExpectSameReply(found, expected);
+    EXPECT_GT(counts->asked, 10u);
+    accepted = found.accepted;
+  }
+  EXPECT_EQ(accepted, 0u);
   for (const auto how :
        {TokenStream::Interrupt::kCancel, TokenStream::Interrupt::kAbort}) {
     late.cache = NewCache();
