@@ -191,7 +191,8 @@ size_t DraftModel::Lag(const Conversation& conversation) {
 }
 
 double DraftModel::RowSeconds(double step_s) const {
-  return row_s_ > 0 ? row_s_ : kRowShare * RoundSeconds(1, step_s);
+  const double known = row_s_.seconds();
+  return known > 0 ? known : kRowShare * RoundSeconds(1, step_s);
 }
 
 double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
@@ -296,7 +297,7 @@ void DraftModel::CatchUp(Request& request, size_t rows) {
   const Clock::time_point begin = Clock::now();
   if (!Prepare(slice, c.next_, c.next_ + count, 0) || !Run({&slice, 1})) return;
   if (count >= kNear) {
-    NoteTime(row_s_, SecondsSince(begin) / static_cast<double>(count));
+    row_s_.Note(SecondsSince(begin) / static_cast<double>(count));
   }
 }
 
@@ -344,7 +345,8 @@ void DraftModel::Rounds(std::span<Request*> requests,
       next_left.push_back(left[i] - 1);
     }
     // The first round has some rows more.
-    const double more = static_cast<double>(rows - members) * row_s_;
+    const double more =
+        static_cast<double>(rows - members) * row_s_.seconds();
     NoteRound(members, std::max(SecondsSince(begin) - more, 1e-9));
     slices = std::move(next);
     left = std::move(next_left);

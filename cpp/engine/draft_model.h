@@ -115,7 +115,7 @@ class DraftModel : public ModelDrafter {
   ForwardPass forward_;
   OutputBuffer rows_;
   std::list<std::shared_ptr<Conversation>> known_;
-  double row_s_ = 0;  // of one row among many
+  LearnedTime row_s_;  // of one row among many
   uint64_t uses_ = 0;
 };
 

@@ -19,6 +19,17 @@ void RightShare::Note(bool was_right, double most_weight) {
   value += ((was_right ? 1 : 0) - value) / weight;
 }
 
+void LearnedTime::Note(double seconds) {
+  if (mean_ == 0) {
+    mean_ = seconds;
+  } else if (!known_) {
+    mean_ = std::min(mean_, seconds);
+    known_ = true;
+  } else {
+    mean_ += kLearningRate * (std::min(seconds, kLongest * mean_) - mean_);
+  }
+}
+
 double MatrixBytes(const Model& model) {
   double bytes = 0;
   for (const MatrixInfo& m : model.weights.matrices) {
@@ -35,29 +46,22 @@ ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model,
 
 double ModelDrafter::RoundSeconds(size_t conversations, double step_s) const {
   const size_t at = std::min(conversations, kMaxConversations) - 1;
-  if (rounds_[at] > 0) return rounds_[at];
+  const auto known = [this](size_t i) { return rounds_[i].seconds(); };
+  if (known(at) > 0) return known(at);
   // Of the nearest number that is known, more taking longer.
   for (size_t i = at; i-- > 0;) {
-    if (rounds_[i] > 0) {
-      return rounds_[i] * (1 + 0.05 * static_cast<double>(at - i));
+    if (known(i) > 0) {
+      return known(i) * (1 + 0.05 * static_cast<double>(at - i));
     }
   }
   for (size_t i = at + 1; i < kMaxConversations; ++i) {
-    if (rounds_[i] > 0) return rounds_[i];
+    if (known(i) > 0) return known(i);
   }
   return step_s * size_share_;
 }
 
 void ModelDrafter::NoteRound(size_t conversations, double seconds) {
-  NoteTime(rounds_[conversations - 1], seconds);
-}
-
-void ModelDrafter::NoteTime(double& mean, double seconds) {
-  if (mean == 0) {
-    mean = seconds;
-  } else {
-    mean += kLearningRate * (std::min(seconds, kLongest * mean) - mean);
-  }
+  rounds_[conversations - 1].Note(seconds);
 }
 
 double ModelDrafter::SecondsSince(Clock::time_point time) {

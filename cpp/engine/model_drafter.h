@@ -42,6 +42,19 @@ struct DraftState {
   double tried_s = 0;    // that it took to see whether guesses would be right
 };
 
+// A mean in which the last one counts most, and one that was interrupted no
+// more than it should: nothing is believed of the first alone, which would
+// never be measured again were it too high.
+class LearnedTime {
+ public:
+  void Note(double seconds);
+  double seconds() const { return known_ ? mean_ : 0; }  // 0: not known
+
+ private:
+  double mean_ = 0;
+  bool known_ = false;
+};
+
 // A model that guesses what another one, the target, says next. It runs on the
 // target's scheduler thread, between two steps, for all of its conversations at
 // once.
@@ -97,9 +110,6 @@ class ModelDrafter {
   double RoundSeconds(size_t conversations, double step_s) const;
   void NoteRound(size_t conversations, double seconds);
   void CountRows(size_t rows) { computed_rows_ += rows; }
-  // A mean in which the last one counts most, and one that was interrupted no
-  // more than it should.
-  static void NoteTime(double& mean, double seconds);
   static double SecondsSince(Clock::time_point time);
 
   // Share of the time that goes to see whether guesses would be right.
@@ -114,8 +124,8 @@ class ModelDrafter {
 
  private:
   const double size_share_;
-  // [i]: seconds of a round of i + 1 conversations; 0: not measured.
-  std::array<double, kMaxConversations> rounds_ = {};
+  // [i]: of a round of i + 1 conversations.
+  std::array<LearnedTime, kMaxConversations> rounds_ = {};
   size_t computed_rows_ = 0;
 };
 
