@@ -13,6 +13,9 @@ namespace {
 // A reader that is at it may take what it waits for in this time.
 constexpr std::chrono::milliseconds kGrace{100};
 constexpr std::chrono::milliseconds kPollInterval{50};
+// Looks at a reader that has taken nothing since the one before: were the
+// process frozen for as long as that, so was the reader.
+constexpr int kLooks = 2;
 
 thread_local bool never_waits = false;
 
@@ -48,8 +51,12 @@ RunLock RunGate::Lock(const std::function<void()>& poll) {
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex_);
   if (held_) CheckHolder(begin);
+  int looks = 0;
+  auto seen = waits_since_;
   while (!changed_.wait_for(lock, kPollInterval, [&] { return !held_; })) {
-    CheckHolder(begin);
+    looks = waits_for_reader_ && waits_since_ == seen ? looks + 1 : 0;
+    seen = waits_since_;
+    if (looks >= kLooks) CheckHolder(begin);
     if (!poll) continue;
     lock.unlock();
     poll();

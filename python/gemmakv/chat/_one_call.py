@@ -14,8 +14,10 @@ from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._stream import ChatStream
 from gemmakv.errors import GemmaKVError
 
-# A reader that is at it may take what there is in this time.
+# A reader that is at it may take what there is in this time, looked at so many
+# times: were the process frozen meanwhile, so was the reader.
 _GRACE_S = 0.1
+_LOOKS = 4
 
 
 class OneCall:
@@ -115,7 +117,7 @@ class OneCall:
             cache.close()
         if self._stream is None:
             return None, None
-        return self._stream(), _GRACE_S / 4
+        return self._stream(), _GRACE_S / _LOOKS
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[Bell]:
@@ -146,7 +148,7 @@ class OneCall:
 
     def _waits(self, blocking: bool) -> Iterator[float | None]:
         """Seconds to wait at most before another try, until one succeeds."""
-        waiting_since = math.inf
+        waiting_since, looks = math.inf, 0
         while True:
             with self._changed:
                 if not self._busy:
@@ -155,25 +157,21 @@ class OneCall:
                     self._caller = threading.get_ident()
                     return
                 stream = None if self._stream is None else self._stream()
-                timeout = None if self._stream is None else _GRACE_S / 4
+                timeout = None if self._stream is None else _GRACE_S / _LOOKS
                 if blocking and self._stream is None:
                     self._check_caller()
             if blocking and stream is not None and stream._read_here():
                 raise _streamed()
-            waiting_since = _patience(stream, waiting_since)
+            if stream is None or not stream._waits_for_reader():
+                waiting_since, looks = math.inf, 0
+            else:
+                now = time.monotonic()
+                waiting_since = min(waiting_since, now)
+                if now - waiting_since >= _GRACE_S and looks >= _LOOKS:
+                    raise _streamed()
+                looks += 1
             del stream  # waiting must not keep it
             yield timeout
-
-
-def _patience(stream: ChatStream | None, waiting_since: float) -> float:
-    """Since when `stream` waits for its reader; raises if that is long."""
-    if stream is None or not stream._waits_for_reader():
-        return math.inf
-    now = time.monotonic()
-    waiting_since = min(waiting_since, now)
-    if now - waiting_since >= _GRACE_S:
-        raise _streamed()
-    return waiting_since
 
 
 def _streamed() -> GemmaKVError:
