@@ -91,11 +91,11 @@ def test_killed_at_once(talker_path: Path, tmp_path: Path) -> None:
 def test_killed_in_a_turn(talker_path: Path, tmp_path: Path) -> None:
     """Nothing of it is kept, and the session is free again before long."""
     folder = tmp_path / "kept"
-    with start(talker_path, folder) as server:
+    with start(talker_path, folder, "--max-model-len", 600_000) as server:
         session = ask(server, SESSIONS, {})["id"]
         ask(server, CHAT, body_of(session, "one"))
         body = body_of(
-            session, "two", max_tokens=4000, ignore_eos=True, stream=True
+            session, "two", max_tokens=500_000, ignore_eos=True, stream=True
         )
         with httpx.stream(
             "POST", server.url + CHAT, json=body, timeout=60
@@ -139,11 +139,12 @@ def test_killed_among_many(talker_path: Path, tmp_path: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             for session in said:
                 pool.submit(talk, server.url, session)
-            while sum(map(len, said.values())) < 12:
+            end = time.monotonic() + 60
+            while min(map(len, said.values())) < 3:
+                assert time.monotonic() < end, said
                 time.sleep(0.01)
             server.signal(signal.SIGKILL)
             server.wait()
-    assert all(said.values())
     with start(talker_path, folder) as server:
         for session, texts in said.items():
             turns = look(server, f"{SESSIONS}/{session}")["turns"]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -121,23 +122,31 @@ def test_same_answers_from_each(
     both(server)
     options: Any = {"max_tokens": 20, "seed": 7, "temperature": 1}
     expected = shared.chat(USER, **options).text
+    all_here = threading.Barrier(12)
 
     def ask(index: int) -> str:
         with httpx.Client(timeout=60) as http:
             body = {"model": NAME, "messages": USER, **options}
             answer = http.post(server.url + CHAT, json=body)
-            time.sleep(0.3)  # connected, while the others come
+            all_here.wait(60)  # connected, while the others come
             text: str = answer.json()["choices"][0]["message"]["content"]
             return text
 
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        assert set(pool.map(ask, range(12))) == {expected}
-    until(lambda: sum(by_worker(server, CHAT).values()) == 12)
-    counts = by_worker(server, CHAT)
-    # Who has fewer connections takes the next.
-    assert min(counts[0], counts[1]) >= 3, counts
+    def ask_all() -> Counter[int]:
+        before = len(server.lines)
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            assert set(pool.map(ask, range(12))) == {expected}
+        until(lambda: by_worker(server, CHAT, before).total() == 12)
+        return by_worker(server, CHAT, before)
+
+    # Who has fewer connections takes the next; but one that the machine leaves
+    # no time for a moment does not keep them waiting.
+    rounds = [ask_all()]
+    while min(rounds[-1][0], rounds[-1][1]) < 3:
+        assert len(rounds) < 3, rounds
+        rounds.append(ask_all())
     name = "gemmakv_completion_tokens_total"
-    until(lambda: metric(server, name) == 240)
+    until(lambda: metric(server, name) == 240 * len(rounds))
     # What one computed the other need not.
     body = {"prompt": "a long tale " * 60, "max_tokens": 1}
     name = 'gemmakv_prefix_cache_tokens_total{tier="shared"}'
@@ -200,8 +209,8 @@ def test_a_hung_worker_is_replaced(start: Callable[..., ServerProcess]) -> None:
     """Connections that it had taken waited for it for ever."""
     server = start("--worker-timeout", 2)
     before = both(server)
-    os.kill(before[0], signal.SIGSTOP)
     begin = time.monotonic()
+    os.kill(before[0], signal.SIGSTOP)
     until(lambda: before[0] not in workers_of(server))
     assert 1.5 < time.monotonic() - begin < 15
     after = both(server)
@@ -298,14 +307,23 @@ def test_hang_up(start: Callable[..., ServerProcess]) -> None:
 @pytest.mark.parametrize("everybody", [False, True])
 def test_drain(start: Callable[..., ServerProcess], everybody: bool) -> None:
     """What runs is finished, also where a service manager tells all."""
-    server = start("--drain-timeout", 30)
+    server = start("--drain-timeout", 60)
     pids = both(server)
-    body = LONG | {"max_tokens": 3000}
-    streams = [httpx.Client(timeout=60) for _ in range(4)]
+    # More than all that lies between holds: none ends before it is read.
+    body = LONG | {"max_tokens": 5000, "logprobs": True, "top_logprobs": 20}
+    stopping = threading.Event()
+    options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)]
+    streams = [
+        httpx.Client(
+            timeout=60, transport=httpx.HTTPTransport(socket_options=options)
+        )
+        for _ in range(4)
+    ]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
 
         def read(http: httpx.Client) -> list[str]:
             with http.stream("POST", server.url + CHAT, json=body) as stream:
+                assert stopping.wait(60)
                 return list(stream.iter_lines())
 
         reading = [pool.submit(read, http) for http in streams]
@@ -313,6 +331,7 @@ def test_drain(start: Callable[..., ServerProcess], everybody: bool) -> None:
         server.signal()
         for pid in pids if everybody else ():
             os.kill(pid, signal.SIGTERM)
+        stopping.set()
         for future in reading:
             assert "data: [DONE]" in future.result()
     assert server.wait() == 0
@@ -429,8 +448,8 @@ def test_pinned_workers_have_their_own_processors(
         )
 
     check(both(server))
-    assert told() == {0: 1, 1: 1}
-    assert metric(server, "gemmakv_threads") == 2
+    until(lambda: told() == {0: 1, 1: 1})
+    until(lambda: metric(server, "gemmakv_threads") == 2)
     first, second = workers_of(server)
     own = os.sched_getaffinity(first)
     os.kill(first, signal.SIGKILL)
