@@ -16,6 +16,7 @@ import pytest
 
 from gemmakv.chat._session_file import kept_tokens
 from support.chat_screen import Screen
+from support.remote_tier import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 LONG = b"once upon a time there was a model that forgot nothing " * 6
@@ -294,9 +295,10 @@ def test_stats_fit_in_40_columns(talker_path: Path, home: Path) -> None:
         screen.wait_for_prompt("main")
         screen.line("and on")
         screen.wait_for("ram ")
+        screen.wait_for_prompt("main")
         screen.line("/stats")
-        text = screen.wait_for("last turn")
         screen.wait_for("all sessions")
+        text = screen.wait_for_prompt("main")
         [line] = [x for x in text.splitlines() if "last turn" in x]
         assert " ram " in line
         assert "2, 1 in memory" in screen.text
@@ -381,7 +383,13 @@ def test_two_chats_on_one_store_and_disk(
     first.stdin.write(LONG + b"\n")
     first.stdin.flush()
     first.stdout.readline()
-    time.sleep(0.5)  # it writes in the background
+
+    def written() -> bool:
+        before = objects(home)
+        time.sleep(0.5)
+        return bool(before) and objects(home) == before
+
+    eventually(written)  # in the background
     second = run(b"mine\n", "--session", "B", "--system", SYSTEM, "--json")
     [reply] = replies(second)
     assert reply["usage"]["cached"].get("disk", 0) > 100

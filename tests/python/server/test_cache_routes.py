@@ -191,11 +191,11 @@ def test_refused_by_name(app: App, route: str, body: Any, name: str) -> None:
 def test_a_pin_waits_its_turn_and_ends_with_its_client(
     shared: gemmakv.Gemma,
 ) -> None:
-    app = make_app(shared, max_running=1, max_model_len=4096)
+    app = make_app(shared, max_running=1, max_model_len=600_000)
 
     async def main() -> None:
         body = {
-            "messages": USER, "max_tokens": 4000, "stream": True,
+            "messages": USER, "max_tokens": 500_000, "stream": True,
             "ignore_eos": True,
         }  # fmt: skip
         running = Exchange(app, CHAT, body)

@@ -211,10 +211,11 @@ def test_deadlines(one_row: App) -> None:
     assert found.status_code == 200
     assert found.json()["choices"][0]["finish_reason"] == "length"
     for n in (1, 2):
-        app = make_app(
-            service(one_row).gemma, request_timeout=0.2, max_running=2
-        )
-        for prompt in (USER, ENDLESS_PROMPT):  # in the reply, in the prompt
+        # In the reply, which has begun by then, and in the prompt.
+        for prompt, seconds in ((USER, 2), (ENDLESS_PROMPT, 0.2)):
+            app = make_app(
+                service(one_row).gemma, request_timeout=seconds, max_running=2
+            )
             body = {**LONG, "n": n, "messages": prompt}
             choices = post(app, CHAT, body).json()["choices"]
             assert [c["finish_reason"] for c in choices] == ["length"] * n

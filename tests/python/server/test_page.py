@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from support.kept import KEYS
+from support.remote_tier import free_port
 from support.server_process import ServerProcess
 
 LONG = "Tell me about it, and leave nothing out, please. " * 20
@@ -158,7 +159,7 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
                  {subtree: true, childList: true, characterData: true});
     }""")
     page.locator("#options summary").click()
-    page.get_by_label("Longest reply, tokens").fill("2000")
+    page.get_by_label("Longest reply, tokens").fill("8000")
     say(page, LONG)
     seen = page.evaluate("[...window.seen]")
     assert any(0 < length < max(seen) for length in seen)  # it came by and by
@@ -678,7 +679,7 @@ def test_keys_and_nothing_kept(
 ) -> None:
     (tmp_path / "keys").write_text("\n".join(KEYS), "utf-8")
     with ServerProcess(
-        "-m", talker_path, "--max-model-len", 4096,
+        "-m", talker_path, "--max-model-len", 400_000,
         "--default-max-tokens", 12, "--default-temperature", 0,
         "--api-key-file", tmp_path / "keys",
     ) as own:  # fmt: skip
@@ -715,7 +716,7 @@ def test_keys_and_nothing_kept(
         expect(page.locator("#turns > .turn")).to_have_count(1)
         # What was read of a reply that was stopped stays in the page.
         page.locator("#options summary").click()
-        page.get_by_label("Longest reply, tokens").fill("3500")
+        page.get_by_label("Longest reply, tokens").fill("300000")
         page.get_by_label("Your message").fill("long")
         page.get_by_label("Your message").press("Enter")
         live = page.locator("[data-turn=live] .markdown").last
@@ -747,12 +748,13 @@ def test_errors_are_a_line(tab: Tab) -> None:
 def test_server_goes_and_comes(
     tab: Tab, talker_path: Path, tmp_path: Path
 ) -> None:
+    port = free_port()
     options = (
         "-m", talker_path, "--default-max-tokens", 300_000,
         "--default-temperature", 0, "--sessions", tmp_path / "kept",
+        "--port", port,
     )  # fmt: skip
     with ServerProcess(*options) as own:
-        port = own.port
         page = tab(
             url=own.url, allowed=(0, 409, 503)
         )
@@ -769,7 +771,7 @@ def test_server_goes_and_comes(
         )
         status = page.locator("#status")
         expect(status).to_contain_text("trying again")
-    with ServerProcess(*options, "--port", port, "--default-max-tokens", 8):
+    with ServerProcess(*options, "--default-max-tokens", 8):
         expect(status).to_be_empty()
         expect(page.get_by_role("alert")).to_be_hidden()
         page.get_by_label("Your message").press("Enter")

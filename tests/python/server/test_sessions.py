@@ -10,6 +10,7 @@ import os
 import sqlite3
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -569,33 +570,39 @@ def test_another_template_renders_anew(
 
 # One turn at a time.
 
-LONG = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+LONG = {"max_tokens": 500_000, "ignore_eos": True, "stream": True}
 
 
-def test_two_turns_at_once(kept: App) -> None:
-    id = create(kept)["id"]
-    say(kept, id, "one")
+@pytest.fixture
+def endless(shared: gemmakv.Gemma, folder: Path) -> Iterator[App]:
+    """With room for a turn that is still running whenever one looks."""
+    yield from serving(shared, folder, max_model_len=600_000)
+
+
+def test_two_turns_at_once(endless: App) -> None:
+    id = create(endless)["id"]
+    say(endless, id, "one")
     body = {"session": id, "messages": USER}
 
     async def main() -> None:
-        running = Exchange(kept, CHAT, {**body, **LONG})
+        running = Exchange(endless, CHAT, {**body, **LONG})
         await running.holds(b'"role"')
-        refused = Exchange(kept, CHAT, body)
+        refused = Exchange(endless, CHAT, body)
         await refused.done()
         assert refused.status == 409 and b"session_busy" in refused.data
         for verb in ("rewind",):
-            other = Exchange(kept, f"{SESSIONS}/{id}/{verb}", {"turn": None})
+            other = Exchange(endless, f"{SESSIONS}/{id}/{verb}", {"turn": None})
             await other.done()
             assert other.status == 409
         running.leave()
         await running.done()
-        again = Exchange(kept, CHAT, body)
+        again = Exchange(endless, CHAT, body)
         await again.done()
         assert again.status == 200, again.data
 
     asyncio.run(main())
     # What was cut off is not kept.
-    assert look(kept, id)["turn_count"] == 2
+    assert look(endless, id)["turn_count"] == 2
 
 
 def test_many_at_once_on_many(kept: App) -> None:
@@ -672,11 +679,13 @@ def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
     assert rows(folder) == 1
 
 
-def test_a_lease_is_renewed(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed(
+    endless: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gemmakv.server._history.LEASE_S", 0.03)
-    id = create(kept)["id"]
+    id = create(endless)["id"]
     renewed: list[str] = []
-    store = history(kept).store
+    store = history(endless).store
     real = store.renew
     monkeypatch.setattr(
         store, "renew", lambda *a: (renewed.append(a[0]), real(*a))
@@ -684,7 +693,7 @@ def test_a_lease_is_renewed(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         body = {"session": id, "messages": USER, **LONG}
-        running = Exchange(kept, CHAT, body)
+        running = Exchange(endless, CHAT, body)
         await until(lambda: len(renewed) > 2, "it was renewed")
         running.leave()
         await running.done()

@@ -137,7 +137,7 @@ def test_streams_go_on_while_one_takes_all_its_time(
     stream's tokens come.
     """
     monkeypatch.setattr(_service, "_COMPILE_S", 1.5)
-    app = make_app(shared, max_model_len=4096, api_keys=("one", "two"))
+    app = make_app(shared, max_model_len=600_000, api_keys=("one", "two"))
     numbers = {
         f"p{i}": {"type": "integer", "multipleOf": 99_991 + 2 * i}
         for i in range(1500)
@@ -149,7 +149,9 @@ def test_streams_go_on_while_one_takes_all_its_time(
     hostile = form({"type": "object", "properties": numbers})
     slow = {**SAID, "response_format": hostile}
     quick = {**SAID, "response_format": form({"enum": [1, 2]})}
-    stream = {**SAID, "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    stream = {
+        **SAID, "stream": True, "max_tokens": 500_000, "ignore_eos": True,
+    }  # fmt: skip
     order: list[str] = []
 
     async def work(http: Any) -> Any:
@@ -169,9 +171,9 @@ def test_streams_go_on_while_one_takes_all_its_time(
         before = len(shown.data)
         found = await one("quick", "two", quick)
         assert len(shown.data) > before
-        refused = [await task for task in tasks]
         shown.leave()
         await shown.done()
+        refused = [await task for task in tasks]
         return found, refused
 
     found, refused = in_loop(app, work)
