@@ -412,6 +412,7 @@ def test_several_lines_are_one_message(start: Start) -> None:
     screen.wait_for(r"main> first\n +\. second", regex=True)
     screen.type(ENTER)
     screen.wait_for("first after")
+    screen.wait_for_prompt("main")
     screen.line("/list")
     screen.wait_for("“first second”")
     screen.wait_for_prompt("main")

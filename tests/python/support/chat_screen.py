@@ -53,9 +53,18 @@ class Screen:
             self.process.send(one)
 
     def line(self, text: str) -> None:
-        """Types a line and Enter, once the prompt is there to take it."""
+        """Types a line and Enter, once the prompt is there to take it. The
+        screen may show the same from before.
+        """
+
+        def shown() -> bool:
+            screen = self._screen
+            y, x = screen.cursor.y, screen.cursor.x
+            above = screen.display[y - 1] if y else ""  # of a line that wraps
+            return (above + screen.display[y][:x]).endswith(text[-20:])
+
         self.type(text)
-        self.wait_for(text[-20:])
+        self.wait_until(shown, text)
         self.type(ENTER)
 
     @property
