@@ -545,8 +545,10 @@ def test_keyboard_alone(tab: Tab) -> None:
         assert any(name in one for one in seen), (name, seen)
     fork = page.get_by_role("treeitem", name="By Tab")
     fork.focus()
+    page.evaluate("import('./page/tree.js').then((tree) => tree.drawTree())")
+    expect(fork).to_be_focused()
     keys.press("Delete")
-    page.get_by_role("dialog").wait_for()
+    expect(page.get_by_role("dialog")).to_contain_text("Delete “By Tab”?")
     keys.press("Tab")  # from what does no harm
     keys.press("Enter")
     expect(fork).to_have_count(0)

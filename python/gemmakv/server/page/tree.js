@@ -59,10 +59,14 @@ const sessionOf = (node) =>
 
 function focusOn(node) {
   if (!node) return;
+  makeCurrent(node);
+  node.focus();
+}
+
+function makeCurrent(node) {
   for (const one of items()) one.tabIndex = -1;
   node.tabIndex = 0;
   current = node.dataset.id;
-  node.focus();
 }
 
 function fold(node, shut) {
@@ -97,6 +101,11 @@ const KEYS = {
 
 export function startTree(then) {
   chosen = then;
+  // Also by what is not a key: drawing must not take the focus elsewhere.
+  tree.addEventListener("focusin", (event) => {
+    const node = event.target.closest("[role=treeitem]");
+    if (node) makeCurrent(node);
+  });
   tree.addEventListener("keydown", (event) => {
     const node = event.target.closest("[role=treeitem]");
     const action = KEYS[event.key];
