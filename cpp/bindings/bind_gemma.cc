@@ -379,7 +379,7 @@ std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
                           const std::vector<TokenArray>& prompts,
                           const std::vector<GenerateOptions>& options,
-                          bool streamed, const Bell* bell,
+                          bool streamed, Bell* bell,
                           const std::vector<bool>& optional_bos,
                           const std::vector<std::vector<size_t>>& boundaries,
                           const std::vector<py::object>& constraints) {
@@ -388,7 +388,7 @@ std::optional<Call> Start(Gemma& gemma,
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
-                        : gemma.TryStart(jobs, bell->since(), bell->ring());
+                        : gemma.TryStart(jobs, bell->Look(), bell->ring());
   if (streams.empty()) return std::nullopt;
   Call call(std::move(streams), streamed);
   if (bell != nullptr) call.Watch(*bell);

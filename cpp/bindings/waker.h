@@ -50,10 +50,16 @@ class Bell {
   uint64_t key() const { return key_; }
   // Rings; may be called on any thread, also after the bell is gone.
   const Callback& ring() const { return ring_; }
-  std::chrono::steady_clock::time_point since() const { return since_; }
+  // It looks whether what it waits for is free: since when it waits. The first
+  // looks do not count: were the process frozen between two of them, so was the
+  // reader whom it may wait for.
+  std::chrono::steady_clock::time_point Look();
 
  private:
+  static constexpr int kFirstLooks = 2;
+
   uint64_t key_ = 0;
+  int looks_ = 0;
   Callback ring_;
   const std::chrono::steady_clock::time_point since_ =
       std::chrono::steady_clock::now();

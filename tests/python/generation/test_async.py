@@ -582,6 +582,24 @@ def test_nobody_waits_for_a_reader_who_stalls(slow: Gemma) -> None:
     asyncio.run(main())
 
 
+def test_a_loop_that_stood_still_is_no_reader_who_stalls(slow: Gemma) -> None:
+    cache = create_kv_cache(slow.config, 4096)
+
+    async def main() -> None:
+        stream = await slow.astream(cache, "a", **LONG)
+        await anext(stream)
+        other = asyncio.ensure_future(
+            slow.agenerate(cache, "b", max_tokens=3, **NO_END)
+        )
+        await asyncio.sleep(0)  # it waits
+        time.sleep(0.3)  # as where the process is frozen
+        await asyncio.sleep(0.01)  # it looks before the reader can read
+        assert len(await pieces_of(stream)) == 399
+        assert len((await other).token_ids) == 3
+
+    asyncio.run(main())
+
+
 def test_a_waiting_task_may_be_cancelled(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 8192)
 
