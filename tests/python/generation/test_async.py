@@ -592,8 +592,9 @@ def test_a_loop_that_stood_still_is_no_reader_who_stalls(slow: Gemma) -> None:
             slow.agenerate(cache, "b", max_tokens=3, **NO_END)
         )
         await asyncio.sleep(0)  # it waits
-        time.sleep(0.3)  # as where the process is frozen
-        await asyncio.sleep(0.01)  # it looks before the reader can read
+        # As where the process is frozen; then it looks before the reader reads.
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        await asyncio.sleep(0.01)
         assert len(await pieces_of(stream)) == 399
         assert len((await other).token_ids) == 3
 
