@@ -273,7 +273,7 @@ TEST(RemoteCallsTest, HungThreadsAreBounded) {
     slow += Seconds(one) >= 0.09;
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_LT(slow, all / 2) << "no time-out any more";
+  EXPECT_LE(10 * slow, all) << "no time-out any more";
   EXPECT_LE(begun, 3);
   EXPECT_LE(calls.stats().running, 3u);
   gate->Open();

@@ -498,7 +498,7 @@ TEST(RemoteStoreTest, WhatIsLateIsDropped) {
   };
   const auto since = Clock::now();
   const std::vector<Loaded> loaded = f.store->Load(keys);
-  EXPECT_LT(Clock::now() - since, 60s);
+  EXPECT_LT(Clock::now() - since, 2 * options.calls.timeout);
   for (size_t n = 0; n < 8; ++n) {
     EXPECT_EQ(loaded[n].state == LoadState::kHit, n < 4) << n;
   }
@@ -506,7 +506,7 @@ TEST(RemoteStoreTest, WhatIsLateIsDropped) {
   EXPECT_EQ(LoadOne(*f.store, keys[0]).state, LoadState::kMiss);
   EXPECT_FALSE(Has(*f.store, keys[0]));
   f.store->Put(Key(77), Object(10, 1));
-  EXPECT_LT(Clock::now() - again, 2 * options.calls.timeout) << "of three";
+  EXPECT_LT(Clock::now() - again, options.calls.timeout) << "three";
   EXPECT_EQ(f.store->call_stats().timeouts, 1u);
   EXPECT_EQ(f.store->stats().failed_writes, 1u);
   const auto client = f.client;
