@@ -281,10 +281,17 @@ TEST_P(FolderStoreTest, AFolderUnderAnObjectsName) {
 
 // A file where a subfolder should be, or a link, keeps its objects out only.
 TEST_P(FolderStoreTest, AFileInTheWayOfASubfolder) {
-  const auto chain = Chain("", 1, 1);
   const auto store = Open();
+  const auto folder = [&](const ChainObject& object) {
+    return fs::path(FileOf(object)).parent_path();
+  };
+  // Of two objects, in two of the 256 subfolders.
+  auto chain = Chain("", 1, 1);
+  for (uint32_t n = 2; folder(chain[0]) == folder(chain[1]); ++n) {
+    chain = Chain("", n, 1);
+  }
   fs::create_directory(above_ / "trap");
-  const std::string way = fs::path(FileOf(chain.back())).parent_path();
+  const std::string way = folder(chain[1]);
   for (const bool link : {false, true}) {
     if (link) {
       fs::remove(way);
