@@ -184,24 +184,29 @@ class _Supervisor:
     def _fork(self, place: _Place) -> Worker | None:
         ours, theirs = socket.socketpair()
         sys.stderr.flush()
+        # A signal waits until the new process has handlers of its own: by the
+        # inherited ones it would be lost to it, and told the supervisor again.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             theirs.close()
             place.pid, place.control = pid, ours
             place.ready, place.start_at = False, None
             place.starts += 1
             place.beat, place.seen_at = -1, time.monotonic()
             return None
-        # Whoever else held it would hide the supervisor's end.
-        ours.close()
-        for other in self._places:
-            if other.control is not None:
-                other.control.close()
         signal.set_wakeup_fd(-1)
         # A terminal's Ctrl-C reaches all; the supervisor says what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        # Whoever else held it would hide the supervisor's end.
+        ours.close()
+        for other in self._places:
+            if other.control is not None:
+                other.control.close()
         return Worker(
             place.index, not self._was_ready, self._board, theirs, self._server
         )

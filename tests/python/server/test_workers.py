@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -235,6 +237,41 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on(
     time.sleep(1)
     assert set(both(server)) == set(before)
     assert "has not answered" not in server.log
+
+
+_SIGNAL_BEHIND_FORK = """
+import os, signal, socket, sys, time
+from gemmakv.server import _workers
+
+fork = os.fork
+
+def fork_and_signal():
+    pid = fork()
+    if pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        time.sleep(1)  # the stop is told before it has run a line
+    return pid
+
+os.fork = fork_and_signal
+sock = socket.create_server(("127.0.0.1", 0))
+found = _workers.supervise(2, sock, 20, lambda: None)
+if isinstance(found, int):
+    sys.exit(found)
+time.sleep(60)
+"""
+
+
+def test_a_stop_as_a_worker_is_forked() -> None:
+    """It had the supervisor's handlers still: it went on, and what it had been
+    told came to the supervisor as a second signal, which stops at once.
+    """
+    begin = time.monotonic()
+    code = subprocess.run(
+        [sys.executable, "-c", _SIGNAL_BEHIND_FORK], timeout=60
+    ).returncode
+    assert code == 0
+    assert time.monotonic() - begin < 20, "the new worker was not told"
 
 
 def test_sessions_removed(
