@@ -3,26 +3,19 @@
 #include <algorithm>
 #include <iterator>
 
+#include "model/group_tasks.h"
+
 namespace gkv {
 namespace {
 
-// Weight groups are handed out in a few portions per thread, so that a thread
-// that is held up by the system does not hold up the others; a portion is long
-// enough for the kernels to prefetch within it.
-constexpr size_t kMinGroupsPerTask = 16;
-// Of so many rows the products take longer than reading the weights, and the
-// end of a loop, where threads wait for the last portion, longer than a start.
-constexpr size_t kManyRows = 64;
-constexpr size_t kMinGroupsOfManyRows = 8;
-constexpr size_t kMaxPortionsPerThread = 16;
+// Of a stretch of one of a pair of products, so that both, the weights and the
+// rows are in the second-level cache until they are used.
+constexpr size_t kMaxPairBytes = 64 * 1024;
 
-size_t GroupsOfTask(size_t groups, size_t rows, size_t threads) {
-  const size_t min_groups =
-      rows < kManyRows ? kMinGroupsPerTask : kMinGroupsOfManyRows;
-  const size_t portions = std::clamp<size_t>(groups / (threads * min_groups), 1,
-                                             kMaxPortionsPerThread);
-  // Kernels take groups in pairs.
-  return RoundUp(CeilDiv(groups, threads * portions), 2);
+// Groups of such a stretch, an even number.
+size_t MaxGroupsOfPair(size_t rows) {
+  const size_t bytes = std::max<size_t>(1, rows) * kRowGroup * sizeof(float);
+  return 2 * std::max<size_t>(1, kMaxPairBytes / bytes / 2);
 }
 
 // One loop over the groups of all products; part_of(i) is the i-th MatMulPart.
@@ -34,16 +27,15 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
     total_groups += NumGroups(part.weights.rows);
     rows = std::max(rows, part.input.rows);
   }
-  const size_t per_task = GroupsOfTask(total_groups, rows, pool.num_threads());
-  pool.Run(CeilDiv(total_groups, per_task), [&](size_t task, size_t) {
-    size_t begin = task * per_task;
-    size_t end = std::min(total_groups, begin + per_task);
+  const GroupTasks tasks(total_groups, rows, pool.num_threads());
+  pool.Run(tasks.count(), [&](size_t task, size_t) {
+    auto [begin, end] = tasks.Of(task);
     for (size_t i = 0; i < count && end > 0; ++i) {
       const MatMulPart part = part_of(i);
       const size_t groups = NumGroups(part.weights.rows);
       if (begin < groups && begin < end) {
-        MatMul(part.weights, part.input, begin, std::min(end, groups),
-               part.out, part.stride);
+        MatMul(part.weights, part.input, begin, std::min(end, groups), part.out,
+               part.stride);
       }
       begin = begin > groups ? begin - groups : 0;
       end = end > groups ? end - groups : 0;
@@ -52,8 +44,8 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
 }
 
 // The inputs of some products, laid out for their kernels where they have many
-// rows: once for all tasks. Where there are more kinds of them than places, each
-// task lays out the others for itself: the same bits.
+// rows: once for all tasks. Where there are more kinds of them than places,
+// each task lays out the others for itself: the same bits.
 class InputLayouts {
  public:
   InputLayouts(std::span<const MatMulJob> jobs, ThreadPool& pool) {
@@ -92,8 +84,8 @@ class InputLayouts {
 
   void Add(const MatMulJob& job) {
     const TensorType type = job.weights->type;
-    const RowLayout layout = LayoutOfRows(type, job.input->OutputRows(type),
-                                          job.input->cols);
+    const RowLayout layout =
+        LayoutOfRows(type, job.input->OutputRows(type), job.input->cols);
     if (layout.tiles == 0) return;
     size_t of_input = 0;
     for (size_t i = 0; i < count_; ++i) {
@@ -138,18 +130,17 @@ void StepWork::MatMulPair(
   b.RequireSound(pool_);
   Enter(part);
   const size_t groups = NumGroups(a.rows);
-  const size_t per_task =
-      GroupsOfTask(groups, input.rows, pool_.num_threads());
+  const GroupTasks tasks(groups, input.rows, pool_.num_threads(),
+                         MaxGroupsOfPair(input.rows));
   // Whole products have rows so far apart, often by a power of two, that the
   // same columns of all of them share few sets of a cache.
-  const size_t stride = per_task * kRowGroup;
+  const size_t stride = tasks.longest() * kRowGroup;
   const size_t size = input.rows * stride;
   products.EnsureSize(pool_.num_threads() * 2 * size);
   const MatMulJob jobs[] = {{&a, &input, nullptr}, {&b, &input, nullptr}};
   const InputLayouts layouts(jobs, pool_);
-  pool_.Run(CeilDiv(groups, per_task), [&](size_t task, size_t thread) {
-    const size_t begin = task * per_task;
-    const size_t end = std::min(groups, begin + per_task);
+  pool_.Run(tasks.count(), [&](size_t task, size_t thread) {
+    const auto [begin, end] = tasks.Of(task);
     float* out = products.data() + thread * 2 * size;
     const PairStretch stretch{begin * kRowGroup,
                               std::min(a.rows, end * kRowGroup), stride, out,
@@ -165,8 +156,7 @@ void StepWork::MatMulPair(
   });
 }
 
-void StepWork::MatMuls(StepPart part,
-                       std::span<const MatMulPart> parts) const {
+void StepWork::MatMuls(StepPart part, std::span<const MatMulPart> parts) const {
   Enter(part);
   RunParts(
       parts.size(), [&](size_t i) -> const MatMulPart& { return parts[i]; },
@@ -178,8 +168,7 @@ void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
   for (size_t row = 0; row < input.rows; ++row) input.Quantize(row);
   const size_t cols = weights.rows;
   products.EnsureSize(input.OutputRows(weights.type) * cols);
-  StepWork({}, {}, pool)
-      .MatMuls(part, {{&weights, &input, products.data()}});
+  StepWork({}, {}, pool).MatMuls(part, {{&weights, &input, products.data()}});
   std::copy_n(products.data(), input.rows * cols, out);
   for (size_t row = input.rows; row < input.OutputRows(weights.type); ++row) {
     Add(products.data() + row * cols, cols, out + (row - input.rows) * cols);
