@@ -237,13 +237,14 @@ class _Supervisor:
     def _end_hung(self) -> None:
         """Kills workers that have not beaten for too long."""
         now = time.monotonic()
-        # This process was stopped, too, or the machine slept.
-        slept = now - self._looked_at > 2 * self._look_s + 1
+        # For so long this process was stopped, too, or the machine slept.
+        slept = max(now - self._looked_at - self._look_s, 0)
         self._looked_at = now
         for place, beat in zip(self._places, self._board.beats()):
             if not place.pid:
                 continue
-            if beat != place.beat or slept:
+            place.seen_at += slept
+            if beat != place.beat:
                 place.beat, place.seen_at = beat, now
             elif now - place.seen_at > self._worker_timeout:
                 LOG.error(

@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.server import _workers
 from gemmakv.server._board import AWAY, Board
 from gemmakv.server._metrics import merged
 from support.asgi import NAME, USER
@@ -237,6 +238,39 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on(
     time.sleep(1)
     assert set(both(server)) == set(before)
     assert "has not answered" not in server.log
+
+
+class _Time:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("asleep", [0.9, 1.2, 1.4, 1.6, 5, 100])
+def test_nobody_hangs_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch, asleep: float
+) -> None:
+    """Somewhat longer than the timeout: workers that had no time to beat were
+    killed. Who hangs when it goes on is found none the less.
+    """
+    clock, killed = _Time(), []
+    monkeypatch.setattr(_workers, "time", clock)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    with socket.socket() as sock:
+        found = _workers._Supervisor(1, sock, 20, lambda: None, 1)
+    found._places[0].pid = 4242
+    for _ in range(8):
+        clock.now += 0.25
+        found._board.beat(0)
+        found._end_hung()
+    clock.now += asleep
+    found._end_hung()
+    assert not killed
+    for _ in range(5):
+        clock.now += 0.25
+        found._end_hung()
+    assert killed == [4242]
 
 
 _SIGNAL_BEHIND_FORK = """
