@@ -308,6 +308,53 @@ def test_a_stop_as_a_worker_is_forked() -> None:
     assert time.monotonic() - begin < 20, "the new worker was not told"
 
 
+_WORKERS = """
+import os, signal, socket, sys, time
+from gemmakv.server import _workers
+
+sock = socket.create_server(("127.0.0.1", 0))
+found = _workers.supervise(2, sock, 20, lambda: None)
+if isinstance(found, int):
+    sys.exit(found)
+if "ready" in sys.argv:
+    found.say_ready()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "state, both_told", [("ready", True), ("loads", True), ("loads", False)]
+)
+def test_a_worker_that_is_told_first(state: str, both_told: bool) -> None:
+    """A service manager tells all, in any order: a worker that was told first
+    and ended was a failed start, with exit code 1, or one to be replaced.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        pytest.skip("needs /proc/PID/stat of Linux")
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKERS, state],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        first = int(supervisor.stdout.readline())
+        if state == "ready":
+            int(supervisor.stdout.readline())  # so it has heard one of them
+        # It finds both at once, the end of the worker first.
+        supervisor.send_signal(signal.SIGSTOP)
+        os.kill(first, signal.SIGTERM)
+        stat = Path(f"/proc/{first}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+        if both_told:
+            supervisor.send_signal(signal.SIGTERM)
+        supervisor.send_signal(signal.SIGCONT)
+        _, said = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0
+    assert said == ""
+
+
 def test_sessions_removed(
     start: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
