@@ -143,6 +143,8 @@ class _Process:
                 gemma = await loop.run_in_executor(
                     None, load, self._check_stopping
                 )
+                # It may have come behind the last look; the socket is closed.
+                self._check_stopping()
                 if gemma.thread_placement.pinned:
                     LOG.info("%s", gemma.thread_placement)
                 service = make_service(gemma)
@@ -153,8 +155,6 @@ class _Process:
                 else:
                     worker.say_ready()
                     self._publish(worker)
-            if self._stopping and service is not None:
-                self._drain()
         finally:
             if service is None and serving is not None:
                 self._server.should_exit = True

@@ -220,12 +220,14 @@ class _Supervisor:
                     selector.register(
                         place.control, selectors.EVENT_READ, place
                     )
-            for key, _ in selector.select(self._timeout()):
-                if key.data is None:
-                    for number in wakeups.recv(64):
-                        self._stop(number)
-                else:
-                    self._hear(key.data)
+            found = [key.data for key, _ in selector.select(self._timeout())]
+        # First: it may be why a worker has ended.
+        with contextlib.suppress(BlockingIOError):
+            for number in wakeups.recv(64):
+                self._stop(number)
+        for place in found:
+            if place is not None:
+                self._hear(place)
         if self._code is None:
             self._end_hung()
         if self._give_up is not None and time.monotonic() > self._give_up:
@@ -237,13 +239,14 @@ class _Supervisor:
     def _end_hung(self) -> None:
         """Kills workers that have not beaten for too long."""
         now = time.monotonic()
-        # This process was stopped, too, or the machine slept.
-        slept = now - self._looked_at > 2 * self._look_s + 1
+        # For so long this process was stopped, too, or the machine slept.
+        slept = max(now - self._looked_at - self._look_s, 0)
         self._looked_at = now
         for place, beat in zip(self._places, self._board.beats()):
             if not place.pid:
                 continue
-            if beat != place.beat or slept:
+            place.seen_at += slept
+            if beat != place.beat:
                 place.beat, place.seen_at = beat, now
             elif now - place.seen_at > self._worker_timeout:
                 LOG.error(
@@ -299,13 +302,13 @@ class _Supervisor:
             self._announce()
 
     def _ended(self, place: _Place, code: int, was_ready: bool) -> None:
+        # One that was not ready yet ends by the signal itself.
+        told = code in (0, -signal.SIGTERM)
         if self._code is not None:
-            # One that was not ready yet ends by the signal itself.
-            fine = code in (0, -signal.SIGTERM)
-            self._code = self._code or (0 if fine else 1)
+            self._code = self._code or (0 if told else 1)
             return
-        if not self._was_ready:  # it has said why
-            self._code = code if code > 0 else 1
+        if not self._was_ready:  # it has said why, or all are told to stop
+            self._code = 0 if told else code if code > 0 else 1
             return
         LOG.warning(
             "worker %d ended %s%s",

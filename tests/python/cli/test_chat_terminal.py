@@ -525,7 +525,8 @@ def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "real = os.fsync\n"
         "def slow(file):\n"
         "    begun = pathlib.Path(__file__).with_name('begun')\n"
-        "    begun.write_bytes(begun.read_bytes() + b'.')\n"
+        "    with begun.open('ab') as file_of_begun:\n"
+        "        file_of_begun.write(b'.')\n"
         "    time.sleep(0.5)\n"
         "    real(file)\n"
         "os.fsync = slow\n"
@@ -569,6 +570,61 @@ def test_ctrl_c_right_after_enter(start: Start) -> None:
     screen.type("tell me everything" + ENTER + CTRL_C)
     screen.wait_for("interrupted|taken back|stopped", regex=True)
     screen.wait_for_prompt("main")
+
+
+@pytest.fixture
+def signal_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Gives a PYTHONPATH with which a signal comes as a function of the package
+    is called for the first time.
+    """
+
+    def path(function: str, number: signal.Signals) -> str:
+        folder = tmp_path_factory.mktemp("signal")
+        (folder / "sitecustomize.py").write_text(
+            "import signal, sys\n"
+            "def look(frame, event, argument):\n"
+            "    code = frame.f_code\n"
+            f"    if event == 'call' and code.co_qualname == {function!r}:\n"
+            "        sys.setprofile(None)\n"
+            f"        signal.raise_signal({int(number)})\n"
+            "sys.setprofile(look)\n"
+        )
+        return os.pathsep.join([str(folder), *filter(None, sys.path)])
+
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_right_behind_a_prompt(
+    start: Start, signal_in: Callable[..., str], number: signal.Signals
+) -> None:
+    """The reply ran to its end before the chat looked for one again."""
+    path = signal_in("TypedHistory.take_failure", number)
+    screen = start(PYTHONPATH=path)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    assert screen.wait_for_exit() == 128 + number
+    assert b"tokens/s" not in screen.raw
+    screen = start()
+    screen.wait_for_prompt("main")
+    recall(screen, "main", "tell me everything")
+
+
+@pytest.mark.parametrize("function", ["Keyboard._start", "Keyboard._enter"])
+def test_ctrl_c_before_keys_are_kept(
+    start: Start, signal_in: Callable[..., str], function: str
+) -> None:
+    """The next line ended the chat: a thread that never ran was waited for."""
+    path = signal_in(function, signal.SIGINT)
+    screen = start(PYTHONPATH=path)
+    screen.wait_for_prompt("main")
+    screen.line("hello")
+    screen.wait_for("interrupted")
+    screen.wait_for_prompt("main")
+    say(screen, "hello")
+    say(screen, "and again")
+    screen.type(CTRL_D)
+    assert screen.wait_for_exit() == 0
 
 
 @pytest.mark.parametrize("answer", ["n", CTRL_C])

@@ -743,6 +743,28 @@ def test_signal_while_loading() -> None:
     assert said == [(503, True), (200, False), (503, True)]
 
 
+def test_signal_behind_the_last_look(talker_path: Path) -> None:
+    """The server had ended when the model was there: "Bad file descriptor"."""
+
+    def load(check: Any) -> gemmakv.Gemma:
+        gemma = gemmakv.Gemma.load(talker_path)
+        assert httpx.get(url + "/health").status_code == 503
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(600):
+            try:
+                httpx.get(url + "/health")
+            except httpx.HTTPError:
+                return gemma  # without another look
+            time.sleep(0.1)
+        raise AssertionError("a minute passed")
+
+    def make_service(gemma: gemmakv.Gemma) -> Any:
+        raise AssertionError("a service for nobody")
+
+    serve, url = start(load, make_service)
+    serve()
+
+
 def test_loading_fails() -> None:
     def load(check: Any) -> gemmakv.Gemma:
         assert httpx.get(url + "/health").status_code == 503

@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.server import _workers
 from gemmakv.server._board import AWAY, Board
 from gemmakv.server._metrics import merged
 from support.asgi import NAME, USER
@@ -239,6 +240,39 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on(
     assert "has not answered" not in server.log
 
 
+class _Time:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("asleep", [0.9, 1.2, 1.4, 1.6, 5, 100])
+def test_nobody_hangs_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch, asleep: float
+) -> None:
+    """Somewhat longer than the timeout: workers that had no time to beat were
+    killed. Who hangs when it goes on is found none the less.
+    """
+    clock, killed = _Time(), []
+    monkeypatch.setattr(_workers, "time", clock)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    with socket.socket() as sock:
+        found = _workers._Supervisor(1, sock, 20, lambda: None, 1)
+    found._places[0].pid = 4242
+    for _ in range(8):
+        clock.now += 0.25
+        found._board.beat(0)
+        found._end_hung()
+    clock.now += asleep
+    found._end_hung()
+    assert not killed
+    for _ in range(5):
+        clock.now += 0.25
+        found._end_hung()
+    assert killed == [4242]
+
+
 _SIGNAL_BEHIND_FORK = """
 import os, signal, socket, sys, time
 from gemmakv.server import _workers
@@ -272,6 +306,53 @@ def test_a_stop_as_a_worker_is_forked() -> None:
     ).returncode
     assert code == 0
     assert time.monotonic() - begin < 20, "the new worker was not told"
+
+
+_WORKERS = """
+import os, signal, socket, sys, time
+from gemmakv.server import _workers
+
+sock = socket.create_server(("127.0.0.1", 0))
+found = _workers.supervise(2, sock, 20, lambda: None)
+if isinstance(found, int):
+    sys.exit(found)
+if "ready" in sys.argv:
+    found.say_ready()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "state, both_told", [("ready", True), ("loads", True), ("loads", False)]
+)
+def test_a_worker_that_is_told_first(state: str, both_told: bool) -> None:
+    """A service manager tells all, in any order: a worker that was told first
+    and ended was a failed start, with exit code 1, or one to be replaced.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        pytest.skip("needs /proc/PID/stat of Linux")
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKERS, state],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        first = int(supervisor.stdout.readline())
+        if state == "ready":
+            int(supervisor.stdout.readline())  # so it has heard one of them
+        # It finds both at once, the end of the worker first.
+        supervisor.send_signal(signal.SIGSTOP)
+        os.kill(first, signal.SIGTERM)
+        stat = Path(f"/proc/{first}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+        if both_told:
+            supervisor.send_signal(signal.SIGTERM)
+        supervisor.send_signal(signal.SIGCONT)
+        _, said = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0
+    assert said == ""
 
 
 def test_sessions_removed(

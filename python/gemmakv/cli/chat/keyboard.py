@@ -68,8 +68,8 @@ class Keyboard:
         """
         self._on_resume = on_resume
         self._keys = []
-        self._start()
         try:
+            self._start()
             yield
         finally:
             self._open.close()
@@ -105,6 +105,10 @@ class Keyboard:
             if early.pop(0).key is Keys.ControlC:
                 signal.raise_signal(signal.SIGINT)
         self._keys += early
+        with _put_off(signal.SIGINT):
+            self._start_reader()
+
+    def _start_reader(self) -> None:
         stop, end = os.pipe()
         reader = threading.Thread(target=self._read, args=(stop,), daemon=True)
         self._open.callback(os.close, stop)
@@ -148,6 +152,22 @@ class Keyboard:
                 return
             with self._reading:
                 self._keys += self._input.read_keys()
+
+
+@contextlib.contextmanager
+def _put_off(number: signal.Signals) -> Iterator[None]:
+    """A signal that comes while the body runs is handled at its end."""
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        del number, frame
+        came = True
+
+    with handled(number, note):
+        yield
+    if came:
+        signal.raise_signal(number)
 
 
 def _draft(keys: list[KeyPress]) -> list[KeyPress]:

@@ -99,6 +99,8 @@ class Terminal:
                 if failure := self._typed.take_failure():
                     self._view.error(failure)
                 self._busy = True
+                if self._ended_by:  # until now it stopped nothing
+                    return
                 with self._keyboard.kept(self._view.resume):
                     self._run_line(text)
             except KeyboardInterrupt:
