@@ -567,9 +567,11 @@ def test_the_end_comes_before_a_body(talker_path: Path) -> None:
         with socket.create_connection(address, 60) as sock:
             sock.sendall(
                 b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b'Content-Length: 100\r\n\r\n{"messages": '
+                b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
             )
-            time.sleep(0.3)
+            going = read_until(sock, b"\r\n\r\n")
+            assert going.startswith(b"HTTP/1.1 100 "), going
+            sock.sendall(b'{"messages": ')
             server.signal()
             said = b""
             while more := sock.recv(65536):
@@ -806,7 +808,7 @@ def limited(talker_path: Path, **limits: Any) -> Iterator[int]:
 
 def test_slow_headers(talker_path: Path) -> None:
     """A connection that sends its headers drop by drop is closed."""
-    with limited(talker_path, header_s=0.3) as port:
+    with limited(talker_path, header_s=2) as port:
         with socket.create_connection(("127.0.0.1", port), 60) as slow:
             slow.sendall(b"GET /health HTTP/1.1\r\nHo")
             assert slow.recv(100) == b""

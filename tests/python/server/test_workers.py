@@ -210,12 +210,12 @@ def test_killed_worker(
 
 def test_a_hung_worker_is_replaced(start: Callable[..., ServerProcess]) -> None:
     """Connections that it had taken waited for it for ever."""
-    server = start("--worker-timeout", 2)
+    server = start("--worker-timeout", 5)
     before = both(server)
     begin = time.monotonic()
     os.kill(before[0], signal.SIGSTOP)
-    until(lambda: before[0] not in workers_of(server))
-    assert 1.5 < time.monotonic() - begin < 15
+    until(lambda: before[0] not in workers_of(server), 60)
+    assert 4 < time.monotonic() - begin
     after = both(server)
     assert before[1] in after, "the other one was not"
     assert f"process {before[0]}) has not answered for" in server.log
@@ -227,12 +227,12 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on(
     start: Callable[..., ServerProcess],
 ) -> None:
     """As by Ctrl-Z: nobody hung."""
-    server = start("--worker-timeout", 2)
+    server = start("--worker-timeout", 4)
     before = both(server)
     everybody = [server.process.pid, *before]
     for pid in everybody:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(8)
     for pid in everybody:
         os.kill(pid, signal.SIGCONT)
     time.sleep(1)
