@@ -215,7 +215,7 @@ def test_a_hung_worker_is_replaced(start: Callable[..., ServerProcess]) -> None:
     begin = time.monotonic()
     os.kill(before[0], signal.SIGSTOP)
     until(lambda: before[0] not in workers_of(server), 60)
-    assert 4 < time.monotonic() - begin
+    assert time.monotonic() - begin > 4
     after = both(server)
     assert before[1] in after, "the other one was not"
     assert f"process {before[0]}) has not answered for" in server.log
