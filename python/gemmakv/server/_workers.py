@@ -28,6 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_STARTS = 5  # of a worker that never becomes ready, with no other there
 _LONGEST_WAIT_S = 5.0
 _PATIENCE_S = 10.0  # behind the time that draining may take
+_END_S = 0.05  # between two looks at a process that is about to end
 YIELD_S = 0.002  # for a worker that has less to do
 
 
@@ -61,7 +62,8 @@ class Worker:
         self._accepts = False
 
     def say_ready(self) -> None:
-        self.control.send(_READY)
+        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone
+            self.control.send(_READY)
 
     def beat(self) -> None:
         """To be called now and then: one that does not is taken for hung."""
@@ -187,7 +189,18 @@ class _Supervisor:
         # A signal waits until the new process has handlers of its own: by the
         # inherited ones it would be lost to it, and told the supervisor again.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            ours.close()
+            theirs.close()
+            if not self._was_ready:
+                raise
+            LOG.error("worker %d cannot be started: %s", place.index, error)
+            place.starts += 1
+            self._start_later(place)
+            return None
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             theirs.close()
@@ -228,6 +241,9 @@ class _Supervisor:
         for place in found:
             if place is not None:
                 self._hear(place)
+        for place in self._places:
+            if place.pid and place.control is None:
+                self._reap(place)
         if self._code is None:
             self._end_hung()
         if self._give_up is not None and time.monotonic() > self._give_up:
@@ -273,8 +289,11 @@ class _Supervisor:
         ]
         if self._give_up is not None:
             times.append(self._give_up)
+        now = time.monotonic()
         if self._code is None and any(place.pid for place in self._places):
-            times.append(time.monotonic() + self._look_s)
+            times.append(now + self._look_s)
+        if any(place.pid and not place.control for place in self._places):
+            times.append(now + _END_S)
         return max(min(times) - time.monotonic(), 0) if times else None
 
     def _hear(self, place: _Place) -> None:
@@ -289,10 +308,15 @@ class _Supervisor:
             if all(other.ready for other in self._places):
                 self._say_serving()
             return
+        # It may take a while to end, or never do: others are heard meanwhile.
         place.control.close()
-        _, status = os.waitpid(place.pid, 0)
-        was_ready, place.ready = place.ready, False
-        place.pid, place.control = 0, None
+        place.control = None
+
+    def _reap(self, place: _Place) -> None:
+        pid, status = os.waitpid(place.pid, os.WNOHANG)
+        if not pid:
+            return
+        was_ready, place.ready, place.pid = place.ready, False, 0
         self._board.set_load(place.index, AWAY)
         self._ended(place, os.waitstatus_to_exitcode(status), was_ready)
 
@@ -324,6 +348,9 @@ class _Supervisor:
             return
         if not was_ready:
             self._say_serving()
+        self._start_later(place)
+
+    def _start_later(self, place: _Place) -> None:
         wait = 0.1 * 2**place.starts if place.starts else 0
         place.start_at = time.monotonic() + min(wait, _LONGEST_WAIT_S)
 

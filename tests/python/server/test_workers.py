@@ -355,6 +355,84 @@ def test_a_worker_that_is_told_first(state: str, both_told: bool) -> None:
     assert said == ""
 
 
+_ENDS_NEVER = """
+import os, signal, socket, sys, time
+from gemmakv.server import _workers
+
+_workers._PATIENCE_S = 1
+sock = socket.create_server(("127.0.0.1", 0))
+found = _workers.supervise(2, sock, 0.5, lambda: None)
+if isinstance(found, int):
+    sys.exit(found)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+found.say_ready()
+if found.index == 1:
+    os.kill(os.getppid(), signal.SIGTERM)
+    found.control.close()
+    time.sleep(600)
+while os.getppid() != 1:
+    time.sleep(0.05)
+"""
+
+
+def test_a_worker_that_never_ends_is_killed() -> None:
+    """It had said that it ends: whoever waited for that heard no signal, and
+    forgot how long the end may take.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS_NEVER],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "workers did not end in time" in done.stderr
+
+
+_NO_PROCESS = """
+import errno, os, signal, socket, sys, time
+from gemmakv.server import _workers
+
+fork, forks = os.fork, []
+
+def refuse_thrice():
+    forks.append(1)
+    if len(forks) in (2, 3, 4):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+
+os.fork = refuse_thrice
+sock = socket.create_server(("127.0.0.1", 0))
+found = _workers.supervise(2, sock, 20, lambda: None)
+if isinstance(found, int):
+    sys.exit(found)
+found.say_ready()
+if found.index == 1:
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_no_room_for_a_process() -> None:
+    """The server ended, and every worker with it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_PROCESS],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = "worker 1 cannot be started: [Errno 11] "
+    assert done.stderr.count(said) == 3, done.stderr
+
+
+def test_ready_when_the_supervisor_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        worker = _workers.Worker(0, True, Board(1), theirs, "x")
+        worker.say_ready()
+        assert ours.recv(8) == b"r"
+        ours.close()
+        worker.say_ready()
+        assert theirs.recv(8) == b""
+
+
 def test_sessions_removed(
     start: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
