@@ -128,11 +128,16 @@ class Screen:
 
     def wait_for_exit(self) -> int:
         """Exit code; minus the signal's number if one ended it."""
+        end = time.monotonic() + 2 * WAIT_S
         try:
-            while True:
+            while time.monotonic() < end:
                 self.update(WAIT_S)
+            raise AssertionError("still running:\n" + self.text)
         except pexpect.EOF:
             pass
+        # `close` would send signals to one that is not gone yet.
+        while self.process.isalive() and time.monotonic() < end:
+            time.sleep(0.02)
         self.process.close()
         if self.process.signalstatus is not None:
             return -self.process.signalstatus
