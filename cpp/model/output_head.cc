@@ -27,6 +27,8 @@ constexpr size_t kPlanes = 2;
 constexpr size_t kStretchFloats = size_t{1} << 16;
 // Long enough for the kernels to prefetch within it.
 constexpr size_t kMinStretchGroups = 16;
+// So that a thread that is held up does not hold up the others for long.
+constexpr size_t kMinStretchesOfThread = 16;
 // A few microseconds.
 constexpr size_t kContendersOfTask = 8;
 
@@ -166,7 +168,8 @@ void OutputHead::Multiply(size_t whole, size_t both) {
   const size_t groups = NumGroups(matrix_.rows);
   const size_t stretch = std::clamp<size_t>(
       kStretchFloats / (input.rows * kRowGroup), kMinStretchGroups,
-      std::max(kMinStretchGroups, groups / (4 * pool_.num_threads())));
+      std::max(kMinStretchGroups,
+               groups / (kMinStretchesOfThread * pool_.num_threads())));
   const size_t width = stretch * kRowGroup;
   const size_t stride = input.rows * width;
   parts_.EnsureSize(pool_.num_threads() * stride);
