@@ -145,3 +145,39 @@ def test_ctrl_c_while_it_starts(after_s: float) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == b""
+
+
+# Says that Python takes itself apart: its modules go.
+ENDING = """
+import os, runpy, sys, time
+
+class Last:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"end")
+        sleep(0.5)
+
+sys.argv = ["gemmakv", "--version"]
+sys.modules["last"] = type(sys)("last")
+sys.modules["last"].last = Last()
+runpy.run_module("gemmakv", run_name="__main__")
+"""
+
+
+def test_ctrl_c_when_all_is_done() -> None:
+    """Python had given its handlers up, and the process died of the signal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )
+    assert process.stdout is not None
+    output = b""
+    while not output.endswith(b"end"):
+        output += (part := os.read(process.stdout.fileno(), 1 << 16))
+        assert part, output
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
