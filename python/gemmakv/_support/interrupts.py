@@ -20,6 +20,9 @@ Handler = Callable[[int, FrameType | None], None]
 def exit_at_them() -> None:
     """From now on Ctrl-C ends the process, unless it means something else."""
     _replace(signal.default_int_handler, _exit)
+    # Where one left an exec(), as those of dataclasses, Python would end the
+    # process by the signal after all, until another exec() begins.
+    exec("")
 
 
 def raise_them() -> None:

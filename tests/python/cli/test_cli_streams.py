@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.command import first_on_path
+
 GEMMAKV = f"{sys.executable} -m gemmakv"
 
 
@@ -181,3 +183,25 @@ def test_ctrl_c_when_all_is_done() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")
+
+
+INSIDE = """
+import sys
+sys.argv = ["gemmakv", "--version"]
+from gemmakv import cli
+
+cli._run = lambda arguments: exec("raise KeyboardInterrupt")
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_while_a_dataclass_is_made(tmp_path: Path) -> None:
+    """They come of exec(), which Python notes: -2 in place of 130."""
+    (tmp_path / "inside.py").write_text(INSIDE)
+    done = subprocess.run(
+        [sys.executable, "-m", "inside"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": first_on_path(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
