@@ -205,3 +205,26 @@ def test_ctrl_c_while_a_dataclass_is_made(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+TWICE = """
+import sys
+sys.argv = ["gemmakv", "--version"]
+from gemmakv import cli
+
+def interrupt(*_):
+    cli.interrupts.exit_at_them = before
+    raise KeyboardInterrupt
+
+before = cli.interrupts.exit_at_them
+cli.interrupts.exit_at_them = interrupt
+cli._run = lambda arguments: exec("raise KeyboardInterrupt")
+sys.exit(cli.main())
+"""
+
+
+def test_another_ctrl_c_as_the_first_ends_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
