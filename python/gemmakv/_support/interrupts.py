@@ -1,10 +1,12 @@
-"""Ctrl-C where the command line starts and ends: exit code 130, no traceback.
+"""Ctrl-C where the command line starts and ends: exit code 130, no traceback;
+once all is done, the exit code that there is.
 
 Imported before all else, as the imports of the package take a while.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -18,6 +20,9 @@ Handler = Callable[[int, FrameType | None], None]
 def exit_at_them() -> None:
     """From now on Ctrl-C ends the process, unless it means something else."""
     _replace(signal.default_int_handler, _exit)
+    # Where one left an exec(), as those of dataclasses, Python would end the
+    # process by the signal after all, until another exec() begins.
+    exec("")
 
 
 def raise_them() -> None:
@@ -40,6 +45,14 @@ def _exit(number: int, frame: object) -> None:
     os._exit(130)  # 128 + SIGINT, as shells have it
 
 
+def _ignore_them() -> None:
+    """All is done and the exit code stands. As Python takes itself apart, it
+    gives its handlers up: for a tenth of a second Ctrl-C would end the process
+    by the signal.
+    """
+    _replace(_exit, signal.SIG_IGN)
+
+
 def _replace(old: object, new: object) -> None:
     with contextlib.suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is old:
@@ -49,4 +62,5 @@ def _replace(old: object, new: object) -> None:
 # The package of `-m` is imported before argv is set.
 _started = os.path.basename(next(iter(getattr(sys, "argv", ())), ""))
 if _started == "gemmakv" or (_started == "-m" and "gemmakv" in sys.orig_argv):
+    atexit.register(_ignore_them)  # the first one, which runs last
     exit_at_them()

@@ -19,6 +19,15 @@ EXIT_PIPE = 141  # 128 + SIGPIPE
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and gives its exit code; errors are one line on stderr."""
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:  # another one, as the first ended the command
+        if arguments is None:
+            interrupts.exit_at_them()
+        return EXIT_INTERRUPT
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     _prepare_streams()
     if sys.stdout is None:
         return fail("stdout is closed, so nothing could be shown")

@@ -61,6 +61,7 @@ class History:
         self._mark = mark
         self._service = service
         self._pool = ThreadPoolExecutor(1, "gemmakv-store")
+        self._closed = False
         self._tenants = {
             str(number): store.tenant_of(key)
             for number, key in enumerate(service.settings.api_keys, 1)
@@ -84,8 +85,12 @@ class History:
 
     def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
         """All wait for another process that writes at the same time, not one
-        after the other.
+        after the other. Raises RequestError once it is closed.
         """
+        if self._closed:
+            raise RequestError(
+                503, "the sessions are closed", code="server_stopping"
+            )
         asked = time.monotonic()
 
         def called() -> _T:
@@ -107,7 +112,8 @@ class History:
         return self._tenants.get(tenant.label, "")
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for what is being written. Requests may be there still."""
+        self._closed = True
         self._pool.shutdown()
         self.store.close()
 
@@ -205,8 +211,10 @@ class History:
         finally:
             if renewing is not None:
                 renewing.cancel()
-            # Also where the task is cancelled: nobody waits for it.
-            self._submit(self._release, name, lease)
+            # Also where the task is cancelled: nobody waits for it. A lease
+            # of who outlives the store ends by itself.
+            with contextlib.suppress(RequestError):
+                self._submit(self._release, name, lease)
 
     def _release(self, name: str, lease: str) -> None:
         try:

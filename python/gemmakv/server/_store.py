@@ -36,6 +36,7 @@ LEASE_S = 10.0  # a holder that was killed blocks no longer
 _SCHEMA = 1
 _APPLICATION = 0x676B7653
 BUSY_S = 10.0  # for another process that writes
+_POLL_S = 0.01
 _EXPIRED_AT_ONCE = 32
 _NOTE_S = 60.0
 
@@ -255,7 +256,7 @@ class Store:
             isolation_level=None,
             check_same_thread=False,
         )
-        db.execute("PRAGMA journal_mode = WAL")
+        _keep_a_log(db)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("BEGIN IMMEDIATE")
@@ -863,6 +864,24 @@ def _make_private(folder: str, path: str) -> None:
         ) from None
     except OSError as error:
         raise OSError(f"sessions: {folder}: {error.strerror}") from None
+
+
+def _keep_a_log(db: sqlite3.Connection) -> None:
+    """Has what is written go to a log first, by which readers and a writer
+    wait for nobody. Where another process makes the same new database, SQLite
+    gives this up at once, whatever the timeout: it reads already, and waiting
+    could be for one that waits for it.
+    """
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = _name_of(error).startswith("SQLITE_BUSY")
+            if not busy or time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
 
 
 def _has(db: sqlite3.Connection, turn: str) -> bool:

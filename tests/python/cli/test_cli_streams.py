@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.command import first_on_path
+
 GEMMAKV = f"{sys.executable} -m gemmakv"
 
 
@@ -145,3 +147,84 @@ def test_ctrl_c_while_it_starts(after_s: float) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == b""
+
+
+# Says that Python takes itself apart: its modules go.
+ENDING = """
+import os, runpy, sys, time
+
+class Last:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"end")
+        sleep(0.5)
+
+sys.argv = ["gemmakv", "--version"]
+sys.modules["last"] = type(sys)("last")
+sys.modules["last"].last = Last()
+runpy.run_module("gemmakv", run_name="__main__")
+"""
+
+
+def test_ctrl_c_when_all_is_done() -> None:
+    """Python had given its handlers up, and the process died of the signal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )
+    assert process.stdout is not None
+    output = b""
+    while not output.endswith(b"end"):
+        output += (part := os.read(process.stdout.fileno(), 1 << 16))
+        assert part, output
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+
+
+INSIDE = """
+import sys
+sys.argv = ["gemmakv", "--version"]
+from gemmakv import cli
+
+cli._run = lambda arguments: exec("raise KeyboardInterrupt")
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_while_a_dataclass_is_made(tmp_path: Path) -> None:
+    """They come of exec(), which Python notes: -2 in place of 130."""
+    (tmp_path / "inside.py").write_text(INSIDE)
+    done = subprocess.run(
+        [sys.executable, "-m", "inside"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": first_on_path(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+TWICE = """
+import sys
+sys.argv = ["gemmakv", "--version"]
+from gemmakv import cli
+
+def interrupt(*_):
+    cli.interrupts.exit_at_them = before
+    raise KeyboardInterrupt
+
+before = cli.interrupts.exit_at_them
+cli.interrupts.exit_at_them = interrupt
+cli._run = lambda arguments: exec("raise KeyboardInterrupt")
+sys.exit(cli.main())
+"""
+
+
+def test_another_ctrl_c_as_the_first_ends_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -112,6 +113,24 @@ def check(store: Store, folder: Path, paths: list[list[str]]) -> None:
             assert ids(store, path[-1]) == path
             tokens = store.tokens(path[-1]).astype(np.uint8).tobytes()
             assert tokens == "".join(path).encode()
+
+
+def test_a_new_database_waits_for_who_makes_it_too(tmp_path: Path) -> None:
+    """Servers that began at once with an empty folder: of 400 four said that
+    the database was locked, as SQLite waits for nobody there.
+    """
+    maker = sqlite3.connect(
+        tmp_path / FILE, isolation_level=None, check_same_thread=False
+    )
+    maker.execute("BEGIN IMMEDIATE")
+    end = threading.Timer(0.3, maker.rollback)
+    end.start()
+    store = Store(str(tmp_path), 30)
+    assert not maker.in_transaction
+    assert store.create(TENANT, None, None).turns == 0
+    store.close()
+    end.join()
+    maker.close()
 
 
 def test_tokens_begin_where_they_are_whole(tmp_path: Path) -> None:

@@ -605,6 +605,26 @@ def test_two_turns_at_once(endless: App) -> None:
     assert look(endless, id)["turn_count"] == 2
 
 
+def test_a_turn_outlives_the_store(endless: App) -> None:
+    """Where a server has waited long enough for it: its end had nowhere to
+    go, and was a RuntimeError in place of the cancellation.
+    """
+    id = create(endless)["id"]
+
+    async def main() -> None:
+        body = {"session": id, "messages": USER, **LONG}
+        running = Exchange(endless, CHAT, body)
+        await running.holds(b'"content"')
+        history(endless).close()
+        late = Exchange(endless, f"{SESSIONS}/{id}/rewind", {"turn": None})
+        await late.done()
+        assert late.status == 503 and b"server_stopping" in late.data
+        running.leave()
+        await running.done()
+
+    asyncio.run(main())
+
+
 def test_many_at_once_on_many(kept: App) -> None:
     ids = [create(kept)["id"] for _ in range(4)]
 

@@ -44,7 +44,7 @@ _RECORD = ".json"
 _SESSION = ".session"
 _LOCK = ".lock"
 _TRASH_DAYS = 30
-_SWEEP_S = 2.0  # nobody is alone in the folder for longer
+_SWEEP_S = 5.0  # nobody is alone for longer, even if stopped for a while
 _POLL_S = 0.02
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -545,6 +545,21 @@ def test_an_older_version_has_the_folder_for_itself(tmp_path: Path) -> None:
     store.close()
 
 
+def test_whoever_sweeps_may_be_stopped_for_a_while(tmp_path: Path) -> None:
+    """The machine stood still for 2 s: a chat that began meanwhile took the
+    sweeper for an older version, and stored nothing.
+    """
+    FolderStore(tmp_path).close()
+    sweeper = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(sweeper, fcntl.LOCK_EX)
+    end = threading.Timer(2.5, os.close, [sweeper])
+    end.start()
+    store = FolderStore(tmp_path)
+    assert store.writable, store.read_only
+    store.close()
+    end.join()
+
+
 def test_folders_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     one = folder_of("gemma3/270m", "a" * 32)
