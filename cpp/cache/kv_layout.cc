@@ -1,6 +1,7 @@
 #include "cache/kv_layout.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "base/aligned_buffer.h"
@@ -127,6 +128,10 @@ size_t KvLayout::state_bytes() const {
 }
 
 size_t KvLayout::bytes_at(size_t tokens) const {
+  const size_t of_token =
+      std::max<size_t>(1, bytes_per_token(LayerKind::kFull) +
+                              bytes_per_token(LayerKind::kSliding));
+  CheckRange(tokens, 0, (SIZE_MAX - state_bytes()) / of_token, "tokens");
   size_t bytes = tokens > 0 ? state_bytes() : 0;
   for (const KvGroup& group : groups_) {
     if (group.kind == LayerKind::kRecurrent) continue;

@@ -88,7 +88,8 @@ class KvLayout {
   size_t bytes_per_token(LayerKind kind) const;
   // Bytes of the states of a conversation; 0 without recurrent layers.
   size_t state_bytes() const;
-  // Bytes of a conversation of `tokens` tokens at rest.
+  // Bytes of a conversation of `tokens` tokens at rest. Throws InvalidArgument
+  // for more tokens than bytes can be counted of.
   size_t bytes_at(size_t tokens) const;
   // What a checkpoint that shares nothing with others holds: the window of
   // sliding layers and the state of recurrent ones. 0 if all layers are full.

@@ -521,9 +521,10 @@ std::vector<float> Gemma::DraftLogits(std::span<const int32_t> tokens,
     throw InvalidArgument(
         "the model has no drafter: expected one that was loaded with draft=");
   }
-  if (tokens.size() < 2 || guesses == 0) {
-    throw InvalidArgument(StrCat(guesses, " guesses behind ", tokens.size(),
-                                 " tokens, expected at least 1 and 2"));
+  CheckRange(guesses, 1, kMaxDraftLogits, "guesses");
+  if (tokens.size() < 2) {
+    throw InvalidArgument(
+        StrCat("there are ", tokens.size(), " tokens, expected at least 2"));
   }
   const auto cache =
       CreateKVCache(config(), {.capacity_tokens = tokens.size(),

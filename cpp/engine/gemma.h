@@ -152,7 +152,9 @@ class Gemma {
   // there are two at least: [guesses, vocab_size] logits. Each guess is the
   // token of the largest logit before. On the calling thread, for tests and
   // measurements; requests have their drafter asked between steps. Throws
-  // InvalidArgument for a model without a drafter, and for tokens that are none.
+  // InvalidArgument for a model without a drafter, for tokens that are none,
+  // and for guesses outside [1, kMaxDraftLogits].
+  static constexpr size_t kMaxDraftLogits = 1024;
   std::vector<float> DraftLogits(std::span<const int32_t> tokens,
                                  size_t guesses,
                                  const std::function<void()>& poll = {});

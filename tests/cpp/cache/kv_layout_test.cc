@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -38,6 +39,16 @@ TEST(KvLayoutTest, BytesAtCountsTheWindowOnce) {
   const size_t full = 2 * 2 * 64 * 2, sliding = 2 * 32 * 2;
   EXPECT_EQ(layout.bytes_at(10), 10 * (full + sliding));
   EXPECT_EQ(layout.bytes_at(1000), 1000 * full + 24 * sliding);
+}
+
+TEST(KvLayoutTest, BytesOfMoreTokensThanCanBeCountedAreNoNumber) {
+  const KvLayout layout({kSliding, kFull}, KvDtype::kBF16, 16);
+  const size_t full = 2 * 2 * 64 * 2, sliding = 2 * 32 * 2;
+  const size_t most = std::numeric_limits<size_t>::max() / (full + sliding);
+  EXPECT_EQ(layout.bytes_at(most), most * full + 24 * sliding);
+  EXPECT_THROW(layout.bytes_at(most + 1), InvalidArgument);
+  EXPECT_THROW(layout.bytes_at(std::numeric_limits<size_t>::max()),
+               InvalidArgument);
 }
 
 TEST(KvLayoutTest, HashIsOfWhatIsStored) {

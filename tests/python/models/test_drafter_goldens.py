@@ -70,6 +70,19 @@ def test_guesses_have_the_reference_s_logits(
         found.argmax(-1), pair.reference().argmax(-1))
 
 
+@pytest.mark.parametrize("guesses", [0, 1025, 2**56, 2**62, 2**64 - 1])
+def test_numbers_of_guesses_that_are_none(
+    guesses: int, pair: Pair, folder: Path
+) -> None:
+    """`guesses` rows of logits of so many tokens are more than a size can
+    say: 2**56 * 256 is 0."""
+    target = target_of(
+        pair, draft=gemmakv.Gemma.load(folder, packed_cache=False))
+    expected = f"guesses is {guesses}, expected 1..1024"
+    with pytest.raises(ValueError, match=expected):
+        target._engine.draft_logits(pair.tokens(), guesses)
+
+
 def test_clusters_leave_tokens_out() -> None:
     pair = drafter_models.read("clusters")
     config = pair.drafter.config
