@@ -7,8 +7,9 @@
 Each process loads the model and answers prompts that begin alike, `--lengths`
 tokens long, with a tier below RAM that all of them write to, read from and
 sweep. Half of them are killed (SIGKILL) by hand at random moments, the others
-by themselves at a point of the tier's protocol (GEMMAKV_FAULT). Every answer
-must be, bit for bit, that of a model without a prefix cache: its tokens, their
+by themselves at a moment of the tier's protocol, which tools/kill_at.c, built
+for the occasion, finds in their system calls. Every answer must be, bit for
+bit, that of a model without a prefix cache: its tokens, their
 log-probabilities, the logits behind them. In the end a sweep leaves nothing in
 the folder that is no object, and what is left answers right once more.
 
@@ -21,13 +22,16 @@ answer, a process that ended by itself, or bytes that are left.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import queue
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,14 +42,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/python"))
+
 import gemmakv
 from gemmakv import _core
+from support import preload
 
+# Moments of tools/kill_at.c: a folder is made, its key and its objects are
+# created, written in halves and linked, found ones are touched, sweeps lock and
+# unlink.
 POINTS = (
-    "folder-done", "key", "touch", "subfolder-done", "opened", "half-written",
-    "written", "linked", "sweep-locked", "sweep-unlink", "*",
+    "after-mkdir", "before-create", "before-touch", "after-create",
+    "after-write", "before-link", "after-link", "after-lock",
+    "before-unlink", "*",
 )  # fmt: skip
-_PASSES = {"folder-done": 1, "key": 1, "touch": 6, "sweep-locked": 2, "*": 60}
+_PASSES = {"before-touch": 6, "after-write": 40, "after-lock": 3, "*": 200}
 _LONG_S = 300  # for a process that says nothing
 _LENGTHS = (300, 520, 800)  # tokens of the beginnings
 
@@ -126,14 +137,27 @@ def work(
             prefix.flush()
 
 
+@functools.cache
+def _kill_at() -> Path:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return preload.build("kill_at", Path(folder))
+
+
 class _Process:
     """One that is to die."""
 
-    def __init__(self, arguments: list[str], point: str, at: int) -> None:
+    def __init__(
+        self, arguments: list[str], folder: str, point: str, at: int
+    ) -> None:
         env = dict(os.environ)
         self.point = point or "random"
         if point:
-            env["GEMMAKV_FAULT"] = f"{point}:kill:{at}"
+            env |= {
+                "LD_PRELOAD": str(_kill_at()),
+                "KILL_UNDER": os.path.realpath(folder),
+                "KILL_AT": f"{point}:{at}",
+            }
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--work", *arguments],
             stdout=subprocess.PIPE,
@@ -185,12 +209,19 @@ class Killer:
         self._prompts = prompts(cold.config.vocab_size, lengths)
         self._expected = [answer(cold, one)[0] for one in self._prompts]
 
-    def run(self, kills: int, processes: int) -> Report:
+    def run(
+        self,
+        kills: int,
+        processes: int,
+        lives: Iterator[tuple[str, int]] | None = None,
+    ) -> Report:
+        """Kills `kills` processes, so many at a time, at the (moment, pass) of
+        `lives`; ("", 0) is by hand."""
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._above) as above:
             folder = os.path.join(above, "kv")
             budget = self._bytes_of_all(os.path.join(above, "all")) * 2 // 3
-            lives = self._lives()
+            lives = lives or self._lives()
             with ThreadPoolExecutor(processes) as several:
                 ends = [
                     several.submit(self._kill, folder, budget, kills, lives)
@@ -248,6 +279,7 @@ class Killer:
                     folder, "--budget", str(budget), "--seed", str(seed),
                     "--lengths", ",".join(map(str, self._lengths)),
                 ],
+                folder,
                 point,
                 at,
             )  # fmt: skip

@@ -1,5 +1,7 @@
 #include "base/fault.h"
 
+#if GEMMAKV_FAULT_POINTS
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -99,3 +101,17 @@ int internal::ReachFault(std::string_view name) noexcept {
 }
 
 }  // namespace gkv
+
+#else  // GEMMAKV_FAULT_POINTS
+
+namespace gkv {
+
+std::atomic<bool> internal::fault_is_set = false;
+
+void ReadFault() {}
+
+int internal::ReachFault(std::string_view) noexcept { return 0; }
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_FAULT_POINTS

@@ -6,13 +6,18 @@
 
 namespace gkv {
 
-// Places where a test makes something go wrong, by an environment variable:
+// Places where a C++ test makes something go wrong, by an environment variable:
 //
 //   GEMMAKV_FAULT=NAME:ACTION[:PASS][,NAME:ACTION[:PASS]]...
 //
 // NAME is that of a FaultAt call, or * for any. ACTION is kill (SIGKILL to this
 // process), delay=MILLISECONDS or errno=NUMBER (the call fails with it). PASS
 // counts from 1, the default: a kill is at that pass, others from it on.
+//
+// Test programs alone have this switch: they are linked with fault.cc as it is
+// compiled with GEMMAKV_FAULT_POINTS, ahead of the library. The library itself,
+// so whatever is made of it, does not read the variable, and no fault is ever
+// reached.
 
 // Reads the variable, if it is set. Throws InvalidArgument for one that says
 // something else. Whoever has fault points calls it before the first.

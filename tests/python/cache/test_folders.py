@@ -73,6 +73,18 @@ def test_a_store(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
+def test_nobody_s_environment_makes_a_store_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The switch by which C++ tests make it is not in the module."""
+    monkeypatch.setenv("GEMMAKV_FAULT", "nonsense")
+    store = _core.FolderStore(
+        str(tmp_path / "a"), tier="disk", mapped=False, budget_bytes=1 << 20
+    )
+    assert store.sweep()["swept"]
+    assert b"GEMMAKV_FAULT" not in Path(_core.__file__).read_bytes()
+
+
 def test_errors_say_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)

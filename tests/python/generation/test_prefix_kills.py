@@ -1,4 +1,4 @@
-"""A short run of tools/kill_prefix_cache.py with a fixed seed."""
+"""Short runs of tools/kill_prefix_cache.py with a fixed seed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from support import preload
 from support.tools import tool
 
 kills = tool("kill_prefix_cache")
+
+pytestmark = pytest.mark.skipif(
+    preload.why_not() is not None, reason=str(preload.why_not())
+)
 
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
@@ -22,3 +27,19 @@ def test_answers_survive_kills(place: str, tmp_path: Path) -> None:
     assert report.sound, report
     assert report.killed >= 4 and report.answers > 0
     assert report.cached_tokens > 0, "nothing ever came from the tier"
+
+
+def test_processes_die_at_the_moment_that_is_asked_for(tmp_path: Path) -> None:
+    """One after the other: what the tier does is seen by the system calls that
+    it does it with."""
+    moments = [
+        "after-mkdir", "after-create", "after-write", "after-link",
+        "after-lock", "before-unlink",
+    ]  # fmt: skip
+    with kills.random_model() as path:
+        killer = kills.Killer(path, "disk", str(tmp_path), seed=3)
+        report = killer.run(
+            len(moments), processes=1, lives=iter([(m, 1) for m in moments])
+        )
+    assert report.sound, report
+    assert report.by_point == dict.fromkeys(moments, 1)

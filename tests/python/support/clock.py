@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import shutil
-import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[3] / "tools/clock_jump.c"
-COMPILERS = ("cc", "gcc", "clang")
+from support import preload
 
-
-def why_not() -> str | None:
-    """Why there can be no jumping clock here."""
-    if not any(map(shutil.which, COMPILERS)):
-        return f"no C compiler ({', '.join(COMPILERS)}) to build {SOURCE.name}"
-    return None
+why_not = preload.why_not
 
 
 class JumpingClock:
@@ -26,17 +18,7 @@ class JumpingClock:
 
     def __init__(self, folder: Path) -> None:
         """Builds the library in `folder`. Raises RuntimeError."""
-        if reason := why_not():
-            raise RuntimeError(reason)
-        compiler = next(filter(None, map(shutil.which, COMPILERS)))
-        library = folder / "clock_jump.so"
-        done = subprocess.run(
-            [compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2",
-             "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{compiler}: {done.stderr}")
+        library = preload.build("clock_jump", folder)
         file = folder / "clock"
         file.write_bytes(bytes(8))
         with file.open("r+b") as opened:
