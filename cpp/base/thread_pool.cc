@@ -7,10 +7,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/processors.h"
@@ -75,6 +77,7 @@ struct ThreadPool::Shared {
   std::atomic<uint32_t> parked{0};
   std::atomic<bool> caller_parked{false};
   std::vector<std::thread> threads;
+  std::vector<AlignedBuffer<uint8_t>> scratch;  // one for each, the caller's too
 
   static uint32_t Epoch(uint64_t claim) {
     return static_cast<uint32_t>(claim >> 32);
@@ -142,8 +145,11 @@ ThreadPool::ThreadPool(size_t num_threads,
   CheckRange(num_threads, 1, kMaxThreads, "number of threads");
   shared_ = std::make_unique<Shared>(num_threads, !processors.empty());
   shared_->threads.reserve(num_threads - 1);
+  shared_->scratch.reserve(num_threads);
+  shared_->scratch.emplace_back(kScratchBytes);
   try {
     for (size_t thread = 1; thread < num_threads; ++thread) {
+      shared_->scratch.emplace_back(kScratchBytes);
       const auto work = [shared = shared_.get(), thread] {
         shared->Work(thread);
       };
@@ -165,6 +171,9 @@ ThreadPool::ThreadPool(size_t num_threads,
     throw IoError(StrCat("started ", started, " of ", num_threads,
                          " threads: ", error.code().message()),
                   error.code().value(), "");
+  } catch (const std::bad_alloc&) {
+    shared_->StopAndJoin();
+    throw;
   }
 }
 
@@ -211,6 +220,10 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
     s.caller_parked = false;
   }
   if (clock_ != nullptr) clock_->Join();
+}
+
+uint8_t* ThreadPool::scratch(size_t thread) {
+  return shared_->scratch[thread].data();
 }
 
 size_t ThreadPool::parallel_loops() const {

@@ -2,6 +2,7 @@
 #define GEMMAKV_BASE_THREAD_POOL_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -20,8 +21,8 @@ class ThreadPool {
   // `num_threads` counts the caller of Run: 1 starts no thread. With
   // `processors`, one for each thread, they stay on them; the first is the
   // caller's, who holds a ScopedPin on it while it calls Run.
-  // Throws InvalidArgument outside [1, kMaxThreads], and IoError if the
-  // operating system refuses a thread, or to pin it.
+  // Throws InvalidArgument outside [1, kMaxThreads], IoError if the operating
+  // system refuses a thread, or to pin it, and std::bad_alloc.
   explicit ThreadPool(size_t num_threads,
                       std::span<const Processor> processors = {});
   // Requires: no Run in progress.
@@ -31,7 +32,16 @@ class ThreadPool {
 
   static constexpr size_t kMaxThreads = 256;
 
+  // The largest that a task needs; stacks may be small.
+  static constexpr size_t kScratchBytes = 304 * 1024;
+
   size_t num_threads() const { return num_threads_; }
+
+  // Memory [kScratchBytes], aligned to 64 bytes, for the task that `thread`
+  // runs: its content is whatever the last task has left. It takes no memory
+  // of the machine until it is used. A task that another one runs as a loop of
+  // one task shares it with thread 0.
+  uint8_t* scratch(size_t thread);
 
   // Calls fn(task, thread) once for each task in [0, num_tasks), thread in
   // [0, num_threads()), and returns when all have returned. Tasks are handed

@@ -204,7 +204,7 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
   clusters_.EnsureSize(count * used * stride);
   const size_t cluster_bytes =
       size / kRowGroup * GroupBytes(matrix.type, matrix.cols);
-  pool_.Run(count * used, [&](size_t task, size_t) {
+  pool_.Run(count * used, [&](size_t task, size_t thread) {
     const size_t row = task / used;
     const size_t cluster = chosen_[row * clusters + task % used];
     const PackedView view{matrix.type, size, matrix.cols,
@@ -213,7 +213,7 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
     const auto multiply = [&](size_t plane_row, float* out) {
       const MatMulInput input{last_.row(row), hidden(),
                               last_.quantized(plane_row), 1};
-      MatMul(view, input, 0, NumGroups(size), out, size);
+      MatMul(view, input, 0, NumGroups(size), pool_.scratch(thread), out, size);
     };
     multiply(row, products);
     if (planes) {

@@ -182,7 +182,8 @@ void OutputHead::Multiply(size_t whole, size_t both) {
                           matrix_.data + task * stretch * group_bytes};
     Stretch part{task * stretch, begin, count, parts_.data() + thread * stride,
                  width,          both};
-    MatMul(view, input, 0, NumGroups(count), part.parts, width);
+    MatMul(view, input, 0, NumGroups(count), pool_.scratch(thread), part.parts,
+           width);
     for (size_t row = 0; row < rows_.size(); ++row) {
       if (row < whole) {
         StoreRow(part, row);
@@ -308,15 +309,19 @@ void OutputHead::Complete(size_t whole, std::span<Race> races,
   }
   const size_t count = contenders_.size();
   num_contenders_ += count;
-  pool_.Run(CeilDiv(count, kContendersOfTask), [&](size_t task, size_t) {
+  pool_.Run(CeilDiv(count, kContendersOfTask), [&](size_t task, size_t thread) {
     const size_t begin = task * kContendersOfTask;
     const size_t end = std::min(count, begin + kContendersOfTask);
-    for (size_t i = begin; i < end; ++i) Complete(whole, contenders_[i]);
+    uint8_t* const scratch = pool_.scratch(thread);
+    for (size_t i = begin; i < end; ++i) {
+      Complete(whole, contenders_[i], scratch);
+    }
   });
 }
 
 // -inf behind the last token.
-void OutputHead::Complete(size_t whole, const Contender& contender) {
+void OutputHead::Complete(size_t whole, const Contender& contender,
+                          uint8_t* scratch) {
   const size_t first = contender.group * kRowGroup;
   const size_t count = std::min(kRowGroup, matrix_.rows - first);
   const PackedView view{
@@ -326,11 +331,12 @@ void OutputHead::Complete(size_t whole, const Contender& contender) {
   if (UsesQuantizedActivations(matrix_.type)) {
     const QuantizedRows pair =
         pairs_.quantized(kPlanes * (contender.row - whole));
-    MatMul(view, {nullptr, 0, pair, kPlanes}, 0, 1, products, kRowGroup);
+    MatMul(view, {nullptr, 0, pair, kPlanes}, 0, 1, scratch, products,
+           kRowGroup);
     Add(products + kRowGroup, count, products);
   } else {
     MatMul(view, {input_.row(contender.row), input_.cols, {}, 1}, 0, 1,
-           products, kRowGroup);
+           scratch, products, kRowGroup);
   }
   std::fill(products + count, products + kRowGroup,
             -std::numeric_limits<float>::infinity());

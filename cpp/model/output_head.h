@@ -78,7 +78,7 @@ class OutputHead {
   void BoundChasers(const Race& race, float* maxima) const;
   float FloorOfChasers(const Race& race) const;
   void Complete(size_t whole, std::span<Race> races, Contenders Race::*which);
-  void Complete(size_t whole, const Contender& contender);
+  void Complete(size_t whole, const Contender& contender, uint8_t* scratch);
   void Cap(Contenders& those) const;
   void List(Race& race);
   void NormGroups();

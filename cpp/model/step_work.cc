@@ -12,6 +12,8 @@ namespace {
 // rows are in the second-level cache until they are used.
 constexpr size_t kMaxPairBytes = 64 * 1024;
 
+static_assert(kMatMulScratchBytes <= ThreadPool::kScratchBytes);
+
 // Groups of such a stretch, an even number.
 size_t MaxGroupsOfPair(size_t rows) {
   const size_t bytes = std::max<size_t>(1, rows) * kRowGroup * sizeof(float);
@@ -28,14 +30,14 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
     rows = std::max(rows, part.input.rows);
   }
   const GroupTasks tasks(total_groups, rows, pool.num_threads());
-  pool.Run(tasks.count(), [&](size_t task, size_t) {
+  pool.Run(tasks.count(), [&](size_t task, size_t thread) {
     auto [begin, end] = tasks.Of(task);
     for (size_t i = 0; i < count && end > 0; ++i) {
       const MatMulPart part = part_of(i);
       const size_t groups = NumGroups(part.weights.rows);
       if (begin < groups && begin < end) {
-        MatMul(part.weights, part.input, begin, std::min(end, groups), part.out,
-               part.stride);
+        MatMul(part.weights, part.input, begin, std::min(end, groups),
+               pool.scratch(thread), part.out, part.stride);
       }
       begin = begin > groups ? begin - groups : 0;
       end = end > groups ? end - groups : 0;
@@ -149,7 +151,8 @@ void StepWork::MatMulPair(
       PackedView weights = job.weights->view();
       weights.data += begin * GroupBytes(weights.type, weights.cols);
       weights.rows = stretch.end - stretch.begin;
-      MatMul(weights, layouts.Of(job), 0, end - begin, out, stride);
+      MatMul(weights, layouts.Of(job), 0, end - begin, pool_.scratch(thread),
+             out, stride);
       out += size;
     }
     fn(stretch);

@@ -262,7 +262,7 @@ constexpr size_t kMinGroup = 16;
 constexpr size_t kMaxGroup = 1024;
 
 // Tokens that are looked at between two growths of a list.
-constexpr size_t kListPartition = 4096;
+constexpr size_t kListPartition = 1024;
 constexpr size_t kVectorRoom = 16;
 
 }  // namespace

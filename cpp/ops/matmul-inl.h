@@ -547,12 +547,21 @@ constexpr size_t BlocksAtOnce(size_t tiles, size_t all) {
   return std::min(all, kTileBlocks / tiles / kWholeUnits * kWholeUnits);
 }
 
+// A task's scratch: a stretch of its rows, laid out, and the scales of a group
+// for half as many blocks.
+template <class Format>
+struct MatMulScratch {
+  alignas(64) RowBlockOf<Format> blocks[kTileBlocks];
+  alignas(64) float planes[kTileBlocks / 2 * kPlanes<Format> * kRowGroup];
+};
+
 // The products of 1 to kTileHeight rows.
 template <class Format>
 void MatMulFewRows(const MatMulTask& task) {
   const size_t rows = task.input.rows;
   const size_t all = task.weights.cols / kQuadBlock;
-  RowBlockOf<Format> blocks[kTileBlocks];
+  RowBlockOf<Format>* const blocks =
+      reinterpret_cast<MatMulScratch<Format>*>(task.scratch)->blocks;
   // Each of the places that are read at once is a stretch of its own.
   const size_t at_once = StreamGroups(rows);
   const size_t stretch = (task.group_end - task.group_begin) / at_once;
@@ -626,8 +635,9 @@ void MatMulManyRows(const MatMulTask& task) {
   const size_t all = task.weights.cols / kQuadBlock;
   const auto* laid_out =
       reinterpret_cast<const RowBlockOf<Format>*>(input.laid_out);
-  RowBlockOf<Format> own[kTileBlocks];
-  HWY_ALIGN float planes[kTileBlocks / 2 * kPlanes<Format> * kRowGroup];
+  auto& scratch = *reinterpret_cast<MatMulScratch<Format>*>(task.scratch);
+  RowBlockOf<Format>* const own = scratch.blocks;
+  float* const planes = scratch.planes;
   const TileCut cut(input.rows);
   for (size_t first = 0; first < cut.tiles; first += kChunkTiles) {
     const size_t count = std::min(kChunkTiles, cut.tiles - first);
@@ -807,6 +817,7 @@ struct QuantizedKernel {
  private:
   template <class OfDot>
   static void Products(const MatMulTask& task) {
+    static_assert(sizeof(MatMulScratch<OfDot>) <= kMatMulScratchBytes);
     if (task.input.rows == 0) return;
     if (task.input.rows <= kTileHeight) {
       MatMulFewRows<OfDot>(task);

@@ -64,10 +64,11 @@ void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
 }
 
 void MatMul(const PackedView& weights, const MatMulInput& input,
-            size_t group_begin, size_t group_end, float* out,
+            size_t group_begin, size_t group_end, uint8_t* scratch, float* out,
             size_t out_stride) {
   KernelOf(weights.type)
-      .matmul({weights, input, group_begin, group_end, out, out_stride});
+      .matmul(
+          {weights, input, group_begin, group_end, scratch, out, out_stride});
 }
 
 }  // namespace gkv

@@ -81,11 +81,15 @@ RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols);
 void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
                 size_t tile, uint8_t* out);
 
+// What MatMul works in, whatever its arguments are.
+inline constexpr size_t kMatMulScratchBytes = 304 * 1024;
+
 // out[m * out_stride + r] = dot(weights row r, input row m) for the rows r of
 // groups [group_begin, group_end). Never writes past column weights.rows - 1.
-// Thread-safe for disjoint groups.
+// `scratch` [kMatMulScratchBytes] is aligned to 64 bytes; its content does not
+// matter. Thread-safe for disjoint groups with a scratch of their own each.
 void MatMul(const PackedView& weights, const MatMulInput& input,
-            size_t group_begin, size_t group_end, float* out,
+            size_t group_begin, size_t group_end, uint8_t* scratch, float* out,
             size_t out_stride);
 
 }  // namespace gkv

@@ -168,10 +168,12 @@ struct FloatKernel {
   }
 
   static void MatMul(const MatMulTask& task) {
-    const auto [weights, input, group_begin, group_end, out, out_stride] =
-        task;
+    const auto [weights, input, group_begin, group_end, scratch, out,
+                out_stride] = task;
     const size_t group_bytes = GroupBytes(Format::kType, weights.cols);
-    HWY_ALIGN float acc[kTileGroups][kFloatChunkRows][kRowGroup];
+    using Sums = float[kFloatChunkRows][kRowGroup];
+    static_assert(kTileGroups * sizeof(Sums) <= kMatMulScratchBytes);
+    auto* const acc = reinterpret_cast<Sums*>(scratch);
     for (size_t m0 = 0; m0 < input.rows; m0 += kFloatChunkRows) {
       const size_t rows = std::min(kFloatChunkRows, input.rows - m0);
       for (size_t g0 = group_begin; g0 < group_end; g0 += kTileGroups) {

@@ -15,6 +15,7 @@ struct MatMulTask {
   const PackedView& weights;
   const MatMulInput& input;
   size_t group_begin, group_end;
+  uint8_t* scratch;
   float* out;
   size_t out_stride;
 };

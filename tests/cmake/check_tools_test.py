@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import check_frames
 import check_layers
 import check_sources
 
@@ -102,6 +103,29 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(check_sources.undeclared(self.root, declared), [])
         self.assertEqual(
             check_sources.undeclared(self.root, declared[:1]), declared[1:]
+        )
+
+    def test_frames_of_functions(self):
+        lines = [
+            "0000000000000010 <gkv::Small(int)>:\n",
+            "  10:\tsub    $0x28,%rsp\n",
+            "  20:\tsub    $0xffffffffffffff80,%rsp\n",
+            "0000000000000030 <gkv::Large()>:\n",
+            "  30:\tpush   %rbp\n",
+            "  31:\tsub    $0x2c038,%rsp\n",
+            "0000000000000040 <gkv::Probed()>:\n",
+            "  40:\tlea    -0x8000(%rsp),%r11\n",
+            "  48:\tsub    $0x1000,%rsp\n",
+            "0000000000000050 <gkv::None()>:\n",
+            "  50:\tret\n",
+        ]
+        self.assertEqual(
+            list(check_frames.frames(lines)),
+            [
+                ("gkv::Small(int)", 0x28),
+                ("gkv::Large()", 0x2C038),
+                ("gkv::Probed()", 0x8000),
+            ],
         )
 
 

@@ -105,11 +105,11 @@ void Measure(MachineProbe& probe, ThreadPool& pool, Problem& p, size_t rows,
                              rows};
   const size_t groups = NumGroups(p.weights.rows), per_task = 16;
   const Seconds seconds = Time(0.4, [&] {
-    pool.Run((groups + per_task - 1) / per_task, [&](size_t task, size_t) {
+    pool.Run((groups + per_task - 1) / per_task, [&](size_t task, size_t thread) {
       const ScopedFpEnvironment environment;
       MatMul(p.weights, input, task * per_task,
-             std::min(groups, (task + 1) * per_task), p.out.data(),
-             p.weights.rows);
+             std::min(groups, (task + 1) * per_task), pool.scratch(thread),
+             p.out.data(), p.weights.rows);
     });
   });
   const auto bytes = static_cast<double>(p.packed.size());

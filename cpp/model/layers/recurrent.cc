@@ -20,7 +20,8 @@ class Recurrent::Block {
         layer_(layer),
         weights_(weights) {}
 
-  void Run(std::span<const SequenceSlice> slices) const {
+  // `scratch` is what MatMul works in.
+  void Run(std::span<const SequenceSlice> slices, uint8_t* scratch) const {
     AddBiases();
     ForStretches(slices, [&](const Stretch& part) {
       CausalConv({At(o_.x_, part.row), width_}, part.rows, channels_,
@@ -31,8 +32,8 @@ class Recurrent::Block {
         CopyState(part, i * width_);
       }
     });
-    Gate(weights_.input_gate, o_.input_gate_);
-    Gate(weights_.a_gate, o_.a_gate_);
+    Gate(weights_.input_gate, scratch, o_.input_gate_);
+    Gate(weights_.a_gate, scratch, o_.a_gate_);
     const LruGates gates = {weights_.input_gate_bias.data() + first_,
                             weights_.a_gate_bias.data() + first_,
                             weights_.decay.data() + first_};
@@ -97,10 +98,11 @@ class Recurrent::Block {
     }
   }
   // Row r of the block's part of a gate reads the block's channels.
-  void Gate(const PackedMatrix& matrix, AlignedBuffer<float>& out) const {
+  void Gate(const PackedMatrix& matrix, uint8_t* scratch,
+            AlignedBuffer<float>& out) const {
     const MatMulInput input{At(o_.convolved_, 0), width_, {}, o_.output_.rows};
     MatMul(matrix.view(), input, first_ / kRowGroup,
-           (first_ + channels_) / kRowGroup, out.data(), width_);
+           (first_ + channels_) / kRowGroup, scratch, out.data(), width_);
   }
 
   Recurrent& o_;
@@ -122,8 +124,9 @@ Activations& Recurrent::Mix(const RecurrentWeights& weights, size_t layer,
   output_.Resize(rows, config_.lru_width);
   work.MatMuls(StepPart::kRecurrence, {{&weights.x, &input, x_.data()},
                                        {&weights.y, &input, y_.data()}});
-  work.pool().Run(config_.lru_blocks, [&](size_t block, size_t) {
-    Block(*this, weights, layer, block).Run(work.slices());
+  work.pool().Run(config_.lru_blocks, [&](size_t block, size_t thread) {
+    Block(*this, weights, layer, block)
+        .Run(work.slices(), work.pool().scratch(thread));
   });
   work.ForRows(StepPart::kNorms, [&](size_t row) { output_.Quantize(row); });
   return output_;

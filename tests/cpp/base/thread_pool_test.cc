@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -17,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/sanitized.h"
 #include "gtest/gtest.h"
@@ -138,6 +140,24 @@ TEST(ThreadPoolTest, WorkersTakePart) {
     }
   });
   for (const auto& count : tasks_of) EXPECT_GT(count, 0);
+}
+
+TEST_P(ThreadPoolTest, EachThreadHasScratchOfItsOwn) {
+  ThreadPool pool(GetParam());
+  for (size_t thread = 0; thread < pool.num_threads(); ++thread) {
+    uint8_t* const scratch = pool.scratch(thread);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(scratch) % kAlignment, 0u);
+    std::memset(scratch, static_cast<int>(thread), ThreadPool::kScratchBytes);
+  }
+  std::atomic<bool> good{true};
+  pool.Run(100, [&](size_t, size_t thread) {
+    uint8_t* const scratch = pool.scratch(thread);
+    if (std::any_of(scratch, scratch + ThreadPool::kScratchBytes,
+                    [&](uint8_t byte) { return byte != thread; })) {
+      good = false;
+    }
+  });
+  EXPECT_TRUE(good);
 }
 
 TEST(ThreadPoolTest, SeveralPoolsAtOnce) {

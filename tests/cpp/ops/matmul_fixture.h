@@ -150,6 +150,17 @@ struct TestInput {
   }
 };
 
+// With a scratch of this call's own, not a byte of which is spare, full of what
+// is no number.
+inline void MatMul(const PackedView& weights, const MatMulInput& input,
+                   size_t group_begin, size_t group_end, float* out,
+                   size_t out_stride) {
+  const ExactBytes scratch(kMatMulScratchBytes);
+  std::memset(scratch.data(), 0xFF, scratch.size());
+  MatMul(weights, input, group_begin, group_end, scratch.data(), out,
+         out_stride);
+}
+
 // [input rows, weights rows], row by row in one call each: the reference for
 // bit equality.
 inline std::vector<float> OneRowAtATime(const TestWeights& weights,
