@@ -68,9 +68,9 @@ ForkGuard::ForkGuard(std::shared_mutex& mutex) : shared_mutex_(&mutex) {
 }
 
 void ForkGuard::Enter() {
-  [[maybe_unused]] static const int once = pthread_atfork(
-      &GuardedMutexes::LockAll, &GuardedMutexes::UnlockAll,
-      &GuardedMutexes::UnlockInChild);
+  [[maybe_unused]] static const int once =
+      pthread_atfork(&GuardedMutexes::LockAll, &GuardedMutexes::UnlockAll,
+                     &GuardedMutexes::UnlockInChild);
   GuardedMutexes& all = GuardedMutexes::Get();
   const std::lock_guard lock(all.mutex);
   after_ = all.first;
