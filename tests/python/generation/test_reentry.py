@@ -113,7 +113,7 @@ def call(own):
     assert len(own) == 3 and own.tokens.tolist() == PROMPT
     assert len(own.fork()) == 3
     assert len(KVCache.from_bytes(own.to_bytes())) == 3
-    own.nbytes, gemma.steps
+    own.nbytes, gemma.preemptions
     assert len(idle.fork()) == 5
     stream.cancel()
     done.append(own)
@@ -241,7 +241,7 @@ def keep_at_it():
 def look():
     length = len(used)
     assert length <= 33, length
-    used.nbytes, used.checkpoints, gemma.steps
+    used.nbytes, used.checkpoints, gemma.preemptions
     assert len(used.fork()) == len(used.tokens) == length
     return "right"
 
