@@ -2,63 +2,108 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
-#include <set>
+#include <new>
 #include <thread>
 
 namespace gkv {
-namespace {
 
-struct Guarded {
-  std::mutex mutex;  // guards what follows
-  std::set<std::mutex*> all;
+struct GuardedMutexes {
+  std::mutex mutex;  // guards the list
+  const ForkGuard* first = nullptr;
+  std::atomic<size_t> waits = 0;
+
+  static GuardedMutexes& Get() {
+    // Never destroyed: guards may outlive static destruction.
+    static auto* const all = new GuardedMutexes;
+    return *all;
+  }
+
+  bool TryLockAll() {
+    mutex.lock();
+    for (const ForkGuard* at = first; at != nullptr; at = at->after_) {
+      if (at->TryLock()) continue;
+      while ((at = at->before_) != nullptr) at->Unlock();
+      mutex.unlock();
+      return false;
+    }
+    return true;
+  }
+
+  // All at once or none: so the order in which others lock them does not
+  // matter.
+  static void LockAll() {
+    GuardedMutexes& all = Get();
+    while (!all.TryLockAll()) {
+      ++all.waits;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+  static void UnlockAll() {
+    GuardedMutexes& all = Get();
+    for (const ForkGuard* at = all.first; at != nullptr; at = at->after_) {
+      at->Unlock();
+    }
+    all.mutex.unlock();
+  }
+
+  static void UnlockInChild() {
+    GuardedMutexes& all = Get();
+    for (const ForkGuard* at = all.first; at != nullptr; at = at->after_) {
+      at->RenewInChild();
+    }
+    all.mutex.unlock();
+  }
 };
 
-Guarded& TheGuarded() {
-  // Never destroyed: guards may outlive static destruction.
-  static auto* const guarded = new Guarded;
-  return *guarded;
+ForkGuard::ForkGuard(std::mutex& mutex, std::condition_variable* changed)
+    : mutex_(&mutex), changed_(changed) {
+  Enter();
 }
 
-bool TryLockAll() {
-  Guarded& guarded = TheGuarded();
-  guarded.mutex.lock();
-  for (auto at = guarded.all.begin(); at != guarded.all.end(); ++at) {
-    if ((*at)->try_lock()) continue;
-    while (at != guarded.all.begin()) (*--at)->unlock();
-    guarded.mutex.unlock();
-    return false;
-  }
-  return true;
+ForkGuard::ForkGuard(std::shared_mutex& mutex) : shared_mutex_(&mutex) {
+  Enter();
 }
 
-// All at once or none: so the order in which others lock them does not matter.
-void LockAll() {
-  while (!TryLockAll()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
-void UnlockAll() {
-  Guarded& guarded = TheGuarded();
-  for (std::mutex* const mutex : guarded.all) mutex->unlock();
-  guarded.mutex.unlock();
-}
-
-}  // namespace
-
-ForkGuard::ForkGuard(std::mutex& mutex) : mutex_(mutex) {
+void ForkGuard::Enter() {
   [[maybe_unused]] static const int once =
-      pthread_atfork(&LockAll, &UnlockAll, &UnlockAll);
-  Guarded& guarded = TheGuarded();
-  const std::lock_guard lock(guarded.mutex);
-  guarded.all.insert(&mutex);
+      pthread_atfork(&GuardedMutexes::LockAll, &GuardedMutexes::UnlockAll,
+                     &GuardedMutexes::UnlockInChild);
+  GuardedMutexes& all = GuardedMutexes::Get();
+  const std::lock_guard lock(all.mutex);
+  after_ = all.first;
+  if (after_ != nullptr) after_->before_ = this;
+  all.first = this;
 }
 
 ForkGuard::~ForkGuard() {
-  Guarded& guarded = TheGuarded();
-  const std::lock_guard lock(guarded.mutex);
-  guarded.all.erase(&mutex_);
+  GuardedMutexes& all = GuardedMutexes::Get();
+  const std::lock_guard lock(all.mutex);
+  (before_ != nullptr ? before_->after_ : all.first) = after_;
+  if (after_ != nullptr) after_->before_ = before_;
+}
+
+size_t ForkGuard::waits() noexcept { return GuardedMutexes::Get().waits; }
+
+bool ForkGuard::TryLock() const {
+  return mutex_ != nullptr ? mutex_->try_lock() : shared_mutex_->try_lock();
+}
+
+void ForkGuard::Unlock() const {
+  mutex_ != nullptr ? mutex_->unlock() : shared_mutex_->unlock();
+}
+
+// A lock for reading and writing knows its writer by a number that the child's
+// thread does not have; a variable waits at its end for those that wait on it.
+void ForkGuard::RenewInChild() const {
+  if (mutex_ != nullptr) {
+    mutex_->unlock();
+  } else {
+    new (shared_mutex_) std::shared_mutex;
+  }
+  if (changed_ != nullptr) new (changed_) std::condition_variable;
 }
 
 }  // namespace gkv

@@ -250,7 +250,7 @@ class Call {
     return stream.waits_for_reader() || (stream.done() && !stream.Drained());
   }
   bool done() const { return Done(streams_); }
-  void CheckThread() const { streams_[0]->CheckThread(); }
+  void PrepareToWait() const { streams_[0]->PrepareToWait(); }
   size_t progress() const { return ProgressOf(streams_); }
   // Positions of the prompt.
   std::pair<size_t, size_t> prompt_range() const {
@@ -470,8 +470,9 @@ void RegisterResults(py::module_& module) {
       .def("abort", &Call::Abort)
       .def_property_readonly("waits_for_reader", &Call::WaitsForReader)
       .def_property_readonly("done", &Call::done)
-      .def("check_thread", &Call::CheckThread,
-           "Raises where waiting for it would be waiting for oneself.")
+      .def("prepare_to_wait", &Call::PrepareToWait,
+           "To be called before waiting for it: raises where that would be "
+           "waiting for oneself.")
       .def_property_readonly("progress", &Call::progress)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
                   "Goes on with all of them, in steps that they share.")
@@ -650,6 +651,7 @@ void RegisterGemma(py::module_& module) {
       .def_property_readonly("steps", &Gemma::steps)
       .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
       .def_property_readonly("preemptions", &Gemma::preemptions)
+      .def_property_readonly("looks", &Gemma::looks)
       .def("check_ahead", &Gemma::CheckAhead, py::arg("seconds"),
            py::call_guard<GilReleased>())
       .def_property_readonly("profiled", &Gemma::profiled)

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork_guard.h"
+
 namespace gkv {
 
 // Wakes one event loop through a pipe that it watches: whoever has news needs
@@ -39,6 +41,7 @@ class Waker : public std::enable_shared_from_this<Waker> {
   // With room for all lines that there are, so that ringing allocates nothing.
   std::vector<uint64_t> news_;
   std::vector<std::weak_ptr<Line>> lines_;
+  const ForkGuard guard_{mutex_};
 };
 
 // Of one call that a loop waits for.

@@ -46,6 +46,7 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
  private:
   std::mutex mutex_;  // whoever holds it waits for nobody
   KVCache* cache_;
+  const ForkGuard guard_{mutex_};
 };
 
 KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fork_guard.h"
 #include "base/hash.h"
 #include "cache/block_pool.h"
 #include "cache/group_cache.h"
@@ -289,6 +290,7 @@ class KVCache {
   RunGate gate_;
   mutable std::mutex state_mutex_;
   KvContent state_;
+  const ForkGuard state_guard_{state_mutex_};
   std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
 };
 

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/inside_step.h"
 
 namespace gkv {
 namespace {
@@ -17,11 +18,7 @@ constexpr std::chrono::milliseconds kPollInterval{50};
 // process frozen for as long as that, so was the reader.
 constexpr int kLooks = 2;
 
-thread_local bool never_waits = false;
-
 }  // namespace
-
-void NeverWaitForLocksHere() noexcept { never_waits = true; }
 
 // Whoever gets the lock next may destroy the gate: it is not touched behind the
 // mutex.
@@ -101,7 +98,7 @@ void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
         "runs in the parent only; expected caches in the child that no call "
         "used then, such as forks");
   }
-  if (never_waits) {
+  if (InsideStep::Runner() != nullptr) {
     throw Busy(
         "the cache: in use, and what runs inside a step, as a "
         "logits_processor, waits for nothing; expected a cache that no other "

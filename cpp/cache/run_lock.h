@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_guard.h"
+
 namespace gkv {
 
 class RunGate;
@@ -46,11 +48,9 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
-// This thread runs steps: it waits for no lock from now on, since others wait
-// for it. Where it would have to, Lock() and TryLock(since) throw Busy.
-void NeverWaitForLocksHere() noexcept;
-
-// Hands out one RunLock at a time. Thread-safe.
+// Hands out one RunLock at a time. Thread-safe. A thread that works for a step
+// (InsideStep) waits for no lock, since others wait for it: where it would have
+// to, Lock() and TryLock(since) throw Busy.
 class RunGate {
  public:
   RunGate() = default;
@@ -92,6 +92,7 @@ class RunGate {
   std::vector<Callback> waiting_;
   bool waits_for_reader_ = false;
   std::chrono::steady_clock::time_point waits_since_;  // if it does
+  const ForkGuard guard_{mutex_, &changed_};
 };
 
 }  // namespace gkv

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "model/embedding.h"
@@ -73,6 +74,7 @@ class Embedder {
   std::deque<Call*> calls_;  // with texts that wait, in the order of turns
   bool running_ = false;
   size_t steps_ = 0;
+  const ForkGuard guard_{mutex_, &changed_};
 };
 
 }  // namespace gkv

@@ -5,16 +5,20 @@
 #include <algorithm>
 #include <list>
 #include <numeric>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/heap_trim.h"
+#include "base/inside_step.h"
 #include "base/rng.h"
 #include "engine/embedder.h"
 #include "engine/lookup_drafter.h"
 #include "engine/row_consumer.h"
 #include "engine/scheduler.h"
+#include "engine/step_wait.h"
 #include "io/gguf.h"
 #include "model/config/config_gguf.h"
 #include "model/draft_pass.h"
@@ -72,15 +76,31 @@ std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
   return std::min(own, job.deadline.value_or(own));
 }
 
+// Names the first row that has its cache in common with another one.
 void CheckDistinct(std::span<const Gemma::Job> jobs) {
+  std::unordered_map<const KVCache*, size_t> rows;
+  rows.reserve(jobs.size());
+  std::optional<std::pair<size_t, size_t>> same;
   for (size_t i = 0; i < jobs.size(); ++i) {
-    for (size_t j = i + 1; j < jobs.size(); ++j) {
-      if (jobs[i].cache == jobs[j].cache) {
-        throw InvalidArgument(StrCat("rows ", i, " and ", j,
-                                     " of the batch use the same cache, "
-                                     "expected a cache each (fork one)"));
-      }
+    const auto [first, is_new] = rows.try_emplace(jobs[i].cache.get(), i);
+    if (!is_new && (!same || first->second < same->first)) {
+      same = {first->second, i};
     }
+  }
+  if (!same) return;
+  throw InvalidArgument(StrCat("rows ", same->first, " and ", same->second,
+                               " of the batch use the same cache, expected a "
+                               "cache each (fork one)"));
+}
+
+// On a thread of its own: a step that had the last reference to its model would
+// wait for itself.
+void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
+  // It stays where there is no thread for it.
+  Scheduler* const last = scheduler.release();
+  try {
+    std::thread(Unpinned([last] { delete last; })).detach();
+  } catch (const std::exception&) {
   }
 }
 
@@ -121,6 +141,17 @@ Gemma::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
   if (scheduler && scheduler_pid != getpid()) (void)scheduler.release();
   if (embedder && embedder_pid != getpid()) (void)embedder.release();
+  if (scheduler && InsideStep::Runner() != nullptr) {
+    EndElsewhere(std::move(scheduler));
+  }
+}
+
+const Scheduler* Gemma::Shared::own_scheduler() const {
+  return scheduler_pid == getpid() ? scheduler.get() : nullptr;
+}
+
+const Embedder* Gemma::Shared::own_embedder() const {
+  return embedder_pid == getpid() ? embedder.get() : nullptr;
 }
 
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
@@ -250,23 +281,34 @@ void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
 
 size_t Gemma::steps() const {
   std::unique_lock lock(shared_->mutex);
-  return (shared_->scheduler ? shared_->scheduler->steps() : 0) +
-         (shared_->embedder ? shared_->embedder->steps() : 0);
+  const Scheduler* const scheduler = shared_->own_scheduler();
+  const Embedder* const embedder = shared_->own_embedder();
+  return (scheduler ? scheduler->steps() : 0) +
+         (embedder ? embedder->steps() : 0);
 }
 
 size_t Gemma::parallel_loops() const {
   std::unique_lock lock(shared_->mutex);
-  return shared_->scheduler ? shared_->scheduler->parallel_loops() : 0;
+  const Scheduler* const scheduler = shared_->own_scheduler();
+  return scheduler ? scheduler->parallel_loops() : 0;
 }
 
 size_t Gemma::draft_rows() const {
   std::unique_lock lock(shared_->mutex);
-  return shared_->scheduler ? shared_->scheduler->draft_rows() : 0;
+  const Scheduler* const scheduler = shared_->own_scheduler();
+  return scheduler ? scheduler->draft_rows() : 0;
+}
+
+size_t Gemma::looks() const {
+  std::unique_lock lock(shared_->mutex);
+  const Scheduler* const scheduler = shared_->own_scheduler();
+  return scheduler ? scheduler->looks() : 0;
 }
 
 size_t Gemma::preemptions() const {
   std::unique_lock lock(shared_->mutex);
-  return shared_->scheduler ? shared_->scheduler->preemptions() : 0;
+  const Scheduler* const scheduler = shared_->own_scheduler();
+  return scheduler ? scheduler->preemptions() : 0;
 }
 
 ThreadPlacement Gemma::placement() const {
@@ -286,10 +328,12 @@ StepProfile Gemma::profile() const {
   constexpr auto kEmbedding = static_cast<size_t>(StepPhase::kEmbedding);
   std::unique_lock lock(shared_->mutex);
   StepProfile profile;
-  if (shared_->scheduler) profile = shared_->scheduler->profile();
-  if (shared_->embedder) {
-    profile.phases[kEmbedding] =
-        shared_->embedder->profile().phases[kEmbedding];
+  // Those of a parent may be locked for ever.
+  if (const Scheduler* const scheduler = shared_->own_scheduler()) {
+    profile = scheduler->profile();
+  }
+  if (const Embedder* const embedder = shared_->own_embedder()) {
+    profile.phases[kEmbedding] = embedder->profile().phases[kEmbedding];
   }
   return profile;
 }
@@ -494,6 +538,9 @@ GenerateResult Gemma::Generate(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
+  // Of a stream it is not known before that it is waited for.
+  std::optional<StepWait> waits;
+  if (on_token) waits.emplace(scheduler().Waiting());
   const Job job{cache, prompt, options, on_token != nullptr};
   const std::shared_ptr<TokenStream> stream = Start({&job, 1})[0];
   try {

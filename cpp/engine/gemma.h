@@ -37,7 +37,8 @@ class Scheduler;
 
 // A model: immutable weights, and a scheduler that runs any number of
 // conversations on them at the same time. Thread-safe. Destroying it cancels
-// what is running.
+// what is running, and waits for that, unless a step lets go of it, which ends
+// by itself.
 class Gemma {
  public:
   // Loads a GGUF file. The file is closed again on return, unless the model has
@@ -167,7 +168,8 @@ class Gemma {
       const std::function<bool(const TokenEvent&)>& on_token = {});
 
   // Steps of the model, parallel loops that they took, and requests that gave
-  // way to others for want of memory, so far.
+  // way to others for want of memory, so far, in this process: a child of
+  // fork() begins with none.
   size_t steps() const;
   size_t parallel_loops() const;
   size_t preemptions() const;
@@ -180,11 +182,17 @@ class Gemma {
   StepProfile profile() const;
   // Rows that draft models computed so far.
   size_t draft_rows() const;
+  // See Scheduler::looks.
+  size_t looks() const;
 
  private:
   // What all that WithPrefix gives have in common.
   struct Shared {
     ~Shared();
+    // Those of this process; null: it has made none. Requires: the mutex is
+    // held.
+    const Scheduler* own_scheduler() const;
+    const Embedder* own_embedder() const;
 
     mutable std::mutex mutex;  // guards what follows
     std::shared_ptr<const TokenText> token_text;

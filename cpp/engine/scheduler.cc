@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/inside_step.h"
 #include "base/processors.h"
 #include "engine/draft_model.h"
 #include "engine/guess_plan.h"
@@ -62,7 +63,6 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
       Unpinned([this, processors, pinned = std::move(pinned)]() mutable {
         Loop(processors, pinned);
       }));
-  wake_up_->thread = thread_.get_id();
   try {
     ready.get();
   } catch (...) {
@@ -81,11 +81,12 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::Submit(std::list<Sequence>&& sequences) {
-  if (std::this_thread::get_id() == thread_.get_id()) {
-    throw Busy(kInsideStep);
-  }
+  StepWait::CheckNotInside(wake_up_.get());
   for (const Sequence& sequence : sequences) {
-    sequence.stream().set_wake_up(wake_up_);
+    TokenStream& stream = sequence.stream();
+    stream.set_wake_up(wake_up_);
+    // Whoever makes it waits for its end.
+    if (!stream.streamed()) stream.PrepareToWait();
   }
   {
     const std::lock_guard lock(wake_up_->mutex);
@@ -116,7 +117,7 @@ void Scheduler::Loop(std::span<const Processor> processors,
     return;
   }
   pinned.set_value();
-  NeverWaitForLocksHere();
+  const InsideStep inside(wake_up_.get());
   const ScopedFpEnvironment fp_environment;
   while (WaitForWork()) {
     if (clock_) clock_->Begin();
@@ -128,106 +129,161 @@ void Scheduler::Loop(std::span<const Processor> processors,
       RunStep();
     } catch (...) {
       slices_.clear();
-      const auto youngest =
-          std::find_if(sequences_.rbegin(), sequences_.rend(), Undecided);
-      if (youngest != sequences_.rend()) {
-        youngest->Fail(std::current_exception());
-      }
+      FailYoungest(std::current_exception());
     }
     DropEnded();
     if (clock_ && phase_) clock_->AddRest(*phase_);
   }
 }
 
+void Scheduler::FailYoungest(const std::exception_ptr& error) {
+  const auto running =
+      std::find_if(sequences_.rbegin(), sequences_.rend(), Undecided);
+  Sequence* youngest = running != sequences_.rend() ? &*running : nullptr;
+  if (!waiting_.empty() &&
+      (youngest == nullptr || youngest->number() < waiting_.back().number())) {
+    youngest = &waiting_.back();
+    ended_anywhere_ = true;
+  }
+  if (youngest != nullptr) youngest->Fail(error);
+}
+
 // False when all is over.
 bool Scheduler::WaitForWork() {
-  std::optional<Sequence::Clock::time_point> deadline;
-  const auto wake_at = [&](Sequence::Clock::time_point time) {
-    deadline = std::min(deadline.value_or(time), time);
-  };
-  for (const Sequence& sequence : sequences_) {
-    if (!Undecided(sequence) && sequence.batch() != nullptr) continue;
-    if (sequence.deadline()) wake_at(*sequence.deadline());
-    if (sequence.fetches()) wake_at(sequence.fetch_deadline());
-  }
+  std::list<Sequence> arrivals;
   bool stopping;
   {
     std::unique_lock lock(wake_up_->mutex);
     const auto ready = [&] { return HasWork(); };
-    if (deadline) {
-      wake_up_->changed.wait_until(lock, *deadline, ready);
-    } else {
-      wake_up_->changed.wait(lock, ready);
-    }
-    sequences_.splice(sequences_.end(), incoming_);
-    stopping = stopping_;
-  }
-  if (!stopping) return true;
-  for (const Sequence& sequence : sequences_) {
-    sequence.stream().Stop(TokenStream::Interrupt::kCancel);
-  }
-  return !sequences_.empty();
-}
-
-// Requires: the wake-up's mutex is held.
-bool Scheduler::HasWork() const {
-  return stopping_ || !incoming_.empty() ||
-         std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& s) {
-           const TokenStream::Interrupt how = s.stream().interrupt();
-           return how == TokenStream::Interrupt::kAbort ||
-                  (how == TokenStream::Interrupt::kCancel && Undecided(s)) ||
-                  s.runnable() || s.may_end() || CanStart(s);
-         });
-}
-
-// Whether one that waits for its turn, or gave way, is to run now.
-bool Scheduler::CanStart(const Sequence& sequence) const {
-  if (sequence.state() == State::kWaiting) {
-    if (sequence.follows() || sequence.fetches()) return false;
-    size_t running = 0;
-    for (const Sequence& other : sequences_) {
-      if (&other == &sequence) break;
-      // It came first.
-      if (other.state() == State::kWaiting && !other.follows() &&
-          !other.fetches()) {
-        return false;
+    if (!ready()) {
+      if (const auto deadline = NextDeadline()) {
+        wake_up_->changed.wait_until(lock, *deadline, ready);
+      } else {
+        wake_up_->changed.wait(lock, ready);
       }
     }
-    for (const Sequence& other : sequences_) running += Active(other);
-    return running < options_.max_running;
+    arrivals.splice(arrivals.end(), incoming_);
+    interrupted_ |= std::exchange(wake_up_->interrupted, false);
+    stopping = stopping_;
   }
-  if (sequence.state() != State::kPreempted || !Active(sequence)) return false;
-  bool is_oldest = true;
-  for (const Sequence& other : sequences_) {
-    if (&other == &sequence) break;
-    if (Active(other) && SamePool(other, sequence)) is_oldest = false;
+  TakeOver(arrivals);
+  if (!stopping) return true;
+  for (const auto* sequences : {&waiting_, &sequences_, &settled_}) {
+    for (const Sequence& sequence : *sequences) {
+      sequence.stream().Stop(TokenStream::Interrupt::kCancel);
+    }
   }
-  if (is_oldest) return true;
-  // One after the other: the next when this one has got back to where it was.
-  return ended_since_preempting_ &&
-         std::none_of(sequences_.begin(), sequences_.end(),
-                      [](const Sequence& other) {
-                        return other.catching_up() && Active(other);
-                      });
+  interrupted_ = true;
+  return !waiting_.empty() || !sequences_.empty() || !settled_.empty();
 }
 
+void Scheduler::TakeOver(std::list<Sequence>& arrivals) {
+  for (Sequence& sequence : arrivals) {
+    sequence.set_number(++arrivals_);
+    if (const auto& deadline = sequence.deadline()) {
+      next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
+    }
+    // It may have been told before this scheduler was who is told.
+    if (sequence.stream().interrupt() != TokenStream::Interrupt::kNone) {
+      interrupted_ = true;
+    }
+  }
+  waiting_.splice(waiting_.end(), arrivals);
+}
+
+// Requires: the wake-up's mutex is held. Of those that gave way, the oldest of
+// a pool runs if nothing older of it does: where one competes, one can go on.
+bool Scheduler::HasWork() const {
+  if (stopping_ || !incoming_.empty() || wake_up_->interrupted) return true;
+  for (const Sequence& sequence : sequences_) {
+    Look(1);
+    if (Active(sequence) || sequence.may_end()) return true;
+  }
+  // There are places.
+  for (const Sequence& sequence : waiting_) {
+    Look(1);
+    if (!sequence.follows() && !sequence.fetches()) return true;
+  }
+  return false;
+}
+
+// When it is to go on though nobody wakes it.
+std::optional<Sequence::Clock::time_point> Scheduler::NextDeadline() const {
+  std::optional<Sequence::Clock::time_point> next = next_deadline_;
+  for (const Sequence& sequence : waiting_) {
+    if (!sequence.fetches()) continue;
+    const auto deadline = sequence.fetch_deadline();
+    next = std::min(next.value_or(deadline), deadline);
+  }
+  return next;
+}
+
+// Starts those that wait, in their order, as long as there are places; those
+// that gave way, the oldest of each pool, or one after the other: the next when
+// the one before has got back to where it was.
 void Scheduler::StartSequences() {
-  for (Sequence& sequence : sequences_) {
-    if (!CanStart(sequence) || FollowsAnother(sequence) ||
-        sequence.Fetch(wake_up_)) {
+  size_t active = 0;
+  bool gave_way = false, catching_up = false;
+  for (const Sequence& sequence : sequences_) {
+    if (!Active(sequence)) continue;
+    ++active;
+    gave_way = gave_way || sequence.state() == State::kPreempted;
+    catching_up = catching_up || sequence.catching_up();
+  }
+  Look(sequences_.size());
+  pools_.clear();  // of those that compete, and are older than `at`
+  auto waiting = waiting_.begin();
+  for (auto at = sequences_.begin();;) {
+    const bool any_waits =
+        waiting != waiting_.end() && active < options_.max_running;
+    if (!any_waits && (at == sequences_.end() || !gave_way)) break;
+    Look(1);
+    if (any_waits &&
+        (at == sequences_.end() || waiting->number() < at->number())) {
+      const auto next = waiting++;
+      if (next->follows() || next->fetches() || FollowsAnother(*next) ||
+          next->Fetch(wake_up_)) {
+        continue;
+      }
+      // Behind those that run; who comes back is where it was.
+      next->set_served(served_);
+      sequences_.splice(at, waiting_, next);
+      next->Start();
+      ++active;
+      if (gave_way) pools_.push_back(&next->cache().pool());
       continue;
     }
-    // Behind those that run; who comes back is where it was.
-    if (sequence.state() == State::kWaiting) sequence.set_served(served_);
-    sequence.Start();
+    Sequence& sequence = *at++;
+    if (!gave_way || !Active(sequence)) continue;
+    const BlockPool* const pool = &sequence.cache().pool();
+    const bool is_oldest =
+        std::find(pools_.begin(), pools_.end(), pool) == pools_.end();
+    if (is_oldest) pools_.push_back(pool);
+    if (sequence.state() == State::kPreempted &&
+        (is_oldest || (ended_since_preempting_ && !catching_up))) {
+      sequence.Start();
+      catching_up = true;
+    }
   }
+}
+
+// To where it belongs by its age.
+void Scheduler::Move(std::list<Sequence>& from,
+                     std::list<Sequence>::iterator what,
+                     std::list<Sequence>& to) {
+  auto before = to.end();
+  while (before != to.begin() && what->number() < std::prev(before)->number()) {
+    --before;
+  }
+  to.splice(before, from, what);
 }
 
 // Whether an earlier one reads now what it begins with.
 bool Scheduler::FollowsAnother(Sequence& sequence) {
-  if (sequence.state() != State::kWaiting) return false;
+  if (!sequence.reads_prefix()) return false;
   for (Sequence& other : sequences_) {
-    if (&other == &sequence) break;
+    if (other.number() > sequence.number()) break;
+    Look(1);
     if (sequence.Follow(other)) return true;
   }
   return false;
@@ -235,31 +291,74 @@ bool Scheduler::FollowsAnother(Sequence& sequence) {
 
 // Ends what was stopped, or has run out of time.
 void Scheduler::Interrupt() {
+  const bool over = next_deadline_ && Sequence::Clock::now() >= *next_deadline_;
+  if (!std::exchange(interrupted_, false) && !over) return;
+  next_deadline_.reset();
+  ended_anywhere_ = true;
+  for (auto* sequences : {&waiting_, &sequences_, &settled_}) {
+    InterruptAll(*sequences);
+  }
+}
+
+void Scheduler::InterruptAll(std::list<Sequence>& sequences) {
   const Sequence::Clock::time_point now = Sequence::Clock::now();
-  for (Sequence& sequence : sequences_) {
+  Look(sequences.size());
+  for (Sequence& sequence : sequences) {
     const TokenStream::Interrupt how = sequence.stream().interrupt();
+    const auto& deadline = sequence.deadline();
     if (how == TokenStream::Interrupt::kAbort) {
       sequence.Fail(nullptr);
     } else if (how == TokenStream::Interrupt::kCancel) {
       sequence.Settle(FinishReason::kCancelled);
-    } else if (sequence.deadline() && now >= *sequence.deadline()) {
+    } else if (deadline && now >= *deadline) {
       sequence.EndAtDeadline();
+    } else if (deadline && (Undecided(sequence) || !sequence.batch())) {
+      next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
     }
   }
 }
 
 void Scheduler::DropEnded() {
-  for (Sequence& sequence : sequences_) sequence.EndSettled();
-  const size_t ended = std::erase_if(sequences_, [](const Sequence& sequence) {
-    return sequence.state() == State::kEnded;
-  });
-  if (ended == 0) return;
+  bool decided = std::exchange(ended_anywhere_, false);
+  Look(sequences_.size());
+  for (auto at = sequences_.begin(); at != sequences_.end();) {
+    const auto sequence = at++;
+    sequence->EndSettled();
+    if (sequence->state() == State::kSettled && sequence->batch()) {
+      Move(sequences_, sequence, settled_);
+    } else if (sequence->state() == State::kEnded) {
+      decided = decided || (sequence->batch() && sequence->batch()->decided());
+      ended_.splice(ended_.end(), sequences_, sequence);
+    }
+  }
+  if (decided) {
+    EndSettled(waiting_);
+    EndSettled(settled_);
+  }
+  if (ended_.empty()) return;
+  const size_t ended = ended_.size();
+  ended_.clear();
   ended_since_preempting_ = true;
   // Those that no request can name any more.
   draft_models_.remove_if(
       [](const auto& draft) { return draft->orphaned(); });
   const std::lock_guard lock(wake_up_->mutex);
   unfinished_ -= ended;
+}
+
+// Of those that wait or are settled, after some have come to their end.
+void Scheduler::EndSettled(std::list<Sequence>& sequences) {
+  Look(sequences.size());
+  for (auto at = sequences.begin(); at != sequences.end();) {
+    const auto sequence = at++;
+    sequence->EndSettled();
+    if (sequence->state() == State::kEnded) {
+      ended_.splice(ended_.end(), sequences, sequence);
+    } else if (sequence->state() == State::kSettled &&
+               &sequences == &waiting_) {
+      Move(sequences, sequence, sequence->batch() ? settled_ : sequences_);
+    }
+  }
 }
 
 void Scheduler::RunStep() {
@@ -377,6 +476,7 @@ void Scheduler::AskForced() {
     forcing_.reserve(sequences_.size());
     if (!ask_forced_) {
       ask_forced_ = [this] {
+        const InsideStep inside(wake_up_.get());
         for (Sequence* sequence : forcing_) {
           sequence->ComputeForced();
           forced_done_.fetch_add(1, std::memory_order_release);
@@ -501,6 +601,7 @@ void Scheduler::PrepareStep() {
   Draft();
   if (clock_) clock_->Hold(false);
   pool_->Enter(StepPart::kPlanning);
+  Look(sequences_.size());
   std::vector<Sequence*> sequences;
   std::vector<PlanInput> inputs;
   sequences.reserve(sequences_.size());
@@ -561,7 +662,7 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
 // batch that does not fit takes nothing from its own that are done.
 bool Scheduler::MakeRoom(Sequence& sequence) {
   if (sequence.GiveUpIndexed()) return true;
-  Sequence* victim = nullptr;
+  Sequence* victim = YoungestSettled(sequence);
   bool younger = true;
   for (auto other = sequences_.rbegin(); other != sequences_.rend(); ++other) {
     if (&*other == &sequence) {
@@ -578,13 +679,27 @@ bool Scheduler::MakeRoom(Sequence& sequence) {
       victim = &*other;
       break;
     }
-    if (younger && victim == nullptr && (Active(*other) || settled_apart)) {
+    if (younger && (Active(*other) || settled_apart) &&
+        (victim == nullptr || victim->number() < other->number())) {
       victim = &*other;
     }
   }
   if (victim == nullptr) return false;
   Preempt(*victim);
   return true;
+}
+
+// Of those that are younger and done, but for the sequence's own batch, and
+// hold blocks of its pool; null if there is none.
+Sequence* Scheduler::YoungestSettled(const Sequence& sequence) {
+  for (auto other = settled_.rbegin(); other != settled_.rend(); ++other) {
+    if (other->number() < sequence.number()) break;
+    if (other->batch() != sequence.batch() && other->holds_computed() &&
+        SamePool(*other, sequence)) {
+      return &*other;
+    }
+  }
+  return nullptr;
 }
 
 void Scheduler::Preempt(Sequence& sequence) {
@@ -612,6 +727,7 @@ void Scheduler::RunModel() {
     forward_->Step(inputs);
   } else {
     const std::function<void()> compute = [this] {
+      const InsideStep inside(wake_up_.get());
       for (StepSlice& slice : slices_) {
         if (!slice.masks.empty()) slice.sequence->ComputeMasks(slice);
       }
@@ -662,6 +778,7 @@ void Scheduler::Deliver(size_t rows) {
   // A loop of one task runs here, and leaves the pool to the task.
   ThreadPool* const free_pool = slices_.size() == 1 ? pool_.get() : nullptr;
   pool_->Run(slices_.size(), [&](size_t i, size_t) {
+    const InsideStep inside(wake_up_.get());
     slices_[i].sequence->TakeRows(slices_[i], free_pool);
   });
   pool_->Enter(StepPart::kPlanning);

@@ -24,6 +24,7 @@
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
 #include "engine/step_times.h"
+#include "engine/step_wait.h"
 #include "gemmakv/options.h"
 #include "model/forward.h"
 
@@ -37,6 +38,14 @@ namespace gkv {
 // filled, and compute the same again when another one has ended or nothing
 // older runs. The oldest always advances; it fails if the pool has no room for
 // it alone.
+//
+// A sequence is in one of three lists, each with the oldest first: it waits for
+// its turn, it has had it, or it is done and waits for the others of its batch.
+// A step looks at those alone that have had their turn, of which there are a
+// bounded number but for streams that wait for their readers; at one that waits
+// when there is a place for it, or it was stopped, or a deadline is over; at
+// those that are done when a batch is decided. So the work for a request does
+// not grow with the number of requests that wait.
 //
 // No lack of memory ends more than a request: what ends a sequence allocates
 // nothing, and where a step cannot be planned or run for want of memory, the
@@ -54,8 +63,9 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
 
   // Starts driving the sequences, all of them from the same step on. Throws
-  // QueueFull, taking none, if there are too many, and Busy on the scheduler's
-  // own thread, which a logits_processor runs on. Thread-safe.
+  // QueueFull, taking none, if there are too many, and Busy inside a step of
+  // this scheduler, as by a logits_processor, or where it would be waited for
+  // in a circle (StepWait). Thread-safe.
   void Submit(std::list<Sequence>&& sequences);
 
   size_t num_threads() const { return num_threads_; }
@@ -74,16 +84,32 @@ class Scheduler {
   }
   // Rows that draft models computed.
   size_t draft_rows() const { return draft_rows_.load(); }
+  // How often it has looked at a sequence, to find what is to be done: tests
+  // see by it that this does not grow with the number of those that wait.
+  size_t looks() const { return looks_.load(); }
+  // This thread waits for it until the end of what this returns; see StepWait.
+  StepWait Waiting() const { return StepWait(wake_up_.get()); }
 
  private:
   void Loop(std::span<const Processor> processors, std::promise<void>& pinned);
   bool WaitForWork();
+  void TakeOver(std::list<Sequence>& arrivals);
   bool HasWork() const;
-  bool CanStart(const Sequence& sequence) const;
+  std::optional<Sequence::Clock::time_point> NextDeadline() const;
   bool FollowsAnother(Sequence& sequence);
   void Interrupt();
+  void InterruptAll(std::list<Sequence>& sequences);
   void StartSequences();
   void DropEnded();
+  void EndSettled(std::list<Sequence>& sequences);
+  static void Move(std::list<Sequence>& from,
+                   std::list<Sequence>::iterator what, std::list<Sequence>& to);
+  void FailYoungest(const std::exception_ptr& error);
+  Sequence* YoungestSettled(const Sequence& sequence);
+  void Look(size_t sequences) const {
+    looks_.store(looks_.load(std::memory_order_relaxed) + sequences,
+                 std::memory_order_relaxed);
+  }
   void RunStep();
   void PrepareStep();
   void Draft();
@@ -105,6 +131,7 @@ class Scheduler {
   std::atomic<size_t> steps_{0};
   std::atomic<size_t> preemptions_{0};
   std::atomic<size_t> draft_rows_{0};
+  mutable std::atomic<size_t> looks_{0};  // written by the thread alone
 
   // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
@@ -118,7 +145,18 @@ class Scheduler {
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ForwardPass> forward_;
-  std::list<Sequence> sequences_;  // the oldest first
+  // Each with the oldest first.
+  std::list<Sequence> waiting_;  // kWaiting
+  // The others, but for those of batches that are kSettled.
+  std::list<Sequence> sequences_;
+  std::list<Sequence> settled_;  // these
+  std::list<Sequence> ended_;    // of DropEnded, empty before and after
+  uint64_t arrivals_ = 0;        // sequences that came so far
+  bool interrupted_ = false;     // some were told to end early
+  // A deadline that is not over yet comes no earlier.
+  std::optional<Sequence::Clock::time_point> next_deadline_;
+  bool ended_anywhere_ = false;          // not among sequences_ alone
+  std::vector<const BlockPool*> pools_;  // of StartSequences
   bool ended_since_preempting_ = false;
   uint64_t served_ = 0;  // slices so far, in the order of their service
   StepTimes step_times_;

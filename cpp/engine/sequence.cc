@@ -545,9 +545,7 @@ void Sequence::Fail(std::exception_ptr error) noexcept {
 
 bool Sequence::may_end() const {
   if (state_ == State::kEnded) return false;
-  if (parts_.batch) {
-    return parts_.batch->failed || parts_.batch->undecided == 0;
-  }
+  if (parts_.batch) return parts_.batch->decided();
   return state_ == State::kSettled && !stream().waits_for_reader();
 }
 

@@ -46,6 +46,9 @@ struct Batch {
   size_t undecided = 0;
   bool failed = false;
   std::exception_ptr error;  // of the first that failed; null if aborted
+
+  // Whether all of them end now.
+  bool decided() const { return failed || undecided == 0; }
 };
 
 // One request as the scheduler sees it.
@@ -100,7 +103,11 @@ class Sequence {
            !stream().waits_for_reader();
   }
   bool holds_computed() const { return computed_; }
+  // Its place among all that came, from 1 on.
+  uint64_t number() const { return number_; }
+  void set_number(uint64_t number) { number_ = number; }
   const Batch* batch() const { return parts_.batch.get(); }
+  bool reads_prefix() const { return parts_.prefix.reads(); }
   // It has not yet got back to where it was preempted.
   bool catching_up() const {
     return state_ == State::kPrefilling && preempted_;
@@ -215,6 +222,7 @@ class Sequence {
 
   Parts parts_;
   State state_ = State::kWaiting;
+  uint64_t number_ = 0;
   size_t next_ = 0;
   size_t target_ = 0;
   size_t logits_begin_ = 0;

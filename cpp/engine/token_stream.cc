@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/inside_step.h"
 
 namespace gkv {
 namespace {
@@ -57,7 +58,7 @@ bool TokenStream::Stop(Interrupt how, size_t read) {
     if (interrupt_ != Interrupt::kAbort) interrupt_ = how;
     transaction_.lock().set_waits_for_reader(false);
   }
-  Notify();
+  Wake(true);
   return true;
 }
 
@@ -118,6 +119,7 @@ void TokenStream::CheckProcess() const {
 std::optional<TokenEvent> TokenStream::NextEvent(
     std::chrono::milliseconds timeout, bool acknowledge) {
   CheckProcess();
+  if (timeout.count() > 0) PrepareToWait();
   TokenEvent event;
   bool may_end = false;
   {
@@ -164,6 +166,7 @@ bool TokenStream::Drained() const {
 
 bool TokenStream::WaitDone(std::chrono::milliseconds timeout) const {
   CheckProcess();
+  if (timeout.count() > 0) PrepareToWait();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return done_; });
 }
@@ -173,12 +176,16 @@ bool TokenStream::done() const {
   return done_;
 }
 
-void TokenStream::CheckThread() const {
+void TokenStream::PrepareToWait() const {
+  const void* const step = InsideStep::Runner();
+  if (step == nullptr) return;
   const std::lock_guard lock(mutex_);
-  if (done_ || !wake_up_ || wake_up_->thread != std::this_thread::get_id()) {
-    return;
-  }
-  throw Busy(kInsideStep);
+  if (done_ || !wake_up_) return;
+  const auto says_so = [&](const StepWait& wait) {
+    return wait.step() == step;
+  };
+  if (std::any_of(waits_.begin(), waits_.end(), says_so)) return;
+  waits_.emplace_back(wake_up_.get());
 }
 
 const GenerateResult& TokenStream::Result() const {
@@ -243,7 +250,9 @@ bool TokenStream::Acknowledge() {
   return true;
 }
 
-void TokenStream::Notify() {
+void TokenStream::Notify() { Wake(false); }
+
+void TokenStream::Wake(bool interrupted) {
   std::shared_ptr<WakeUp> wake_up;
   {
     const std::lock_guard lock(mutex_);
@@ -251,8 +260,11 @@ void TokenStream::Notify() {
     wake_up = wake_up_;
   }
   if (wake_up == nullptr) return;
-  // Taking the lock orders this behind a check that is under way.
-  { const std::lock_guard lock(wake_up->mutex); }
+  {
+    // Taking the lock orders this behind a check that is under way.
+    const std::lock_guard lock(wake_up->mutex);
+    if (interrupted) wake_up->interrupted = true;
+  }
   wake_up->changed.notify_all();
 }
 
@@ -401,6 +413,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   keep ? transaction_.Keep(revocable) : transaction_.Undo();
   error_ = std::move(error);
   done_ = true;
+  waits_.clear();
   lock.unlock();
   changed_.notify_all();
   Tell();

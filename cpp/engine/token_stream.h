@@ -14,27 +14,23 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "engine/cache_transaction.h"
+#include "engine/step_wait.h"
 #include "engine/vocabulary.h"
 #include "gemmakv/results.h"
 
 namespace gkv {
 
-// What is wrong with a call by a step's own code.
-inline constexpr const char* kInsideStep =
-    "the model: called inside one of its own steps, as by a logits_processor, "
-    "which would wait for itself; expected another model, or a call behind the "
-    "step";
-
 // What a sleeping scheduler waits on. Shared with the streams, which may
-// outlive it.
+// outlive it; its address stands for the scheduler, see InsideStep.
 struct WakeUp {
-  std::mutex mutex;
+  std::mutex mutex;  // guards what follows, and what is the scheduler's
   std::condition_variable changed;
-  std::thread::id thread;  // the scheduler's
+  bool interrupted = false;  // a stream's interrupt() is to be looked at
+  const ForkGuard guard{mutex, &changed};
 };
 
 // What comes of one request: its tokens one by one, its end, its result, and
@@ -97,9 +93,11 @@ class TokenStream {
   // Waits; true once the request has ended.
   bool WaitDone(std::chrono::milliseconds timeout = kLong) const;
   bool done() const;
-  // Throws Busy on the thread that makes the request, unless it has ended: who
-  // waited for it there would wait for ever.
-  void CheckThread() const;
+  // Whoever will wait for it comes here first, as NextEvent and WaitDone do if
+  // they wait; for a thread that works for no step, nothing happens. Throws
+  // Busy, unless the request has ended, where waiting would be waiting for
+  // oneself; see StepWait, which lasts until the request ends.
+  void PrepareToWait() const;
   // Tokens of the prompt that were computed or held, and all that were sampled.
   size_t progress() const;
   // Positions of the prompt.
@@ -160,6 +158,7 @@ class TokenStream {
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);
   void PutBack();
+  void Wake(bool interrupted);
   size_t KeptEnd() const;
   void CheckProcess() const;
 
@@ -173,6 +172,7 @@ class TokenStream {
   mutable std::mutex mutex_;  // guards what follows, but for the transaction
   mutable std::condition_variable changed_;
   std::shared_ptr<WakeUp> wake_up_;
+  mutable std::vector<StepWait> waits_;  // of steps, for this
   std::deque<TokenEvent> events_;
   bool settled_ = false;
   bool end_unread_ = false;  // an end without a token is to be told
@@ -189,6 +189,8 @@ class TokenStream {
   bool done_ = false;
   Clock::time_point submitted_ = Clock::now();
   std::optional<Clock::time_point> first_logits_;
+  const ForkGuard on_change_guard_{on_change_mutex_};
+  const ForkGuard guard_{mutex_, &changed_};
 
   CacheTransaction transaction_;  // the scheduler's, until the end
 };

@@ -22,6 +22,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "base/fork_guard.h"
 #include "io/file_access.h"
 #include "store/folder.h"
 #include "store/object.h"
@@ -201,7 +202,8 @@ class FolderStoreOnFiles final : public FolderStore {
   const uint64_t budget_bytes_;
   const Mapping::Count mappings_ = std::make_shared<std::atomic<size_t>>(0);
 
-  std::mutex sweeping_;
+  std::mutex sweeping_;  // of this process
+  const pid_t pid_ = getpid();
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const Folder> folder_;
   Clock::time_point looked_ = Clock::now();
@@ -213,6 +215,7 @@ class FolderStoreOnFiles final : public FolderStore {
   bool swept_once_ = false;
   Clock::duration pause_{};
   Clock::time_point paused_until_{};
+  const ForkGuard guard_{mutex_};
 };
 
 std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
@@ -573,7 +576,10 @@ uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
 }
 
 SweepResult FolderStoreOnFiles::Sweep() {
-  const std::lock_guard one_at_a_time(sweeping_);
+  // A child of fork() may find it held by a thread that is not there; between
+  // processes the folder has a lock of its own.
+  std::unique_lock one_at_a_time(sweeping_, std::defer_lock);
+  if (pid_ == getpid()) one_at_a_time.lock();
   const auto folder = Current(false);
   uint64_t written = 0;
   {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/processors.h"
 
 namespace gkv {
@@ -36,6 +37,7 @@ struct RemoteCalls::State {
   std::vector<std::shared_ptr<Call>> late;
   std::shared_ptr<Call> probing;
   RemoteCallStats stats;
+  const ForkGuard guard{mutex, &changed};
 
   State(const RemoteCallOptions& o, Work p) : options(o), probe(std::move(p)) {
     read.backoff = write.backoff = options.first_backoff;

@@ -14,6 +14,7 @@
 #include "base/blake2b.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/fork_guard.h"
 #include "io/byte_io.h"
 
 namespace gkv {
@@ -79,6 +80,7 @@ struct Shared {
   // they are not there until then. True: their reader found it, so that they
   // would look sound again.
   std::map<ObjectName, bool> rewrites;
+  const ForkGuard guard{mutex};
 
   size_t header_bytes() const {
     return kPlainHeaderBytes + (is_signed ? sizeof(Digest) : 0);
@@ -533,6 +535,7 @@ class Store final : public RemoteStore {
   RemoteCalls calls_;
   mutable std::mutex mutex_;  // guards what follows
   StoreStats stats_;
+  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace

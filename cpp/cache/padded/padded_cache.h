@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "cache/block_pool.h"
 #include "gemmakv/kv_dtype.h"
 
@@ -134,6 +135,7 @@ class PaddedCache {
   mutable std::shared_mutex mutex_;
   size_t columns_ = 0;     // given so far
   std::vector<Row> rows_;  // [batch]
+  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace gkv

@@ -285,10 +285,16 @@ bool PackedFile::CheckAhead(
     std::chrono::steady_clock::time_point deadline) const {
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.is_sound.load(std::memory_order_acquire)) continue;
-    const std::lock_guard lock(tensor.mutex);
+    std::unique_lock lock(tensor.mutex);
     while (tensor.ahead.size() < tensor.num_pieces()) {
       if (std::chrono::steady_clock::now() >= deadline) return true;
-      tensor.ahead.push_back(HashOf(tensor, tensor.ahead.size()));
+      // The lock is for moments: a fork() waits for it. Another thread may be
+      // quicker meanwhile.
+      const size_t piece = tensor.ahead.size();
+      lock.unlock();
+      const Hash128 hash = HashOf(tensor, piece);
+      lock.lock();
+      if (tensor.ahead.size() == piece) tensor.ahead.push_back(hash);
     }
     if (HashBytes(AsBytes(tensor.ahead)) != tensor.sum) continue;
     tensor.is_sound.store(true, std::memory_order_release);

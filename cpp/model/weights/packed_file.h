@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/hash.h"
 #include "base/rounding.h"
 #include "base/thread_pool.h"
@@ -104,6 +105,7 @@ class PackedFile {
     mutable std::atomic<bool> is_sound{false};  // once Check has said so
     mutable std::mutex mutex;                   // guards what follows
     mutable std::vector<Hash128> ahead;  // of its first pieces, by CheckAhead
+    const ForkGuard guard{mutex};
   };
 
   // Throws IoError (no such file, ...) and CorruptFile: not a packed file of

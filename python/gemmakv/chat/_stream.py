@@ -84,7 +84,7 @@ class ChatStream(PieceStream):
         text that had been held back.
         """
         if not self._ended:
-            self._handle.check_thread()
+            self._handle.prepare_to_wait()
         self._inner.cancel()
         with self._lock:
             # Called in the middle of a read of this very thread (by a signal

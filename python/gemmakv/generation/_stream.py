@@ -79,7 +79,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         before = self._save()
         try:
             while not self._over():
-                self._handle.check_thread()
+                self._handle.prepare_to_wait()
                 piece = self._read(_POLL_S)
                 if piece is not None:
                     return piece
@@ -95,7 +95,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
 
     async def __anext__(self) -> Piece:
         while not self._over():
-            self._handle.check_thread()
+            self._handle.prepare_to_wait()
             if self._ending():
                 await self._sleep_until_done()
             piece = self._read(0)
@@ -137,7 +137,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         """
         if self._over():
             return
-        self._handle.check_thread()
+        self._handle.prepare_to_wait()
         reader = self._bell
         self._handle.cancel()
         try:
@@ -268,7 +268,7 @@ class Stream(PieceStream):
         if self._failure is not None:
             raise self._failure
         if self._generation is None:
-            self._handle.check_thread()
+            self._handle.prepare_to_wait()
             self._generation = generation_of(self._handle.result())
         return self._generation
 

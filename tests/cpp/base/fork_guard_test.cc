@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <optional>
+#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -85,6 +88,76 @@ TEST(ForkGuardTest, WithoutAGuardNothingIsLocked) {
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+// What `child` returns, as its exit code; it is killed if it takes too long.
+int StatusOf(const auto& child) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(20);
+    _exit(child() ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+TEST(ForkGuardTest, AForkWaitsForWhoHoldsOne) {
+  std::mutex mutex;
+  std::shared_mutex shared;
+  const ForkGuard first(mutex), second(shared);
+  for (const bool writes : {false, true}) {
+    std::atomic<bool> held = false;
+    const size_t waits = ForkGuard::waits();
+    std::thread holder([&] {
+      std::unique_lock one(mutex, std::defer_lock);
+      std::shared_lock reading(shared, std::defer_lock);
+      std::unique_lock writing(shared, std::defer_lock);
+      writes ? writing.lock() : reading.lock();
+      one.lock();
+      held = true;
+      held.notify_one();
+      while (ForkGuard::waits() == waits) std::this_thread::yield();
+    });
+    held.wait(false);
+    EXPECT_EQ(StatusOf([&] {
+                if (!mutex.try_lock() || !shared.try_lock()) return false;
+                shared.unlock();
+                return shared.try_lock_shared();
+              }),
+              0);
+    holder.join();
+  }
+}
+
+// At its end a variable waits for those that wait on it.
+TEST(ForkGuardTest, AChildHasNobodyWhoWaits) {
+  std::mutex mutex;
+  std::optional<std::condition_variable> changed(std::in_place);
+  std::optional<ForkGuard> guard(std::in_place, mutex, &*changed);
+  bool waits = false, over = false;
+  std::thread waiter([&] {
+    std::unique_lock lock(mutex);
+    waits = true;
+    changed->wait(lock, [&] { return over; });
+  });
+  while (true) {
+    const std::lock_guard lock(mutex);
+    if (waits) break;  // it has let go of the mutex: it waits
+  }
+  EXPECT_EQ(StatusOf([&] {
+              changed->notify_one();
+              guard.reset();
+              changed.reset();
+              return true;
+            }),
+            0);
+  {
+    const std::lock_guard lock(mutex);
+    over = true;
+  }
+  changed->notify_all();
+  waiter.join();
 }
 
 }  // namespace

@@ -101,7 +101,9 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
     return pool;
   }();
   std::shared_ptr<Gemma> gemma_;
+  const Tokens prompt_ = {2, 5, 7};
 };
+
 
 // Forty-eight that decode take all rows of logits there are.
 TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
@@ -212,6 +214,110 @@ TEST_F(SchedulerTest, TheQueueIsBounded) {
 }
 
 // One that waits for its reader takes nobody's place.
+class ManyRequestsTest : public SchedulerTest {
+ protected:
+  static bool Has(const char* what) {
+    return GetParam().find(what) != std::string::npos;
+  }
+};
+
+// How often the scheduler looks at a sequence, for each of `count` requests.
+TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
+  const auto looks_of = [&](size_t count) {
+    Load({.max_running = 8});
+    if (Has("prefix")) {
+      gemma_ = gemma_->WithPrefix(gemma_->MakePrefixView(
+          std::make_shared<PrefixCache>(size_t{1} << 20), {}));
+    }
+    std::vector<std::shared_ptr<KVCache>> caches;
+    std::vector<Tokens> prompts;
+    std::vector<Gemma::Job> jobs;
+    for (size_t i = 0; i < count; ++i) {
+      caches.push_back(NewCache());
+      prompts.push_back({2, static_cast<int32_t>(2 + i % 90)});
+    }
+    for (size_t i = 0; i < count; ++i) {
+      GenerateOptions options = NoStop(2);
+      if (Has("deadlines")) options.deadline = 3600.0 + i;
+      jobs.push_back({caches[i], prompts[i], options});
+    }
+    Streams streams;
+    const size_t each = Has("batch") ? count : 1;
+    for (size_t i = 0; i < count; i += each) {
+      const Streams some = gemma_->Start(std::span(jobs).subspan(i, each));
+      streams.insert(streams.end(), some.begin(), some.end());
+    }
+    Wait(streams);
+    for (const auto& stream : streams) {
+      EXPECT_EQ(stream->Result().token_ids.size(), 2u);
+    }
+    return static_cast<double>(gemma_->looks()) / static_cast<double>(count);
+  };
+  // A few for each step, and for each one that runs beside it.
+  EXPECT_LT(looks_of(50), 100);
+  EXPECT_LT(looks_of(1000), 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    SchedulerTest, ManyRequestsTest,
+    ::testing::Values("batch", "batch_prefix", "batch_deadlines", "alone",
+                      "alone_prefix_deadlines"),
+    [](const auto& info) { return info.param; });
+
+// Whoever waits and is stopped, or runs out of time, is gone at once, though
+// nobody looks at it otherwise.
+TEST_F(SchedulerTest, WhoWaitsIsStoppedBeforeItsTurn) {
+  Load({.max_running = 1});
+  const auto start = [&](double deadline) {
+    GenerateOptions options = NoStop(5);
+    options.deadline = deadline;
+    const Gemma::Job job{NewCache(), prompt_, options};
+    return gemma_->Start({&job, 1})[0];
+  };
+  const auto cache = NewCache();
+  const Gemma::Job first{cache, prompt_, Slow(NoStop(5000))};
+  const auto running = gemma_->Start({&first, 1})[0];
+  const auto late = start(0.01), cancelled = start(1000), aborted = start(1000);
+  cancelled->Stop(TokenStream::Interrupt::kCancel);
+  aborted->Stop(TokenStream::Interrupt::kAbort);
+  for (const auto& stream : {late, cancelled, aborted}) stream->WaitDone();
+  EXPECT_FALSE(running->done());
+  EXPECT_EQ(late->Result().finish_reason, FinishReason::kDeadline);
+  EXPECT_EQ(cancelled->Result().finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(aborted->Result().finish_reason, FinishReason::kCancelled);
+  running->Stop(TokenStream::Interrupt::kAbort);
+  running->WaitDone();
+}
+
+// Members of a batch that run, wait and are done end together.
+TEST_F(SchedulerTest, ABatchEndsWhereverItsMembersAre) {
+  for (const bool fails : {false, true}) {
+    Load({.max_running = 1});
+    std::vector<std::shared_ptr<KVCache>> caches;
+    std::vector<Gemma::Job> jobs;
+    for (size_t i = 0; i < 4; ++i) {
+      caches.push_back(NewCache());
+      GenerateOptions options = NoStop(3);
+      if (fails && i == 2) {
+        options.logits_processor = [](auto...) {
+          throw std::domain_error("no");
+        };
+      }
+      jobs.push_back({caches[i], prompt_, options});
+    }
+    const Streams streams = gemma_->Start(jobs);
+    Wait(streams);
+    for (size_t i = 0; i < 4; ++i) {
+      if (fails) {
+        EXPECT_THROW((void)streams[i]->Result(), std::domain_error);
+      }
+      EXPECT_EQ(caches[i]->length(), fails ? 0u : 6u);
+    }
+    const auto after = NewCache();
+    EXPECT_EQ(gemma_->Generate(after, prompt_, NoStop(2)).token_ids.size(), 2u);
+  }
+}
+
 TEST_F(SchedulerTest, HalfReadStreamsTakeNoPlace) {
   SchedulerOptions options;
   options.max_running = 1;
