@@ -722,7 +722,7 @@ class ChatService:
         calls = reader.calls if reader else 0
         thoughts = reader.reasoning_tokens if reader else 0
         sink.reasoning_tokens += thoughts
-        stops = stop_texts(_NO_TEMPLATE, request.options)
+        stops = stop_texts(_NO_TEMPLATE, request.options, begun=True)
         stop = self._stopped_by(generation, stops)
         written = 0
         if not isinstance(prompt, str):
@@ -1063,7 +1063,8 @@ class ChatService:
             wanted = request.default_max_tokens
         found["max_tokens"] = room if wanted is None else min(wanted, room)
         if request.messages is not None:
-            found["stop"] = stop_texts(self.template, found)
+            begun = bool(parted(request.messages)[1])
+            found["stop"] = stop_texts(self.template, found, begun=begun)
             if not found.get("ignore_eos"):
                 found["stop_token_ids"] = [
                     *(found.get("stop_token_ids") or ()),
