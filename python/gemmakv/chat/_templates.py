@@ -187,6 +187,8 @@ def render(
     knows no tools they are said in text.
     """
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
+    if isinstance(template, FileTemplate) and template.knows_results:
+        tooled = False  # it says them itself
     if not knows_tools(template) and (keywords.get("tools") or tooled):
         messages = said_in_text(messages, keywords.pop("tools", None))
     if _takes_keywords(template.render):
