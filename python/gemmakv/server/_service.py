@@ -72,6 +72,7 @@ from gemmakv.server._requests import (
     Pin,
     Tenant,
     parted,
+    taken_options,
 )
 from gemmakv.server._settings import Settings
 from gemmakv.server._sink import Sink, Sum
@@ -863,7 +864,9 @@ class ChatService:
         """A request with the tools that are said to the model, and all of its
         options. Raises RequestError.
         """
-        options = {**self.defaults, **request.options}
+        given = taken_options(request.options, self.context)
+        request = dataclasses.replace(request, options=given)
+        options = {**self.defaults, **given}
 
         def check(*_: object) -> ChatRequest:
             found = self._with_tools(request, options)

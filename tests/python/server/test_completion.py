@@ -184,7 +184,7 @@ def test_json_schema(app: App) -> None:
          "logit_bias: expected each token once, found 5 twice"),
         ({"temperature": -1}, "temperature"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n"),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 32}, "repeat_last_n"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"mirostat": 2}, "mirostat"),
         ({"logit_bias": [["x", 1]]}, "logit_bias"),
