@@ -182,6 +182,20 @@ def taken_options(
     return found
 
 
+def taken_schema() -> dict[str, Any]:
+    """JSON schema of the options that `taken_options` takes."""
+    found = GenerationOptions.json_schema()
+    properties = found["properties"]
+    for name in ("max_tokens", "top_k"):
+        properties[name]["minimum"] = -1
+    del properties["top_p"]["exclusiveMinimum"]
+    properties["top_p"]["minimum"] = 0
+    text = {"type": "string"}
+    some = {"type": "array", "items": text}
+    properties["stop"]["anyOf"] = [text, some, {"type": "null"}]
+    return found
+
+
 def _taken(name: str, value: Any) -> Any:
     option = GenerationOptions.table.get(name)
     if option is None:
