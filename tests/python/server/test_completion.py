@@ -120,6 +120,13 @@ def test_control_tokens_and_one_bos(app: App, shared: gemmakv.Gemma) -> None:
     assert text == 3
 
 
+def test_one_bos_in_other_routes(app: App) -> None:
+    for prompt in ("hello there", "<bos>hello there"):
+        body = {"prompt": prompt, "max_tokens": 1, "parse_special": True}
+        usage = post(app, "/v1/completions", body).json()["usage"]
+        assert usage["prompt_tokens"] == complete(app)["tokens_evaluated"]
+
+
 def test_ends(app: App) -> None:
     first = complete(app, n_predict=8)["content"]
     found = complete(app, n_predict=8, stop=[first[2]])
