@@ -77,6 +77,7 @@ void RegisterOptions(py::module_& module) {
       .def_readwrite("logit_bias", &O::logit_bias)
       .def_readwrite("seed", &O::seed)
       .def_readwrite("stop", &O::stop)
+      .def_readwrite("reply_stop", &O::reply_stop)
       .def_readwrite("stop_token_ids", &O::stop_token_ids)
       .def_readwrite("ignore_eos", &O::ignore_eos)
       .def_readwrite("logprobs", &O::logprobs)

@@ -435,7 +435,9 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
           "speculate is 'draft' and the model has no draft: expected one that "
           "was loaded with draft=");
     }
-    if (!job.options.stop.empty() && text == nullptr) {
+    const bool stops =
+        !job.options.stop.empty() || !job.options.reply_stop.empty();
+    if (stops && text == nullptr) {
       throw InvalidArgument(
           "stop strings need a tokenizer, and this model has none: use "
           "stop token ids");

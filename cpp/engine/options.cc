@@ -1,6 +1,9 @@
 #include "gemmakv/options.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -49,8 +52,8 @@ void GenerateOptions::Validate(size_t vocab_size) const {
                                    ", expected a finite number or -inf"));
     }
   }
-  for (const std::string& text : stop) {
-    if (text.empty()) {
+  for (const std::vector<std::string>* texts : {&stop, &reply_stop}) {
+    if (std::find(texts->begin(), texts->end(), "") != texts->end()) {
       throw InvalidArgument("stop holds an empty string, expected text");
     }
   }

@@ -15,7 +15,7 @@ TokenSampler::TokenSampler(const GenerateOptions& options, uint64_t seed,
       tokens_left_(options.max_tokens),
       least_left_(options.min_tokens),
       sampler_(options, seed, transcript),
-      matcher_(options.stop),
+      matcher_(options.stop, options.reply_stop),
       stop_ids_(std::move(stop_ids)),
       token_text_(std::move(token_text)) {}
 

@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_ENGINE_STOP_MATCHER_H_
 #define GEMMAKV_ENGINE_STOP_MATCHER_H_
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,8 +12,11 @@ namespace gkv {
 // may still become part of one. With no stop strings, passes text through.
 class StopMatcher {
  public:
+  // `reply_stops` are not looked for in the white space that the text begins
+  // with: they are those of a reply that is shown without it.
   // Requires: no empty string.
-  explicit StopMatcher(std::vector<std::string> stops = {});
+  explicit StopMatcher(std::vector<std::string> stops = {},
+                       std::vector<std::string> reply_stops = {});
 
   // Takes the next piece and returns the text that is final now. Once a stop
   // string is complete, what precedes its first occurrence has been returned
@@ -24,9 +28,15 @@ class StopMatcher {
   bool stopped() const { return stopped_; }
 
  private:
-  std::vector<std::string> stops_;
+  // Counts the white space at the beginning of held_ into space_.
+  void SkipSpace();
+
+  std::vector<std::string> stops_;  // those of a reply last
+  size_t whole_;                    // how many look at the whole text
   std::string held_;
   size_t passed_ = 0;  // bytes of held_ within which no stop string counts
+  size_t space_ = 0;   // bytes of held_ in which no stop of a reply begins
+  bool in_space_;      // all that came is white space
   bool stopped_ = false;
 };
 

@@ -73,6 +73,9 @@ struct GenerateOptions {
   LogitsProcessor logits_processor;  // slow: copies, and needs all logits
   std::optional<double> deadline;    // seconds from the call, >= 0; it ends
                                      // then, with what it has
+  // As `stop`, for a reply that is given without the white space that it begins
+  // with: none of them begins there.
+  std::vector<std::string> reply_stop;
 
   bool WantsLogprobs() const { return logprobs || top_logprobs > 0; }
   // Throws InvalidArgument naming the option, what it is and what it may be.

@@ -262,6 +262,7 @@ class GenerateOptions:
     logit_bias: list[tuple[int, float]]
     seed: int | None
     stop: list[bytes]
+    reply_stop: list[bytes]
     stop_token_ids: list[int]
     ignore_eos: bool
     logprobs: bool

@@ -107,7 +107,8 @@ class PrefixCache:
       remote_secret: str or bytes: values in the remote store that are not
         signed with it are misses.
       salt: a tenant, str or bytes: what another salt computed is never found,
-        nor waited for. `Gemma.with_salt` gives one model to many.
+        nor waited for. Not empty; None: everybody's. `Gemma.with_salt` gives
+        one model to many.
 
     Raises ValueError for a size, a folder or a salt that is none, or for a
     secret without a remote store.
@@ -279,14 +280,19 @@ def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
 
 
 def salt_bytes(salt: object) -> bytes:
-    """Of a salt; none for None. Raises ValueError."""
+    """The bytes of a salt; none for None. Raises ValueError, also for an
+    empty one, which would share with everybody.
+    """
     if salt is None:
         return b""
     if isinstance(salt, str):
-        return salt.encode("utf-8", "surrogatepass")
-    if isinstance(salt, bytes):
+        salt = salt.encode("utf-8", "surrogatepass")
+    if isinstance(salt, bytes) and salt:
         return salt
-    raise ValueError(f"salt: expected a str or bytes, found {brief(salt)}")
+    raise ValueError(
+        "salt: expected a str or bytes that is not empty, or None, found "
+        + brief(salt)
+    )
 
 
 def core_prefix_cache(prefix_cache: object) -> PrefixCache | None:

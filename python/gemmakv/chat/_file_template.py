@@ -32,6 +32,8 @@ _SEEKING = frozenset(
     ("split", "rsplit", "partition", "rpartition", "startswith", "endswith",
      "find", "rfind", "count")
 )  # fmt: skip
+# What only a template reads that knows calls of tools, or their results.
+_TOOL_FIELDS = frozenset(("tool", "tool_calls", "tool_responses"))
 _ANY_MARK = re.compile("([\ud800-\udfff])")
 
 
@@ -47,6 +49,12 @@ class FileTemplate:
     the template is rendered with a mark in the place of each. One whose output
     depends on such characters in messages shows by rendering otherwise
     without marks, and is refused.
+
+    Attributes:
+      knows_tools: whether it reads the tools that a model may call.
+      knows_results: whether it reads calls, or results of tools.
+      knows_thinking: whether it reads that the model is to think.
+      call_form: of the calls that it writes; None for one of its own.
     """
 
     name = "file"
@@ -68,18 +76,6 @@ class FileTemplate:
         together from pieces.
         """
         self.source = source
-        self.knows_tools = "tool" in source
-        self.call_form: str | None = None
-        if "<|tool_call>" in source and "call:" in source:
-            self.call_form = "native"
-        elif "<start_function_call>" in source and "call:" in source:
-            self.call_form = "functions"
-        elif "<tool_call>" in source and "arguments" in source:
-            self.call_form = "json"
-        # Gemma 4's first one: results are part of the message that called.
-        self._joins_results = (
-            "tool_responses" in source and "tool_call_id" not in source
-        )
         self._marks: dict[str, str] = {}  # of control tokens
         self._tokenizer = tokenizer
         self._tokens = {
@@ -89,9 +85,16 @@ class FileTemplate:
         self._marked_tokens = {
             name: self._mark(token) for name, token in self._tokens.items()
         }
-        self._plain, self._marked, names = self._compile(source)
-        self._uses_tools = "tools" in names
-        self.knows_thinking = "enable_thinking" in names
+        self._plain, self._marked, uses = self._compile(source)
+        self.knows_tools = "tools" in uses.variables
+        self.knows_results = not uses.fields.isdisjoint(_TOOL_FIELDS)
+        self.knows_thinking = "enable_thinking" in uses.variables
+        self.call_form = _call_form(uses.text)
+        # Gemma 4's first one: results are part of the message that called.
+        self._joins_results = (
+            "tool_responses" in uses.fields
+            and "tool_call_id" not in uses.fields
+        )
         self._knows_parts: dict[str, bool] = {}  # by role
         self._names = {mark: name for name, mark in self._marks.items()}
         self._check_whole()
@@ -250,7 +253,7 @@ class FileTemplate:
                 raise unexpected(
                     f"tools[{i}]", "the JSON schema of a function, a dict", tool
                 )
-        if given and not self._uses_tools:
+        if given and not self.knows_tools:
             raise ValueError(
                 "tools: the file's chat template does not say them to the "
                 f"model; expected none, found {len(given)}"
@@ -274,8 +277,8 @@ class FileTemplate:
 
     def _compile(
         self, source: str
-    ) -> tuple[jinja2.Template, list[jinja2.Template], set[str]]:
-        """The template, the templates with marks, and names that it uses.
+    ) -> tuple[jinja2.Template, list[jinja2.Template], _Uses]:
+        """The template, the templates with marks, and what it uses.
 
         Of those with marks the second one has none in what it looks for in
         its messages: a thought that somebody kept in a reply, say, stands
@@ -298,8 +301,7 @@ class FileTemplate:
                     ):
                         constant.value = self._mark(constant.value)
                 marked.append(environment.from_string(tree))
-            names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
-            return plain, marked, names
+            return plain, marked, _uses(environment.parse(source))
         except (
             jinja2.TemplateError,
             RecursionError,
@@ -310,6 +312,51 @@ class FileTemplate:
                 "template: the file's chat template is not sound: "
                 f"{_line(error)}; choose template='gemma' or 'plain'"
             ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Uses:
+    """What a template reads and writes; its comments are no part of it.
+
+    Attributes:
+      variables: names that it is to be given: it reads them, and does not set
+        them before.
+      fields: names of attributes, and texts that may name them.
+      text: all that it may write, and the fields.
+    """
+
+    variables: frozenset[str]
+    fields: frozenset[str]
+    text: str
+
+
+def _uses(tree: jinja2.nodes.Template) -> _Uses:
+    import jinja2.meta
+    import jinja2.nodes
+
+    constants = [
+        constant.value
+        for constant in tree.find_all(jinja2.nodes.Const)
+        if isinstance(constant.value, str)
+    ]
+    attributes = [one.attr for one in tree.find_all(jinja2.nodes.Getattr)]
+    written = [one.data for one in tree.find_all(jinja2.nodes.TemplateData)]
+    return _Uses(
+        frozenset(jinja2.meta.find_undeclared_variables(tree)),
+        frozenset([*constants, *attributes]),
+        "\n".join([*written, *constants, *attributes]),
+    )
+
+
+def _call_form(text: str) -> str | None:
+    """The form of the calls that a template writes; None for another one."""
+    if "<|tool_call>" in text and "call:" in text:
+        return "native"
+    if "<start_function_call>" in text and "call:" in text:
+        return "functions"
+    if "<tool_call>" in text and "arguments" in text:
+        return "json"
+    return None
 
 
 def _sought(tree: jinja2.nodes.Template) -> set[int]:

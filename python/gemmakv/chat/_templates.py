@@ -27,6 +27,7 @@ from gemmakv.chat._messages import (
 )
 from gemmakv.chat._tools import said_in_text
 from gemmakv.errors import MismatchError, brief, unexpected
+from gemmakv.generation._option_kinds import ReplyStop
 from gemmakv.generation._options import split_rows
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -186,6 +187,8 @@ def render(
     knows no tools they are said in text.
     """
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
+    if isinstance(template, FileTemplate) and template.knows_results:
+        tooled = False  # it says them itself
     if not knows_tools(template) and (keywords.get("tools") or tooled):
         messages = said_in_text(messages, keywords.pop("tools", None))
     if _takes_keywords(template.render):
@@ -272,13 +275,26 @@ def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
     return [token for token in named if token is not None]
 
 
-def stop_texts(template: Template, *options: Mapping[str, Any]) -> list[str]:
-    """What ends a reply: the template's texts and `stop` of options."""
+def stop_texts(
+    template: Template, *options: Mapping[str, Any], begun: bool = False
+) -> list[str]:
+    """Stop strings of a reply: the template's, and `stop` of options.
+
+    The latter are looked for in the reply as it is given, without the white
+    space that it begins with, which counts only where text of the reply stands
+    before it (`begun`). Those of the template are looked for in all of it.
+    """
     texts = list(template.stop)
     for keywords in options:
         stop = keywords.get("stop") or []
-        texts += [stop] if isinstance(stop, str) else stop
+        given = [stop] if isinstance(stop, str) else stop
+        texts += given if begun else map(_of_reply, given)
     return list(dict.fromkeys(texts))
+
+
+def _of_reply(stop: Any) -> Any:
+    """The stop string marked; anything else is refused by the option."""
+    return ReplyStop(stop) if isinstance(stop, str) else stop
 
 
 def check_reply_options(options: Mapping[str, Any]) -> None:

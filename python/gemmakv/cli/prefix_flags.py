@@ -115,7 +115,7 @@ def open_prefix_cache(
             PrefixCache,
             ram,
             remote=remote,
-            remote_secret=secret or None,
+            remote_secret=secret,
             **folders,  # type: ignore[arg-type]
             **sizes,  # type: ignore[arg-type]
         )

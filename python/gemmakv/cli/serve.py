@@ -17,7 +17,7 @@ from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
-from gemmakv.cli.sources import blaming, note_config
+from gemmakv.cli.sources import Misplaced, blaming, note_config
 from gemmakv.errors import brief
 from gemmakv.options import GenerationOptions
 
@@ -30,6 +30,8 @@ EXAMPLES = examples(
 _PREFIX = "GEMMAKV_"
 _NEEDED = ("starlette", "uvicorn", "msgspec")
 _OFF = ("0", "off")
+# Whose variable, where it is empty, must not count as one that is not set.
+_GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
 _MOST_DAYS = 36_500
 
 
@@ -163,7 +165,8 @@ def serve(
     host: str = _option(
         "--host",
         "127.0.0.1",
-        "Address to listen at; others than loopback need a key.",
+        "Address to listen at; others than loopback need a key. With a "
+        "slash: the path of a Unix socket.",
         "ADDRESS",
     ),  # fmt: skip
     port: int = _option("--port", 8000, "0 takes a free one.", "N"),
@@ -385,6 +388,8 @@ def serve(
         from gemmakv.server._board import MOST_WORKERS
         from gemmakv.server._service import ChatService
 
+        for name in _GUARDS:
+            _check_not_empty(context, name)
         keys = list(api_key or ())
         if api_key_file is not None:
             keys += settings_of.read_keys(api_key_file)
@@ -450,7 +455,7 @@ def serve(
         draft_path: str | None = None
         if draft is not None:
             draft_path = console.fetch_draft(draft, path)
-        sock = _run.bind(settings)
+        sock = context.with_resource(_run.bound(settings))
         worker = None
         if workers > 1:
             # It has threads, and was opened to see that it can be.
@@ -519,6 +524,17 @@ def serve(
             _run.serve(settings, sock, load, service, log_format, worker)
         finally:
             _close(prefix, store)
+
+
+def _check_not_empty(context: typer.Context, name: str) -> None:
+    """Raises BadParameter for an option's variable that is set, and empty."""
+    source = getattr(context.get_parameter_source(name), "name", "")
+    variable = _PREFIX + name.upper()
+    if source == "DEFAULT" and os.environ.get(variable) == "":
+        raise Misplaced(
+            f"{variable}: expected a value, or no such variable, found an "
+            "empty one"
+        )
 
 
 def _close(prefix: Any, store: Any) -> None:

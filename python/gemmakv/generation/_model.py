@@ -56,6 +56,7 @@ from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
+    adds_bos,
     prompt_ids,
     token_ids,
 )
@@ -340,7 +341,8 @@ class Model:
 
         Nothing that one salt computes is found, or waited for, by another, nor
         is it guessed from what another said, with a prefix cache and without.
-        Weights and threads are shared.
+        Weights and threads are shared. None is the part of everybody; an empty
+        salt raises ValueError.
         """
         return self._with_prefix(self._prefix, salt_bytes(salt))
 
@@ -668,7 +670,8 @@ class Model:
         branch = (
             create_kv_cache(self._config) if cache is None else cache.fork()
         )
-        if len(branch) and self._optional_bos([prompt])[0]:
+        said = {"parse_special": parse_special}
+        if len(branch) and self._optional_bos([prompt], [said])[0]:
             ids = ids[1:]
         if not len(ids):
             raise ValueError("prompt: expected a token or more, found none")
@@ -842,10 +845,19 @@ class Model:
         has_draft = draft is not None or self._has_draft
         speculation(options.get("speculate"), has_draft)
 
-    def _optional_bos(self, prompts: Sequence[Prompt]) -> list[bool]:
+    def _optional_bos(
+        self, prompts: Sequence[Prompt], rows: Sequence[Mapping[str, Any]]
+    ) -> list[bool]:
         """Which begin with a BOS that is for empty conversations alone."""
-        has = self._config.bos_id >= 0
-        return [has and isinstance(prompt, str) for prompt in prompts]
+        return [
+            adds_bos(
+                prompt,
+                self._config,
+                self._tokenizer,
+                row.get("parse_special", False),
+            )
+            for prompt, row in zip(prompts, rows)
+        ]
 
     def _compile(self, options: Any, seconds: float | None = None) -> None:
         """Has the grammar of a call's options ready, within that many seconds
@@ -876,7 +888,7 @@ class Model:
         boundaries: Sequence[Sequence[int]] = (),
     ) -> Work[list[Generation]]:
         rows, tokens, callback = self._prepare(caches, prompts, options, batch)
-        bos = self._optional_bos(prompts)
+        bos = self._optional_bos(prompts, rows)
         total = sum(
             len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
@@ -940,7 +952,7 @@ class Model:
             [tokens],
             [self._core_options(row, end_ids)],
             streamed=True,
-            optional_bos=self._optional_bos([prompt]),
+            optional_bos=self._optional_bos([prompt], [row]),
             boundaries=[boundaries],
             constraints=[self._constraint(row)],
             draft=_draft_engine(options.get("draft")),
@@ -958,7 +970,7 @@ class Model:
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
         prompt_only = self._core_options(row | {"max_tokens": 0})
-        bos = self._optional_bos([prompt])
+        bos = self._optional_bos([prompt], [row])
         said = yield Job(
             [cache._core], [tokens], [prompt_only], optional_bos=bos,
             draft=_draft_engine(options.get("draft")),

@@ -150,6 +150,16 @@ class Flag(Kind):
         return {"type": "boolean"}
 
 
+class ReplyStop(str):
+    """A stop string of a reply that is given without the white space that it
+    begins with: the string is not looked for in that white space, either.
+    """
+
+
+class ReplyStopData(bytes):
+    """A `ReplyStop` in UTF-8."""
+
+
 class Texts(Kind):
     metavar = "TEXT"
     repeated = True
@@ -165,12 +175,14 @@ class Texts(Kind):
                     name, "a str that is not empty, or a list of them", text
                 )
             try:
-                stops.append(text.encode("utf-8"))
+                data = text.encode("utf-8")
             except UnicodeEncodeError:
                 raise ValueError(
                     f"{name}: {brief(text)} holds a lone surrogate, which is "
                     "not Unicode text"
                 ) from None
+            in_reply = isinstance(text, ReplyStop)
+            stops.append(ReplyStopData(data) if in_reply else data)
         return stops
 
     def parse(self, name: str, text: str) -> list[str]:

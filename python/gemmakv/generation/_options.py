@@ -32,6 +32,7 @@ from gemmakv.generation._option_kinds import (
     Integer,
     Kind,
     Number,
+    ReplyStopData,
     ResponseFormat,
     Seed,
     Texts,
@@ -374,6 +375,11 @@ def core_options(
     for name, value in row.items():
         if GenerationOptions.table[name].in_core:
             setattr(options, name, value)
+    stops = row.get("stop", ())
+    of_reply: list[bytes] = [s for s in stops if isinstance(s, ReplyStopData)]
+    if of_reply:
+        options.reply_stop = of_reply
+        options.stop = [one for one in stops if one not in of_reply]
     if end_ids and not options.ignore_eos:
         options.stop_token_ids = [*options.stop_token_ids, *end_ids]
     if suppressed:

@@ -23,8 +23,10 @@ def prompt_ids(
     config: ModelConfig,
     tokenizer: Tokenizer | None,
     parse_special: bool,
+    bos: bool = True,
 ) -> TokenArray:
-    """int32 [n]; a str gets BOS in front, for an empty conversation.
+    """int32 [n]; a str gets BOS in front if `adds_bos` says so and `bos` is
+    true.
 
     Raises ValueError that begins with `name` for what is no prompt.
     """
@@ -45,9 +47,27 @@ def prompt_ids(
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if config.bos_id >= 0:
+    if bos and adds_bos(prompt, config, tokenizer, parse_special):
         ids.insert(0, config.bos_id)
     return np.array(ids, np.int32)
+
+
+def adds_bos(
+    prompt: Prompt,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    parse_special: bool,
+) -> bool:
+    """Whether a prompt gets a BOS in front, for an empty conversation alone:
+    a text does that does not begin with one itself.
+    """
+    if not isinstance(prompt, str) or config.bos_id < 0:
+        return False
+    if not parse_special or tokenizer is None:
+        return True
+    name = tokenizer.piece_of(config.bos_id)
+    spelled = prompt.startswith(name)
+    return not spelled or tokenizer.encode(name, True) != [config.bos_id]
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:

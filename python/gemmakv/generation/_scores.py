@@ -37,9 +37,9 @@ def choice_ids(
     found: list[TokenArray] = []
     for index, choice in enumerate(choices):
         name = f"choices[{index}]"
-        ids = prompt_ids(name, choice, config, tokenizer, parse_special)
-        if isinstance(choice, str) and config.bos_id >= 0:
-            ids = ids[1:]
+        ids = prompt_ids(
+            name, choice, config, tokenizer, parse_special, bos=False
+        )
         if not len(ids):
             raise ValueError(f"{name}: expected a token or more, found none")
         for other, known in enumerate(found):

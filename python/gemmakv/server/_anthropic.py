@@ -27,7 +27,7 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._openai import refuse, renamed, thinks
-from gemmakv.server._requests import ChatRequest
+from gemmakv.server._requests import ChatRequest, whole
 from gemmakv.server._sessions import named, past_of
 
 _TYPES = {
@@ -81,9 +81,11 @@ async def messages(call: Call) -> None:
     call.check_model(body.model)
     refuse(document, _NOTHING)
     _check_hints(document)
-    if body.max_tokens < 1:
+    endless = body.max_tokens == -1  # as much as fits
+    if body.max_tokens < 1 and not endless:
         raise invalid(
-            "max_tokens", f"expected at least 1, found {body.max_tokens}"
+            "max_tokens",
+            f"expected at least 1, or -1 for no limit, found {body.max_tokens}",
         )
     format, said = _format(document)
     options = {
@@ -95,7 +97,7 @@ async def messages(call: Call) -> None:
         "deadline": document.get("deadline"),
         "response_format": format,
     }
-    think = _think(call, document, body.max_tokens)
+    think = _think(call, document, None if endless else body.max_tokens)
     request, places = _request(call, body, think)
     request = dataclasses.replace(
         request,
@@ -212,7 +214,7 @@ def _think(
         if kind == "enabled":
             raise missing("thinking.type")
         return None  # as much as it needs, which is none
-    budget = given.get("budget_tokens")
+    budget = whole(given.get("budget_tokens"))
     if kind == "enabled" and (
         type(budget) is not int
         or budget < 1

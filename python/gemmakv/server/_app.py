@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import ipaddress
 import json
 import logging
@@ -41,6 +42,9 @@ _OPEN_FOLDERS = tuple(
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
 _URL = re.compile(rb"https?://(?P<host>[^/]+)(?P<path>/.*)?", re.I | re.S)
+_SLASHES = re.compile("//+")
+_VERSIONS = re.compile("^/(?:v1/+)+")
+_LONGEST_PATH = 60  # characters of a path that is compared with the routes
 _REFUSED = "gemmakv.refused"  # in a scope: the HTTP parser has answered it
 _GONE = 499  # in logs and metrics: the client went before the answer
 _LOCAL_NAMES = ("localhost",)
@@ -72,6 +76,12 @@ class App:
             for route, endpoint in endpoints
             if "{" not in route.path
         }
+        self._paths = frozenset(path for _, path in self._exact)
+        self._patterns = [
+            route.path_regex
+            for route in self._router.routes
+            if isinstance(route, Route) and "{" in route.path
+        ]
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
@@ -82,6 +92,8 @@ class App:
             return
         headers = Headers(scope=scope)
         host = _take_authority(scope) or headers.get("host")
+        # Before anything looks at it: keys, forms of errors.
+        scope["path"] = self._route_path(scope["path"])
         wanted = _request_id(headers)
         origin = headers.get("origin")
         more = {"x-request-id": wanted, "request-id": wanted}
@@ -107,7 +119,9 @@ class App:
             await fail(call, error)
         except HTTPException as error:  # of the router
             words, code, told = "no such route", "not_found", {}
-            if error.status_code != 404:
+            if error.status_code == 404:
+                words += self._nearest(scope["path"])
+            else:
                 allowed = ", ".join(self._methods(scope))
                 words, code = f"expected {allowed}", "method_not_allowed"
                 told["allow"] = allowed
@@ -176,6 +190,34 @@ class App:
             and route.matches(scope)[0] is not Match.NONE
             for method in route.methods or ()
         )
+
+    def _route_path(self, path: str) -> str:
+        """The path as a route has it, for one that differs from it by slashes
+        that come twice or at the end, by /v1 that comes twice, or by having
+        none; any other as it is.
+        """
+        if path in self._paths or (path[-1:] != "/" and self._matches(path)):
+            return path
+        outer = "/" + path.strip("/")  # names of models may have slashes
+        for whole in (outer, _SLASHES.sub("/", outer)):
+            whole = _VERSIONS.sub("/v1/", whole)
+            for found in (whole, "/v1" + whole):
+                if found in self._paths or self._matches(found):
+                    return found
+        return path
+
+    def _matches(self, path: str) -> bool:
+        """Whether a route has the path, with something in place of a name."""
+        return any(pattern.match(path) for pattern in self._patterns)
+
+    def _nearest(self, path: str) -> str:
+        """Names the route that is most like a path which none has."""
+        tried = path[:_LONGEST_PATH].lower()
+        known = sorted(one for one in self._paths if one != "/")
+        found = difflib.get_close_matches(tried, known, 1, cutoff=0.0)
+        [nearest] = found
+        methods = [m for m, one in self._exact if one == nearest]
+        return f", the nearest is {' and '.join(methods)} {nearest}"
 
     def _count(self, active: int) -> None:
         if self._worker is not None:
@@ -418,14 +460,14 @@ def _request_id(headers: Headers) -> str:
 async def _preflight(call: Call) -> None:
     """What a browser asks before a page's request."""
     asked = call.headers.get("access-control-request-headers", "*")
-    await call.answer(
-        "",
-        headers={
-            "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
-            "access-control-allow-headers": asked,
-            "access-control-max-age": "600",
-        },
-    )
+    headers = {
+        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+        "access-control-allow-headers": asked,
+        "access-control-max-age": "600",
+    }
+    if "access-control-request-private-network" in call.headers:
+        headers["access-control-allow-private-network"] = "true"
+    await call.answer("", headers=headers)
 
 
 def _take_authority(scope: Scope) -> str | None:

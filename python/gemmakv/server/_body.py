@@ -30,8 +30,8 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     """The JSON object that a body is.
 
     Raises RequestError for anything else, text that is not Unicode, NaN and
-    infinities, keys that come twice, and what is nested deeper than `depth` or
-    has more than so many `values`.
+    infinities (it names their field), keys that come twice, and what is nested
+    deeper than `depth` or has more than so many `values`.
     """
     try:
         text = utf8_text(body)
@@ -45,12 +45,20 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
             "found more",
         )
     _check_depth(bare, depth)
+    endless: list[str] = []  # numbers that are not finite
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            endless.append(text)
+        return value
+
     try:
         found = json.loads(
             text,
             object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
+            parse_constant=number,
+            parse_float=number,
             parse_int=_integer,
         )
     except json.JSONDecodeError as error:
@@ -64,6 +72,11 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
         )
     if "\\u" in text:
         _check_unicode(found, "")
+    if endless:
+        path = _place_of_endless(found, "") or "body"
+        raise invalid(
+            path[:200], f"expected a finite number, found {endless[0][:60]}"
+        )
     return found
 
 
@@ -78,8 +91,14 @@ def _said(error: json.JSONDecodeError) -> str:
 
 def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
     """A document's fields as `shape` has them, or as `texts` that say them.
-    Raises RequestError naming the one that is not.
+    Floats that are whole are integers. Raises RequestError naming the field
+    that is not as it should be.
     """
+    try:
+        return msgspec.convert(document, shape, strict=not texts)
+    except msgspec.ValidationError:
+        # Not before: nearly all bodies have none.
+        document = _whole(document, inspect.type_info(shape))
     try:
         return msgspec.convert(document, shape, strict=not texts)
     except msgspec.ValidationError as error:
@@ -100,6 +119,39 @@ def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
         if not lacking and ", found" not in what:
             what = _with_found(what, path, document, shape)
         raise invalid(path or "body", what) from None
+
+
+def _whole(value: Any, kind: Any) -> Any:
+    """The value with integers for floats that are whole, where `kind` takes
+    no other numbers than integers.
+    """
+    kinds = _parts(kind)
+    if isinstance(value, float):
+        if not value.is_integer() or any(
+            isinstance(one, inspect.FloatType | inspect.AnyType)
+            for one in kinds
+        ):
+            return value
+        integers = any(isinstance(one, inspect.IntType) for one in kinds)
+        return int(value) if integers else value
+    if isinstance(value, list):
+        items = [one.item_type for one in kinds if hasattr(one, "item_type")]
+        if items and any(isinstance(one, float | list | dict) for one in value):
+            inside = inspect.UnionType(
+                tuple(part for item in items for part in _parts(item))
+            )
+            return [_whole(one, inside) for one in value]
+    if isinstance(value, dict):
+        fields = {
+            field.encode_name: field.type
+            for one in kinds
+            for field in getattr(one, "fields", ())
+        }
+        return {
+            key: _whole(one, fields[key]) if key in fields else one
+            for key, one in value.items()
+        }
+    return value
 
 
 def _with_found(
@@ -190,17 +242,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> Any:
-    raise RequestError(400, f"body: expected JSON, found {name}")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise RequestError(
-            400, f"body: expected finite numbers, found {brief(text)}"
-        )
-    return value
+def _place_of_endless(value: Any, path: str) -> str | None:
+    """The path of the first number that is not finite; None if all are."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return path
+    inside: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        inside = [
+            (f"{path}.{key}" if path else key, one)
+            for key, one in value.items()
+        ]
+    elif isinstance(value, list):
+        inside = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    for name, one in inside:
+        found = _place_of_endless(one, name)
+        if found is not None:
+            return found
+    return None
 
 
 def _integer(text: str) -> int:

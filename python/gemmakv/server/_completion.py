@@ -23,9 +23,9 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._llama import error_style
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._ollama import SAMPLING
+from gemmakv.server._ollama import LAST_TOKENS, SAMPLING
 from gemmakv.server._openai import PING, refuse, renamed, seed_of
-from gemmakv.server._requests import ChatRequest
+from gemmakv.server._requests import ChatRequest, penalized
 from gemmakv.server._service import ChatService
 from gemmakv.server._timings import timings
 
@@ -48,7 +48,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "samplers": ([],), "n_cmpl": (1,), "n": (1,), "input_prefix": ("",),
     "input_suffix": ("",), "input_extra": ([],), "session": (),
 }  # fmt: skip
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
@@ -100,14 +99,15 @@ def _options(
     }
     if document.get("deadline") is not None:
         options["deadline"] = document["deadline"]
-    if body.n_predict in (-1, -2):  # as much as fits
-        del options["max_tokens"]
+    if body.n_predict == -2:  # as much as fits, too
+        options["max_tokens"] = -1
     if body.seed is not None:
         options["seed"] = seed_of(body.seed)
         if body.seed in _RANDOM:
             del options["seed"]
-    if any(name in options for name in _PENALTIES):
-        refuse(document, {"repeat_last_n": (-1,)})
+    options = penalized(
+        options, document.get("repeat_last_n"), "repeat_last_n", LAST_TOKENS
+    )
     if body.json_schema is not None:
         options["response_format"] = {
             "type": "json_schema",

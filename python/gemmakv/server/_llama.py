@@ -60,7 +60,7 @@ async def tokenize(call: Call) -> None:
     def answer(content: str) -> bytes:
         ids: list[Any] = service.tokenizer.encode(content, special)
         bos = service.gemma.config.bos_id
-        if body.add_special and bos >= 0:
+        if body.add_special and bos >= 0 and ids[:1] != [bos]:
             ids.insert(0, bos)
         if body.with_pieces:
             ids = [{"id": i, "piece": _piece(call, i)} for i in ids]
@@ -109,9 +109,15 @@ async def props(call: Call) -> None:
             "default_generation_settings": {
                 "n_ctx": service.context,
                 "params": service.defaults,
+                "is_processing": service.admission.running > 0,
             },
             "total_slots": call.settings.max_running,
             "model_alias": call.name,
+            "build_info": f"gemmakv {call.settings.version}".rstrip(),
+            "modalities": {"vision": False, "audio": False},
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
             "chat_template": service.gemma.chat_template or "",
             "chat_template_name": service.template.name,
             "chat_template_caps": {"supports_thinking": service.can_think},

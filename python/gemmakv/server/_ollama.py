@@ -28,12 +28,14 @@ from gemmakv.server._http import (
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
 from gemmakv.server._openai import refuse, renamed, seed_of
-from gemmakv.server._requests import ChatRequest
+from gemmakv.server._requests import ChatRequest, penalized, whole
 from gemmakv.server._service import ChatService
 from gemmakv.server._sessions import named, past_of
 
 # No seconds, in a number or a text: 0, "0", "0s", "0h0m".
 _NO_TIME = re.compile(r"[+-]?0+(\.0*)?((ns|us|µs|ms|s|m|h)[0.nuµmsh]*)?")
+# In the name of a model: gemma-3-270m, gemma-2-9b.
+_PARAMETERS = re.compile(r"-([0-9.]+[mb])\b")
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
 # Names of generation options there and here, in llama-server's API as well.
 SAMPLING = {
@@ -49,9 +51,16 @@ _NAMES["response_format"] = "format"
 _NAMES["response_format.json_schema.schema"] = "format"
 # Of these, values that change nothing.
 _OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "repeat_last_n": (-1,), "typical_p": (1,), "tfs_z": (1,),
-    "mirostat": (0,), "penalize_newline": (True,),
+    "typical_p": (1,), "tfs_z": (1,), "mirostat": (0,),
 }  # fmt: skip
+# Tokens that penalties look at, there and in llama-server, where a request
+# does not say it.
+LAST_TOKENS = 64
+# The version of Ollama that has what is answered here: `logprobs` came with
+# it, the `id` of a call just before. Clients look for 0.6.4 or later.
+_API_VERSION = "0.12.11"
+# When a model goes that stays: there is no end of it.
+_NEVER = "9999-12-31T23:59:59Z"
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "images": ([],),
     "suffix": ("",), "template": ("",), "context": ([],),
@@ -144,7 +153,13 @@ async def tags(call: Call) -> None:
 
 
 async def ps(call: Call) -> None:
-    await call.answer({"models": _models(call)})
+    """The model, which never goes; none of it is in a GPU's memory."""
+    loaded = {
+        "expires_at": _NEVER,
+        "size_vram": 0,
+        "context_length": call.chat.context,
+    }
+    await call.answer({"models": [one | loaded for one in _models(call)]})
 
 
 async def show(call: Call) -> None:
@@ -155,24 +170,16 @@ async def show(call: Call) -> None:
         raise unexpected("model", "a name", found)
     call.check_model(name)
     service = call.chat
-    config = service.gemma.config
-    name = config.architecture
     await call.answer(
         {
+            "license": "",
             "modelfile": "",
             "parameters": "\n".join(
                 f"{key} {value}" for key, value in service.defaults.items()
             ),
             "template": service.gemma.chat_template or "",
             "details": _details(call),
-            "model_info": {
-                "general.architecture": name,
-                f"{name}.context_length": service.context,
-                f"{name}.embedding_length": (
-                    config.embedding_dim or config.hidden_size
-                ),
-                f"{name}.block_count": config.num_layers,
-            },
+            "model_info": _model_info(service),
             "capabilities": _capabilities(service),
             "modified_at": _STARTED,
         }
@@ -180,7 +187,7 @@ async def show(call: Call) -> None:
 
 
 async def version(call: Call) -> None:
-    await call.answer({"version": call.settings.version})
+    await call.answer({"version": _API_VERSION})
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
@@ -204,10 +211,14 @@ def _checked(
         for theirs, ours in _OPTIONS.items()
         if given.get(theirs) is not None
     }
-    most = options.get("max_tokens")
-    if most in (-1, -2):  # as much as fits
-        del options["max_tokens"]
-    seed = options.get("seed")
+    if whole(options.get("max_tokens")) == -2:  # as much as fits, too
+        options["max_tokens"] = -1
+    last, name = given.get("repeat_last_n"), "options.repeat_last_n"
+    options = penalized(options, last, name, LAST_TOKENS)
+    if given.get("penalize_newline") is False:
+        # Line ends are not spared; without a penalty none is there to spare.
+        penalized(options, 1, "options.penalize_newline", LAST_TOKENS)
+    seed = whole(options.get("seed"))
     if isinstance(seed, int) and not isinstance(seed, bool):
         options["seed"] = seed_of(seed, "options.seed")
     form = document.get("format")
@@ -284,14 +295,34 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
     return True
 
 
+def _model_info(service: ChatService) -> dict[str, Any]:
+    """What clients size their requests by, under the names of GGUF."""
+    gemma = service.gemma
+    config, name = gemma.config, gemma.config.architecture
+    return {
+        "general.architecture": name,
+        "general.basename": service.settings.served_model_name[0],
+        f"{name}.context_length": service.context,
+        f"{name}.embedding_length": config.embedding_dim or config.hidden_size,
+        f"{name}.block_count": config.num_layers,
+        f"{name}.attention.head_count": config.num_heads,
+        f"{name}.attention.head_count_kv": config.kv_heads,
+        f"{name}.vocab_size": config.vocab_size,
+        "tokenizer.ggml.bos_token_id": config.bos_id,
+        "tokenizer.ggml.eos_token_id": next(iter(config.eos_ids), -1),
+    }
+
+
 def _details(call: Call) -> dict[str, Any]:
-    architecture = call.chat.gemma.config.architecture
+    gemma = call.chat.gemma
+    architecture = gemma.config.architecture
+    found = _PARAMETERS.search(str(gemma.model_type or ""))
     return {
         "parent_model": "",
         "format": "gguf",
         "family": architecture,
         "families": [architecture],
-        "parameter_size": "",
+        "parameter_size": found[1].upper() if found else "",
         "quantization_level": "",
     }
 
@@ -324,7 +355,7 @@ class _Shape:
             head = self._head(event.text, thinking=event.reasoning)
             return ndjson({**head, "done": False, **more})
         if isinstance(event, Called) and event.part.end is not None:
-            head = self._head("", [event.part.end])
+            head = self._head("", [event.part.end], first=event.part.call)
             return ndjson({**head, "done": False})
         if isinstance(event, Finished):
             self._finished = event
@@ -362,7 +393,11 @@ class _Shape:
         text: str,
         calls: Sequence[ToolCall] = (),
         thinking: str = "",
+        first: int = 0,
     ) -> dict[str, Any]:
+        """What an object begins with; `first`: the place of the first call
+        among those of the reply.
+        """
         now = datetime.datetime.now(datetime.UTC).isoformat()
         said: Any = text
         thoughts = {"thinking": thinking} if thinking else {}
@@ -371,8 +406,15 @@ class _Shape:
             thoughts = {}
             if calls:
                 said["tool_calls"] = [
-                    {"function": {"name": c.name, "arguments": c.arguments}}
-                    for c in calls
+                    {
+                        "id": c.id,
+                        "function": {
+                            "index": i,
+                            "name": c.name,
+                            "arguments": c.arguments,
+                        },
+                    }
+                    for i, c in enumerate(calls, first)
                 ]
         return {
             "model": self._name,

@@ -752,12 +752,19 @@ def _decoded(decode: Any, ids: list[int]) -> str:
 
 
 def _model(call: Call, name: str) -> dict[str, Any]:
+    config = call.chat.gemma.config
     found: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "gemmakv",
         "max_model_len": call.chat.context,
+        "meta": {  # llama-server's
+            "n_vocab": config.vocab_size,
+            "n_ctx": call.chat.context,
+            "n_ctx_train": config.context_length,
+            "n_embd": config.hidden_size,
+        },
     }
     if "anthropic-version" in call.headers:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_STARTED))

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gemmakv.options import GenerationOptions
 from gemmakv.server import _anthropic, _llama, _ollama, _openai
 from gemmakv.server._errors import RequestError
 from gemmakv.server._http import JSON, ErrorStyle, Handler
+from gemmakv.server._requests import taken_schema
 
 _PLACE = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
@@ -92,7 +92,7 @@ def document_of(routes: Sequence[RouteOf]) -> dict[str, Any]:
     for name, style in _STYLES.items():
         components[name] = _error_schema(style)
     components["GenerationOptions"] = {
-        **GenerationOptions.json_schema(),
+        **taken_schema(),
         "additionalProperties": True,
     }
     return {

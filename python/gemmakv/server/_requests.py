@@ -12,10 +12,17 @@ from typing import Any
 from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import messages_of
+from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
+from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
+from gemmakv.server._errors import missing, unexpected
 from gemmakv.server._store import ANYBODY
 
+# What each is where it changes nothing.
+_PENALTIES = {
+    "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
 _REPLIES = ("assistant", "model")
 _UNSALTED = b"gemmakv: the part of those without a key"
 
@@ -38,10 +45,13 @@ class Tenant:
 
     def narrowed(self, salt: str | None) -> Tenant:
         """The same tenant with a part of the cache of its own for `salt`,
-        within what is the tenant's: no salt leads to the part of another.
+        within what is the tenant's: no salt leads to the part of another. None
+        is the tenant's own part. Raises ValueError for an empty one.
         """
-        if not salt:
+        if salt is None:
             return self
+        if not salt:
+            raise ValueError("cache_salt: expected a text, found an empty one")
         mac = hmac.digest(self.salt or _UNSALTED, salt.encode(), hashlib.sha256)
         return Tenant(self.label, self.gemma.with_salt(mac), mac)
 
@@ -146,6 +156,94 @@ class EmbedRequest:
     truncate: bool = False
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     arrived: float = dataclasses.field(default_factory=time.monotonic)
+
+
+def taken_options(
+    options: Mapping[str, Any], context: int
+) -> dict[str, Any]:
+    """Generation options as the library takes them.
+
+    Beside those, requests may have what other servers of local models take:
+    floats that are whole for integers, -1 for no limit of `max_tokens` and for
+    no `top_k`, 0 as a `top_p` that only the likeliest token has, and empty
+    stop strings, which stop nothing. `context` is the most tokens that there
+    can be.
+    """
+    found = {name: _taken(name, value) for name, value in options.items()}
+    if _is_integer(found.get("max_tokens"), -1):
+        found["max_tokens"] = context
+    if _is_integer(found.get("top_k"), -1):
+        found["top_k"] = 0
+    top_p = found.get("top_p")
+    if isinstance(top_p, int | float) and top_p is not False and top_p == 0:
+        found |= {"top_p": 1.0, "top_k": 1}
+    if "stop" in found and found["stop"] in ("", []):
+        del found["stop"]
+    return found
+
+
+def taken_schema() -> dict[str, Any]:
+    """JSON schema of the options that `taken_options` takes."""
+    found = GenerationOptions.json_schema()
+    properties = found["properties"]
+    for name in ("max_tokens", "top_k"):
+        properties[name]["minimum"] = -1
+    del properties["top_p"]["exclusiveMinimum"]
+    properties["top_p"]["minimum"] = 0
+    text = {"type": "string"}
+    some = {"type": "array", "items": text}
+    properties["stop"]["anyOf"] = [text, some, {"type": "null"}]
+    return found
+
+
+def _taken(name: str, value: Any) -> Any:
+    option = GenerationOptions.table.get(name)
+    if option is None:
+        return value
+    if isinstance(option.kind, Integer):
+        return whole(value)
+    if isinstance(option.kind, TokenIds) and isinstance(value, list):
+        return [whole(one) for one in value]
+    if isinstance(option.kind, Texts) and isinstance(value, list | tuple):
+        return [one for one in value if one != ""]
+    return value
+
+
+def penalized(
+    options: Mapping[str, Any], last: Any, name: str, default: int
+) -> dict[str, Any]:
+    """Options of an API whose penalties look at the `last` tokens alone, a
+    field called `name`: 0 turns them off. Here they look at all tokens, which
+    is -1 there, and what a request gets that says nothing or the API's
+    `default`. Raises RequestError for another number beside a penalty that
+    changes something.
+    """
+    last = whole(last)
+    active = {
+        name: value
+        for name, value in options.items()
+        if name in _PENALTIES and value != _PENALTIES[name]
+    }
+    if type(last) is not int or last < -1:
+        if last is None:
+            return dict(options)
+        raise unexpected(name, "an integer of at least -1", last)
+    if last == 0:
+        return {k: v for k, v in options.items() if k not in _PENALTIES}
+    if active and last not in (-1, default):
+        raise missing(name, "a penalty of so many tokens alone")
+    return dict(options)
+
+
+def whole(value: Any) -> Any:
+    """A float that is whole as the integer; anything else as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _is_integer(value: object, wanted: int) -> bool:
+    return type(value) is int and value == wanted
 
 
 def parted(messages: Messages) -> tuple[Messages, str]:

@@ -129,7 +129,8 @@ ROUTES: tuple[RouteOf, ...] = (
     RouteOf("GET", "/api/ps", _ollama.ps, "The model, which is loaded"),
     RouteOf("POST", "/api/show", _ollama.show, "What the model is",
             body=_ollama.ShowBody),
-    RouteOf("GET", "/api/version", _ollama.version, "This program's version"),
+    RouteOf("GET", "/api/version", _ollama.version,
+            "The version of Ollama's API"),
     # llama-server's.
     RouteOf("POST", "/completion", _completion.completion,
             "llama-server's completions",

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,72 @@ MakeService = Callable[[Gemma], ChatService]
 
 class Stopped(Exception):
     """A signal came while the model was loaded."""
+
+
+@contextlib.contextmanager
+def bound(settings: Settings) -> Iterator[socket.socket]:
+    """A block with a socket that listens, whose file goes at the end if it has
+    one, in the process that made it. Raises OSError naming the address.
+    """
+    if not settings.is_path:
+        yield bind(settings)
+        return
+    path, owner = settings.host, os.getpid()
+    found = _bind_path(path, shared=bool(settings.api_keys))
+    made = os.stat(path)
+    try:
+        yield found
+    finally:
+        if os.getpid() == owner:
+            with contextlib.suppress(OSError):
+                left = os.lstat(path)
+                # A later file may have the number of the one that is gone.
+                if os.path.samestat(left, made) and (
+                    left.st_mtime_ns == made.st_mtime_ns
+                ):
+                    os.unlink(path)
+
+
+def _bind_path(path: str, shared: bool) -> socket.socket:
+    """A Unix socket that listens. Its mode is what the umask leaves; without
+    keys (`shared` is false) others than its user and group never reach it.
+    """
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        found.bind(path)
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        os.chmod(path, mode & (0o666 if shared else 0o660))
+        found.listen(_BACKLOG)
+        found.setblocking(False)
+    except OSError as error:
+        found.close()
+        raise OSError(f"host: {path}: {error.strerror or error}") from None
+    return found
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a server that is gone. Raises OSError for one at
+    which a program listens, and for what is no socket.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(
+            errno.EEXIST, "expected a free path or a socket, found a file"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # one that is busy does not answer
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass
+    raise OSError(errno.EADDRINUSE, "another program listens there")
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -81,12 +148,14 @@ def serve(
 
 
 def say_ready(settings: Settings, sock: socket.socket) -> None:
-    host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    if settings.is_path:
+        place = f"unix:{settings.host}"
+    else:
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        place = f"http://{shown}:{port}"
     names = ", ".join(settings.served_model_name)
-    sys.stderr.write(
-        f"gemmakv: serving {names} at http://{shown}:{port} (Ctrl-C stops)\n"
-    )
+    sys.stderr.write(f"gemmakv: serving {names} at {place} (Ctrl-C stops)\n")
     sys.stderr.flush()
 
 

@@ -72,6 +72,7 @@ from gemmakv.server._requests import (
     Pin,
     Tenant,
     parted,
+    taken_options,
 )
 from gemmakv.server._settings import Settings
 from gemmakv.server._sink import Sink, Sum
@@ -722,7 +723,7 @@ class ChatService:
         calls = reader.calls if reader else 0
         thoughts = reader.reasoning_tokens if reader else 0
         sink.reasoning_tokens += thoughts
-        stops = stop_texts(_NO_TEMPLATE, request.options)
+        stops = stop_texts(_NO_TEMPLATE, request.options, begun=True)
         stop = self._stopped_by(generation, stops)
         written = 0
         if not isinstance(prompt, str):
@@ -863,7 +864,9 @@ class ChatService:
         """A request with the tools that are said to the model, and all of its
         options. Raises RequestError.
         """
-        options = {**self.defaults, **request.options}
+        given = taken_options(request.options, self.context)
+        request = dataclasses.replace(request, options=given)
+        options = {**self.defaults, **given}
 
         def check(*_: object) -> ChatRequest:
             found = self._with_tools(request, options)
@@ -1063,7 +1066,8 @@ class ChatService:
             wanted = request.default_max_tokens
         found["max_tokens"] = room if wanted is None else min(wanted, room)
         if request.messages is not None:
-            found["stop"] = stop_texts(self.template, found)
+            begun = bool(parted(request.messages)[1])
+            found["stop"] = stop_texts(self.template, found, begun=begun)
             if not found.get("ignore_eos"):
                 found["stop_token_ids"] = [
                     *(found.get("stop_token_ids") or ()),

@@ -63,7 +63,8 @@ class Settings:
     Attributes:
       served_model_name: names that requests may call the model by; the first
         is the one in answers.
-      host, port: where it listens; port 0 takes a free one.
+      host, port: where it listens; port 0 takes a free one. A host with a
+        slash is the path of a Unix socket, which has no port.
       api_keys: of tenants; with none, everybody is served.
       max_queue: requests that may wait.
       max_queue_tokens: tokens of their prompts that are to be computed; None:
@@ -131,6 +132,7 @@ class Settings:
             number("request_timeout", self.request_timeout, 0.001, _MOST_S)
         number("drain_timeout", self.drain_timeout, 0, _MOST_S)
         number("ping_s", self.ping_s, 0.001, _MOST_S)
+        checked_keys(self.api_keys)  # one without any would be everybody's
         if not self.served_model_name or not all(self.served_model_name):
             raise ValueError("served_model_name: expected a name, found none")
         for origin in self.cors_origin:
@@ -146,9 +148,14 @@ class Settings:
             )
 
     @property
+    def is_path(self) -> bool:
+        """Whether `host` is the path of a Unix socket."""
+        return "/" in self.host
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine reaches the server."""
-        if self.host in _LOOPBACK_NAMES:
+        if self.host in _LOOPBACK_NAMES or self.is_path:
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback

@@ -135,6 +135,43 @@ def test_stop_adds_to_the_templates(talker: Gemma) -> None:
     assert short.text == text[: text.index(stop)].strip()
 
 
+def test_stops_are_looked_for_in_what_is_said(tiny: Gemma) -> None:
+    """White space before a reply is no part of it, nor a stop string there."""
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    said = 'start: " \\n Hi there you"'
+    for stop, text in (
+        (" ", "Hi"), ("\n", "Hi there you"), (" Hi", "Hi there you"),
+        ("Hi", ""), (" you", "Hi there"), ([" ", "there"], "Hi"),
+        ([" \n", "e y"], "Hi ther"),
+    ):  # fmt: skip
+        options: Any = {"grammar": said, "stop": stop, "max_tokens": 60}
+        found = tiny.chat(user("x"), template="gemma", **options)
+        assert (found.text, found.finish_reason) == (text, "stop")
+        session = Session(tiny, template="gemma")
+        stream = session.stream("x", **options)
+        assert "".join(piece.text for piece in stream) == text
+        assert session.messages[-1].content == text
+        assert session.undo()
+        assert session.send("x", **options).text == text
+        # What `generate` says begins with the white space.
+        cache = gemmakv.create_kv_cache(tiny.config)
+        whole = tiny.generate(cache, "x", **options).text
+        first = min(
+            " \n Hi there you".find(one)
+            for one in ([stop] if isinstance(stop, str) else stop)
+        )
+        assert whole == " \n Hi there you"[:first]
+
+
+def test_the_templates_stops_are_looked_for_everywhere(tiny: Gemma) -> None:
+    pytest.importorskip("llguidance", reason="the extra `grammar`")
+    found = tiny.chat(
+        user("x"), template="plain", grammar='start: "\\nUser: Hi"', stop="zz",
+        max_tokens=60,
+    )  # fmt: skip
+    assert (found.text, found.finish_reason) == ("", "stop")
+
+
 def test_threads_with_one_cache_are_each_right(tiny: Gemma) -> None:
     cache = gemmakv.create_kv_cache(tiny.config)
     texts = ["Hi", "Hi there", "Ho", "the end"]

@@ -130,6 +130,65 @@ def test_a_template_that_rejects_the_rest_too(tokenizer: Tokenizer) -> None:
         rendered(template, messages)
 
 
+# A template, and whether it knows tools, and that a model may think.
+READS = [
+    ("{# no tool, no tools, no enable_thinking #}{{ messages }}", False, False),
+    ("a tool, tools{{ messages }}<tool_call>arguments", False, False),
+    ("{{ 'tools' }}{{ messages.tools }}", False, False),
+    ("{% set tools = [] %}{{ tools }}", False, False),
+    ("{% for tools in messages %}{{ tools }}{% endfor %}", False, False),
+    ("{% macro f(tools) %}{{ tools }}{% endmacro %}{{ f(1) }}", False, False),
+    ("{{ tools }}", True, False),
+    ("{% if tools is defined %}{% endif %}", True, False),
+    ("{% if not tools %}{% set tools = none %}{% endif %}{{ tools }}",
+     True, False),
+    ("{% set all = tools or [] %}{{ all }}", True, False),
+    ("{% macro f() %}{{ tools }}{% endmacro %}{{ f() }}", True, False),
+    ("{% for t in tools %}{{ t }}{% endfor %}", True, False),
+    ("{% set ns = namespace(t=tools) %}{{ ns.t }}", True, False),
+    ("{% if enable_thinking | default(false) %}a{% endif %}", False, True),
+    ("{% set enable_thinking = true %}{{ enable_thinking }}", False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source, tools, thinking", READS)
+def test_what_a_template_knows_is_what_it_reads(
+    tokenizer: Tokenizer, source: str, tools: bool, thinking: bool
+) -> None:
+    template = file_template(tokenizer, source)
+    assert template.knows_tools is tools
+    assert template.knows_thinking is thinking
+
+
+def test_a_comment_takes_no_tools_away(tmp_path: Path) -> None:
+    """Its letters "tool" made a template one that knows them; it says none."""
+    turns = TURNS.replace("SYSTEM", "true")
+    plain, commented = (
+        tiny_with(tmp_path / name, tokenizer_chat_template=source)
+        for name, source in (
+            ("a.gguf", turns),
+            ("b.gguf", "{#- <tool_call> arguments of a tool -#}" + turns),
+        )
+    )
+    tool = {"type": "function", "function": {"name": "weather_of"}}
+    said = [{"role": "user", "content": "Hi"}]
+    ids = commented.apply_chat_template(said, tools=[tool])
+    assert commented.tokenizer is not None
+    assert "weather_of" in commented.tokenizer.decode(ids.tolist())
+    assert np.array_equal(ids, plain.apply_chat_template(said, tools=[tool]))
+
+
+def test_calls_are_of_the_form_that_is_written(tokenizer: Tokenizer) -> None:
+    """What stands in a comment is no part of it."""
+    written = "{% if tools %}<tool_call>{{ tools[0].arguments }}{% endif %}"
+    for source, form in (
+        (written, "json"),
+        ("{# <|tool_call> call: #}" + written, "json"),
+        ("{# <tool_call> arguments #}{{ tools }}", None),
+    ):
+        assert file_template(tokenizer, source).call_form == form
+
+
 @pytest.mark.parametrize("name", ["plain", "gemma", "file"])
 def test_user_text_never_becomes_a_control_token(
     tmp_path: Path, name: str

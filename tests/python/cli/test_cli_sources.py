@@ -93,6 +93,41 @@ def test_a_switch_in_a_variable(
     assert found.startswith(f"gemmakv: error: {words}"), found
 
 
+GUARDS = ["api-key", "api-key-file", "prefix-cache-secret-file"]
+
+
+@pytest.mark.parametrize("key", GUARDS)
+def test_an_empty_variable_opens_no_door(
+    key: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """KEY="$NOT_SET" was a server that asks nobody for a key."""
+    variable = "GEMMAKV_" + key.upper().replace("-", "_")
+    monkeypatch.setenv(variable, "")
+    found = said(capsys)
+    assert found.startswith(f"gemmakv: error: {variable}: expected"), found
+    assert "empty" in found
+    # A flag takes its place: what is wrong then is another thing.
+    if key == "api-key":
+        found = said(capsys, "--api-key", "k", "--log-format", "xml")
+    else:
+        run(["serve", "-m", "none.gguf", f"--{key}", "/no/such"])
+        found = capsys.readouterr().err
+    assert found and variable not in found
+
+
+def test_an_empty_key_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--api-key: expected printable" in said(capsys, "--api-key", "")
+
+
+def test_an_empty_secret_signs_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMAKV_PREFIX_CACHE_SECRET", "")
+    found = said(capsys, "--prefix-cache-remote", "redis://127.0.0.1:1/0")
+    assert "GEMMAKV_PREFIX_CACHE_SECRET: expected at least" in found, found
+
+
 def test_help_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve"]) == 2
     assert capsys.readouterr().err.count("(--help") == 1

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,41 @@ def test_parse_special(tiny: Gemma, cache: KVCache) -> None:
     cache.reset()
     tiny.generate(cache, "<end_of_turn>", max_tokens=0, parse_special=True)
     assert cache.tokens.tolist() == [BOS, tiny_gguf.EOT]
+
+
+def test_a_prompt_that_spells_bos_has_one(tiny: Gemma) -> None:
+    """As rendered templates do, which people paste."""
+    assert tiny.tokenizer is not None
+    ids = tiny.tokenizer.encode("Hi")
+    special: Any = {"parse_special": True}
+    for prompt, expected in (
+        ("<bos>Hi", [BOS, *ids]), ("Hi", [BOS, *ids]), ("<bos>", [BOS]),
+        ("<bos><bos>Hi", [BOS, BOS, *ids]), ("Hi<bos>", [BOS, *ids, BOS]),
+    ):  # fmt: skip
+        one, two, three, four = caches_of(tiny, 4)
+        found = tiny.generate(one, prompt, max_tokens=3, **special)
+        assert one.tokens.tolist()[: len(expected)] == expected
+        assert found.usage.prompt_tokens == len(expected)
+        streamed = tiny.stream(two, prompt, max_tokens=3, **special).result()
+        assert streamed.token_ids == found.token_ids
+        tiny.prefill(three, prompt, **special)
+        assert three.tokens.tolist() == expected
+        samples = tiny.generate(four, prompt, n=2, max_tokens=3, **special)
+        assert [s.token_ids for s in samples] == [found.token_ids] * 2
+    cache = create_kv_cache(tiny.config)
+    tiny.generate(cache, "<bos>Hi", max_tokens=0)
+    assert cache.tokens.tolist() == [BOS, *tiny.tokenizer.encode("<bos>Hi")]
+
+
+def test_bos_that_is_spelled_in_a_conversation_stays(tiny: Gemma) -> None:
+    """It begins an empty one alone, unless somebody says it."""
+    assert tiny.tokenizer is not None
+    ids = tiny.tokenizer.encode("Hi")
+    cache = create_kv_cache(tiny.config)
+    tiny.prefill(cache, "Hi")
+    tiny.prefill(cache, "Hi")
+    tiny.prefill(cache, "<bos>Hi", parse_special=True)
+    assert cache.tokens.tolist() == [BOS, *ids, *ids, BOS, *ids]
 
 
 def test_progress_reports_tokens(tiny: Gemma, cache: KVCache) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,15 @@ def test_models_share_one_and_find_their_own_only(
     prefix.clear()
     assert prefix.stats().bytes == {"ram": 0}
     assert usage(a, TEXT).cached_tokens == 0
+
+
+@pytest.mark.parametrize("salt", ["", b"", 5])
+def test_an_empty_salt_is_nobodys(tiny: Gemma, salt: Any) -> None:
+    """It shared with everybody."""
+    with pytest.raises(ValueError, match="salt: expected .*not empty"):
+        tiny.with_salt(salt)
+    with pytest.raises(ValueError, match="salt: expected .*not empty"):
+        PrefixCache(ram="1MiB", salt=salt)
 
 
 def test_none_and_nothing(tiny_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_what_it_is_for(gemma: Gemma) -> None:
     assert found.argmax() == 1 and found[1] > 0.8
 
 
+def test_a_prompt_that_spells_bos_has_one(tiny: Gemma) -> None:
+    expected = tiny.score("Hi", [" a", " b"])
+    found = tiny.score("<bos>Hi", [" a", " b"], parse_special=True)
+    assert np.array_equal(found, expected)
+    # A choice that is the token itself is one.
+    assert tiny.score("Hi", ["<bos>", " b"], parse_special=True).shape == (2,)
+
+
 def test_behind_a_conversation(tiny: Gemma) -> None:
     cache = create_kv_cache(tiny.config)
     tiny.generate(cache, PROMPT, max_tokens=4)

@@ -152,7 +152,7 @@ def test_models_in_its_form(app: App) -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": [5]}, "stop_sequences[0]"),
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"name": "f g", "input_schema": {}}]},
          "tools[0].name"),

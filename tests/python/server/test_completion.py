@@ -120,6 +120,13 @@ def test_control_tokens_and_one_bos(app: App, shared: gemmakv.Gemma) -> None:
     assert text == 3
 
 
+def test_one_bos_in_other_routes(app: App) -> None:
+    for prompt in ("hello there", "<bos>hello there"):
+        body = {"prompt": prompt, "max_tokens": 1, "parse_special": True}
+        usage = post(app, "/v1/completions", body).json()["usage"]
+        assert usage["prompt_tokens"] == complete(app)["tokens_evaluated"]
+
+
 def test_ends(app: App) -> None:
     first = complete(app, n_predict=8)["content"]
     found = complete(app, n_predict=8, stop=[first[2]])
@@ -184,7 +191,7 @@ def test_json_schema(app: App) -> None:
          "logit_bias: expected each token once, found 5 twice"),
         ({"temperature": -1}, "temperature"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n"),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 32}, "repeat_last_n"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"mirostat": 2}, "mirostat"),
         ({"logit_bias": [["x", 1]]}, "logit_bias"),

@@ -120,7 +120,8 @@ def test_ollama(app: App) -> None:
     body = {"model": NAME, "messages": USER, "tools": TOOLS, "stream": False}
     found = post(app, "/api/chat", body).json()["message"]
     [call] = found["tool_calls"]
-    assert call["function"] == {"name": "rain", "arguments": ARGUMENTS}
+    expected = {"index": 0, "name": "rain", "arguments": ARGUMENTS}
+    assert call["function"] == expected
     shown = post(app, "/api/show", {"model": NAME}).json()
     assert "tools" in shown["capabilities"]
 

@@ -104,7 +104,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **_TOOLS,
         **_nones("parallel_tool_calls"),
         "max_completion_tokens": {
-            "max_completion_tokens": -1, "max_tokens": None,
+            "max_completion_tokens": -2, "max_tokens": None,
         },
     },
     "/v1/completions": {
@@ -120,8 +120,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
             "prompt_cache_key", "background", "truncation",
             "context_management",
         ),
-        "max_tokens": {"max_tokens": -1, "max_output_tokens": None},
-        "max_output_tokens": {"max_output_tokens": -1},
+        "max_tokens": {"max_tokens": -2, "max_output_tokens": None},
+        "max_output_tokens": {"max_output_tokens": -2},
         "metadata": {"metadata": 5},
         "reasoning": {"reasoning": {"effort": "none at all"}},
         "text": {"text": "plain"},
@@ -394,7 +394,7 @@ def test_the_log_names_it(
     [
         (_RESPONSES, {"conversation": "none"}, "conversation"),
         (_RESPONSES, {"session": "none"}, "session"),
-        (_RESPONSES, {"max_tokens": -1, "max_output_tokens": None},
+        (_RESPONSES, {"max_tokens": -2, "max_output_tokens": None},
          "max_tokens"),
         (_CHAT, {"tools": [_function("a"), _function("b", **_STRICT)],
                  "tool_choice": "b"}, "tools[1].function.parameters"),

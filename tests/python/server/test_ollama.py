@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from pathlib import Path
@@ -99,7 +100,53 @@ def test_what_is_there(app: App) -> None:
         assert shown["model_info"]["gemma3.context_length"] == 4096
     refused = post(app, "/api/show", {})
     assert refused.status_code == 400 and "model" in refused.json()["error"]
-    assert get(app, "/api/version").json() == {"version": gemmakv.__version__}
+    assert shown["model_info"]["general.architecture"] == "gemma3"
+    assert "completion" in shown["capabilities"]
+    assert shown["details"]["family"] == "gemma3"
+    [loaded] = get(app, "/api/ps").json()["models"]
+    assert loaded["context_length"] == 4096 and loaded["size_vram"] == 0
+    assert datetime.datetime.fromisoformat(loaded["expires_at"]).year == 9999
+    assert "expires_at" not in get(app, "/api/tags").json()["models"][0]
+
+
+def test_the_version_is_of_the_api(app: App) -> None:
+    """Editors refuse versions before 0.6.4."""
+    version = get(app, "/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+
+
+def test_what_clients_send_by_default(app: App) -> None:
+    """All options at the values that they have there change nothing."""
+    body = {"model": NAME, "messages": USER, "stream": False}
+    plain = post(app, "/api/chat", {**body, "options": SAID}).json()
+    options = {
+        "repeat_last_n": 64, "num_keep": 4, "typical_p": 1.0, "tfs_z": 1,
+        "min_p": 0.0, "repeat_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "mirostat": 0, "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1, "penalize_newline": False, "num_ctx": 2048,
+        "num_batch": 512, "num_gpu": -1, "main_gpu": 0, "use_mmap": True,
+        "num_thread": 0, "stop": [], "temperature": 1.0, "num_predict": 6.0,
+    }  # fmt: skip
+    for last in (64, 64.0, 0, -1, 7):
+        said = {**body, "options": {**options, "repeat_last_n": last}}
+        found = post(app, "/api/chat", said)
+        assert found.status_code == 200, found.text
+        assert found.json()["message"] == plain["message"]
+
+
+def test_penalties_of_no_tokens_are_off(app: App) -> None:
+    def said(**more: Any) -> Any:
+        options = {**SAID, "num_predict": 20, **more}
+        body = {"model": NAME, "messages": USER, "options": options}
+        found = post(app, "/api/chat", {**body, "stream": False})
+        assert found.status_code == 200, found.text
+        return found.json()["message"]["content"]
+
+    assert said(presence_penalty=100) != said()
+    assert said(presence_penalty=100, repeat_last_n=0) == said()
+    assert said(presence_penalty=100, repeat_last_n=64) == (
+        said(presence_penalty=100)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +157,13 @@ def test_what_is_there(app: App) -> None:
         ({"think": True}, "think"),
         ({"tools": [{}]}, "tools[0]"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
-        ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": 32, "repeat_penalty": 1.1}},
+         "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": 1.5}}, "options.repeat_last_n"),
+        ({"options": {"penalize_newline": False, "presence_penalty": 1}},
+         "options.penalize_newline"),
+        ({"options": {"num_predict": 20.5}}, "options.num_predict"),
+        ({"options": {"seed": 1.5}}, "options.seed"),
         ({"options": {"temperature": "x"}}, "options.temperature"),
         ({"options": {"num_predict": -7}}, "options.num_predict"),
         ({"options": []}, "options"),
@@ -142,6 +195,8 @@ def test_tokenize_and_back(app: App, shared: gemmakv.Gemma) -> None:
     assert post(app, "/tokenize", {"content": text}).json() == {"tokens": ids}
     found = post(app, "/tokenize", {"content": text, "add_special": True})
     assert found.json() == {"tokens": [shared.config.bos_id, *ids]}
+    found = post(app, "/tokenize", {"content": "<bos>a", "add_special": True})
+    assert found.json()["tokens"].count(shared.config.bos_id) == 1
     body = {"content": "\u4f60<eos>", "with_pieces": True}
     pieces = [p["piece"] for p in post(app, "/tokenize", body).json()["tokens"]]
     assert pieces[-1] == "<eos>"

@@ -11,7 +11,7 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
-from support.asgi import NAME, USER, get, post, sse_events
+from support.asgi import NAME, USER, get, make_app, post, sse_events
 
 openai = pytest.importorskip("openai")
 from openai.types import Completion, Model  # noqa: E402
@@ -162,6 +162,37 @@ def test_stop_cuts(app: App) -> None:
         assert found.message.content == text[: text.index(letter)].rstrip()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stops_are_looked_for_in_what_is_said(
+    shared: gemmakv.Gemma, streamed: bool
+) -> None:
+    """Not in the white space before it, which an answer leaves out."""
+    app = make_app(shared, max_model_len=256, default_seed=5)
+    assert app.service is not None
+    app.service.defaults["grammar"] = 'start: " \\n Hi there"'
+
+    def text(**fields: Any) -> str:
+        body = {**SAID, "max_tokens": 60, "stream": streamed, **fields}
+        found = post(app, CHAT, body)
+        assert found.status_code == 200, found.text
+        if not streamed:
+            content: str = found.json()["choices"][0]["message"]["content"]
+            return content
+        return "".join(
+            choice["delta"].get("content") or ""
+            for _, chunk in sse_events(found.text)
+            if chunk != "[DONE]"
+            for choice in chunk["choices"]
+        )
+
+    assert text(stop=[" "]) == "Hi"
+    assert text(stop="\n") == text() == "Hi there"
+    assert text(stop=[" Hi", " there"]) == "Hi"
+    # Where the client has begun the reply, white space goes on with it.
+    begun = [*USER, {"role": "assistant", "content": "So"}]
+    assert text(messages=begun, stop=" ") == ""
+
+
 def test_logit_bias_bans_and_forces(app: App, shared: gemmakv.Gemma) -> None:
     assert shared.tokenizer is not None
     [token] = shared.tokenizer.encode("q")
@@ -217,7 +248,7 @@ def test_max_completion_tokens(app: App) -> None:
     assert found.usage and found.usage.completion_tokens == 3
     found = chat(app, **none)  # the operator's default
     assert found.usage and found.usage.completion_tokens == 8
-    said = error(app, CHAT, {**SAID, **none, "max_completion_tokens": -1})
+    said = error(app, CHAT, {**SAID, **none, "max_completion_tokens": -2})
     assert said["param"] == "max_completion_tokens"
     assert said["message"].startswith("max_completion_tokens: expected")
     said = error(app, CHAT, {**SAID, "max_completion_tokens": 7})
@@ -280,11 +311,10 @@ REFUSED: list[tuple[str, Any]] = [
     ("n", 17),
     ("temperature", -1),
     ("temperature", "hot"),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("max_tokens", 1.5),
     ("max_tokens", True),
     ("seed", "x"),
-    ("stop", ""),
     ("stop", ["a"] * 17),
     ("stop", 5),
     ("logit_bias", {"x": 1}),

@@ -48,8 +48,19 @@ def test_it_is_served_to_anybody(keyed: App, shared: gemmakv.Gemma) -> None:
 def test_options_are_those_of_the_table() -> None:
     schemas = document()["components"]["schemas"]
     known = schemas["GenerationOptions"]["properties"]
-    assert known == GenerationOptions.json_schema()["properties"]
-    jsonschema.Draft202012Validator.check_schema(schemas["GenerationOptions"])
+    table = GenerationOptions.json_schema()["properties"]
+    wider = {"max_tokens", "top_k", "top_p", "stop"}
+    assert known.keys() == table.keys()
+    assert {name for name in table if known[name] != table[name]} == wider
+    schema = schemas["GenerationOptions"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for name, good, bad in (
+        ("max_tokens", [-1, 8.0], [-2, 8.5]), ("top_k", [-1, 0], [-2]),
+        ("top_p", [0, 1.0], [-0.1, 1.1]), ("stop", ["", [""], None], [5, [5]]),
+    ):  # fmt: skip
+        assert all(validator.is_valid({name: one}) for one in good)
+        assert not any(validator.is_valid({name: one}) for one in bad)
 
 
 def test_errors_are_as_they_are_said(keyed: App) -> None:

@@ -348,7 +348,7 @@ def test_off_says_how(app: App) -> None:
         ({"conversation": 3}, "conversation"),
         ({"conversation": "sess_x", "previous_response_id": "resp_x"},
          "previous_response_id"),
-        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"input": "long " * 4000}, "input"),

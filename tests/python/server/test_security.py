@@ -165,6 +165,21 @@ def test_key_files(tmp_path: Any) -> None:
             checked_keys([bad])
 
 
+def test_what_is_empty_is_nobodys(shared: gemmakv.Gemma) -> None:
+    """A request without a key would have had an empty one's."""
+    with pytest.raises(ValueError, match="api_key: expected"):
+        Settings((NAME,), api_keys=("a", ""))
+    app = make_app(shared, max_model_len=256)
+    assert app.service is not None
+    tenant = app.service.tenant(None)
+    assert tenant is not None and tenant.narrowed(None) is tenant
+    with pytest.raises(ValueError, match="cache_salt: expected"):
+        tenant.narrowed("")
+    found = post(app, CHAT, {**SAID, "cache_salt": ""})
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "cache_salt"
+
+
 def test_addresses() -> None:
     for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1"):
         Settings((NAME,), host=host)
@@ -234,9 +249,9 @@ def test_origins(app: App, shared: gemmakv.Gemma) -> None:
         (b"[]", "body: expected a JSON object"),
         (b"null", "body: expected a JSON object"),
         (b'{"a": "\xff"}', "body: expected UTF-8, found byte 0xFF"),
-        (b'{"a": NaN}', "body: expected JSON, found NaN"),
-        (b'{"a": -Infinity}', "body: expected JSON, found -Infinity"),
-        (b'{"a": 1e999}', "body: expected finite numbers"),
+        (b'{"a": NaN}', "a: expected a finite number, found NaN"),
+        (b'{"a": {"b": [1, -Infinity]}}', "a.b[1]: expected a finite number"),
+        (b'{"a": 1e999}', "a: expected a finite number, found 1e999"),
         (b'{"a": ' + b"9" * 5000 + b"}", "body: expected integers"),
         (b'{"abc": 1, "abc": 2}', "abc: the key comes twice"),
         (b'{"a": "\\ud800"}', "a: found a lone surrogate"),

@@ -230,3 +230,31 @@ def test_ollama_calls(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
         jsonschema.validate(call["arguments"], SCHEMA)
     whole = post(app, OLLAMA, {**body, "stream": False}).json()["message"]
     assert [c["function"] for c in whole.get("tool_calls", [])] == calls
+    assert [call["index"] for call in calls] == [0]
+    for message in (whole, *(line["message"] for line in lines)):
+        assert all(call["id"] for call in message.get("tool_calls", []))
+
+
+def test_ollama_calls_are_told_apart(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an id, and by their place in the reply, streamed or not."""
+    monkeypatch.setattr(
+        _service,
+        "tool_use",
+        lambda tools, choice, parallel: tool_use(tools, "required", True),
+    )
+    body = {"model": NAME, "messages": USER, "tools": TOOLS,
+            "options": {"num_predict": 700, "seed": 3}}  # fmt: skip
+    streamed = [
+        one
+        for line in post(app, OLLAMA, body).text.splitlines()
+        for one in json.loads(line)["message"].get("tool_calls", [])
+    ]
+    message = post(app, OLLAMA, {**body, "stream": False}).json()["message"]
+    for calls in (streamed, message["tool_calls"]):
+        assert len(calls) > 1
+        assert [one["function"]["index"] for one in calls] == (
+            list(range(len(calls)))
+        )
+        assert len({one["id"] for one in calls}) == len(calls)

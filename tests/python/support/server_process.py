@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 
-READY = re.compile(r"gemmakv: serving .* at (http://\S+) ")
+READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
 
 
 class ServerProcess:

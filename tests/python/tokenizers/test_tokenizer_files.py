@@ -490,6 +490,18 @@ def test_directory(tmp_path: Path, kind: str) -> None:
     assert result.text == gemma.tokenizer.decode(result.token_ids)
 
 
+def test_a_prompt_that_spells_bos_has_one(tmp_path: Path, kind: str) -> None:
+    gemma = Gemma.load(directory(tmp_path, kind))
+    assert gemma.tokenizer is not None
+    bos, ids = gemma.config.bos_id, gemma.tokenizer.encode("the")
+    for prompt, expected in (
+        ("<bos>the", [bos, *ids]), ("the<bos>", [bos, *ids, bos]),
+    ):  # fmt: skip
+        cache = gemmakv.create_kv_cache(gemma.config)
+        gemma.generate(cache, prompt, max_tokens=0, parse_special=True)
+        assert cache.tokens.tolist() == expected
+
+
 def test_embedding_of_more_rows(tmp_path: Path, kind: str) -> None:
     gemma = Gemma.load(directory(tmp_path, kind, tiny_gguf.VOCAB + 7))
     assert gemma.tokenizer is not None
