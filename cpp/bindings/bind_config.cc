@@ -145,6 +145,19 @@ py::dict Arguments(const ModelConfig& config) {
   return arguments;
 }
 
+using DifferenceTuple =
+    std::tuple<std::string, std::optional<size_t>, std::string, std::string>;
+
+std::pair<std::string, std::vector<DifferenceTuple>> Differences(
+    const ModelConfig& config) {
+  std::vector<DifferenceTuple> found;
+  for (const FieldDifference& one : DifferencesFromNamed(config)) {
+    found.emplace_back(one.field, one.layer, one.found, one.expected);
+  }
+  const ModelConfig* const named = NamedLike(config);
+  return {named == nullptr ? std::string() : named->name, std::move(found)};
+}
+
 // The keywords, as Python writes them.
 std::string Signature() {
   std::string text =
@@ -223,6 +236,10 @@ void RegisterConfig(py::module_& module) {
             return config;
           },
           "The same with the name of the type that has this shape, if any.")
+      .def("differences_from_named", &Differences,
+           "The named type with as many layers, heads and hidden values, \"\" "
+           "if there is\nnone, and (field, layer or None, found, expected) of "
+           "each field that is\nanother there.")
       .def_readonly("name", &ModelConfig::name)
       .def_readonly("architecture", &ModelConfig::architecture)
       .def_property_readonly("layer_kinds", &KindsOf)
