@@ -21,8 +21,8 @@ import gemmakv
 from gemmakv import Gemma, ModelConfig, ModelType
 from gemmakv.models import _loading as loading
 from gemmakv.models.huggingface._config import read_config
-from support import golden_configs, tiny_gguf
-from support.golden_gguf import metadata_of, rotation_tensors
+from support import family_models, golden_configs, tiny_gguf
+from support.golden_gguf import metadata_of, rotation_tensors, stacked
 from support.tiny_gguf import F32, STR, U32
 
 GGUF_TYPES = [
@@ -193,6 +193,46 @@ def test_a_small_gemma3_that_states_a_factor(tmp_path: Path) -> None:
         "the model looks like gemma3-1b, but: rope_factor_full is 8, "
         "expected 1"
     )
+
+
+# ---- The tokenizer's keys ----
+
+# Without these there is no vocabulary, or nothing says how it is used.
+_NEEDED = {"model", "tokens", "scores", "token_type"}
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3", "gemma3n"])
+def test_each_key_of_a_tokenizer(family: str, tmp_path: Path) -> None:
+    config = family_models.config(family)
+    meta, weights = tiny_gguf.metadata(config), tiny_gguf.tensors(0, config)
+    if family == "gemma3n":
+        weights = stacked(weights)
+    path = tmp_path / "m.gguf"
+    whole = Gemma.load(tiny_gguf.write(path, meta, weights))
+    assert whole.tokenizer is not None
+    prefix = "tokenizer.ggml."
+    keys = [key for key in meta if key.startswith(prefix)]
+    assert prefix + "add_space_prefix" in keys and len(keys) >= 10
+    for key in keys:
+        tiny_gguf.write(path, {k: meta[k] for k in meta if k != key}, weights)
+        if key.removeprefix(prefix) in _NEEDED:
+            with pytest.raises(gemmakv.GemmaKVError, match="tokenizer"):
+                Gemma.load(path)
+            continue
+        found = Gemma.load(path)
+        assert found.tokenizer is not None
+        assert found.fingerprint == whole.fingerprint
+        assert found.config.bos_id == whole.config.bos_id
+        # Of the other families the token has the id that it has there.
+        if family == "gemma" or "eot" not in key:
+            assert found.config.eos_ids == whole.config.eos_ids, key
+        for text in ("the", " a<end_of_turn>", "\u00e9\n\n  in"):
+            for special in (False, True):
+                ids = whole.tokenizer.encode(text, special)
+                assert found.tokenizer.encode(text, special) == ids, key
+                assert found.tokenizer.decode(ids) == whole.tokenizer.decode(
+                    ids
+                )
 
 
 # ---- config.json ----
