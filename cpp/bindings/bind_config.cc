@@ -236,10 +236,6 @@ void RegisterConfig(py::module_& module) {
             return config;
           },
           "The same with the name of the type that has this shape, if any.")
-      .def("differences_from_named", &Differences,
-           "The named type with as many layers, heads and hidden values, \"\" "
-           "if there is\nnone, and (field, layer or None, found, expected) of "
-           "each field that is\nanother there.")
       .def_readonly("name", &ModelConfig::name)
       .def_readonly("architecture", &ModelConfig::architecture)
       .def_property_readonly("layer_kinds", &KindsOf)
@@ -305,6 +301,10 @@ void RegisterConfig(py::module_& module) {
           py::arg("tokens"), py::arg("dtype") = "bf16",
           "KV bytes of a conversation of so many tokens.");
 
+  module.def("differences_from_named", &Differences, py::arg("config"),
+             "The named type with as many layers, heads and hidden values, "
+             "\"\" if there is none, and (field, layer or None, found, "
+             "expected) of each field that is another there.");
   module.def("model_type_names", [] { return NamesOf(NamedConfigs()); },
              "Names of all model types.");
 }

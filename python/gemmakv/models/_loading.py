@@ -114,7 +114,7 @@ def differences(config: _core.ModelConfig) -> str:
     """In what a model differs from the published one that has as many layers,
     heads and hidden values; "" if there is none such, or nothing differs.
     """
-    name, fields = config.differences_from_named()
+    name, fields = _core.differences_from_named(config)
     found = [
         f"{field}{'' if layer is None else f' of layer {layer}'} is {value}, "
         f"expected {expected}"
