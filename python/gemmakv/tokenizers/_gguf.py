@@ -11,6 +11,7 @@ from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
+    below,
     check_merges,
     import_tokenizers,
     merges_within,
@@ -111,7 +112,7 @@ def _merges_tokenizer(
     without = frozenset(range(rows, len(pieces)))
     check_rows(path, len(pieces), rows, len(without - silent))
     silent |= without
-    known = {piece: token for piece, token in ids.items() if token < rows}
+    known = below(ids, rows)
     merges = check_merges(
         path, merges_within(array("merges", str), known, ids), known, silent
     )

@@ -17,6 +17,7 @@ from gemmakv.errors import (
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
+    below,
     check_merges,
     import_tokenizers,
     merges_within,
@@ -72,7 +73,7 @@ class JsonTokenizer(MergesTokenizer):
         without = frozenset(range(rows, len(ids)))
         check_rows(str(path), len(ids), rows, len(without - silent))
         silent |= without
-        known = {piece: token for piece, token in ids.items() if token < rows}
+        known = below(ids, rows)
         merges = merges_within(content["model"].get("merges"), known, ids)
         check_merges(str(path), merges, known, silent)
         library = _run(package, path, content, known, merges, marks)

@@ -118,6 +118,15 @@ def check_merges(
     return pairs
 
 
+def below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
+    """The tokens among `ids`, which are 0 to their number - 1, that are below
+    `rows`.
+    """
+    if rows >= len(ids):
+        return ids
+    return {piece: token for piece, token in ids.items() if token < rows}
+
+
 def merges_within(
     merges: Any, known: Mapping[str, int], ids: Mapping[str, int]
 ) -> Any:

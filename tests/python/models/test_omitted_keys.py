@@ -22,6 +22,7 @@ from gemmakv import Gemma, ModelConfig, ModelType, _core
 from gemmakv.models import _loading as loading
 from gemmakv.models.huggingface._config import read_config
 from support import family_models, golden_configs, tiny_gguf
+from support.edited_gguf import Entries, append_to_array, rewrite
 from support.golden_gguf import metadata_of, rotation_tensors, stacked
 from support.tiny_gguf import F32, STR, U32
 
@@ -342,17 +343,59 @@ def test_other_shapes_look_like_nothing(tmp_path: Path) -> None:
 
 def test_a_load_warns(model_path: str, tmp_path: Path) -> None:
     """The real model, whose file states another base."""
-    data = Path(model_path).read_bytes()
-    key = b"gemma3.rope.freq_base" + struct.pack("<I", F32)
-    assert data.count(key) == 1
-    at = data.index(key) + len(key)
-    assert data[at : at + 4] == struct.pack("<f", 1e6)
-    path = tmp_path / "m.gguf"
-    path.write_bytes(data[:at] + struct.pack("<f", 5e5) + data[at + 4 :])
+
+    def edit(entries: Entries) -> None:
+        entries["gemma3.rope.freq_base"] = struct.pack("<If", F32, 5e5)
+
+    path = rewrite(Path(model_path), tmp_path / "m.gguf", edit)
     with pytest.warns(gemmakv.PartialModelWarning) as caught:
-        gemma = Gemma.load(path, prefix_cache=False)
+        gemma = Gemma.load(path, prefix_cache=False, packed_cache=False)
     assert gemma.model_type is None
     [warning] = caught
     for word in (str(path), "gemma3-270m", "rope_base_full is 500000"):
         assert word in str(warning.message)
     assert warning.filename == __file__
+
+
+def test_the_real_model_in_ollamas_form(
+    model_path: str, gemma: Gemma, tmp_path: Path
+) -> None:
+    """Other names of keys, few keys, and a token without a row."""
+
+    def edit(entries: Entries) -> None:
+        for key in list(entries):
+            if key.startswith(("gemma3.rope.", "tokenizer.ggml.add_")) or (
+                key.endswith(("rms_epsilon", "_token_id"))
+            ):
+                del entries[key]
+        for key, value in (("global", 1e6), ("local", 1e4)):
+            entries[f"gemma3.rope.{key}.freq_base"] = struct.pack(
+                "<If", F32, value
+            )
+        name = b"<image_soft_token>"
+        for key, value in (
+            ("tokens", struct.pack("<Q", len(name)) + name),
+            ("scores", struct.pack("<f", -1000)),
+            ("token_type", struct.pack("<i", 4)),
+        ):
+            key = f"tokenizer.ggml.{key}"
+            entries[key] = append_to_array(entries[key], value)
+
+    path = rewrite(Path(model_path), tmp_path / "m.gguf", edit)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = Gemma.load(path, prefix_cache=False, packed_cache=False)
+    assert other.model_type is gemma.model_type is ModelType.GEMMA3_270M
+    assert other.fingerprint == gemma.fingerprint
+    assert other.config.eos_ids == gemma.config.eos_ids
+    assert other.tokenizer is not None and gemma.tokenizer is not None
+    assert other.tokenizer.vocab_size == 262_145
+    for text in ("Hello", "a <image_soft_token> and <start_of_turn>"):
+        assert other.tokenizer.encode(text) == gemma.tokenizer.encode(text)
+    assert other.tokenizer.encode("Hello") == [9259]
+    caches = [gemmakv.create_kv_cache(model.config) for model in (other, gemma)]
+    found = [
+        model.generate(cache, "Hello", max_tokens=4).token_ids
+        for model, cache in zip((other, gemma), caches, strict=True)
+    ]
+    assert found[0] == found[1]
