@@ -151,10 +151,10 @@ using DifferenceTuple =
 std::pair<std::string, std::vector<DifferenceTuple>> Differences(
     const ModelConfig& config) {
   std::vector<DifferenceTuple> found;
-  for (const FieldDifference& one : DifferencesFromNamed(config)) {
+  for (const FieldDifference& one : CompareWithNamed(config)) {
     found.emplace_back(one.field, one.layer, one.found, one.expected);
   }
-  const ModelConfig* const named = NamedLike(config);
+  const ModelConfig* const named = FindNamedLike(config);
   return {named == nullptr ? std::string() : named->name, std::move(found)};
 }
 
@@ -301,7 +301,7 @@ void RegisterConfig(py::module_& module) {
           py::arg("tokens"), py::arg("dtype") = "bf16",
           "KV bytes of a conversation of so many tokens.");
 
-  module.def("differences_from_named", &Differences, py::arg("config"),
+  module.def("compare_with_named", &Differences, py::arg("config"),
              "The named type with as many layers, heads and hidden values, "
              "\"\" if there is none, and (field, layer or None, found, "
              "expected) of each field that is another there.");

@@ -457,7 +457,7 @@ void ReadDrafter(const GgufFile& file, const MetadataReader& read,
 
 // The token of the name that ends a reply of the earlier families; `fallback`
 // if there is none.
-int32_t EndOfTurn(const GgufFile& file, int32_t fallback) {
+int32_t FindEndOfTurn(const GgufFile& file, int32_t fallback) {
   constexpr const char* kTokens = "tokenizer.ggml.tokens";
   if (!file.Has(kTokens)) return fallback;
   const std::vector<std::string_view> pieces = *file.GetStrings(kTokens);
@@ -488,7 +488,7 @@ void ReadTokenIds(const GgufFile& file, const Family& family,
   const int32_t end_of_turn = family.end_of_turn != 0 ? family.end_of_turn
                               : file.Has(kEot) || family.bidirectional
                                   ? eos
-                                  : EndOfTurn(file, eos);
+                                  : FindEndOfTurn(file, eos);
   const int32_t eot = id(kEot, end_of_turn);
   config.eos_ids = {eos};
   constexpr const char* kAll = "tokenizer.ggml.eos_token_ids";
@@ -547,7 +547,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   read.Read(FieldNamed("hidden_size"), config);
   read.Read(FieldNamed("num_layers"), config);
   read.Read(FieldNamed("num_heads"), config);
-  read.SetNamed(NamedLike(config));
+  read.SetNamed(FindNamedLike(config));
   ApplyFamily(family, config);
   config.ple_dim = family.ple_dim;
   RefuseOtherParts(file, read, family);

@@ -143,7 +143,7 @@ ModelType ModelTypeFromName(std::string_view name) {
       StrCat("unknown model type '", name, "': expected one of ", known));
 }
 
-const ModelConfig* NamedLike(const ModelConfig& config) {
+const ModelConfig* FindNamedLike(const ModelConfig& config) {
   const auto heads = [](const ModelConfig& c) {
     return FieldNamed("num_heads").Get(c);
   };
@@ -158,9 +158,9 @@ const ModelConfig* NamedLike(const ModelConfig& config) {
   return nullptr;
 }
 
-std::vector<FieldDifference> DifferencesFromNamed(const ModelConfig& config) {
+std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config) {
   std::vector<FieldDifference> found;
-  const ModelConfig* const named = NamedLike(config);
+  const ModelConfig* const named = FindNamedLike(config);
   if (named == nullptr) return found;
   for (size_t i = 0; i < config.num_layers(); ++i) {
     const LayerKind kind = config.layers[i].kind;

@@ -85,18 +85,18 @@ void ApplyFamilyToLayers(const Family& family, ModelConfig& config);
 
 // The named type that has as many layers, heads and hidden values; nullptr if
 // there is none. It says what files of such a model mean by what they omit.
-const ModelConfig* NamedLike(const ModelConfig& config);
+const ModelConfig* FindNamedLike(const ModelConfig& config);
 
-// A field that has another value than in the named type of NamedLike.
+// A field that has another value than in the named type of FindNamedLike.
 struct FieldDifference {
   std::string field;
   std::optional<size_t> layer;  // the first that differs, if layers do
   std::string found, expected;
 };
-// Of all fields but the sizes of vocabularies, which files pad differently,
-// and dense_dim where the model has no such products. Empty without such a
-// type.
-std::vector<FieldDifference> DifferencesFromNamed(const ModelConfig& config);
+// Compares all fields but the sizes of vocabularies, which files pad
+// differently, and dense_dim where the model has no such products. Nothing
+// differs without such a type.
+std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config);
 
 // Layers are of the kinds of `pattern`, repeated.
 void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config);

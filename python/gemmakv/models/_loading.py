@@ -96,7 +96,7 @@ def load(
             with contextlib.suppress(OSError):
                 packed.expire(folder, keep=report.path)
     config = engine.config
-    different = differences(config)
+    different = describe_differences(config)
     if different:
         warnings.warn(f"{path}: {different}", PartialModelWarning, stacklevel=3)
     if config.bidirectional and not (config.dense_dim or config.embedding_dim):
@@ -110,11 +110,12 @@ def load(
     return Loaded(engine, tokenizer, info, report)
 
 
-def differences(config: _core.ModelConfig) -> str:
-    """In what a model differs from the published one that has as many layers,
-    heads and hidden values; "" if there is none such, or nothing differs.
+def describe_differences(config: _core.ModelConfig) -> str:
+    """Says in one line how a model differs from the published one that has as
+    many layers, heads and hidden values; "" if there is none, or nothing
+    differs.
     """
-    name, fields = _core.differences_from_named(config)
+    name, fields = _core.compare_with_named(config)
     found = [
         f"{field}{'' if layer is None else f' of layer {layer}'} is {value}, "
         f"expected {expected}"

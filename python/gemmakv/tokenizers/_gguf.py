@@ -11,10 +11,10 @@ from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    below,
     check_merges,
+    filter_merges,
     import_tokenizers,
-    merges_within,
+    take_below,
 )
 from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, check_rows
 
@@ -112,9 +112,9 @@ def _merges_tokenizer(
     without = frozenset(range(rows, len(pieces)))
     check_rows(path, len(pieces), rows, len(without - silent))
     silent |= without
-    known = below(ids, rows)
+    known = take_below(ids, rows)
     merges = check_merges(
-        path, merges_within(array("merges", str), known, ids), known, silent
+        path, filter_merges(array("merges", str), known, ids), known, silent
     )
     added = [
         pieces[token]

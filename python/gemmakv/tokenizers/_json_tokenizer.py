@@ -17,10 +17,10 @@ from gemmakv.errors import (
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    below,
     check_merges,
+    filter_merges,
     import_tokenizers,
-    merges_within,
+    take_below,
 )
 from gemmakv.tokenizers._tokenizer import SPACE_MARK, check_rows
 
@@ -73,8 +73,8 @@ class JsonTokenizer(MergesTokenizer):
         without = frozenset(range(rows, len(ids)))
         check_rows(str(path), len(ids), rows, len(without - silent))
         silent |= without
-        known = below(ids, rows)
-        merges = merges_within(content["model"].get("merges"), known, ids)
+        known = take_below(ids, rows)
+        merges = filter_merges(content["model"].get("merges"), known, ids)
         check_merges(str(path), merges, known, silent)
         library = _run(package, path, content, known, merges, marks)
         super().__init__(ids, silent, library)

@@ -118,20 +118,20 @@ def check_merges(
     return pairs
 
 
-def below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
-    """The tokens among `ids`, which are 0 to their number - 1, that are below
-    `rows`.
+def take_below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
+    """Gives the tokens among `ids`, which are 0 to their number - 1, that are
+    below `rows`.
     """
     if rows >= len(ids):
         return ids
     return {piece: token for piece, token in ids.items() if token < rows}
 
 
-def merges_within(
+def filter_merges(
     merges: Any, known: Mapping[str, int], ids: Mapping[str, int]
 ) -> Any:
-    """Merges without those of tokens among `ids` that are not `known`; what
-    is no list of merges stays as it is.
+    """Leaves out merges of tokens among `ids` that are not `known`; what is no
+    list of merges stays as it is.
     """
     if len(known) == len(ids) or not isinstance(merges, list):
         return merges

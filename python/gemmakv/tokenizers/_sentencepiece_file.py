@@ -43,7 +43,7 @@ def marked_model(
 ) -> bytes:
     """The model of a file with `marks` written into it.
 
-    Control tokens are of type CONTROL, and so are tokens behind the first
+    Control tokens are of type CONTROL, and so are tokens after the first
     `rows`, which the model has no rows for; added tokens that the file lacks
     follow its own. Raises OSError, CorruptFile for a damaged file or one
     that contradicts the marks, MismatchError for one that is not of Gemma's

@@ -99,8 +99,8 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def differing(config: ModelConfig) -> set[str]:
-    text = loading.differences(config)
-    found = {field for field, *_ in _core.differences_from_named(config)[1]}
+    text = loading.describe_differences(config)
+    found = {field for field, *_ in _core.compare_with_named(config)[1]}
     assert all(field in text for field in found)
     return found
 
@@ -165,7 +165,7 @@ def test_other_values_are_told(name: str, tmp_path: Path) -> None:
         )
         assert config.name == ""
         assert field in differing(config), key
-        text = loading.differences(config)
+        text = loading.describe_differences(config)
         assert name in text and "expected" in text and "\n" not in text
 
 
@@ -182,7 +182,7 @@ def test_positions_of_gemma3_without_a_factor(
     rest = {k: v for k, v in meta.items() if ".rope.scaling." not in k}
     config = config_of(tmp_path / "m.gguf", rest, weights)
     assert config.rope_factor_full == factor
-    assert config.name == name and loading.differences(config) == ""
+    assert config.name == name and loading.describe_differences(config) == ""
 
 
 def test_a_small_gemma3_that_states_a_factor(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_small_gemma3_that_states_a_factor(tmp_path: Path) -> None:
     meta["gemma3.rope.scaling.factor"] = (F32, 8.0)
     config = config_of(tmp_path / "m.gguf", meta, weights)
     assert config.rope_factor_full == 8
-    assert loading.differences(config) == (
+    assert loading.describe_differences(config) == (
         "the model looks like gemma3-1b, but: rope_factor_full is 8, "
         "expected 1"
     )
@@ -327,15 +327,15 @@ def test_a_config_of_gemma3_without_a_factor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     found = read_config(tmp_path).config
     assert found.name == "" and found.rope_factor_full == 1
-    assert loading.differences(found) == (
+    assert loading.describe_differences(found) == (
         "the model looks like gemma3-4b, but: rope_factor_full is 1, "
         "expected 8"
     )
 
 
 def test_other_shapes_look_like_nothing(tmp_path: Path) -> None:
-    assert _core.differences_from_named(tiny_gguf.CONFIG) == ("", [])
-    assert loading.differences(tiny_gguf.CONFIG) == ""
+    assert _core.compare_with_named(tiny_gguf.CONFIG) == ("", [])
+    assert loading.describe_differences(tiny_gguf.CONFIG) == ""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Gemma.load(tiny_gguf.write(tmp_path / "m.gguf"))

@@ -171,7 +171,7 @@ ModelConfig Load(GgufBuilder builder, size_t vocab_size = 262144) {
 
 std::vector<std::string> DifferingFields(const ModelConfig& config) {
   std::vector<std::string> names;
-  for (const FieldDifference& one : DifferencesFromNamed(config)) {
+  for (const FieldDifference& one : CompareWithNamed(config)) {
     names.push_back(one.field);
   }
   return names;
@@ -247,7 +247,7 @@ TEST(ConfigTest, FilesOfNamedShapesMayOmitTheFactorOfPositions) {
     const ModelConfig omits = Load(BuilderFor(table), table.vocab_size);
     EXPECT_EQ(Get(omits, "rope_factor_full"), factor);
     EXPECT_EQ(omits.name, table.name);
-    EXPECT_TRUE(DifferencesFromNamed(omits).empty());
+    EXPECT_TRUE(CompareWithNamed(omits).empty());
     // What is stated counts, and is told.
     const float other = factor == 8 ? 1.0f : 8.0f;
     for (const char* key : {"scaling.factor", "scale_linear"}) {
@@ -255,7 +255,7 @@ TEST(ConfigTest, FilesOfNamedShapesMayOmitTheFactorOfPositions) {
           Load(BuilderFor(table).Set(std::string("gemma3.rope.") + key, other),
                table.vocab_size);
       EXPECT_EQ(Get(states, "rope_factor_full"), other);
-      const std::vector<FieldDifference> found = DifferencesFromNamed(states);
+      const std::vector<FieldDifference> found = CompareWithNamed(states);
       ASSERT_EQ(found.size(), 1u);
       EXPECT_EQ(found[0].field, "rope_factor_full");
       EXPECT_EQ(found[0].layer, std::nullopt);
@@ -271,17 +271,17 @@ TEST(ConfigTest, FilesOfNamedShapesMayOmitTheFactorOfPositions) {
             std::vector<std::string>{"rope_factor_full"});
 }
 
-TEST(ConfigTest, DifferencesFromNamedTypes) {
+TEST(ConfigTest, CompareWithNamedTypes) {
   const ModelConfig& table = ConfigOf(ModelType::kGemma3_4B);
-  EXPECT_TRUE(DifferencesFromNamed(table).empty());
+  EXPECT_TRUE(CompareWithNamed(table).empty());
   ModelConfig other = table;
   other.vocab_size += 64;
-  EXPECT_TRUE(DifferencesFromNamed(other).empty()) << "another padding";
+  EXPECT_TRUE(CompareWithNamed(other).empty()) << "another padding";
   other.context_length = 8192;
   other.final_soft_cap = 30;
   other.qk_norm = false;
   other.layers[7].ffn_dim = 1024;
-  const std::vector<FieldDifference> found = DifferencesFromNamed(other);
+  const std::vector<FieldDifference> found = CompareWithNamed(other);
   ASSERT_EQ(found.size(), 4u);
   EXPECT_EQ(found[0].field, "ffn_dim");
   EXPECT_EQ(found[0].layer, 7u);
@@ -294,8 +294,8 @@ TEST(ConfigTest, DifferencesFromNamedTypes) {
   other = table;
   other.hidden_size = 2576;
   other.context_length = 8192;
-  EXPECT_EQ(NamedLike(other), nullptr);
-  EXPECT_TRUE(DifferencesFromNamed(other).empty());
+  EXPECT_EQ(FindNamedLike(other), nullptr);
+  EXPECT_TRUE(CompareWithNamed(other).empty());
 }
 
 TEST(ConfigTest, OtherKeysOfTheRotation) {
@@ -321,7 +321,7 @@ TEST(ConfigTest, FilesOfOtherShapesHaveTheFamilysDefaults) {
   slice.layers.resize(33);
   const ModelConfig loaded =
       Load(BuilderFor(slice, "attention.shared_kv_layers"));
-  EXPECT_EQ(NamedLike(loaded), nullptr);
+  EXPECT_EQ(FindNamedLike(loaded), nullptr);
   EXPECT_EQ(loaded.layers[19].shares_kv, std::nullopt);
   EXPECT_EQ(loaded.layers[20].shares_kv, 18u);
   EXPECT_EQ(Load(BuilderFor(slice, "embedding_length_per_layer_input")).ple_dim,
