@@ -145,6 +145,19 @@ py::dict Arguments(const ModelConfig& config) {
   return arguments;
 }
 
+using DifferenceTuple =
+    std::tuple<std::string, std::optional<size_t>, std::string, std::string>;
+
+std::pair<std::string, std::vector<DifferenceTuple>> Differences(
+    const ModelConfig& config) {
+  std::vector<DifferenceTuple> found;
+  for (const FieldDifference& one : CompareWithNamed(config)) {
+    found.emplace_back(one.field, one.layer, one.found, one.expected);
+  }
+  const ModelConfig* const named = FindNamedLike(config);
+  return {named == nullptr ? std::string() : named->name, std::move(found)};
+}
+
 // The keywords, as Python writes them.
 std::string Signature() {
   std::string text =
@@ -288,6 +301,10 @@ void RegisterConfig(py::module_& module) {
           py::arg("tokens"), py::arg("dtype") = "bf16",
           "KV bytes of a conversation of so many tokens.");
 
+  module.def("compare_with_named", &Differences, py::arg("config"),
+             "The named type with as many layers, heads and hidden values, "
+             "\"\" if there is none, and (field, layer or None, found, "
+             "expected) of each field that is another there.");
   module.def("model_type_names", [] { return NamesOf(NamedConfigs()); },
              "Names of all model types.");
 }

@@ -213,6 +213,8 @@ void RegisterInfo(py::module_& module) {
       },
       py::arg("file"),
       "Serialized SentencePiece model of a file's vocabulary.");
+  module.def("has_merges", &Vocabulary::HasMerges, py::arg("file"),
+             "Whether merges decide in a file's vocabulary, not scores.");
   py::class_<PieceEncoder>(module, "PieceEncoder")
       .def(py::init([](const GgufFile& file) {
              const GilReleased no_gil;

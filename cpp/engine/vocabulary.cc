@@ -74,6 +74,10 @@ char* WritePieceText(std::string_view piece, int64_t type, char* out) {
   return out;
 }
 
+// Added tokens that models without images or sounds have no rows for: one of
+// Gemma 3's, 256 of Gemma 3n's. With more, the tokenizer is another model's.
+constexpr size_t kMostTextsWithoutRows = 256;
+
 // Lengths below need one byte, also that of the message around a piece.
 constexpr size_t kShortPiece = 0x80 - 9;
 
@@ -168,7 +172,7 @@ std::string_view TokenText::operator[](int32_t id) const {
 Vocabulary::Vocabulary(const GgufFile& file) {
   const std::optional<std::string_view> model =
       file.GetString("tokenizer.ggml.model");
-  if (!model || *model != "llama") {
+  if (!model || *model != "llama" || HasMerges(file)) {
     throw Mismatch(StrCat(file.path(), ": the tokenizer is '",
                           model.value_or("(none)"),
                           "', expected 'llama' (SentencePiece) or 'gemma4'"));
@@ -192,12 +196,54 @@ Vocabulary::Vocabulary(const GgufFile& file) {
   eos_id = id("tokenizer.ggml.eos_token_id", 1);
   unk_id = id("tokenizer.ggml.unknown_token_id", 3);
   pad_id = id("tokenizer.ggml.padding_token_id", 0);
+  // Texts of all families begin without a space: Ollama's files, and those of
+  // early converters, take that for granted.
   add_space_prefix =
-      file.GetBool("tokenizer.ggml.add_space_prefix").value_or(true);
+      file.GetBool("tokenizer.ggml.add_space_prefix").value_or(false);
+  LeaveOutTokensWithoutRows(file);
 }
 
 bool Vocabulary::HasMerges(const GgufFile& file) {
-  return file.GetString("tokenizer.ggml.model") == "gemma4";
+  constexpr const char *kModel = "tokenizer.ggml.model",
+                       *kPre = "tokenizer.ggml.pre",
+                       *kMerges = "tokenizer.ggml.merges";
+  const std::string_view model = file.GetString(kModel).value_or("");
+  if (model != "llama" && model != "gemma4") return false;
+  const std::string_view pre = file.GetString(kPre).value_or("default");
+  const bool of_gemma4 = pre == "gemma4";
+  if (model == "gemma4") {
+    if (of_gemma4 || pre == "default") return true;
+    throw Mismatch(StrCat(file.path(), ": metadata ", kPre, " is '", pre,
+                          "', expected 'gemma4' with ", kModel, " 'gemma4'"));
+  }
+  if (file.Has(kMerges)) {
+    return of_gemma4 || file.GetString("general.architecture")
+                            .value_or("")
+                            .starts_with("gemma4");
+  }
+  if (!of_gemma4) return false;
+  throw CorruptFile(StrCat(file.path(), ": metadata ", kMerges,
+                           " is missing, expected with ", kPre, " 'gemma4'"));
+}
+
+void Vocabulary::LeaveOutTokensWithoutRows(const GgufFile& file) {
+  for (const GgufFile::TensorInfo& tensor : file.tensors()) {
+    if (tensor.name != "token_embd.weight" || tensor.shape.size() != 2) {
+      continue;
+    }
+    const uint64_t rows = tensor.shape[1];
+    size_t texts = 0;
+    for (uint64_t i = rows; i < types.size(); ++i) {
+      texts +=
+          types[i] != kControl && types[i] != kUnknown && types[i] != kUnused;
+      types[i] = kControl;
+    }
+    if (texts > kMostTextsWithoutRows) {
+      throw Mismatch(StrCat(file.path(), ": tokenizer: found ", types.size(),
+                            " tokens, expected about as many as the model's ",
+                            rows, " rows"));
+    }
+  }
 }
 
 TokenText Vocabulary::Text() const {

@@ -53,12 +53,17 @@ struct Vocabulary {
   int32_t bos_id, eos_id, unk_id, pad_id;
   bool add_space_prefix;
 
-  // Throws Mismatch if the file's tokenizer is not SentencePiece, CorruptFile
-  // if its arrays are missing or of different lengths.
+  // Tokens without a row in the file's embedding, if it has one, are control
+  // tokens here, whatever the file calls them: no text becomes one. Throws
+  // Mismatch if the file's tokenizer is not SentencePiece, or another model's
+  // by the number of its tokens, CorruptFile if its arrays are missing or of
+  // different lengths.
   explicit Vocabulary(const GgufFile& file);
 
   // Whether merges decide, not scores, as in Gemma 4's: a vocabulary that is
-  // not read here. Whoever reads it sets the text of its tokens.
+  // not read here. Whoever reads it sets the text of its tokens. All keys
+  // together say so: some converters call Gemma 4's vocabulary 'llama'. Throws
+  // Mismatch or CorruptFile if the keys contradict each other.
   static bool HasMerges(const GgufFile& file);
 
   TokenText Text() const;
@@ -68,6 +73,9 @@ struct Vocabulary {
   // normalizer_spec = 3). Scores decide merges, as in the BPE models that
   // Gemma's vocabulary was trained as.
   std::string SentencePieceModel() const;
+
+ private:
+  void LeaveOutTokensWithoutRows(const GgufFile& file);
 };
 
 }  // namespace gkv

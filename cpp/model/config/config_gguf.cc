@@ -19,33 +19,51 @@
 namespace gkv {
 namespace {
 
+// Other names that converters have for a field's key.
+constexpr struct {
+  std::string_view field;
+  const char* key;
+} kOtherKeys[] = {
+    {"rope_base_full", "rope.global.freq_base"},
+    {"rope_base_sliding", "rope.local.freq_base"},
+    {"rope_base_sliding", "rope.freq_base_local"},
+    {"head_dim", "head_dim"},
+};
+
 // Reads a family's metadata keys, which all start with the architecture.
 class MetadataReader {
  public:
   MetadataReader(const GgufFile& file, const Family& family)
       : file_(file), prefix_(StrCat(family.architecture, ".")) {}
 
+  // From here on, what a file omits is as in this type. nullptr: as the family
+  // says.
+  void SetNamed(const ModelConfig* named) { named_ = named; }
+  const ModelConfig* named() const { return named_; }
+
   // Reads a field by its own key: a number, or an array with one for each
-  // layer. A key that is missing leaves what the family says.
+  // layer. A key that is missing leaves what the type or the family says.
   void Read(const Field& field, ModelConfig& config) const {
-    const std::string key = prefix_ + field.gguf;
-    std::vector<double> values = field.Get(config);
-    const std::string sliding = key + "_swa";
-    if (file_.Has(key)) {
-      values = Numbers(key, field);
-      if (field.layers == kAllLayers && file_.Has(sliding)) {
-        values = ByKind(values, Numbers(sliding, field), config);
-      }
-    } else if (*std::min_element(values.begin(), values.end()) < field.low) {
-      values = field.Default(config);
+    const std::string key = KeyOf(field);
+    const std::string sliding = StrCat(prefix_, field.gguf, "_swa");
+    const bool by_kind = field.layers == kAllLayers && file_.Has(sliding);
+    const bool stated = file_.Has(key);
+    std::vector<double> values = Omitted(field, config);
+    const std::vector<double> omitted = values;
+    if (stated) values = Numbers(key, field);
+    if (by_kind && (values.size() == 1 || !stated)) {
+      values = ByKind(values, Numbers(sliding, field), config);
+    } else if (stated && values.size() == 1 && HasTwin(field) &&
+               omitted.size() != 1 &&
+               omitted == ByKind(values, omitted, config)) {
+      // The number of full layers alone: those that slide have their own.
+      values = omitted;
     }
-    if (values.empty()) {
-      throw CorruptFile(
-          StrCat(file_.path(), ": metadata ", key, " is missing"));
-    }
+    if (values.empty()) throw Missing(key);
     try {
       field.Check(config, values, StrCat(file_.path(), ": metadata ", key));
     } catch (const InvalidArgument& error) {
+      if (!stated && !by_kind) throw Missing(key);
       throw CorruptFile(error.what());
     }
     field.Set(config, values);
@@ -83,24 +101,63 @@ class MetadataReader {
     return {sizes.begin(), sizes.end()};
   }
 
-  // Of a key for full layers and one for those that slide: a number for each
-  // layer. Anything but two numbers is left to the check of the field.
+  CorruptFile Missing(const std::string& key) const {
+    return CorruptFile(StrCat(file_.path(), ": metadata ", key, " is missing"));
+  }
+
+  // The first of the names of a field's key that the file has; else its own.
+  std::string KeyOf(const Field& field) const {
+    const std::string key = prefix_ + field.gguf;
+    if (file_.Has(key)) return key;
+    for (const auto& other : kOtherKeys) {
+      if (other.field == field.name && Has(other.key)) {
+        return prefix_ + other.key;
+      }
+    }
+    return key;
+  }
+
+  // Whether layers that slide have a key of their own.
+  static bool HasTwin(const Field& field) {
+    return field.name == std::string_view("head_dim") ||
+           field.name == std::string_view("rope_dim");
+  }
+
+  // What leaving out the key means; empty if it must be stated.
+  std::vector<double> Omitted(const Field& field,
+                              const ModelConfig& config) const {
+    if (named_ != nullptr) return field.Get(*named_);
+    std::vector<double> values = field.Get(config);
+    if (*std::min_element(values.begin(), values.end()) < field.low) {
+      values = field.Default(config);
+    }
+    return values;
+  }
+
+  // Of numbers for full layers and for those that slide, one or one for each
+  // layer: a number for each layer. Any other count of the latter is left to
+  // the check of the field.
   static std::vector<double> ByKind(const std::vector<double>& full,
                                     const std::vector<double>& sliding,
                                     const ModelConfig& config) {
-    if (full.size() != 1 || sliding.size() != 1) {
-      return full.size() != 1 ? full : sliding;
-    }
+    const size_t layers = config.num_layers();
+    const auto fits = [&](const std::vector<double>& values) {
+      return values.size() == 1 || values.size() == layers;
+    };
+    if (!fits(full)) return full;
+    if (!fits(sliding)) return sliding;
     std::vector<double> values;
-    for (const LayerConfig& layer : config.layers) {
-      values.push_back(layer.kind == LayerKind::kSliding ? sliding[0]
-                                                         : full[0]);
+    for (size_t i = 0; i < layers; ++i) {
+      const auto& from =
+          config.layers[i].kind == LayerKind::kSliding ? sliding : full;
+      values.push_back(from[from.size() == 1 ? 0 : i]);
     }
     return values;
   }
 
   const GgufFile& file_;
   std::string prefix_;
+  const ModelConfig* named_ = nullptr;
 };
 
 // Rows of a matrix whose number no key states.
@@ -112,6 +169,21 @@ size_t RowsOf(const GgufFile& file, std::string_view name) {
   }
   throw CorruptFile(
       StrCat(file.path(), ": tensor ", name, " is missing or not a matrix"));
+}
+
+// Whether the type's layers are of the same kinds, and whether its heads have
+// the same sizes: what else it says then holds for these layers, too.
+bool SameKinds(const ModelConfig* named, const ModelConfig& config) {
+  return named != nullptr &&
+         std::equal(named->layers.begin(), named->layers.end(),
+                    config.layers.begin(),
+                    [](const LayerConfig& a, const LayerConfig& b) {
+                      return a.kind == b.kind;
+                    });
+}
+bool SameHeads(const ModelConfig* named, const ModelConfig& config) {
+  const Field& field = FieldNamed("head_dim");
+  return named != nullptr && field.Get(*named) == field.Get(config);
 }
 
 // Files do not say how queries are scaled. The sizes of the table do; others
@@ -130,8 +202,9 @@ double QueryScale(const Family& family, const ModelConfig& config) {
   return 1.0 / std::sqrt(static_cast<double>(config.layers[0].head_dim));
 }
 
-// Which layers slide: the family's pattern unless the file says otherwise, by
-// a flag for each layer or by the length of a period.
+// Which layers slide: as in the named type, or in the family's pattern, unless
+// the file says otherwise, by a flag for each layer or by the length of a
+// period.
 void ReadKinds(const GgufFile& file, const MetadataReader& read,
                const Family& family, ModelConfig& config) {
   if (!HasSlidingLayers(family)) return;
@@ -149,12 +222,20 @@ void ReadKinds(const GgufFile& file, const MetadataReader& read,
     }
     return;
   }
-  if (read.Size("attention.sliding_window", family.sliding_window) == 0 &&
-      family.sliding_window == 0) {
-    // Where sizes have windows of their own, a file without one says that no
-    // layer slides.
+  if (family.full_without_window &&
+      read.Size("attention.sliding_window", 0) == 0) {
     RepeatKinds(std::array{LayerKind::kFull}, config);
     return;
+  }
+  if (!read.Has(kPattern) && read.named() != nullptr) {
+    for (size_t i = 0; i < config.num_layers(); ++i) {
+      config.layers[i].kind = read.named()->layers[i].kind;
+    }
+    return;
+  }
+  if (!read.Has(kPattern) && family.states_pattern) {
+    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
+                             ".", kPattern, " is missing"));
   }
   const size_t period = read.Size(kPattern, family.pattern.size());
   if (period == 0) {
@@ -176,8 +257,16 @@ void ReadRope(const GgufFile& file, const MetadataReader& read,
                           ".rope.scaling.type is '", type,
                           "', expected 'linear' or 'none'"));
   }
-  const double factor =
-      type == "none" ? 1 : read.Float("rope.scaling.factor", 1);
+  double omitted = 1;
+  if (read.named() != nullptr) {
+    omitted = FieldNamed("rope_factor_full").Get(*read.named())[0];
+  }
+  // The latter is the older name of the key.
+  const char* const key =
+      read.Has("rope.scaling.factor") || !read.Has("rope.scale_linear")
+          ? "rope.scaling.factor"
+          : "rope.scale_linear";
+  const double factor = type == "none" ? 1 : read.Float(key, omitted);
   // Where both kinds rotate alike, files state one base for both.
   const bool alike = family.rope_base_full == family.rope_base_sliding;
   const bool slides = config.HasLayers(LayerKind::kSliding);
@@ -248,9 +337,12 @@ bool KeysAreValues(GgufFile& file, const Family& family,
 // Values are as long as keys, in layers of each kind.
 void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
                        const ModelConfig& config) {
+  const bool apart = FieldNamed("head_dim").Get(config).size() != 1;
   for (const LayerConfig& layer : config.layers) {
     const bool slides = layer.kind == LayerKind::kSliding &&
                         read.Has("attention.value_length_swa");
+    // The key is that of full layers.
+    if (layer.kind == LayerKind::kSliding && apart && !slides) continue;
     const size_t length = read.Size(
         slides ? "attention.value_length_swa" : "attention.value_length",
         layer.head_dim);
@@ -264,7 +356,17 @@ void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
 // Models whose last layers have no keys and values of their own.
 void ReadShared(const GgufFile& file, const MetadataReader& read,
                 const Family& family, ModelConfig& config) {
-  const size_t shared = read.Size("attention.shared_kv_layers", 0);
+  constexpr const char* kKey = "attention.shared_kv_layers";
+  const size_t layers = config.num_layers();
+  size_t omitted = 0;
+  if (read.named() != nullptr) {
+    for (const LayerConfig& layer : read.named()->layers) {
+      omitted += layer.shares_kv.has_value();
+    }
+  } else if (family.own_layers != 0 && layers > family.own_layers) {
+    omitted = layers - family.own_layers;
+  }
+  const size_t shared = read.Size(kKey, omitted);
   if (family.drafts) {
     if (shared == 0 || shared == config.num_layers()) return;
     throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
@@ -310,6 +412,7 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
                    const Family& family, ModelConfig& config) {
   if (!family.bidirectional) return;
   for (LayerConfig& layer : config.layers) {
+    if (!read.Has("attention.sliding_window")) break;
     if (layer.kind == LayerKind::kSliding) layer.window = layer.window / 2 + 1;
   }
   const auto check = [&](const char* key, size_t found, size_t expected,
@@ -352,26 +455,48 @@ void ReadDrafter(const GgufFile& file, const MetadataReader& read,
                            "of the model that this one guesses for"));
 }
 
+// The token of the name that ends a reply of the earlier families; `fallback`
+// if there is none.
+int32_t FindEndOfTurn(const GgufFile& file, int32_t fallback) {
+  constexpr const char* kTokens = "tokenizer.ggml.tokens";
+  if (!file.Has(kTokens)) return fallback;
+  const std::vector<std::string_view> pieces = *file.GetStrings(kTokens);
+  const auto at = std::find(pieces.begin(), pieces.end(), "<end_of_turn>");
+  return at == pieces.end() ? fallback
+                            : static_cast<int32_t>(at - pieces.begin());
+}
+
 void ReadTokenIds(const GgufFile& file, const Family& family,
                   ModelConfig& config) {
-  const auto id = [&](const char* key, int32_t fallback) {
-    const std::optional<uint64_t> value = file.GetUint(key);
-    if (!value) return fallback;
-    if (*value >= config.vocab_size) {
-      throw CorruptFile(StrCat(file.path(), ": metadata ", key, " is ", *value,
+  const auto checked = [&](const char* key, uint64_t value) {
+    if (value >= config.vocab_size) {
+      throw CorruptFile(StrCat(file.path(), ": metadata ", key, " is ", value,
                                ", expected a token id below ",
                                config.vocab_size));
     }
-    return static_cast<int32_t>(*value);
+    return static_cast<int32_t>(value);
+  };
+  const auto id = [&](const char* key, int32_t fallback) {
+    const std::optional<uint64_t> value = file.GetUint(key);
+    return value ? checked(key, *value) : fallback;
   };
   config.bos_id = id("tokenizer.ggml.bos_token_id", 2);
   const int32_t eos = id("tokenizer.ggml.eos_token_id", 1);
   // <end_of_turn> ends a reply of the instruction-tuned models and is never
   // part of the text of the pretrained ones.
-  const int32_t end_of_turn =
-      family.end_of_turn == 0 ? eos : family.end_of_turn;
-  const int32_t eot = id("tokenizer.ggml.eot_token_id", end_of_turn);
+  constexpr const char* kEot = "tokenizer.ggml.eot_token_id";
+  const int32_t end_of_turn = family.end_of_turn != 0 ? family.end_of_turn
+                              : file.Has(kEot) || family.bidirectional
+                                  ? eos
+                                  : FindEndOfTurn(file, eos);
+  const int32_t eot = id(kEot, end_of_turn);
   config.eos_ids = {eos};
+  constexpr const char* kAll = "tokenizer.ggml.eos_token_ids";
+  if (const auto all = file.GetInts(kAll)) {
+    for (const int64_t other : *all) {
+      config.eos_ids.push_back(checked(kAll, static_cast<uint64_t>(other)));
+    }
+  }
   const int32_t end_of_call =
       family.end_of_call == 0 ? eos : family.end_of_call;
   for (const int32_t other : {eot, end_of_call}) {
@@ -415,20 +540,31 @@ const Family& FamilyOf(const GgufFile& file) {
 
 ModelConfig ConfigFromGguf(GgufFile& file) {
   const Family& family = FamilyOf(file);
-  const MetadataReader read(file, family);
+  MetadataReader read(file, family);
   ModelConfig config;
+  config.architecture = family.architecture;
   // What the family's part depends on, then everything.
   read.Read(FieldNamed("hidden_size"), config);
   read.Read(FieldNamed("num_layers"), config);
-  for (LayerConfig& layer : config.layers) layer.head_dim = 256;
+  read.Read(FieldNamed("num_heads"), config);
+  read.SetNamed(FindNamedLike(config));
   ApplyFamily(family, config);
+  config.ple_dim = family.ple_dim;
   RefuseOtherParts(file, read, family);
   ReadKinds(file, read, family, config);
+  for (LayerConfig& layer : config.layers) {
+    layer.head_dim = layer.kind == LayerKind::kSliding ? family.sliding_head_dim
+                                                       : family.full_head_dim;
+  }
+  if (!SameKinds(read.named(), config)) read.SetNamed(nullptr);
   read.Read(FieldNamed("head_dim"), config);
+  if (!SameHeads(read.named(), config)) read.SetNamed(nullptr);
   ApplyFamilyToLayers(family, config);
   for (const Field& field : Fields()) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
+  // Tensors tell whether there are these.
+  if (!read.Has("dense_2_feat_out")) config.dense_dim = 0;
   ForgetExperts(config);
   RoundCutoffs(family, config);
   config.vocab_size = RowsOf(file, "token_embd.weight");

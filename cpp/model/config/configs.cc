@@ -1,11 +1,14 @@
 // Configurations of the named models, from the rows of named_models.inc.
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <sstream>
 
 #include "base/error.h"
 #include "gemmakv/config.h"
 #include "model/config/family.h"
+#include "model/config/fields.h"
 
 namespace gkv {
 namespace {
@@ -99,6 +102,16 @@ ModelConfig FromRow(const Row& row) {
   return config;
 }
 
+// As the bindings call them.
+constexpr const char* kKindNames[] = {"full", "sliding", "recurrent"};
+
+std::string AsText(double value) {
+  std::ostringstream text;
+  text.precision(9);
+  text << value;
+  return text.str();
+}
+
 }  // namespace
 
 std::span<const ModelConfig> NamedConfigs() {
@@ -128,6 +141,68 @@ ModelType ModelTypeFromName(std::string_view name) {
   }
   throw InvalidArgument(
       StrCat("unknown model type '", name, "': expected one of ", known));
+}
+
+const ModelConfig* FindNamedLike(const ModelConfig& config) {
+  const auto heads = [](const ModelConfig& c) {
+    return FieldNamed("num_heads").Get(c);
+  };
+  for (const ModelConfig& named : NamedConfigs()) {
+    if (named.architecture == config.architecture &&
+        named.hidden_size == config.hidden_size &&
+        named.num_layers() == config.num_layers() &&
+        heads(named) == heads(config)) {
+      return &named;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config) {
+  std::vector<FieldDifference> found;
+  const ModelConfig* const named = FindNamedLike(config);
+  if (named == nullptr) return found;
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    const LayerKind kind = config.layers[i].kind;
+    const LayerKind expected = named->layers[i].kind;
+    if (kind == expected) continue;
+    found.push_back({"layer_kinds", i, kKindNames[static_cast<size_t>(kind)],
+                     kKindNames[static_cast<size_t>(expected)]});
+    break;
+  }
+  for (const Field& field : Fields()) {
+    if (field.name == std::string_view("vocab_size")) continue;
+    const std::vector<double> values = field.Get(config);
+    const std::vector<double> expected = field.Get(*named);
+    const auto add = [&](std::optional<size_t> layer, size_t i) {
+      found.push_back({field.name, layer,
+                       AsText(values[values.size() == 1 ? 0 : i]),
+                       AsText(expected[expected.size() == 1 ? 0 : i])});
+    };
+    if (values == expected) continue;
+    const bool unlike_zero = values[0] != 0 && expected[0] != 0;
+    if (field.name == std::string_view("ple_vocab") && unlike_zero) continue;
+    if (field.name == std::string_view("dense_dim") && values[0] == 0) continue;
+    if (values.size() == 1 && expected.size() == 1) {
+      // Rotations of a kind of layers that there is none of say nothing.
+      const bool read = std::any_of(
+          config.layers.begin(), config.layers.end(),
+          [&](const LayerConfig& layer) { return field.IsReadIn(layer); });
+      if (read || field.at.type != Field::Type::kReal) add(std::nullopt, 0);
+      continue;
+    }
+    for (size_t i = 0; i < config.num_layers(); ++i) {
+      if (!field.IsReadIn(config.layers[i]) ||
+          !field.IsReadIn(named->layers[i]) ||
+          values[values.size() == 1 ? 0 : i] ==
+              expected[expected.size() == 1 ? 0 : i]) {
+        continue;
+      }
+      add(i, i);
+      break;
+    }
+  }
+  return found;
 }
 
 void NameByShape(ModelConfig& config) {

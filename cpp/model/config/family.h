@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "gemmakv/config.h"
 
@@ -31,6 +34,18 @@ struct Family {
   size_t altup_inputs = 0;
   bool altup_correct_scale = false;
   size_t laurel_rank = 0;
+  // Layers that have keys and values of their own, unless a file says how many
+  // share; 0: all.
+  size_t own_layers = 0;
+  size_t ple_dim = 0;  // unless a file says otherwise; 0: sizes differ, or none
+  // Unless a file says otherwise, of full layers and of those that slide; 0:
+  // sizes differ.
+  size_t full_head_dim = 256;
+  size_t sliding_head_dim = 256;
+  // Which layers slide has to be stated: sizes differ in their pattern.
+  bool states_pattern = false;
+  // A file without a window says that no layer slides.
+  bool full_without_window = false;
   // In models of more layers, so many of the first ones are sparse.
   size_t sparse_layers = 0;
   double sparsity_cutoff = 0;
@@ -67,6 +82,21 @@ void ApplyFamily(const Family& family, ModelConfig& config);
 
 // The part that depends on the kinds of the layers, which are set.
 void ApplyFamilyToLayers(const Family& family, ModelConfig& config);
+
+// The named type that has as many layers, heads and hidden values; nullptr if
+// there is none. It says what files of such a model mean by what they omit.
+const ModelConfig* FindNamedLike(const ModelConfig& config);
+
+// A field that has another value than in the named type of FindNamedLike.
+struct FieldDifference {
+  std::string field;
+  std::optional<size_t> layer;  // the first that differs, if layers do
+  std::string found, expected;
+};
+// Compares all fields but the sizes of vocabularies, which files pad
+// differently, and dense_dim where the model has no such products. Nothing
+// differs without such a type.
+std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config);
 
 // Layers are of the kinds of `pattern`, repeated.
 void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config);

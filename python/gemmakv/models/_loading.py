@@ -38,7 +38,10 @@ _CHECK_S = 0.002
 
 
 class PartialModelWarning(UserWarning):
-    """A model was loaded without parts that are not supported yet."""
+    """A model was loaded that is not whole: without parts that are not
+    supported yet, or with fields other than those of the published model that
+    it looks like.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +96,9 @@ def load(
             with contextlib.suppress(OSError):
                 packed.expire(folder, keep=report.path)
     config = engine.config
+    different = describe_differences(config)
+    if different:
+        warnings.warn(f"{path}: {different}", PartialModelWarning, stacklevel=3)
     if config.bidirectional and not (config.dense_dim or config.embedding_dim):
         warnings.warn(
             f"{path}: loaded without the products behind the mean (2_Dense, "
@@ -104,6 +110,22 @@ def load(
     return Loaded(engine, tokenizer, info, report)
 
 
+def describe_differences(config: _core.ModelConfig) -> str:
+    """Says in one line how a model differs from the published one that has as
+    many layers, heads and hidden values; "" if there is none, or nothing
+    differs.
+    """
+    name, fields = _core.compare_with_named(config)
+    found = [
+        f"{field}{'' if layer is None else f' of layer {layer}'} is {value}, "
+        f"expected {expected}"
+        for field, layer, value, expected in fields
+    ]
+    if not found:
+        return ""
+    return f"the model looks like {name}, but: " + "; ".join(found)
+
+
 def _load_folder(
     path: str,
     model: ModelFolder,
@@ -111,7 +133,9 @@ def _load_folder(
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # What is soon read goes first: weights may take minutes.
     tokenizer = tokenizer_of_folder(
-        Path(path), may_add_eos=model.config.bidirectional
+        Path(path),
+        may_add_eos=model.config.bidirectional,
+        rows=model.config.vocab_size,
     )
     model.check_tied_head()
     engine = _core.Engine.load_files(
@@ -196,9 +220,9 @@ def _load_both(
 def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
     """Raises MismatchError if text has tokens without rows in the embedding.
 
-    Control tokens may be without: Gemma 3's tokenizers know a token of image
-    encoders, which the models without one have no row for. Embeddings may be
-    padded to more rows.
+    Tokens may be without that no text becomes: those of control, and all that
+    the tokenizer of the model's own file leaves out. Embeddings may be padded
+    to more rows.
     """
     rows = engine.config.vocab_size
     if tokenizer.vocab_size > rows and any(tokenizer.token_bytes[rows:]):

@@ -12,9 +12,11 @@ from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
     check_merges,
+    filter_merges,
     import_tokenizers,
+    take_below,
 )
-from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer
+from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, check_rows
 
 _PREFIX = "tokenizer.ggml."
 # Types of tokens.
@@ -52,9 +54,20 @@ def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
 def has_merges(file: _core.GgufFile) -> bool:
     """Whether merges decide, not scores, as in Gemma 4's. The core does not
     know the text of such tokens.
+
+    Raises CorruptFile or MismatchError for keys that contradict each other.
     """
-    key, names = _PREFIX + "model", file.keys()
-    return key in names and file.get(key) == "gemma4"
+    return _core.has_merges(file)
+
+
+def _rows_of(file: _core.GgufFile, default: int) -> int:
+    """The number of tokens that have a row in the embedding; `default` of a
+    file without one.
+    """
+    for name, _, _, shape, _ in file.tensors():
+        if name == "token_embd.weight" and len(shape) == 2:
+            return min(shape[1], default)
+    return default
 
 
 def _merges_tokenizer(
@@ -95,7 +108,14 @@ def _merges_tokenizer(
         or piece[:1] in ("<", "[")
         and marks.is_control(piece)
     )
-    merges = check_merges(path, array("merges", str), ids, silent)
+    rows = _rows_of(file, len(pieces))
+    without = frozenset(range(rows, len(pieces)))
+    check_rows(path, len(pieces), rows, len(without - silent))
+    silent |= without
+    known = take_below(ids, rows)
+    merges = check_merges(
+        path, filter_merges(array("merges", str), known, ids), known, silent
+    )
     added = [
         pieces[token]
         for token, kind in enumerate(types)
@@ -104,7 +124,7 @@ def _merges_tokenizer(
     try:
         library = package.Tokenizer(
             package.models.BPE(
-                vocab=ids, merges=merges, byte_fallback=True, fuse_unk=True
+                vocab=known, merges=merges, byte_fallback=True, fuse_unk=True
             )
         )
         library.normalizer = package.normalizers.Replace(" ", SPACE_MARK)

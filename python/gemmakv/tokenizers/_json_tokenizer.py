@@ -18,9 +18,11 @@ from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
     check_merges,
+    filter_merges,
     import_tokenizers,
+    take_below,
 )
-from gemmakv.tokenizers._tokenizer import SPACE_MARK
+from gemmakv.tokenizers._tokenizer import SPACE_MARK, check_rows
 
 # Settings of the model and what they must be; None stands for any of the
 # values that mean the same as nothing.
@@ -48,12 +50,17 @@ class JsonTokenizer(MergesTokenizer):
     """The vocabulary of a tokenizer.json file."""
 
     def __init__(
-        self, path: Path, content: Mapping[str, Any], marks: Marks
+        self,
+        path: Path,
+        content: Mapping[str, Any],
+        marks: Marks,
+        rows: int | None = None,
     ) -> None:
-        """`content` is that of the file `path`, which only errors name.
+        """`content` is that of the file `path`, which only errors name. The
+        model has `rows` for the first tokens; None: for all.
 
         Raises CorruptFile if it is not sound, MismatchError if it is not of
-        Gemma's kind, GemmaKVError without the package.
+        Gemma's kind or of this model, GemmaKVError without the package.
         """
         package = import_tokenizers(str(path))
         _check_settings(path, content)
@@ -62,9 +69,14 @@ class JsonTokenizer(MergesTokenizer):
         silent = frozenset(
             token for piece, token in ids.items() if marks.is_control(piece)
         )
-        merges = content["model"].get("merges")
-        check_merges(str(path), merges, ids, silent)
-        library = _run(package, path, content, ids, marks)
+        rows = len(ids) if rows is None else min(rows, len(ids))
+        without = frozenset(range(rows, len(ids)))
+        check_rows(str(path), len(ids), rows, len(without - silent))
+        silent |= without
+        known = take_below(ids, rows)
+        merges = filter_merges(content["model"].get("merges"), known, ids)
+        check_merges(str(path), merges, known, silent)
+        library = _run(package, path, content, known, merges, marks)
         super().__init__(ids, silent, library)
 
 
@@ -145,9 +157,10 @@ def _run(
     path: Path,
     content: Mapping[str, Any],
     ids: Mapping[str, int],
+    merges: Any,
     marks: Marks,
 ) -> Any:
-    """The library's tokenizer, without control tokens."""
+    """The library's tokenizer of `ids`, without control tokens."""
     entries = {
         entry["content"]: entry for entry in content.get("added_tokens") or []
     }
@@ -155,12 +168,12 @@ def _run(
         {**_PLAIN, "id": token, "content": added.content}
         | entries.get(added.content, {})
         for token, added in sorted(marks.added.items())
-        if not marks.is_control(added.content)
+        if added.content in ids and not marks.is_control(added.content)
     ]
     # Left out: what only concerns BOS, batches and decoding.
     rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
     # With all tokens in the vocabulary, the ids are those of the files.
-    model = {**content["model"], "vocab": ids}
+    model = {**content["model"], "vocab": ids, "merges": merges}
     settings = {**content, **rest, "model": model, "added_tokens": plain}
     try:
         return package.Tokenizer.from_str(json.dumps(settings))

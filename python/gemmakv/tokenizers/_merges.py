@@ -118,6 +118,34 @@ def check_merges(
     return pairs
 
 
+def take_below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
+    """Gives the tokens among `ids`, which are 0 to their number - 1, that are
+    below `rows`.
+    """
+    if rows >= len(ids):
+        return ids
+    return {piece: token for piece, token in ids.items() if token < rows}
+
+
+def filter_merges(
+    merges: Any, known: Mapping[str, int], ids: Mapping[str, int]
+) -> Any:
+    """Leaves out merges of tokens among `ids` that are not `known`; what is no
+    list of merges stays as it is.
+    """
+    if len(known) == len(ids) or not isinstance(merges, list):
+        return merges
+    out = ids.keys() - known.keys()
+
+    def is_known(merge: Any) -> bool:
+        parts = merge.split(" ") if type(merge) is str else merge
+        if type(parts) is not list or set(map(type, parts)) != {str}:
+            return True
+        return out.isdisjoint([*parts, "".join(parts)])
+
+    return [merge for merge in merges if is_known(merge)]
+
+
 def _raise_for_merge(
     name: str,
     pairs: list[Any],

@@ -15,12 +15,16 @@ from pathlib import Path
 from gemmakv._support.documents import read_bytes
 from gemmakv.errors import CorruptFile, MismatchError, brief
 from gemmakv.tokenizers._added_tokens import Marks
-from gemmakv.tokenizers._tokenizer import SPACE_MARK, byte_piece
+from gemmakv.tokenizers._tokenizer import (
+    SPACE_MARK,
+    byte_piece,
+    check_rows,
+)
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # fields of the model
 _PIECE, _SCORE, _TYPE = 1, 2, 3  # fields of a piece
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 # Field of the specification, name, default, Gemma's value.
 _TRAINER_SETTINGS = ((35, "byte_fallback", 0, 1),)
@@ -34,13 +38,16 @@ _NORMALIZER_SETTINGS = (
 _Value = int | bytes
 
 
-def marked_model(path: Path, marks: Marks) -> bytes:
+def marked_model(
+    path: Path, marks: Marks, rows: int | None = None
+) -> bytes:
     """The model of a file with `marks` written into it.
 
-    Control tokens are of type CONTROL; added tokens that the file lacks
+    Control tokens are of type CONTROL, and so are tokens after the first
+    `rows`, which the model has no rows for; added tokens that the file lacks
     follow its own. Raises OSError, CorruptFile for a damaged file or one
     that contradicts the marks, MismatchError for one that is not of Gemma's
-    kind.
+    kind or of this model.
     """
     data = read_bytes(path)
     try:
@@ -56,6 +63,8 @@ def marked_model(path: Path, marks: Marks) -> bytes:
     for text in added:
         kind = _CONTROL if marks.is_control(text) else _USER_DEFINED
         chunks.append(_piece(text, 0.0, kind))
+    if rows is not None:
+        _leave_out(path, chunks, rows)
     fields = [_field(_PIECES, chunk) for chunk in chunks]
     fields += [
         _field(number, body) for number, bodies in specs.items()
@@ -115,6 +124,19 @@ def _write_types(
         fields = dict(_fields(chunks[i]))
         if fields.get(_TYPE, _NORMAL) not in (_UNKNOWN, _CONTROL, _BYTE):
             chunks[i] = _piece(text, _score(fields), _CONTROL)
+
+
+def _leave_out(path: Path, chunks: list[bytes], rows: int) -> None:
+    """Makes the pieces that have no row control tokens."""
+    texts = 0
+    for i in range(rows, len(chunks)):
+        fields = dict(_fields(chunks[i]))
+        kind = fields.get(_TYPE, _NORMAL)
+        if kind in (_UNKNOWN, _CONTROL, _UNUSED):
+            continue
+        texts += 1
+        chunks[i] = _piece(_text(chunks[i]), _score(fields), _CONTROL)
+    check_rows(str(path), len(chunks), rows, texts)
 
 
 def _score(fields: dict[int, _Value]) -> float:

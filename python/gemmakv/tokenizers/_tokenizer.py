@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gemmakv._support.arguments import integer
-from gemmakv.errors import CorruptFile, unexpected
+from gemmakv.errors import CorruptFile, MismatchError, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
 _SLICE = 65_536  # characters whose words are counted at once
+# Added tokens that models without images or sounds have no rows for: one of
+# Gemma 3's, 256 of Gemma 3n's. With more, the tokenizer is another model's.
+_MOST_TEXTS_WITHOUT_ROWS = 256
 
 
 def byte_piece(value: int) -> str:
@@ -30,6 +33,17 @@ def check_unicode(name: str, text: str) -> None:
             f"{name}: character {error.start} is a lone surrogate "
             f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
         ) from None
+
+
+def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
+    """Raises MismatchError that begins with `name` for a tokenizer of another
+    model: of its tokens so many `texts` have no row in the embedding.
+    """
+    if texts > _MOST_TEXTS_WITHOUT_ROWS:
+        raise MismatchError(
+            f"{name}: tokenizer: found {tokens} tokens, expected about as "
+            f"many as the model's {rows} rows"
+        )
 
 
 def is_unicode(text: str) -> bool:
@@ -75,7 +89,9 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def _silent(self) -> frozenset[int]:
-        """Tokens without text: control, unused and unknown."""
+        """Tokens without text: control, unused and unknown ones, and those
+        without a row in the embedding.
+        """
 
     @abc.abstractmethod
     def _is_byte(self, token: int) -> bool:

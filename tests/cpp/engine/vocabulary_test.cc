@@ -107,16 +107,78 @@ TEST(VocabularyTest, ModelProtoHoldsPiecesOfAnyLength) {
             std::string(128, 'x'));
 }
 
-TEST(VocabularyTest, MergesDecideInOneKindAlone) {
-  const auto has_merges = [](const GgufBuilder& builder) {
+TEST(VocabularyTest, AllKeysTogetherSayWhetherMergesDecide) {
+  const auto has_merges = [](const char* model, const char* pre, bool merges,
+                             const char* architecture) -> std::string {
+    GgufBuilder builder;
+    if (*model != 0) builder.Set("tokenizer.ggml.model", model);
+    if (*pre != 0) builder.Set("tokenizer.ggml.pre", pre);
+    if (merges) {
+      builder.Set("tokenizer.ggml.merges", std::vector<std::string>{"a b"});
+    }
+    builder.Set("general.architecture", architecture);
     const std::vector<uint8_t> bytes = builder.Build();
-    return Vocabulary::HasMerges(GgufFile(bytes, "test"));
+    try {
+      return Vocabulary::HasMerges(GgufFile(bytes, "test")) ? "yes" : "no";
+    } catch (const Error& error) {
+      return error.what();
+    }
   };
-  GgufBuilder merges;
-  merges.Set("tokenizer.ggml.model", "gemma4");
-  EXPECT_TRUE(has_merges(merges));
-  EXPECT_FALSE(has_merges(SmallVocabulary()));
-  EXPECT_FALSE(has_merges(GgufBuilder()));
+  for (const char* family : {"gemma3", "gemma4"}) {
+    for (const char* pre : {"", "default", "gemma4"}) {
+      EXPECT_EQ(has_merges("gemma4", pre, true, family), "yes");
+    }
+    EXPECT_EQ(has_merges("llama", "gemma4", true, family), "yes");
+    for (const char* pre : {"", "default"}) {
+      EXPECT_EQ(has_merges("llama", pre, false, family), "no");
+    }
+    EXPECT_EQ(has_merges("", "", false, family), "no");
+    // What contradicts itself.
+    EXPECT_EQ(has_merges("llama", "gemma4", false, family),
+              "test: metadata tokenizer.ggml.merges is missing, expected with "
+              "tokenizer.ggml.pre 'gemma4'");
+    EXPECT_EQ(has_merges("gemma4", "qwen2", true, family),
+              "test: metadata tokenizer.ggml.pre is 'qwen2', expected "
+              "'gemma4' with tokenizer.ggml.model 'gemma4'");
+  }
+  // Files of Gemma 3 may have merges beside their scores.
+  EXPECT_EQ(has_merges("llama", "default", true, "gemma3"), "no");
+  EXPECT_EQ(has_merges("llama", "default", true, "gemma4"), "yes");
+}
+
+TEST(VocabularyTest, TextsBeginWithoutASpaceUnlessTheFileSaysSo) {
+  const auto prefix = [](GgufBuilder builder) {
+    const std::vector<uint8_t> bytes = builder.Build();
+    return Vocabulary(GgufFile(bytes, "test")).add_space_prefix;
+  };
+  GgufBuilder omits;
+  omits.Set("tokenizer.ggml.model", "llama")
+      .Set("tokenizer.ggml.tokens", std::vector<std::string>(4, "a"))
+      .Set("tokenizer.ggml.scores", std::vector<float>(4))
+      .Set("tokenizer.ggml.token_type", std::vector<int32_t>(4, 1));
+  EXPECT_FALSE(prefix(omits));
+  EXPECT_TRUE(prefix(omits.Set("tokenizer.ggml.add_space_prefix", true)));
+}
+
+TEST(VocabularyTest, TokensWithoutRowsAreNoText) {
+  const std::vector<uint8_t> data(1 << 12);
+  const auto types = [&](size_t rows, size_t tokens) {
+    GgufBuilder builder;
+    builder.Set("tokenizer.ggml.model", "llama")
+        .Set("tokenizer.ggml.tokens", std::vector<std::string>(tokens, "a"))
+        .Set("tokenizer.ggml.scores", std::vector<float>(tokens))
+        .Set("tokenizer.ggml.token_type", std::vector<int32_t>(tokens, 4))
+        .AddRaw("token_embd.weight", 0, {1, rows}, data);
+    const std::vector<uint8_t> bytes = builder.Build();
+    return Vocabulary(GgufFile(bytes, "test")).types;
+  };
+  EXPECT_EQ(types(8, 8).back(), Vocabulary::kUserDefined);
+  EXPECT_EQ(types(9, 8).back(), Vocabulary::kUserDefined);
+  EXPECT_EQ(types(7, 8)[6], Vocabulary::kUserDefined);
+  EXPECT_EQ(types(7, 8)[7], Vocabulary::kControl);
+  EXPECT_EQ(types(100, 356)[99], Vocabulary::kUserDefined);
+  EXPECT_EQ(types(100, 356)[100], Vocabulary::kControl);
+  EXPECT_THROW(types(100, 357), Mismatch) << "another model's tokenizer";
 }
 
 TEST(VocabularyTest, BadVocabulariesAreNamed) {

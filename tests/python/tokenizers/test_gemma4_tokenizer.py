@@ -213,6 +213,72 @@ def test_damaged(
     assert said in text and str(bad) in text and "\n" not in text
 
 
+# As Ollama's files of Gemma 4: another name, and bytes of the usual type.
+LLAMA: dict[str, Any] = {
+    "model": (STR, "llama"),
+    "pre": (STR, "gemma4"),
+    "scores": (ARRAY, (tiny_gguf.F32, [float(i) for i in range(len(PIECES))])),
+    "token_type": (
+        ARRAY, (U32, [1 if t == 6 else t for t in gemma4_files.TYPES])
+    ),
+}  # fmt: skip
+
+
+def test_all_keys_together_choose(ours: Tokenizer, tmp_path: Path) -> None:
+    file = gemma4_files.write(tmp_path / "a.gguf", **LLAMA)
+    other = Gemma.load(file, packed_cache=False).tokenizer
+    assert other is not None
+    assert other.token_bytes == ours.token_bytes
+    rng = random.Random(9)
+    for _ in range(100):
+        text = "".join(rng.choices(PARTS, k=rng.randrange(12)))
+        for special in (False, True):
+            assert other.encode(text, special) == ours.encode(text, special)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (LLAMA | {"merges": None}, CorruptFile, ("merges", "pre", "gemma4")),
+        ({"pre": (STR, "qwen2")}, MismatchError, ("pre", "qwen2", "gemma4")),
+        ({"pre": (U32, 4)}, CorruptFile, ("pre", "a string")),
+    ],
+)
+def test_keys_that_contradict_each_other(
+    changes: dict[str, Any], error: type, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    bad = gemma4_files.write(tmp_path / "a.gguf", **changes)
+    with pytest.raises(GemmaKVError) as caught:
+        Gemma.load(bad, packed_cache=False)
+    text = str(caught.value)
+    assert type(caught.value) is error, text
+    assert str(bad) in text and "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_tokens_without_rows_are_not_made(tmp_path: Path) -> None:
+    """A token that merges would make, and one that any text would."""
+    tokens = [*PIECES, "<img>", "\u2581thethe"]
+    rows = len(PIECES)
+    file = gemma4_files.write(
+        tmp_path / "a.gguf",
+        tokens=(ARRAY, (STR, tokens)),
+        token_type=(ARRAY, (U32, [*gemma4_files.TYPES, 4, 1])),
+        merges=(ARRAY, (STR, ["\u2581the the", *MERGES])),
+    )
+    gemma = Gemma.load(file, packed_cache=False)
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None and tokenizer.vocab_size == rows + 2
+    assert gemma.config.vocab_size == rows
+    for text in ("a<img>b", "a thethe"):
+        assert max(tokenizer.encode(text)) < rows
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.id_of("<img>") == rows
+    cache = create_kv_cache(gemma.config)
+    with pytest.raises(ValueError, match=f"found {rows}"):
+        gemma.generate(cache, [2, rows], max_tokens=1)
+
+
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     meta = tiny_gguf.metadata()
     meta["tokenizer.ggml.model"] = (STR, "gpt2")

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from gemmakv import CorruptFile, SentencePieceTokenizer, Tokenizer, _core
+from gemmakv import (
+    CorruptFile,
+    Gemma,
+    SentencePieceTokenizer,
+    Tokenizer,
+    _core,
+    create_kv_cache,
+)
 from gemmakv.tokenizers import _tokenizer
 from gemmakv.tokenizers._gguf import pieces_of_gguf
-from support import tiny_gguf
+from support import family_models, tiny_gguf
 from support.lock import lets_others_run
 
 Row = tuple[str, float, int]
@@ -145,3 +152,80 @@ def test_what_the_library_refuses_is_refused(
         pieces_of_gguf(file)
     with pytest.raises(CorruptFile, match="SentencePiece rejects"):
         SentencePieceTokenizer(_core.sentencepiece_model(file))
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
+def test_texts_begin_without_a_space(family: str, tmp_path: Path) -> None:
+    """Where the file says nothing of it, as Ollama's files."""
+    config = family_models.config(family)
+    meta = tiny_gguf.metadata(config)
+    weights = tiny_gguf.tensors(0, config)
+    stated = Gemma.load(tiny_gguf.write(tmp_path / "a.gguf", meta, weights))
+    del meta["tokenizer.ggml.add_space_prefix"]
+    omits = Gemma.load(tiny_gguf.write(tmp_path / "b.gguf", meta, weights))
+    assert stated.tokenizer is not None and omits.tokenizer is not None
+    for text in ("the", "a", " the", "in a"):
+        ids = omits.tokenizer.encode(text)
+        assert ids == stated.tokenizer.encode(text)
+        assert omits.tokenizer.decode(ids) == text
+    file = _core.GgufFile(str(tmp_path / "b.gguf"))
+    library = SentencePieceTokenizer(_core.sentencepiece_model(file))
+    assert library.encode("the") == omits.tokenizer.encode("the")
+
+
+def test_the_real_vocabulary_without_the_key(
+    model_path: str, tmp_path: Path
+) -> None:
+    real = _core.GgufFile(model_path)
+    kinds = {
+        "tokens": tiny_gguf.STR,
+        "scores": tiny_gguf.F32,
+        "token_type": tiny_gguf.U32,
+    }
+    meta: dict[str, tuple[int, Any]] = {
+        f"tokenizer.ggml.{key}": (
+            tiny_gguf.ARRAY, (kind, real.get(f"tokenizer.ggml.{key}"))
+        )
+        for key, kind in kinds.items()
+    }  # fmt: skip
+    meta["tokenizer.ggml.model"] = (tiny_gguf.STR, "llama")
+    path = tiny_gguf.write(tmp_path / "m.gguf", meta, {})
+    ours = pieces_of_gguf(_core.GgufFile(str(path)))
+    assert ours is not None
+    assert ours.encode("Hello") == [9259]
+    turn = ours.encode("<start_of_turn>user", parse_special=True)
+    assert [ours.piece_of(token) for token in turn] == [
+        "<start_of_turn>", "user"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED, UNUSED])
+def test_tokens_without_rows_are_not_made(kind: int, tmp_path: Path) -> None:
+    """As Gemma 3's 262,145th in Ollama's files of the smaller models."""
+    meta = tiny_gguf.metadata()
+    for key, value in (
+        ("tokens", "<img>"), ("scores", -1000.0), ("token_type", kind)
+    ):  # fmt: skip
+        array, (element, values) = meta[f"tokenizer.ggml.{key}"]
+        meta[f"tokenizer.ggml.{key}"] = array, (element, [*values, value])
+    rows = tiny_gguf.VOCAB
+    gemma = Gemma.load(tiny_gguf.write(tmp_path / "m.gguf", meta))
+    assert gemma.config.vocab_size == rows
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None and tokenizer.vocab_size == rows + 1
+    usual = Gemma.load(tiny_gguf.write(tmp_path / "u.gguf")).tokenizer
+    assert usual is not None
+    for text in ("<img>", "a<img> the", " <img>"):
+        assert tokenizer.encode(text) == usual.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.id_of("<img>") == rows
+    assert tokenizer.token_bytes[rows] == b""
+    cache = create_kv_cache(gemma.config)
+    gemma.generate(cache, "a <img>", max_tokens=20, temperature=5.0, seed=1)
+    assert max(cache.tokens) < rows
+    length = len(cache)
+    with pytest.raises(ValueError, match=f"found {rows}"):
+        gemma.generate(cache, [5, rows], max_tokens=1)
+    with pytest.raises(ValueError, match="has no row for|no row"):
+        gemma.generate(cache, "<img>", max_tokens=1, parse_special=True)
+    assert len(cache) == length

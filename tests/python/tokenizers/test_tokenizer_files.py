@@ -510,24 +510,46 @@ def test_embedding_of_more_rows(tmp_path: Path, kind: str) -> None:
 
 
 def test_embedding_of_fewer_rows(tmp_path: Path, kind: str) -> None:
+    """Whatever they are, tokens without rows are never made of text."""
+    rows = tiny_gguf.VOCAB - 1
+    last = ROWS[0][rows]
+    gemma = Gemma.load(directory(tmp_path, kind, rows))
+    tokenizer = gemma.tokenizer
+    assert tokenizer is not None and tokenizer.vocab_size == rows + 1
+    assert tokenizer.id_of(last) == rows and tokenizer.piece_of(rows) == last
+    ids = tokenizer.encode(f"a{last} the")
+    assert max(ids) < rows and tokenizer.decode(ids) == f"a{last} the"
+    assert tokenizer.token_bytes[rows] == b""
+    cache = gemmakv.create_kv_cache(gemma.config)
+    with pytest.raises(ValueError, match=f"found {rows}"):
+        gemma.generate(cache, [2, rows], max_tokens=1)
+    assert len(cache) == 0
+
+
+def test_tokenizer_of_another_model(tmp_path: Path, kind: str) -> None:
+    """More tokens are without rows than any model's images need."""
     with pytest.raises(MismatchError, match="tokenizer: found"):
-        Gemma.load(directory(tmp_path, kind, tiny_gguf.VOCAB - 1))
+        Gemma.load(directory(tmp_path, kind, tiny_gguf.VOCAB - 257))
 
 
-def test_control_token_without_a_row(tmp_path: Path, kind: str) -> None:
-    """As <image_soft_token> in Gemma 3's text models."""
+@pytest.mark.parametrize("special", [True, False])
+def test_added_token_without_a_row(
+    special: bool, tmp_path: Path, kind: str
+) -> None:
+    """As <image_soft_token> in Gemma 3's text models; control or not."""
     folder = directory(tmp_path, kind)
     write_json(folder / "added_tokens.json", {"<img>": tiny_gguf.VOCAB})
-    write_json(folder / "special_tokens_map.json", {"image_token": "<img>"})
+    if special:
+        write_json(
+            folder / "special_tokens_map.json", {"image_token": "<img>"}
+        )
     gemma = Gemma.load(folder)
     assert gemma.tokenizer is not None
     assert gemma.tokenizer.vocab_size == gemma.config.vocab_size + 1
     cache = gemmakv.create_kv_cache(gemma.config)
     gemma.generate(cache, "an <img>", max_tokens=2)
+    assert tiny_gguf.VOCAB not in cache.tokens
     length = len(cache)
     with pytest.raises(ValueError, match="'<img>' is token"):
         gemma.generate(cache, "an <img>", max_tokens=2, parse_special=True)
     assert len(cache) == length
-    (folder / "special_tokens_map.json").unlink()
-    with pytest.raises(MismatchError, match="tokenizer: found"):
-        Gemma.load(folder)

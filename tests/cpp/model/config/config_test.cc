@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "io/gguf_builder.h"
 #include "model/config/config_gguf.h"
+#include "model/config/family.h"
 #include "model/config/fields.h"
 #include "model/create_kv_cache.h"
 
@@ -75,8 +76,10 @@ void SetByKind(const ModelConfig& config, std::string_view omit,
     size("expert_used_count", config.experts_used);
     size("expert_feed_forward_length", config.expert_ffn_dim);
   }
-  builder.Set(prefix + "attention.head_count_kv", kv_heads)
-      .Set(prefix + "attention.sliding_window_pattern", slides);
+  builder.Set(prefix + "attention.head_count_kv", kv_heads);
+  if (omit != "attention.sliding_window_pattern") {
+    builder.Set(prefix + "attention.sliding_window_pattern", slides);
+  }
   for (const char* key : {"attention.key_length", "attention.value_length",
                           "rope.dimension_count"}) {
     size(key, full.head_dim);
@@ -129,9 +132,11 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
     builder.Set(prefix + key, static_cast<uint32_t>(Get(config, field)));
   };
   builder.Set("general.architecture", config.architecture)
-      .Set(prefix + "attention.layer_norm_rms_epsilon", 1e-6f)
-      .Set(prefix + "rope.freq_base",
-           static_cast<float>(Get(config, "rope_base_full")));
+      .Set(prefix + "attention.layer_norm_rms_epsilon", 1e-6f);
+  if (omit != "rope.freq_base") {
+    builder.Set(prefix + "rope.freq_base",
+                static_cast<float>(Get(config, "rope_base_full")));
+  }
   size("embedding_length", "hidden_size");
   size("block_count", "num_layers");
   size("attention.head_count", "num_heads");
@@ -145,10 +150,11 @@ GgufBuilder BuilderFor(const ModelConfig& config, std::string_view omit = "") {
   if (config.altup_inputs != 0) SetStreams(config, omit, builder);
   if (!config.layers.back().shares_kv) size("feed_forward_length", "ffn_dim");
   size("context_length", "context_length");
+  if (config.bidirectional) size("dense_2_feat_out", "dense_dim");
+  if (omit == "sliding_window") return builder;
   if (config.bidirectional) {
     const auto window = static_cast<uint32_t>(Get(config, "sliding_window"));
     builder.Set(prefix + "attention.sliding_window", 2 * (window - 1));
-    size("dense_2_feat_out", "dense_dim");
   } else {
     size("attention.sliding_window", "sliding_window");
   }
@@ -161,6 +167,14 @@ ModelConfig Load(GgufBuilder builder, size_t vocab_size = 262144) {
   const std::vector<uint8_t> bytes = builder.Build();
   GgufFile file(bytes, "test.gguf");
   return ConfigFromGguf(file);
+}
+
+std::vector<std::string> DifferingFields(const ModelConfig& config) {
+  std::vector<std::string> names;
+  for (const FieldDifference& one : CompareWithNamed(config)) {
+    names.push_back(one.field);
+  }
+  return names;
 }
 
 TEST(ConfigTest, NamedTypesAreSoundAndFoundByName) {
@@ -223,6 +237,140 @@ TEST(ConfigTest, AnotherPaddingOfTheVocabularyIsTheSameType) {
   EXPECT_EQ(loaded.name, "gemma3-4b");
   EXPECT_EQ(loaded.vocab_size, 262208u);
   EXPECT_NE(loaded.Hash(), table.Hash()) << "other weights, other identity";
+}
+
+// As Ollama's files of Gemma 3.
+TEST(ConfigTest, FilesOfNamedShapesMayOmitTheFactorOfPositions) {
+  for (const ModelConfig& table : NamedConfigs()) {
+    if (table.architecture != "gemma3") continue;
+    const double factor = Get(table, "rope_factor_full");
+    const ModelConfig omits = Load(BuilderFor(table), table.vocab_size);
+    EXPECT_EQ(Get(omits, "rope_factor_full"), factor);
+    EXPECT_EQ(omits.name, table.name);
+    EXPECT_TRUE(CompareWithNamed(omits).empty());
+    // What is stated counts, and is told.
+    const float other = factor == 8 ? 1.0f : 8.0f;
+    for (const char* key : {"scaling.factor", "scale_linear"}) {
+      const ModelConfig states =
+          Load(BuilderFor(table).Set(std::string("gemma3.rope.") + key, other),
+               table.vocab_size);
+      EXPECT_EQ(Get(states, "rope_factor_full"), other);
+      const std::vector<FieldDifference> found = CompareWithNamed(states);
+      ASSERT_EQ(found.size(), 1u);
+      EXPECT_EQ(found[0].field, "rope_factor_full");
+      EXPECT_EQ(found[0].layer, std::nullopt);
+      EXPECT_EQ(found[0].found, factor == 8 ? "1" : "8");
+      EXPECT_EQ(found[0].expected, factor == 8 ? "8" : "1");
+    }
+  }
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3_4B);
+  const ModelConfig none =
+      Load(BuilderFor(table).Set("gemma3.rope.scaling.type", "none"));
+  EXPECT_EQ(Get(none, "rope_factor_full"), 1);
+  EXPECT_EQ(DifferingFields(none),
+            std::vector<std::string>{"rope_factor_full"});
+}
+
+TEST(ConfigTest, CompareWithNamedTypes) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3_4B);
+  EXPECT_TRUE(CompareWithNamed(table).empty());
+  ModelConfig other = table;
+  other.vocab_size += 64;
+  EXPECT_TRUE(CompareWithNamed(other).empty()) << "another padding";
+  other.context_length = 8192;
+  other.final_soft_cap = 30;
+  other.qk_norm = false;
+  other.layers[7].ffn_dim = 1024;
+  const std::vector<FieldDifference> found = CompareWithNamed(other);
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(found[0].field, "ffn_dim");
+  EXPECT_EQ(found[0].layer, 7u);
+  EXPECT_EQ(found[0].found, "1024");
+  EXPECT_EQ(found[0].expected, "10240");
+  EXPECT_EQ(found[1].field, "context_length");
+  EXPECT_EQ(found[2].field, "final_soft_cap");
+  EXPECT_EQ(found[2].expected, "0");
+  EXPECT_EQ(found[3].field, "qk_norm");
+  other = table;
+  other.hidden_size = 2576;
+  other.context_length = 8192;
+  EXPECT_EQ(FindNamedLike(other), nullptr);
+  EXPECT_TRUE(CompareWithNamed(other).empty());
+}
+
+TEST(ConfigTest, OtherKeysOfTheRotation) {
+  const ModelConfig& table = ConfigOf(ModelType::kGemma3_1B);
+  const ModelConfig loaded =
+      Load(BuilderFor(table, "rope.freq_base")
+               .Set("gemma3.rope.global.freq_base", 5e5f)
+               .Set("gemma3.rope.local.freq_base", 2e4f));
+  EXPECT_EQ(Get(loaded, "rope_base_full"), 5e5);
+  EXPECT_EQ(Get(loaded, "rope_base_sliding"), 2e4);
+  const ModelConfig both =
+      Load(BuilderFor(table).Set("gemma3.rope.global.freq_base", 5e5f));
+  EXPECT_EQ(Get(both, "rope_base_full"), 1e6);
+  const ModelConfig& e2b = ConfigOf(ModelType::kGemma3n_E2B);
+  EXPECT_EQ(Get(Load(BuilderFor(e2b).Set("gemma3n.rope.freq_base_local", 2e4f)),
+                "rope_base_sliding"),
+            2e4);
+}
+
+// A file of no named type; what it omits is as the family has it.
+TEST(ConfigTest, FilesOfOtherShapesHaveTheFamilysDefaults) {
+  ModelConfig slice = ConfigOf(ModelType::kGemma3n_E4B);
+  slice.layers.resize(33);
+  const ModelConfig loaded =
+      Load(BuilderFor(slice, "attention.shared_kv_layers"));
+  EXPECT_EQ(FindNamedLike(loaded), nullptr);
+  EXPECT_EQ(loaded.layers[19].shares_kv, std::nullopt);
+  EXPECT_EQ(loaded.layers[20].shares_kv, 18u);
+  EXPECT_EQ(Load(BuilderFor(slice, "embedding_length_per_layer_input")).ple_dim,
+            256u);
+
+  const auto message = [](GgufBuilder builder) -> std::string {
+    try {
+      Load(builder);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  ModelConfig e2b = ConfigOf(ModelType::kGemma4_E2B);
+  e2b.hidden_size = 1552;
+  EXPECT_NE(message(BuilderFor(e2b, "attention.sliding_window_pattern"))
+                .find("gemma4.attention.sliding_window_pattern is missing"),
+            std::string::npos);
+  EXPECT_NE(message(BuilderFor(e2b, "sliding_window"))
+                .find("gemma4.attention.sliding_window is missing"),
+            std::string::npos);
+  ModelConfig vectors = ConfigOf(ModelType::kEmbeddingGemma_300M);
+  EXPECT_EQ(Load(BuilderFor(vectors, "sliding_window")).name,
+            "embeddinggemma-300m");
+  vectors.hidden_size = 784;
+  EXPECT_NE(message(BuilderFor(vectors, "sliding_window"))
+                .find("gemma-embedding.attention.sliding_window is missing"),
+            std::string::npos);
+}
+
+TEST(ConfigTest, TokensThatEndAReply) {
+  const auto builder = [] {
+    return BuilderFor(ConfigOf(ModelType::kGemma_2B))
+        .Set("tokenizer.ggml.tokens",
+             std::vector<std::string>{"<pad>", "<eos>", "<bos>", "<unk>",
+                                      "<end_of_turn>"});
+  };
+  EXPECT_EQ(Load(builder()).eos_ids, (std::vector<int32_t>{1, 4}));
+  EXPECT_EQ(
+      Load(builder().Set("tokenizer.ggml.eot_token_id", uint32_t{107})).eos_ids,
+      (std::vector<int32_t>{1, 107}));
+  const auto with = [&](std::vector<int32_t> ids) {
+    return Load(BuilderFor(ConfigOf(ModelType::kGemma3_1B))
+                    .Set("tokenizer.ggml.eos_token_ids", ids))
+        .eos_ids;
+  };
+  EXPECT_EQ(with({1, 106, 50}), (std::vector<int32_t>{1, 50, 106}));
+  EXPECT_THROW(with({262144}), CorruptFile);
+  EXPECT_THROW(with({-1}), CorruptFile);
 }
 
 TEST(ConfigTest, FilesOfGemma2MayOmitWindowCapsAndBase) {
@@ -438,7 +586,8 @@ TEST(ConfigTest, Gemma4MayHaveExperts) {
   EXPECT_EQ(layout->bytes_per_token(LayerKind::kSliding) * 1024, 200u << 20);
   EXPECT_EQ(Load(BuilderFor(table)).name, "gemma4-26b-a4b");
   // What files of models without experts say of them counts for nothing.
-  const ModelConfig none = Load(BuilderFor(table, "expert_count"));
+  const ModelConfig none = Load(BuilderFor(table, "expert_count")
+                                    .Set("gemma4.expert_count", uint32_t{0}));
   EXPECT_EQ(none.num_experts + none.experts_used + none.expert_ffn_dim, 0u);
   EXPECT_NE(none.Hash(), table.Hash());
 }
@@ -448,7 +597,7 @@ TEST(ConfigTest, BadExpertsAreRefusedWithTheKey) {
                        uint32_t value) -> std::string {
     const ModelConfig& table = ConfigOf(type);
     GgufBuilder builder = BuilderFor(table, key);
-    if (value != 0) builder.Set(table.architecture + "." + key, value);
+    builder.Set(table.architecture + "." + key, value);
     try {
       Load(builder);
     } catch (const Error& error) {
@@ -615,6 +764,10 @@ TEST(ConfigTest, AFileOfGemma3WithoutAWindowHasFullLayersOnly) {
   EXPECT_EQ(KindsOf(loaded),
             std::vector<LayerKind>(table.num_layers(), LayerKind::kFull));
   EXPECT_TRUE(loaded.name.empty());
+  EXPECT_EQ(DifferingFields(loaded),
+            (std::vector<std::string>{"layer_kinds", "sliding_window"}));
+  EXPECT_EQ(DifferingFields(Load(BuilderFor(table, "sliding_window"))),
+            DifferingFields(loaded));
   ModelConfig gemma2 = ConfigOf(ModelType::kGemma2_2B);
   Set(gemma2, "sliding_window", 0);
   EXPECT_THROW(Load(BuilderFor(gemma2)), CorruptFile);
