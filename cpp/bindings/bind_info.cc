@@ -228,6 +228,8 @@ void RegisterInfo(py::module_& module) {
       .def("pieces", &PiecesOf)
       .def("is_byte", &IsByte, py::arg("id"))
       .def("silent", &SilentOf, "Control, unused and unknown tokens.");
+  module.def("is_control_name", &IsControlName, py::arg("piece"),
+             "Whether a piece is a control token by its name.");
   module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
              "Names of the tensor types that models may use.");
   module.def("quantize_types", [] { return NamesOf(kQuantizeTargets); },

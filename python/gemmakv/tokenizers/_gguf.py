@@ -90,10 +90,7 @@ def _merges_tokenizer(
     silent = frozenset(
         token
         for token, (piece, kind) in enumerate(zip(pieces, types))
-        if kind in (_UNKNOWN, _CONTROL, _UNUSED)
-        # By names alone, control tokens begin with one of these.
-        or piece[:1] in ("<", "[")
-        and marks.is_control(piece)
+        if kind in (_UNKNOWN, _CONTROL, _UNUSED) or marks.is_control(piece)
     )
     merges = check_merges(path, array("merges", str), ids, silent)
     added = [
