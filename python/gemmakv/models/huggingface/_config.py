@@ -117,14 +117,12 @@ class FolderConfig:
     """What the configuration files of a directory say.
 
     tied_head: whether the embedding serves as the output head.
-    multimodal: whether the model has parts beside the language model.
     names: what the model is called there.
     modules: what stands behind a model of embeddings.
     """
 
     config: ModelConfig
     tied_head: bool
-    multimodal: bool
     names: tuple[str, ...]
     modules: Modules = Modules()
 
@@ -198,10 +196,7 @@ def read_config(folder: Path) -> FolderConfig:
             str(top.wrong("tie_word_embeddings", "true for a drafter"))
         )
     name = top.text("_name_or_path", "")
-    multimodal = text is not top and not drafter
-    return FolderConfig(
-        config, tied, multimodal, (name,) if name else (), modules
-    )
+    return FolderConfig(config, tied, (name,) if name else (), modules)
 
 
 class _Reader:
