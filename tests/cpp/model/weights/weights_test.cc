@@ -263,7 +263,7 @@ TEST(WeightsTest, AScaleThatIsNotAskedForIsLeftAlone) {
   EXPECT_EQ(weights.layers[0].altup_scale.size(), 0u);
   EXPECT_EQ(weights.layers[0].altup_router.size(), 4 * options.hidden);
   options.altup_inputs = 0;
-  ExpectError(source, options, "found tensor blk.0.altup_");
+  ExpectError(source, options, "found tensor altup_proj.0.weight, expected");
 }
 
 TEST(WeightsTest, AShapeErrorSaysWhatWasExpected) {
