@@ -287,6 +287,27 @@ def test_other_models_look_one_way(folder: Path, kind: str) -> None:
         gemmakv.Gemma.load(folder)
 
 
+def test_modules_stand_behind_models_of_embeddings_alone(
+    folder: Path,
+) -> None:
+    """One that looks one way would load as one that generates."""
+    config = read(folder / "config.json")
+    write_json(
+        folder / "config.json", config | {"use_bidirectional_attention": False}
+    )
+    with pytest.raises(gemmakv.MismatchError, match="modules.json") as caught:
+        gemmakv.Gemma.load(folder)
+    assert str(folder) in str(caught.value)
+    (folder / "modules.json").unlink()
+    assert not gemmakv.Gemma.load(folder).config.bidirectional
+    write_json(
+        folder / "config.json",
+        config | {"use_bidirectional_attention": None, "is_causal": False},
+    )
+    with pytest.raises(gemmakv.MismatchError, match="is_causal is False"):
+        gemmakv.Gemma.load(folder)
+
+
 def test_weights_of_modules_are_checked(folder: Path) -> None:
     shutil.copy(folder / "2_Dense" / "model.safetensors",
                 folder / "3_Dense" / "model.safetensors")

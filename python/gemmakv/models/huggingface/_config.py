@@ -29,6 +29,7 @@ from gemmakv.models.huggingface._layer_sizes import (
 )
 from gemmakv.models.huggingface._modules import (
     Modules,
+    check_no_modules,
     longest_text,
     read_modules,
 )
@@ -183,6 +184,8 @@ def read_config(folder: Path) -> FolderConfig:
         values["context_length"] = min(
             values["context_length"], longest_text(folder)
         )
+    else:
+        check_no_modules(folder)
     try:
         config = ModelConfig(**values).named()
     except ValueError as error:
@@ -303,6 +306,8 @@ class _Reader:
             raise self.refuse("attention_bias", "false")
         if not text.flag("embeddings_scale_by_sqrt_dim", True):
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
+        if not (self.embeds or text.flag("is_causal", True)):
+            raise self.refuse("is_causal", "true")
         both_ways = text.values.get("use_bidirectional_attention")
         # Of image tokens only: text is causal.
         vision = self.by_kind and both_ways == "vision"
