@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,14 @@ def test_an_image_encoder_may_stand_beside_the_text(tmp_path: Path) -> None:
     with pytest.warns(gemmakv.PartialModelWarning, match="2 tensors: v"):
         found = logits_of(Gemma.load(path))
     assert np.array_equal(found, logits_of(family_models.model("gemma3")))
+
+
+def test_info_names_the_parts_left_out(tmp_path: Path, cli: RunCli) -> None:
+    config = family_models.config("gemma3")
+    path = file_of(tmp_path, config, add("v.blk.0.attn_q.weight", 8, 8))
+    found = json.loads(cli("info", "--json", path).stdout)
+    assert found["supported"] and found["left_out_tensors"] == 1
+    assert "image encoder" in found["left_out"]
 
 
 # What converters write beside what counts, by architecture.

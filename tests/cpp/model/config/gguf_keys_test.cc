@@ -53,6 +53,73 @@ TEST(GgufKeysTest, UnknownKeysOfTheArchitectureAreNamed) {
   }
 }
 
+// What converters write for each family, beside what WhatIsSaidTwiceMustAgree
+// tries: those of llama.cpp, and those of Ollama.
+TEST(GgufKeysTest, KeysOfConvertersAreKnown) {
+  const std::vector<std::string> all = {"context_length",
+                                        "embedding_length",
+                                        "block_count",
+                                        "feed_forward_length",
+                                        "attention.head_count",
+                                        "attention.head_count_kv",
+                                        "attention.layer_norm_rms_epsilon",
+                                        "attention.key_length",
+                                        "attention.value_length"};
+  const std::vector<std::string> sliding = {
+      "attention.sliding_window", "attention.sliding_window_pattern",
+      "rope.freq_base",           "rope.freq_base_swa",
+      "rope.scaling.type",        "rope.scaling.factor"};
+  const std::vector<std::string> by_kind = {
+      "attention.key_length_swa",   "attention.value_length_swa",
+      "attention.shared_kv_layers", "rope.dimension_count",
+      "rope.dimension_count_swa",   "embedding_length_per_layer_input",
+      "final_logit_softcapping"};
+  struct Converted {
+    const char* name;
+    std::vector<std::string> more;
+  };
+  const Converted converted[] = {
+      {"gemma-2b", {"vocab_size", "rope.dimension_count"}},
+      {"gemma2-2b", {"attn_logit_softcapping", "final_logit_softcapping"}},
+      {"gemma3-4b",
+       {"final_logit_softcapping", "mm.tokens_per_image", "vision.block_count",
+        "vision.attention.head_count", "vision.projector.scale_factor",
+        "rope.scaling.original_context_length"}},
+      {"gemma3n-e4b",
+       {"altup.active_idx", "altup.num_inputs", "altup.lr_multiplier",
+        "activation_sparsity_scale", "embedding_length_per_layer_input",
+        "attention.shared_kv_layers"}},
+      {"gemma4-e2b", {"vision.block_count", "audio.conv_kernel_size"}},
+      {"gemma4-26b-a4b",
+       {"expert_count", "expert_used_count", "expert_feed_forward_length"}},
+      {"embeddinggemma-300m",
+       {"pooling_type", "dense_2_feat_in", "dense_2_feat_out",
+        "dense_3_feat_in", "dense_3_feat_out"}},
+  };
+  for (const auto& [name, more] : converted) {
+    const ModelConfig config = Named(name);
+    GgufBuilder builder;
+    const auto add = [&](const std::vector<std::string>& keys) {
+      for (const std::string& key : keys) {
+        builder.Set(config.architecture + "." + key, 1);
+      }
+    };
+    add(all);
+    add(more);
+    if (config.HasLayers(LayerKind::kSliding)) add(sliding);
+    if (config.architecture == "gemma4") add(by_kind);
+    EXPECT_EQ(MessageOf(config, builder), "");
+  }
+  ModelConfig drafter = Named("gemma4-e2b");
+  drafter.architecture = "gemma4-assistant";
+  drafter.target_hidden = 1536;
+  GgufBuilder builder;
+  for (const char* key : {"embedding_length_out", "nextn_predict_layers"}) {
+    builder.Set("gemma4-assistant." + std::string(key), 1536);
+  }
+  EXPECT_EQ(MessageOf(drafter, builder), "");
+}
+
 TEST(GgufKeysTest, KeysOfOthersMayBeAny) {
   const ModelConfig config = Named("gemma3-270m");
   GgufBuilder builder;
