@@ -114,8 +114,8 @@ def test_ollamas_form_is_the_same_model(
     (lambda meta, weights: meta.update({"gemma3.pooling_type": (U32, 3)}),
      "gemma3.pooling_type is 3, expected 1"),
     (lambda meta, weights: meta.update(
-        {"gemma3.rope.local.freq_base": (tiny_gguf.F32, 5e4)}),
-     "gemma3.rope.local.freq_base is 50000, expected 10000"),
+        {"gemma3.rope.freq_base_swa": (tiny_gguf.F32, 5e4)}),
+     "gemma3.rope.local.freq_base is 10000, expected 50000"),
     # Nothing says that it is a model of embeddings, but what is behind it.
     (lambda meta, weights: (meta.pop("gemma3.attention.causal"),
                             meta.pop("gemma3.pooling_type")),

@@ -308,6 +308,10 @@ def add(name: str, *shape: int) -> Any:
     return edit
 
 
+def both(first: Any, second: Any) -> Any:
+    return lambda meta, weights: (first(meta, weights), second(meta, weights))
+
+
 def as_family(name: str) -> Any:
     """States another family; what it does not know it ignores."""
 
@@ -354,7 +358,8 @@ CONTRADICTIONS = [
     ("gemma3", put("gemma3.unheard_of", U32, 1), "gemma3.unheard_of"),
     ("gemma3", put("gemma3.rope.scaling.attn_factor", F32, 2.0),
      "attn_factor"),
-    ("gemma3", put("gemma3.rope.local.freq_base", F32, 2e4),
+    ("gemma3", both(put("gemma3.rope.local.freq_base", F32, 2e4),
+                    put("gemma3.rope.freq_base_swa", F32, 1e4)),
      "rope.local.freq_base"),
 ]
 
