@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@
 #include "io/gguf.h"
 #include "model/weights/packed_file.h"
 #include "model/weights/quantization.h"
+#include "model/weights/weight_table.h"
 #include "ops/machine_probe.h"
 #include "ops/matmul.h"
 #include "ops/target.h"
@@ -230,6 +232,18 @@ void RegisterInfo(py::module_& module) {
       .def("pieces", &PiecesOf)
       .def("is_byte", &IsByte, py::arg("id"))
       .def("silent", &SilentOf, "Control, unused and unknown tokens.");
+  module.def("is_control_name", &IsControlName, py::arg("piece"),
+             "Whether a piece is a control token by its name.");
+  module.def(
+      "other_parts",
+      [](const std::vector<std::string>& names) {
+        std::vector<std::string> found;
+        std::copy_if(names.begin(), names.end(), std::back_inserter(found),
+                     [](const std::string& name) { return IsOtherPart(name); });
+        return found;
+      },
+      py::arg("names"),
+      "Tensors of parts beside a language model, such as image encoders.");
   module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
              "Names of the tensor types that models may use.");
   module.def("quantize_types", [] { return NamesOf(kQuantizeTargets); },

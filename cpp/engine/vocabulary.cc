@@ -1,7 +1,9 @@
 #include "engine/vocabulary.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "base/error.h"
@@ -11,6 +13,35 @@ namespace {
 
 // SentencePiece writes a space inside a piece as U+2581.
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+
+// Names between < and >; those between bars are told by these.
+constexpr std::string_view kControlNames[] = {
+    // Gemma 1 to 3, and what text is learned from.
+    "pad",
+    "eos",
+    "bos",
+    "unk",
+    "mask",
+    "2mass",
+    "start_of_turn",
+    "end_of_turn",
+    // Images and sound of Gemma 3 and 3n.
+    "start_of_image",
+    "end_of_image",
+    "image_soft_token",
+    "start_of_audio",
+    "end_of_audio",
+    "audio_soft_token",
+    // FunctionGemma.
+    "start_function_declaration",
+    "end_function_declaration",
+    "start_function_call",
+    "end_function_call",
+    "start_function_response",
+    "end_function_response",
+    "escape",
+};
+constexpr std::string_view kUnusedName = "unused";  // and a number
 
 // "<0xE2>" is the byte piece of 0xE2.
 std::optional<char> ByteOfPiece(std::string_view piece) {
@@ -143,6 +174,28 @@ std::vector<T> RequireArray(const GgufFile& file, const char* key,
 
 }  // namespace
 
+bool IsControlName(std::string_view piece) {
+  if (piece == "[@BOS@]") return true;
+  if (piece.size() < 3 || piece.front() != '<' || piece.back() != '>') {
+    return false;
+  }
+  std::string_view name = piece.substr(1, piece.size() - 2);
+  if (name.starts_with(kUnusedName) && name.size() > kUnusedName.size() &&
+      name.find_first_not_of("0123456789", kUnusedName.size()) ==
+          std::string_view::npos) {
+    return true;
+  }
+  // <|turn>, <turn|>, <|image|>
+  const bool barred = name.front() == '|' || name.back() == '|';
+  if (!barred) {
+    return std::find(std::begin(kControlNames), std::end(kControlNames),
+                     name) != std::end(kControlNames);
+  }
+  if (name.front() == '|') name.remove_prefix(1);
+  if (!name.empty() && name.back() == '|') name.remove_suffix(1);
+  return !name.empty() && name.find_first_of("|<>") == std::string_view::npos;
+}
+
 TokenText::TokenText(std::span<const std::string_view> texts) {
   Reserve(BytesOf(texts), texts.size());
   bytes_.clear();
@@ -184,6 +237,12 @@ Vocabulary::Vocabulary(const GgufFile& file) {
   types =
       RequireArray(file, "tokenizer.ggml.token_type",
                    file.GetInts("tokenizer.ggml.token_type"), pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if ((types[i] == kNormal || types[i] == kUserDefined) &&
+        IsControlName(pieces[i])) {
+      types[i] = kControl;
+    }
+  }
   const auto id = [&](const char* key, uint64_t fallback) {
     const uint64_t value = file.GetUint(key).value_or(fallback);
     if (value >= pieces.size()) {

@@ -13,6 +13,11 @@ namespace gkv {
 
 struct Vocabulary;
 
+// Whether a piece is a control token by its name: a mark of turns, images,
+// sound, tools or thoughts of any Gemma, or a place kept for one. Files call
+// some of them text, to have them shown, or by mistake; no text may become one.
+bool IsControlName(std::string_view piece);
+
 // The text of every token, so that generation can find stop strings and stream
 // text without a tokenizer. Immutable.
 class TokenText {
@@ -49,7 +54,7 @@ struct Vocabulary {
   };
   std::vector<std::string_view> pieces;
   std::vector<double> scores;
-  std::vector<int64_t> types;
+  std::vector<int64_t> types;  // kControl where the name says so
   int32_t bos_id, eos_id, unk_id, pad_id;
   bool add_space_prefix;
 

@@ -169,6 +169,15 @@ constexpr std::string_view kStacks[] = {"altup_proj", "altup_unembd_proj"};
 constexpr std::string_view kWeight = ".weight";
 constexpr uint64_t kMaxStack = 10;  // one digit
 
+// What stands behind the last layer of a model of embeddings, as Ollama's files
+// and as the format's own call it. The norm alone could be of any model.
+constexpr std::string_view kFirstOfOllama = "dense.0.weight";
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {kFirstOfOllama, "dense_2.weight"},
+    {"dense.1.weight", "dense_3.weight"},
+    {"norm.weight", "output_norm.weight"},
+};
+
 // Length of the name without kWeight; 0 if the tensor is no stack.
 size_t StackStem(const GgufFile::TensorInfo& tensor) {
   if (tensor.shape.size() != 3) return 0;
@@ -212,6 +221,19 @@ void GgufFile::ReadHeader() {
       ReadCount(reader, "number of metadata entries", kMinEntryBytes);
   ReadMetadata(reader.offset(), num_entries);
   ReadTensors(num_tensors);
+  UniteNames();
+}
+
+void GgufFile::UniteNames() {
+  if (!tensor_index_.contains(kFirstOfOllama)) return;
+  for (const auto& [other, name] : kOtherNames) {
+    const auto it = tensor_index_.find(other);
+    if (it == tensor_index_.end() || tensor_index_.contains(name)) continue;
+    const size_t index = it->second;
+    tensors_[index].name = name;
+    tensor_index_.erase(it);
+    tensor_index_.emplace(name, index);
+  }
 }
 
 void GgufFile::ReadParts() {

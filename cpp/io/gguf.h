@@ -33,7 +33,9 @@ using GgufValue =
 // file can make a later call read outside the mapping. Metadata arrays are
 // decoded only when asked for. Const methods are safe from several threads.
 // A stack of matrices (altup_proj.weight, of three dimensions) is listed and
-// found matrix by matrix: altup_proj.0.weight and so on.
+// found matrix by matrix: altup_proj.0.weight and so on. What Ollama's files of
+// EmbeddingGemma call dense.0.weight, dense.1.weight and norm.weight has the
+// names of the other files: dense_2, dense_3, output_norm.
 // A split file (x-00001-of-00003.gguf, metadata split.count) is read as one: by
 // the path of its first part, which has the metadata.
 class GgufFile : public TensorSource {
@@ -105,6 +107,7 @@ class GgufFile : public TensorSource {
   }
   void ReadMetadata(size_t offset, uint64_t count);
   void ReadTensors(uint64_t count);
+  void UniteNames();
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
                           uint64_t alignment) const;
   // Where the bytes of a tensor, or of a matrix of a stack, are.

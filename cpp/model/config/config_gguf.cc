@@ -15,6 +15,7 @@
 #include "base/float16.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
+#include "model/config/gguf_keys.h"
 
 namespace gkv {
 namespace {
@@ -33,8 +34,9 @@ constexpr struct {
 // Reads a family's metadata keys, which all start with the architecture.
 class MetadataReader {
  public:
-  MetadataReader(const GgufFile& file, const Family& family)
-      : file_(file), prefix_(StrCat(family.architecture, ".")) {}
+  explicit MetadataReader(const GgufFile& file)
+      : file_(file),
+        prefix_(StrCat(*file.GetString("general.architecture"), ".")) {}
 
   // From here on, what a file omits is as in this type. nullptr: as the family
   // says.
@@ -68,7 +70,8 @@ class MetadataReader {
     }
     field.Set(config, values);
   }
-  bool Has(const char* key) const { return file_.Has(prefix_ + key); }
+  std::string Name(const char* key) const { return prefix_ + key; }
+  bool Has(const char* key) const { return file_.Has(Name(key)); }
   size_t Size(const char* key, size_t fallback) const {
     return static_cast<size_t>(file_.GetUint(prefix_ + key).value_or(fallback));
   }
@@ -418,10 +421,13 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
   const auto check = [&](const char* key, size_t found, size_t expected,
                          const char* what) {
     if (found == expected) return;
-    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                             ".", key, " is ", found, ", expected ", expected,
-                             what));
+    throw CorruptFile(StrCat(file.path(), ": metadata ", read.Name(key), " is ",
+                             found, ", expected ", expected, what));
   };
+  // Such files do not say how long vectors between the products are.
+  if (file.GetString("general.architecture") != family.architecture) {
+    config.dense_dim = RowsOf(file, "dense_2.weight");
+  }
   constexpr const char* kPooling = "pooling_type";
   const size_t pooling = read.Size(kPooling, 1);
   // 0: the converter knew of none.
@@ -516,12 +522,28 @@ bool InGguf(const Family& family) {
   return !HasRecurrentLayers(family) && family.embedding_dim == 0;
 }
 
+// Ollama's files of EmbeddingGemma call it a Gemma 3, and say by a key how
+// positions become a vector.
+bool IsEmbeddingOfGemma3(const GgufFile& file, std::string_view architecture) {
+  const auto& tensors = file.tensors();
+  return architecture == "gemma3" &&
+         (file.Has("gemma3.pooling_type") ||
+          file.GetBool("gemma3.attention.causal") == false) &&
+         std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+           return tensor.name == "dense_2.weight";
+         });
+}
+
 const Family& FamilyOf(const GgufFile& file) {
+  CheckGgufKind(file);
   const std::optional<std::string_view> architecture =
       file.GetString("general.architecture");
   if (!architecture) {
     throw CorruptFile(
         StrCat(file.path(), ": metadata general.architecture is missing"));
+  }
+  if (IsEmbeddingOfGemma3(file, *architecture)) {
+    return *FindFamily("gemma-embedding");
   }
   std::string known;
   for (const Family& family : Families()) {
@@ -540,7 +562,7 @@ const Family& FamilyOf(const GgufFile& file) {
 
 ModelConfig ConfigFromGguf(GgufFile& file) {
   const Family& family = FamilyOf(file);
-  MetadataReader read(file, family);
+  MetadataReader read(file);
   ModelConfig config;
   config.architecture = family.architecture;
   // What the family's part depends on, then everything.
@@ -588,6 +610,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   } catch (const InvalidArgument& error) {
     throw CorruptFile(StrCat(file.path(), ": ", error.what()));
   }
+  CheckGgufKeys(file, config);
   NameByShape(config);
   return config;
 }

@@ -1,11 +1,14 @@
 #include "model/weights/weight_table.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "model/config/family.h"
 #include "ops/recurrent.h"
 
 namespace gkv {
@@ -220,6 +223,21 @@ constexpr Row kLayerRows[] = {
      &L::laurel_post_norm},
 };
 
+// Beginnings of names in GGUF files, and in Hugging Face's, where "model." may
+// stand before them.
+constexpr std::string_view kOtherParts[] = {
+    "v.",
+    "a.",
+    "mm.",
+    "vision_tower.",
+    "vision_model.",
+    "vision_embedder.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+    "multi_modal_projector.",
+};
+
 // Where a member is, for std::visit.
 struct Place {
   using To = std::variant<PackedMatrix*, FloatVector*, RowTable*>;
@@ -249,9 +267,17 @@ struct Place {
 };
 
 // What files may hold for no use: of layers that share the keys and values of
-// another, and scales that the configuration leaves out.
+// another, scales that the configuration leaves out, what a drafter without
+// clusters chooses them by, and divisors of frequencies, which are a part of
+// the configuration.
 std::unordered_set<std::string> UnreadNames(const Config& config) {
   std::unordered_set<std::string> names;
+  if (FamilyOf(config.architecture).full_turning != 1) {
+    names.insert("rope_freqs.weight");
+  }
+  if (Drafts(config, 0) && !HasCentroids(config, 0)) {
+    names.insert({"masked_embd_ordering", "masked_embd_centroids.weight"});
+  }
   for (size_t i = 0; i < config.num_layers(); ++i) {
     if (config.altup_inputs != 0 && !config.altup_correct_scale) {
       names.insert(StrCat("blk.", i, ".altup_correct_scale.weight"));
@@ -367,6 +393,14 @@ void StoreFloats(const WeightEntry& entry, FloatVector values) {
   }
 }
 
+bool IsOtherPart(std::string_view name) {
+  constexpr std::string_view kModel = "model.";
+  if (name.starts_with(kModel)) name.remove_prefix(kModel.size());
+  return std::any_of(
+      std::begin(kOtherParts), std::end(kOtherParts),
+      [&](std::string_view part) { return name.starts_with(part); });
+}
+
 std::vector<std::string> TensorNames(const ModelConfig& config,
                                      const TensorSource& source) {
   Weights weights;
@@ -380,7 +414,7 @@ std::vector<std::string> TensorNames(const ModelConfig& config,
       names.push_back(std::move(name));
       continue;
     }
-    if (!name.starts_with("blk.") || unread.contains(name)) continue;
+    if (IsOtherPart(name) || unread.contains(name)) continue;
     throw CorruptFile(StrCat(source.Description(), ": found tensor ", name,
                              ", expected none of this name: the configuration "
                              "is of a ",

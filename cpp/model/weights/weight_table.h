@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -46,13 +47,17 @@ void CheckOrdering(const std::string& where, const WeightEntry& entry,
 // role says.
 void StoreFloats(const WeightEntry& entry, FloatVector values);
 
+// Whether a tensor of this name belongs to a part that stands beside a language
+// model, such as an encoder of images or sound or what projects its output.
+bool IsOtherPart(std::string_view name);
+
 // The tensors of a source that a model of this configuration reads, in the
-// source's order. Throws CorruptFile naming a tensor of a layer that the model
-// does not have: more layers than it states, norms or biases of another family.
-// Reading on would leave out what the weights were made for. Other tensors,
-// such as those of image encoders, may stand beside the model, whatever they
-// are, and so may products for keys and values in layers that share those of
-// another. Reads names only. Requires: config.Validate() passes.
+// source's order. Throws CorruptFile naming a tensor that the model does not
+// have: more layers than it states, norms or biases of another family, products
+// behind its last layer. Reading on would leave out what the weights were made
+// for. Other parts may stand beside the model, and so may products for keys and
+// values in layers that share those of another. Reads names only. Requires:
+// config.Validate() passes.
 std::vector<std::string> TensorNames(const ModelConfig& config,
                                      const TensorSource& source);
 

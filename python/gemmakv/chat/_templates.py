@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -314,14 +315,17 @@ def template_for(
 
     Without a name: the chat template that the model's file carries, else
     Gemma's turns if the model is called instruction-tuned, else the plain
-    dialogue. Raises ValueError for a name that is none, MismatchError if the
-    file's template is asked for and there is none, GemmaKVError if it does
-    not work.
+    dialogue; the first time with a warning if the model's files do not say
+    what it is called, as it may then have been tuned for turns.
+
+    Raises ValueError for a name that is none, MismatchError if the file's
+    template is asked for and there is none, GemmaKVError if it does not work.
     """
     if template is None:
         if gemma.chat_template is not None:
             template = "file"
         elif not gemma.instruction_tuned:
+            _warn_of_anonymous(gemma)
             template = "plain"
         else:
             known = gemma.tokenizer and gemma.tokenizer.id_of("<|turn>")
@@ -349,6 +353,20 @@ def template_for(
         )
     names = ", ".join(map(repr, NAMES))
     raise unexpected("template", f"{names}, a Template or None", template)
+
+
+def _warn_of_anonymous(gemma: Model) -> None:
+    """Warns, once for each model, that the plain dialogue is but a guess."""
+    if "template" in gemma._warned or not gemma._info.is_anonymous:
+        return
+    gemma._warned.add("template")
+    warnings.warn(
+        f"{gemma._info.names[-1]}: neither a name nor a chat template says "
+        "whether this model was instruction-tuned; chats use the template "
+        "'plain', pass template='gemma' (or 'gemma4') if it was",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def _check_template(template: object) -> None:

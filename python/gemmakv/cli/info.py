@@ -88,12 +88,8 @@ def _render(document: dict[str, Any]) -> str:
     shown["tensor_bytes"] = _count(document["tensor_bytes"])
     title = console.facts(shown)
     tables = [title, _types_table(document["types"])]
-    if document.get("left_out_tensors"):
-        title.add_row(
-            "not used",
-            f"{document['left_out_tensors']:,} tensors of an image encoder: "
-            "images are not supported yet",
-        )
+    if "left_out" in document:
+        title.add_row("not used", document["left_out"])
     model = document["model"]
     if model is None:
         title.add_row("supported", f"no: {document['reason']}")

@@ -11,6 +11,7 @@ from gemmakv import _core
 from gemmakv._support.documents import Section, read_object
 from gemmakv.cli import model_types
 from gemmakv.errors import CorruptFile, MismatchError, one_line
+from gemmakv.models._forms import describe_parts, parts_beside
 from gemmakv.models.huggingface import ModelFolder
 from gemmakv.models.huggingface._safetensors import byte_size, read_folder
 
@@ -66,11 +67,23 @@ def _of_gguf(path: str) -> dict[str, Any]:
     try:
         config = _core.ModelConfig.from_gguf(os.fsencode(path))
         _check_types(tensors)
-        document |= {"model": model_types.describe(config), "supported": True}
+        document |= {
+            **_left_out(parts_beside(tensor["name"] for tensor in tensors)),
+            "model": model_types.describe(config),
+            "supported": True,
+        }
     except MismatchError as error:
         document |= _unsupported(error)
     document["tensors"] = tensors
     return document
+
+
+def _left_out(names: list[str]) -> dict[str, Any]:
+    """Parts that the model is loaded without."""
+    found: dict[str, Any] = {"left_out_tensors": len(names)}
+    if names:
+        found["left_out"] = describe_parts(names)
+    return found
 
 
 # Of drafters: what chooses clusters of tokens is not read from this format.
@@ -80,7 +93,8 @@ _UNREAD = "masked_embd_"
 def _check_types(tensors: list[dict[str, Any]]) -> None:
     known = _core.tensor_types()
     for tensor in tensors:
-        if tensor["name"].startswith(_UNREAD):
+        name = tensor["name"]
+        if name.startswith(_UNREAD) or parts_beside([name]):
             continue
         if tensor["type"] not in known:
             raise MismatchError(
@@ -132,7 +146,7 @@ def _of_folder(path: str) -> dict[str, Any]:
     try:
         model = ModelFolder.open(path)
         document |= {
-            "left_out_tensors": len(model.left_out),
+            **_left_out(model.left_out),
             "model": model_types.describe(model.config),
             "supported": True,
         }

@@ -75,6 +75,7 @@ from gemmakv.generation._work import (
 from gemmakv.models import _catalog as models
 from gemmakv.models import _loading as loading
 from gemmakv.models._config import ModelConfig, ModelType, type_of
+from gemmakv.models._forms import parts_beside
 from gemmakv.models._info import ModelInfo
 from gemmakv.models._packed import PackedWeights
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -102,6 +103,8 @@ class Model:
         self._config = engine.config
         self._info = ModelInfo() if info is None else info
         self._packed_weights = packed_weights
+        # What was warned of; also in the name of those of other tenants.
+        self._warned: set[str] = set()
         self._prefix: PrefixCache | None = None
         self._had_prefix = False
         self._compiler = Compiler(tokenizer, self._config)
@@ -233,6 +236,8 @@ class Model:
           source: mapping of GGUF tensor names ("blk.0.attn_q.weight") to
             float32 arrays [rows, columns] (norm weights [columns], with the
             model's "+ 1" added), or any object with `keys()` and `[name]`.
+            Tensors of encoders of images and sound are left out with a
+            `PartialModelWarning`.
           tokenizer: needed for str prompts, `stop` and `Generation.text`.
           threads: as for `load`.
           pin_threads: as for `load`.
@@ -241,8 +246,8 @@ class Model:
           profile: as for `load`.
           draft: as for `load`.
 
-        Raises ValueError or CorruptFile naming the tensor that is missing or
-        has the wrong shape.
+        Raises ValueError or CorruptFile naming the tensor that is missing, has
+        the wrong shape, or that the model does not have.
         """
         if not isinstance(config, ModelConfig):
             raise unexpected("config", "a ModelConfig", config)
@@ -262,6 +267,9 @@ class Model:
         if tokenizer is not None:
             loading.check_vocab_size(tokenizer, engine)
             engine.set_token_bytes(tokenizer.token_bytes)
+        loading.warn_of_parts(
+            "tensors in memory", parts_beside(source.keys()), stacklevel=3
+        )
         model = cls(_with_draft(engine, draft_engine), tokenizer)
         model._speculate = guesses
         model._has_draft = draft is not None
@@ -357,6 +365,7 @@ class Model:
         model._compiler = self._compiler
         model._speculate = self._speculate
         model._has_draft = self._has_draft
+        model._warned = self._warned
         return model
 
     @property

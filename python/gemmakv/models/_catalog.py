@@ -21,7 +21,7 @@ from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile, GemmaKVError
 from gemmakv.models._aliases import ALIASES, Alias
-from gemmakv.models._forms import is_model_folder
+from gemmakv.models._forms import adapter_among, is_model_folder
 from gemmakv.models._split import parts_of
 
 _CHUNK_BYTES = 1 << 20
@@ -81,7 +81,13 @@ def _first_part(path: str) -> str:
 
 def _refuse_folder(path: str) -> NoReturn:
     names = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
-    if names:
+    adapter = adapter_among(os.listdir(path))
+    if adapter is not None and not names:
+        reason = (
+            f"found {adapter}, expected a model: adapters are not supported; "
+            "merge it into the model that it was made for"
+        )
+    elif names:
         holds = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         reason = f"expected a .gguf file, found a folder; it holds {holds}"
     else:

@@ -44,13 +44,11 @@ class EmbeddingInfo:
 
 
 def embedding_of_gguf(path: str, file: _core.GgufFile) -> EmbeddingInfo:
-    """Of an open GGUF file; nothing for a model that generates.
+    """Of an open GGUF file of a model of embeddings.
 
     Raises CorruptFile for a value of a wrong type.
     """
     present = set(file.keys())
-    if file.get("general.architecture") != "gemma-embedding":
-        return EmbeddingInfo()
     key = "tokenizer.ggml.add_eos_token"
     adds_eos = file.get(key) if key in present else False
     if not isinstance(adds_eos, bool):

@@ -20,7 +20,7 @@ _TUNED = re.compile(r"(?i)(?:^|[-_. ])(?:it|instruct|chat)(?:[-_. ]|$)")
 class ModelInfo:
     """Names and chat template of a model.
 
-    names: what it is called, in its metadata and on disk.
+    names: what it is called, in its metadata and, as the last one, on disk.
     chat_template: Jinja source of its chat template, None if it has none.
     sampling: generation keywords that its makers recommend, unchecked.
     embedding: how texts are put before a model of embeddings.
@@ -38,10 +38,20 @@ class ModelInfo:
         """Whether one of its names says that it was tuned for chat."""
         return any(_TUNED.search(name) for name in self.names)
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether files say nothing of what the model is called: no name in
+        them, and on disk none of Gemma's.
+        """
+        return len(self.names) == 1 and "gemma" not in self.names[0].lower()
 
-def info_of_gguf(path: str, file: _core.GgufFile) -> ModelInfo:
+
+def info_of_gguf(
+    path: str, file: _core.GgufFile, embeds: bool
+) -> ModelInfo:
     """Of an open GGUF file; values of a wrong type count as absent, but for
-    those that would let through what is never to be sampled.
+    those that would let through what is never to be sampled. `embeds`: whether
+    it is a model of embeddings.
 
     Raises CorruptFile.
     """
@@ -61,7 +71,7 @@ def info_of_gguf(path: str, file: _core.GgufFile) -> ModelInfo:
             {key: file.get(key) for key in present & set(_GGUF_SAMPLING)},
             _GGUF_SAMPLING,
         ),
-        embedding=embedding_of_gguf(path, file),
+        embedding=embedding_of_gguf(path, file) if embeds else EmbeddingInfo(),
         suppressed=_suppressed_of_gguf(
             path, file.get(_SUPPRESSED) if _SUPPRESSED in present else []
         ),

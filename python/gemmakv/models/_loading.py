@@ -16,6 +16,7 @@ from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback
 from gemmakv.errors import MismatchError
 from gemmakv.models import _packed as packed
+from gemmakv.models._forms import describe_parts, parts_beside
 from gemmakv.models._info import ModelInfo, check_suppressed, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
@@ -82,11 +83,13 @@ def load(
     if model is None:
         file = _core.GgufFile(os.fsencode(path))
         engine, tokenizer = _load_gguf(path, file, how)
-        info = info_of_gguf(path, file)
+        info = info_of_gguf(path, file, engine.config.bidirectional)
+        left_out = parts_beside(name for name, *_ in file.tensors())
         del file
     else:
         engine, tokenizer = _load_folder(path, model, how)
-        info = model.info
+        info, left_out = model.info, model.left_out
+    warn_of_parts(path, left_out, stacklevel=4)
     check_suppressed(info, path, engine.config.vocab_size)
     if folder is not None:
         report = _packed_report(engine)
@@ -149,14 +152,17 @@ def _load_folder(
         check_vocab_size(tokenizer, engine)
         engine.set_token_bytes(tokenizer.token_bytes)
     _core.trim_heap()
-    if model.left_out:
-        warnings.warn(
-            f"{path}: loaded without its image encoder "
-            f"({len(model.left_out)} tensors): images are not supported yet",
-            PartialModelWarning,
-            stacklevel=4,
-        )
     return engine, tokenizer
+
+
+def warn_of_parts(source: str, left_out: list[str], stacklevel: int) -> None:
+    """Warns of tensors of parts that a model was loaded without, if any."""
+    if left_out:
+        warnings.warn(
+            f"{source}: loaded without {describe_parts(left_out)}",
+            PartialModelWarning,
+            stacklevel,
+        )
 
 
 def _packed_report(engine: _core.Engine) -> PackedWeights:

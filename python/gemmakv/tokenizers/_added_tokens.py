@@ -11,16 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gemmakv import _core
 from gemmakv._support.documents import read_object
 from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
-
-# Control tokens of Gemma by their names. Its vocabulary files call them
-# user-defined, as if they were text, and not every directory says otherwise.
-_CONTROL = re.compile(
-    r"<(?:pad|eos|bos|unk|mask|2mass|unused\d+|start_of_turn|end_of_turn)>"
-    r"|<(?:start|end)_function_(?:declaration|call|response)>|<escape>"
-    r"|<\|[^|<>]+\|?>|<[^|<>]+\|>|\[@BOS@\]"
-)
+from gemmakv.tokenizers._tokenizer import is_unicode
 
 # Settings that change token ids, and what they must be.
 _SETTINGS = {
@@ -55,8 +49,16 @@ class Marks:
     special: Mapping[str, Path]
 
     def is_control(self, piece: str) -> bool:
-        """Whether a piece is a control token, never made from plain text."""
-        return piece in self.special or bool(_CONTROL.fullmatch(piece))
+        """Whether a piece is a control token, never made from plain text:
+        one that a file calls special, or that is one by its name in any Gemma,
+        whatever the files say.
+        """
+        # Such names begin with one of these.
+        return piece in self.special or (
+            piece[:1] in ("<", "[")
+            and is_unicode(piece)
+            and _core.is_control_name(piece)
+        )
 
     def check_known(self, pieces: Mapping[str, int]) -> None:
         """Raises CorruptFile if a special token is not among `pieces`."""

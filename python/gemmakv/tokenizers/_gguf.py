@@ -103,10 +103,7 @@ def _merges_tokenizer(
     silent = frozenset(
         token
         for token, (piece, kind) in enumerate(zip(pieces, types))
-        if kind in (_UNKNOWN, _CONTROL, _UNUSED)
-        # By names alone, control tokens begin with one of these.
-        or piece[:1] in ("<", "[")
-        and marks.is_control(piece)
+        if kind in (_UNKNOWN, _CONTROL, _UNUSED) or marks.is_control(piece)
     )
     rows = _rows_of(file, len(pieces))
     without = frozenset(range(rows, len(pieces)))

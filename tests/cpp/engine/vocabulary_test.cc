@@ -55,6 +55,72 @@ TEST(VocabularyTest, ModelProtoHoldsMarkedPiecesAndTheirKinds) {
   EXPECT_NE(model.find("\x0A\x06\xE2\x96\x81\xE2\x96\x81"), std::string::npos);
 }
 
+TEST(VocabularyTest, ControlTokensAreToldByTheirNamesInEveryFamily) {
+  for (const char* piece : {"<pad>",
+                            "<eos>",
+                            "<bos>",
+                            "<unk>",
+                            "<mask>",
+                            "<2mass>",
+                            "[@BOS@]",
+                            "<unused0>",
+                            "<unused6241>",
+                            "<start_of_turn>",
+                            "<end_of_turn>",
+                            "<start_of_image>",
+                            "<end_of_image>",
+                            "<image_soft_token>",
+                            "<start_of_audio>",
+                            "<end_of_audio>",
+                            "<audio_soft_token>",
+                            "<start_function_declaration>",
+                            "<end_function_call>",
+                            "<start_function_response>",
+                            "<escape>",
+                            "<|fim_prefix|>",
+                            "<|file_separator|>",
+                            "<|turn>",
+                            "<turn|>",
+                            "<|image|>",
+                            "<image|>",
+                            "<|audio>",
+                            "<|video|>",
+                            "<|\"|>",
+                            "<|tool_call>",
+                            "<channel|>"}) {
+    EXPECT_TRUE(IsControlName(piece)) << piece;
+  }
+  for (const char* piece : {"",           "<",           ">",
+                            "<>",         "<|>",         "<||>",
+                            "<b>",        "<table>",     "</table>",
+                            "pad",        "<pad",        "pad>",
+                            "<pad> ",     "<Pad>",       "<unused>",
+                            "<unused1x>", "<start_of_>", "<start_function_>",
+                            "<|a|b|>",    "<|a<b>",      "|a|",
+                            "<0x41>",     "[@BOS@",      "[multimodal]",
+                            "<image>"}) {
+    EXPECT_FALSE(IsControlName(piece)) << piece;
+  }
+}
+
+TEST(VocabularyTest, NoFileMakesTextOfAControlToken) {
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "llama")
+      .Set("tokenizer.ggml.tokens",
+           std::vector<std::string>{"<pad>", "<eos>", "<bos>", "<unk>",
+                                    "<start_of_image>", "<end_of_turn>", "<b>",
+                                    "<unused1>"})
+      .Set("tokenizer.ggml.scores", std::vector<float>(8, 0))
+      .Set("tokenizer.ggml.token_type",
+           std::vector<int32_t>{3, 3, 3, 2, 4, 1, 4, 5});
+  const std::vector<uint8_t> bytes = builder.Build();
+  const GgufFile file(bytes, "test");
+  const Vocabulary vocabulary(file);
+  EXPECT_EQ(vocabulary.types, (std::vector<int64_t>{3, 3, 3, 2, 3, 3, 4, 5}));
+  EXPECT_EQ(vocabulary.Text()[4], "");
+  EXPECT_EQ(vocabulary.Text()[6], "<b>");
+}
+
 // Pieces whose messages have lengths of one byte are written in one go.
 TEST(VocabularyTest, ModelProtoHoldsPiecesOfAnyLength) {
   std::vector<std::string> pieces = {"<pad>", "<eos>", "<bos>", "<unk>"};

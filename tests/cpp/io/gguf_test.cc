@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -556,6 +557,36 @@ class SplitGgufTest : public testing::Test {
 
   TempFolder folder_;
 };
+
+TEST(GgufTest, TensorsBehindAModelOfEmbeddingsHaveOneName) {
+  GgufBuilder builder;
+  builder.AddF32("norm.weight", 1, 2, {1, 2});
+  {
+    // Of any other model, the name is its own.
+    const std::vector<uint8_t> bytes = builder.Build();
+    GgufFile file(bytes, "test");
+    EXPECT_EQ(file.Names(), std::vector<std::string>{"norm.weight"});
+    EXPECT_FALSE(file.Find("output_norm.weight"));
+  }
+  builder.AddF32("dense.1.weight", 1, 2, {3, 4})
+      .AddF32("dense.0.weight", 1, 2, {5, 6});
+  const std::vector<uint8_t> bytes = builder.Build();
+  GgufFile file(bytes, "test");
+  EXPECT_EQ(file.Names(),
+            (std::vector<std::string>{"output_norm.weight", "dense_3.weight",
+                                      "dense_2.weight"}));
+  for (const auto& [name, first] :
+       {std::pair{"output_norm.weight", 1.0f},
+        std::pair{"dense_3.weight", 3.0f}, std::pair{"dense_2.weight", 5.0f}}) {
+    const std::optional<TensorView> view = file.Find(name);
+    ASSERT_TRUE(view) << name;
+    EXPECT_EQ(view->name, name);
+    float value;
+    std::memcpy(&value, view->data, sizeof(value));
+    EXPECT_EQ(value, first) << name;
+  }
+  EXPECT_FALSE(file.Find("dense.0.weight"));
+}
 
 TEST_F(SplitGgufTest, ReadAsOne) {
   WriteAll();

@@ -18,6 +18,7 @@ from gemmakv import (
     Session,
     Template,
     Tokenizer,
+    create_kv_cache,
 )
 from gemmakv.chat._file_template import FileTemplate
 from gemmakv.chat._templates import GemmaTemplate, PlainTemplate, template_for
@@ -363,6 +364,51 @@ def test_choice(tmp_path: Path, tiny: Gemma) -> None:
     for wrong in ("Gemma", "", 3, b"file"):
         with pytest.raises(ValueError, match="template: expected 'file'"):
             template_for(tiny, wrong)  # type: ignore[arg-type]
+
+
+def anonymous(path: Path, **texts: str) -> Gemma:
+    """A model whose file does not say what it is called."""
+    meta = tiny_gguf.metadata()
+    del meta["general.name"]
+    for key, text in texts.items():
+        meta[key.replace("_", ".", 1)] = (tiny_gguf.STR, text)
+    return Gemma.load(tiny_gguf.write(path, meta))
+
+
+def test_a_guessed_template_is_said_once(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A tuned model runs as a base model where nothing says that it is one."""
+    blob = anonymous(tmp_path / "sha256-0a1b")
+    blob.generate(create_kv_cache(blob.config), "the", max_tokens=1)
+    blob.chat([Message("user", "the")], template="gemma", max_tokens=1)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="pass template=") as caught:
+        blob.chat([Message("user", "the")], max_tokens=1)
+    assert len(caught) == 1 and "sha256-0a1b" in str(caught[0].message)
+    recwarn.clear()
+    Session(blob).send("the", max_tokens=1)
+    blob.chat([Message("user", "the")], max_tokens=1)
+    blob.with_salt("x").chat([Message("user", "the")], max_tokens=1)
+    assert not recwarn.list
+
+
+def test_no_guess_is_said_of_a_name_or_a_template(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, tiny: Gemma
+) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    for model in (
+        tiny,
+        anonymous(tmp_path / "gemma-3-1b-pt.gguf"),
+        anonymous(tmp_path / "tiny-it.gguf"),
+        anonymous(tmp_path / "a.gguf", general_basename="tiny"),
+        anonymous(tmp_path / "b.gguf", tokenizer_chat_template=template),
+        Gemma.from_tensors(
+            tiny_gguf.CONFIG, tiny_gguf.tensors(), tiny.tokenizer
+        ),
+    ):
+        model.chat([Message("user", "the")], max_tokens=1)
+    assert not recwarn.list
 
 
 def test_the_demo_model_is_a_base_model(gemma: Gemma) -> None:

@@ -98,7 +98,7 @@ BAD = [
     ("gemma4-ple", put("embedding_length_per_layer_input", U32, 64),
      f"{TABLE} has shape [176, 224], expected [176, 448]"),
     ("gemma4-ple", forget("embedding_length_per_layer_input"),
-     "found tensor blk.0.inp_gate.weight, expected none"),
+     "found tensor per_layer_token_embd.weight, expected"),
 ]  # fmt: skip
 
 

@@ -45,6 +45,109 @@ def test_a_file_without_products_says_so(tmp_path: Path) -> None:
     assert gemma.embed(["x"]).shape == (1, 160)
 
 
+Metadata = dict[str, tuple[int, Any]]
+
+
+def ollamas_form() -> tuple[Metadata, tiny_gguf.Tensors]:
+    """Metadata and tensors of a model as Ollama's registry has it: a Gemma 3 by
+    its architecture, with names of its own behind the last layer.
+    """
+    found = tiny_gguf.metadata(tiny_gguf.EMBEDDING)
+    meta = {
+        key.replace("gemma-embedding.", "gemma3."): value
+        for key, value in found.items()
+        if "dense_" not in key
+    }
+    slides = [kind == "sliding" for kind in tiny_gguf.EMBEDDING.layer_kinds]
+    meta |= {
+        "general.architecture": (tiny_gguf.STR, "gemma3"),
+        "gemma3.attention.causal": (tiny_gguf.BOOL, False),
+        "gemma3.attention.sliding_window_pattern": (
+            tiny_gguf.ARRAY, (tiny_gguf.BOOL, slides)),
+        "gemma3.rope.local.freq_base": (tiny_gguf.F32, 1e4),
+        "tokenizer.ggml.add_eos_token": (tiny_gguf.BOOL, True),
+    }  # fmt: skip
+    weights = tiny_gguf.tensors(5, tiny_gguf.EMBEDDING)
+    for name, other in (
+        ("dense_2.weight", "dense.0.weight"),
+        ("dense_3.weight", "dense.1.weight"),
+        ("output_norm.weight", "norm.weight"),
+    ):
+        weights[other] = weights.pop(name)
+    return meta, weights
+
+
+@pytest.mark.parametrize("left_out", [
+    None, "gemma3.attention.causal", "gemma3.pooling_type",
+    "gemma3.attention.sliding_window_pattern", "gemma3.rope.local.freq_base",
+])
+def test_ollamas_form_is_the_same_model(
+    tmp_path: Path, left_out: str | None
+) -> None:
+    known = gemmakv.Gemma.load(tiny_gguf.write_embedding(tmp_path / "x.gguf"))
+    meta, weights = ollamas_form()
+    if left_out is not None:
+        del meta[left_out]
+    path = tiny_gguf.write(tmp_path / "y.gguf", meta, weights)
+    gemma = gemmakv.Gemma.load(path)
+    assert gemma.config.architecture == "gemma-embedding"
+    assert gemma.fingerprint == known.fingerprint
+    assert gemma.embedding_prompts == known.embedding_prompts
+    texts = ["the in", "a", "in the a " * 9]
+    assert np.array_equal(gemma.embed(texts), known.embed(texts))
+    assert np.array_equal(
+        gemma.embed(texts, prompt="query"), known.embed(texts, prompt="query")
+    )
+    with pytest.raises(ValueError):
+        cache = gemmakv.create_kv_cache(gemma.config)
+        gemma.generate(cache, "the in", max_tokens=1)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda meta, weights: weights.pop("dense.1.weight"),
+     "dense_3.weight is missing"),
+    (lambda meta, weights: weights.pop("norm.weight"),
+     "output_norm.weight is missing"),
+    (lambda meta, weights: meta.update(
+        {"gemma3.attention.causal": (tiny_gguf.BOOL, True)}),
+     "gemma3.attention.causal is 1, expected 0"),
+    (lambda meta, weights: meta.update({"gemma3.pooling_type": (U32, 3)}),
+     "gemma3.pooling_type is 3, expected 1"),
+    (lambda meta, weights: meta.update(
+        {"gemma3.rope.freq_base_swa": (tiny_gguf.F32, 5e4)}),
+     "gemma3.rope.local.freq_base is 10000, expected 50000"),
+    # Nothing says that it is a model of embeddings, but what is behind it.
+    (lambda meta, weights: (meta.pop("gemma3.attention.causal"),
+                            meta.pop("gemma3.pooling_type")),
+     "found tensor dense_2.weight, expected none"),
+])
+def test_ollamas_form_must_be_whole(
+    tmp_path: Path, change: Callable[[Any, Any], Any], message: str
+) -> None:
+    meta, weights = ollamas_form()
+    change(meta, weights)
+    path = tiny_gguf.write(tmp_path / "y.gguf", meta, weights)
+    with pytest.raises(gemmakv.GemmaKVError, match=message) as caught:
+        gemmakv.Gemma.load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("attention.causal", (tiny_gguf.BOOL, False)),
+    ("pooling_type", (U32, 1)),
+    ("pooling_type", (U32, 3)),
+    ("dense_2_feat_in", (U32, 64)),
+])
+def test_a_model_of_embeddings_never_generates(
+    tmp_path: Path, key: str, value: tuple[int, Any]
+) -> None:
+    """Its layers alone are those of a Gemma 3."""
+    meta = tiny_gguf.metadata() | {f"gemma3.{key}": value}
+    path = tiny_gguf.write(tmp_path / "x.gguf", meta)
+    with pytest.raises(gemmakv.GemmaKVError, match=f"gemma3.{key}"):
+        gemmakv.Gemma.load(path)
+
+
 @pytest.mark.parametrize("key, value, error, message", [
     ("dense_2_feat_in", 64, gemmakv.CorruptFile,
      "dense_2_feat_in is 64, expected 160 by embedding_length"),
@@ -181,6 +284,27 @@ def test_other_models_look_one_way(folder: Path, kind: str) -> None:
     write_json(folder / "config.json", config)
     message = "use_bidirectional_attention is True, expected false"
     with pytest.raises(gemmakv.MismatchError, match=message):
+        gemmakv.Gemma.load(folder)
+
+
+def test_modules_stand_behind_models_of_embeddings_alone(
+    folder: Path,
+) -> None:
+    """One that looks one way would load as one that generates."""
+    config = read(folder / "config.json")
+    write_json(
+        folder / "config.json", config | {"use_bidirectional_attention": False}
+    )
+    with pytest.raises(gemmakv.MismatchError, match="modules.json") as caught:
+        gemmakv.Gemma.load(folder)
+    assert str(folder) in str(caught.value)
+    (folder / "modules.json").unlink()
+    assert not gemmakv.Gemma.load(folder).config.bidirectional
+    write_json(
+        folder / "config.json",
+        config | {"use_bidirectional_attention": None, "is_causal": False},
+    )
+    with pytest.raises(gemmakv.MismatchError, match="is_causal is False"):
         gemmakv.Gemma.load(folder)
 
 

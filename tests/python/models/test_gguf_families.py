@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,10 @@ def add(name: str, *shape: int) -> Any:
     return edit
 
 
+def both(first: Any, second: Any) -> Any:
+    return lambda meta, weights: (first(meta, weights), second(meta, weights))
+
+
 def as_family(name: str) -> Any:
     """States another family; what it does not know it ignores."""
 
@@ -344,6 +349,19 @@ CONTRADICTIONS = [
     ("gemma2", put("gemma2.rope.scaling.factor", F32, 8.0), "scaling.factor"),
     ("gemma2", put("gemma2.rope.dimension_count", U32, 31), "rope_dim"),
     ("gemma2", put("gemma2.rope.scaling.type", STR, "yarn"), "yarn"),
+    # What changes the result and is not known.
+    ("gemma", add("zz.weight", 64), "zz.weight"),
+    ("gemma2", add("output_norm.bias", 64), "output_norm.bias"),
+    ("gemma3", add("dense.0.weight", 64), "dense_2.weight"),
+    ("gemma3", add("rope_freqs.weight", 16), "rope_freqs.weight"),
+    ("gemma", put("gemma.attention.clamp_kqv", F32, 8.0), "clamp_kqv"),
+    ("gemma2", put("gemma2.logit_scale", F32, 8.0), "gemma2.logit_scale"),
+    ("gemma3", put("gemma3.unheard_of", U32, 1), "gemma3.unheard_of"),
+    ("gemma3", put("gemma3.rope.scaling.attn_factor", F32, 2.0),
+     "attn_factor"),
+    ("gemma3", both(put("gemma3.rope.local.freq_base", F32, 2e4),
+                    put("gemma3.rope.freq_base_swa", F32, 1e4)),
+     "rope.local.freq_base"),
 ]
 
 
@@ -367,5 +385,44 @@ def test_an_image_encoder_may_stand_beside_the_text(tmp_path: Path) -> None:
         add("v.blk.0.attn_q.weight", 8, 8),
         add("v.patch_embd.weight", 2, 3, 4, 4),
     )
-    found = logits_of(Gemma.load(path))
+    with pytest.warns(gemmakv.PartialModelWarning, match="2 tensors: v"):
+        found = logits_of(Gemma.load(path))
     assert np.array_equal(found, logits_of(family_models.model("gemma3")))
+
+
+def test_info_names_the_parts_left_out(tmp_path: Path, cli: RunCli) -> None:
+    config = family_models.config("gemma3")
+    path = file_of(tmp_path, config, add("v.blk.0.attn_q.weight", 8, 8))
+    found = json.loads(cli("info", "--json", path).stdout)
+    assert found["supported"] and found["left_out_tensors"] == 1
+    assert "image encoder" in found["left_out"]
+
+
+# What converters write beside what counts, by architecture.
+_BESIDE: dict[str, dict[str, tuple[int, Any]]] = {
+    "gemma": {"vocab_size": (U32, 256)},
+    "gemma2": {"rope.scaling.attn_factor": (F32, 1.0)},
+    "gemma3": {
+        "attention.causal": (tiny_gguf.BOOL, True),
+        "mm.tokens_per_image": (U32, 256),
+        "vision.block_count": (U32, 27),
+        "vision.attention.layer_norm_epsilon": (F32, 1e-6),
+        "rope.local.freq_base": (F32, 1e4),
+        "rope.global.freq_base": (F32, 1e6),
+        "rope.scaling.type": (STR, "linear"),
+        "rope.scaling.original_context_length": (U32, 512),
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_that_change_nothing_may_be_there(
+    family: str, tmp_path: Path
+) -> None:
+    config = family_models.config(family)
+    edits = [
+        put(f"{family}.{key}", *value)
+        for key, value in _BESIDE[family].items()
+    ] + [put("someone.quantized_by", STR, "x"), put("general.tags", STR, "y")]
+    model = Gemma.load(file_of(tmp_path, config, *edits))
+    assert model.fingerprint == family_models.model(family).fingerprint

@@ -101,6 +101,16 @@ def test_one_file_of_weights(fake: FakeHub, file: str) -> None:
     assert here(models.resolve("org/repo")) == files
 
 
+def test_nothing_is_fetched_of_weights_with_an_adapter(fake: FakeHub) -> None:
+    """Only the weights would be, which are another model."""
+    adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
+    fake.add("org/repo", {**REPOSITORY, **adapter})
+    with pytest.raises(gemmakv.MismatchError, match="adapter_config") as e:
+        models.resolve("org/repo")
+    assert "org/repo" in one_line(e.value)
+    assert not fake.downloads()
+
+
 def test_the_only_gguf_wins(fake: FakeHub) -> None:
     fake.add("org/repo", {**REPOSITORY, "m.gguf": b"gguf"})
     assert models.resolve("org/repo").endswith("/m.gguf")

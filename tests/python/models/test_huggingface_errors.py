@@ -401,7 +401,7 @@ def test_head_of_a_tied_model_must_be_its_embedding(tmp_path: Path) -> None:
 def test_parts_of_other_models_are_unexpected(model: Path) -> None:
     def add(header: dict[str, Any]) -> None:
         begin = header["model.norm.weight"]["data_offsets"][0]
-        header["vision_tower.x"] = {
+        header["depth_tower.x"] = {
             "dtype": "F32",
             "shape": [0],
             "data_offsets": [begin, begin],
@@ -409,7 +409,7 @@ def test_parts_of_other_models_are_unexpected(model: Path) -> None:
 
     edit_header(weights_of(model), add)
     message = refusal(model, gemmakv.CorruptFile)
-    assert "unexpected tensor 'vision_tower.x'" in message
+    assert "unexpected tensor 'depth_tower.x'" in message
 
 
 # ---- Safetensors

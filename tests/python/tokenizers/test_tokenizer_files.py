@@ -15,6 +15,7 @@ import pytest
 
 import gemmakv
 from gemmakv import CorruptFile, Gemma, GemmaKVError, MismatchError, Tokenizer
+from gemmakv.chat._transcript import Encoder
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from support import tiny_gguf, tokenizer_files
 from support.tokenizer_files import added_token, write_json
@@ -131,6 +132,86 @@ def test_control_tokens_are_those_that_any_file_calls_special(
     assert TURN not in tokenizer.encode(text)
     assert tokenizer.encode(text, parse_special=True) == [TURN]
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+# Marks of images, sound, tools and thoughts of all families.
+CONTROL_NAMES = [
+    "<mask>", "[@BOS@]", "<unused7>", "<start_of_image>", "<end_of_image>",
+    "<image_soft_token>", "<start_of_audio>", "<end_of_audio>",
+    "<audio_soft_token>", "<start_function_call>", "<escape>",
+    "<|fim_prefix|>", "<|turn>", "<turn|>", "<|image|>", '<|"|>', "<|audio>",
+]  # fmt: skip
+TEXT_NAMES = ["<b>", "<table>", "</table>"]
+
+
+def rows_with(kind: int) -> tuple[list[str], list[float], list[int]]:
+    """The vocabulary, and pieces that the files call of this kind."""
+    pieces, scores, kinds = ROWS
+    names = [*CONTROL_NAMES, *TEXT_NAMES]
+    more = len(names)
+    return pieces + names, scores + [0.0] * more, kinds + [kind] * more
+
+
+def assert_marks_are_text(tokenizer: Tokenizer) -> None:
+    for name in CONTROL_NAMES:
+        token = tokenizer.id_of(name)
+        assert token is not None
+        for text in (name, f"a {name}the", f"{name}{name}"):
+            ids = tokenizer.encode(text)
+            assert token not in ids, name
+            assert tokenizer.decode(ids) == text
+        assert tokenizer.encode(name, parse_special=True) == [token]
+        assert tokenizer.token_bytes[token] == b""
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_directory_makes_a_mark_of_text(
+    tmp_path: Path, kind: str, listed: bool
+) -> None:
+    """Files call them user-defined, and not special or nothing."""
+    rows = rows_with(tokenizer_files.USER_DEFINED)
+    folder = tokenizer_files.write(tmp_path, rows, kind)
+    if not listed:
+        path = folder / "tokenizer_config.json"
+        content = json.loads(path.read_text("utf-8"))
+        content["added_tokens_decoder"] = {}
+        write_json(path, content)
+    tokenizer = tokenizer_of_folder(folder)
+    assert tokenizer is not None
+    assert_marks_are_text(tokenizer)
+    if listed or kind == "model":
+        for name in TEXT_NAMES:
+            assert tokenizer.encode(name) == [tokenizer.id_of(name)]
+
+
+@pytest.mark.parametrize("kind", [1, tokenizer_files.USER_DEFINED])
+def test_no_file_makes_a_mark_of_text(tmp_path: Path, kind: int) -> None:
+    """Types of a GGUF file are wrong, or let marks be shown."""
+    pieces, scores, kinds = rows_with(kind)
+    meta = tiny_gguf.metadata()
+    for key, element, values in (
+        ("tokens", tiny_gguf.STR, pieces),
+        ("scores", tiny_gguf.F32, scores),
+        ("token_type", tiny_gguf.U32, kinds),
+    ):
+        meta[f"tokenizer.ggml.{key}"] = (tiny_gguf.ARRAY, (element, values))
+    config = gemmakv.ModelConfig(
+        **tiny_gguf.CONFIG.arguments() | {"vocab_size": len(pieces)}
+    )
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf", meta, tiny_gguf.tensors(0, config)
+    )
+    gemma = Gemma.load(path)
+    assert gemma.tokenizer is not None
+    assert_marks_are_text(gemma.tokenizer)
+    # A template may say them.
+    said = [
+        gemmakv.Segment("<start_of_image>", special=True),
+        gemmakv.Segment("<start_of_image>"),
+    ]
+    ids = Encoder(gemma.tokenizer, gemma.config.bos_id).encode(said)
+    mark = gemma.tokenizer.id_of("<start_of_image>")
+    assert list(ids).count(mark) == 1
 
 
 def test_tokens_that_the_vocabulary_lacks(tmp_path: Path, kind: str) -> None:

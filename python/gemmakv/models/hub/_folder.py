@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gemmakv._support.progress import Callback
+from gemmakv.models._forms import check_no_adapter
 from gemmakv.models.hub._errors import FileMissing, not_found
 from gemmakv.models.hub._repository import Listing, Repository
 from gemmakv.models.hub._transfer import check_space
@@ -45,8 +46,10 @@ def fetch_folder(
 
     What is here already is not downloaded again, and what broke off continues.
     `progress` gets (bytes that are here, bytes of all). The revision is noted
-    last, so that a folder which is found later is whole.
+    last, so that a folder which is found later is whole. Raises MismatchError
+    before anything is downloaded if there is an adapter beside the weights.
     """
+    check_no_adapter(str(repository.name), listing.files)
     snapshot = repository.snapshot(listing.commit)
     if INDEX_NAME in listing.files and not (snapshot / INDEX_NAME).exists():
         _fetch(repository, INDEX_NAME, listing, None)

@@ -29,6 +29,7 @@ from gemmakv.models.huggingface._layer_sizes import (
 )
 from gemmakv.models.huggingface._modules import (
     Modules,
+    check_no_modules,
     longest_text,
     read_modules,
 )
@@ -117,14 +118,12 @@ class FolderConfig:
     """What the configuration files of a directory say.
 
     tied_head: whether the embedding serves as the output head.
-    multimodal: whether the model has parts beside the language model.
     names: what the model is called there.
     modules: what stands behind a model of embeddings.
     """
 
     config: ModelConfig
     tied_head: bool
-    multimodal: bool
     names: tuple[str, ...]
     modules: Modules = Modules()
 
@@ -185,6 +184,8 @@ def read_config(folder: Path) -> FolderConfig:
         values["context_length"] = min(
             values["context_length"], longest_text(folder)
         )
+    else:
+        check_no_modules(folder)
     try:
         config = ModelConfig(**values).named()
     except ValueError as error:
@@ -198,10 +199,7 @@ def read_config(folder: Path) -> FolderConfig:
             str(top.wrong("tie_word_embeddings", "true for a drafter"))
         )
     name = top.text("_name_or_path", "")
-    multimodal = text is not top and not drafter
-    return FolderConfig(
-        config, tied, multimodal, (name,) if name else (), modules
-    )
+    return FolderConfig(config, tied, (name,) if name else (), modules)
 
 
 class _Reader:
@@ -308,6 +306,8 @@ class _Reader:
             raise self.refuse("attention_bias", "false")
         if not text.flag("embeddings_scale_by_sqrt_dim", True):
             raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
+        if not (self.embeds or text.flag("is_causal", True)):
+            raise self.refuse("is_causal", "true")
         both_ways = text.values.get("use_bidirectional_attention")
         # Of image tokens only: text is causal.
         vision = self.by_kind and both_ways == "vision"

@@ -9,6 +9,7 @@ from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section, read_bytes, read_object
 from gemmakv.errors import CorruptFile, MismatchError
 from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
+from gemmakv.models._forms import check_no_adapter
 from gemmakv.models._info import ModelInfo, sampling_of_json
 from gemmakv.models.huggingface._config import read_config
 from gemmakv.models.huggingface._modules import (
@@ -48,12 +49,12 @@ class ModelFolder:
     def open(cls, path: str) -> ModelFolder:
         """Raises OSError, CorruptFile or MismatchError, naming the file."""
         folder = Path(path)
+        check_no_adapter(path, (file.name for file in folder.iterdir()))
         described = read_config(folder)
         stored = read_folder(folder)
         files, places, left_out = place_tensors(
             described.config,
             tied_head=described.tied_head,
-            multimodal=described.multimodal,
             stored=stored,
             folder=folder,
             dense=dense_tensors(described.modules),

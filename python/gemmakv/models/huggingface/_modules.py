@@ -51,6 +51,19 @@ def longest_text(folder: Path) -> int:
     return section.size("max_seq_length", _UNLIMITED)
 
 
+def check_no_modules(folder: Path) -> None:
+    """Raises MismatchError if modules stand behind a model that looks one way:
+    it was made for vectors, and what it generates means nothing.
+    """
+    path = folder / _LIST_NAME
+    if path.exists():
+        raise MismatchError(
+            f"{path}: found modules of a model of embeddings, expected none "
+            "behind a model that generates text; without this file its vectors "
+            "are those of embed(pooling='last') or 'mean'"
+        )
+
+
 def read_modules(folder: Path, hidden_size: int) -> Modules:
     """The modules of a directory; none without a modules.json. `hidden_size` is
     that of the model's output.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemmakv._core import ModelConfig
 from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv.models._forms import parts_beside
 from gemmakv.models.huggingface._safetensors import StoredTensor
 
 # How a tensor becomes what the core takes (cpp/io/tensor_files.h).
@@ -30,11 +31,6 @@ _PREFIXES = (
     "",
 )
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# Parts of a multimodal model that a language model has no use for.
-_OTHER_PARTS = (
-    "vision_tower.", "multi_modal_projector.", "audio_tower.",
-    "embed_vision.", "embed_audio.",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,7 +367,6 @@ def place_tensors(
     config: ModelConfig,
     *,
     tied_head: bool,
-    multimodal: bool,
     stored: Mapping[str, StoredTensor],
     folder: Path,
     dense: Mapping[str, StoredTensor] | None = None,
@@ -419,9 +414,7 @@ def place_tensors(
             f"{prefix}layers.{i}.altup.{_CORRECT_SCALE}"
             for i in range(config.num_layers)
         }
-    parts = _OTHER_PARTS if multimodal else ()
-    left_out = _left_out(stored, used, parts, folder)
-    return list(files), places, left_out
+    return list(files), places, _left_out(stored, used, folder)
 
 
 def tied_tensors(
@@ -469,7 +462,6 @@ def _require(
 def _left_out(
     stored: Mapping[str, StoredTensor],
     used: set[str],
-    parts: tuple[str, ...],
     folder: Path,
 ) -> list[str]:
     """Tensors of other parts; anything else that is not used is an error."""
@@ -478,11 +470,7 @@ def _left_out(
         for name in stored
         if name not in used and not name.endswith("rotary_emb.inv_freq")
     ]
-    others = [
-        name
-        for name in rest
-        if name.removeprefix("model.").startswith(parts)
-    ]
+    others = parts_beside(rest)
     unknown = sorted(set(rest) - set(others))
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

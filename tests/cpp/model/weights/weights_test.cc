@@ -81,14 +81,22 @@ TEST_P(WeightsOfFamilyTest, TensorsThatTheModelLacksAreNamed) {
   const std::string behind =
       StrCat("blk.", TinyConfig(options_).num_layers(), ".attn_norm.weight");
   for (const std::string& name : std::vector<std::string>{
-           behind, "blk.0.attn_norm.bias", "blk.1.no_such.weight", "blk."}) {
+           behind, "blk.0.attn_norm.bias", "blk.1.no_such.weight", "blk.",
+           "norm.weight", "dense.0.weight", "zz.weight", "vision", "v",
+           "cls.output.weight", "output_norm.bias"}) {
     MemorySource source = whole;
     source.tensors[name] = some;
     ExpectError(source, options_, "found tensor " + name + ", expected none");
   }
   // What stands beside a model is left alone.
   MemorySource beside = whole;
-  beside.tensors["v.blk.0.attn_q.weight"] = some;
+  for (const char* name :
+       {"v.blk.0.attn_q.weight", "mm.input_projection.weight",
+        "a.blk.0.attn_q.weight", "model.vision_tower.x",
+        "multi_modal_projector.x", "model.vision_embedder.pos_embedding",
+        "model.embed_audio.x"}) {
+    beside.tensors[name] = some;
+  }
   MemorySource alone = whole;
   EXPECT_EQ(Load(beside, options_).fingerprint,
             Load(alone, options_).fingerprint);
@@ -110,6 +118,18 @@ TEST(WeightsTest, LayersThatShareKeysAndValuesMayHaveProductsForThem) {
   source.tensors["blk.6.attn_k.bias"] =
       source.tensors.at("blk.0.attn_k.weight");
   ExpectError(source, options, "found tensor blk.6.attn_k.bias");
+}
+
+// What the configuration was read from, and what only families that have it
+// may have.
+TEST(WeightsTest, DivisorsOfFrequenciesAreOfFamiliesWithStillPairs) {
+  MemorySource source = TinyTensors(TinyFamily("gemma3"));
+  source.tensors["rope_freqs.weight"] = source.tensors.at("output_norm.weight");
+  ExpectError(source, TinyFamily("gemma3"), "found tensor rope_freqs.weight");
+  source = TinyTensors(TinyFamily("gemma4"));
+  const Hash128 alone = Load(source, TinyFamily("gemma4")).fingerprint;
+  source.tensors["rope_freqs.weight"] = source.tensors.at("output_norm.weight");
+  EXPECT_EQ(Load(source, TinyFamily("gemma4")).fingerprint, alone);
 }
 
 TEST(WeightsTest, WeightsOfAnotherFamilyAreRefused) {
@@ -243,7 +263,7 @@ TEST(WeightsTest, AScaleThatIsNotAskedForIsLeftAlone) {
   EXPECT_EQ(weights.layers[0].altup_scale.size(), 0u);
   EXPECT_EQ(weights.layers[0].altup_router.size(), 4 * options.hidden);
   options.altup_inputs = 0;
-  ExpectError(source, options, "found tensor blk.0.altup_");
+  ExpectError(source, options, "found tensor altup_proj.0.weight, expected");
 }
 
 TEST(WeightsTest, AShapeErrorSaysWhatWasExpected) {

@@ -1,0 +1,190 @@
+#include "model/config/gguf_keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+
+#include "base/error.h"
+#include "model/config/fields.h"
+
+namespace gkv {
+namespace {
+
+// Keys that the reader of configurations knows beside those of fields.
+constexpr std::string_view kRead[] = {
+    "attention.key_length_swa",
+    "attention.shared_kv_layers",
+    "attention.sliding_window_pattern",
+    "attention.value_length",
+    "attention.value_length_swa",
+    "rope.dimension_count_swa",
+    "rope.scaling.factor",
+    "rope.scaling.type",
+};
+
+// The same in models of embeddings, and in drafters.
+constexpr std::string_view kReadInEmbeddings[] = {
+    "dense_2_feat_in",  "dense_2_feat_out", "dense_3_feat_in",
+    "dense_3_feat_out", "pooling_type",
+};
+constexpr std::string_view kReadInDrafters[] = {
+    "embedding_length_out",
+    "nextn_predict_layers",
+};
+
+// Keys whose value does not change what a Gemma computes.
+constexpr std::string_view kWithoutEffect[] = {
+    "altup.lr_multiplier",           // of training
+    "attention.layer_norm_epsilon",  // no norm subtracts a mean
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "vocab_size",  // the embedding has so many rows
+};
+
+// Encoders of images and sound.
+constexpr std::string_view kOtherParts[] = {"vision.", "audio.", "mm."};
+
+template <LayerKind kKind>
+std::optional<double> BaseOf(const ModelConfig& config) {
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.kind == kKind) return layer.rope_base;
+  }
+  return std::nullopt;
+}
+
+std::optional<double> Nothing(const ModelConfig&) { return 0; }
+std::optional<double> One(const ModelConfig&) { return 1; }
+
+// Keys that say what the configuration says otherwise, or switch on what no
+// Gemma has: the value that they must have, nullopt for any.
+constexpr struct {
+  std::string_view key;
+  std::optional<double> (*expected)(const ModelConfig& config);
+} kFixed[] = {
+    {"altup.correct_scale",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return config.altup_correct_scale;
+     }},
+    {"attention.causal",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return !config.bidirectional;
+     }},
+    {"attention.scale",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return config.query_scale;
+     }},
+    {"embedding_length_out",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return static_cast<double>(config.hidden_size);
+     }},
+    {"embedding_scale",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return config.embedding_scale;
+     }},
+    {"expert_group_count", Nothing},
+    {"expert_shared_count", Nothing},
+    {"head_dim",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return static_cast<double>(config.layers[0].head_dim);
+     }},
+    {"nextn_predict_layers", Nothing},
+    {"pooling_type", Nothing},
+    {"rope.freq_base_local", BaseOf<LayerKind::kSliding>},
+    {"rope.global.freq_base", BaseOf<LayerKind::kFull>},
+    {"rope.local.freq_base", BaseOf<LayerKind::kSliding>},
+    {"rope.scale_linear",
+     [](const ModelConfig& config) -> std::optional<double> {
+       return FieldNamed("rope_factor_full").Get(config)[0];
+     }},
+    {"rope.scaling.attn_factor", One},
+};
+
+template <typename Keys>
+bool IsAmong(const Keys& keys, std::string_view key) {
+  return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+}
+
+bool IsRead(std::string_view key, const ModelConfig& config) {
+  if (IsAmong(kReadInEmbeddings, key)) return config.bidirectional;
+  if (IsAmong(kReadInDrafters, key)) return config.target_hidden != 0;
+  if (IsAmong(kRead, key)) return true;
+  const auto fields = Fields();
+  return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
+    return field.gguf != nullptr && field.gguf == key;
+  });
+}
+
+// A number or a flag; nullopt for anything else.
+std::optional<double> NumberOf(const GgufValue& value) {
+  return std::visit(
+      [](const auto& v) -> std::optional<double> {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(v)>>) {
+          return static_cast<double>(v);
+        } else {
+          return std::nullopt;
+        }
+      },
+      value);
+}
+
+// Files have numbers in 32 bits.
+bool SameNumber(double a, double b) {
+  return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
+}
+
+void CheckFixed(const GgufFile& file, const std::string& key, double expected) {
+  const std::optional<double> found = NumberOf(*file.Get(key));
+  if (found && SameNumber(*found, expected)) return;
+  throw Mismatch(StrCat(file.path(), ": metadata ", key, " is ",
+                        found ? StrCat(*found) : std::string("no number"),
+                        ", expected ", expected,
+                        ": a model that computes otherwise is not supported"));
+}
+
+}  // namespace
+
+void CheckGgufKind(const GgufFile& file) {
+  const std::string_view kind =
+      file.GetString("general.type").value_or("model");
+  if (kind == "model") return;
+  throw Mismatch(StrCat(file.path(), ": metadata general.type is '",
+                        OneLine(kind), "', expected 'model'",
+                        kind == "adapter"
+                            ? ": adapters are not supported; merge it into the "
+                              "model that it was made for, or load that alone"
+                            : ""));
+}
+
+void CheckGgufKeys(const GgufFile& file, const ModelConfig& config) {
+  const std::string prefix =
+      StrCat(file.GetString("general.architecture").value_or(""), ".");
+  for (const std::string& full : file.Keys()) {
+    if (!full.starts_with(prefix)) continue;
+    const std::string_view key = std::string_view(full).substr(prefix.size());
+    if (IsRead(key, config) || IsAmong(kWithoutEffect, key) ||
+        std::any_of(
+            std::begin(kOtherParts), std::end(kOtherParts),
+            [&](std::string_view part) { return key.starts_with(part); })) {
+      continue;
+    }
+    const auto fixed =
+        std::find_if(std::begin(kFixed), std::end(kFixed),
+                     [&](const auto& row) { return row.key == key; });
+    if (fixed == std::end(kFixed)) {
+      throw Mismatch(StrCat(file.path(), ": found metadata ", full,
+                            ", expected none of this name: what it changes "
+                            "in a ",
+                            config.architecture, " model is not known"));
+    }
+    if (const auto expected = fixed->expected(config)) {
+      CheckFixed(file, full, *expected);
+    }
+  }
+}
+
+}  // namespace gkv
