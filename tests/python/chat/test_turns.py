@@ -301,9 +301,7 @@ def test_results_of_no_call_are_text(tokenizer: Tokenizer) -> None:
 def test_a_system_text_with_tools(tokenizer: Tokenizer) -> None:
     """Tools are told after all of it."""
     tool = {"type": "function", "function": {"name": "rain"}}
-    text = said(
-        template_of("gemma", tokenizer), messages("sduu"), tools=[tool]
-    )
+    text = said(template_of("gemma", tokenizer), messages("sduu"), tools=[tool])
     places = [text.index(one) for one in ("wordax", "wordbx", "rain", "wordcx",
                                           "worddx")]  # fmt: skip
     assert places == sorted(places) and text.count("<start_of_turn>") == 2
