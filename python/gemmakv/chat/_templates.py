@@ -210,7 +210,10 @@ def render(
     try:
         return _render_arranged(template, messages, keywords)
     except ValueError as error:
-        raise place_error(error, places) from error
+        placed = place_error(error, places)
+        if str(placed) == str(error):
+            raise
+        raise placed from None
 
 
 def turn_rules(template: Template) -> TurnRules:

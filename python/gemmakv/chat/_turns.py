@@ -74,7 +74,9 @@ def arrange(
     call become the user's text. A reply that comes first has an empty turn of
     the user before it. `rules` is called where they matter.
     """
-    if _alternates(messages):
+    told = len(messages) > 1 and messages[0].role == "system"
+    usual = _alternates(messages[1:] if told else messages)
+    if usual and (not told or rules().system):
         return Arranged(list(messages), range(len(messages)))
     known = rules()
     turns = [_Turn(m.role, [m], place) for place, m in enumerate(messages)]

@@ -355,6 +355,40 @@ def test_a_conversation_begins_as_before(
     assert compared > 50
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_and_results_in_any_order(
+    tokenizer: Tokenizer, name: str
+) -> None:
+    """Each is said once, and the conversation begins as before."""
+    template = template_of(name, tokenizer)
+    choose = random.Random(name)
+    opens = "4" not in name
+    compared = 0
+    for _ in range(60):
+        order = "".join(choose.choices("suact", [1, 3, 2, 3, 5], k=9))
+        ids = [str(place) for place, one in enumerate(order) if one == "c"]
+        given: list[dict[str, Any]] = []
+        for place, (letter, one) in enumerate(zip(order, words("u" * 9))):
+            if letter == "c":
+                given.append(called(str(place), text=one))
+            elif letter == "t":
+                made = [id for id in ids if int(id) < place]
+                if name != "file functions":  # that cannot do without a name
+                    made.append("other")
+                given.append(result(choose.choice(made or ["other"]), one))
+            else:
+                given.append(say(ROLES[letter], one))
+        whole = said(template, given, opens=False)
+        for one in given:
+            assert whole.count(one["content"]) == 1, (order, whole)
+        for place in range(1, len(order)):
+            if order[place] in "ac" and order[place - 1] not in "ac":
+                before = said(template, given[:place], opens)
+                assert whole.startswith(before), (order, place)
+                compared += 1
+    assert compared > 50
+
+
 @pytest.mark.parametrize("name", ["gemma", "file gemma 2", "file gemma 3"])
 def test_a_cache_keeps_what_was_merged(
     talker: gemmakv.Gemma, tokenizer: Tokenizer, name: str

@@ -8,7 +8,7 @@ from gemmakv import Tokenizer
 from gemmakv.chat._file_template import FileTemplate
 from gemmakv.templates import Gemma4Template, GemmaTemplate, PlainTemplate
 from support import gemma4_files
-from support.chat_cases import PARTS, TURNS
+from support.chat_cases import FUNCTIONS, PARTS, TURNS
 
 # As Gemma 1's and 2's: no system text, and nobody speaks twice in a row.
 NO_SYSTEM = PARTS.replace(
@@ -20,6 +20,7 @@ SOURCES = {
     "file gemma 2": NO_SYSTEM,
     "file gemma 3": PARTS,
     "file gemma 4": gemma4_files.TEMPLATE,
+    "file functions": FUNCTIONS,
     "file loose": TURNS.replace("SYSTEM", "true"),
     "file loose without system": TURNS.replace("SYSTEM", "false"),
 }
