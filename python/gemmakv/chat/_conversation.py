@@ -14,12 +14,12 @@ from gemmakv.chat._messages import (
     Message,
     Messages,
     Template,
-    check_turns,
     messages_of,
 )
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._templates import render, stop_ids, thinking
 from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
+from gemmakv.chat._turns import ALTERNATING, SYSTEM_ROLES, arrange
 from gemmakv.errors import CacheFullError, unexpected
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS
 from gemmakv.generation._result import Generation
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _WORTH_SHARING = 16  # fewer tokens take a step no time
 _KEPT_ENDS = 4
+# Turns are pairs, whatever the template takes; a system text has its own place.
+_PAIRS = dataclasses.replace(ALTERNATING, system_alone=True)
 
 
 @dataclasses.dataclass
@@ -370,14 +372,21 @@ def _beginning(
     system: str | None, messages: Messages
 ) -> tuple[str | None, list[Message]]:
     """The system message and the turns that a session starts with."""
-    turns = messages_of(messages) if messages else []
-    if turns:
-        check_turns(turns)
-        if turns[-1].role == "user":
-            raise ValueError(
-                "messages: expected a reply of the model last, found a user's"
+    given = messages_of(messages) if messages else []
+    turns, places = arrange(given, lambda: _PAIRS, opens=False)
+    for place, message in zip(places, turns):
+        if message.role == "tool":
+            raise unexpected(
+                f"messages[{place}].role",
+                "one of system, developer, user, assistant (a session has no "
+                "results of calls)",
+                message.role,
             )
-    if turns and turns[0].role in ("system", "developer"):
+    if turns and turns[-1].role == "user":
+        raise ValueError(
+            "messages: expected a reply of the model last, found a user's"
+        )
+    if turns and turns[0].role in SYSTEM_ROLES:
         if system is not None:
             raise ValueError("system: given twice, also as a message")
         system = turns.pop(0).text

@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmakv.chat._messages import (
@@ -19,6 +20,7 @@ from gemmakv.chat._messages import (
     messages_of,
     plain_json,
 )
+from gemmakv.chat._turns import TurnRules, probe_rules
 from gemmakv.errors import GemmaKVError, brief, unexpected
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -95,7 +97,8 @@ class FileTemplate:
             "tool_responses" in uses.fields
             and "tool_call_id" not in uses.fields
         )
-        self._knows_parts: dict[str, bool] = {}  # by role
+        # By role, and whether there are several.
+        self._knows_parts: dict[tuple[str, bool], bool] = {}
         self._names = {mark: name for name, mark in self._marks.items()}
         self._check_whole()
 
@@ -107,10 +110,8 @@ class FileTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        """As transformers' `apply_chat_template` renders them, but for two
-        kinds of templates. One without a system role (Gemma 1 and 2) gets a
-        system or developer message at the beginning of the first user turn,
-        as that of Gemma 3 places it. One that does not know parts gets text.
+        """As transformers' `apply_chat_template` renders them, but that a
+        template that does not know parts gets text.
 
         Raises ValueError if the template rejects the messages or makes
         nothing of tools, GemmaKVError if it fails.
@@ -119,23 +120,26 @@ class FileTemplate:
         variables = {
             "documents": None,
             **plain_json("keywords", kwargs),
+            **_variables(add_generation_prompt),
             "tools": self._checked_tools(tools),
-            "add_generation_prompt": add_generation_prompt,
-            # Once for all runs, which must not differ by the clock.
-            "strftime_now": datetime.datetime.now().strftime,
         }
         try:
             return self._render(checked, variables)
         except _Rejected as error:
-            rejection = ValueError(
+            raise ValueError(
                 f"messages: the file's chat template rejects them: {error}"
-            )
-        if checked[0].role not in ("system", "developer") or not checked[1:]:
-            raise rejection
-        try:
-            return self._render(_folded(checked), variables)
-        except _Rejected:
-            raise rejection from None
+            ) from None
+
+    @cached_property
+    def turn_rules(self) -> TurnRules:
+        """The orders of roles that the template takes, found by trying."""
+        variables = self._tokens | _variables(False)
+
+        def text(messages: list[Message]) -> str:
+            said = [message.to_dict() for message in messages]
+            return _run(self._plain, variables | {"messages": said})
+
+        return probe_rules(text)
 
     def _render(
         self, messages: Sequence[Message], variables: dict[str, Any]
@@ -215,16 +219,24 @@ class FileTemplate:
         """Whether the template renders parts of a role, and not Python's
         list.
         """
-        known = self._knows_parts.get(role)
+        several = len(content) > 1
+        known = self._knows_parts.get((role, several))
         if known is None:
-            known = self._knows_parts[role] = self._tries_parts(role, {})
+            known = self._tries_parts(role, [{}, {}] if several else [{}])
+            self._knows_parts[role, several] = known
         # TranslateGemma's wants languages in each part.
-        first = next(iter(content), {})
-        more = first.keys() - {"type", "text"}
-        return known or bool(more and self._tries_parts(role, first))
+        more = any(part.keys() - {"type", "text"} for part in content)
+        return known or more and self._tries_parts(role, content)
 
-    def _tries_parts(self, role: str, fields: Mapping[str, Any]) -> bool:
-        parts = [{**fields, "type": "text", "text": "\ue000"}]
+    def _tries_parts(
+        self, role: str, fields: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether texts of parts that have these fields are all rendered."""
+        texts = [chr(0xE000 + i % 0x1000) for i in range(len(fields))]
+        parts = [
+            {**more, "type": "text", "text": text}
+            for more, text in zip(fields, texts)
+        ]
         tried: dict[str, Any] = {"role": role, "content": parts}
         other = {"role": "user", "content": "A"}
         chat: list[dict[str, Any]] = [tried]
@@ -242,7 +254,7 @@ class FileTemplate:
             text = _run(self._plain, self._tokens | {"messages": chat})
         except (_Rejected, GemmaKVError):
             return False
-        return "\ue000" in text and str(parts) not in text
+        return all(one in text for one in texts) and str(parts) not in text
 
     def _checked_tools(self, tools: Any) -> list[dict[str, Any]] | None:
         if tools is None:
@@ -449,11 +461,13 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
         ) from None
 
 
-def _folded(messages: Sequence[Message]) -> list[Message]:
-    """The system message as the beginning of the first user turn."""
-    system, first, *others = messages
-    text = f"{system.text}\n\n{first.text.strip()}"
-    return [Message(first.role, text), *others]
+def _variables(add_generation_prompt: bool) -> dict[str, Any]:
+    """Those that every conversation has."""
+    return {
+        "add_generation_prompt": add_generation_prompt,
+        # Once for all runs, which must not differ by the clock.
+        "strftime_now": datetime.datetime.now().strftime,
+    }
 
 
 def _environment() -> jinja2.Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from gemmakv.chat._messages import (
     plain_json,
 )
 from gemmakv.chat._native_calls import QUOTE
+from gemmakv.chat._turns import ANY_ORDER
 from gemmakv.errors import brief, unexpected
 
 _VARIABLES = ("enable_thinking",)
@@ -36,6 +38,7 @@ class Gemma4Template:
     stop_tokens = ("<turn|>", "<|tool_response>")
     call_form = "native"
     knows_thinking = True
+    turn_rules = dataclasses.replace(ANY_ORDER, replies=False, results=False)
 
     def render(
         self,

@@ -109,8 +109,10 @@ class Session:
           think: whether the model is to think before it replies; None: as
             the template has it.
           messages: turns that the conversation begins with, as `Message` or
-            dict: user and assistant by turns, a reply last. A system or
-            developer message may stand first: its text becomes `system`.
+            dict, a reply last. Neighbours of one role become one message, so
+            that user and assistant take turns. System or developer messages
+            may stand first: their text becomes `system`; later ones become
+            the user's.
           capacity_tokens, kv_dtype, checkpoint_bytes, pool: see
             `create_kv_cache`.
           cache: a cache that becomes the session's, instead of a new one of
@@ -247,7 +249,7 @@ class Session:
     def messages(self) -> list[Message]:
         """The conversation, the system message first if there is one.
 
-        May be set: user and assistant by turns, a reply last;
+        May be set, as `messages` of a new session are;
         without a system message, that of the session stays. What is not the
         same as before is computed with the next message.
         """

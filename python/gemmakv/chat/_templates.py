@@ -8,6 +8,7 @@ a "<end_of_turn>" in it stays a string of characters.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import types
@@ -27,6 +28,14 @@ from gemmakv.chat._messages import (
     messages_of,
 )
 from gemmakv.chat._tools import said_in_text
+from gemmakv.chat._turns import (
+    ALTERNATING,
+    ANY_ORDER,
+    TurnRules,
+    arrange,
+    place_error,
+    probe_rules,
+)
 from gemmakv.errors import MismatchError, brief, unexpected
 from gemmakv.generation._option_kinds import ReplyStop
 from gemmakv.generation._options import split_rows
@@ -59,6 +68,7 @@ class _TextTemplate:
     name = ""
     stop: tuple[str, ...] = ()
     stop_tokens = ("<end_of_turn>",)
+    turn_rules = dataclasses.replace(ANY_ORDER, results=False)
 
     def render(
         self,
@@ -126,6 +136,7 @@ class GemmaTemplate(_TextTemplate):
     """
 
     name = "gemma"
+    turn_rules = ALTERNATING
 
     def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
         check_turns(messages)
@@ -181,17 +192,51 @@ def _plain_messages(
 def render(
     template: Template, messages: Sequence[Message], **keywords: Any
 ) -> list[Segment]:
-    """What `template.render` makes of messages.
+    """Renders messages in turns that the template takes.
 
-    One that was written for `render(messages, add_generation_prompt)` gets
-    what it was written for: no tools, and "model" for "assistant". To one that
-    knows no tools they are said in text.
+    To a template that knows no tools they are said in text. One that was
+    written for `render(messages, add_generation_prompt)` gets what it was
+    written for: no tools, and "model" for "assistant".
     """
+
+    def rules() -> TurnRules:
+        return turn_rules(template)
+
+    opens = bool(keywords.get("add_generation_prompt", True))
+    messages, places = arrange(messages, rules, opens)
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
     if isinstance(template, FileTemplate) and template.knows_results:
         tooled = False  # it says them itself
     if not knows_tools(template) and (keywords.get("tools") or tooled):
         messages = said_in_text(messages, keywords.pop("tools", None))
+        messages, _ = arrange(messages, rules, opens)
+        places = ()
+    try:
+        return _render_arranged(template, messages, keywords)
+    except ValueError as error:
+        placed = place_error(error, places)
+        if str(placed) == str(error):
+            raise
+        raise placed from None
+
+
+def turn_rules(template: Template) -> TurnRules:
+    """Finds the orders of roles that a template takes."""
+    known = getattr(template, "turn_rules", None)
+    if isinstance(known, TurnRules):
+        return known
+
+    def text(messages: list[Message]) -> str:
+        keywords = {"add_generation_prompt": False}
+        segments = _render_arranged(template, messages, keywords)
+        return "".join(segment.text for segment in segments)
+
+    return probe_rules(text)
+
+
+def _render_arranged(
+    template: Template, messages: Sequence[Message], keywords: dict[str, Any]
+) -> list[Segment]:
     if _takes_keywords(template.render):
         return template.render(messages, **keywords)
     opens = keywords.pop("add_generation_prompt", True)

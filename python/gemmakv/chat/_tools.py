@@ -129,20 +129,11 @@ def said_in_text(
     found: list[Message] = []
     names: dict[str, str] = {}
     joins = False  # the last is a result
-    called = False
-    for i, message in enumerate(messages):
+    for message in messages:
         text = message.text
-        called = called or bool(message.tool_calls)
         if message.role == "tool":
-            if not called:
-                raise ValueError(
-                    f"messages[{i}].role: expected a call before a result of "
-                    "a tool, found none"
-                )
-            name = message.name or names.get(message.tool_call_id or "")
-            body = {"name": name, "content": _content(message)}
-            text = f"<tool_response>\n{_json(body)}\n</tool_response>"
-            message = Message("user", text)
+            name = names.get(message.tool_call_id or "")
+            message = Message("user", result_text(message, name))
             _append(found, message, joins)
             joins = True
             continue
@@ -169,6 +160,14 @@ def said_in_text(
             text = f"{system.text}\n\n{text}".lstrip()
         found.insert(0, Message("system", text))
     return found
+
+
+def result_text(message: Message, called: str | None) -> str:
+    """What a tool returned, as text; `called`: the name of the function whose
+    call it names.
+    """
+    body = {"name": message.name or called, "content": _content(message)}
+    return f"<tool_response>\n{_json(body)}\n</tool_response>"
 
 
 def _append(found: list[Message], message: Message, joins: bool) -> None:

@@ -43,6 +43,7 @@ _BILLING = "x-anthropic-billing-header:"
 _NAMES = {
     "stop": "stop_sequences",
 }
+_ROLES = ("user", "assistant", "system", "developer")
 _TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
@@ -136,11 +137,14 @@ def _request(
 ) -> tuple[ChatRequest, list[str]]:
     """What is read, and what the client calls each message of it."""
     conversation, places = _conversation(body)
+    parts = _system(body)
     system = None
-    if body.session is not None and conversation[0]["role"] == "system":
+    if parts and body.session is not None:
         # Said with every request, and once in a conversation.
-        system = "\n".join(p["text"] for p in conversation.pop(0)["content"])
-        del places[0]
+        system = "\n".join(part["text"] for part in parts)
+    elif parts:
+        conversation.insert(0, {"role": "system", "content": parts})
+        places.insert(0, "system")
     request = ChatRequest(
         tenant=call.owner,
         messages=conversation,
@@ -285,41 +289,32 @@ def _choice(body: CountBody) -> str | None:
     return choices[kind]
 
 
-def _conversation(
-    body: CountBody,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Messages as templates take them: turns of one side after each other are
-    one, as in the original. And what the client calls each.
-    """
-    found: list[dict[str, Any]] = []
-    places: list[str] = []
-    system = [
+def _system(body: CountBody) -> list[dict[str, str]]:
+    """Parts of what the model is told first."""
+    return [
         part
         for part in _parts(body.system or [], "system")
         if not part["text"].startswith(_BILLING)
     ]
-    if system:
-        found.append({"role": "system", "content": system})
-        places.append("system")
+
+
+def _conversation(
+    body: CountBody,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Messages as templates take them, and what the client calls each."""
+    found: list[dict[str, Any]] = []
+    places: list[str] = []
     for i, message in enumerate(body.messages):
         role = message.get("role")
-        if role not in ("user", "assistant"):
+        if role not in _ROLES:
             raise invalid(
                 f"messages[{i}].role",
-                f"expected 'user' or 'assistant', found {str(role)[:40]!r}",
+                f"expected one of {', '.join(_ROLES)}, found "
+                + repr(str(role)[:40]),
             )
-        for said in _said(message.get("content"), role, f"messages[{i}]"):
-            last: dict[str, Any] = found[-1] if found else {"role": ""}
-            if last["role"] != said["role"] or said["role"] == "tool":
-                found.append(said)
-                places.append(f"messages[{i}]")
-            else:
-                last["content"] += said["content"]
-                if "reasoning" in said:
-                    last.setdefault("reasoning", said["reasoning"])
-                calls = said.get("tool_calls", [])
-                if calls:
-                    last["tool_calls"] = [*last.get("tool_calls", []), *calls]
+        said = _said(message.get("content"), role, f"messages[{i}]")
+        found += said
+        places += [f"messages[{i}]"] * len(said)
     if not body.messages:
         raise invalid("messages", "expected at least one, found none")
     return found, places

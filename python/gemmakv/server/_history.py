@@ -20,7 +20,6 @@ import numpy as np
 from gemmakv.chat._continuation import continuation, kept_reply, moved
 from gemmakv.chat._messages import Message, Segment, messages_of
 from gemmakv.chat._reply import rendered_anew
-from gemmakv.errors import GemmaKVError
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._errors import RequestError, invalid
@@ -36,7 +35,6 @@ from gemmakv.server._requests import ChatRequest, Past, Tenant, parted
 from gemmakv.server._service import TOO_LONG, ChatService
 from gemmakv.server._store import BUSY_S, LEASE_S, Session, Store, Turn
 
-_SYSTEM = ("system", "developer")
 SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
 BEGUN = "begun"  # how many characters of the reply the client wrote
 DROPPED = "dropped_messages"  # how many had no room
@@ -252,7 +250,9 @@ class _Work:
         self._history = history
         self._service = history.service
         self._request = request
-        said, self._begun = parted(request.messages or ())
+        said, self._begun = parted(
+            request.messages or (), history.service.template
+        )
         self._new = [dict(one) for one in said]
         self._tools = [dict(tool) for tool in request.tools or ()]
         self._think = request.think
@@ -363,20 +363,8 @@ class _Work:
                 self._think,
                 fits,
             )
-        except (ValueError, GemmaKVError) as error:
-            late = [
-                i for i, one in enumerate(self._new) if one["role"] in _SYSTEM
-            ]
-            if late and before:
-                raise invalid(
-                    f"messages[{late[0]}].role",
-                    "the template takes no system message once a conversation "
-                    "has begun; expected user, assistant or tool, found "
-                    + repr(self._new[late[0]]["role"]),
-                ) from None
-            if isinstance(error, ValueError):
-                raise moved(error, -len(before)) from None
-            raise
+        except ValueError as error:
+            raise moved(error, -len(before)) from None
 
     def take(self, event: Event) -> None:
         if isinstance(event, Token):

@@ -87,7 +87,7 @@ async def apply_template(call: Call) -> None:
     service.check_writes()
 
     def text() -> str:
-        said, begun = parted(body.messages)
+        said, begun = parted(body.messages, service.template)
         segments = render(
             service.template,
             messages_of(said),

@@ -69,7 +69,9 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 
 
 # Of messages, beside role and content.
-_SAID = ("tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+_SAID = (
+    "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning",
+)  # fmt: skip
 
 
 class StreamOptions(msgspec.Struct):
@@ -406,8 +408,6 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in _SAID:
             if message.get(name) is not None:
                 said[name] = message[name]
-        if said["role"] == "tool" and message.get("name") is not None:
-            said["name"] = message["name"]
         messages.append(said)
     return messages
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from gemmakv.chat._continuation import moved
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import messages_of
+from gemmakv.chat._messages import Template, messages_of
+from gemmakv.chat._templates import turn_rules
+from gemmakv.chat._turns import merge
 from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
@@ -246,30 +248,39 @@ def _is_integer(value: object, wanted: int) -> bool:
     return type(value) is int and value == wanted
 
 
-def parted(messages: Messages) -> tuple[Messages, str]:
+def parted(
+    messages: Messages, template: Template
+) -> tuple[Messages, str]:
     """A conversation without the beginning of a reply that it ends with, and
-    that; "" if it has none. Raises ValueError.
+    that; "" if it has none. Replies after each other, of which the template
+    makes one, begin it together. Raises ValueError.
     """
-    if not messages or messages[-1].get("role") not in _REPLIES:
+    start = len(messages)
+    while start and messages[start - 1].get("role") in _REPLIES:
+        start -= 1
+        if turn_rules(template).replies:
+            break
+    if start == len(messages):
         return messages, ""
-    place = len(messages) - 1
     try:
-        [last] = messages_of(messages[-1:])
+        last = messages_of(messages[start:])
     except ValueError as error:
-        raise moved(error, place) from None
-    if last.tool_calls:
-        raise ValueError(
-            f"messages[{place}].tool_calls: expected their results in the "
-            "messages after it, found none"
-        )
-    if last.reasoning:
-        raise ValueError(
-            f"messages[{place}].reasoning: expected none where the last "
-            "message begins the reply, found some"
-        )
-    if not place:
+        raise moved(error, start) from None
+    for place, one in enumerate(last, start):
+        if one.tool_calls:
+            raise ValueError(
+                f"messages[{place}].tool_calls: expected their results in the "
+                "messages after it, found none"
+            )
+        if one.reasoning:
+            raise ValueError(
+                f"messages[{place}].reasoning: expected none where the last "
+                "message begins the reply, found some"
+            )
+    if not start:
         raise ValueError(
             "messages: expected a message before the beginning of a reply, "
             "found none"
         )
-    return messages[:-1], "".join(last.parts).lstrip()
+    begun = merge(last, "assistant")
+    return messages[:start], "".join(begun.parts).lstrip()

@@ -41,9 +41,11 @@ from gemmakv.chat._templates import (
     stop_texts,
     template_for,
     thinking,
+    turn_rules,
 )
 from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.chat._transcript import Encoder, at_least
+from gemmakv.chat._turns import SYSTEM_ROLES
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
@@ -88,7 +90,7 @@ _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
 _COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
-_SYSTEM = ("system", "developer")
+_ASKING = (*SYSTEM_ROLES, "user")  # roles whose messages are one turn
 TOO_LONG = "context_length_exceeded"
 
 _T = TypeVar("_T")
@@ -325,7 +327,7 @@ class ChatService:
         self, messages: Messages, tools: Messages | None, think: bool | None
     ) -> list[Segment]:
         """What `render` has the tokens of."""
-        said, begun = parted(messages)
+        said, begun = parted(messages, self.template)
         segments = render(
             self.template,
             messages_of(said),
@@ -360,18 +362,23 @@ class ChatService:
         oldest turns are left out as needed, and how many messages these are.
 
         Room is left for a reply of `wanted` tokens, or of a quarter of the
-        context, and for one of half of it at most. What the system says, and
-        the last turn, stay.
+        context, and for one of half of it at most. What the system says first,
+        and the last turn, stay. What the template makes one turn stays whole.
         """
         room = self.context // 4 if wanted is None else wanted
         most = self.context - min(max(room, 1), self.context // 2)
         first = 0
-        while first < len(messages) and messages[first]["role"] in _SYSTEM:
+        while first < len(messages) and (
+            messages[first]["role"] in SYSTEM_ROLES
+        ):
             first += 1
+        alone = ("user",) if turn_rules(self.template).users else ()
         turns = [
             i
             for i in range(first + 1, len(messages))
-            if messages[i]["role"] == "user"
+            if messages[i]["role"] in alone
+            or messages[i]["role"] in _ASKING
+            and messages[i - 1]["role"] not in _ASKING
         ]
 
         def without(count: int) -> Messages:
@@ -766,7 +773,7 @@ class ChatService:
         if request.messages is None:
             return None
         form = call_form(self.template) if request.tools else None
-        begun = bool(parted(request.messages)[1])
+        begun = bool(parted(request.messages, self.template)[1])
         return ReplyReader(self.tokenizer, form, begun)
 
     def _tokens(
@@ -888,7 +895,7 @@ class ChatService:
             )
         except ValueError as error:
             raise _of_library(error) from error
-        if request.messages and parted(request.messages)[1]:
+        if request.messages and parted(request.messages, self.template)[1]:
             _check_begun(request, options)
         if use is None:
             return dataclasses.replace(request, tools=None)

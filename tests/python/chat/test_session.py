@@ -374,7 +374,8 @@ def test_bad_arguments(tiny: Gemma) -> None:
         (with_(template="nope"), "template: expected"),
         (with_(options=[("top_k", 1)]), "options: expected a mapping or None"),
         (with_(messages=[user]), "expected a reply of the model last"),
-        (with_(messages=[model]), "expected 'user'"),
+        (with_(messages=[model, user]), "expected a reply of the model last"),
+        (with_(messages=[user, model, user]), "a reply of the model last"),
         (with_(messages=["a"]), r"messages\[0\]: expected a Message"),
         (
             with_(messages=[{"role": "user", "content": 1}]),
@@ -573,7 +574,7 @@ def test_messages_may_be_replaced(session: Session) -> None:
     )
     assert_sound(session)
     before = state(session)
-    for wrong in ([Message("user", "x")], [Message("model", "x")], ["x"]):
+    for wrong in ([Message("user", "x")], [Message("tool", "x")], ["x"]):
         with pytest.raises(ValueError, match="messages"):
             session.messages = wrong  # type: ignore[assignment]
         assert state(session) == before

@@ -21,7 +21,12 @@ from gemmakv import (
     create_kv_cache,
 )
 from gemmakv.chat._file_template import FileTemplate
-from gemmakv.chat._templates import GemmaTemplate, PlainTemplate, template_for
+from gemmakv.chat._templates import (
+    GemmaTemplate,
+    PlainTemplate,
+    render,
+    template_for,
+)
 from gemmakv.chat._transcript import Encoder, common_exact, common_text
 from support import tiny_gguf
 from support.chat_cases import (
@@ -90,8 +95,10 @@ def test_file_template_renders_as_expected(
             arguments = others, opens
             expected = text_of(rendered(GemmaTemplate(), *arguments))
             assert text_of(rendered(template, *arguments)) == expected
-            arguments = messages_of(case), opens
-            assert text_of(rendered(template, *arguments)) == expected
+            found = render(
+                template, messages_of(case), add_generation_prompt=opens
+            )
+            assert text_of(found) == expected
             continue
         segments = rendered(template, *arguments)
         assert text_of(segments) == expected
@@ -431,18 +438,18 @@ def test_plain_dialogue() -> None:
         Message("model", "Hello.\n"),
         Message("user", "Bye"),
     ]
-    render = partial(rendered, PlainTemplate())
-    assert text_of(render(messages, True)) == (
+    say = partial(rendered, PlainTemplate())
+    assert text_of(say(messages, True)) == (
         "<bos>Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\n"
         "User: Bye\n\nAssistant:"
     )
-    assert text_of(render(messages, False)) == (
+    assert text_of(say(messages, False)) == (
         "<bos>Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye"
     )
-    assert text_of(render(messages[:3], False)).endswith("Assistant: Hello.")
-    assert text_of(render(messages[:1], False)) == "<bos>Be brief."
+    assert text_of(say(messages[:3], False)).endswith("Assistant: Hello.")
+    assert text_of(say(messages[:1], False)) == "<bos>Be brief."
     empty = [Message("user", "a"), Message("model", ""), messages[3]]
-    assert text_of(render(empty, True)) == (
+    assert text_of(say(empty, True)) == (
         "<bos>User: a\n\nAssistant:\n\nUser: Bye\n\nAssistant:"
     )
 

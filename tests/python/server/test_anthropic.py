@@ -9,6 +9,7 @@ import pytest
 import gemmakv
 from gemmakv.server._app import App
 from support.asgi import NAME, USER, get, post, sse_events
+from support.chat_cases import Refusing
 
 anthropic = pytest.importorskip("anthropic")
 from anthropic.types import (  # noqa: E402
@@ -113,21 +114,16 @@ def test_system_and_blocks(app: App) -> None:
 
 
 def test_turns_of_one_side_are_one(app: App) -> None:
+    """Where the template needs it, with a blank line between them."""
+    assert app.service is not None
+    app.service.template = gemmakv.templates.GemmaTemplate()
     halves = [
         {"role": "user", "content": "one"},
-        {"role": "user", "content": "two"},
+        {"role": "user", "content": [{"type": "text", "text": "two"}]},
     ]
-    parts = [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "one"},
-                {"type": "text", "text": "two"},
-            ],
-        }
-    ]
+    whole = [{"role": "user", "content": "one\n\ntwo"}]
     assert text_of(message(app, messages=halves)) == text_of(
-        message(app, messages=parts)
+        message(app, messages=whole)
     )
 
 
@@ -166,7 +162,7 @@ def test_models_in_its_form(app: App) -> None:
          "context_management.edits[0].type"),
         ({"context_management": {"edits": {}}}, "context_management.edits"),
         (
-            {"messages": [{"role": "system", "content": "x"}]},
+            {"messages": [{"role": "judge", "content": "x"}]},
             "messages[0].role",
         ),
         (
@@ -252,11 +248,10 @@ def test_parts_of_results_are_named(app: App, inner: Any, place: str) -> None:
 
 def test_messages_are_named_as_they_were_sent(app: App) -> None:
     assert app.service is not None
-    app.service.template = gemmakv.templates.GemmaTemplate()
+    app.service.template = Refusing()
     said: list[Any] = [
-        *USER, *USER, {"role": "assistant", "content": "x"},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
+        *USER, *USER, {"role": "assistant", "content": "x"}, *USER,
+        {"role": "system", "content": "y"},
     ]  # fmt: skip
     for system in (None, "Be brief."):
         body = {**SAID, "messages": said, "system": system}

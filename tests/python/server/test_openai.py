@@ -342,7 +342,7 @@ def test_refused_by_name(app: App, name: str, value: Any) -> None:
     [
         ({"role": "user", "content": 5}, "messages[0].content"),
         ({"role": "judge", "content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": 5}, "messages[0].content"),
         ({"content": "x"}, "messages[0].role"),
         (
             {"role": "assistant", "tool_calls": [{"id": "1"}]},

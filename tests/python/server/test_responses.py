@@ -14,6 +14,7 @@ from gemmakv.server import _store
 from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
+from support.chat_cases import Refusing
 from support.kept import (
     KEYS,
     bearer,
@@ -362,7 +363,11 @@ def test_bad_requests(kept: App, fields: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "items, name",
     [
-        ([{"role": "user", "content": "a"}] * 2, "input[1].role"),
+        ([{"role": "user", "content": "a"}, {"role": "judge", "content": "b"}],
+         "input[1].role"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant",
+          "content": "b"}, *[{"role": "user", "content": "c"}] * 2],
+         "input[2].content"),
         ([{"type": "reasoning", "summary": []},
           {"role": "user", "content": "a"},
           {"type": "function_call", "call_id": "a", "name": "f",
@@ -378,7 +383,7 @@ def test_items_are_named_as_they_were_sent(
     kept: App, items: Any, name: str, instructions: Any, store: bool
 ) -> None:
     assert kept.service is not None
-    kept.service.template = gemmakv.templates.GemmaTemplate()
+    kept.service.template = Refusing()
     body = {
         **SAID, "input": items, "instructions": instructions, "store": store,
     }  # fmt: skip

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.chat._templates import template_for
 from gemmakv.server import _history, _store
 from gemmakv.server._app import App
 from gemmakv.server._store import FILE, Store
@@ -31,6 +32,7 @@ from support.asgi import (
     sse_events,
     until,
 )
+from support.chat_cases import Refusing
 from support.kept import (
     KEYS,
     bearer,
@@ -484,39 +486,48 @@ def test_messages_are_counted_from_the_request(
     """An error of the template names the place in what was sent."""
     for app in serving(shared, folder):
         assert app.service is not None
-        app.service.template = gemmakv.templates.GemmaTemplate()
         id = create(app)["id"]
         say(app, id, "one")
+        app.service.template = Refusing()
         body = {
             "session": id,
-            "messages": [{"role": "assistant", "content": "x"}, *USER],
+            "messages": [*USER, {"role": "assistant", "content": "x"}, *USER],
         }
         message = error(post(app, CHAT, body), 400)["message"]
-        assert message.startswith("messages[0].role: expected 'user'")
+        assert message.startswith("messages[2].content: ")
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("name", ["plain", "gemma"])
 def test_a_late_system_message(
-    shared: gemmakv.Gemma, folder: Path, role: str
+    shared: gemmakv.Gemma,
+    folder: Path,
+    role: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a template has no place for it, that is said; else it is read."""
+    """It stands where it was said, or begins what the user says there."""
     late = [{"role": role, "content": "Be brief."}, *USER]
     for app in serving(shared, folder):
         assert app.service is not None
+        app.service.template = template_for(shared, name)
+        prompts = prompts_of(app, monkeypatch)
         id = create(app)["id"]
-        say(app, id, "one")
+        first = text_of(say(app, id, "one"))
+        before = [{"role": "user", "content": "one"},
+                  {"role": "assistant", "content": first}]  # fmt: skip
         say(app, id, "", messages=late)
-        app.service.template = gemmakv.templates.GemmaTemplate()
-        fresh = create(app)["id"]
-        say(app, fresh, "", messages=late)  # nothing stands before it
-        found = error(
-            post(app, CHAT, {"session": fresh, "messages": late}), 400
+        if name == "gemma":
+            late = [{"role": "user", "content": "Be brief.\n\nhello there"}]
+        said = shared.apply_chat_template([*before, *late], template=name)
+        # The reply keeps the tokens that it was sampled with, and no space.
+        assert shared.tokenizer is not None
+        read, expected = (
+            "".join(shared.tokenizer.decode(one).split())
+            for one in (prompts[-1], said.tolist())
         )
-        assert found["param"] == "messages[0].role"
-        assert "no system message once a conversation has begun" in (
-            found["message"]
-        )
-        assert look(app, fresh)["turn_count"] == 1
+        assert read == expected
+        assert look(app, id)["turn_count"] == 2
 
 
 def test_store_false_in_a_session(kept: App) -> None:
@@ -1227,17 +1238,24 @@ def test_import_of_a_call_keeps_its_form(kept: App) -> None:
 
 def test_import_refuses_what_cannot_go_on(kept: App, folder: Path) -> None:
     assert kept.service is not None
-    kept.service.template = gemmakv.templates.GemmaTemplate()
     good = turn(USER, {"content": "a"})
     assert imported(kept, good, good, system="Be brief.").status_code == 200
-    before = rows(folder)
-    for turns, place in (
-        ([turn([*USER, *USER], {"content": "a"})], "turns[0].messages[1].role"),
-        ([good, turn([{"role": "system", "content": "x"}], {"content": "a"})],
-         "turns[1].messages[0].role"),
-        ([good, turn([{"role": "assistant", "content": "x"}],
-                     {"content": "a"})], "turns[1].messages[0].role"),
+    for turns in (
+        [turn([*USER, *USER], {"content": "a"})],
+        [good, turn([{"role": "system", "content": "x"}], {"content": "a"})],
+        [good, turn([{"role": "assistant", "content": "x"}],
+                    {"content": "a"})],
     ):  # fmt: skip
+        assert imported(kept, *turns).status_code == 200
+    before = rows(folder)
+    for turns, at, place in (
+        ([good], -1, "what comes next"),
+        ([turn([*USER, *USER], {"content": "a"}), good], 2,
+         "turns[1].messages[0].content"),
+        ([turn([*USER, *USER], {"content": "a"}), good], 3,
+         "turns[1].reply.content"),
+    ):  # fmt: skip
+        kept.service.template = Refusing(at)
         found = error(imported(kept, *turns), 400)
         assert found["code"] == "turns_not_continuable"
         assert found["message"].startswith(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gemmakv import Message, Segment, Template
+from gemmakv.chat._templates import GemmaTemplate
 from support import tiny_gguf
 from support.folders import GOLDEN
 
@@ -328,3 +329,15 @@ def random_conversations(count: int) -> Iterator[dict[str, Any]]:
             **case,
             "messages": talk(text, case["template"] != "turns", tools),
         }
+
+
+class Refusing(GemmaTemplate):
+    """A template that finds fault with one message, whatever it is."""
+
+    def __init__(self, at: int = -1) -> None:
+        self._at = at
+
+    def render(self, messages: Any, **keywords: Any) -> list[Segment]:
+        super().render(messages, **keywords)
+        place = range(len(messages))[self._at]
+        raise ValueError(f"messages[{place}].content: not that")
