@@ -10,10 +10,12 @@ from typing import Any
 
 from gemmakv._support.arguments import choice
 from gemmakv.errors import brief, unexpected
-from gemmakv.generation._schema_check import checked_schema
+from gemmakv.generation._schema_check import SchemaError, checked_schema
+from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
 
 # What one may be at most: compiling takes time and memory with its size.
 MAX_BYTES = 128 << 10
+MAX_TOOLS_BYTES = 512 << 10  # of many tools
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -42,6 +44,10 @@ class Grammar:
 
     kind: str
     text: str
+    # Where in its option a schema stands.
+    _place: str = dataclasses.field(
+        default="", init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         choice("grammar: kind", self.kind, KINDS)
@@ -55,9 +61,10 @@ class Grammar:
             raise ValueError(
                 "grammar: found a lone surrogate, which is not Unicode text"
             ) from None
-        if size > MAX_BYTES:
+        most = MAX_TOOLS_BYTES if self.kind == "tools" else MAX_BYTES
+        if size > most:
             raise ValueError(
-                f"grammar: expected at most {MAX_BYTES} bytes, found {size}"
+                f"grammar: expected at most {most} bytes, found {size}"
             )
         text = self.text
         if self.kind in ("json_schema", "tools"):
@@ -74,7 +81,21 @@ class Grammar:
             elif letter in ")]}" and depth:
                 depth -= 1
         if self.kind == "json_schema":
-            _check_schema(self.text)
+            object.__setattr__(self, "text", _checked_text(self.text))
+
+    def _fitted(
+        self, name: str, attempt: Attempt
+    ) -> tuple[Grammar, tuple[str, ...]]:
+        """The grammar as far as a compiler takes it, and the paths of what is
+        left out of it. Raises ValueError that begins with `name` and says
+        which keyword of a schema it does not take; other grammars are not
+        looked at.
+        """
+        if self.kind == "json_schema":
+            _check_fits(name, self.text, attempt)
+        else:
+            attempt([Tried(self.kind, self.text)])
+        return self, ()
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -155,27 +176,57 @@ def of_response_format(name: str, value: object) -> Grammar | None:
     if kind == "text":
         return None
     schema: Any = {"type": "object"}
+    place = ""
     if kind == "json_schema":
-        named = value.get("json_schema")
+        named, place = value.get("json_schema"), ".json_schema.schema"
         schema = named.get("schema") if isinstance(named, Mapping) else None
-        if not isinstance(schema, Mapping):
-            raise unexpected(
-                f"{name}.json_schema.schema", "a JSON schema", schema
-            )
+    if not isinstance(schema, Mapping):
+        raise unexpected(f"{name}{place}", "a JSON schema", schema)
     try:
-        return Grammar.json_schema(schema)
+        found = Grammar.json_schema(schema)
+    except SchemaError as error:
+        path = error.field.removeprefix("grammar: json_schema")
+        raise SchemaError(name + place + path, error.why) from None
     except ValueError as error:
         words = str(error).removeprefix("grammar: ")
-        raise ValueError(f"{name}: {words}") from None
+        raise ValueError(f"{name}{place}: {words}") from None
+    object.__setattr__(found, "_place", place)
+    return found
 
 
-def _check_schema(text: str) -> None:
+def _check_fits(name: str, text: str, attempt: Attempt) -> None:
+    """Raises ValueError that begins with `name` and the path of the first
+    keyword of a schema that a compiler does not take.
+    """
     try:
         schema = json.loads(text)
     except ValueError:
         return  # compiling says more
-    if isinstance(schema, dict):
-        checked_schema(schema, "grammar: json_schema", strict=True)
+    if not isinstance(schema, dict):
+        return
+    why = attempt([Tried("json_schema", text)])[0]
+    fitting = Fitting(attempt)
+    unfit = fitting.patterns({"": schema})[""]
+    if why is None and not unfit:
+        return
+    if not unfit:
+        _, unfit = fitting.repaired(
+            schema, lambda one: Tried("json_schema", json.dumps(one))
+        )
+    for one in unfit[:1]:
+        raise one.error(name)
+
+
+def _checked_text(text: str) -> str:
+    """The text of a schema, without parts whose values would have no end."""
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return text  # compiling says more
+    if not isinstance(schema, dict):
+        return text
+    found = checked_schema(schema, "grammar: json_schema", strict=True)
+    return text if found == schema else json.dumps(found)
 
 
 _FORMATS = ("text", "json_object", "json_schema")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gemmakv.errors import brief, one_line
+from gemmakv.generation._schema_check import SchemaError
 from gemmakv.options import GenerationOptions
 
 # "max_tokens: expected ...", "messages[0].role: ..."; the core's errors have no
@@ -68,6 +69,8 @@ def missing(param: str, what: str = "") -> RequestError:
 def of_value_error(error: ValueError) -> RequestError:
     """Of the library's errors, which begin with the argument's name."""
     message = one_line(error)
+    if isinstance(error, SchemaError):
+        return RequestError(400, message, param=error.field)
     named = _NAMED.match(message)
     param = None
     if named and (named["colon"] or named["name"] in GenerationOptions.table):

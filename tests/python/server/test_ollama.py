@@ -106,7 +106,7 @@ def test_what_is_there(app: App) -> None:
     "fields, words",
     [
         ({"format": "xml"}, "format"),
-        ({"format": {"not": {}}}, "format"),
+        ({"format": {"not": {}}}, "format.not"),
         ({"think": True}, "think"),
         ({"tools": [{}]}, "tools[0]"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
