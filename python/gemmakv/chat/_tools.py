@@ -52,6 +52,7 @@ _ARGUMENTS = '"arguments": '
 _HEAD = re.compile(r'\s*\{"name": "(?P<name>[^"]*)", "arguments": ')
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CHOICES = ("auto", "none", "required")
+_CHOICE = ("type", "function")  # fields of one that names a tool
 _NOTES = ("title", "description", "examples", "default", "$comment")
 _SAID_NAMES = 5  # of tools, in a message
 
@@ -113,6 +114,23 @@ def tool_use(
     choice: Any = "auto" if tool_choice is None else tool_choice
     if isinstance(choice, Mapping):
         function = choice.get("function")
+        more = {
+            **{k: v for k, v in choice.items() if k not in _CHOICE},
+            **{
+                f"function.{k}": v
+                for k, v in (
+                    function.items() if isinstance(function, Mapping) else ()
+                )
+                if k != "name"
+            },
+        }
+        for key, value in more.items():
+            if value is not None:
+                raise unexpected(
+                    f"tool_choice.{key[:60]}",
+                    "none beside the type and the function's name",
+                    value,
+                )
         choice = function.get("name") if isinstance(function, Mapping) else ""
     if choice not in (*names, "auto", "none") and (
         choice != "required" or not names

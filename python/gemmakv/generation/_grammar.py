@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmakv._support.arguments import choice
@@ -161,9 +161,10 @@ def _may_fit(value: object, room: int) -> bool:
 
 
 def of_response_format(name: str, value: object) -> Grammar | None:
-    """Of {"type": "json_object"}, or {"type": "json_schema", "json_schema":
-    {"schema": ...}}; None of {"type": "text"}. Raises ValueError that begins
-    with `name`.
+    """The grammar of {"type": "json_object"}, maybe with a "schema", or of
+    {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
+    "schema" beside the type; None of {"type": "text"}. Raises ValueError that
+    begins with `name`.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or kind not in _FORMATS:
@@ -173,13 +174,23 @@ def of_response_format(name: str, value: object) -> Grammar | None:
             "'json_schema', 'json_schema': {'schema': ...}}",
             value,
         )
-    if kind == "text":
-        return None
+    _check_known(name, value, _FORMATS[kind])
     schema: Any = {"type": "object"}
     place = ""
-    if kind == "json_schema":
+    if kind == "text":
+        return None
+    if value.get("schema") is not None:
+        schema, place = value["schema"], ".schema"
+        if value.get("json_schema") is not None:
+            raise ValueError(
+                f"{name}.schema: expected it or json_schema, found both"
+            )
+    elif kind == "json_schema":
         named, place = value.get("json_schema"), ".json_schema.schema"
-        schema = named.get("schema") if isinstance(named, Mapping) else None
+        schema = None
+        if isinstance(named, Mapping):
+            _check_known(f"{name}.json_schema", named, _NAMED_SCHEMA)
+            schema = named.get("schema")
     if not isinstance(schema, Mapping):
         raise unexpected(f"{name}{place}", "a JSON schema", schema)
     try:
@@ -192,6 +203,18 @@ def of_response_format(name: str, value: object) -> Grammar | None:
         raise ValueError(f"{name}{place}: {words}") from None
     object.__setattr__(found, "_place", place)
     return found
+
+
+def _check_known(
+    name: str, value: Mapping[str, Any], known: Sequence[str]
+) -> None:
+    """Raises ValueError for a field that would ask for something more."""
+    for key, one in value.items():
+        if key not in known and one is not None:
+            raise ValueError(
+                f"{name}.{str(key)[:60]}: expected none of this type, only "
+                f"{', '.join(known)}, found {brief(one)}"
+            )
 
 
 def _check_fits(name: str, text: str, attempt: Attempt) -> None:
@@ -229,4 +252,12 @@ def _checked_text(text: str) -> str:
     return text if found == schema else json.dumps(found)
 
 
-_FORMATS = ("text", "json_object", "json_schema")
+# Types of formats, and their fields.
+_FORMATS = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": (
+        "type", "json_schema", "schema", "name", "description", "strict",
+    ),
+}  # fmt: skip
+_NAMED_SCHEMA = ("name", "description", "schema", "strict")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from gemmakv.errors import brief, one_line
 from gemmakv.generation._schema_check import SchemaError
@@ -64,6 +65,17 @@ def missing(param: str, what: str = "") -> RequestError:
         f"{what}{': ' if what else ''}not supported by this server",
         "unsupported_field",
     )
+
+
+def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
+    """Raises RequestError for a part of an object that asks for something
+    which is not known here.
+    """
+    if not isinstance(value, Mapping):
+        return
+    for name, one in value.items():
+        if name not in known and one is not None and one is not False:
+            raise missing(f"{field}.{str(name)[:60]}")
 
 
 def of_value_error(error: ValueError) -> RequestError:

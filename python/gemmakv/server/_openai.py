@@ -15,7 +15,13 @@ from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing, unexpected
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    missing,
+    refuse_others,
+    unexpected,
+)
 from gemmakv.server._http import (
     CLIENT_NAMES,
     SSE,
@@ -70,6 +76,8 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# Padding against those who measure packets says nothing.
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 # Of messages, beside role and content.
 _SAID = ("tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 
@@ -307,6 +315,9 @@ def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     refuse(document, _NOTHING)
     if body.stream_options is not None and not body.stream:
         raise unexpected("stream_options", "stream: true with it", body.stream)
+    refuse_others(
+        "stream_options", document.get("stream_options"), _STREAM_OPTIONS
+    )
     options = table_options(document)
     if body.logit_bias is not None:
         options["logit_bias"] = _bias(body.logit_bias)

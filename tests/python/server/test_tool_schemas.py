@@ -337,6 +337,80 @@ def test_required_calls_end_when_the_model_ends(
     assert (reason == ENDS[api]) != parallel
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SMALL},
+        {"type": "json_schema", "schema": SMALL},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SMALL}},
+    ],
+)
+def test_a_schema_is_enforced_in_each_form(app: App, form: Any) -> None:
+    body = {"model": NAME, "messages": USER, "response_format": form,
+            "max_tokens": 100}  # fmt: skip
+    found = post(app, CHAT, body).json()["choices"][0]
+    jsonschema.validate(json.loads(found["message"]["content"]), SMALL)
+    sent = {"model": NAME, "input": "hello", "max_output_tokens": 100}
+    if "json_schema" not in form:
+        found = post(app, RESPONSES, {**sent, "text": {"format": form}}).json()
+        text = found["output"][0]["content"][0]["text"]
+        jsonschema.validate(json.loads(text), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"response_format": {"type": "json_object", "regex": "a"}},
+         "response_format.regex"),
+        (CHAT, {"response_format": {"type": "text", "schema": SMALL}},
+         "response_format.schema"),
+        (CHAT, {"response_format": {"type": "json_object",
+                                    "json_schema": {"schema": SMALL}}},
+         "response_format.json_schema"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {
+            "schema": SMALL, "regex": "a"}}},
+         "response_format.json_schema.regex"),
+        (CHAT, {"response_format": {"type": "json_object", "schema": 5}},
+         "response_format.schema"),
+        (CHAT, {"stream": True, "stream_options": {
+            "continuous_usage_stats": True}},
+         "stream_options.continuous_usage_stats"),
+        (CHAT, {"tools": [_tool(SMALL)], "tool_choice": {
+            "type": "function", "function": {"name": "rain", "arguments": {}}}},
+         "tool_choice.function.arguments"),
+        (RESPONSES, {"text": {"format": {"type": "json_object",
+                                         "regex": "a"}}}, "text.format.regex"),
+        (RESPONSES, {"text": {"regex": "a"}}, "text.regex"),
+        (RESPONSES, {"tool_choice": {"type": "function", "name": "rain",
+                                     "arguments": "{}"}},
+         "tool_choice.arguments"),
+        (MESSAGES, {"output_config": {"style": "x"}}, "output_config.style"),
+        (MESSAGES, {"output_config": {"format": {
+            "type": "json_schema", "schema": SMALL, "regex": "a"}}},
+         "output_config.format.regex"),
+        (MESSAGES, {"tool_choice": {"type": "any", "input": {}}},
+         "tool_choice.input"),
+        (MESSAGES, {"tool_choice": {"type": "any",
+                                    "disable_parallel_tool_use": "yes"}},
+         "tool_choice.disable_parallel_tool_use"),
+    ],
+)  # fmt: skip
+def test_unknown_parts_that_ask_for_more_are_refused(
+    app: App, path: str, fields: Any, param: str
+) -> None:
+    body: dict[str, Any] = {"model": NAME, "max_tokens": 3, **fields}
+    if path == RESPONSES:
+        body["max_output_tokens"] = body.pop("max_tokens")
+        body["input"] = "hello"
+        if "tool_choice" in fields:
+            body["tools"] = _responses(SMALL)[1]["tools"]
+    else:
+        body["messages"] = USER
+    error = _error(post(app, path, body))
+    assert error["message"].startswith(f"{param}: ")
+    assert error.get("param", param) == param
+
+
 FORMATS = {
     CHAT: lambda schema: {"response_format": {
         "type": "json_schema", "json_schema": {"schema": schema}}},
