@@ -38,10 +38,9 @@ from gemmakv.generation._schema_fit import (
     Tried,
     Unfit,
     Written,
-    children,
     dotted,
+    mapped,
     pointer,
-    replaced,
     type_of,
     with_usual_forms,
     without,
@@ -575,11 +574,12 @@ def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without what only a reader needs: descriptions may be most of
     it.
     """
-    found = {k: v for k, v in schema.items() if k not in _NOTES}
-    for steps, child in children(found):
-        if isinstance(child, Mapping):
-            found = replaced(found, steps, _without_notes(child))
-    return found
+    return mapped(
+        {k: v for k, v in schema.items() if k not in _NOTES},
+        lambda _, child: (
+            _without_notes(child) if isinstance(child, Mapping) else child
+        ),
+    )
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:

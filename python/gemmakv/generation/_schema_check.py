@@ -28,6 +28,7 @@ NAMED = (
     "dependentSchemas",
 )  # fmt: skip
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_HOLDERS = frozenset((*SCHEMAS, *NAMED, *LISTS))
 
 
 class SchemaError(ValueError):
@@ -57,11 +58,14 @@ def checked_schema(
     satisfy, unless it is not strict: it loses the references to itself then.
     """
     removed = [] if left is None else left
+    refers = False
 
     def bounds(part: Any, place: str) -> Any:
+        nonlocal refers
         if not isinstance(part, Mapping):
             return part
         found = dict(part)
+        refers = refers or "$ref" in found
         for name in BOUNDS:
             value = found.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -91,7 +95,7 @@ def checked_schema(
 
     try:
         found: dict[str, Any] = bounds(schema, "")
-        pruned = _pruned(found)
+        pruned = _pruned(found) if refers else found
         if pruned is False and not strict:
             found = _without_circles(found, removed)
             pruned = _pruned(found)
@@ -114,21 +118,24 @@ def _changed(
     schema: dict[str, Any], place: str, change: Callable[[Any, str], Any]
 ) -> dict[str, Any]:
     """With what `change` makes of the schemas in it."""
-    for name in SCHEMAS:
-        if isinstance(schema.get(name), Mapping):
-            schema[name] = change(schema[name], f"{place}.{name}")
-    for name in NAMED:
-        if isinstance(schema.get(name), Mapping):
+    for name, value in schema.items():
+        if name not in _HOLDERS:
+            continue
+        if isinstance(value, list):
+            if name in LISTS:
+                schema[name] = [
+                    change(one, f"{place}.{name}[{i}]")
+                    for i, one in enumerate(value)
+                ]
+        elif not isinstance(value, Mapping):
+            continue
+        elif name in NAMED:
             schema[name] = {
                 key: change(one, f"{place}.{name}.{key}")
-                for key, one in schema[name].items()
+                for key, one in value.items()
             }
-    for name in LISTS:
-        if isinstance(schema.get(name), list):
-            schema[name] = [
-                change(one, f"{place}.{name}[{i}]")
-                for i, one in enumerate(schema[name])
-            ]
+        elif name in SCHEMAS:
+            schema[name] = change(value, f"{place}.{name}")
     return schema
 
 

@@ -137,17 +137,17 @@ def with_usual_forms(
                 left.append(Unfit((*steps, name), why))
             elif kept is not _ABSENT:
                 found[name] = kept
-        for inner, child in children(found):
+
+        def cleaned(inner: Steps, child: Any) -> Any:
             if isinstance(child, Mapping):
-                new: Any = clean(child, (*steps, *inner))
-            elif isinstance(child, bool):
-                continue
-            else:
+                return clean(child, (*steps, *inner))
+            if not isinstance(child, bool):
                 why = f"expected a JSON schema, found {brief(child)}"
                 left.append(Unfit((*steps, *inner), why))
-                new = {}
-            found = replaced(found, inner, new)
-        return found
+                child = {}
+            return child
+
+        return mapped(found, cleaned)
 
     return clean(schema, ()), left
 
@@ -210,7 +210,24 @@ def children(node: Mapping[str, Any]) -> Iterator[tuple[Steps, Any]]:
             yield (name,), value
 
 
-def replaced(node: dict[str, Any], steps: Steps, new: Any) -> dict[str, Any]:
+def mapped(
+    node: Mapping[str, Any], change: Callable[[Steps, Any], Any]
+) -> dict[str, Any]:
+    """The schema with what `change` makes of the schemas in it, which it gets
+    with their places.
+    """
+    found = dict(node)
+    for name, value in node.items():
+        if name in NAMED and isinstance(value, Mapping):
+            found[name] = {k: change((name, k), v) for k, v in value.items()}
+        elif name in LISTS and isinstance(value, list):
+            found[name] = [change((name, i), v) for i, v in enumerate(value)]
+        elif name in SCHEMAS:
+            found[name] = change((name,), value)
+    return found
+
+
+def _replaced(node: dict[str, Any], steps: Steps, new: Any) -> dict[str, Any]:
     """The schema with another one at a place of `children`."""
     name = str(steps[0])
     if len(steps) == 1:
@@ -372,7 +389,7 @@ class Fitting:
         for inner, child in children(mended):
             if isinstance(child, Mapping):
                 new = self._repair(child, (*steps, *inner), refused, found)
-                mended = replaced(mended, inner, new)
+                mended = _replaced(mended, inner, new)
         if alone(mended) is None:
             return mended
         good: dict[str, Any] = {}
