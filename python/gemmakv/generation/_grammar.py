@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmakv._support.arguments import choice
 from gemmakv.errors import brief, unexpected
@@ -44,10 +44,8 @@ class Grammar:
 
     kind: str
     text: str
-    # Where in its option a schema stands.
-    _place: str = dataclasses.field(
-        default="", init=False, repr=False, compare=False
-    )
+    # Where in its option a schema stands; an instance may have its own.
+    _place: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         choice("grammar: kind", self.kind, KINDS)
