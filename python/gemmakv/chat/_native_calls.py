@@ -13,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from gemmakv.chat._messages import loads_finite
 from gemmakv.chat._native_grammar import native_grammar
-from gemmakv.chat._tools import ToolUse, tool_grammar
+from gemmakv.chat._tools import ToolSchema, ToolUse, tool_grammar
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -97,11 +98,13 @@ def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
             )
     if "thought_end" not in marks:
         marks.pop("thought", None)
-    return tool_grammar(
-        lambda: native_grammar(
-            marks, use.called, free=use.free, parallel=use.parallel
+
+    def write(schemas: Mapping[int, ToolSchema], strict: bool) -> str:
+        return native_grammar(
+            marks, schemas, free=use.free, parallel=use.parallel, strict=strict
         )
-    )
+
+    return tool_grammar(use, write)
 
 
 class _Values:

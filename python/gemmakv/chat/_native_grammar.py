@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gemmakv.chat._tools import parameters_of
+from gemmakv.chat._tools import ToolSchema
 from gemmakv.errors import brief
-from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._schema_check import SchemaError
 
 _NOTES = frozenset({
     "title", "description", "default", "examples", "example", "deprecated",
@@ -57,20 +57,21 @@ any_array: "[" (any ("," any)*)? "]"
 
 def native_grammar(
     marks: Mapping[str, int],
-    tools: Mapping[int, Mapping[str, Any]],
+    tools: Mapping[int, ToolSchema],
     *,
     free: bool,
     parallel: bool,
-) -> Grammar:
-    """What a reply with calls may be.
+    strict: bool = False,
+) -> str:
+    """The grammar of what a reply with calls may be.
 
     Args:
       marks: ids of the control tokens: "call", "call_end", "quote", and where
         the model thinks "thought" and "thought_end".
-      tools: those that may be called, in OpenAI's form, by their places among
-        all of them, which errors name.
+      tools: those that may be called, by their places among all of them.
       free: the reply may be text, or have text before its calls.
       parallel: it may have several calls.
+      strict: all tools are as strict ones.
 
     Raises ValueError that names the tool and a keyword of its schema that is
     wrong or, where the tool is strict, cannot be enforced.
@@ -93,17 +94,13 @@ def native_grammar(
     else:
         lines.insert(0, f"start: {'thought? ' if thinks else ''}{calls}")
     for i, tool in tools.items():
-        function = tool["function"]
         rules = _Rules(
-            f"tools[{i}].function.parameters",
-            f"args_{i}",
-            parameters_of(i, function),
-            bool(function.get("strict")),
+            tool.field, f"args_{i}", tool.schema, strict or tool.strict
         )
         arguments = rules.arguments()
-        head = _text(f"call:{function['name']}")
+        head = _text(f"call:{tool.tool}")
         lines += [f"tool_{i}: {head} {arguments}", *rules.lines]
-    return Grammar("tools", "\n".join(lines) + "\n" + _COMMON)
+    return "\n".join(lines) + "\n" + _COMMON
 
 
 class _Rules:
@@ -134,8 +131,7 @@ class _Rules:
         return name
 
     def _refused(self, place: str, keyword: str, why: str) -> ValueError:
-        at = f"{self._where}{place}.{keyword}"
-        return ValueError(f"{at}: {why}")
+        return SchemaError(f"{self._where}{place}.{keyword}", why)
 
     def _cannot(self, place: str, keyword: str) -> None:
         if self._strict:
@@ -151,9 +147,9 @@ class _Rules:
         if schema is True or schema == {}:
             return "any"
         if not isinstance(schema, Mapping):
-            raise ValueError(
-                f"{self._where}{place}: expected a JSON schema, found "
-                + brief(schema)
+            raise SchemaError(
+                self._where + place,
+                f"expected a JSON schema, found {brief(schema)}",
             )
         found = self._not_null(schema, place)
         if schema.get("nullable") is True:
@@ -223,6 +219,7 @@ class _Rules:
             [
                 self._value(one, f"{place}.{name}[{i}]")
                 for i, one in enumerate(value)
+                if one is not False or len(value) == 1
             ]
         )
 
@@ -307,6 +304,7 @@ class _Rules:
                 name in required,
             )
             for name, schema in _sorted(all_of_them)
+            if schema is not False or name in required
         ]
         more = schema.get("additionalProperties", not all_of_them)
         closed = schema.get("additionalProperties") is False

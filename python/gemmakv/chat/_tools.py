@@ -13,10 +13,11 @@ with arguments that its schema allows.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -31,12 +32,27 @@ from gemmakv.errors import brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
 from gemmakv.generation._schema_check import checked_schema
+from gemmakv.generation._schema_fit import (
+    Attempt,
+    Fitting,
+    Tried,
+    Unfit,
+    Written,
+    dotted,
+    mapped,
+    pointer,
+    type_of,
+    with_usual_forms,
+    without,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = '"arguments": '
 _HEAD = re.compile(r'\s*\{"name": "(?P<name>[^"]*)", "arguments": ')
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CHOICES = ("auto", "none", "required")
+_CHOICE = ("type", "function")  # fields of one that names a tool
+_NOTES = ("title", "description", "examples", "default", "$comment")
 _SAID_NAMES = 5  # of tools, in a message
 
 _TEXT = """You may call these functions:
@@ -57,7 +73,7 @@ class ToolUse:
       tools: as they are said to the model.
       called: those that it may call, by their places in `tools`.
       free: its reply may be text, or have text before its calls.
-      parallel: it may call several.
+      parallel: it may call several; never of a tool that the choice names.
     """
 
     tools: list[dict[str, Any]]
@@ -68,9 +84,11 @@ class ToolUse:
     @cached_property
     def grammar(self) -> Grammar:
         """What a reply follows whose calls have the form above."""
-        return tool_grammar(
-            lambda: _grammar(self.called, self.free, self.parallel)
-        )
+
+        def write(schemas: Mapping[int, ToolSchema], strict: bool) -> str:
+            return _grammar(schemas, self.free, self.parallel, strict)
+
+        return tool_grammar(self, write)
 
 
 def tool_use(
@@ -95,6 +113,23 @@ def tool_use(
     choice: Any = "auto" if tool_choice is None else tool_choice
     if isinstance(choice, Mapping):
         function = choice.get("function")
+        more = {
+            **{k: v for k, v in choice.items() if k not in _CHOICE},
+            **{
+                f"function.{k}": v
+                for k, v in (
+                    function.items() if isinstance(function, Mapping) else ()
+                )
+                if k != "name"
+            },
+        }
+        for key, value in more.items():
+            if value is not None:
+                raise unexpected(
+                    f"tool_choice.{key[:60]}",
+                    "none beside the type and the function's name",
+                    value,
+                )
         choice = function.get("name") if isinstance(function, Mapping) else ""
     if choice not in (*names, "auto", "none") and (
         choice != "required" or not names
@@ -107,9 +142,11 @@ def tool_use(
     if not names or choice == "none":
         return None
     said = dict(enumerate(given))
+    parallel = parallel_tool_calls
     if choice not in _CHOICES:
         said = {i: said[i] for i in said if names[i] == choice}
-    return ToolUse(given, said, choice == "auto", parallel_tool_calls)
+        parallel = False  # who names a tool wants one call of it
+    return ToolUse(given, said, choice == "auto", parallel)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -297,11 +334,204 @@ class CallReader:
         yield from ()
 
 
+@dataclasses.dataclass(frozen=True)
+class ToolSchema:
+    """The schema of a tool's arguments, as far as a grammar holds a call to
+    it.
+
+    Attributes:
+      field: its path in a request.
+      tool: the name of the tool.
+      strict: whether all that it says is to be enforced.
+      schema: of an object.
+      left: paths of what is left out of it.
+    """
+
+    field: str
+    tool: str
+    strict: bool
+    schema: Mapping[str, Any]
+    left: tuple[str, ...] = ()
+
+    def without(
+        self, schema: Mapping[str, Any], unfit: Iterable[Unfit]
+    ) -> ToolSchema:
+        """The tool with another schema, which lacks that. Raises ValueError
+        where it is strict.
+        """
+        paths = []
+        for one in unfit:
+            if self.strict:
+                raise one.error(
+                    self.field,
+                    f" (in the strict tool {self.tool!r} at "
+                    f"{pointer(one.steps)})",
+                )
+            paths.append(dotted(self.field, one.steps))
+        left = tuple(dict.fromkeys((*self.left, *paths)))
+        return dataclasses.replace(self, schema=schema, left=left)
+
+
+# Writes the grammar of tools by their places; `strict`: as if all of them were.
+Write = Callable[[Mapping[int, ToolSchema], bool], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolGrammar(Grammar):
+    """What a reply follows that may call tools.
+
+    Attributes:
+      source: what the schemas are; the same text may be of several, which
+        leave out different things.
+      left: paths of what the schemas say that is left out.
+      schemas: of the tools, by their places.
+      write: what made the text.
+    """
+
+    source: str = ""
+    left: tuple[str, ...] = ()
+    schemas: Mapping[int, ToolSchema] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+    write: Write | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+
+    def _fitted(
+        self, name: str, attempt: Attempt
+    ) -> tuple[Grammar, tuple[str, ...]]:
+        assert self.write is not None
+        write, fitting = self.write, Fitting(attempt)
+        patterns = fitting.patterns(
+            {i: one.schema for i, one in self.schemas.items()}
+        )
+        fitted = self
+        taken = not any(patterns.values())
+        taken = taken and _is_taken(write, self.schemas, attempt)
+        if not taken:
+            fitted = _made(
+                write,
+                {
+                    i: _fitted(i, one, patterns[i], write, fitting)
+                    for i, one in self.schemas.items()
+                },
+            )
+            [why] = attempt([Tried("tools", fitted.text)])
+            if why is not None:
+                raise ValueError(f"{name}: as a grammar, {why}")
+        return fitted, fitted.left
+
+
+def tool_grammar(use: ToolUse, write: Write) -> ToolGrammar:
+    """What a reply follows that may call the tools of `use`. Raises ValueError
+    that names the tool and a keyword of its schema that cannot be enforced,
+    where the tool is strict, and what is too large.
+    """
+    schemas = {
+        i: _schema(i, tool["function"]) for i, tool in use.called.items()
+    }
+    try:
+        return _made(write, schemas)
+    except ValueError:
+        fitting = Fitting(lambda tried: [None] * len(tried))
+        return _made(
+            write,
+            {
+                i: one
+                if one.strict
+                else one.without(
+                    *fitting.repaired(one.schema, _written(i, one, write))
+                )
+                for i, one in schemas.items()
+            },
+        )
+
+
+def _made(write: Write, schemas: Mapping[int, ToolSchema]) -> ToolGrammar:
+    text = write(schemas, False)
+    left = tuple(path for one in schemas.values() for path in one.left)
+    said = [(i, one.strict, one.schema) for i, one in schemas.items()]
+    source = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    try:
+        return ToolGrammar("tools", text, source, left, schemas, write)
+    except ValueError as error:
+        words = str(error).removeprefix("grammar: ")
+        raise ValueError(f"tools: as a grammar, {words}") from None
+
+
+def _is_taken(
+    write: Write, schemas: Mapping[int, ToolSchema], attempt: Attempt
+) -> bool:
+    """Whether a grammar enforces all that the schemas say."""
+    try:
+        text = write(schemas, True)
+    except ValueError:
+        return False
+    return attempt([Tried("tools", text)]) == [None]
+
+
+def _fitted(
+    i: int,
+    one: ToolSchema,
+    patterns: Sequence[Unfit],
+    write: Write,
+    fitting: Fitting,
+) -> ToolSchema:
+    """The tool with what a grammar can hold of its schema. What a compiler
+    leaves out by itself stays in it, but is named, too.
+    """
+    found = one.without(
+        without(one.schema, [unfit.steps for unfit in patterns]), patterns
+    )
+    strict = dataclasses.replace(found, strict=True)
+    _, unfit = fitting.repaired(found.schema, _written(i, strict, write))
+    if not unfit:
+        return found
+    found = found.without(found.schema, unfit)
+    return found.without(
+        *fitting.repaired(found.schema, _written(i, found, write))
+    )
+
+
+def _written(i: int, one: ToolSchema, write: Write) -> Written:
+    """What is tried of another schema of a tool."""
+
+    def written(schema: Mapping[str, Any]) -> Tried:
+        tool = dataclasses.replace(one, schema=schema)
+        return Tried("tools", write({i: tool}, one.strict))
+
+    return written
+
+
+def _schema(i: int, function: Mapping[str, Any]) -> ToolSchema:
+    """The schema of a tool's arguments. Raises ValueError that names the tool
+    and the keyword.
+    """
+    field = f"tools[{i}].function.parameters"
+    strict = bool(function.get("strict"))
+    schema = dict(function.get("parameters") or {})
+    unfit: Sequence[Unfit] = ()
+    bounds: list[tuple[str, str]] = []
+    if not strict:
+        try:
+            schema, unfit = with_usual_forms(schema)
+        except RecursionError:
+            raise ValueError(
+                f"{field}: expected fewer schemas in each other"
+            ) from None
+    schema = checked_schema(schema, field, strict=strict, left=bounds)
+    left = [dotted(field, one.steps) for one in unfit]
+    left += [field + place for place, _ in bounds]
+    if "type" in schema:
+        schema["type"] = "object"  # the arguments are one, whatever may be
+    return ToolSchema(field, function["name"], strict, schema, tuple(left))
+
+
 def _grammar(
-    tools: Mapping[int, Mapping[str, Any]], free: bool, parallel: bool
-) -> Grammar:
-    """`tools` by their places, which errors name. `free`: the reply may be
-    text, or have text before its calls.
+    tools: Mapping[int, ToolSchema], free: bool, parallel: bool, strict: bool
+) -> str:
+    """`tools` by their places. `free`: the reply may be text, or have text
+    before its calls.
     """
     more = '("\\n" again)*' if parallel else ""
     lines = [f"start: first {more}"]
@@ -320,46 +550,34 @@ def _grammar(
         "body: " + " | ".join(f"tool_{i}" for i in tools),
     ]
     for i, tool in tools.items():
-        function = tool["function"]
-        head = f'{{"name": "{function["name"]}", {_ARGUMENTS}'
+        head = f'{{"name": "{tool.tool}", {_ARGUMENTS}'
         schema = {
             "type": "object",
-            **parameters_of(i, function),
+            **_without_notes(tool.schema),
             "x-guidance": {
                 "whitespace_flexible": False,
                 "item_separator": ", ",
                 "key_separator": ": ",
                 # As the original's: only what is strict must be enforced.
-                "lenient": not function.get("strict"),
+                "lenient": not (strict or tool.strict),
             },
         }
         lines += [
             f'tool_{i}: {json.dumps(head)} args_{i} "}}"',
             f"args_{i}: %json {json.dumps(schema)}",
         ]
-    return Grammar("tools", "\n".join(lines))
+    return "\n".join(lines)
 
 
-def tool_grammar(make: Callable[[], Grammar]) -> Grammar:
-    """`make` of tools: it blames them for their size, not itself."""
-    try:
-        return make()
-    except ValueError as error:
-        words = str(error)
-        if not words.startswith("grammar: "):
-            raise
-        words = words.removeprefix("grammar: ")
-        raise ValueError(f"tools: as a grammar, {words}") from None
-
-
-def parameters_of(i: int, function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, as far as a grammar can hold it.
-    Raises ValueError that names tool `i` and the keyword.
+def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without what only a reader needs: descriptions may be most of
+    it.
     """
-    return checked_schema(
-        function.get("parameters") or {},
-        f"tools[{i}].function.parameters",
-        strict=bool(function.get("strict")),
+    return mapped(
+        {k: v for k, v in schema.items() if k not in _NOTES},
+        lambda _, child: (
+            _without_notes(child) if isinstance(child, Mapping) else child
+        ),
     )
 
 
@@ -383,8 +601,9 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
             called,
         )
     parameters = function.get("parameters")
+    strict = bool(function.get("strict"))
     if not isinstance(parameters, Mapping | None) or (
-        parameters and parameters.get("type", "object") != "object"
+        parameters and not _is_of_object(parameters, strict)
     ):
         raise ValueError(
             f"{name}.function.parameters: expected the JSON schema of an "
@@ -399,6 +618,18 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
             )
     found: dict[str, Any] = plain_json(name, tool)
     return found
+
+
+def _is_of_object(schema: Mapping[str, Any], strict: bool) -> bool:
+    """Whether a schema has objects among its values; one that need not be
+    enforced may say so as other libraries do.
+    """
+    kind = schema.get("type", "object")
+    if not strict:
+        kind = type_of(kind)
+        if not kind:  # it says nothing, or nothing known
+            return True
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 def _listed(tools: Any) -> list[Any]:

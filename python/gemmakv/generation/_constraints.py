@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -12,10 +14,12 @@ from typing import Any, TypeVar
 
 from gemmakv.errors import GemmaKVError, one_line
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import STACK_BYTES, Trials
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
+_LOG = logging.getLogger("gemmakv")
 _KEPT = 64  # compiled grammars
 _RUNS = 40  # of forced tokens, that are kept
 _stack_size_lock = threading.Lock()
@@ -50,8 +54,12 @@ _WORDS = (
         r"patternProperties: not supported of \1, which one name may match",
     ),
     (
-        re.compile(r"number out of range (at line \d+ column \d+)"),
-        r"expected numbers that a double holds, found a larger one \1",
+        re.compile(r"Unimplemented keys: .*"),
+        "not supported, no grammar enforces it",
+    ),
+    (
+        re.compile(r"number out of range at line \d+ column \d+"),
+        "expected numbers that a double holds, found a larger one",
     ),
 )
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
@@ -61,7 +69,6 @@ _IN_PATTERN = re.compile(
     r"at (?P<line>\d+)\(\d+\): invalid regex .*?\nerror: (?P<what>[^\n]*)",
     re.DOTALL,
 )
-_OF_TOOL = re.compile(r"(?:[A-Z]+_)?args_(?P<number>\d+)", re.IGNORECASE)
 _IN_SCHEMA = re.compile(
     r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema: "
     r"(?P<what>.*?)\s*(?:\n|$)",
@@ -109,18 +116,56 @@ class Compiler:
             found = self._kept.get(grammar)
             if found is not None:
                 self._kept.move_to_end(grammar)
-                return found
-        _llguidance()
-        if seconds is not None and not self._trials.passes(grammar, seconds):
-            raise ValueError(
-                f"{name}: expected what can be compiled within {seconds:g} s "
-                "of a processor and 1 GiB, found what cannot"
-            )
-        found = _with_deep_stack(lambda: self._compiled(name, grammar))
-        with self._lock:
-            self._kept[grammar] = found
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+        if found is None:
+            _llguidance()
+            found = self._made(name, grammar, seconds)
+            with self._lock:
+                self._kept[grammar] = found
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+        return found.named(name + grammar._place)
+
+    def _made(
+        self, name: str, grammar: Grammar, seconds: float | None
+    ) -> Matcher:
+        """`compile` of one that is not kept."""
+        place = name + grammar._place
+
+        def compiled(one: Grammar) -> Matcher:
+            return _with_deep_stack(lambda: self._compiled(place, one))
+
+        left = math.inf if seconds is None else seconds
+
+        def attempt(tried: Sequence[Tried]) -> list[str | None]:
+            nonlocal left
+            if seconds is None:
+                found = _with_deep_stack(
+                    lambda: self._trials.refusals_here(tried)
+                )
+            else:
+                ended = None
+                if left > 0:
+                    ended = self._trials.refusals(tried, left)
+                if ended is None:
+                    raise ValueError(
+                        f"{name}: expected what can be compiled within "
+                        f"{seconds:g} s of a processor and 1 GiB, found what "
+                        "cannot"
+                    )
+                found, took = ended
+                left -= took
+            return [
+                None if why is None else _reason(why, one.text)
+                for one, why in zip(tried, found, strict=True)
+            ]
+
+        if seconds is None and grammar.kind in ("regex", "lark"):
+            return compiled(grammar)
+        fitted, paths = grammar._fitted(place, attempt)
+        found = compiled(fitted)
+        found.left_out = paths
+        if paths and seconds is None:
+            _LOG.warning("not enforced: %s", ", ".join(paths))
         return found
 
     def prepare(self) -> None:
@@ -145,7 +190,9 @@ class Compiler:
             elif grammar.kind == "regex":
                 source = make.grammar_from_regex(source)
         except ValueError as error:
-            raise ValueError(_refusal(name, str(error), grammar)) from None
+            raise ValueError(
+                f"{name}: {_reason(str(error), grammar.text)}"
+            ) from None
         core = make(
             self._vocabulary,
             source,
@@ -156,10 +203,10 @@ class Compiler:
             # The first mask is the slowest: it makes most of the lexer.
             core.deep_copy().compute_bitmask()
         if core.is_error():
-            raise ValueError(_refusal(name, core.get_error(), grammar))
-        matcher = Matcher(core, self._ends)
-        matcher.check(name)
-        return matcher
+            raise ValueError(
+                f"{name}: {_reason(core.get_error(), grammar.text)}"
+            )
+        return Matcher(core, self._ends)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -225,7 +272,12 @@ class Matcher:
     kept: text of 100 KiB would take 50 ms of every step otherwise. A run
     begins where the one before it has ended, whoever asks and whatever is
     taken back, so masks depend on the text alone.
+
+    Attributes:
+      left_out: paths of what its schemas say that it does not hold to.
     """
+
+    left_out: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -233,8 +285,11 @@ class Matcher:
         ends: Sequence[int],
         position: int = 0,
         runs: Sequence[tuple[int, list[int]]] = (),
+        name: str = "grammar",
     ) -> None:
+        """`name` begins errors."""
         self._core = core
+        self._name = name
         self._ends = ends
         self._position = position  # tokens that were taken in
         self._runs = list(runs)  # where each begins, ascending
@@ -248,7 +303,7 @@ class Matcher:
         core = self._core
         self._take(token_ids)
         if core.is_stopped():
-            self.check("grammar")
+            self._check()
             ctypes.memset(address, 0, nbytes)
             return True
         forced = self._forced(1)
@@ -258,7 +313,7 @@ class Matcher:
             word.value = 1 << forced[0] % 32
             return False
         core.unsafe_compute_mask_ptr(address, nbytes)
-        self.check("grammar")
+        self._check()
         may_end: bool = core.is_accepting()
         for token in self._ends:
             word = ctypes.c_uint32.from_address(address + token // 32 * 4)
@@ -274,7 +329,7 @@ class Matcher:
 
     def _take(self, token_ids: list[int]) -> None:
         if token_ids and not self._core.consume_tokens(token_ids):
-            self.check("grammar")
+            self._check()
         self._position += len(token_ids)
 
     def _forced(self, most: int) -> list[int]:
@@ -285,7 +340,7 @@ class Matcher:
             if at < len(last):
                 return last[at : at + most]
         run: list[int] = self._core.compute_ff_tokens()
-        self.check("grammar")
+        self._check()
         for at, token in enumerate(run):
             if token in self._ends:
                 run = run[:at]
@@ -298,20 +353,36 @@ class Matcher:
     def rollback(self, count: int) -> None:
         """Takes back the last tokens."""
         self._core.rollback(count)
-        self.check("grammar")
+        self._check()
         self._position -= count
         while self._runs and self._runs[-1][0] > self._position:
             self._runs.pop()
 
     def clone(self) -> Matcher:
         return Matcher(
-            self._core.deep_copy(), self._ends, self._position, self._runs
+            self._core.deep_copy(),
+            self._ends,
+            self._position,
+            self._runs,
+            self._name,
         )
 
-    def check(self, name: str) -> None:
+    def named(self, name: str) -> Matcher:
+        """The same, not to be followed itself, for a field of that name."""
+        found = Matcher(
+            self._core, self._ends, self._position, self._runs, name
+        )
+        found.left_out = self.left_out
+        return found
+
+    def _check(self) -> None:
         """Raises ValueError if it is in no state to go on."""
         if self._core.is_error():
-            raise ValueError(f"{name}: {_shown(self._core.get_error())}")
+            raise ValueError(
+                f"{self._name}: expected a form that can be followed within "
+                "bounded time and memory, found one that cannot after "
+                f"{self._position} tokens ({_shown(self._core.get_error())})"
+            )
 
 
 def _shown(error: str, source: str = "") -> str:
@@ -333,22 +404,18 @@ def _shown(error: str, source: str = "") -> str:
     return said[:400]
 
 
-def _refusal(name: str, error: str, grammar: Grammar) -> str:
-    """Why a grammar is not compiled; of tools it names the one whose schema it
-    is, where it is one.
+def _reason(error: str, source: str) -> str:
+    """Why llguidance refuses a grammar, without places in a grammar's text
+    that nobody sent.
     """
-    in_pattern = _IN_PATTERN.match(error)
-    found = in_pattern or _IN_SCHEMA.match(error)
-    if found is None or grammar.kind != "tools":
-        return f"{name}: {_shown(error, grammar.text)}"
-    line = grammar.text.splitlines()[int(found["line"]) - 1]
-    said = _shown(found["what"], line)
-    if in_pattern:
-        said = f"pattern: {said}"
-    tool = _OF_TOOL.match(line)
-    if tool is None:
-        return f"{name}: {said}"
-    return f"tools[{tool['number']}].function.parameters: {said}"
+    found = _IN_PATTERN.match(error) or _IN_SCHEMA.match(error)
+    if found is not None:
+        lines = source.splitlines()
+        at = int(found["line"]) - 1
+        source = lines[at] if at < len(lines) else ""
+        error = found["what"]
+    _, mark, last = error.rpartition("\nerror: ")
+    return _shown(last if mark else error, source)
 
 
 class _Vocabulary:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from gemmakv._support.arguments import choice
 from gemmakv.errors import brief, unexpected
-from gemmakv.generation._schema_check import checked_schema
+from gemmakv.generation._schema_check import SchemaError, checked_schema
+from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
 
 # What one may be at most: compiling takes time and memory with its size.
 MAX_BYTES = 128 << 10
+MAX_TOOLS_BYTES = 512 << 10  # of many tools
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -42,6 +44,8 @@ class Grammar:
 
     kind: str
     text: str
+    # Where in its option a schema stands; an instance may have its own.
+    _place: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         choice("grammar: kind", self.kind, KINDS)
@@ -55,9 +59,10 @@ class Grammar:
             raise ValueError(
                 "grammar: found a lone surrogate, which is not Unicode text"
             ) from None
-        if size > MAX_BYTES:
+        most = MAX_TOOLS_BYTES if self.kind == "tools" else MAX_BYTES
+        if size > most:
             raise ValueError(
-                f"grammar: expected at most {MAX_BYTES} bytes, found {size}"
+                f"grammar: expected at most {most} bytes, found {size}"
             )
         text = self.text
         if self.kind in ("json_schema", "tools"):
@@ -74,7 +79,21 @@ class Grammar:
             elif letter in ")]}" and depth:
                 depth -= 1
         if self.kind == "json_schema":
-            _check_schema(self.text)
+            object.__setattr__(self, "text", _checked_text(self.text))
+
+    def _fitted(
+        self, name: str, attempt: Attempt
+    ) -> tuple[Grammar, tuple[str, ...]]:
+        """The grammar as far as a compiler takes it, and the paths of what is
+        left out of it. Raises ValueError that begins with `name` and says
+        which keyword of a schema it does not take; other grammars are not
+        looked at.
+        """
+        if self.kind == "json_schema":
+            _check_fits(name, self.text, attempt)
+        else:
+            attempt([Tried(self.kind, self.text)])
+        return self, ()
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -140,9 +159,10 @@ def _may_fit(value: object, room: int) -> bool:
 
 
 def of_response_format(name: str, value: object) -> Grammar | None:
-    """Of {"type": "json_object"}, or {"type": "json_schema", "json_schema":
-    {"schema": ...}}; None of {"type": "text"}. Raises ValueError that begins
-    with `name`.
+    """The grammar of {"type": "json_object"}, maybe with a "schema", or of
+    {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
+    "schema" beside the type; None of {"type": "text"}. Raises ValueError that
+    begins with `name`.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or kind not in _FORMATS:
@@ -152,30 +172,90 @@ def of_response_format(name: str, value: object) -> Grammar | None:
             "'json_schema', 'json_schema': {'schema': ...}}",
             value,
         )
+    _check_known(name, value, _FORMATS[kind])
+    schema: Any = {"type": "object"}
+    place = ""
     if kind == "text":
         return None
-    schema: Any = {"type": "object"}
-    if kind == "json_schema":
-        named = value.get("json_schema")
-        schema = named.get("schema") if isinstance(named, Mapping) else None
-        if not isinstance(schema, Mapping):
-            raise unexpected(
-                f"{name}.json_schema.schema", "a JSON schema", schema
+    if value.get("schema") is not None:
+        schema, place = value["schema"], ".schema"
+        if value.get("json_schema") is not None:
+            raise ValueError(
+                f"{name}.schema: expected it or json_schema, found both"
             )
+    elif kind == "json_schema":
+        named, place = value.get("json_schema"), ".json_schema.schema"
+        schema = None
+        if isinstance(named, Mapping):
+            _check_known(f"{name}.json_schema", named, _NAMED_SCHEMA)
+            schema = named.get("schema")
+    if not isinstance(schema, Mapping):
+        raise unexpected(f"{name}{place}", "a JSON schema", schema)
     try:
-        return Grammar.json_schema(schema)
+        found = Grammar.json_schema(schema)
+    except SchemaError as error:
+        path = error.field.removeprefix("grammar: json_schema")
+        raise SchemaError(name + place + path, error.why) from None
     except ValueError as error:
         words = str(error).removeprefix("grammar: ")
-        raise ValueError(f"{name}: {words}") from None
+        raise ValueError(f"{name}{place}: {words}") from None
+    object.__setattr__(found, "_place", place)
+    return found
 
 
-def _check_schema(text: str) -> None:
+def _check_known(
+    name: str, value: Mapping[str, Any], known: Sequence[str]
+) -> None:
+    """Raises ValueError for a field that would ask for something more."""
+    for key, one in value.items():
+        if key not in known and one is not None:
+            raise ValueError(
+                f"{name}.{str(key)[:60]}: expected none of this type, only "
+                f"{', '.join(known)}, found {brief(one)}"
+            )
+
+
+def _check_fits(name: str, text: str, attempt: Attempt) -> None:
+    """Raises ValueError that begins with `name` and the path of the first
+    keyword of a schema that a compiler does not take.
+    """
     try:
         schema = json.loads(text)
     except ValueError:
         return  # compiling says more
-    if isinstance(schema, dict):
-        checked_schema(schema, "grammar: json_schema", strict=True)
+    if not isinstance(schema, dict):
+        return
+    why = attempt([Tried("json_schema", text)])[0]
+    fitting = Fitting(attempt)
+    unfit = fitting.patterns({"": schema})[""]
+    if why is None and not unfit:
+        return
+    if not unfit:
+        _, unfit = fitting.repaired(
+            schema, lambda one: Tried("json_schema", json.dumps(one))
+        )
+    for one in unfit[:1]:
+        raise one.error(name)
 
 
-_FORMATS = ("text", "json_object", "json_schema")
+def _checked_text(text: str) -> str:
+    """The text of a schema, without parts whose values would have no end."""
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return text  # compiling says more
+    if not isinstance(schema, dict):
+        return text
+    found = checked_schema(schema, "grammar: json_schema", strict=True)
+    return text if found == schema else json.dumps(found)
+
+
+# Types of formats, and their fields.
+_FORMATS = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": (
+        "type", "json_schema", "schema", "name", "description", "strict",
+    ),
+}  # fmt: skip
+_NAMED_SCHEMA = ("name", "description", "schema", "strict")

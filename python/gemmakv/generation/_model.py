@@ -868,14 +868,18 @@ class Model:
             for prompt, row in zip(prompts, rows)
         ]
 
-    def _compile(self, options: Any, seconds: float | None = None) -> None:
+    def _compile(
+        self, options: Any, seconds: float | None = None
+    ) -> Sequence[str]:
         """Has the grammar of a call's options ready, within that many seconds
-        of a processor. Raises as the call, and MemoryError.
+        of a processor, and returns the paths of what it does not enforce.
+        Raises as the call, and MemoryError.
         """
         [row] = split_rows(options, 1, batch=False)
         name, grammar = grammar_of(row)
-        if grammar is not None:
-            self._compiler.compile(name, grammar, seconds)
+        if grammar is None:
+            return ()
+        return self._compiler.compile(name, grammar, seconds).left_out
 
     def _constraint(self, row: dict[str, Any]) -> Any:
         """What makes the constraint of checked options; None if none does."""

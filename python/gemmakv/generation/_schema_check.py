@@ -9,113 +9,205 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from gemmakv.errors import brief
 
 MOST = 2**53  # whole numbers up to here are doubles
-_BOUNDS = (
+BOUNDS = (
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
 )  # fmt: skip
 # Whose values are schemas, schemas by name, or lists of them.
-_SCHEMAS = (
+SCHEMAS = (
     "items", "additionalProperties", "additionalItems", "contains",
     "propertyNames", "not", "if", "then", "else", "unevaluatedItems",
     "unevaluatedProperties",
 )  # fmt: skip
-_NAMED = (
+NAMED = (
     "properties", "patternProperties", "$defs", "definitions",
     "dependentSchemas",
 )  # fmt: skip
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_HOLDERS = frozenset((*SCHEMAS, *NAMED, *LISTS))
+
+
+class SchemaError(ValueError):
+    """A keyword of a schema that is wrong or cannot be enforced, at `field`:
+    its path, with names that may have any characters.
+    """
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+        self.why = why
 
 
 def checked_schema(
-    schema: Mapping[str, Any], where: str, *, strict: bool
+    schema: Mapping[str, Any],
+    where: str,
+    *,
+    strict: bool,
+    left: list[tuple[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """The schema, without bounds that cannot be held where it is not strict.
+    """The schema, without bounds that cannot be held where it is not strict:
+    `left` gets the place of each and why. Parts that only values without an
+    end satisfy are False, which is the schema that nothing satisfies.
 
     `where` begins errors: ValueError for such bounds of one that is strict, for
     numbers that are none, and for a schema that only values without an end
-    satisfy.
+    satisfy, unless it is not strict: it loses the references to itself then.
     """
+    removed = [] if left is None else left
+    refers = False
 
     def bounds(part: Any, place: str) -> Any:
+        nonlocal refers
         if not isinstance(part, Mapping):
             return part
         found = dict(part)
-        for name in _BOUNDS:
+        refers = refers or "$ref" in found
+        for name in BOUNDS:
             value = found.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            at = f"{where}{place}.{name}"
+            at = f"{place}.{name}"
             # An integer may be too large for math to ask.
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(
-                    f"{at}: expected a number that JSON can say, found {value}"
+                raise SchemaError(
+                    where + at,
+                    f"expected a number that JSON can say, found {value}",
                 )
+            why = ""
             if name == "multipleOf" and value <= 0:
-                raise ValueError(
-                    f"{at}: expected more than 0, found {brief(value)}"
-                )
-            if abs(value) <= MOST:
-                continue
-            if strict:
-                raise ValueError(
-                    f"{at}: expected a number between -2^53 and 2^53, found "
+                why = f"expected more than 0, found {brief(value)}"
+            elif abs(value) > MOST:
+                why = (
+                    "expected a number between -2^53 and 2^53, found "
                     + brief(value)
                 )
+            if not why:
+                continue
+            if strict:
+                raise SchemaError(where + at, why)
+            removed.append((at, why))
             del found[name]
         return _changed(found, place, bounds)
 
     try:
         found: dict[str, Any] = bounds(schema, "")
-        ends = _has_end(found)
+        pruned = _pruned(found) if refers else found
+        if pruned is False and not strict:
+            found = _without_circles(found, removed)
+            pruned = _pruned(found)
     except RecursionError:
         raise ValueError(
             f"{where}: expected fewer schemas in each other"
         ) from None
-    if not ends:
-        raise ValueError(
-            f"{where}.$ref: expected a schema that a value satisfies, found "
-            "one that holds itself without an end"
-        )
-    return found
+    if pruned is False:
+        raise SchemaError(f"{where}.$ref", _ENDLESS)
+    return dict(pruned)
+
+
+_ENDLESS = (
+    "expected a schema that a value satisfies, found one that holds itself "
+    "without an end"
+)
 
 
 def _changed(
     schema: dict[str, Any], place: str, change: Callable[[Any, str], Any]
 ) -> dict[str, Any]:
     """With what `change` makes of the schemas in it."""
-    for name in _SCHEMAS:
-        if isinstance(schema.get(name), Mapping):
-            schema[name] = change(schema[name], f"{place}.{name}")
-    for name in _NAMED:
-        if isinstance(schema.get(name), Mapping):
+    for name, value in schema.items():
+        if name not in _HOLDERS:
+            continue
+        if isinstance(value, list):
+            if name in LISTS:
+                schema[name] = [
+                    change(one, f"{place}.{name}[{i}]")
+                    for i, one in enumerate(value)
+                ]
+        elif not isinstance(value, Mapping):
+            continue
+        elif name in NAMED:
             schema[name] = {
                 key: change(one, f"{place}.{name}.{key}")
-                for key, one in schema[name].items()
+                for key, one in value.items()
             }
-    for name in _LISTS:
-        if isinstance(schema.get(name), list):
-            schema[name] = [
-                change(one, f"{place}.{name}[{i}]")
-                for i, one in enumerate(schema[name])
-            ]
+        elif name in SCHEMAS:
+            schema[name] = change(value, f"{place}.{name}")
     return schema
 
 
-def _has_end(root: Any) -> bool:
-    """Whether some value of the schema has an end.
+def _pruned(root: dict[str, Any]) -> Any:
+    """The schema with False for each part that only values without an end
+    satisfy; False if it is one. The same object if there is none.
+    """
+    known = _places_with_end(root)
+    if known is None:
+        return root
 
-    Places that it refers to are looked at until no more of them are known to
-    have values with an end, each again when one is that it waits for: chains of
-    references may be long, and share places.
+    def change(part: Any, place: str) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        if not _ends(part, known.__contains__):
+            return False
+        return _changed(dict(part), place, change)
+
+    return change(root, "")
+
+
+def _without_circles(
+    root: dict[str, Any], removed: list[tuple[str, str]]
+) -> dict[str, Any]:
+    """The schema without references to what only values without an end
+    satisfy, whose places `removed` gets.
+    """
+    known = _places_with_end(root) or frozenset()
+
+    def change(part: Any, place: str) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        found = dict(part)
+        if is_place(found.get("$ref")) and found["$ref"] not in known:
+            removed.append((f"{place}.$ref", _ENDLESS))
+            del found["$ref"]
+        return _changed(found, place, change)
+
+    found: dict[str, Any] = change(root, "")
+    return found
+
+
+def is_place(ref: Any) -> TypeGuard[str]:
+    """Whether a reference is to a place in the schema; others are names of
+    places ($anchor), or of documents.
+    """
+    return isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
+
+
+def _places_with_end(root: Any) -> frozenset[str] | None:
+    """The references in a schema to places some of whose values have an end;
+    None if that is all of them.
+
+    Places are looked at until no more of them are known to have values with an
+    end, each again when one is that it waits for: chains of references may be
+    long, and share places.
     """
     waiting: dict[str, list[str]] = {}  # by place: those that wait for it
     known: set[str] = set()
     seen: set[str] = set()
-    work: list[str] = []
+
+    def find(part: Any, _: str) -> Any:
+        if isinstance(part, Mapping):
+            if is_place(part.get("$ref")):
+                seen.add(part["$ref"])
+            _changed(dict(part), "", find)
+        return part
+
+    find(root, "")
+    if not seen:
+        return None
+    work = list(seen)
 
     def looked_at(place: str) -> bool:
         def ends(ref: str) -> bool:
@@ -127,34 +219,24 @@ def _has_end(root: Any) -> bool:
                 work.append(ref)
             return False
 
-        return _ends(_at(root, place), ends)
+        return _ends(resolve(root, place), ends)
 
-    if looked_at(""):
-        return True
     while work:
         place = work.pop()
-        if place in known or not looked_at(place):
-            continue
-        known.add(place)
-        for other in waiting.pop(place, ()):
-            if other:
-                work.append(other)
-            elif looked_at(""):
-                return True
-    return False
+        if place not in known and looked_at(place):
+            known.add(place)
+            work += waiting.pop(place, ())
+    return None if len(known) == len(seen) else frozenset(known)
 
 
 def _ends(schema: Any, refers: Callable[[str], bool]) -> bool:
-    """Of one schema. What is none is somebody else's to refuse."""
+    """Whether a schema has a value with an end. What is none is somebody
+    else's to refuse.
+    """
     if not isinstance(schema, Mapping):
         return True
     ref = schema.get("$ref")
-    # Others are names of places ($anchor), or of documents.
-    if (
-        isinstance(ref, str)
-        and (ref == "#" or ref.startswith("#/"))
-        and not refers(ref)
-    ):
+    if is_place(ref) and not refers(ref):
         return False
     for name in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(name)
@@ -201,7 +283,10 @@ def _array_ends(
     return all(_ends(one, refers) for one in [*first, *rest])
 
 
-def _at(root: Any, ref: str) -> Any:
+def resolve(root: Any, ref: str) -> Any:
+    """The part of a schema that a reference within it leads to; None if there
+    is none.
+    """
     found = root
     for part in ref.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

@@ -13,11 +13,12 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._schema_fit import Tried
 
 # Imported where one is started: most programs start none.
 if TYPE_CHECKING:
@@ -50,25 +51,50 @@ class Trials:
         """Whether it compiles, or is refused, in so many seconds of a
         processor. Raises MemoryError if no process can be had.
         """
+        tried = [Tried(grammar.kind, grammar.text)]
+        return self.refusals(tried, seconds) is not None
+
+    def refusals(
+        self, grammars: Sequence[Tried], seconds: float
+    ) -> tuple[list[str | None], float] | None:
+        """Why each is refused, None of one that is not, and the seconds of a
+        processor that this took; None where it takes more than `seconds`, or
+        1 GiB. Raises MemoryError if no process can be had.
+        """
         line = json.dumps(
             {
-                "kind": grammar.kind,
-                "text": grammar.text,
+                "grammars": [one.job(self._overrides) for one in grammars],
                 "seconds": seconds,
-                "overrides": dict(self._overrides),
             }
         ).encode()
         process = self._taken()
-        passed = False
+        found: dict[str, Any] | None = None
         try:
-            passed = _ended(process, line + b"\n", _WALL * seconds)
+            found = _ended(process, line + b"\n", _WALL * seconds)
         finally:
-            if passed:
+            if found is not None:
                 with self._lock:
                     self._idle.append(process)
             else:
                 _end(process)
-        return passed
+        if found is None:
+            return None
+        return found["refusals"], found["seconds"]
+
+    def refusals_here(self, grammars: Sequence[Tried]) -> list[str | None]:
+        """`refusals` in this process, for grammars of its own user. Requires:
+        a thread with `STACK_BYTES` of stack.
+        """
+        import llguidance
+
+        from gemmakv.generation._trial_process import refusal
+
+        vocabulary = llguidance.LLTokenizer("byte")
+        limits = llguidance.LLParserLimits(**self._limits)
+        return [
+            refusal(llguidance, vocabulary, limits, one.job(self._overrides))
+            for one in grammars
+        ]
 
     def _taken(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -97,21 +123,25 @@ class Trials:
 
 def _ended(
     process: subprocess.Popen[bytes], line: bytes, seconds: float
-) -> bool:
-    """Whether a job ended, as the process says; it may have died of it."""
+) -> dict[str, Any] | None:
+    """What the process says of a job that ended; it may have died of it."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(line)
         process.stdin.flush()
     except BrokenPipeError:
-        return False
+        return None
     ready = select.poll()
     ready.register(process.stdout, select.POLLIN)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if ready.poll(1000 * left):
-            return process.stdout.readline() == b"ended\n"
-    return False
+            answer = process.stdout.readline()
+            if not answer.endswith(b"\n"):
+                return None
+            found: dict[str, Any] = json.loads(answer)
+            return found
+    return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

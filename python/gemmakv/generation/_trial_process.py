@@ -1,7 +1,8 @@
 """Compiles grammars to find out whether that ends, in a process that may die
 of it. Run as a program by `_trial`: its arguments are the limits of a compiler
 and the bytes of a stack. A job is a line at stdin, and a line at stdout says
-that it ended.
+of each of its grammars why the compiler refuses it, or null, and how many
+seconds of a processor that took.
 """
 
 from __future__ import annotations
@@ -18,57 +19,83 @@ from typing import Any
 _MEMORY_BYTES = 1 << 30  # beside the stack
 
 
+def refusal(
+    guidance: Any, vocabulary: Any, limits: Any, grammar: dict[str, Any]
+) -> str | None:
+    """Why llguidance refuses a grammar (its `kind` and `text`); None if it
+    takes it, with the first mask, and the mask after the text `begin`.
+
+    `lenient`: keywords of a JSON schema that it does not know are no reason.
+    """
+    try:
+        core = _made(guidance, vocabulary, limits, grammar)
+    except ValueError as error:
+        return str(error)
+    if not core.is_error():
+        core.compute_bitmask()
+    begin = grammar.get("begin", "").encode()
+    if begin and not core.is_error():
+        # The vocabulary is one of bytes.
+        core.consume_tokens(list(begin))
+        if not core.is_error():
+            core.compute_bitmask()
+    return str(core.get_error()) if core.is_error() else None
+
+
+def _made(
+    guidance: Any, vocabulary: Any, limits: Any, grammar: dict[str, Any]
+) -> Any:
+    make, source = guidance.LLMatcher, grammar["text"]
+    if grammar["kind"] == "json_schema":
+        overrides = dict(grammar["overrides"], lenient=grammar["lenient"])
+        source = make.grammar_from_json_schema(source, overrides=overrides)
+    elif grammar["kind"] == "regex":
+        source = make.grammar_from_regex(source)
+    return make(vocabulary, source, log_level=0, limits=limits)
+
+
 def main() -> None:
     # Who started it ends it; a terminal's Ctrl-C is for others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    import llguidance
-
-    make, limits = llguidance.LLMatcher, json.loads(sys.argv[1])
-    stack = int(sys.argv[2])
-    # Bytes will do: what takes long does so before there are tokens.
-    vocabulary = llguidance.LLTokenizer("byte")
     os.nice(10)
+    stack = int(sys.argv[2])
     threading.stack_size(stack)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = _MEMORY_BYTES + stack
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # One thread for all jobs: there is room for one such stack.
+    thread = threading.Thread(target=_work, args=(stack,))
+    thread.start()
+    thread.join()
 
-    def compile(job: dict[str, Any]) -> None:
-        try:
-            trial(job)
-        except ValueError:
-            pass  # refused, as it will be there
-        except BaseException:
-            os._exit(1)
 
-    def trial(job: dict[str, Any]) -> None:
-        source = job["text"]
-        if job["kind"] == "json_schema":
-            source = make.grammar_from_json_schema(
-                source, overrides=job["overrides"]
+def _work(stack: int) -> None:
+    """Does all jobs; the process ends with what is no refusal."""
+    try:
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**json.loads(sys.argv[1]))
+        # Bytes will do: what takes long does so before there are tokens.
+        vocabulary = llguidance.LLTokenizer("byte")
+        most = _MEMORY_BYTES + stack
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        for line in sys.stdin:
+            job = json.loads(line)
+            begin = time.process_time()
+            # The system ends the process when it has used so many seconds.
+            soft = int(begin + job["seconds"]) + 1
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY)
             )
-        elif job["kind"] == "regex":
-            source = make.grammar_from_regex(source)
-        core = make(
-            vocabulary,
-            source,
-            log_level=0,
-            limits=llguidance.LLParserLimits(**limits),
-        )
-        if not core.is_error():
-            core.compute_bitmask()
-
-    for line in sys.stdin:
-        job = json.loads(line)
-        # The system ends the process when it has used so many seconds.
-        soft = int(time.process_time() + job["seconds"]) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-        thread = threading.Thread(target=compile, args=(job,))
-        thread.start()
-        thread.join()
-        sys.stdout.write("ended\n")
-        sys.stdout.flush()
+            found = [
+                refusal(llguidance, vocabulary, limits, grammar)
+                for grammar in job["grammars"]
+            ]
+            took = time.process_time() - begin
+            answer = {"refusals": found, "seconds": took}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+    except BaseException:
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ import msgspec
 from gemmakv.chat._tools import CallPart
 from gemmakv.server._body import Salt
 from gemmakv.server._diagnostics import Fingerprint, fingerprint
-from gemmakv.server._errors import RequestError, invalid, missing, unexpected
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    missing,
+    refuse_others,
+    unexpected,
+)
 from gemmakv.server._http import (
     SSE,
     Call,
@@ -49,6 +55,7 @@ _TOOL_NAMES = {"name": "name", "parameters": "input_schema"}
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],), "container": (),
 }  # fmt: skip
+_CHOICE = ("type", "name", "disable_parallel_tool_use")
 # Edits that take old thoughts out of a conversation, in which none are left.
 _NO_EDITS = "clear_thinking_"
 
@@ -241,16 +248,14 @@ def _format(
     config = document.get("output_config")
     given, said = document.get("output_format"), "output_format"
     if isinstance(config, Mapping):
-        refuse(
-            {f"output_config.{k}": v for k, v in config.items()},
-            {"output_config.task_budget": ()},
-        )
+        refuse_others("output_config", config, ("effort", "format"))
         if config.get("format"):
             given, said = config["format"], "output_config.format"
     if given is None:
         return None, said
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
         raise unexpected(said, "{'type': 'json_schema', ...}", given)
+    refuse_others(said, given, ("type", "schema"))
     schema = {"schema": given.get("schema")}
     return {"type": "json_schema", "json_schema": schema}, said
 
@@ -274,7 +279,13 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
 def _choice(body: CountBody) -> str | None:
     if body.tool_choice is None:
         return None
+    refuse_others("tool_choice", body.tool_choice, _CHOICE)
     kind = body.tool_choice.get("type")
+    several = body.tool_choice.get("disable_parallel_tool_use")
+    if not isinstance(several, bool | None):
+        raise unexpected(
+            "tool_choice.disable_parallel_tool_use", "true or false", several
+        )
     choices = {"auto": "auto", "any": "required", "none": "none"}
     if kind == "tool":
         name = body.tool_choice.get("name")

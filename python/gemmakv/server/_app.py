@@ -336,15 +336,17 @@ class App:
             "key": tenant,
             "traceparent": call.headers.get("traceparent"),
             "ignored": ", ".join(call.ignored),
+            "not_enforced": call.not_enforced,
         }
         LOG.info(
-            "%s %s %d %.3f s %s%s",
+            "%s %s %d %.3f s %s%s%s",
             scope["method"],
             path,
             call.status,
             seconds,
             call.request_id,
             f" ignored {fields['ignored']}" if call.ignored else "",
+            f" not enforced {call.not_enforced}" if call.not_enforced else "",
             extra={"fields": fields},
         )
 

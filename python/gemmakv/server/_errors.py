@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from gemmakv.errors import brief, one_line
+from gemmakv.generation._schema_check import SchemaError
 from gemmakv.options import GenerationOptions
 
 # "max_tokens: expected ...", "messages[0].role: ..."; the core's errors have no
@@ -65,9 +67,22 @@ def missing(param: str, what: str = "") -> RequestError:
     )
 
 
+def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
+    """Raises RequestError for a part of an object that asks for something
+    which is not known here.
+    """
+    if not isinstance(value, Mapping):
+        return
+    for name, one in value.items():
+        if name not in known and one is not None and one is not False:
+            raise missing(f"{field}.{str(name)[:60]}")
+
+
 def of_value_error(error: ValueError) -> RequestError:
     """Of the library's errors, which begin with the argument's name."""
     message = one_line(error)
+    if isinstance(error, SchemaError):
+        return RequestError(400, message, param=error.field)
     named = _NAMED.match(message)
     param = None
     if named and (named["colon"] or named["name"] in GenerationOptions.table):

@@ -7,8 +7,16 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import urllib.parse
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -43,6 +51,8 @@ PIPE = "gemmakv.pipe"  # in a scope: its `Pipe`
 # of chunks that are yet to come included.
 ANNOUNCED = "gemmakv.announced"
 _COMMENT = b": ping\n\n"  # in any stream of server-sent events
+_HEADER_BYTES = 1_000  # of a list of fields
+_IN_HEADERS = ".[]$_~/-"  # beside letters and digits
 _POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
 
 
@@ -69,6 +79,8 @@ class Call:
       document: the body, once it was read.
       ignored: fields of the request that were left out of it (`--lenient`).
       without: of these, fields of the query.
+      request: what is asked of the model, once that is known.
+      not_enforced: fields of tools that calls are not held to, as a header.
     """
 
     scope: Scope
@@ -85,6 +97,8 @@ class Call:
     document: dict[str, Any] | None = None
     ignored: list[str] = dataclasses.field(default_factory=list)
     without: set[str] = dataclasses.field(default_factory=set)
+    request: ChatRequest | None = None
+    not_enforced: str = ""
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -230,6 +244,10 @@ class Call:
         pairs = {"content-type": kind, **headers}
         if self.ignored:
             pairs["x-gemmakv-ignored"] = ", ".join(self.ignored)
+        if self.request is not None and status < 400:
+            self.not_enforced = _listed(self.request.not_enforced)
+        if self.not_enforced:
+            pairs["x-gemmakv-not-enforced"] = self.not_enforced
         await self.send(
             {
                 "type": "http.response.start",
@@ -478,6 +496,7 @@ async def serve(
     """Runs a request and answers it. Raises RequestError if nothing of the
     answer was sent.
     """
+    call.request = request
     if not streamed:
         reply = Reply()
         whole = dataclasses.replace(request, streamed=False)
@@ -497,11 +516,72 @@ async def serve(
                 raise
             if not stream.said or stream.stuck:  # it only waited
                 call.reject(error)
+            _names().rename(error)
             await stream.end(shape.failure(error))
         else:
             await stream.end()
     finally:
         await stream.close()
+
+
+class ClientNames:
+    """The names that a client has for fields, by the library's.
+
+    They are of fields and of what is in them: the longest that fits counts.
+    """
+
+    def __init__(self, names: Mapping[str, str] = {}) -> None:
+        self._names = names
+
+    def of(self, path: str) -> str:
+        """The client's name of a field."""
+        ours = max(
+            (one for one in self._names if _leads(one, path)),
+            key=len,
+            default=None,
+        )
+        if ours is None:
+            return path
+        return self._names[ours] + path[len(ours) :]
+
+    def rename(self, error: RequestError) -> None:
+        """Has an error name the field that the client wrote."""
+        if not error.param:
+            return
+        name = self.of(error.param)
+        if error.message.startswith(error.param):
+            error.message = name + error.message[len(error.param) :]
+        error.param = name
+
+
+# Those of the request that the task serves.
+CLIENT_NAMES: ContextVar[ClientNames] = ContextVar("client_names")
+
+
+def _names() -> ClientNames:
+    return CLIENT_NAMES.get(None) or ClientNames()
+
+
+def _leads(name: str, path: str) -> bool:
+    """Whether the path is that name, or something in it."""
+    return path == name or path.startswith((name + ".", name + "["))
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """Paths as a header has them: by their names in the request, without
+    characters that a header cannot hold, as many as there is room for.
+    """
+    names = _names()
+    shown: list[str] = []
+    room = _HEADER_BYTES
+    for path in paths:
+        one = urllib.parse.quote(names.of(path), _IN_HEADERS)
+        room -= len(one) + 2
+        if room < 0:
+            shown.append(f"{len(paths) - len(shown)} more")
+            break
+        shown.append(one)
+    return ", ".join(shown)
 
 
 class _Outlet:
@@ -570,8 +650,8 @@ def _short(text: str) -> str:
 
 
 __all__ = [
-    "ANNOUNCED", "JSON", "NDJSON", "PIPE", "SSE", "Call", "Called", "Ended",
-    "ErrorStyle", "Event", "Finished", "Handler", "Pipe", "Reply", "Shape",
-    "Started", "Stream", "Template", "Token", "encoded", "loading", "ndjson",
-    "serve", "sse",
+    "ANNOUNCED", "CLIENT_NAMES", "JSON", "NDJSON", "PIPE", "SSE", "Call",
+    "Called", "ClientNames", "Ended", "ErrorStyle", "Event", "Finished",
+    "Handler", "Pipe", "Reply", "Shape", "Started", "Stream", "Template",
+    "Token", "encoded", "loading", "ndjson", "serve", "sse",
 ]  # fmt: skip

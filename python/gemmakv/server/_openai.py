@@ -15,11 +15,19 @@ from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.options import GenerationOptions
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing, unexpected
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    missing,
+    refuse_others,
+    unexpected,
+)
 from gemmakv.server._http import (
+    CLIENT_NAMES,
     SSE,
     Call,
     Called,
+    ClientNames,
     Ended,
     Event,
     Finished,
@@ -68,6 +76,8 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# Padding against those who measure packets says nothing.
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 # Of messages, beside role and content.
 _SAID = (
     "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning",
@@ -248,40 +258,27 @@ def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
 
 
 class renamed:
-    """Has errors name the fields that the client wrote.
+    """Has errors name the fields that the client wrote, also those that a
+    stream tells of.
 
-    `names` are theirs by ours, of fields and of what is in them: the longest
-    that fits counts.
+    `names` are theirs by ours, as of `ClientNames`.
     """
 
     def __init__(
         self, document: Mapping[str, Any], names: Mapping[str, str] = {}
     ) -> None:
-        self._names = dict(names)
+        more = {}
         if "max_completion_tokens" in document:
-            self._names["max_tokens"] = "max_completion_tokens"
+            more["max_tokens"] = "max_completion_tokens"
+        self._names = ClientNames({**names, **more})
 
     def __enter__(self) -> None:
-        pass
+        self._before = CLIENT_NAMES.set(self._names)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, RequestError) and error.param:
-            ours = max(
-                (one for one in self._names if _leads(one, error.param)),
-                key=len,
-                default=None,
-            )
-            if ours is None:
-                return
-            name = self._names[ours] + error.param[len(ours) :]
-            if error.message.startswith(error.param):
-                error.message = name + error.message[len(error.param) :]
-            error.param = name
-
-
-def _leads(name: str, path: str) -> bool:
-    """Whether the path is that name, or something in it."""
-    return path == name or path.startswith((name + ".", name + "["))
+        CLIENT_NAMES.reset(self._before)
+        if isinstance(error, RequestError):
+            self._names.rename(error)
 
 
 def refuse(document: Mapping[str, Any], nothing: Mapping[str, Any]) -> None:
@@ -320,6 +317,9 @@ def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
     refuse(document, _NOTHING)
     if body.stream_options is not None and not body.stream:
         raise unexpected("stream_options", "stream: true with it", body.stream)
+    refuse_others(
+        "stream_options", document.get("stream_options"), _STREAM_OPTIONS
+    )
     options = table_options(document)
     if body.logit_bias is not None:
         options["logit_bias"] = _bias(body.logit_bias)

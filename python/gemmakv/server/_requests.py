@@ -118,6 +118,8 @@ class ChatRequest:
         continuation come when it has ended, which costs less.
       arrived: time.monotonic() when the request came; its deadline counts
         from there.
+      not_enforced: gets the paths of what tools ask for that the reply is not
+        held to, before there is any reply.
     """
 
     tenant: Tenant
@@ -136,6 +138,7 @@ class ChatRequest:
     default_max_tokens: int | None = None
     streamed: bool = True
     arrived: float = dataclasses.field(default_factory=time.monotonic)
+    not_enforced: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemmakv.server._errors import invalid, missing, unexpected
+from gemmakv.server._errors import (
+    invalid,
+    missing,
+    refuse_others,
+    unexpected,
+)
 from gemmakv.server._http import Call
 from gemmakv.server._openai import thinks
 
@@ -156,6 +161,7 @@ def choice_of(given: str | dict[str, Any] | None) -> Any:
     if isinstance(given, dict):
         if given.get("type") != "function":
             raise missing("tool_choice.type", str(given.get("type"))[:60])
+        refuse_others("tool_choice", given, ("type", "name"))
         return {"type": "function", "function": {"name": given.get("name")}}
     return given
 

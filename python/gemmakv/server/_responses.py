@@ -12,7 +12,12 @@ import msgspec
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, unexpected
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    refuse_others,
+    unexpected,
+)
 from gemmakv.server._history import DROPPED
 from gemmakv.server._http import (
     SSE,
@@ -224,6 +229,7 @@ def _request(
     options: dict[str, Any],
 ) -> tuple[ChatRequest, dict[str, str]]:
     """What is read, and what the client calls its fields."""
+    refuse_others("text", body.text, ("format", "verbosity"))
     format = (body.text or {}).get("format")
     if format is not None:
         options = {**options, "response_format": format_of(format)}

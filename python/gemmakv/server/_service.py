@@ -540,7 +540,9 @@ class ChatService:
     ) -> None:
         prompts, dropped = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
-            await self._compile(request.tenant.label, options)
+            request.not_enforced.extend(
+                await self._compile(request.tenant.label, options)
+            )
         rows = len(prompts) * request.n
         jobs = [
             (p, ids, self._row_options(options, ids, request))
@@ -585,12 +587,15 @@ class ChatService:
                 f"expected at most {most} continuations, found {prompts * n}",
             )
 
-    async def _compile(self, label: str, options: dict[str, Any]) -> None:
-        """Has a grammar ready. Tenants have one compiled at a time, so that
-        none keeps the others waiting.
+    async def _compile(
+        self, label: str, options: dict[str, Any]
+    ) -> Sequence[str]:
+        """Has a grammar ready, and returns the paths of what it does not
+        enforce. Tenants have one compiled at a time, so that none keeps the
+        others waiting.
         """
         async with self._compiling[label]:
-            await _on(
+            return await _on(
                 self._grammars, self.gemma._compile, options, _COMPILE_S
             )
 

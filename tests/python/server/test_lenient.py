@@ -397,7 +397,7 @@ def test_the_log_names_it(
         (_RESPONSES, {"max_tokens": -2, "max_output_tokens": None},
          "max_tokens"),
         (_CHAT, {"tools": [_function("a"), _function("b", **_STRICT)],
-                 "tool_choice": "b"}, "tools[1].function.parameters"),
+                 "tool_choice": "b"}, "tools[1].function.parameters.not"),
     ],
 )  # fmt: skip
 def test_errors_name_the_field_that_was_sent(
@@ -413,13 +413,13 @@ def test_a_bad_schema_of_a_tool_is_told_without_the_grammar(
 ) -> None:
     tools = [_function("a"), _function("b", **_STRICT)]
     error = post(strict, _CHAT, {**BASES[_CHAT], "tools": tools}).json()
-    assert error["error"]["message"] == (
-        'tools[1].function.parameters: Unimplemented keys: ["not"]'
-    )
+    message = error["error"]["message"]
+    assert message.startswith("tools[1].function.parameters.not: ")
+    assert "start" not in message and "line" not in message
     claude = [_claude("a"), _claude("b", input_schema=_BAD_SCHEMA, strict=True)]
     body = {**BASES["/v1/messages"], "tools": claude}
     error = post(strict, "/v1/messages", body).json()["error"]
-    assert error["message"].startswith("tools[1].input_schema: ")
+    assert error["message"].startswith("tools[1].input_schema.not: ")
 
 
 def test_a_format_is_named_as_it_was_sent(strict: App) -> None:
@@ -430,7 +430,7 @@ def test_a_format_is_named_as_it_was_sent(strict: App) -> None:
     ):
         sent = {**BASES["/v1/messages"], **body}
         error = post(strict, "/v1/messages", sent).json()["error"]
-        assert error["message"] == f'{name}: Unimplemented keys: ["not"]'
+        assert error["message"].startswith(f"{name}.schema.not: ")
 
 
 def test_a_session_takes_one_turn_of_several_tries(lenient: App) -> None:

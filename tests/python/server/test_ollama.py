@@ -153,7 +153,7 @@ def test_penalties_of_no_tokens_are_off(app: App) -> None:
     "fields, words",
     [
         ({"format": "xml"}, "format"),
-        ({"format": {"not": {}}}, "format"),
+        ({"format": {"not": {}}}, "format.not"),
         ({"think": True}, "think"),
         ({"tools": [{}]}, "tools[0]"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),

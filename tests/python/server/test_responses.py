@@ -400,7 +400,7 @@ def test_tools_and_ids_are_named_as_they_were_sent(kept: App) -> None:
     form = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
     body = {"input": "x", "text": {"format": form}}
     found = error(post(kept, PATH, body), 400)
-    assert found["param"] == "text.format", found
+    assert found["param"] == "text.format.schema.not", found
     for response in (
         get(kept, PATH + "/resp_x"), delete(kept, PATH + "/resp_x"),
     ):  # fmt: skip

@@ -91,15 +91,15 @@ def test_unsupported_schema_is_a_400(app: App, keyword: str) -> None:
     response = post(app, CHAT, {**SAID, "response_format": form})
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["param"] == "response_format"
-    assert keyword in error["message"]
+    assert error["param"] == f"response_format.json_schema.schema.{keyword}"
     response = post(app, OLLAMA, {**SAID, "format": schema})
     assert response.status_code == 400 and keyword in response.text
-    assert response.json()["error"].startswith("format: ")
+    assert response.json()["error"].startswith(f"format.{keyword}: ")
     form = {"format": {"type": "json_schema", "schema": schema}}
     response = post(app, MESSAGES, {**SAID, "output_config": form})
     assert response.status_code == 400
-    assert "output_config.format: " in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"output_config.format.schema.{keyword}: ")
 
 
 def test_hostile_schema_stalls_nobody(app: App) -> None:

@@ -185,7 +185,9 @@ def test_choices_hold(gemma: gemmakv.Gemma) -> None:
         said = json.loads(call["function"]["arguments"])
         assert said["unit"] in ("C", "F")
     bad = {"properties": {"a": {"type": "text"}}}
-    tools[1]["function"]["parameters"] = bad  # type: ignore[index]
+    tools[1]["function"] |= {  # type: ignore[operator]
+        "parameters": bad, "strict": True,
+    }  # fmt: skip
     wrong = error(post(app, CHAT, body(tools=tools)), 400)
     assert wrong["param"] == "tools[1].function.parameters.properties.a.type"
 

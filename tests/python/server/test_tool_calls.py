@@ -122,7 +122,7 @@ def test_openai_choices(app: App) -> None:
         ({"tools": 5}, "tools"),
         ({"tools": [{"function": {"name": "f", "strict": True,
                                   "parameters": {"not": {}}}}]},
-         "tools[0].function.parameters"),
+         "tools[0].function.parameters.not"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )  # fmt: skip
