@@ -21,8 +21,9 @@ ByteDot CurrentByteDot();
 
 }  // namespace gkv
 
-// Which of these instructions are compiled, in inline assembly, where a function
-// need not be one of another target. CMake has asked the assembler.
+// Which of these instructions are compiled: GEMMAKV_TARGETS says it, and CMake
+// has asked the assembler. In inline assembly a function need not be one of
+// another target.
 #if defined(GEMMAKV_AVX_VNNI) && defined(__x86_64__)
 #define GKV_HAVE_AVX_VNNI 1
 #else
