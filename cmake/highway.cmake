@@ -11,9 +11,9 @@ option(GEMMAKV_SYSTEM_HIGHWAY
   "Use an installed Highway 1.2.0 instead of building it in" OFF)
 set(GEMMAKV_HIGHWAY_ARCHIVE "" CACHE FILEPATH
   "Archive of the Highway 1.2.0 sources (default: fetched)")
-set(GEMMAKV_TARGETS "all" CACHE STRING
-  "SIMD targets to build: all, few for a quick build, or least for threads")
-set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS all few least)
+set(GEMMAKV_TARGETS "native" CACHE STRING
+  "SIMD targets to build: native, all, or least for threads")
+set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS native all least)
 
 # The bits of results are known of one version alone.
 function(_gkv_check_highway option version where)
@@ -61,34 +61,88 @@ else()
   target_include_directories(gkv_hwy SYSTEM PUBLIC "${highway_SOURCE_DIR}")
 endif()
 
+# Sets `out` to the targets that `native` compiles beside the baseline, AVX2
+# among them where the processor has it, and `out_dots` to the instructions of
+# cpp/ops/byte_dot.h; to nothing where the compiler does not know the processor.
+function(_gkv_native_targets out out_dots)
+  set(${out} "" PARENT_SCOPE)
+  set(${out_dots} "" PARENT_SCOPE)
+  if(CMAKE_CROSSCOMPILING)
+    return()
+  endif()
+  execute_process(
+    COMMAND ${CMAKE_CXX_COMPILER} -march=native -dM -E -x c++ /dev/null
+    OUTPUT_VARIABLE macros ERROR_QUIET)
+  foreach(feature IN ITEMS SSE4_1 AVX2 AVXVNNI AVX512VL AVX512VNNI AVX512VBMI2
+      AVX512BITALG VAES VPCLMULQDQ GFNI AVX512BF16 AVX512FP16)
+    string(FIND "${macros}" "#define __${feature}__ 1" at)
+    set(has_${feature} OFF)
+    if(NOT at EQUAL -1)
+      set(has_${feature} ON)
+    endif()
+  endforeach()
+  if(NOT has_AVX2)
+    if(has_SSE4_1)
+      set(${out} HWY_SSE4 PARENT_SCOPE)
+    endif()
+    return()
+  endif()
+  # Highway asks for the same (hwy/targets.cc).
+  if(has_AVX512VL AND has_AVX512VNNI AND has_AVX512VBMI2 AND has_AVX512BITALG
+     AND has_VAES AND has_VPCLMULQDQ AND has_GFNI)
+    set(best HWY_AVX3_DL)
+    file(STRINGS /proc/cpuinfo amd REGEX AuthenticAMD LIMIT_COUNT 1)
+    if(has_AVX512BF16 AND amd)
+      set(best HWY_AVX3_ZEN4)
+    elseif(has_AVX512BF16 AND has_AVX512FP16)
+      set(best HWY_AVX3_SPR)
+    endif()
+    set(${out} HWY_AVX2 ${best} PARENT_SCOPE)
+    return()
+  endif()
+  set(${out} HWY_AVX2 PARENT_SCOPE)
+  if(has_AVXVNNI)
+    set(${out_dots} AVX_VNNI PARENT_SCOPE)
+  elseif(has_AVX512VL AND has_AVX512VNNI)
+    set(${out_dots} AVX512_VNNI PARENT_SCOPE)
+  endif()
+endfunction()
+
 # The baseline (SSE2) stays: without it Highway's baseline is scalar, where
-# many operations do not compile. Of the others, those that have no processor
+# many operations do not compile.
+#
+# native: what this machine's processor takes, and AVX2, which most others can
+# run: tests compare the two. Their results are the same bits.
+#
+# all: what any processor takes. Of the others, those that have no processor
 # of their own generation any more, or that lack what the next one has (plain
 # AVX-512 lacks VNNI), only cost build time. So do, where nothing multiplies
 # bfloat16, those that have that and else what AVX3_DL has: there they take its
 # kernels, which are the same instructions. gkv_bf16_targets() has the others.
-if(GEMMAKV_TARGETS STREQUAL "all")
+set(_gkv_native "")
+set(GKV_BYTE_DOTS "")
+if(GEMMAKV_TARGETS STREQUAL "native")
+  _gkv_native_targets(_gkv_native GKV_BYTE_DOTS)
+  if(NOT _gkv_native)
+    message(STATUS "GEMMAKV_TARGETS: native is not known here; building all")
+  endif()
+endif()
+if(_gkv_native)
+  set(_gkv_others HWY_SSSE3 HWY_SSE4 HWY_AVX2 HWY_AVX3 HWY_AVX3_DL
+    HWY_AVX3_ZEN4 HWY_AVX3_SPR)
+  list(REMOVE_ITEM _gkv_others ${_gkv_native})
+  list(JOIN _gkv_others "|" _gkv_disabled)
+  set(_gkv_disabled "(${_gkv_disabled})")
+elseif(GEMMAKV_TARGETS MATCHES "^(native|all)$")
   set(_gkv_bf16_disabled "(HWY_SSSE3|HWY_AVX3)")
   set(_gkv_disabled "(HWY_SSSE3|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
-elseif(GEMMAKV_TARGETS STREQUAL "few")
-  # Of AVX-512 the kernels that this machine's processor would take: they
-  # differ where it multiplies bfloat16.
-  execute_process(
-    COMMAND ${CMAKE_CXX_COMPILER} -march=native -dM -E -x c++ /dev/null
-    OUTPUT_VARIABLE _gkv_macros ERROR_QUIET)
-  if(_gkv_macros MATCHES "__AVX512BF16__")
-    set(_gkv_disabled
-      "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|HWY_AVX3_SPR)")
-  else()
-    set(_gkv_disabled
-      "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
-  endif()
+  set(GKV_BYTE_DOTS AVX_VNNI AVX512_VNNI)
 elseif(GEMMAKV_TARGETS STREQUAL "least")
   set(_gkv_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|\
 HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
 else()
   message(FATAL_ERROR
-    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected all, few or least")
+    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected native, all or least")
 endif()
 target_compile_definitions(gkv_hwy INTERFACE
   "HWY_DISABLED_TARGETS=${_gkv_disabled}" HWY_WANT_AVX3_DL=1)

@@ -1,16 +1,13 @@
 # Options of the build, and how translation units are compiled: ours through
 # gkv_options and gkv_warnings, those of the dependencies too where it says so.
 
-# SKBUILD is set when pip builds: then the Python module is all that is wanted.
-set(_gkv_tests ${PROJECT_IS_TOP_LEVEL})
-set(_gkv_python OFF)
-if(SKBUILD)
-  set(_gkv_tests OFF)
-  set(_gkv_python ON)
-endif()
-option(GEMMAKV_BUILD_PYTHON "Build the Python module" ${_gkv_python})
-option(GEMMAKV_BUILD_TESTS "Build the C++ tests" ${_gkv_tests})
+option(GEMMAKV_BUILD_PYTHON "Build the Python module" OFF)
+option(GEMMAKV_BUILD_TESTS "Build the C++ tests" ${PROJECT_IS_TOP_LEVEL})
+set(GEMMAKV_PYBIND11 "" CACHE PATH
+  "Folder of pybind11's headers (default: its package is looked for)")
 option(GEMMAKV_BUILD_BENCHMARKS "Build the kernels' benchmarks" OFF)
+option(GEMMAKV_UNITY
+  "Compile sources of a layer in batches, and what tests include once" ON)
 option(GEMMAKV_WERROR "Warnings are errors" OFF)
 set(GEMMAKV_SANITIZE "" CACHE STRING
   "Sanitizers for all code: address,undefined or thread")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Builds and runs all tests: the C++ ones with CTest, then those of Python.
 
-Run it with the Python that gemmakv[demo,test] is installed in. Exits with 1 if
-any test fails, after all have run.
+Run it with the Python that gemmakv[demo,test] is installed in. The C++ tests of
+the preset release take what pip has compiled. Exits with 1 if any test fails,
+after all have run.
 
 Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python] [--jobs N]
                     [--only LAYER/NAME ...]
@@ -20,6 +21,27 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def cached(preset):
+    """What CMake has noted down of a preset's build; empty if there is none."""
+    try:
+        text = (ROOT / "build" / preset / "CMakeCache.txt").read_text("utf-8")
+    except OSError:
+        return {}
+    entries = (line.partition("=") for line in text.splitlines())
+    return {key.partition(":")[0]: value for key, _, value in entries}
+
+
+def program(name, kept):
+    """The path of a tool: the one of the build so far, if it is still there.
+
+    Another version of CMake or Ninja may compile all again. Those that pip had
+    in an isolated environment are gone with it.
+    """
+    if kept and Path(kept).is_file():
+        return kept
+    return shutil.which(name, path=environment()["PATH"])
 
 
 def environment():
@@ -42,20 +64,30 @@ def run(what, *command):
 
 
 def run_cpp(preset, jobs, only):
-    for tool in ("cmake", "ctest", "ninja"):
-        if not shutil.which(tool, path=environment()["PATH"]):
-            print(f"== {tool} not found: pip install '.[test]' brings it")
+    cache = cached(preset)
+    tools = {
+        "cmake": program("cmake", cache.get("CMAKE_COMMAND")),
+        "ctest": program("ctest", cache.get("CMAKE_CTEST_COMMAND")),
+        "ninja": program("ninja", cache.get("CMAKE_MAKE_PROGRAM")),
+    }
+    for name, path in tools.items():
+        if not path:
+            print(f"== {name} not found: pip install '.[test]' brings it")
             return False
-    if not run("configure", "cmake", "--preset", preset):
+    cmake = tools["cmake"]
+    configure = [cmake, "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
+    if tools["ninja"] != cache.get("CMAKE_MAKE_PROGRAM"):
+        configure.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
+    if not run("configure", *configure):
         return False
-    build = ["cmake", "--build", "--preset", preset, "-j", jobs]
+    build = [cmake, "--build", "--preset", preset, "-j", jobs]
     if only:
         programs = [name.replace("/", "_") + "_test" for name in only]
         return run("build", *build, "--target", *programs) and all(
             [run("C++ test", f"build/{preset}/{name}") for name in programs]
         )
-    tests = ["ctest", "--preset", preset, "-j", jobs, "--no-tests=error"]
-    return run("build", *build) and run("C++ tests", *tests)
+    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
+    return run("build", *build) and run("C++ tests", tools["ctest"], *tests)
 
 
 def main():

@@ -174,6 +174,7 @@ py::dict CpuInfo() {
   py::dict info;
   info["target"] = CurrentTarget();
   info["targets"] = AttainableTargets();
+  info["compiled"] = CompiledTargets();
   info["threads"] = ThreadPool::AvailableProcessors();
   info["l1_bytes"] = CacheBytes(_SC_LEVEL1_DCACHE_SIZE);
   info["l2_bytes"] = CacheBytes(_SC_LEVEL2_CACHE_SIZE);

@@ -4,11 +4,10 @@
 #include <cstddef>
 #include <utility>
 
+#include "engine/drafter.h"
+
 namespace gkv {
 namespace {
-
-// What guesses have to bring at least: costs are measured, and vary.
-constexpr double kLeastGain = 1.03;
 
 class Planner {
  public:

@@ -7,6 +7,10 @@
 
 namespace gkv {
 
+// What guesses have to bring at least, as a multiple of what there is without:
+// costs are measured, and vary.
+inline constexpr double kLeastGain = 1.03;
+
 struct DraftGuess {
   int32_t id = 0;    // one of the model's
   double right = 1;  // how likely it is right, behind guesses that are

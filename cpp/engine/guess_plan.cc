@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include "engine/drafter.h"
+
 namespace gkv {
 namespace {
-
-// What guesses have to bring at least, as a multiple of what there is without:
-// costs are measured, and vary.
-constexpr double kLeastGain = 1.03;
 
 // The next guess of a sequence that may be taken.
 struct Next {

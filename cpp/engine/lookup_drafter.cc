@@ -18,7 +18,7 @@ constexpr size_t kTakenWhileDecoding = 512;
 constexpr double kLeastReach = 0.02;
 // Weight of the last guess among those that a share is learned from, in one
 // request and over all.
-constexpr double kLearningRate = 0.08;
+constexpr double kRequestRate = 0.08;
 constexpr double kSharedRate = 0.02;
 
 }  // namespace
@@ -103,7 +103,7 @@ void LookupDrafter::Learn(std::span<const int32_t> added) {
     }
     const bool was_right = expected[i] == added[i];
     const size_t length = match_.length + i;
-    shares_.Learn(match_.source, length, was_right, kLearningRate);
+    shares_.Learn(match_.source, length, was_right, kRequestRate);
     if (sharing_.history && sharing_.writes) {
       sharing_.history->shares().Learn(match_.source, length, was_right,
                                        kSharedRate);

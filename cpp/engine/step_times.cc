@@ -11,12 +11,12 @@ constexpr double kGuessWeight = 0.4;
 // Steps without guesses that come first.
 constexpr size_t kFirstSteps = 2;
 // Weight of the last step among those that a time is learned from.
-constexpr double kLearningRate = 0.1;
+constexpr double kStepRate = 0.1;
 // What a step says counts so much less after each later one.
 constexpr double kFading = 0.98;
 constexpr double kMaxWeight = 8;
 // A step that took longer was interrupted.
-constexpr double kLongest = 1.5;
+constexpr double kLongestStep = 1.5;
 constexpr double kMoreAtOnce = 0.1;
 
 }  // namespace
@@ -33,8 +33,8 @@ void StepTimes::Note(size_t sequences, size_t guesses, double seconds) {
     } else if (row.steps < kFirstSteps) {
       row.seconds = std::min(row.seconds, seconds);
     } else {
-      row.seconds += kLearningRate *
-                     (std::min(seconds, kLongest * row.seconds) - row.seconds);
+      const double most = kLongestStep * row.seconds;
+      row.seconds += kStepRate * (std::min(seconds, most) - row.seconds);
     }
     ++row.steps;
   } else if (row.steps >= kFirstSteps && row.seconds > 0) {
@@ -43,7 +43,7 @@ void StepTimes::Note(size_t sequences, size_t guesses, double seconds) {
     // guesses cost is believed in steps.
     const double most =
         std::min(std::max(1.0, static_cast<double>(guesses)),
-                 kLongest * Share(row, guesses) + kMoreAtOnce);
+                 kLongestStep * Share(row, guesses) + kMoreAtOnce);
     const double share = std::clamp(seconds / row.seconds - 1, 0.0, most);
     mean.weight = std::min(mean.weight + 1, kMaxWeight);
     mean.value += (share - mean.value) / mean.weight;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "base/time.h"
 #include "io/descriptor.h"
 
 namespace gkv {
@@ -20,10 +21,6 @@ namespace {
 
 // Two writes within a tick of the file system's clock have the same time.
 constexpr int64_t kTickNs = 2'000'000'000;
-
-int64_t Nanoseconds(const struct timespec& time) {
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
 
 Hash128 HashOf(std::initializer_list<int64_t> values) {
   Hasher hasher;

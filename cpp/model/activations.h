@@ -11,6 +11,9 @@
 
 namespace gkv {
 
+// The planes of 16-bit precision, see below.
+inline constexpr size_t kFinePlanes = 2;
+
 // Input rows of matrix products, in float and in 8-bit blocks. With two planes,
 // what the first quantization lost is quantized again and multiplied as if it
 // were further rows (row r of the second plane follows all rows of the first):

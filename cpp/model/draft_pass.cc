@@ -12,10 +12,6 @@
 namespace gkv {
 namespace {
 
-// What is read is little, and there are few rows: 16-bit precision costs
-// nothing (activations.h).
-constexpr size_t kPlanes = 2;
-
 constexpr const char* NameOf(LayerKind kind) {
   return kind == LayerKind::kFull ? "full" : "sliding";
 }
@@ -109,7 +105,9 @@ void DraftPass::Run(std::span<const Row> rows) {
   for (size_t i = 0; i < drafter_.config.num_layers(); ++i) RunLayer(i, work);
 
   const DrafterWeights& weights = drafter_.weights.drafter;
-  last_.Resize(count, hidden(), kPlanes);
+  // What is read is little, and there are few rows: 16-bit precision costs
+  // nothing.
+  last_.Resize(count, hidden(), kFinePlanes);
   work.ForRows(StepPart::kNorms, [&](size_t row) {
     RmsNorm(x(row), drafter_.weights.final_norm.data(),
             drafter_.config.rms_epsilon, hidden(), last_.row(row));
@@ -136,7 +134,7 @@ void DraftPass::Embed(std::span<const Row> rows, const StepWork& work) {
   x_.EnsureSize(count * hidden());
   projected_.EnsureSize(count * hidden());
   input_.Resize(count, hidden());
-  pair_.Resize(count, 2 * width, kPlanes);
+  pair_.Resize(count, 2 * width, kFinePlanes);
   attention_.Begin(work);
   target_.weights.embedding.RequireSound(pool_);
   const PackedView embedding = target_.weights.embedding.view();
@@ -200,7 +198,7 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
   matrix.RequireSound(pool_);
   pool_.Enter(StepPart::kHead);
   const bool planes = last_.OutputRows(matrix.type) > count;
-  const size_t stride = (planes ? kPlanes : 1) * size;
+  const size_t stride = (planes ? kFinePlanes : 1) * size;
   clusters_.EnsureSize(count * used * stride);
   const size_t cluster_bytes =
       size / kRowGroup * GroupBytes(matrix.type, matrix.cols);

@@ -12,8 +12,6 @@ namespace gkv {
 namespace {
 
 constexpr size_t kBlockTokens = 128;
-// 16-bit precision where there are few rows (activations.h).
-constexpr size_t kPlanes = 2;
 
 // All layers whose keys and values are of one shape store them in one place,
 // and each position has a place of its own there: windows are the mask's
@@ -108,7 +106,8 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
 
   const size_t size = model_.config.embedding_dim;
   const bool dense = model_.config.dense_dim != 0 || size != 0;
-  if (dense) means_.Resize(texts.size(), hidden, kPlanes);
+  // 16-bit precision: there are few rows.
+  if (dense) means_.Resize(texts.size(), hidden, kFinePlanes);
   pool_.Run(texts.size(), [&](size_t t, size_t) {
     float* const mean = dense ? means_.row(t) : texts[t].out;
     const float* const state = slices[t].output.data;
@@ -137,7 +136,7 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
     }
     return;
   }
-  inner_.Resize(texts.size(), model_.config.dense_dim, kPlanes);
+  inner_.Resize(texts.size(), model_.config.dense_dim, kFinePlanes);
   Multiply(StepPart::kHead, model_.weights.dense_2, means_, pool_, products_,
            inner_.floats.data());
   Multiply(StepPart::kHead, model_.weights.dense_3, inner_, pool_, products_,

@@ -20,7 +20,7 @@ namespace {
 //   two for the head            1.39e-3   0   4,100
 //   and for down                0.97e-3   0   3,500
 //   and for q, k, v             0.60e-3   0   3,160
-constexpr size_t kPlanes = 2;
+constexpr size_t kHeadPlanes = 2;
 
 // Products that a thread holds before it sums up the planes: they stay in its
 // cache.
@@ -100,7 +100,7 @@ void OutputHead::Prepare(std::span<const Row> rows) {
   rows_.assign(rows.begin(), rows.end());
   std::stable_partition(rows_.begin(), rows_.end(),
                         [](const Row& row) { return !row.largest; });
-  input_.Resize(rows_.size(), config_.hidden_size, kPlanes);
+  input_.Resize(rows_.size(), config_.hidden_size, kHeadPlanes);
   const auto prepare = [&](size_t row, size_t) {
     RmsNorm(rows_[row].x, weights_.final_norm.data(), config_.rms_epsilon,
             config_.hidden_size, input_.row(row));
@@ -265,10 +265,10 @@ void OutputHead::ListLargest(size_t whole) {
 void OutputHead::PairPlanes(size_t whole) {
   if (!UsesQuantizedActivations(matrix_.type)) return;
   const size_t rows = rows_.size() - whole;
-  pairs_.Resize(kPlanes * rows, input_.cols);
+  pairs_.Resize(kHeadPlanes * rows, input_.cols);
   for (size_t i = 0; i < rows; ++i) {
-    for (size_t plane = 0; plane < kPlanes; ++plane) {
-      pairs_.CopyRow(kPlanes * i + plane, input_,
+    for (size_t plane = 0; plane < kHeadPlanes; ++plane) {
+      pairs_.CopyRow(kHeadPlanes * i + plane, input_,
                      plane * rows_.size() + whole + i, true);
     }
   }
@@ -327,11 +327,11 @@ void OutputHead::Complete(size_t whole, const Contender& contender,
   const PackedView view{
       matrix_.type, count, matrix_.cols,
       matrix_.data + contender.group * GroupBytes(matrix_.type, matrix_.cols)};
-  float products[kPlanes * kRowGroup];
+  float products[kHeadPlanes * kRowGroup];
   if (UsesQuantizedActivations(matrix_.type)) {
     const QuantizedRows pair =
-        pairs_.quantized(kPlanes * (contender.row - whole));
-    MatMul(view, {nullptr, 0, pair, kPlanes}, 0, 1, scratch, products,
+        pairs_.quantized(kHeadPlanes * (contender.row - whole));
+    MatMul(view, {nullptr, 0, pair, kHeadPlanes}, 0, 1, scratch, products,
            kRowGroup);
     Add(products + kRowGroup, count, products);
   } else {

@@ -1,8 +1,10 @@
 #include "ops/altup.h"
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/altup.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"

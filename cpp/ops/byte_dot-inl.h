@@ -28,14 +28,17 @@ using ByteDotConstant = std::integral_constant<ByteDot, kDot>;
 template <class Fn>
 HWY_INLINE void WithCurrentByteDot(const Fn& fn) {
   if constexpr (kHasByteDots) {
-    switch (CurrentByteDot()) {
-      case ByteDot::kAvxVnni:
-        return fn(ByteDotConstant<ByteDot::kAvxVnni>());
-      case ByteDot::kAvx512Vnni:
-        return fn(ByteDotConstant<ByteDot::kAvx512Vnni>());
-      case ByteDot::kOfTarget:
-        break;
+    [[maybe_unused]] const ByteDot current = CurrentByteDot();
+#if GKV_HAVE_AVX_VNNI
+    if (current == ByteDot::kAvxVnni) {
+      return fn(ByteDotConstant<ByteDot::kAvxVnni>());
     }
+#endif
+#if GKV_HAVE_AVX512_VNNI
+    if (current == ByteDot::kAvx512Vnni) {
+      return fn(ByteDotConstant<ByteDot::kAvx512Vnni>());
+    }
+#endif
   }
   fn(ByteDotConstant<ByteDot::kOfTarget>());
 }

@@ -21,12 +21,19 @@ ByteDot CurrentByteDot();
 
 }  // namespace gkv
 
-// Whether the compiler takes these instructions in inline assembly, where a
-// function need not be one of another target. CMake has asked the assembler.
-#if defined(GEMMAKV_BYTE_DOT) && defined(__x86_64__)
-#define GKV_HAVE_BYTE_DOT 1
+// Which of these instructions are compiled: GEMMAKV_TARGETS says it, and CMake
+// has asked the assembler. In inline assembly a function need not be one of
+// another target.
+#if defined(GEMMAKV_AVX_VNNI) && defined(__x86_64__)
+#define GKV_HAVE_AVX_VNNI 1
 #else
-#define GKV_HAVE_BYTE_DOT 0
+#define GKV_HAVE_AVX_VNNI 0
 #endif
+#if defined(GEMMAKV_AVX512_VNNI) && defined(__x86_64__)
+#define GKV_HAVE_AVX512_VNNI 1
+#else
+#define GKV_HAVE_AVX512_VNNI 0
+#endif
+#define GKV_HAVE_BYTE_DOT (GKV_HAVE_AVX_VNNI || GKV_HAVE_AVX512_VNNI)
 
 #endif  // GEMMAKV_OPS_BYTE_DOT_H_

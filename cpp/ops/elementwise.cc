@@ -2,9 +2,11 @@
 
 #include <cmath>
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/elementwise.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"

@@ -6,9 +6,11 @@
 #include <limits>
 #include <type_traits>
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/logits.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"

@@ -7,9 +7,11 @@
 #include <cstring>
 #include <vector>
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/machine_probe.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/highway.h"
 #include "ops/byte_dot-inl.h"

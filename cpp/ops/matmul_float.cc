@@ -1,9 +1,11 @@
 #include "base/float16.h"
 #include "ops/matmul_kernel.h"
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/matmul_float.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/highway.h"
 #include "ops/matmul_float-inl.h"

@@ -1,9 +1,11 @@
 #include "ops/matmul_kernel.h"
 #include "ops/quad_layout.h"
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/matmul_q4_k.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/highway.h"
 #include "ops/matmul-inl.h"

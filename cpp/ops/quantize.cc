@@ -2,9 +2,11 @@
 
 #include <limits>
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantize.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/highway.h"
 #include "ops/vector16-inl.h"

@@ -7,9 +7,11 @@
 
 #include "base/float16.h"
 
+#ifndef GKV_KERNEL_BATCH
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantize_weights.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+#endif
 
 #include "hwy/highway.h"
 #include "ops/vector16-inl.h"

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "ops/byte_dot.h"
 
-#if GKV_HAVE_BYTE_DOT
+#if GKV_HAVE_AVX_VNNI
 #include <cpuid.h>
 #endif
 
@@ -35,13 +35,15 @@ namespace {
 
 // What the processor has for the kernels of AVX2.
 ByteDot BestByteDot() {
-#if GKV_HAVE_BYTE_DOT
-  __builtin_cpu_init();
+#if GKV_HAVE_AVX_VNNI
   unsigned a = 0, b = 0, c = 0, d = 0;
   // Leaf 7, subleaf 1: bit 4 of EAX is AVX-VNNI.
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0) {
     return ByteDot::kAvxVnni;
   }
+#endif
+#if GKV_HAVE_AVX512_VNNI
+  __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vnni")) {
     return ByteDot::kAvx512Vnni;
@@ -102,6 +104,19 @@ ByteDot CurrentByteDot() {
 std::vector<std::string> AttainableTargets() {
   std::vector<std::string> names;
   for (const Target& target : Attainable()) names.push_back(target.Name());
+  return names;
+}
+
+std::vector<std::string> CompiledTargets() {
+  std::vector<std::string> names;
+  // The better a target, the lower its bit.
+  for (int64_t rest = HWY_TARGETS; rest != 0; rest &= rest - 1) {
+    const int64_t mask = rest & -rest;
+    if (mask == HWY_AVX2 && GKV_HAVE_BYTE_DOT) {
+      names.push_back(Target{mask, ByteDot::kAvx512Vnni}.Name());
+    }
+    names.push_back(Target{mask, ByteDot::kOfTarget}.Name());
+  }
   return names;
 }
 

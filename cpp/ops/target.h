@@ -13,6 +13,10 @@ namespace gkv {
 // the instruction for products of bytes that came later.
 std::vector<std::string> AttainableTargets();
 
+// All that were compiled in, best first, whether this processor can run them or
+// not.
+std::vector<std::string> CompiledTargets();
+
 // The one that kernels run on now.
 std::string CurrentTarget();
 

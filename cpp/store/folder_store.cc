@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/fork_guard.h"
+#include "base/time.h"
 #include "io/file_access.h"
 #include "store/folder.h"
 #include "store/object.h"
@@ -51,10 +52,6 @@ struct Identity {
   int64_t written_ns = 0;
   bool operator==(const Identity&) const = default;
 };
-
-int64_t Nanoseconds(const struct timespec& t) {
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
 
 Identity IdentityOf(const struct stat& info) {
   return {info.st_dev, info.st_ino, info.st_size, Nanoseconds(info.st_mtim)};

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/rounding.h"
+#include "base/time.h"
 #include "io/file_access.h"
 #include "store/object.h"
 
@@ -33,10 +34,6 @@ constexpr uint64_t kReservedShare = 32;
 constexpr uint64_t kMostReserved = uint64_t{256} << 20;
 // No head is longer: it has 256 tokens, and a few ranges.
 constexpr uint64_t kMostHeadBytes = 4096;
-
-int64_t Nanoseconds(const struct timespec& t) {
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
 
 int64_t Now() {
   struct timespec now = {};

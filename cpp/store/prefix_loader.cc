@@ -18,7 +18,7 @@ constexpr size_t kWorthLoading = 16;
 // Resume points that are tried where one turns out to be useless.
 constexpr size_t kAttempts = 4;
 // Bytes of pages that are held beside the blocks they are copied to.
-constexpr size_t kBatchBytes = size_t{32} << 20;
+constexpr size_t kHeldBytes = size_t{32} << 20;
 // For how long one that hung is left alone once it has answered.
 constexpr std::chrono::seconds kSuspension{10};
 // How fast what was measured long ago counts less.
@@ -452,7 +452,7 @@ bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
     entries[i].part = {layout, HeldSet(layout->groups().size()), point.tier};
   }
   const size_t batch = std::max<size_t>(
-      1, kBatchBytes / std::max<size_t>(1, PageBytes(*layout)));
+      1, kHeldBytes / std::max<size_t>(1, PageBytes(*layout)));
   for (size_t last = has_full ? entries.size() : 0; last > 0;) {
     const size_t first = last > batch ? last - batch : 0;
     std::vector<Wanted> want;

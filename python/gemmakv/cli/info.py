@@ -112,6 +112,7 @@ def _render_cpu(cpu: dict[str, Any]) -> str:
     shown = {
         "cpu": cpu["cpu"],
         "kernels": cpu["target"],
+        "compiled for": ", ".join(cpu["compiled"]),
         "processors": cpu["threads"],
         "cores": cpu["cores"],
         "NUMA nodes": cpu["nodes"],

@@ -19,7 +19,8 @@ def cpu_info() -> dict[str, Any]:
     """Describes this processor as the kernels see it.
 
     Keys: `cpu` (its name), `target` (the SIMD target that kernels run on),
-    `targets` (all that this processor can run, best first), `threads`
+    `targets` (those of this build that this processor can run, best first),
+    `compiled` (all of this build, best first), `threads`
     (processors that this process may use), `cores` and `nodes` (cores and NUMA
     nodes that have these), `default_threads` (those of a model that is loaded
     without saying how many), `quota` (processors' worth of time that control

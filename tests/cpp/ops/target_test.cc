@@ -23,6 +23,26 @@ TEST_F(TargetTest, TheBestRunsByDefault) {
   EXPECT_EQ(CurrentTarget(), targets.front());
 }
 
+TEST_F(TargetTest, WhatIsAttainableIsCompiledInTheSameOrder) {
+  const std::vector<std::string> compiled = CompiledTargets();
+  auto at = compiled.begin();
+  for (const std::string& name : AttainableTargets()) {
+    at = std::find(at, compiled.end(), name);
+    ASSERT_NE(at, compiled.end()) << name;
+  }
+  const std::set<std::string> names(compiled.begin(), compiled.end());
+  EXPECT_EQ(names.size(), compiled.size());
+}
+
+// What runs on this processor runs on others, and there is something to compare
+// it with.
+TEST_F(TargetTest, TheBestIsNeverAlone) {
+  const std::vector<std::string> targets = AttainableTargets();
+  if (!targets.front().starts_with("AVX")) GTEST_SKIP() << "not of x86";
+  EXPECT_EQ(targets.back(), "SSE2");
+  EXPECT_EQ(std::count(targets.begin(), targets.end(), "AVX2"), 1);
+}
+
 TEST_F(TargetTest, EveryAttainableTargetCanBeForced) {
   const std::vector<std::string> targets = AttainableTargets();
   for (const std::string& name : targets) {
@@ -55,7 +75,7 @@ TEST_F(TargetTest, UnknownTargetIsRefusedAndChangesNothing) {
 TEST_F(TargetTest, BothFormsOfAvx2AreThere) {
   const std::vector<std::string> targets = AttainableTargets();
   const auto with = std::find(targets.begin(), targets.end(), "AVX2_VNNI");
-  if (with == targets.end()) GTEST_SKIP() << "no VNNI here";
+  if (with == targets.end()) GTEST_SKIP() << "not built, or no VNNI here";
   ASSERT_NE(with + 1, targets.end());
   EXPECT_EQ(*(with + 1), "AVX2");
   ForceTarget("AVX2");

@@ -545,6 +545,9 @@ def test_load_reports_progress(tiny_path: object) -> None:
 def test_cpu_info() -> None:
     info = gemmakv.cpu_info()
     assert info["target"] in info["targets"]
+    rank = {name: at for at, name in enumerate(info["compiled"])}
+    order = [rank[name] for name in info["targets"]]
+    assert order == sorted(order)
     assert info["threads"] >= 1
     for key in ("l1_bytes", "l2_bytes", "l3_bytes"):
         assert info[key] >= 0
