@@ -59,8 +59,8 @@ def check_no_modules(folder: Path) -> None:
     if path.exists():
         raise MismatchError(
             f"{path}: found modules of a model of embeddings, expected none "
-            "behind a model that generates text; without this file its vectors "
-            "are those of embed(pooling='last') or 'mean'"
+            "beside a config.json without use_bidirectional_attention; without "
+            "this file it generates, and embed takes pooling 'last' or 'mean'"
         )
 
 
