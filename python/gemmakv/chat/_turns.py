@@ -111,23 +111,31 @@ def merge(messages: Sequence[Message], role: str) -> Message:
         return one if one.role == role else dataclasses.replace(one, role=role)
     speakers = [m for m in messages if m.role not in SYSTEM_ROLES] or messages
     names = {m.name for m in speakers}
-    content: Any = None
+    signs = len(names) > 1
+    contents: list[Any] = []
     extra: dict[str, Any] = {}
+    thoughts: dict[str, list[str]] = {}
     for message in messages:
         said: Any = message.content
-        if len(names) > 1 and message.name and message in speakers:
+        if (
+            signs
+            and message.name
+            and (message.role not in SYSTEM_ROLES or speakers is messages)
+        ):
             said = _signed(message.name, said)
-        content = _joined(content, said)
-        for key, value in message.extra.items():
-            before = extra.get(key)
-            if key in _THOUGHTS and before and isinstance(before, str):
-                value = f"{before}{GAP}{value}" if value else before
-            extra[key] = value
+        if said is not None:
+            contents.append(said)
+        extra |= message.extra
+        for key in _THOUGHTS:
+            text = message.extra.get(key)
+            if isinstance(text, str) and text:
+                thoughts.setdefault(key, []).append(text)
+    extra |= {key: GAP.join(texts) for key, texts in thoughts.items()}
     return Message(
         role,
-        content,
+        _joined(contents),
         messages[-1].incomplete,
-        name=names.pop() if len(names) == 1 else None,
+        name=None if signs else names.pop(),
         tool_calls=[call for one in messages for call in one.tool_calls],
         extra=extra,
     )
@@ -265,9 +273,7 @@ def _place_systems(
     return [*head, *rest]
 
 
-def _join_neighbours(
-    turns: Iterable[_Turn], rules: TurnRules
-) -> list[_Turn]:
+def _join_neighbours(turns: Iterable[_Turn], rules: TurnRules) -> list[_Turn]:
     stands = {"user": rules.users, "assistant": rules.replies}
     found: list[_Turn] = []
     for turn in turns:
@@ -303,35 +309,45 @@ def _signed(name: str, content: Any) -> Any:
     return [{**first, "text": f"{name}: {first['text'].strip()}"}, *others]
 
 
-def _joined(one: Any, other: Any) -> Any:
-    """Contents as one: text, or parts if one of them has parts."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, str) and isinstance(other, str):
-        return _joined_text(one, other)
-    first, second = _parts(one), _parts(other)
-    if not first or not second:
-        return [*first, *second]
-    # Templates trim parts: the blank line stands within one.
-    last, next = first[-1], second[0]
-    if any(last[key] != next[key] for key in _meaning(last) & _meaning(next)):
-        return [*first, *second]
-    text = _joined_text(last["text"], next["text"])
-    return [*first[:-1], {**last, **next, "text": text}, *second[1:]]
+def _joined(contents: Sequence[Any]) -> Any:
+    """Contents as one: text, or parts if any of them has parts; None of
+    none.
+    """
+    if all(isinstance(content, str) for content in contents):
+        said = [text for text in contents if text.strip()]
+        if not said:
+            return contents[0] if contents else None
+        return GAP.join([said[0], *(text.strip() for text in said[1:])])
+    parts: list[Mapping[str, Any]] = []
+    texts: list[list[str]] = []  # of each part, in pieces
+    for content in contents:
+        added = _parts(content)
+        # Templates trim parts: the blank line stands within one.
+        if parts and added and _agree(parts[-1], added[0]):
+            first = added.pop(0)
+            parts[-1] = {**parts[-1], **first}
+            if not first["text"].strip():
+                pass
+            elif len(texts[-1]) > 1 or texts[-1][0].strip():
+                texts[-1] += [GAP, first["text"].strip()]
+            else:
+                texts[-1] = [first["text"]]
+        parts += added
+        texts += [[part["text"]] for part in added]
+    return [
+        {**part, "text": "".join(pieces)} for part, pieces in zip(parts, texts)
+    ]
 
 
-def _joined_text(one: str, other: str) -> str:
-    if not other.strip():
-        return one
-    return f"{one}{GAP}{other.strip()}" if one.strip() else other
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two parts say the same of their texts."""
+    return all(
+        one[key] == other[key]
+        for key in one.keys() & other.keys() - {"text", "cache_control"}
+    )
 
 
 def _parts(content: Any) -> list[Mapping[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content.strip() else []
     return list(content)
-
-
-def _meaning(part: Mapping[str, Any]) -> set[str]:
-    """Keys that say what its text is."""
-    return part.keys() - {"text", "cache_control"}

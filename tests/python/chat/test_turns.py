@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from typing import Any
 
 import pytest
@@ -239,6 +240,21 @@ def test_parts_stay_parts() -> None:
     assert shown([say("user", languages[:1]), say("user", languages[1:])]) == [
         ("user", languages)
     ]
+
+
+def test_many_messages_take_no_longer_each() -> None:
+    """Of one role: texts are not copied again for each that joins them."""
+    for content in ("long " * 400, [{"type": "text", "text": "long " * 400}]):
+        given = messages_of(
+            [
+                say("user", content, name="ada"),
+                *[say("user", content, name="bob")] * 10_000,
+            ]
+        )
+        begin = time.process_time()
+        [one] = arranged(given)
+        assert len("".join(one.parts)) > 10_000 * 2_000
+        assert time.process_time() - begin < 10  # else minutes
 
 
 def test_calls_and_thoughts_stay() -> None:
