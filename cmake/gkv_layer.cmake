@@ -70,8 +70,10 @@ function(_gkv_share_headers target layer)
     if(NOT EXISTS "${source}")
       file(WRITE "${source}" "// Only the headers are wanted.\n")
     endif()
-    # A program, as they are: flags must be the same. It is never linked.
-    add_executable(${owner} EXCLUDE_FROM_ALL "${source}")
+    add_library(${owner} OBJECT EXCLUDE_FROM_ALL "${source}")
+    # Flags must be those of programs.
+    set_target_properties(${owner} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${owner} PRIVATE ${CMAKE_CXX_COMPILE_OPTIONS_PIE})
     _gkv_test_flags(${owner} ${owner_layer})
     target_precompile_headers(${owner} PRIVATE <gtest/gtest.h> <algorithm>
       <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint>
