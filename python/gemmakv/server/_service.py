@@ -1078,7 +1078,7 @@ class ChatService:
             wanted = request.default_max_tokens
         found["max_tokens"] = room if wanted is None else min(wanted, room)
         if request.messages is not None:
-            begun = bool(parted(request.messages)[1])
+            begun = bool(parted(request.messages, self.template)[1])
             found["stop"] = stop_texts(self.template, found, begun=begun)
             if not found.get("ignore_eos"):
                 found["stop_token_ids"] = [
