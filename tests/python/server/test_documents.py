@@ -21,7 +21,7 @@ FOREIGN = {
     "--cpunodebind", "--cpus", "--cpuset-cpus", "--create-home", "--files",
     "--home-dir", "--interval", "--mcp", "--membind", "--memory",
     "--no-cache-dir", "--no-stream", "--now", "--rm", "--schema",
-    "--shm-size", "--start-period",
+    "--shm-size", "--skip-git-repo-check", "--start-period",
     "--stop-timeout", "--system", "--timeout", "--types", "--uid",
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
