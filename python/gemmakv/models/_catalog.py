@@ -80,8 +80,9 @@ def _first_part(path: str) -> str:
 
 
 def _refuse_folder(path: str) -> NoReturn:
-    names = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
-    adapter = adapter_among(os.listdir(path))
+    present = os.listdir(path)
+    names = sorted(n for n in present if n.endswith(".gguf"))
+    adapter = adapter_among(present)
     if adapter is not None and not names:
         reason = (
             f"found {adapter}, expected a model: adapters are not supported; "
@@ -91,9 +92,14 @@ def _refuse_folder(path: str) -> NoReturn:
         holds = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         reason = f"expected a .gguf file, found a folder; it holds {holds}"
     else:
+        lacks = []
+        if not os.path.isfile(os.path.join(path, "config.json")):
+            lacks.append("config.json")
+        if not any(".safetensors" in name for name in present):
+            lacks.append("*.safetensors")
         reason = (
             "expected a .gguf file, or a folder with config.json and "
-            "*.safetensors; found a folder without"
+            f"*.safetensors; found a folder without {' and '.join(lacks)}"
         )
     raise IsADirectoryError(errno.EISDIR, reason, path)
 

@@ -36,9 +36,21 @@ def test_folder(tmp_path: Path) -> None:
     one_line(caught.value)
 
 
-def test_folder_with_half_of_a_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(IsADirectoryError, match="found a folder without"):
+@pytest.mark.parametrize(
+    "here, lacks",
+    [
+        ([], r"config\.json and \*\.safetensors"),
+        (["config.json"], r"\*\.safetensors"),
+        (["model.safetensors"], r"config\.json"),
+    ],
+)
+def test_folder_with_part_of_a_model(
+    tmp_path: Path, here: list[str], lacks: str
+) -> None:
+    for name in here:
+        (tmp_path / name).write_text("{}")
+    # The error has the folder's name after its words.
+    with pytest.raises(IsADirectoryError, match=f"without {lacks}: '"):
         Gemma.load(tmp_path)
 
 
