@@ -17,6 +17,7 @@ from support.bad_files import forget, one_line, put
 from support.command import RunCli, assert_fails
 from support.golden_gguf import (
     GGUF_NAMES,
+    config_of,
     gguf_tensors,
     metadata_of,
     rotation_tensors,
@@ -426,3 +427,37 @@ def test_keys_that_change_nothing_may_be_there(
     ] + [put("someone.quantized_by", STR, "x"), put("general.tags", STR, "y")]
     model = Gemma.load(file_of(tmp_path, config, *edits))
     assert model.fingerprint == family_models.model(family).fingerprint
+
+
+_SCALE_OF_OLLAMA = "blk.{}.ffn_gate_inp.per_expert_scale"
+
+
+def test_scales_of_experts_may_have_the_name_of_ollama(
+    tmp_path: Path,
+) -> None:
+    name = "gemma4-moe"
+    config, tensors = config_of(name), gguf_tensors(name)
+    meta = metadata_of(config)
+    model = Gemma.load(tiny_gguf.write(tmp_path / "a.gguf", meta, tensors))
+    for i in range(config.num_layers):
+        scale = tensors.pop(f"blk.{i}.ffn_down_exps.scale")
+        tensors[_SCALE_OF_OLLAMA.format(i)] = scale
+    other = Gemma.load(tiny_gguf.write(tmp_path / "b.gguf", meta, tensors))
+    assert other.fingerprint == model.fingerprint
+    ids = [token % config.vocab_size for token in TOKENS]
+    assert np.array_equal(
+        other.logits(create_kv_cache(config), ids),
+        model.logits(create_kv_cache(config), ids),
+    )
+
+
+def test_scales_of_experts_have_one_of_their_names(tmp_path: Path) -> None:
+    name = "gemma4-moe"
+    tensors = gguf_tensors(name)
+    second = _SCALE_OF_OLLAMA.format(0)
+    tensors[second] = tensors["blk.0.ffn_down_exps.scale"]
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf", metadata_of(config_of(name)), tensors
+    )
+    with pytest.raises(gemmakv.CorruptFile, match=second):
+        Gemma.load(path)
