@@ -178,6 +178,11 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"norm.weight", "output_norm.weight"},
 };
 
+// What scales each expert of a layer, as some of Ollama's files and as the
+// format's own call it, behind "blk.N.".
+constexpr std::string_view kScaleOfOllama = "ffn_gate_inp.per_expert_scale";
+constexpr std::string_view kScale = "ffn_down_exps.scale";
+
 // Length of the name without kWeight; 0 if the tensor is no stack.
 size_t StackStem(const GgufFile::TensorInfo& tensor) {
   if (tensor.shape.size() != 3) return 0;
@@ -225,14 +230,24 @@ void GgufFile::ReadHeader() {
 }
 
 void GgufFile::UniteNames() {
-  if (!tensor_index_.contains(kFirstOfOllama)) return;
-  for (const auto& [other, name] : kOtherNames) {
+  const auto rename = [&](std::string_view other, const std::string& name) {
     const auto it = tensor_index_.find(other);
-    if (it == tensor_index_.end() || tensor_index_.contains(name)) continue;
+    if (it == tensor_index_.end() || tensor_index_.contains(name)) return;
     const size_t index = it->second;
     tensors_[index].name = name;
     tensor_index_.erase(it);
     tensor_index_.emplace(name, index);
+  };
+  if (tensor_index_.contains(kFirstOfOllama)) {
+    for (const auto& [other, name] : kOtherNames) {
+      rename(other, std::string(name));
+    }
+  }
+  for (const TensorInfo& tensor : tensors_) {
+    if (!tensor.name.ends_with(kScaleOfOllama)) continue;
+    const std::string other = tensor.name;
+    rename(other, StrCat(other.substr(0, other.size() - kScaleOfOllama.size()),
+                         kScale));
   }
 }
 

@@ -269,7 +269,9 @@ void ReadRope(const GgufFile& file, const MetadataReader& read,
       read.Has("rope.scaling.factor") || !read.Has("rope.scale_linear")
           ? "rope.scaling.factor"
           : "rope.scale_linear";
-  const double factor = type == "none" ? 1 : read.Float(key, omitted);
+  const double stated = type == "none" ? 1 : read.Float(key, omitted);
+  // 0 is how llama.cpp writes that nothing is scaled.
+  const double factor = stated == 0 ? 1 : stated;
   // Where both kinds rotate alike, files state one base for both.
   const bool alike = family.rope_base_full == family.rope_base_sliding;
   const bool slides = config.HasLayers(LayerKind::kSliding);

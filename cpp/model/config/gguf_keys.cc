@@ -39,11 +39,43 @@ constexpr std::string_view kReadInDrafters[] = {
 
 // Keys whose value does not change what a Gemma computes.
 constexpr std::string_view kWithoutEffect[] = {
-    "altup.lr_multiplier",           // of training
-    "attention.layer_norm_epsilon",  // no norm subtracts a mean
+    "altup.lr_multiplier",                // of training
+    "attention.layer_norm_epsilon",       // no norm subtracts a mean
+    "decoder_start_token_id",             // there is no encoder before it
+    "expert_shared_feed_forward_length",  // of expert_shared_count experts
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "vocab_size",  // the embedding has so many rows
+};
+
+// Keys that are 0 where nothing is stated, or where a model has nothing of what
+// they switch on: llama.cpp writes them all into each file that it saves after
+// training.
+constexpr std::string_view kMayBeZero[] = {
+    "attention.clamp_kqv",
+    "attention.kv_lora_rank",
+    "attention.max_alibi_bias",
+    "attention.q_lora_rank",
+    "attention.relative_buckets_count",
+    "attention.scale",
+    "embedding_scale",
+    "expert_group_used_count",
+    "expert_weights_scale",
+    "leading_dense_block_count",
+    "logit_scale",
+    "rescale_every_n_layers",
+    "residual_scale",
+    "rope.scaling.yarn_log_multiplier",
+    "ssm.conv_kernel",
+    "ssm.dt_b_c_rms",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "swin_norm",
+    "time_decay_extra_dim",
+    "time_mix_extra_dim",
+    "use_parallel_residual",
+    "wkv.head_size",
 };
 
 // Encoders of images and sound.
@@ -172,6 +204,7 @@ void CheckGgufKeys(const GgufFile& file, const ModelConfig& config) {
             [&](std::string_view part) { return key.starts_with(part); })) {
       continue;
     }
+    if (IsAmong(kMayBeZero, key) && NumberOf(*file.Get(full)) == 0.0) continue;
     const auto fixed =
         std::find_if(std::begin(kFixed), std::end(kFixed),
                      [&](const auto& row) { return row.key == key; });

@@ -588,6 +588,32 @@ TEST(GgufTest, TensorsBehindAModelOfEmbeddingsHaveOneName) {
   EXPECT_FALSE(file.Find("dense.0.weight"));
 }
 
+TEST(GgufTest, ScalesOfExpertsHaveOneName) {
+  GgufBuilder builder;
+  builder.AddF32("blk.0.ffn_gate_inp.per_expert_scale", 1, 2, {1, 2})
+      .AddF32("blk.11.ffn_gate_inp.per_expert_scale", 1, 2, {3, 4})
+      .AddF32("blk.12.ffn_down_exps.scale", 1, 2, {5, 6})
+      .AddF32("blk.12.ffn_gate_inp.per_expert_scale", 1, 2, {7, 8});
+  const std::vector<uint8_t> bytes = builder.Build();
+  GgufFile file(bytes, "test");
+  // The last layer has both.
+  EXPECT_EQ(file.Names(),
+            (std::vector<std::string>{"blk.0.ffn_down_exps.scale",
+                                      "blk.11.ffn_down_exps.scale",
+                                      "blk.12.ffn_down_exps.scale",
+                                      "blk.12.ffn_gate_inp.per_expert_scale"}));
+  for (const auto& [name, first] :
+       {std::pair{"blk.0.ffn_down_exps.scale", 1.0f},
+        std::pair{"blk.11.ffn_down_exps.scale", 3.0f},
+        std::pair{"blk.12.ffn_down_exps.scale", 5.0f}}) {
+    const std::optional<TensorView> view = file.Find(name);
+    ASSERT_TRUE(view) << name;
+    float value;
+    std::memcpy(&value, view->data, sizeof(value));
+    EXPECT_EQ(value, first) << name;
+  }
+}
+
 TEST_F(SplitGgufTest, ReadAsOne) {
   WriteAll();
   GgufFile file(Path(0));

@@ -17,6 +17,7 @@ from support.bad_files import forget, one_line, put
 from support.command import RunCli, assert_fails
 from support.golden_gguf import (
     GGUF_NAMES,
+    config_of,
     gguf_tensors,
     metadata_of,
     rotation_tensors,
@@ -426,3 +427,110 @@ def test_keys_that_change_nothing_may_be_there(
     ] + [put("someone.quantized_by", STR, "x"), put("general.tags", STR, "y")]
     model = Gemma.load(file_of(tmp_path, config, *edits))
     assert model.fingerprint == family_models.model(family).fingerprint
+
+
+# What llama.cpp writes into each file that it saves after training: all that
+# any of its models has, as 0 where a model has nothing of it.
+_SAVED: dict[str, tuple[int, Any]] = {
+    **dict.fromkeys(
+        (
+            "attention.kv_lora_rank", "attention.q_lora_rank",
+            "attention.relative_buckets_count", "expert_count",
+            "expert_feed_forward_length", "expert_shared_count",
+            "expert_shared_feed_forward_length", "expert_used_count",
+            "leading_dense_block_count", "pooling_type",
+            "rescale_every_n_layers", "ssm.conv_kernel", "ssm.inner_size",
+            "ssm.state_size", "ssm.time_step_rank", "time_decay_extra_dim",
+            "time_mix_extra_dim", "wkv.head_size",
+        ),
+        (U32, 0),
+    ),
+    **dict.fromkeys(
+        (
+            "attention.clamp_kqv", "attention.layer_norm_epsilon",
+            "attention.max_alibi_bias", "attention.scale", "embedding_scale",
+            "expert_weights_scale", "logit_scale", "residual_scale",
+            "rope.scaling.factor", "rope.scaling.yarn_log_multiplier",
+        ),
+        (F32, 0.0),
+    ),
+    **dict.fromkeys(
+        (
+            "rope.scaling.finetuned", "ssm.dt_b_c_rms", "swin_norm",
+            "use_parallel_residual",
+        ),
+        (tiny_gguf.BOOL, False),
+    ),
+    "attention.causal": (tiny_gguf.BOOL, True),
+    "decoder_start_token_id": (U32, 0xFFFFFFFF),
+    "rope.scaling.attn_factor": (F32, 1.0),
+    "rope.scaling.original_context_length": (U32, 512),
+    "rope.scaling.type": (STR, "linear"),
+    "vocab_size": (U32, tiny_gguf.VOCAB),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_saved_after_training_is_the_model(
+    family: str, tmp_path: Path
+) -> None:
+    edits = [put(f"{family}.{key}", *value) for key, value in _SAVED.items()]
+    model = Gemma.load(
+        file_of(tmp_path, family_models.config(family), *edits)
+    )
+    assert model.fingerprint == family_models.model(family).fingerprint
+
+
+@pytest.mark.parametrize(
+    "key, kind, value",
+    [
+        ("attention.scale", F32, 0.5),
+        ("embedding_scale", F32, 1.0),
+        ("expert_weights_scale", F32, 1.0),
+        ("logit_scale", F32, 1.0),
+        ("leading_dense_block_count", U32, 1),
+        ("swin_norm", tiny_gguf.BOOL, True),
+        ("attention.clamp_kqv", STR, ""),
+    ],
+)
+def test_a_key_that_switches_on_what_no_gemma_has_is_an_error(
+    key: str, kind: int, value: Any, tmp_path: Path
+) -> None:
+    config = family_models.config("gemma3")
+    path = file_of(tmp_path, config, put(f"gemma3.{key}", kind, value))
+    with pytest.raises(gemmakv.MismatchError, match=f"gemma3.{key}[ ,]"):
+        Gemma.load(path)
+
+
+_SCALE_OF_OLLAMA = "blk.{}.ffn_gate_inp.per_expert_scale"
+
+
+def test_scales_of_experts_may_have_the_name_of_ollama(
+    tmp_path: Path,
+) -> None:
+    name = "gemma4-moe"
+    config, tensors = config_of(name), gguf_tensors(name)
+    meta = metadata_of(config)
+    model = Gemma.load(tiny_gguf.write(tmp_path / "a.gguf", meta, tensors))
+    for i in range(config.num_layers):
+        scale = tensors.pop(f"blk.{i}.ffn_down_exps.scale")
+        tensors[_SCALE_OF_OLLAMA.format(i)] = scale
+    other = Gemma.load(tiny_gguf.write(tmp_path / "b.gguf", meta, tensors))
+    assert other.fingerprint == model.fingerprint
+    ids = [token % config.vocab_size for token in TOKENS]
+    assert np.array_equal(
+        other.logits(create_kv_cache(config), ids),
+        model.logits(create_kv_cache(config), ids),
+    )
+
+
+def test_scales_of_experts_have_one_of_their_names(tmp_path: Path) -> None:
+    name = "gemma4-moe"
+    tensors = gguf_tensors(name)
+    second = _SCALE_OF_OLLAMA.format(0)
+    tensors[second] = tensors["blk.0.ffn_down_exps.scale"]
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf", metadata_of(config_of(name)), tensors
+    )
+    with pytest.raises(gemmakv.CorruptFile, match=second):
+        Gemma.load(path)

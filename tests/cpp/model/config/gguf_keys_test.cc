@@ -145,6 +145,21 @@ TEST(GgufKeysTest, KeysWithoutEffectMayHaveAnyValue) {
   EXPECT_EQ(MessageOf(config, builder), "");
 }
 
+// They are so in files that llama.cpp saves after training.
+TEST(GgufKeysTest, KeysOfWhatNoGemmaHasMayBeZero) {
+  const ModelConfig config = Named("gemma3-270m");
+  for (const char* key :
+       {"attention.max_alibi_bias", "attention.scale", "embedding_scale",
+        "ssm.state_size", "logit_scale", "residual_scale"}) {
+    EXPECT_EQ(MessageOf(config, key, 0.0f), "");
+    EXPECT_EQ(MessageOf(config, key, 0), "");
+    EXPECT_NE(MessageOf(config, key, 2.0f), "") << key;
+    EXPECT_NE(MessageOf(config, key, "0"), "") << key;
+  }
+  EXPECT_EQ(MessageOf(config, "swin_norm", false), "");
+  EXPECT_NE(MessageOf(config, "swin_norm", true), "");
+}
+
 TEST(GgufKeysTest, WhatIsSaidTwiceMustAgree) {
   const ModelConfig config = Named("gemma3n-e2b");
   EXPECT_EQ(MessageOf(config, "head_dim", 256), "");
