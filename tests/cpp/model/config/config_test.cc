@@ -307,8 +307,11 @@ TEST(ConfigTest, OtherKeysOfTheRotation) {
   EXPECT_EQ(Get(loaded, "rope_base_full"), 5e5);
   EXPECT_EQ(Get(loaded, "rope_base_sliding"), 2e4);
   const ModelConfig both =
-      Load(BuilderFor(table).Set("gemma3.rope.global.freq_base", 5e5f));
+      Load(BuilderFor(table).Set("gemma3.rope.global.freq_base", 1e6f));
   EXPECT_EQ(Get(both, "rope_base_full"), 1e6);
+  EXPECT_THROW(
+      Load(BuilderFor(table).Set("gemma3.rope.global.freq_base", 5e5f)),
+      Mismatch);
   const ModelConfig& e2b = ConfigOf(ModelType::kGemma3n_E2B);
   EXPECT_EQ(Get(Load(BuilderFor(e2b).Set("gemma3n.rope.freq_base_local", 2e4f)),
                 "rope_base_sliding"),
