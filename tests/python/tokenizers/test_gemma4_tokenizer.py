@@ -105,6 +105,15 @@ def test_bytes(ours: Tokenizer) -> None:
     assert ours.token_bytes[PIECES.index("\u2581the")] == b" the"
 
 
+def test_an_empty_kind_of_text_is_none(
+    ours: Tokenizer, tmp_path: Path
+) -> None:
+    file = gemma4_files.write(tmp_path / "a.gguf", pre=(STR, ""))
+    other = tokenizer_of_gguf(str(file))
+    assert other is not None
+    assert other.encode("the in") == ours.encode("the in")
+
+
 def test_long_texts(ours: Tokenizer) -> None:
     """The same ids, and other threads run meanwhile."""
     text = "".join(random.Random(7).choices(PARTS[:-1], k=8000))
