@@ -190,6 +190,7 @@ def test_the_extra_is_named(path: Path) -> None:
     "key, value, error, said",
     [
         ("merges", None, CorruptFile, "merges: expected a list"),
+        ("merges", (ARRAY, (STR, [])), CorruptFile, "no merges"),
         ("merges", (ARRAY, (STR, ["t h", "q"])), CorruptFile, "a merge"),
         ("merges", (ARRAY, (STR, ["t q"])), CorruptFile, "makes no token"),
         ("merges", (ARRAY, (STR, [*MERGES, "<|turn >"])), MismatchError,
