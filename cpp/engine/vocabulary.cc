@@ -268,10 +268,11 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
                        *kMerges = "tokenizer.ggml.merges";
   const std::string_view model = file.GetString(kModel).value_or("");
   if (model != "llama" && model != "gemma4") return false;
-  const std::string_view pre = file.GetString(kPre).value_or("default");
+  // llama.cpp writes the empty text for a key that it has not read.
+  const std::string_view pre = file.GetString(kPre).value_or("");
   const bool of_gemma4 = pre == "gemma4";
   if (model == "gemma4") {
-    if (of_gemma4 || pre == "default") return true;
+    if (of_gemma4 || pre.empty() || pre == "default") return true;
     throw Mismatch(StrCat(file.path(), ": metadata ", kPre, " is '", pre,
                           "', expected 'gemma4' with ", kModel, " 'gemma4'"));
   }

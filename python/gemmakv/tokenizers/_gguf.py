@@ -16,7 +16,12 @@ from gemmakv.tokenizers._merges import (
     import_tokenizers,
     take_below,
 )
-from gemmakv.tokenizers._tokenizer import SPACE_MARK, Tokenizer, check_rows
+from gemmakv.tokenizers._tokenizer import (
+    BYTE_PIECES,
+    SPACE_MARK,
+    Tokenizer,
+    check_rows,
+)
 
 _PREFIX = "tokenizer.ggml."
 # Types of tokens.
@@ -113,10 +118,13 @@ def _merges_tokenizer(
     merges = check_merges(
         path, filter_merges(array("merges", str), known, ids), known, silent
     )
+    # The name of a byte is text like any other, whatever a file calls it.
     added = [
         pieces[token]
         for token, kind in enumerate(types)
-        if kind == _USER_DEFINED and token not in silent
+        if kind == _USER_DEFINED
+        and token not in silent
+        and pieces[token] not in BYTE_PIECES
     ]
     try:
         library = package.Tokenizer(

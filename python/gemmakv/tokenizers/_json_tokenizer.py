@@ -22,7 +22,7 @@ from gemmakv.tokenizers._merges import (
     import_tokenizers,
     take_below,
 )
-from gemmakv.tokenizers._tokenizer import SPACE_MARK, check_rows
+from gemmakv.tokenizers._tokenizer import BYTE_PIECES, SPACE_MARK, check_rows
 
 # Settings of the model and what they must be; None stands for any of the
 # values that mean the same as nothing.
@@ -168,7 +168,10 @@ def _run(
         {**_PLAIN, "id": token, "content": added.content}
         | entries.get(added.content, {})
         for token, added in sorted(marks.added.items())
-        if added.content in ids and not marks.is_control(added.content)
+        if added.content in ids
+        and not marks.is_control(added.content)
+        # The name of a byte is text like any other.
+        and added.content not in BYTE_PIECES
     ]
     # Left out: what only concerns BOS, batches and decoding.
     rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))

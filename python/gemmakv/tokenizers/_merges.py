@@ -104,6 +104,8 @@ def check_merges(
             )
     if not isinstance(merges, list):
         raise unexpected(name, "merges", merges, CorruptFile)
+    if not merges:
+        raise CorruptFile(f"{name}: found no merges, expected some")
     for merge in merges:
         if not isinstance(merge, (str, list)):
             raise unexpected(name, "a merge", merge, CorruptFile)

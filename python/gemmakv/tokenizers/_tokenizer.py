@@ -22,6 +22,9 @@ def byte_piece(value: int) -> str:
     return f"<0x{value:02X}>"
 
 
+BYTE_PIECES = frozenset(map(byte_piece, range(256)))
+
+
 def check_unicode(name: str, text: str) -> None:
     """Raises ValueError that begins with `name` for a text that cannot be
     expressed in UTF-8 (lone surrogates).

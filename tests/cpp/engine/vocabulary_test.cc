@@ -178,7 +178,7 @@ TEST(VocabularyTest, AllKeysTogetherSayWhetherMergesDecide) {
                              const char* architecture) -> std::string {
     GgufBuilder builder;
     if (*model != 0) builder.Set("tokenizer.ggml.model", model);
-    if (*pre != 0) builder.Set("tokenizer.ggml.pre", pre);
+    if (*pre != 0) builder.Set("tokenizer.ggml.pre", *pre == ' ' ? "" : pre);
     if (merges) {
       builder.Set("tokenizer.ggml.merges", std::vector<std::string>{"a b"});
     }
@@ -191,11 +191,12 @@ TEST(VocabularyTest, AllKeysTogetherSayWhetherMergesDecide) {
     }
   };
   for (const char* family : {"gemma3", "gemma4"}) {
-    for (const char* pre : {"", "default", "gemma4"}) {
+    // " " stands for a key that is there, and empty.
+    for (const char* pre : {"", " ", "default", "gemma4"}) {
       EXPECT_EQ(has_merges("gemma4", pre, true, family), "yes");
     }
     EXPECT_EQ(has_merges("llama", "gemma4", true, family), "yes");
-    for (const char* pre : {"", "default"}) {
+    for (const char* pre : {"", " ", "default"}) {
       EXPECT_EQ(has_merges("llama", pre, false, family), "no");
     }
     EXPECT_EQ(has_merges("", "", false, family), "no");

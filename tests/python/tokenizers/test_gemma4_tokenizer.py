@@ -105,6 +105,49 @@ def test_bytes(ours: Tokenizer) -> None:
     assert ours.token_bytes[PIECES.index("\u2581the")] == b" the"
 
 
+def mistyped(folder: Path, kind: str) -> Path:
+    """A file, or a directory, that calls the names of bytes added tokens."""
+    if kind == "gguf":
+        types = [4 if t == 6 else t for t in gemma4_files.TYPES]
+        return gemma4_files.write(
+            folder / "a.gguf", token_type=(ARRAY, (U32, types))
+        )
+    content = gemma4_files.tokenizer_json()
+    plain = {**content["added_tokens"][-1], "special": False}
+    content["added_tokens"] += [
+        {**plain, "id": token, "content": PIECES[token]}
+        for token, t in enumerate(gemma4_files.TYPES)
+        if t == 6
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gguf", "json"])
+def test_the_name_of_a_byte_is_text(
+    kind: str, ours: Tokenizer, tmp_path: Path
+) -> None:
+    path = mistyped(tmp_path, kind)
+    other = (
+        tokenizer_of_gguf(str(path))
+        if kind == "gguf"
+        else tokenizer_of_folder(path)
+    )
+    assert other is not None
+    for text in ("<0x41>", "a<0xE4><0xBD>b", "\u4f60<0xA0>"):
+        assert other.encode(text) == ours.encode(text)
+        assert other.decode(other.encode(text)) == text
+
+
+def test_an_empty_kind_of_text_is_none(
+    ours: Tokenizer, tmp_path: Path
+) -> None:
+    file = gemma4_files.write(tmp_path / "a.gguf", pre=(STR, ""))
+    other = tokenizer_of_gguf(str(file))
+    assert other is not None
+    assert other.encode("the in") == ours.encode("the in")
+
+
 def test_long_texts(ours: Tokenizer) -> None:
     """The same ids, and other threads run meanwhile."""
     text = "".join(random.Random(7).choices(PARTS[:-1], k=8000))
@@ -181,6 +224,7 @@ def test_the_extra_is_named(path: Path) -> None:
     "key, value, error, said",
     [
         ("merges", None, CorruptFile, "merges: expected a list"),
+        ("merges", (ARRAY, (STR, [])), CorruptFile, "no merges"),
         ("merges", (ARRAY, (STR, ["t h", "q"])), CorruptFile, "a merge"),
         ("merges", (ARRAY, (STR, ["t q"])), CorruptFile, "makes no token"),
         ("merges", (ARRAY, (STR, [*MERGES, "<|turn >"])), MismatchError,
