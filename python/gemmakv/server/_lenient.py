@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.server._errors import RequestError
+from gemmakv.server._http import header_name
 from gemmakv.server._openai import JSON_OPTIONS
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class _Request:
                 if owner[part] == becomes:
                     return False
                 owner[part] = copy.deepcopy(becomes)
-        self._call.ignored.append(sent)
+        self._call.ignored.append(header_name(sent))
         return True
 
 

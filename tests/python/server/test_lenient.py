@@ -285,6 +285,30 @@ def test_a_stream_names_what_was_left_out(lenient: App) -> None:
     assert events[0][1]["model"] == NAME
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\r\nset-cookie: b", "a%0D%0Aset-cookie%3A%20b"),
+        ("\U0001f999", "%F0%9F%A6%99"), ("a, b", "a%2C%20b"), ("\0", "%00"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_name_is_no_header_of_its_own(
+    lenient: App,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    shown: str,
+    stream: bool,
+) -> None:
+    body = {**BASES["/v1/messages"], "output_config": {name: 1}}
+    with caplog.at_level(logging.INFO, "gemmakv.server"):
+        found = post(lenient, "/v1/messages", {**body, "stream": stream})
+    assert found.status_code == 200
+    assert found.headers[IGNORED] == f"output_config.{shown}"
+    said = caplog.records[-1].getMessage()
+    assert said.endswith(f"ignored output_config.{shown}")
+
+
 def test_places_of_a_list_are_named_as_they_were_sent(lenient: App) -> None:
     tools = [
         {"type": "one"},
