@@ -142,7 +142,8 @@ BAD = [
     ("max_tokens", "8.5"), ("max_tokens", "1e400"), ("max_tokens", "NaN"),
     ("max_tokens", "-Infinity"), ("max_tokens", "-3"), ("max_tokens", "true"),
     ("top_k", "1.5"), ("top_k", "-2"), ("temperature", "NaN"),
-    ("top_p", "-0.5"), ("top_p", "1e999"),
+    ("top_p", "-0.5"), ("top_p", "1e999"), ("top_k", "9" * 41),
+    ("max_tokens", "-" + "9" * 500),
 ]  # fmt: skip
 
 
