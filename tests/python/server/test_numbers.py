@@ -130,6 +130,17 @@ def test_no_top_k_and_the_likeliest_alone(app: App, api: Any) -> None:
     assert texts(answer(app, api, **said, top_p=0.0, top_k=-1)) == greedy
 
 
+@pytest.mark.parametrize("api", [one for one in APIS if one != in_messages])
+def test_seeds_have_64_bits_with_a_sign_or_without(app: App, api: Any) -> None:
+    """Anthropic's API has no seed; llama-server's calls -1 a random one."""
+    said = {"max_tokens": 8, "temperature": 1.0}
+    expected = texts(answer(app, api, **said, seed=(1 << 64) - 2))
+    assert texts(answer(app, api, **said, seed=-2)) == expected
+    assert texts(answer(app, api, **said, seed=-2.0)) == expected
+    path, body = api(**said, seed=1 << 64)
+    assert post(app, path, body).status_code == 400
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_empty_stop_strings_stop_nothing(app: App, api: Any) -> None:
     said = {"max_tokens": 8, "temperature": 1.0}
