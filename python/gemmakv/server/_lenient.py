@@ -56,8 +56,8 @@ _COUNTED = {
     **_TOOLS,
     **_PLACES,
     **_out(
-        "thinking", "output_config.*", "context_management", "mcp_servers",
-        "container", "session",
+        "thinking", "output_config", "output_config.*", "output_format",
+        "context_management", "mcp_servers", "container", "session",
     ),
 }  # fmt: skip
 _OLLAMA = {
@@ -104,7 +104,7 @@ TOLERATED: dict[str, _Fields] = {
         **_COUNTED,
         **_out(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
-            "output_format", "diagnostics",
+            "diagnostics",
         ),
         "tools[].input_schema": _ANY_OBJECT,
     },

@@ -83,10 +83,11 @@ _TOOLS: dict[str, dict[str, Any]] = {
 _COUNTED: dict[str, dict[str, Any]] = {
     **_nones(
         "thinking", "mcp_servers", "container", "session", "tools",
-        "tool_choice",
+        "tool_choice", "output_format",
     ),
     "model": {"model": "another"},
     "context_management": {"context_management": {"edits": 5}},
+    "output_config": {"output_config": 5},
     "output_config.*": {"output_config": {"effort": "none at all"}},
     "tools[]": {"tools": [_claude("a"), {"type": "bash", "name": "b"}]},
 }  # fmt: skip
@@ -140,7 +141,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **_COUNTED,
         **_nones(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
-            "output_format",
         ),
         "tools[].input_schema": {
             "tools": [_claude("a"), _claude("b", input_schema=_BAD_SCHEMA,
