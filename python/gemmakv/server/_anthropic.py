@@ -300,7 +300,7 @@ def _choice(body: CountBody) -> str | None:
         if not isinstance(name, str) or not name:
             raise unexpected("tool_choice.name", "the name of a tool", name)
         return name
-    if kind not in choices:
+    if not isinstance(kind, str) or kind not in choices:
         raise invalid(
             "tool_choice.type",
             f"expected auto, any, tool or none, found {str(kind)[:40]!r}",
@@ -366,7 +366,7 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
             text = "\n".join(part["text"] for part in parts)
             if block.get("is_error"):
                 text = f"error: {text}"
-            called = block.get("tool_use_id")
+            called = _id(block, "tool_use_id", here)
             results.append(
                 {"role": "tool", "content": text, "tool_call_id": called}
             )
@@ -392,7 +392,14 @@ def _call_of(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(block.get("input", {}), Mapping):
         raise unexpected(f"{where}.input", "an object", block["input"])
     function = {"name": block["name"], "arguments": block.get("input", {})}
-    return {"id": block.get("id"), "type": "function", "function": function}
+    id = _id(block, "id", where)
+    return {"id": id, "type": "function", "function": function}
+
+
+def _id(block: Mapping[str, Any], name: str, where: str) -> str | None:
+    """Of a call; some clients leave it out."""
+    value = block.get(name)
+    return None if value is None else _text(block, name, where)
 
 
 def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:
