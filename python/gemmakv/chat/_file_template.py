@@ -144,15 +144,15 @@ class FileTemplate:
     def _render(
         self, messages: Sequence[Message], variables: dict[str, Any]
     ) -> list[Segment]:
-        """What tools returned is said as JSON to a template that fails at
-        data.
+        """To a template that fails at them, what tools returned as data is
+        said as JSON, and a list without any parts as an empty text.
         """
         try:
             return self._rendered(messages, variables)
         except GemmaKVError as error:
             texts = [
                 dataclasses.replace(one, content=one.text)
-                if _is_data(one.content)
+                if _is_data(one.content) or one.content in ([], ())
                 else one
                 for one in messages
             ]

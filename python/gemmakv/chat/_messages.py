@@ -353,6 +353,8 @@ def _call(name: str, call: Any) -> dict[str, Any]:
         raise unexpected(
             name, "{'function': {'name': ..., 'arguments': ...}}", call
         )
+    if not isinstance(call.get("id"), str | None):
+        raise unexpected(f"{name}.id", "a str", call["id"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

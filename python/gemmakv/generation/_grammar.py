@@ -165,7 +165,11 @@ def of_response_format(name: str, value: object) -> Grammar | None:
     begins with `name`.
     """
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or kind not in _FORMATS:
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(kind, str)
+        or kind not in _FORMATS
+    ):
         raise unexpected(
             name,
             "{'type': 'text'}, {'type': 'json_object'} or {'type': "

@@ -112,10 +112,7 @@ async def messages(call: Call) -> None:
         tenant=call.owner_of(body.cache_salt),
         options={k: v for k, v in options.items() if v is not None},
     )
-    names = _names(body, places) | {
-        "response_format": said,
-        "response_format.json_schema": said,
-    }
+    names = _names(body, places, said)
     with renamed({}, names):
         plain = not request.tools and not request.think
         shape = _Messages(call, plain, named(request.past))
@@ -133,7 +130,7 @@ async def count_tokens(call: Call) -> None:
     request = dataclasses.replace(
         request, options={} if format is None else {"response_format": format}
     )
-    names = _names(body, places) | {"response_format": said}
+    names = _names(body, places, said)
     with renamed({}, names):
         count = await call.chat.count(request)
     await call.answer({"input_tokens": count})
@@ -196,9 +193,13 @@ def _check_hints(document: Mapping[str, Any]) -> None:
             raise missing(f"context_management.edits[{i}].type", kind[:60])
 
 
-def _names(body: CountBody, places: Sequence[str]) -> dict[str, str]:
-    """What the client calls fields."""
+def _names(
+    body: CountBody, places: Sequence[str], format: str
+) -> dict[str, str]:
+    """What the client calls fields; `format`: that of the reply's form."""
     names = dict(_NAMES)
+    for ours in ("response_format", "response_format.json_schema"):
+        names[ours] = format
     for i, place in enumerate(places):
         names[f"messages[{i}]"] = place
     for i in range(len(body.tools or [])):
@@ -247,10 +248,17 @@ def _format(
     """
     config = document.get("output_config")
     given, said = document.get("output_format"), "output_format"
-    if isinstance(config, Mapping):
-        refuse_others("output_config", config, ("effort", "format"))
-        if config.get("format"):
-            given, said = config["format"], "output_config.format"
+    if config is not None and not isinstance(config, Mapping):
+        raise unexpected("output_config", "an object", config)
+    refuse_others("output_config", config, ("effort", "format"))
+    wanted = None if config is None else config.get("format")
+    if wanted is not None:
+        if given not in (None, wanted):
+            raise invalid(
+                "output_format",
+                "expected it or output_config.format, found both",
+            )
+        given, said = wanted, "output_config.format"
     if given is None:
         return None, said
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
@@ -292,7 +300,7 @@ def _choice(body: CountBody) -> str | None:
         if not isinstance(name, str) or not name:
             raise unexpected("tool_choice.name", "the name of a tool", name)
         return name
-    if kind not in choices:
+    if not isinstance(kind, str) or kind not in choices:
         raise invalid(
             "tool_choice.type",
             f"expected auto, any, tool or none, found {str(kind)[:40]!r}",
@@ -358,7 +366,7 @@ def _said(content: Any, role: str, where: str) -> list[dict[str, Any]]:
             text = "\n".join(part["text"] for part in parts)
             if block.get("is_error"):
                 text = f"error: {text}"
-            called = block.get("tool_use_id")
+            called = _id(block, "tool_use_id", here)
             results.append(
                 {"role": "tool", "content": text, "tool_call_id": called}
             )
@@ -384,7 +392,14 @@ def _call_of(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(block.get("input", {}), Mapping):
         raise unexpected(f"{where}.input", "an object", block["input"])
     function = {"name": block["name"], "arguments": block.get("input", {})}
-    return {"id": block.get("id"), "type": "function", "function": function}
+    id = _id(block, "id", where)
+    return {"id": id, "type": "function", "function": function}
+
+
+def _id(block: Mapping[str, Any], name: str, where: str) -> str | None:
+    """Of a call; some clients leave it out."""
+    value = block.get(name)
+    return None if value is None else _text(block, name, where)
 
 
 def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:

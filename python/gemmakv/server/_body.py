@@ -24,14 +24,16 @@ _WHERE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _STEP = re.compile(r"[^.\[\]]+")  # of a path: a field, or a place in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_DIGITS = 40  # of an integer, with its sign
 
 
 def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     """The JSON object that a body is.
 
-    Raises RequestError for anything else, text that is not Unicode, NaN and
-    infinities (it names their field), keys that come twice, and what is nested
-    deeper than `depth` or has more than so many `values`.
+    Raises RequestError for anything else, text that is not Unicode, NaN,
+    infinities and integers of very many digits (it names the field of each),
+    keys that come twice, and what is nested deeper than `depth` or has more
+    than so many `values`.
     """
     try:
         text = utf8_text(body)
@@ -53,13 +55,19 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
             endless.append(text)
         return value
 
+    def integer(text: str) -> float:
+        if len(text) <= _MOST_DIGITS:
+            return int(text)
+        endless.append(text)  # as good as: many digits take long to read
+        return math.inf
+
     try:
         found = json.loads(
             text,
             object_pairs_hook=_unique,
             parse_constant=number,
             parse_float=number,
-            parse_int=_integer,
+            parse_int=integer,
         )
     except json.JSONDecodeError as error:
         raise RequestError(
@@ -74,9 +82,10 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
         _check_unicode(found, "")
     if endless:
         path = _place_of_endless(found, "") or "body"
-        raise invalid(
-            path[:200], f"expected a finite number, found {endless[0][:60]}"
-        )
+        first = endless[0]
+        digits = first.removeprefix("-").isdigit()
+        kind = "an integer of 64 bits" if digits else "a finite number"
+        raise invalid(path[:200], f"expected {kind}, found {first[:60]}")
     return found
 
 
@@ -259,11 +268,3 @@ def _place_of_endless(value: Any, path: str) -> str | None:
         if found is not None:
             return found
     return None
-
-
-def _integer(text: str) -> int:
-    if len(text) > 40:
-        raise RequestError(
-            400, f"body: expected integers of 64 bits, found {brief(text)}"
-        )
-    return int(text)

@@ -77,7 +77,8 @@ class Call:
       status: of the answer; 0 before it began.
       expects: what the route takes as its body.
       document: the body, once it was read.
-      ignored: fields of the request that were left out of it (`--lenient`).
+      ignored: fields of the request that were left out of it (`--lenient`),
+        as a header has them.
       without: of these, fields of the query.
       request: what is asked of the model, once that is known.
       not_enforced: fields of tools that calls are not held to, as a header.
@@ -567,6 +568,13 @@ def _leads(name: str, path: str) -> bool:
     return path == name or path.startswith((name + ".", name + "["))
 
 
+def header_name(path: str) -> str:
+    """A field as a header's list has it, with characters that it cannot hold
+    as in a URL.
+    """
+    return urllib.parse.quote(path, _IN_HEADERS)
+
+
 def _listed(paths: Sequence[str]) -> str:
     """Paths as a header has them: by their names in the request, without
     characters that a header cannot hold, as many as there is room for.
@@ -575,7 +583,7 @@ def _listed(paths: Sequence[str]) -> str:
     shown: list[str] = []
     room = _HEADER_BYTES
     for path in paths:
-        one = urllib.parse.quote(names.of(path), _IN_HEADERS)
+        one = header_name(names.of(path))
         room -= len(one) + 2
         if room < 0:
             shown.append(f"{len(paths) - len(shown)} more")

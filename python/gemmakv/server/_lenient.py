@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.server._errors import RequestError
+from gemmakv.server._http import header_name
 from gemmakv.server._openai import JSON_OPTIONS
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ _COUNTED = {
     **_TOOLS,
     **_PLACES,
     **_out(
-        "thinking", "output_config.*", "context_management", "mcp_servers",
-        "container", "session",
+        "thinking", "output_config", "output_config.*", "output_format",
+        "context_management", "mcp_servers", "container", "session",
     ),
 }  # fmt: skip
 _OLLAMA = {
@@ -103,7 +104,7 @@ TOLERATED: dict[str, _Fields] = {
         **_COUNTED,
         **_out(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
-            "output_format", "diagnostics",
+            "diagnostics",
         ),
         "tools[].input_schema": _ANY_OBJECT,
     },
@@ -213,7 +214,7 @@ class _Request:
                 if owner[part] == becomes:
                     return False
                 owner[part] = copy.deepcopy(becomes)
-        self._call.ignored.append(sent)
+        self._call.ignored.append(header_name(sent))
         return True
 
 

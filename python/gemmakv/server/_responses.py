@@ -33,7 +33,13 @@ from gemmakv.server._http import (
     sse,
 )
 from gemmakv.server._logprobs import Logprobs, has_logprob
-from gemmakv.server._openai import PING, refuse, renamed, table_options
+from gemmakv.server._openai import (
+    PING,
+    refuse,
+    renamed,
+    seed_of,
+    table_options,
+)
 from gemmakv.server._requests import ChatRequest, Past
 from gemmakv.server._response_input import (
     choice_of,
@@ -115,6 +121,7 @@ class ResponsesBody(_Common, kw_only=True):
     top_logprobs: int | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
+    seed: int | None = None
     cache_salt: Salt | None = None
 
 
@@ -146,6 +153,8 @@ async def create(call: Call) -> None:
         options.pop(name, None)
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
+    if body.seed is not None:
+        options["seed"] = seed_of(body.seed)
     wants_logprobs = bool(body.top_logprobs) or _LOGPROBS in (
         body.include or ()
     )

@@ -1029,6 +1029,7 @@ class ChatService:
         `render`. Raises ValueError for ids that are none.
         """
         config = self.gemma.config
+        bad = f"prompt: expected token ids in [0, {config.vocab_size}), found "
         if isinstance(prompt, str):
             if fits:
                 self.check_fits([Segment(prompt)], False)
@@ -1037,15 +1038,15 @@ class ChatService:
                 ids.insert(0, config.bos_id)
             found = np.array(ids, np.int32)
         else:
-            found = np.asarray(prompt, np.int64)
+            try:
+                found = np.asarray(prompt, np.int64)
+            except OverflowError:
+                raise ValueError(f"{bad}{max(prompt, key=abs)}") from None
         if not len(found):
             raise ValueError("prompt: expected at least one token, found none")
-        bad = (found < 0) | (found >= config.vocab_size)
-        if bad.any():
-            raise ValueError(
-                f"prompt: expected token ids in [0, {config.vocab_size}), "
-                f"found {int(found[bad][0])}"
-            )
+        others = (found < 0) | (found >= config.vocab_size)
+        if others.any():
+            raise ValueError(f"{bad}{int(found[others][0])}")
         return found.astype(np.int32)
 
     def _default_options(self) -> dict[str, Any]:

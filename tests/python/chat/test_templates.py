@@ -32,6 +32,7 @@ from support import tiny_gguf
 from support.chat_cases import (
     CASES,
     GENERATIONS,
+    PARTS,
     TURNS,
     messages_of,
     rendered,
@@ -291,6 +292,17 @@ def test_what_a_tool_returned(tokenizer: Tokenizer) -> None:
         ]
         found.append("".join(s.text for s in rendered(template, messages)))
     assert found == ['{"mm": 3}', "[('mm', 3)]", '{"mm": 3}']
+
+
+def test_no_parts_to_a_template_that_wants_one(tokenizer: Tokenizer) -> None:
+    """They are an empty text then, as Gemma 3's template has a system text."""
+    template = file_template(tokenizer, PARTS)
+    user = Message("user", "Hello")
+    found = [
+        rendered(template, [Message("system", said), user])
+        for said in ([], "")
+    ]
+    assert found[0] == found[1]
 
 
 def test_results_as_part_of_the_call(tokenizer: Tokenizer) -> None:

@@ -61,6 +61,16 @@ def _block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
 
+def _called(id: Any) -> list[dict[str, Any]]:
+    """A conversation with a call and its result."""
+    call = {"id": id, "function": {"name": "f", "arguments": {}}}
+    return [
+        *USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "5", "tool_call_id": "a"},
+    ]
+
+
 @pytest.mark.parametrize(
     "path, fields, name, found",
     [
@@ -90,6 +100,28 @@ def _block(**fields: Any) -> dict[str, Any]:
          "5"),
         (_MESSAGES, {"messages": [{"role": "user", "content": 5}]},
          "messages[0].content", "5"),
+        (_MESSAGES, {"tool_choice": {"type": {}}}, "tool_choice.type", "'{}'"),
+        (_MESSAGES + "/count_tokens", {"tool_choice": {"type": []}},
+         "tool_choice.type", "'[]'"),
+        (_MESSAGES, _block(type="tool_result", tool_use_id=[]),
+         "messages[0].content[0].tool_use_id", "[]"),
+        (_MESSAGES, {"messages": [
+            *USER, {"role": "assistant", "content": [
+                {"type": "tool_use", "name": "f", "id": {}}]}, *USER]},
+         "messages[1].content[0].id", "{}"),
+        (_CHAT, {"response_format": {"type": []}}, "response_format",
+         "{'type': []}"),
+        (_CHAT, {"messages": _called({})}, "messages[1].tool_calls[0].id",
+         "{}"),
+        (_CHAT, {"messages": _called([5])}, "messages[1].tool_calls[0].id",
+         "[5]"),
+        ("/api/chat", {"messages": _called({})},
+         "messages[1].tool_calls[0].id", "{}"),
+        ("/v1/cache/match", {"messages": _called({})},
+         "messages[1].tool_calls[0].id", "{}"),
+        ("/completion", {"prompt": [5, 10**38]}, "prompt", str(10**38)),
+        ("/v1/completions", {"prompt": [-(10**38), 5]}, "prompt",
+         str(-(10**38))),
         ("/v1/responses", {"input": "x", "text": {"format": "xml"}},
          "text.format", "'xml'"),
         ("/v1/responses",

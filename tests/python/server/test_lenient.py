@@ -83,10 +83,11 @@ _TOOLS: dict[str, dict[str, Any]] = {
 _COUNTED: dict[str, dict[str, Any]] = {
     **_nones(
         "thinking", "mcp_servers", "container", "session", "tools",
-        "tool_choice",
+        "tool_choice", "output_format",
     ),
     "model": {"model": "another"},
     "context_management": {"context_management": {"edits": 5}},
+    "output_config": {"output_config": 5},
     "output_config.*": {"output_config": {"effort": "none at all"}},
     "tools[]": {"tools": [_claude("a"), {"type": "bash", "name": "b"}]},
 }  # fmt: skip
@@ -140,7 +141,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **_COUNTED,
         **_nones(
             "stop_sequences", "temperature", "top_p", "top_k", "deadline",
-            "output_format",
         ),
         "tools[].input_schema": {
             "tools": [_claude("a"), _claude("b", input_schema=_BAD_SCHEMA,
@@ -283,6 +283,30 @@ def test_a_stream_names_what_was_left_out(lenient: App) -> None:
     events = sse_events(response.text)
     assert events[-1][1] == "[DONE]"
     assert events[0][1]["model"] == NAME
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\r\nset-cookie: b", "a%0D%0Aset-cookie%3A%20b"),
+        ("\U0001f999", "%F0%9F%A6%99"), ("a, b", "a%2C%20b"), ("\0", "%00"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_name_is_no_header_of_its_own(
+    lenient: App,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    shown: str,
+    stream: bool,
+) -> None:
+    body = {**BASES["/v1/messages"], "output_config": {name: 1}}
+    with caplog.at_level(logging.INFO, "gemmakv.server"):
+        found = post(lenient, "/v1/messages", {**body, "stream": stream})
+    assert found.status_code == 200
+    assert found.headers[IGNORED] == f"output_config.{shown}"
+    said = caplog.records[-1].getMessage()
+    assert said.endswith(f"ignored output_config.{shown}")
 
 
 def test_places_of_a_list_are_named_as_they_were_sent(lenient: App) -> None:

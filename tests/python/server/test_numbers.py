@@ -130,6 +130,17 @@ def test_no_top_k_and_the_likeliest_alone(app: App, api: Any) -> None:
     assert texts(answer(app, api, **said, top_p=0.0, top_k=-1)) == greedy
 
 
+@pytest.mark.parametrize("api", [one for one in APIS if one != in_messages])
+def test_seeds_have_64_bits_with_a_sign_or_without(app: App, api: Any) -> None:
+    """Anthropic's API has no seed; llama-server's calls -1 a random one."""
+    said = {"max_tokens": 8, "temperature": 1.0}
+    expected = texts(answer(app, api, **said, seed=(1 << 64) - 2))
+    assert texts(answer(app, api, **said, seed=-2)) == expected
+    assert texts(answer(app, api, **said, seed=-2.0)) == expected
+    path, body = api(**said, seed=1 << 64)
+    assert post(app, path, body).status_code == 400
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_empty_stop_strings_stop_nothing(app: App, api: Any) -> None:
     said = {"max_tokens": 8, "temperature": 1.0}
@@ -142,7 +153,8 @@ BAD = [
     ("max_tokens", "8.5"), ("max_tokens", "1e400"), ("max_tokens", "NaN"),
     ("max_tokens", "-Infinity"), ("max_tokens", "-3"), ("max_tokens", "true"),
     ("top_k", "1.5"), ("top_k", "-2"), ("temperature", "NaN"),
-    ("top_p", "-0.5"), ("top_p", "1e999"),
+    ("top_p", "-0.5"), ("top_p", "1e999"), ("top_k", "9" * 41),
+    ("max_tokens", "-" + "9" * 500),
 ]  # fmt: skip
 
 

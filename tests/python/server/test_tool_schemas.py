@@ -22,7 +22,7 @@ pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
 jsonschema = pytest.importorskip("jsonschema")
 
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
-RESPONSES = "/v1/responses"
+RESPONSES, COUNT = "/v1/responses", f"{MESSAGES}/count_tokens"
 HEADER = "x-gemmakv-not-enforced"
 PIECES = tiny_gguf.vocabulary()[0]
 CLOSING = {PIECES.index(c): 6.0 for c in '"}'}
@@ -388,6 +388,20 @@ def test_a_schema_is_enforced_in_each_form(app: App, form: Any) -> None:
         (MESSAGES, {"output_config": {"format": {
             "type": "json_schema", "schema": SMALL, "regex": "a"}}},
          "output_config.format.regex"),
+        *[(route, fields, param)
+          for route in (MESSAGES, COUNT)
+          for fields, param in (
+              ({"output_config": 5}, "output_config"),
+              ({"output_config": []}, "output_config"),
+              ({"output_config": {"format": {}}}, "output_config.format"),
+              ({"output_config": {"format": []}}, "output_config.format"),
+              ({"output_format": {"type": "json_schema"}},
+               "output_format.schema"),
+              ({"output_format": {"type": "json_schema", "schema": {}},
+                "output_config": {"format": {
+                    "type": "json_schema", "schema": SMALL}}},
+               "output_format"),
+          )],
         (MESSAGES, {"tool_choice": {"type": "any", "input": {}}},
          "tool_choice.input"),
         (MESSAGES, {"tool_choice": {"type": "any",
