@@ -320,6 +320,9 @@ void Scheduler::InterruptAll(std::list<Sequence>& sequences) {
 
 void Scheduler::DropEnded() {
   bool decided = std::exchange(ended_anywhere_, false);
+  // Some of those that wait may end, too. There may be many: they are looked at
+  // for these alone.
+  bool waiting_end = decided;
   Look(sequences_.size());
   for (auto at = sequences_.begin(); at != sequences_.end();) {
     const auto sequence = at++;
@@ -327,14 +330,15 @@ void Scheduler::DropEnded() {
     if (sequence->state() == State::kSettled && sequence->batch()) {
       Move(sequences_, sequence, settled_);
     } else if (sequence->state() == State::kEnded) {
-      decided = decided || (sequence->batch() && sequence->batch()->decided());
+      if (const Batch* const batch = sequence->batch()) {
+        decided = decided || batch->decided();
+        waiting_end = waiting_end || (batch->failed && batch->unstarted > 0);
+      }
       ended_.splice(ended_.end(), sequences_, sequence);
     }
   }
-  if (decided) {
-    EndSettled(waiting_);
-    EndSettled(settled_);
-  }
+  if (waiting_end) EndSettled(waiting_);
+  if (decided) EndSettled(settled_);
   if (ended_.empty()) return;
   const size_t ended = ended_.size();
   ended_.clear();

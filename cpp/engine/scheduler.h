@@ -43,8 +43,8 @@ namespace gkv {
 // its turn, it has had it, or it is done and waits for the others of its batch.
 // A step looks at those alone that have had their turn, of which there are a
 // bounded number but for streams that wait for their readers; at one that waits
-// when there is a place for it, or it was stopped, or a deadline is over; at
-// those that are done when a batch is decided. So the work for a request does
+// when there is a place for it, or it was stopped, or a deadline is over, or its
+// batch has failed; at those that are done when a batch is decided. So the work for a request does
 // not grow with the number of requests that wait.
 //
 // No lack of memory ends more than a request: what ends a sequence allocates

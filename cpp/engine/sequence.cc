@@ -25,7 +25,10 @@ bool Has(std::span<const uint32_t> mask, int32_t id) {
 }  // namespace
 
 Sequence::Sequence(Parts parts) : parts_(std::move(parts)) {
-  if (parts_.batch) ++parts_.batch->undecided;
+  if (parts_.batch) {
+    ++parts_.batch->undecided;
+    ++parts_.batch->unstarted;
+  }
   target_ = cache().length();
   logits_begin_ = target_ - (parts_.consumer ? parts_.output_rows : 0);
   next_ = cache().next_position_for_logits();
@@ -97,6 +100,7 @@ void Sequence::EndFetch() {
 }
 
 void Sequence::Start() {
+  if (state_ == State::kWaiting && parts_.batch) --parts_.batch->unstarted;
   state_ = State::kPrefilling;
   leader_ = nullptr;
   if (!parts_.prefix.view) return;

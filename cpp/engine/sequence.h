@@ -44,6 +44,7 @@ struct StepSlice {
 // before all have come to their end.
 struct Batch {
   size_t undecided = 0;
+  size_t unstarted = 0;  // members that have had no turn
   bool failed = false;
   std::exception_ptr error;  // of the first that failed; null if aborted
 

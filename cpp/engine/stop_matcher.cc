@@ -59,14 +59,15 @@ void StopMatcher::SkipSpace() {
 }
 
 // Invariant: held_ is the longest suffix of the text so far that begins some
-// stop string without being one.
+// stop string without being one, or may begin white space that a reply begins
+// with.
 std::string StopMatcher::Push(std::string_view piece, bool may_stop) {
   if (stopped_) return {};
   held_ += piece;
   if (!may_stop) passed_ = held_.size();
   if (in_space_) SkipSpace();
   size_t found = std::string::npos;
-  size_t keep = 0;
+  size_t keep = in_space_ ? held_.size() - space_ : 0;
   for (size_t i = 0; i < stops_.size(); ++i) {
     const std::string& stop = stops_[i];
     const size_t begin = i < whole_ ? 0 : space_;

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -224,7 +225,7 @@ class ManyRequestsTest : public SchedulerTest {
 // How often the scheduler looks at a sequence, for each of `count` requests.
 TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
   const auto looks_of = [&](size_t count) {
-    Load({.max_running = 8});
+    Load({.max_running = Has("pairs") ? size_t{2} : size_t{8}});
     if (Has("prefix")) {
       gemma_ = gemma_->WithPrefix(gemma_->MakePrefixView(
           std::make_shared<PrefixCache>(size_t{1} << 20), {}));
@@ -236,20 +237,35 @@ TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
       caches.push_back(NewCache());
       prompts.push_back({2, static_cast<int32_t>(2 + i % 90)});
     }
+    std::promise<void> all_came;
     for (size_t i = 0; i < count; ++i) {
       GenerateOptions options = NoStop(2);
+      if (i == 0) {  // the others wait while it runs
+        options.logits_processor =
+            [came = all_came.get_future().share()](auto...) { came.wait(); };
+      }
       if (Has("deadlines")) options.deadline = 3600.0 + i;
+      if (Has("fail") && i % 2 == 1) {
+        options.logits_processor = [](auto...) {
+          throw std::domain_error("no");
+        };
+      }
       jobs.push_back({caches[i], prompts[i], options});
     }
     Streams streams;
-    const size_t each = Has("batch") ? count : 1;
+    const size_t each = Has("batch") ? count : Has("pairs") ? 2 : 1;
     for (size_t i = 0; i < count; i += each) {
       const Streams some = gemma_->Start(std::span(jobs).subspan(i, each));
       streams.insert(streams.end(), some.begin(), some.end());
     }
+    all_came.set_value();
     Wait(streams);
     for (const auto& stream : streams) {
-      EXPECT_EQ(stream->Result().token_ids.size(), 2u);
+      if (Has("fail")) {
+        EXPECT_THROW((void)stream->Result(), std::domain_error);
+      } else {
+        EXPECT_EQ(stream->Result().token_ids.size(), 2u);
+      }
     }
     return static_cast<double>(gemma_->looks()) / static_cast<double>(count);
   };
@@ -260,8 +276,8 @@ TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
 
 INSTANTIATE_TEST_SUITE_P(
     SchedulerTest, ManyRequestsTest,
-    ::testing::Values("batch", "batch_prefix", "batch_deadlines", "alone",
-                      "alone_prefix_deadlines"),
+    ::testing::Values("batch", "batch_prefix", "batch_deadlines", "pairs",
+                      "pairs_fail", "alone", "alone_prefix_deadlines"),
     [](const auto& info) { return info.param; });
 
 // Whoever waits and is stopped, or runs out of time, is gone at once, though

@@ -93,6 +93,14 @@ TEST(StopMatcherTest, SpaceIsThatOfUnicodeInAnyPieces) {
     EXPECT_EQ(matcher.Push("a" + space), "a");
     EXPECT_EQ(out, space + " " + space);
     EXPECT_TRUE(matcher.stopped());
+
+    StopMatcher other({}, {"\n"});  // no stop begins as the space does
+    out = "";
+    for (const char byte : space + "\na") out += other.Push({&byte, 1});
+    EXPECT_FALSE(other.stopped());
+    EXPECT_EQ(out, space + "\na");
+    EXPECT_EQ(other.Push("\n"), "");
+    EXPECT_TRUE(other.stopped());
   }
   // What is no white space, or only begins as some.
   for (const std::string text : {"\xE2\x80\x8B", "\xE2\x80\x93", "\xC2\xA1"}) {
