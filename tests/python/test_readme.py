@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -156,6 +157,16 @@ def test_speculation_python_runs(model_path: str) -> None:
     )
     usage = names["reply"].usage  # type: ignore[attr-defined]
     assert usage.drafted == usage.accepted == 0
+
+
+def test_structured_output_python_runs(model_path: str) -> None:
+    del model_path
+    pytest.importorskip("llguidance")
+    names = run_blocks(ROOT / "docs" / "structured-output.md")
+    person = json.loads(names["person"].text)  # type: ignore[attr-defined]
+    assert person.keys() == {"name", "age"}
+    roles = [message["role"] for message in names["messages"]]  # type: ignore[attr-defined]
+    assert roles == ["user", "assistant", "tool"]
 
 
 def test_every_page_is_listed() -> None:

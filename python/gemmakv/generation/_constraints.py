@@ -64,6 +64,7 @@ _WORDS = (
 )
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
 _NOWHERE = re.compile(r"Pointer '(?P<place>.*)' does not exist")
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 # Of a schema or a pattern in a grammar, with the grammar's lines behind it.
 _IN_PATTERN = re.compile(
     r"at (?P<line>\d+)\(\d+\): invalid regex .*?\nerror: (?P<what>[^\n]*)",
@@ -415,7 +416,10 @@ def _reason(error: str, source: str) -> str:
         source = lines[at] if at < len(lines) else ""
         error = found["what"]
     _, mark, last = error.rpartition("\nerror: ")
-    return _shown(last if mark else error, source)
+    shown = _shown(last if mark else error, source)
+    if "Expected token" in shown and _GBNF_RULE.search(source):
+        shown += "; expected Lark's form (start: ...), found GBNF's (::=)"
+    return shown
 
 
 class _Vocabulary:

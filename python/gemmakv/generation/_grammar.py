@@ -213,10 +213,13 @@ def _check_known(
     """Raises ValueError for a field that would ask for something more."""
     for key, one in value.items():
         if key not in known and one is not None:
-            raise ValueError(
-                f"{name}.{str(key)[:60]}: expected none of this type, only "
+            why = (
+                f"{name}.{str(key)[:60]}: expected no field of this name, only "
                 f"{', '.join(known)}, found {brief(one)}"
             )
+            if "schema" in known and not ({"schema", "json_schema"} & {*value}):
+                why += "; a schema goes into the field 'schema'"
+            raise ValueError(why)
 
 
 def _check_fits(name: str, text: str, attempt: Attempt) -> None:

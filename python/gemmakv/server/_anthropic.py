@@ -17,6 +17,7 @@ from gemmakv.server._errors import (
     invalid,
     missing,
     refuse_others,
+    thoughtless,
     unexpected,
 )
 from gemmakv.server._http import (
@@ -224,7 +225,9 @@ def _think(
         return False
     if not call.chat.can_think:
         if kind == "enabled":
-            raise missing("thinking.type")
+            raise thoughtless(
+                "thinking.type", "'disabled' or 'adaptive'", "'enabled'"
+            )
         return None  # as much as it needs, which is none
     budget = whole(given.get("budget_tokens"))
     if kind == "enabled" and (

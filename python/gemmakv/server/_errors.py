@@ -67,6 +67,15 @@ def missing(param: str, what: str = "") -> RequestError:
     )
 
 
+def thoughtless(param: str, expected: str, found: str) -> RequestError:
+    """A field that asks for thoughts of a model that cannot think."""
+    return invalid(
+        param,
+        f"expected {expected}, found {found}: this model cannot think",
+        "unsupported_field",
+    )
+
+
 def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
     """Raises RequestError for a part of an object that asks for something
     which is not known here.

@@ -11,9 +11,16 @@ from typing import Any
 import msgspec
 
 from gemmakv.chat._templates import call_form
+from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
-from gemmakv.server._errors import RequestError, invalid, missing, unexpected
+from gemmakv.server._errors import (
+    RequestError,
+    invalid,
+    missing,
+    thoughtless,
+    unexpected,
+)
 from gemmakv.server._http import (
     NDJSON,
     Call,
@@ -291,7 +298,9 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
             "think", 'true, false, "low", "medium" or "high"', think
         )
     if not call.chat.can_think:
-        raise missing("think")
+        raise thoughtless(
+            "think", "false", "true" if think is True else brief(think)
+        )
     return True
 
 

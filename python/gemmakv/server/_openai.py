@@ -20,6 +20,7 @@ from gemmakv.server._errors import (
     invalid,
     missing,
     refuse_others,
+    thoughtless,
     unexpected,
 )
 from gemmakv.server._http import (
@@ -367,7 +368,9 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
         raise invalid(min(found), f"expected as {max(found)} has it")
     for name, value in found.items():
         if value and not call.chat.can_think:
-            raise missing(name)
+            if name == "thinking":
+                raise thoughtless("thinking.type", "'disabled'", "'enabled'")
+            raise thoughtless(name, "false", "true")
     return next(iter(found.values()), None)
 
 

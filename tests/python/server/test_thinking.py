@@ -303,8 +303,10 @@ def test_a_response_is_gone_on_from(kept: App) -> None:
     [
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True}},
          "chat_template_kwargs.enable_thinking"),
+        (CHAT, {"thinking": {"type": "enabled"}}, "thinking.type"),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}},
          "thinking.type"),
+        (OLLAMA, {"think": "low"}, "think"),
         (OLLAMA, {"think": True}, "think"),
     ],
 )  # fmt: skip
@@ -314,7 +316,10 @@ def test_a_model_that_cannot_think(
     app = make_app(shared, max_model_len=4096, default_max_tokens=2)
     response = post(app, path, body(**fields))
     assert response.status_code == 400
-    assert f"{param}: not supported by this server" in response.text
+    error = response.json()["error"]
+    words = error if isinstance(error, str) else error["message"]
+    assert words.startswith(f"{param}: expected ")
+    assert words.endswith("this model cannot think")
     off: dict[str, Any] = {
         "reasoning_effort": "none", "think": False,
         "thinking": {"type": "disabled"},
