@@ -26,6 +26,7 @@ from gemmakv.server._errors import RequestError
 from gemmakv.server._http import PIPE, Call, encoded
 from gemmakv.server._lenient import tolerant
 from gemmakv.server._openapi import RouteOf, style_of
+from gemmakv.server._page import FOLDER
 from gemmakv.server._routes import ROUTES
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
@@ -194,9 +195,11 @@ class App:
     def _route_path(self, path: str) -> str:
         """The path as a route has it, for one that differs from it by slashes
         that come twice or at the end, by /v1 that comes twice, or by having
-        none; any other as it is.
+        none; any other as it is, and so are names of the page's files.
         """
-        if path in self._paths or (path[-1:] != "/" and self._matches(path)):
+        if path in self._paths or path.startswith(FOLDER):
+            return path
+        if path[-1:] != "/" and self._matches(path):
             return path
         outer = "/" + path.strip("/")  # names of models may have slashes
         for whole in (outer, _SLASHES.sub("/", outer)):
