@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gemmakv.chat._messages import (
@@ -249,15 +249,16 @@ class _Writer:
 
     def required(self, names: Any) -> None:
         self.text("required:[")
-        for i, name in enumerate(names):
+        for i, name in enumerate(names if isinstance(names, Iterable) else ()):
             self.text("," if i else "")
             self.quoted(str(name))
         self.text("]")
 
     def properties(self, properties: Any) -> None:
-        """The properties of a JSON schema."""
+        """The properties of a JSON schema; of anything else none."""
         first = True
-        for key, schema in _sorted(properties):
+        known = properties if isinstance(properties, Mapping) else {}
+        for key, schema in _sorted(known):
             if key in _KEYWORDS:
                 continue
             self.text("" if first else ",")

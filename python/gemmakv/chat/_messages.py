@@ -355,7 +355,7 @@ def _call(name: str, call: Any) -> dict[str, Any]:
         )
     if not isinstance(call.get("id"), str | None):
         raise unexpected(f"{name}.id", "a str", call["id"])
-    arguments = function.get("arguments")
+    given = arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(
@@ -365,11 +365,11 @@ def _call(name: str, call: Any) -> dict[str, Any]:
             )
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
-            raise unexpected(
-                f"{name}.function.arguments",
-                "a dict or the JSON text of one",
-                function["arguments"],
-            )
         function = {**function, "arguments": arguments}
+    if given is not None and not isinstance(arguments, Mapping):
+        raise unexpected(
+            f"{name}.function.arguments",
+            "a dict or the JSON text of one",
+            given,
+        )
     return {**call, "function": dict(function)}

@@ -178,7 +178,9 @@ def _usual(name: str, value: Any, root: Any) -> tuple[Any, str]:
         ):
             expected = "names"
     elif name in BOUNDS:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool):  # of the other bound, before draft 6
+            expected = "" if name.startswith("exclusive") else "a number"
+        elif not isinstance(value, int | float):
             expected = "a number"
     elif name in _COUNTS:
         if isinstance(value, float) and value.is_integer() and value >= 0:

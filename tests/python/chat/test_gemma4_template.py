@@ -119,6 +119,26 @@ def test_results_of_tools() -> None:
     )
 
 
+@pytest.mark.parametrize("bad", [5, True, "ab", [1], {"a": 5}])
+@pytest.mark.parametrize(
+    "place", ["properties", "required", "items", "type", "description", "enum"]
+)
+def test_schemas_that_are_none(place: str, bad: Any) -> None:
+    """A tool that is not strict may have any."""
+    for schema in (
+        {"type": "object", place: bad},
+        {"type": "object", "properties": {"a": {"type": "object", place: bad}}},
+        {"type": "object", "properties": {"a": {
+            "type": "array", "items": {"type": "object", place: bad}}}},
+    ):  # fmt: skip
+        tool = {"function": {"name": "f", "parameters": schema}}
+        segments = Gemma4Template().render(
+            [{"role": "user", "content": "Hi"}], tools=[tool]
+        )
+        text = "".join(segment.text for segment in segments)
+        assert "declaration:f{" in text
+
+
 @pytest.mark.parametrize(
     "keywords, said",
     [

@@ -179,8 +179,16 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
             r"\[0\].function.arguments: expected a dict or the JSON text of "
             r"one, found '\[1'",
         ),
+        *(
+            (
+                [{"role": "assistant", "tool_calls": [
+                    {"function": {"name": "f", "arguments": bad}}]}],
+                r"\[0\].function.arguments: expected a dict or the JSON text",
+            )
+            for bad in (5, 1.5, True, [], ["a"], "null", "5")
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_message(messages: Any, found: str) -> None:
     with pytest.raises(ValueError, match=found) as error:
         messages_of(messages)

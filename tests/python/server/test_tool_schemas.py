@@ -131,6 +131,9 @@ def _error(response: httpx.Response) -> dict[str, Any]:
         ({"type": "any"}, None),
         ({"type": "STRING"}, None),
         ({"type": "int", "minimum": 3.0}, None),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, None),
+        ({"type": "number", "maximum": 3, "exclusiveMaximum": False}, None),
+        ({"type": "integer", "minimum": True}, "minimum"),
         ({"type": ["OBJECT", "null"]}, None),
         ({"type": "array", "items": {"type": "float"}}, None),
         ({"description": None, "default": None}, None),
@@ -163,8 +166,10 @@ def test_the_rest_of_the_schema_is_enforced(app: App) -> None:
                 "n": {"type": "string", "pattern": r"^x\b", "maxLength": 3},
                 "k": kept}},
             "n": {"type": "integer", "minimum": 2, "maximum": 7},
+            "m": {"type": "integer", "minimum": 2, "maximum": 4,
+                  "exclusiveMinimum": True, "exclusiveMaximum": True},
         },
-        "required": ["b", "n"],
+        "required": ["b", "n", "m"],
         "additionalProperties": False,
     }  # fmt: skip
     path, body, field = _chat(schema)
@@ -174,6 +179,8 @@ def test_the_rest_of_the_schema_is_enforced(app: App) -> None:
     assert _named(response) == [f"{field}.properties.b.properties.n.pattern"]
     [call] = response.json()["choices"][0]["message"]["tool_calls"]
     del schema["properties"]["b"]["properties"]["n"]["pattern"]
+    # Newer drafts have other words for these.
+    schema["properties"]["m"] = {"const": 3}
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
 
 
