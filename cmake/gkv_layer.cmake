@@ -169,8 +169,6 @@ function(gkv_python_module name)
   # Without link-time optimization, which would redo the work on the kernels:
   # they are compiled for their targets already.
   Python_add_library(${name} MODULE WITH_SOABI ${sources})
-  # Nothing here is computed often: a seventh of the time to compile it is saved.
-  target_compile_options(${name} PRIVATE -O1)
   if(GEMMAKV_PYBIND11)
     target_include_directories(${name} SYSTEM PRIVATE "${GEMMAKV_PYBIND11}")
   else()

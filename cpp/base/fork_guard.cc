@@ -58,8 +58,8 @@ struct GuardedMutexes {
   }
 };
 
-ForkGuard::ForkGuard(std::mutex& mutex, std::condition_variable* changed)
-    : mutex_(&mutex), changed_(changed) {
+ForkGuard::ForkGuard(const Mutexes& mutexes, std::condition_variable* changed)
+    : mutexes_(mutexes), changed_(changed) {
   Enter();
 }
 
@@ -88,20 +88,31 @@ ForkGuard::~ForkGuard() {
 size_t ForkGuard::waits() noexcept { return GuardedMutexes::Get().waits; }
 
 bool ForkGuard::TryLock() const {
-  return mutex_ != nullptr ? mutex_->try_lock() : shared_mutex_->try_lock();
+  if (shared_mutex_ != nullptr) return shared_mutex_->try_lock();
+  for (size_t i = 0; i < mutexes_.size(); ++i) {
+    if (mutexes_[i] == nullptr || mutexes_[i]->try_lock()) continue;
+    while (i-- > 0) {
+      if (mutexes_[i] != nullptr) mutexes_[i]->unlock();
+    }
+    return false;
+  }
+  return true;
 }
 
 void ForkGuard::Unlock() const {
-  mutex_ != nullptr ? mutex_->unlock() : shared_mutex_->unlock();
+  if (shared_mutex_ != nullptr) return shared_mutex_->unlock();
+  for (std::mutex* const mutex : mutexes_) {
+    if (mutex != nullptr) mutex->unlock();
+  }
 }
 
 // A lock for reading and writing knows its writer by a number that the child's
 // thread does not have; a variable waits at its end for those that wait on it.
 void ForkGuard::RenewInChild() const {
-  if (mutex_ != nullptr) {
-    mutex_->unlock();
-  } else {
+  if (shared_mutex_ != nullptr) {
     new (shared_mutex_) std::shared_mutex;
+  } else {
+    Unlock();
   }
   if (changed_ != nullptr) new (changed_) std::condition_variable;
 }

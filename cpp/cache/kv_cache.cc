@@ -42,11 +42,13 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
     std::unique_lock lock(mutex_);
     cache_ = nullptr;
   }
+  // The conversation guards it against fork(). Later nobody locks it but
+  // Reclaim, which a pool asks for under a mutex with a guard.
+  std::mutex& mutex() { return mutex_; }
 
  private:
   std::mutex mutex_;  // whoever holds it waits for nobody
   KVCache* cache_;
-  const ForkGuard guard_{mutex_};
 };
 
 KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
@@ -57,11 +59,13 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
       capacity_tokens_(options.capacity_tokens),
       checkpoint_bytes_(options.checkpoint_bytes.value_or(
           kDefaultCheckpoints * layout_->checkpoint_bytes())),
-      state_(layout_, pool_) {
+      state_(layout_, pool_),
+      idle_checkpoints_(std::make_shared<IdleCheckpoints>(this)),
+      guard_({&state_mutex_, &gate_.mutex(), &idle_checkpoints_->mutex()},
+             &gate_.changed()) {
   if (capacity_tokens_ == 0) {
     throw InvalidArgument("capacity_tokens is 0, expected at least 1");
   }
-  idle_checkpoints_ = std::make_shared<IdleCheckpoints>(this);
   pool_->AddReclaimer(idle_checkpoints_);
 }
 

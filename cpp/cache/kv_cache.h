@@ -290,8 +290,8 @@ class KVCache {
   RunGate gate_;
   mutable std::mutex state_mutex_;
   KvContent state_;
-  const ForkGuard state_guard_{state_mutex_};
   std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
+  const ForkGuard guard_;
 };
 
 }  // namespace gkv

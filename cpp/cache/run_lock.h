@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork_guard.h"
-
 namespace gkv {
 
 class RunGate;
@@ -48,9 +46,10 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
-// Hands out one RunLock at a time. Thread-safe. A thread that works for a step
-// (InsideStep) waits for no lock, since others wait for it: where it would have
-// to, Lock() and TryLock(since) throw Busy.
+// Hands out one RunLock at a time. Its owner has a ForkGuard for its mutex.
+// Thread-safe. A thread that works for a step (InsideStep) waits for no lock,
+// since others wait for it: where it would have to, Lock() and TryLock(since)
+// throw Busy.
 class RunGate {
  public:
   RunGate() = default;
@@ -75,6 +74,9 @@ class RunGate {
     const std::lock_guard lock(mutex_);
     return held_;
   }
+  // What a ForkGuard is made with.
+  std::mutex& mutex() { return mutex_; }
+  std::condition_variable& changed() { return changed_; }
   // Whether `lock` is this gate's.
   bool Owns(const RunLock& lock) const { return lock.gate_ == this; }
 
@@ -92,7 +94,6 @@ class RunGate {
   std::vector<Callback> waiting_;
   bool waits_for_reader_ = false;
   std::chrono::steady_clock::time_point waits_since_;  // if it does
-  const ForkGuard guard_{mutex_, &changed_};
 };
 
 }  // namespace gkv
