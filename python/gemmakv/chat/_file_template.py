@@ -388,16 +388,26 @@ def _sought(tree: jinja2.nodes.Template) -> set[int]:
 
 def _name_results(chat: Sequence[dict[str, Any]]) -> None:
     """Has results of tools say the function's name, which most clients leave
-    to the id of the call.
+    to the id of the call. Where no call has it, calls have results in turn.
     """
     names: dict[str, str] = {}
+    in_turn: list[str] = []
+    place = 0
     for fields in chat:
-        for call in fields.get("tool_calls", ()):
+        calls = fields.get("tool_calls", ())
+        for call in calls:
             if "id" in call:
                 names[call["id"]] = call["function"]["name"]
+        if calls:
+            in_turn, place = [one["function"]["name"] for one in calls], 0
+        if fields["role"] != "tool":
+            continue
         known = names.get(fields.get("tool_call_id") or "")
-        if fields["role"] == "tool" and "name" not in fields and known:
+        if not known and in_turn:
+            known = in_turn[min(place, len(in_turn) - 1)]
+        if "name" not in fields and known:
             fields["name"] = known
+        place += 1
 
 
 def _joined_results(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

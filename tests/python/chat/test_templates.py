@@ -31,6 +31,7 @@ from gemmakv.chat._transcript import Encoder, common_exact, common_text
 from support import tiny_gguf
 from support.chat_cases import (
     CASES,
+    FUNCTIONS,
     GENERATIONS,
     PARTS,
     TURNS,
@@ -292,6 +293,30 @@ def test_what_a_tool_returned(tokenizer: Tokenizer) -> None:
         ]
         found.append("".join(s.text for s in rendered(template, messages)))
     assert found == ['{"mm": 3}', "[('mm', 3)]", '{"mm": 3}']
+
+
+def test_results_of_calls_that_nobody_made(tokenizer: Tokenizer) -> None:
+    """They are those of the calls before them, in turn, to a template that
+    wants their names.
+    """
+    template = file_template(tokenizer, FUNCTIONS)
+    calls = [
+        {"id": f"call {name}", "function": {"name": name, "arguments": {}}}
+        for name in ("ff", "gg")
+    ]
+
+    def text(*ids: str | None) -> str:
+        results = [Message("tool", "1", tool_call_id=id) for id in ids]
+        said = [
+            Message("user", "a"),
+            Message("assistant", None, tool_calls=calls),
+            *results,
+        ]
+        return "".join(s.text for s in rendered(template, said))
+
+    assert text(None, "x") == text("call ff", "call gg")
+    assert text("call gg", None, None) == text("call gg", "call gg", "call gg")
+    assert "response:ff" in text("x")
 
 
 def test_no_parts_to_a_template_that_wants_one(tokenizer: Tokenizer) -> None:
