@@ -18,16 +18,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Breaker {
-  bool open = false;
-  bool trial = false;  // a probe, or a write that was let through, is running
-  Clock::time_point retry_at;
-  std::chrono::nanoseconds backoff;
-};
-
 }  // namespace
 
 struct RemoteCalls::State {
+  struct Breaker {
+    bool open = false;
+    bool trial = false;  // a probe, or a write that was let through, is running
+    Clock::time_point retry_at;
+    std::chrono::nanoseconds backoff;
+  };
+
   const RemoteCallOptions options;
   const Work probe;
   std::mutex mutex;  // guards what follows
@@ -181,7 +181,7 @@ bool RemoteCalls::Run(Side side, Work work) {
     }
   }
   const std::shared_ptr<Call> call(new Call(state_, side, false));
-  Breaker& breaker = state.Of(side);
+  State::Breaker& breaker = state.Of(side);
   breaker.trial = breaker.open;
   ++state.stats.calls;
   try {
