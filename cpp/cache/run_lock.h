@@ -74,7 +74,7 @@ class RunGate {
     const std::lock_guard lock(mutex_);
     return held_;
   }
-  // What a ForkGuard is made with.
+  // For the owner's ForkGuard.
   std::mutex& mutex() { return mutex_; }
   std::condition_variable& changed() { return changed_; }
   // Whether `lock` is this gate's.

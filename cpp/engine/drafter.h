@@ -7,7 +7,7 @@
 
 namespace gkv {
 
-// What guesses have to bring at least, as a multiple of what there is without:
+// Guesses have to bring at least so many times the tokens that come without:
 // costs are measured, and vary.
 inline constexpr double kLeastGain = 1.03;
 

@@ -540,7 +540,7 @@ GenerateResult Gemma::Generate(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
-  // Of a stream it is not known before that it is waited for.
+  // Whether anybody will wait for a stream is not known before.
   std::optional<StepWait> waits;
   if (on_token) waits.emplace(scheduler().Waiting());
   const Job job{cache, prompt, options, on_token != nullptr};

@@ -350,7 +350,7 @@ void Scheduler::DropEnded() {
   unfinished_ -= ended;
 }
 
-// Of those that wait or are settled, after some have come to their end.
+// Ends those that wait or are settled, after some have come to their end.
 void Scheduler::EndSettled(std::list<Sequence>& sequences) {
   Look(sequences.size());
   for (auto at = sequences.begin(); at != sequences.end();) {
@@ -693,8 +693,8 @@ bool Scheduler::MakeRoom(Sequence& sequence) {
   return true;
 }
 
-// Of those that are younger and done, but for the sequence's own batch, and
-// hold blocks of its pool; null if there is none.
+// Finds the youngest one that is done and younger than the sequence, of another
+// batch, with blocks of the same pool; null if there is none.
 Sequence* Scheduler::YoungestSettled(const Sequence& sequence) {
   for (auto other = settled_.rbegin(); other != settled_.rend(); ++other) {
     if (other->number() < sequence.number()) break;

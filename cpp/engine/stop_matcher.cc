@@ -7,7 +7,7 @@
 namespace gkv {
 namespace {
 
-// What Python's str.strip() leaves out, beside the ASCII characters.
+// The characters beyond ASCII that Python's str.strip() removes.
 constexpr std::string_view kSpaces[] = {
     "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\xA8",
     "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80",

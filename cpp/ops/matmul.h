@@ -81,7 +81,7 @@ RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols);
 void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
                 size_t tile, uint8_t* out);
 
-// What MatMul works in, whatever its arguments are.
+// The size of MatMul's scratch, whatever its arguments are.
 inline constexpr size_t kMatMulScratchBytes = 304 * 1024;
 
 // out[m * out_stride + r] = dot(weights row r, input row m) for the rows r of

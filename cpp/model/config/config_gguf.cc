@@ -126,7 +126,8 @@ class MetadataReader {
            field.name == std::string_view("rope_dim");
   }
 
-  // What leaving out the key means; empty if it must be stated.
+  // The values that a file means by leaving out the key; empty if it must state
+  // them.
   std::vector<double> Omitted(const Field& field,
                               const ModelConfig& config) const {
     if (named_ != nullptr) return field.Get(*named_);

@@ -328,7 +328,7 @@ class FileTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """What a template reads and writes; its comments are no part of it.
+    """The names and texts that a template uses; its comments do not count.
 
     Attributes:
       variables: names that it is to be given: it reads them, and does not set

@@ -200,8 +200,8 @@ def said_in_text(
 
 
 def result_text(message: Message, called: str | None) -> str:
-    """What a tool returned, as text; `called`: the name of the function whose
-    call it names.
+    """Renders the result of a tool as text. `called` is the name of the
+    function that was called, for a result that has no name.
     """
     body = {"name": message.name or called, "content": _content(message)}
     return f"<tool_response>\n{_json(body)}\n</tool_response>"
@@ -378,7 +378,7 @@ Write = Callable[[Mapping[int, ToolSchema], bool], str]
 
 @dataclasses.dataclass(frozen=True)
 class ToolGrammar(Grammar):
-    """What a reply follows that may call tools.
+    """The grammar of a reply that may call tools.
 
     Attributes:
       source: what the schemas are; the same text may be of several, which
@@ -423,9 +423,10 @@ class ToolGrammar(Grammar):
 
 
 def tool_grammar(use: ToolUse, write: Write) -> ToolGrammar:
-    """What a reply follows that may call the tools of `use`. Raises ValueError
-    that names the tool and a keyword of its schema that cannot be enforced,
-    where the tool is strict, and what is too large.
+    """Writes the grammar of a reply that may call the tools of `use`.
+
+    Raises ValueError for a strict tool with a keyword that cannot be enforced,
+    and names both; likewise for what is too large.
     """
     schemas = {
         i: _schema(i, tool["function"]) for i, tool in use.called.items()
@@ -494,7 +495,7 @@ def _fitted(
 
 
 def _written(i: int, one: ToolSchema, write: Write) -> Written:
-    """What is tried of another schema of a tool."""
+    """Returns what writes the grammar to try for another schema of a tool."""
 
     def written(schema: Mapping[str, Any]) -> Tried:
         tool = dataclasses.replace(one, schema=schema)

@@ -151,8 +151,8 @@ def probe_rules(render: Callable[[list[Message]], str]) -> TurnRules:
     """
 
     def gaps(order: str) -> list[str]:
-        """What stands before, between and after messages; [] if it is not
-        all there.
+        """Returns the texts before, between and after the messages; [] if one
+        of these is missing.
         """
         marks = [chr(0xE000 + i) for i in range(len(order))]
         messages = [
@@ -300,7 +300,7 @@ def _open_first(turns: list[_Turn]) -> None:
 
 
 def _signed(name: str, content: Any) -> Any:
-    """What somebody said, with the name before it."""
+    """Puts the name of the speaker before a content."""
     if isinstance(content, str):
         return f"{name}: {content.strip()}" if content.strip() else content
     if not content:

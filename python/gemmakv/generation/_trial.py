@@ -124,7 +124,7 @@ class Trials:
 def _ended(
     process: subprocess.Popen[bytes], line: bytes, seconds: float
 ) -> dict[str, Any] | None:
-    """What the process says of a job that ended; it may have died of it."""
+    """Reads what the process answers to a job; it may have died of it."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(line)

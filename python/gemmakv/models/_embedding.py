@@ -44,7 +44,7 @@ class EmbeddingInfo:
 
 
 def embedding_of_gguf(path: str, file: _core.GgufFile) -> EmbeddingInfo:
-    """Of an open GGUF file of a model of embeddings.
+    """Reads an open GGUF file of a model of embeddings.
 
     Raises CorruptFile for a value of a wrong type.
     """

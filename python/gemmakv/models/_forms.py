@@ -48,7 +48,7 @@ def check_no_adapter(where: str, names: Iterable[str]) -> None:
 
 
 def describe_parts(names: Iterable[str]) -> str:
-    """What tensors of parts beside a language model are, and what a model
+    """Describes tensors of parts beside a language model, and what a model
     without them cannot do: "its image encoder (2 tensors: mm, v): images are
     not supported yet". Requires: at least one.
     """

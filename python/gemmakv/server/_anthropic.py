@@ -197,7 +197,9 @@ def _check_hints(document: Mapping[str, Any]) -> None:
 def _names(
     body: CountBody, places: Sequence[str], format: str
 ) -> dict[str, str]:
-    """What the client calls fields; `format`: that of the reply's form."""
+    """Maps fields to the client's names for them; `format` is the name of the
+    field that states the form of the reply.
+    """
     names = dict(_NAMES)
     for ours in ("response_format", "response_format.json_schema"):
         names[ours] = format
@@ -400,7 +402,7 @@ def _call_of(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _id(block: Mapping[str, Any], name: str, where: str) -> str | None:
-    """Of a call; some clients leave it out."""
+    """Reads a text of a call that some clients leave out."""
     value = block.get(name)
     return None if value is None else _text(block, name, where)
 

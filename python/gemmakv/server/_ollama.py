@@ -305,7 +305,7 @@ def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
 
 
 def _model_info(service: ChatService) -> dict[str, Any]:
-    """What clients size their requests by, under the names of GGUF."""
+    """Returns the sizes that clients fit their requests to, by GGUF's names."""
     gemma = service.gemma
     config, name = gemma.config, gemma.config.architecture
     return {
@@ -404,8 +404,8 @@ class _Shape:
         thinking: str = "",
         first: int = 0,
     ) -> dict[str, Any]:
-        """What an object begins with; `first`: the place of the first call
-        among those of the reply.
+        """Returns the fields that an object begins with. `first` is the place
+        of its first call among those of the reply.
         """
         now = datetime.datetime.now(datetime.UTC).isoformat()
         said: Any = text
