@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def cached(preset):
-    """Reads the entries of CMake's cache; none without a build of the preset."""
+    """Reads the entries of CMake's cache; none before the first build."""
     try:
         text = (ROOT / "build" / preset / "CMakeCache.txt").read_text("utf-8")
     except OSError:
