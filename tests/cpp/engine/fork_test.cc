@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/fork_guard.h"
+#include "base/sanitized.h"
 #include "base/watchdog.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
@@ -29,7 +30,8 @@ std::atomic<bool> goes_on = false;
 
 }  // namespace
 
-[[gnu::noinline]] void* operator new(size_t size) {
+[[gnu::noinline]] void* operator new(size_t size,
+                                     const std::nothrow_t&) noexcept {
   if (std::exchange(stops_in_new, false)) {
     stopped = true;
     stopped.notify_all();
@@ -39,7 +41,10 @@ std::atomic<bool> goes_on = false;
       std::this_thread::yield();
     }
   }
-  void* const memory = std::malloc(size);
+  return std::malloc(size);
+}
+[[gnu::noinline]] void* operator new(size_t size) {
+  void* const memory = ::operator new(size, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -102,6 +107,12 @@ bool Throws(const std::function<void()>& call) {
 
 class ForkTest : public ::testing::Test {
  protected:
+  void SetUp() override {
+    if (kSanitized) {
+      GTEST_SKIP() << "a sanitizer's allocator may be locked in the child for "
+                      "ever, by a thread that it does not have";
+    }
+  }
   static std::shared_ptr<Gemma> Load() {
     MemorySource source = TinyTensors(MixedTypes());
     LoadOptions options;
