@@ -5,9 +5,11 @@ Run it with the Python that gemmakv[demo,test] is installed in. The C++ tests of
 the preset release take what pip has compiled. Exits with 1 if any test fails,
 after all have run.
 
-Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python] [--jobs N]
-                    [--only LAYER/NAME ...]
+Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python | --fast]
+                    [--no-build] [--jobs N] [--only LAYER/NAME ...]
 
+--fast runs the Python tests without those marked `slow` and compiles nothing.
+--no-build runs the C++ tests as an earlier run has built them.
 --only builds and runs some C++ test programs: engine/stress is that of
 tests/cpp/engine/stress_test.cc.
 """
@@ -63,7 +65,7 @@ def run(what, *command):
     return result.returncode == 0
 
 
-def run_cpp(preset, jobs, only):
+def run_cpp(preset, jobs, only, build_first):
     cache = cached(preset)
     tools = {
         "cmake": program("cmake", cache.get("CMAKE_COMMAND")),
@@ -75,6 +77,9 @@ def run_cpp(preset, jobs, only):
             print(f"== {name} not found: pip install '.[test]' brings it")
             return False
     cmake = tools["cmake"]
+    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
+    if not build_first:
+        return run("C++ tests", tools["ctest"], *tests)
     configure = [cmake, "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
     if tools["ninja"] != cache.get("CMAKE_MAKE_PROGRAM"):
         configure.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
@@ -86,8 +91,18 @@ def run_cpp(preset, jobs, only):
         return run("build", *build, "--target", *programs) and all(
             [run("C++ test", f"build/{preset}/{name}") for name in programs]
         )
-    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
     return run("build", *build) and run("C++ tests", tools["ctest"], *tests)
+
+
+def run_python(jobs, fast):
+    # Each worker takes half of the list and steals from the other's end when
+    # it is through with its own, so tests of one file mostly stay together and
+    # share their models.
+    pytest = [sys.executable, "-m", "pytest", "-n", jobs]
+    pytest += ["--dist", "worksteal", "--durations", "25"]
+    if fast:
+        pytest += ["-m", "not slow"]
+    return run("Python tests", *pytest)
 
 
 def main():
@@ -98,22 +113,31 @@ def main():
     half = parser.add_mutually_exclusive_group()
     half.add_argument("--cpp", action="store_true", help="C++ tests only")
     half.add_argument("--python", action="store_true", help="Python tests only")
+    half.add_argument(
+        "--fast",
+        action="store_true",
+        help="Python tests only, without those marked slow",
+    )
+    parser.add_argument(
+        "--no-build",
+        dest="build",
+        action="store_false",
+        help="run the C++ tests that are built",
+    )
     parser.add_argument(
         "--only", nargs="+", metavar="LAYER/NAME", help="these C++ tests only"
     )
     parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
     args = parser.parse_args()
 
+    python_only = args.python or args.fast
+    if python_only and args.only:
+        parser.error("--only names C++ tests: not with --python or --fast")
     good = True
-    if not args.python:
-        good = run_cpp(args.preset, args.jobs, args.only)
+    if not python_only:
+        good = run_cpp(args.preset, args.jobs, args.only, args.build)
     if not args.cpp and not args.only:
-        # A file's tests share models, so they stay together. Those of few
-        # tests are often the longest: they are not left for the end.
-        parallel = ["-n", args.jobs, "--dist", "loadfile"]
-        parallel += ["--no-loadscope-reorder", "--durations", "25"]
-        pytest = [sys.executable, "-m", "pytest", *parallel]
-        good = run("Python tests", *pytest) and good
+        good = run_python(args.jobs, args.fast) and good
     return 0 if good else 1
 
 

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Runs all tests many times on a machine that is kept busy.
+
+Run it after run_tests.py, which builds what it runs. A test that fails here and
+not on an idle machine waits for a while instead of for what happens. Exits with
+1 if any run fails.
+
+Usage: repeat_tests.py [--runs N] [--load N] [--at-once N] [--logs FOLDER]
+                       [-- ARGUMENTS OF run_tests.py]
+
+--load is how many processes keep the machine busy beside each run. With
+--at-once the other runs are part of that load: each counts as its number of
+jobs, and idle loops make up the rest.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = os.cpu_count() or 1
+
+# A line of CTest or of pytest that names a failed test.
+FAILED = re.compile(
+    r"^\s*\d+ - .*\((?:Failed|Timeout|.*Exception.*)\).*|^(?:FAILED|ERROR) .*",
+    re.M,
+)
+
+
+@contextlib.contextmanager
+def busy(processes):
+    """Keeps so many processes computing."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(loop) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def run(number, arguments, logs):
+    """Runs all tests once; returns the lines that name what failed."""
+    log = logs / f"run-{number}.log"
+    command = [sys.executable, str(ROOT / "tools/run_tests.py"), "--no-build"]
+    start = time.monotonic()
+    with log.open("w", encoding="utf-8") as out:
+        result = subprocess.run(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    text = log.read_text("utf-8", errors="replace")
+    failed = [line.strip() for line in FAILED.findall(text)]
+    if result.returncode != 0 and not failed:
+        failed = [f"exit code {result.returncode}: see {log.name}"]
+    seconds = time.monotonic() - start
+    load = os.getloadavg()[1]
+    outcome = f"{len(failed)} failed" if failed else "green"
+    print(
+        f"run {number}: {outcome} after {seconds:.0f} s, load {load:.1f}",
+        *failed,
+        sep="\n  ",
+        flush=True,
+    )
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--load", type=int, default=6)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--logs", type=Path, default=ROOT / "build/repeats")
+    parser.add_argument("arguments", nargs="*", help="of run_tests.py")
+    args = parser.parse_args()
+    if args.runs < 1 or args.load < 0 or args.at_once < 1:
+        parser.error("--runs and --at-once are at least 1, --load at least 0")
+    args.logs.mkdir(parents=True, exist_ok=True)
+
+    others = (args.at_once - 1) * JOBS
+    with (
+        busy(max(0, args.load - others)),
+        ThreadPoolExecutor(args.at_once) as pool,
+    ):
+        numbers = range(1, args.runs + 1)
+        failed = list(
+            pool.map(lambda n: run(n, args.arguments, args.logs), numbers)
+        )
+    green = failed.count([])
+    print(f"{green} of {args.runs} runs are green")
+    return 0 if green == args.runs else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
