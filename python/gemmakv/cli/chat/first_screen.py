@@ -13,8 +13,6 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from gemmakv.chat._templates import is_pretrained
 
 if TYPE_CHECKING:
@@ -50,20 +48,14 @@ def show(view: View, model: str, program: str | None = None) -> None:
         "instructions. Try"
     )
     for question in QUESTIONS:
-        _show_line(view, question)
+        view.show_input(question)
     view.say("and, in the shell, a text or examples for it to continue:")
-    _show_line(view, f'{command} --max-tokens 40 "{STORY}"')
-    _show_line(view, f'{command} --stop , "{EXAMPLES}"')
+    view.show_input(f'{command} --max-tokens 40 "{STORY}"')
+    view.show_input(f'{command} --stop , "{EXAMPLES}"')
     view.say(
         'A model that follows instructions has "it" in its name: --model '
         'org/repo (after pip install "gemmakv[hub]") or --model FILE.gguf.'
     )
-
-
-def _show_line(view: View, line: str) -> None:
-    """Shows a line to type; the terminal wraps it, so that it copies whole."""
-    text = Text(f" {line}", style="cyan", no_wrap=True, overflow="ignore")
-    view.show(text)
 
 
 def _program() -> str:

@@ -51,6 +51,9 @@ class View:
     def show(self, renderable: RenderableType) -> None:
         """A table or a tree."""
 
+    def show_input(self, line: str) -> None:
+        """Something to type, one line that can be copied whole."""
+
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         """A reminder of (role, content) pairs said before."""
 
@@ -105,6 +108,11 @@ class TerminalView(View):
 
     def show(self, renderable: RenderableType) -> None:
         self._console.print(renderable)
+
+    def show_input(self, line: str) -> None:
+        # The terminal wraps it.
+        text = Text(f" {printable(line)}", style="cyan")
+        self._console.print(text, soft_wrap=True)
 
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         for role, content in messages:
