@@ -27,7 +27,11 @@ EXAMPLES = "big: small, old: new, up:"
 
 
 def is_for(chat: Chat) -> bool:
-    """Tells whether the model is pretrained and has not replied here yet."""
+    """Tells whether the model is one of Gemma's, pretrained, and has not
+    replied here yet.
+    """
+    if not chat.gemma.config.name:  # it may not know what Gemma's know
+        return False
     if chat.session().template.name != "plain":
         return False
     if any(entry.record.turns for entry in chat.book.entries):
