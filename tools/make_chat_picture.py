@@ -31,7 +31,7 @@ COLUMNS, ROWS = 80, 40
 LINES = [
     ("main", "What is the capital of France?"),
     ("main", "/fork"),
-    ("main-2", "And what is it famous for?"),
+    ("main-2", "What is the capital of Japan?"),
     ("main-2", "/tree"),
 ]
 # As rich's, without fonts that a browser would have to load.

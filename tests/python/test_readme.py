@@ -6,8 +6,10 @@ import dataclasses
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 import typing
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +18,18 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.cli import main
+from gemmakv.cli.chat import first_screen
+from gemmakv.cli.chat.view import TerminalView
 from support import template_folders
 from support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+# A command that continues a text, and the lines below it.
+TRANSCRIPT = re.compile(
+    r"^    \$ \S+/gemmakv (generate .*)\n((?:    .+\n)+)", re.MULTILINE
+)
 
 
 def run_blocks(page: Path, **given: object) -> dict[str, object]:
@@ -45,6 +54,28 @@ def test_readme_python_runs(model_path: str) -> None:
     assert isinstance(restored, gemmakv.KVCache)
     assert isinstance(original, gemmakv.KVCache)
     assert restored.tokens.tolist() == original.tokens.tolist()
+
+
+def test_readme_shows_what_generate_prints(
+    model_path: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    del model_path
+    found = TRANSCRIPT.findall((ROOT / "README.md").read_text("utf-8"))
+    assert len(found) >= 2
+    for command, printed in found:
+        assert main(shlex.split(command)) == 0
+        said = capfdbinary.readouterr().out.decode()
+        assert said.split() == printed.split()
+
+
+def test_readme_shows_the_first_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first_screen.show(TerminalView(), "gemma-3-270m", ".venv/bin/gemmakv")
+    said = textwrap.indent(capsys.readouterr().out, "    ")
+    shown = (ROOT / "README.md").read_text("utf-8")
+    assert re.sub(" +\n", "\n", said) in shown
 
 
 def test_guide_python_runs(model_path: str) -> None:

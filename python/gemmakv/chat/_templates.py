@@ -400,6 +400,14 @@ def template_for(
     raise unexpected("template", f"{names}, a Template or None", template)
 
 
+def is_pretrained(gemma: Model) -> bool:
+    """Tells whether the model's files say what it is called, and neither a
+    name nor a chat template that it was tuned for chat.
+    """
+    tuned = gemma.chat_template is not None or gemma.instruction_tuned
+    return not tuned and not gemma._info.is_anonymous
+
+
 def _warn_of_anonymous(gemma: Model) -> None:
     """Warns, once for each model, that the plain dialogue is but a guess."""
     if "template" in gemma._warned or not gemma._info.is_anonymous:

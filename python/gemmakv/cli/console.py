@@ -6,8 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import BinaryIO
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import BinaryIO, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -57,6 +57,41 @@ def write(text: str) -> None:
         raise ReaderGone from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, "stdout") from None
+
+
+Tell = Callable[[str], None]  # takes a remark, one line without its end
+
+
+def write_note(line: str) -> None:
+    """Writes a remark to stderr."""
+    sys.stderr.write(f"gemmakv: note: {line}\n")
+
+
+class Notes:
+    """Remarks on what is kept on disks, which wait for the first answer.
+
+    `tell` writes the remarks that wait, each one once. The end of a `with`
+    block does too, however the block ends: none is lost where there is no
+    answer.
+    """
+
+    def __init__(self, write: Tell = write_note) -> None:
+        self._write = write
+        self._waiting: list[str] = []
+
+    def add(self, line: str) -> None:
+        self._waiting.append(line)
+
+    def tell(self) -> None:
+        while self._waiting:
+            self._write(self._waiting.pop(0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # the terminal may be gone
+            self.tell()
 
 
 def stdin() -> BinaryIO:
@@ -154,10 +189,12 @@ def load(
     prefix_cache: PrefixCache | bool | Callable[[], PrefixCache] = True,
     draft: str | None = None,
     pin_threads: bool = False,
+    tell: Tell = write_note,
 ) -> Gemma:
     """A model, with progress bars for fetching and loading it and its draft.
 
-    A prefix cache that is a function is made once the model is here.
+    A prefix cache that is a function is made once the model is here. `tell`
+    takes what there is to say of the file of packed weights.
     """
     path = fetch(model)
     guesses = load_draft(draft, path, threads, packed_cache)
@@ -181,11 +218,11 @@ def load(
         )
     packed = gemma.packed_weights
     if packed.state == "written":
-        sys.stderr.write(
-            f"gemmakv: note: the next start is quicker: packed weights "
+        tell(
+            f"the next start is quicker: packed weights "
             f"({in_bytes(packed.nbytes)}) are kept in "
             f"{os.path.dirname(packed.path or '')}; `gemmakv packed` lists "
-            "and deletes them\n"
+            "and deletes them"
         )
     return gemma
 

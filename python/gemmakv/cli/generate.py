@@ -29,8 +29,7 @@ from gemmakv.options import GenerationOptions
 EXAMPLES = examples(
     'gemmakv generate -m gemma-3-270m "The capital of France is"',
     "gemmakv generate -m gemma-3-270m --max-tokens 64 - < prompt.txt",
-    "gemmakv generate -m model.gguf --temperature 0.8 --seed 7 "
-    '"Once upon"',
+    'gemmakv generate -m model.gguf --temperature 0.8 --seed 7 "Once upon"',
     'gemmakv generate -m org/repo --json "Two plus two is" | jq .text',
 )
 
@@ -90,41 +89,49 @@ def generate(
     text = prompt
     if prompt == "-":
         text = console.prompt_of("stdin", console.read_stdin())
-    prefix = prefix_flags.open_prefix_cache(
-        prefix_cache_ram,
-        prefix_cache_shared,
-        prefix_cache_disk,
-        prefix_cache_remote,
-    )
-    gemma = console.load(
-        model,
-        threads,
-        not no_packed_cache,
-        quantize,
-        prefix,
-        draft,
-        pin_threads,
-    )
-    if sampling_defaults:
-        options = {**gemma.sampling_defaults, **options}
-    GenerationOptions.check(options, gemma.config.vocab_size)
-    cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
-    if as_json:
-        generation = gemma.generate(cache, text, **options)
-        console.write(_to_json(text, generation) + "\n")
-        return
-    with gemma.stream(cache, text, **options) as stream:
-        if not no_echo:
-            console.write(text)
-        try:
-            for piece in stream:
-                if piece.text:
-                    console.write(piece.text)
-        except BaseException:  # Ctrl-C above all: the line ends here
-            with contextlib.suppress(console.ReaderGone):
-                console.write("\n")
-            raise
-        console.write("\n")
+    with console.Notes() as notes:
+        prefix = prefix_flags.open_prefix_cache(
+            prefix_cache_ram,
+            prefix_cache_shared,
+            prefix_cache_disk,
+            prefix_cache_remote,
+            tell=notes.add,
+        )
+        gemma = console.load(
+            model,
+            threads,
+            not no_packed_cache,
+            quantize,
+            prefix,
+            draft,
+            pin_threads,
+            notes.add,
+        )
+        if sampling_defaults:
+            options = {**gemma.sampling_defaults, **options}
+        GenerationOptions.check(options, gemma.config.vocab_size)
+        cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
+        if as_json:
+            generation = gemma.generate(cache, text, **options)
+            console.write(_to_json(text, generation) + "\n")
+            return
+        with gemma.stream(cache, text, **options) as stream:
+            _write(stream, "" if no_echo else text)
+
+
+def _write(stream: gemmakv.Stream, before: str) -> None:
+    """Writes a text and, as it comes, what follows it; ends the line."""
+    if before:
+        console.write(before)
+    try:
+        for piece in stream:
+            if piece.text:
+                console.write(piece.text)
+    except BaseException:  # Ctrl-C above all: the line ends here
+        with contextlib.suppress(console.ReaderGone):
+            console.write("\n")
+        raise
+    console.write("\n")
 
 
 def _to_json(prompt: str, generation: gemmakv.Generation) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable
 
 import typer
@@ -19,6 +18,7 @@ from gemmakv.cache._folders import (
 )
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.cli import describe
+from gemmakv.cli.console import Tell, write_note
 from gemmakv.errors import GemmaKVError
 
 __all__ = [
@@ -81,13 +81,14 @@ def open_prefix_cache(
     disk: str | None,
     remote: str | None,
     default_disk: bool = False,
+    tell: Tell = write_note,
 ) -> Opened:
     """What the flags ask for; True: the default.
 
     With `default_disk`, where they say nothing of a disk, there is one in the
     user's cache folder if that can be: it is opened, or made, by the function
-    that this gives. A line on stderr says that it is made, or why it is not
-    there.
+    that this gives. `tell` takes a line that says that it is made, or why it
+    is not there, and one where a disk has less than was asked for.
     """
     disks = disk is None and default_disk
     disk, shared = wanted(disk), wanted(shared)
@@ -121,10 +122,12 @@ def open_prefix_cache(
         )
         if disks:
             make().close()  # what is asked for can be had
-            return functools.partial(_with_default_disk, make)
+            return functools.partial(_with_default_disk, make, tell)
         opened = make()
         if "disk_bytes" in sizes:
-            _say_what_is_free(opened, str(folders["disk"]), sizes["disk_bytes"])
+            _say_what_is_free(
+                opened, str(folders["disk"]), sizes["disk_bytes"], tell
+            )
         return opened
     except (OSError, ValueError) as error:
         words = describe(error)
@@ -152,19 +155,23 @@ def wanted(tier: str | None) -> str | None:
     return None if tier in _NONE else tier
 
 
-def _say_what_is_free(prefix: PrefixCache, folder: str, asked: int) -> None:
-    """A line on stderr where a disk has less than was asked for."""
+def _say_what_is_free(
+    prefix: PrefixCache, folder: str, asked: int, tell: Tell
+) -> None:
+    """Tells it where a disk has less than was asked for."""
     found = os.statvfs(folder)
     room = found.f_bavail * found.f_frsize + prefix.stats().bytes["disk"]
     if asked > room:
-        sys.stderr.write(
-            f"gemmakv: note: --prefix-cache-disk: {in_bytes(asked)} asked for, "
+        tell(
+            f"--prefix-cache-disk: {in_bytes(asked)} asked for, "
             f"{folder} has room for {in_bytes(room)}: it takes what others "
-            "leave of that\n"
+            "leave of that"
         )
 
 
-def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:
+def _with_default_disk(
+    make: Callable[..., PrefixCache], tell: Tell
+) -> PrefixCache:
     try:
         folder, budget = default_disk_folder()
         made = not (folder / "key").exists()
@@ -173,16 +180,15 @@ def _with_default_disk(make: Callable[..., PrefixCache]) -> PrefixCache:
             os.fsencode(folder), tier="disk", mapped=False, budget_bytes=budget
         )
     except (OSError, ValueError, GemmaKVError) as error:
-        sys.stderr.write(
-            "gemmakv: note: what is computed is not kept for later starts: "
-            f"{describe(error)}\n"
+        tell(
+            f"what is computed is not kept for later starts: {describe(error)}"
         )
         return make()
     if made:
-        sys.stderr.write(
-            "gemmakv: note: what is computed is kept for later starts in "
+        tell(
+            "what is computed is kept for later starts in "
             f"{folder} (at most {in_bytes(budget)}); --prefix-cache-disk none "
-            "keeps nothing\n"
+            "keeps nothing"
         )
     return make(disk=folder, disk_bytes=budget)
 

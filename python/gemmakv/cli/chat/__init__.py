@@ -2,7 +2,7 @@
 
     command.py    the command line's options; chooses terminal or pipe
     terminal.py   the loop on a terminal       completion.py  what Tab offers
-    pipe.py       the loop on a pipe
+    pipe.py       the loop on a pipe           first_screen.py  what to try
     chat.py       the open conversations, what commands and loops work on
     commands.py   the table of commands        arguments.py   what they take
     actions.py    commands that change things  reports.py     that tell things

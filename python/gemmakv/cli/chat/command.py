@@ -150,54 +150,66 @@ def chat(
 
     screen = TerminalView()
     view: View = screen if on_terminal else PipeView(as_json)
-    gemma = _load(
-        model,
-        threads,
-        pin_threads,
-        quantize,
-        prefix_flags.open_prefix_cache(
-            prefix_cache_ram,
-            prefix_cache_shared,
-            prefix_cache_disk,
-            prefix_cache_remote,
-            default_disk=not no_persist,
-        ),
-        draft,
-    )
-    if sampling_defaults:
-        options = {**gemma.sampling_defaults, **options}
-    persist = not no_persist and (on_terminal or session is not None)
-    store = _open_store(gemma, view) if persist else None
-    defaults = Defaults(
-        system, options, overflow, template, capacity_tokens, kv_dtype, think
-    )
-    open_chat = Chat(gemma, view, defaults, store)
-    try:
-        GenerationOptions.check(options, gemma.config.vocab_size)
-        if not on_terminal:
-            from gemmakv.cli.chat import pipe
+    with view.notes as notes:
+        gemma = _load(
+            model,
+            threads,
+            pin_threads,
+            quantize,
+            prefix_flags.open_prefix_cache(
+                prefix_cache_ram,
+                prefix_cache_shared,
+                prefix_cache_disk,
+                prefix_cache_remote,
+                default_disk=not no_persist,
+                tell=notes.add,
+            ),
+            draft,
+            notes.add,
+        )
+        if sampling_defaults:
+            options = {**gemma.sampling_defaults, **options}
+        persist = not no_persist and (on_terminal or session is not None)
+        store = _open_store(gemma, view) if persist else None
+        defaults = Defaults(
+            system,
+            options,
+            overflow,
+            template,
+            capacity_tokens,
+            kv_dtype,
+            think,
+        )
+        open_chat = Chat(gemma, view, defaults, store)
+        try:
+            GenerationOptions.check(options, gemma.config.vocab_size)
+            if not on_terminal:
+                from gemmakv.cli.chat import pipe
 
+                open_chat.open(session)
+                code = pipe.run(open_chat, console.lines())
+                lost = persist and (store is None or not store.writable)
+                return code or (EXIT_FAILURE if lost else 0)
+            from gemmakv._support.folders import data_folder
+            from gemmakv.cli.chat import first_screen
+            from gemmakv.cli.chat.terminal import Terminal
+
+            view.say(_greeting(gemma))
             open_chat.open(session)
-            code = pipe.run(open_chat, console.lines())
-            lost = persist and (store is None or not store.writable)
-            return code or (EXIT_FAILURE if lost else 0)
-        from gemmakv._support.folders import data_folder
-        from gemmakv.cli.chat.terminal import Terminal
-
-        view.say(_greeting(gemma))
-        open_chat.open(session)
-        open_chat.show_where()
-        history = data_folder() / "chat/history" if persist else None
-        code = Terminal(open_chat, screen, history).run()
-        unstored = open_chat.unstored() if persist else []
-        if unstored:
-            view.error(f"not saved: {', '.join(unstored)}")
-            return EXIT_FAILURE
-        return code
-    finally:
-        open_chat.close()
-        if gemma.prefix_cache is not None:
-            gemma.prefix_cache.cache.close()
+            if persist and first_screen.is_for(open_chat):
+                first_screen.show(view, model or DEFAULT_MODEL)
+            open_chat.show_where()
+            history = data_folder() / "chat/history" if persist else None
+            code = Terminal(open_chat, screen, history).run()
+            unstored = open_chat.unstored() if persist else []
+            if unstored:
+                view.error(f"not saved: {', '.join(unstored)}")
+                return EXIT_FAILURE
+            return code
+        finally:
+            open_chat.close()
+            if gemma.prefix_cache is not None:
+                gemma.prefix_cache.cache.close()
 
 
 def _load(
@@ -207,6 +219,7 @@ def _load(
     quantize: str | None,
     prefix_cache: prefix_flags.Opened,
     draft: str | None,
+    tell: console.Tell,
 ) -> gemmakv.Gemma:
     try:
         return console.load(
@@ -216,6 +229,7 @@ def _load(
             prefix_cache=prefix_cache,
             draft=draft,
             pin_threads=pin_threads,
+            tell=tell,
         )
     except gemmakv.GemmaKVError as error:
         if model is not None:
@@ -238,7 +252,7 @@ def _greeting(gemma: gemmakv.Gemma) -> str:
     threads = count(gemma.threads, "thread")
     return (
         f"gemmakv {gemmakv.__version__} · {name} · {threads} · "
-        "/help lists the commands, Ctrl-D leaves"
+        "/help lists commands, Ctrl-D leaves"
     )
 
 

@@ -30,9 +30,11 @@ _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 class View:
     """Where replies, answers of commands and errors go.
 
-    What a view does not show, it passes over.
+    What a view does not show, it passes over. `notes` are told after the
+    first reply.
     """
 
+    notes: console.Notes
     _console: Console
 
     @property
@@ -48,6 +50,9 @@ class View:
 
     def show(self, renderable: RenderableType) -> None:
         """A table or a tree."""
+
+    def show_input(self, line: str) -> None:
+        """Something to type, one line that can be copied whole."""
 
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         """A reminder of (role, content) pairs said before."""
@@ -82,6 +87,7 @@ class TerminalView(View):
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=False)
+        self.notes = console.Notes(lambda line: self.say(f"note: {line}"))
         self._waiting: contextlib.ExitStack | None = None
         self._wrap: WordWrap | None = None
         self._thinks = False  # what was written last is a thought
@@ -102,6 +108,11 @@ class TerminalView(View):
 
     def show(self, renderable: RenderableType) -> None:
         self._console.print(renderable)
+
+    def show_input(self, line: str) -> None:
+        # The terminal wraps it.
+        text = Text(f" {printable(line)}", style="cyan")
+        self._console.print(text, soft_wrap=True)
 
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         for role, content in messages:
@@ -150,6 +161,7 @@ class TerminalView(View):
         del name
         self.drop_reply()
         self._console.print(Text("  " + summary(generation), style="dim"))
+        self.notes.tell()
         self._console.print()
 
     def drop_reply(self) -> None:
@@ -186,6 +198,7 @@ class PipeView(View):
 
     def __init__(self, as_json: bool = False) -> None:
         self._as_json = as_json
+        self.notes = console.Notes()
         self._console = Console(
             stderr=True, color_system=None, highlight=False, width=200
         )
@@ -212,6 +225,7 @@ class PipeView(View):
         else:
             line = " ".join(printable(generation.text).split())
         console.write(line + "\n")
+        self.notes.tell()
 
 
 def summary(generation: Generation) -> str:
