@@ -15,6 +15,7 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
+from support.waits import LIMIT_S, wait_in_loop
 
 T = TypeVar("T")
 NAME = "talker"
@@ -32,7 +33,7 @@ def make_app(gemma: gemmakv.Gemma, **settings: Any) -> App:
 def client(app: App) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
     return httpx.AsyncClient(
-        transport=transport, base_url="http://localhost", timeout=60
+        transport=transport, base_url="http://localhost", timeout=LIMIT_S
     )
 
 
@@ -115,10 +116,10 @@ class Exchange:
         while text not in self.data:
             assert not self.task.done(), self.data
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 60)
+            await asyncio.wait_for(self._changed.wait(), LIMIT_S)
 
     async def done(self) -> None:
-        await asyncio.wait_for(asyncio.shield(self.task), 60)
+        await asyncio.wait_for(asyncio.shield(self.task), LIMIT_S)
 
     async def _send(self, message: dict[str, Any]) -> None:
         self.status = message.get("status", self.status)
@@ -127,9 +128,10 @@ class Exchange:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for it; a minute at most."""
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"a minute passed before {what}")
+    """Waits until `condition` holds. Raises AssertionError with `what` if it
+    does not within the limit.
+    """
+    try:
+        await wait_in_loop(condition)
+    except AssertionError as error:
+        raise AssertionError(f"it never came to: {what}") from error
