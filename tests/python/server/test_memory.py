@@ -142,9 +142,7 @@ def test_conversations_for_one_request(
 
 def test_a_whole_context_fits_the_least(talker_path: Path) -> None:
     gemma = gemmakv.Gemma.load(talker_path)
-    app = make_app(
-        gemma, max_model_len=CONTEXT, kv_cache_memory=least(gemma)
-    )
+    app = make_app(gemma, max_model_len=CONTEXT, kv_cache_memory=least(gemma))
     for text in ("a", "b"):
         body = {"prompt": text, "ignore_eos": True, "n_predict": -1}
         found = post(app, "/completion", body)
