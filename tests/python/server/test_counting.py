@@ -14,8 +14,8 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._diagnostics import Diagnostics, fingerprint
 from support.asgi import NAME, USER, get, make_app, post
-from support.kept import KEYS, bearer, error, prompts_of, serving
 from support.extras import needs
+from support.kept import KEYS, bearer, error, prompts_of, serving
 
 pytestmark = needs("openai", "anthropic")
 RESPONSES, CHAT, MESSAGES = (
