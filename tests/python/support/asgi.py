@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -84,10 +85,21 @@ class Exchange:
     """
 
     def __init__(
-        self, app: App, path: str, body: Any, headers: Any = None
+        self,
+        app: App,
+        path: str,
+        body: Any,
+        headers: Any = None,
+        *,
+        whole: bool = True,
+        leaves_after: int = 0,
     ) -> None:
+        """Starts a request. Of a body that is not `whole`, more is to come.
+        The client leaves after that many parts of the answer, if any.
+        """
         self.status = 0
         self.data = b""
+        self._parts_left = leaves_after
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._changed = asyncio.Event()
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -101,11 +113,16 @@ class Exchange:
             "server": ("localhost", 80), "client": ("127.0.0.1", 1),
         }  # fmt: skip
         self._incoming.put_nowait(
-            {"type": "http.request", "body": data, "more_body": False}
+            {"type": "http.request", "body": data, "more_body": not whole}
         )
         self.task = asyncio.ensure_future(
             app(self._scope, self._incoming.get, self._send)
         )
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the server has read what there is of the body."""
+        return self._incoming.empty()
 
     def leave(self) -> None:
         """The client closes its connection."""
@@ -125,6 +142,25 @@ class Exchange:
         self.status = message.get("status", self.status)
         self.data += message.get("body", b"")
         self._changed.set()
+        if self._parts_left and message["type"] == "http.response.body":
+            self._parts_left -= 1
+            if self._parts_left == 0:
+                self.leave()
+                await asyncio.sleep(0)
+
+
+def steps_of(gemma: gemmakv.Gemma) -> int:
+    """The steps that a model's engine has taken."""
+    return gemma._engine.steps
+
+
+def steps_at_rest(gemma: gemmakv.Gemma) -> int:
+    """Waits until an engine takes no more steps, and gives their number."""
+    steps = -1
+    while steps != steps_of(gemma):
+        steps = steps_of(gemma)
+        time.sleep(0.05)  # many steps: nothing else tells of its rest
+    return steps
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
