@@ -185,10 +185,8 @@ def test_json_schema(app: App) -> None:
         ({"prompt": {"prompt_string": "x"}}, "prompt"),
         ({"n_predict": -3}, "n_predict"),
         ({"n_probs": 21}, "n_probs"),
-        ({"logit_bias": [[5, 1], ["5", 2]]},
-         "logit_bias: expected each token once, found 5 twice"),
-        ({"logit_bias": {"5": 1, "05": 2}},
-         "logit_bias: expected each token once, found 5 twice"),
+        ({"logit_bias": [[5, 1], ["5", 2]]}, "logit_bias 5"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias 5"),
         ({"temperature": -1}, "temperature"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
         ({"repeat_penalty": 1.1, "repeat_last_n": 32}, "repeat_last_n"),
@@ -200,14 +198,14 @@ def test_json_schema(app: App) -> None:
         ({"n_cmpl": 2}, "n_cmpl"),
         ({"return_progress": True}, "return_progress"),
         ({"session": "x"}, "session"),
-        ({"prompt": "long " * 4000}, "the prompt has"),
+        ({"prompt": "long " * 4000}, "prompt"),
     ],
 )
 def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
     response = post(app, PATH, {**SAID, **fields})
     assert response.status_code == 400, response.text
     found = response.json()["error"]
-    assert found["message"].startswith(words), found
+    assert all(one in found["message"] for one in words.split()), found
     assert found["code"] == 400
 
 
