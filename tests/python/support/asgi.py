@@ -91,6 +91,8 @@ class Exchange:
         body: Any,
         headers: Any = None,
         *,
+        method: str = "POST",
+        query: bytes = b"",
         whole: bool = True,
         leaves_after: int = 0,
     ) -> None:
@@ -106,9 +108,9 @@ class Exchange:
         pairs = {"host": "localhost", **(headers or {})}
         self._scope = {
             "type": "http", "asgi": {"version": "3.0"},
-            "http_version": "1.1", "method": "POST", "scheme": "http",
+            "http_version": "1.1", "method": method, "scheme": "http",
             "path": path, "raw_path": path.encode(), "root_path": "",
-            "query_string": b"",
+            "query_string": query,
             "headers": [(k.encode(), v.encode()) for k, v in pairs.items()],
             "server": ("localhost", 80), "client": ("127.0.0.1", 1),
         }  # fmt: skip
