@@ -236,3 +236,5 @@ def test_servers_whose_clock_jumps(
         # The lease of the server that was killed ends by a clock of its own.
         clock.jump(-DAY)
         wait_until_free(server, session)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
