@@ -15,7 +15,18 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._settings import Limits
 from support import tiny_gguf
-from support.asgi import NAME, USER, get, in_loop, make_app, post, until
+from support.asgi import (
+    NAME,
+    USER,
+    get,
+    in_loop,
+    make_app,
+    post,
+    steps_at_rest,
+    steps_of,
+    until,
+)
+from support.refusals import check_refusal
 
 ROUTE = "/v1/embeddings"
 
@@ -84,43 +95,30 @@ def test_openai_s_client(served: App, embedder: gemmakv.Gemma) -> None:
                           expected)
 
 
-@pytest.mark.parametrize("body, message, param", [
-    ({}, "input: ", "input"),
-    ({"input": ""}, "input[0]: expected a text, found an empty one",
-     "input[0]"),
-    ({"input": []}, "input: expected 1 to 2048 texts, found 0", "input"),
-    ({"input": ["x"] * 2049}, "input: expected 1 to 2048 texts, found 2049",
-     "input"),
-    ({"input": ["x", ""]}, "input[1]: expected a text", "input[1]"),
-    ({"input": ["x", 5]}, "input: expected texts or token ids, found both",
-     "input"),
-    ({"input": [[5], []]}, "input[1]: expected a sequence of token ids",
-     "input[1]"),
-    ({"input": [999999]}, "input[0]: expected a sequence of token ids",
-     "input[0]"),
-    ({"input": "x" * 2000}, "input[0]: found ", "input[0]"),
-    ({"input": "x", "dimensions": 64},
-     "dimensions: expected one of 160, 128", "dimensions"),
-    ({"input": "x", "dimensions": 0},
-     "dimensions: expected one of 160, 128", "dimensions"),
-    ({"input": "x", "encoding_format": "int8"},
-     "encoding_format: expected float or base64, found 'int8'",
-     "encoding_format"),
-    ({"input": "x", "prompt": "nothing"}, "prompt: expected a name (query",
-     "prompt"),
-    ({"input": [5], "prompt": "query"}, "input[0]: expected a text, which",
-     "input[0]"),
-    ({"input": "x", "dimensions": "many"}, "dimensions", "dimensions"),
+@pytest.mark.parametrize("body, param, parts", [
+    ({}, "input", []),
+    ({"input": ""}, "input[0]", ["empty"]),
+    ({"input": []}, "input", ["2048", "found 0"]),
+    ({"input": ["x"] * 2049}, "input", ["2048", "found 2049"]),
+    ({"input": ["x", ""]}, "input[1]", ["text"]),
+    ({"input": ["x", 5]}, "input", ["texts", "token ids"]),
+    ({"input": [[5], []]}, "input[1]", ["token ids"]),
+    ({"input": [999999]}, "input[0]", ["token ids"]),
+    ({"input": "x" * 2000}, "input[0]", ["512"]),
+    ({"input": "x", "dimensions": 64}, "dimensions", ["160, 128", "64"]),
+    ({"input": "x", "dimensions": 0}, "dimensions", ["160, 128", "0"]),
+    ({"input": "x", "encoding_format": "int8"}, "encoding_format",
+     ["float", "base64", "'int8'"]),
+    ({"input": "x", "prompt": "nothing"}, "prompt", ["query", "nothing"]),
+    ({"input": [5], "prompt": "query"}, "input[0]", ["text"]),
+    ({"input": "x", "dimensions": "many"}, "dimensions", []),
 ])
 def test_bad_fields_are_named(
-    served: App, body: dict[str, Any], message: str, param: str
+    served: App, body: dict[str, Any], param: str, parts: list[str]
 ) -> None:
     response = post(served, ROUTE, {"model": NAME, **body})
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["message"].startswith(message), error
-    assert error["param"] == param
-    assert "\n" not in error["message"]
+    check_refusal(response, param, *parts)
+    assert response.json()["error"]["param"] == param
 
 
 def test_ollama_s_embed(served: App, embedder: gemmakv.Gemma) -> None:
@@ -154,15 +152,14 @@ def test_ollama_cuts_texts_that_are_too_long(
     text = "x" * 2000
     body = {"model": NAME, "input": [text, "x"]}
     found = post(served, "/api/embed", body).json()
-    [ids] = embedder._embedding_job([text], None, None, longest=1 << 20)[0]
+    [ids] = embedder._embedding_job([text], None, None, longest=1 << 21)[0]
     kept = [*ids[:511].tolist(), 1]
     expected = embedder.embed([kept, embedder._embedding_job(
         ["x"], None, None)[0][0]])
     assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
     assert found["prompt_eval_count"] == 512 + 3
     refused = post(served, "/api/embed", {**body, "truncate": False})
-    assert refused.status_code == 400
-    assert refused.json()["error"].startswith("input[0]: found ")
+    check_refusal(refused, "input[0]", "512")
 
 
 def test_texts_much_too_long_are_not_encoded(
@@ -176,9 +173,7 @@ def test_texts_much_too_long_are_not_encoded(
 
     monkeypatch.setattr(embedder.tokenizer, "_encode_plain", encode)
     answer = post(served, "/v1/embeddings", body)
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert message.startswith("input[1]: found at least "), message
+    check_refusal(answer, "input[1]", "at least")  # none were counted
 
 
 def test_ollama_s_former_route(served: App, embedder: gemmakv.Gemma) -> None:
@@ -211,10 +206,7 @@ def test_conversations_are_refused(
     if "tokens" not in path:
         body = {"stream": False, **body}
     response = post(served, path, {"model": NAME, **body})
-    assert response.status_code == 400, response.text
-    said = response.json()["error"]
-    message = said if isinstance(said, str) else said["message"]
-    assert message.startswith("model: expected one that writes text")
+    check_refusal(response, "model", "text")
 
 
 def test_what_the_model_is_and_did(served: App) -> None:
@@ -254,25 +246,22 @@ def test_a_client_that_goes_away_ends_its_call(
     served: App, embedder: gemmakv.Gemma
 ) -> None:
     async def leave(client: Any) -> None:
-        first = embedder._engine.steps
+        first = steps_of(embedder)
         body = {"input": [[5] * 512] * 2000}  # a step each
         task = asyncio.create_task(client.post(ROUTE, json=body))
-        await until(lambda: embedder._engine.steps > first, "it began")
+        await until(lambda: steps_of(embedder) > first, "it began")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        steps = -1
-        while steps != embedder._engine.steps:
-            steps = embedder._engine.steps
-            await asyncio.sleep(0.3)
-        assert steps - first < 2000
 
+    before = steps_of(embedder)
     in_loop(served, leave)
+    assert steps_at_rest(embedder) - before < 2000
 
 
 def test_a_request_has_a_time(embedder: gemmakv.Gemma) -> None:
-    app = make_app(embedder, request_timeout=0.3, limits=MANY)
-    response = post(app, ROUTE, {"input": [[5] * 512] * 2000})
+    app = make_app(embedder, request_timeout=0.1, limits=MANY)
+    response = post(app, ROUTE, {"input": [[5] * 512] * 1000})
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "deadline_exceeded"
     # The next one is served, however long that takes.
@@ -285,17 +274,13 @@ def test_a_model_that_writes_text_refuses(app: App) -> None:
     for path in (ROUTE, "/api/embed", "/api/embeddings"):
         body = {"model": NAME, "input": "x", "prompt": "query"}
         response = post(app, path, body)
-        assert response.status_code == 400
-        said = response.json()["error"]
-        message = said if isinstance(said, str) else said["message"]
-        assert message.startswith("model: expected one that gives embeddings")
+        check_refusal(response, "model", "embeddings")
 
 
 def test_shorter_contexts_count(embedder: gemmakv.Gemma) -> None:
     app = make_app(embedder, max_model_len=16)
     response = post(app, ROUTE, {"input": [[5] * 17]})
-    assert response.status_code == 400
-    assert "expected at most 16" in response.json()["error"]["message"]
+    check_refusal(response, "16", "17")
 
 
 def test_the_path_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:

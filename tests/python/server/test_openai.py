@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,22 +12,29 @@ from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from support.asgi import NAME, USER, get, make_app, post, sse_events
+from support.extras import needs
+from support.refusals import check_refusal
 
-openai = pytest.importorskip("openai")
-from openai.types import Completion, Model  # noqa: E402
-from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+pytestmark = needs("openai")
 CHAT = "/v1/chat/completions"
 SAID = {"model": NAME, "messages": USER, "temperature": 1, "max_tokens": 6}
 
 
 def chat(app: App, **fields: Any) -> ChatCompletion:
+    from openai.types.chat import ChatCompletion
+
     response = post(app, CHAT, {**SAID, **fields})
     assert response.status_code == 200, response.text
     return ChatCompletion.model_validate(response.json(), strict=True)
 
 
 def chunks(app: App, **fields: Any) -> list[ChatCompletionChunk]:
+    from openai.types.chat import ChatCompletionChunk
+
     response = post(app, CHAT, {**SAID, "stream": True, **fields})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream"
@@ -205,10 +212,7 @@ def test_logit_bias_of_no_token(app: App, key: str) -> None:
     """ "05" was the token "5", and which of both counted nobody could tell."""
     body = {"model": NAME, "messages": USER, "logit_bias": {"5": 1, key: 2}}
     found = post(app, "/v1/chat/completions", body)
-    assert found.status_code == 400
-    assert found.json()["error"]["message"] == (
-        f"logit_bias: expected token ids as keys, found {key!r}"
-    )
+    check_refusal(found, "logit_bias", f"found {key!r}")
 
 
 def test_pages_of_models(shared: gemmakv.Gemma) -> None:
@@ -231,15 +235,12 @@ def test_pages_of_models(shared: gemmakv.Gemma) -> None:
     assert ids("after_id=c") == ([], False)
     assert "has_more" not in get(app, "/v1/models").json()
     for query, words in (
-        ("limit=0", "limit: expected `int` >= 1, found '0'"),
-        ("after_id=x", "after_id: expected a model that is served (a or b or "
-         "c), found 'x'"),
-        ("before_id=", "before_id: expected a model that is served"),
-        ("limit=1&limit=2", "limit: expected it once, found '1' and '2'"),
-    ):  # fmt: skip
-        bad = get(app, f"/v1/models?{query}")
-        assert bad.status_code == 400
-        assert words in bad.json()["error"]["message"]
+        ("limit=0", ["limit", "int", "found '0'"]),
+        ("after_id=x", ["after_id", "a or b or c", "found 'x'"]),
+        ("before_id=", ["before_id", "a or b or c"]),
+        ("limit=1&limit=2", ["limit", "'1'", "'2'"]),
+    ):
+        check_refusal(get(app, f"/v1/models?{query}"), *words)
 
 
 def test_max_completion_tokens(app: App) -> None:
@@ -250,7 +251,7 @@ def test_max_completion_tokens(app: App) -> None:
     assert found.usage and found.usage.completion_tokens == 8
     said = error(app, CHAT, {**SAID, **none, "max_completion_tokens": -2})
     assert said["param"] == "max_completion_tokens"
-    assert said["message"].startswith("max_completion_tokens: expected")
+    assert "-2" in said["message"]
     said = error(app, CHAT, {**SAID, "max_completion_tokens": 7})
     assert said["param"] == "max_tokens"
 
@@ -369,6 +370,8 @@ def test_other_model(app: App) -> None:
 
 
 def test_models(app: App) -> None:
+    from openai.types import Model
+
     found = get(app, "/v1/models").json()
     [entry] = found["data"]
     assert Model.model_validate(entry, strict=True).id == NAME
@@ -378,6 +381,8 @@ def test_models(app: App) -> None:
 
 
 def complete(app: App, **fields: Any) -> Completion:
+    from openai.types import Completion
+
     body = {"model": NAME, "prompt": "abc", "temperature": 0, **fields}
     response = post(app, "/v1/completions", body)
     assert response.status_code == 200, response.text
