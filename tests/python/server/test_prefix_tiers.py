@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gemmakv.server import _secret
-from support.command import RunCli, assert_fails
+from support.command import assert_fails
+from support.command_here import run_here
 from support.server_process import ServerProcess
 
 PROMPT = "once upon a time there was a server that forgot nothing " * 10
@@ -103,9 +104,9 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         _secret.read_or_make(str(tmp_path / "secret"))
 
 
-def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+def test_bad_flags(talker_path: Path, tmp_path: Path) -> None:
     def fails(*flags: object, words: str, code: int = 1) -> None:
-        result = cli("serve", "-m", talker_path, "--port", "0", *flags)
+        result = run_here("serve", "-m", talker_path, "--port", "0", *flags)
         assert_fails(result, words, code=code)
 
     disk = ("--prefix-cache-disk", tmp_path / "kv")

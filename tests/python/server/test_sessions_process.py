@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from support.asgi import NAME, USER
-from support.command import RunCli, assert_fails
+from support.command import assert_fails
+from support.command_here import run_here
 from support.server_process import ServerProcess
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
@@ -207,7 +208,7 @@ def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
         assert reply.session["id"] == session["id"]
 
 
-def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+def test_flags(talker_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for flags, words, code in (
@@ -220,7 +221,7 @@ def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
             2,
         ),
     ):
-        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
+        result = run_here("serve", "-m", talker_path, *flags, "--port", 0)
         if code is None:
             assert_fails(result, *words)
         else:

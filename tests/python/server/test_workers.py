@@ -27,6 +27,7 @@ from gemmakv.server._board import AWAY, Board
 from gemmakv.server._metrics import merged
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
+from support.command_here import run_here
 from support.server_process import ServerProcess
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
@@ -558,7 +559,7 @@ def test_bad_start(
     cli: RunCli, talker_path: Path, tmp_path: Path
 ) -> None:
     for count in (0, 10_000):
-        result = cli("serve", "-m", talker_path, "--workers", count)
+        result = run_here("serve", "-m", talker_path, "--workers", count)
         assert_fails(result, "--workers: expected", f"found {count}", code=2)
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF")
@@ -661,18 +662,16 @@ def test_pinned_workers_have_their_own_processors(
     assert answer.status_code == 200
 
 
-def test_more_pinned_threads_than_processors(
-    cli: RunCli, talker_path: Path
-) -> None:
+def test_more_pinned_threads_than_processors(talker_path: Path) -> None:
     there = len(os.sched_getaffinity(0))
     asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)
-    result = cli(*asked, "--workers", 2, "--threads", there)
+    result = run_here(*asked, "--workers", 2, "--threads", there)
     assert_fails(
         result,
         f"--threads is {there} with --pin-threads and 2 workers, expected",
         code=2,
     )
-    result = cli(*asked, "--workers", there + 1)
+    result = run_here(*asked, "--workers", there + 1)
     assert_fails(
         result,
         f"pin-threads with {there + 1} workers, expected at most {there}",
