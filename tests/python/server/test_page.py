@@ -74,12 +74,21 @@ def browser() -> Iterator[Any]:
 Tab = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def usual(browser: Any) -> Iterator[Any]:
+    """The browser that tests take one after the other."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def tab(browser: Any, server: ServerProcess) -> Iterator[Tab]:
-    """Opens tabs, each in a browser of its own unless `beside` another. None
-    may have an error in its console but for the statuses that are `allowed`.
+def tab(browser: Any, usual: Any, server: ServerProcess) -> Iterator[Tab]:
+    """Opens tabs: the first one in the usual browser, unless it has options,
+    others in browsers of their own, or `beside` another. None may have an
+    error in its console but for the statuses that are `allowed`.
     """
-    contexts, found = [], []
+    contexts, pages, found = [], [], []
 
     def opened(
         path: str = "/",
@@ -89,9 +98,15 @@ def tab(browser: Any, server: ServerProcess) -> Iterator[Tab]:
         allowed: tuple[int, ...] = (),
         **options: Any,
     ) -> Any:
-        context = beside.context if beside else browser.new_context(**options)
-        contexts.append(context)
+        if beside:
+            context = beside.context
+        elif options or pages:
+            context = browser.new_context(**options)
+            contexts.append(context)
+        else:
+            context = usual
         page = context.new_page()
+        pages.append(page)
         page.set_default_timeout(30_000)
 
         def note(message: Any) -> None:
@@ -109,7 +124,11 @@ def tab(browser: Any, server: ServerProcess) -> Iterator[Tab]:
         return page
 
     yield opened
-    for context in set(contexts):
+    for page in pages:
+        if page.context is usual and not page.is_closed():
+            page.evaluate("localStorage.clear()")
+            page.close()
+    for context in contexts:
         context.close()
     assert not found
 
@@ -159,7 +178,7 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
                  {subtree: true, childList: true, characterData: true});
     }""")
     page.locator("#options summary").click()
-    page.get_by_label("Longest reply, tokens").fill("8000")
+    page.get_by_label("Longest reply, tokens").fill("3000")
     say(page, LONG)
     seen = page.evaluate("[...window.seen]")
     assert any(0 < length < max(seen) for length in seen)  # it came by and by
@@ -629,25 +648,26 @@ NAMELESS = """() => [...document.querySelectorAll(
   .map((one) => one.outerHTML)"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colors_and_names(tab: Tab, scheme: str) -> None:
-    page = tab(color_scheme=scheme)
+def test_colors_and_names(tab: Tab) -> None:
+    page = tab(color_scheme="dark")
     say(page, LONG)
-    say(page, "more")
     page.locator("#options summary").click()
     page.get_by_role("button", name="Server").click()
     expect(page.locator("#figures figure")).to_have_count(4)
-    assert page.evaluate(CONTRAST) == []
-    assert page.evaluate(NAMELESS) == []
     shade = "getComputedStyle(document.body).backgroundColor"
-    assert (page.evaluate(shade) == "rgb(21, 23, 26)") == (scheme == "dark")
+    light, dark = "rgb(251, 250, 248)", "rgb(21, 23, 26)"
+    for scheme, color in (("dark", dark), ("light", light)):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(shade) == color
+        assert page.evaluate(CONTRAST) == []
+        assert page.evaluate(NAMELESS) == []
     theme = page.get_by_role("button", name="Theme")
     theme.click()
     expect(theme).to_have_text("Theme: light")
-    assert page.evaluate(shade) == "rgb(251, 250, 248)"
+    assert page.evaluate(shade) == light
     theme.click()
     page.reload()
-    assert page.evaluate(shade) == "rgb(21, 23, 26)"
+    assert page.evaluate(shade) == dark
     page.get_by_role("button", name="Theme").click()
     assert page.evaluate("localStorage.length") == 0
 
@@ -836,14 +856,14 @@ def test_damaged_site_data_are_nothing(
     assert not errors
 
 
-@pytest.mark.parametrize("text, name", [
-    ("\u202eone\ttwo", "one two"), ("\u200b", None),
-    ("x" * 59 + "\U0001f642" * 3, "x" * 59 + "\U0001f642"),
-])  # fmt: skip
 def test_any_text_may_begin_a_conversation(
-    tab: Tab, server: ServerProcess, text: str, name: str | None
+    tab: Tab, server: ServerProcess
 ) -> None:
     """Names are made of it, and not of all that it may hold."""
     page = tab()
-    id = begun(page, text)
-    assert session(server, id)["name"] == name
+    for text, name in (
+        ("\u202eone\ttwo", "one two"), ("\u200b", None),
+        ("x" * 59 + "\U0001f642" * 3, "x" * 59 + "\U0001f642"),
+    ):  # fmt: skip
+        id = begun(page, text)
+        assert session(server, id)["name"] == name

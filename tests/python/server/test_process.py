@@ -26,6 +26,7 @@ from support.command_here import (
     serve_here,
     serve_settings,
 )
+from support.raw_http import metric, read_until, request_of, unread
 from support.remote_tier import eventually
 from support.server_process import ServerProcess
 
@@ -43,13 +44,6 @@ def running(talker_path: Path) -> Iterator[ServerProcess]:
     """Its context holds a reply that runs for as long as one looks at it."""
     with ServerProcess("-m", talker_path, "--max-model-len", CONTEXT) as found:
         yield found
-
-
-def metric(url: str, name: str) -> float:
-    for line in httpx.get(url + "/metrics").text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name}")
 
 
 # Clients.
@@ -167,29 +161,10 @@ def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
 # Sockets.
 
 
-def request_of(path: str, body: Any, version: str = "1.1") -> bytes:
-    """A request, with its body."""
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/{version}\r\nHost: localhost\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
-
-
 def request(running: Server, body: Any) -> socket.socket:
     """A connection that has sent a chat request."""
     sock = socket.create_connection(("127.0.0.1", running.port), 60)
     sock.sendall(request_of("/v1/chat/completions", body))
-    return sock
-
-
-def unread(port: int) -> socket.socket:
-    """A connection whose client takes little before it reads."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.settimeout(60)
-    sock.connect(("127.0.0.1", port))
     return sock
 
 
@@ -207,18 +182,6 @@ def test_two_lengths_on_a_socket(running: ServerProcess) -> None:
     assert found.startswith(b"HTTP/1.1 400 ")
     assert found.count(b"HTTP/1.1 ") == 1
     assert b"ambiguous_length" in found
-
-
-def read_until(sock: socket.socket, text: bytes, data: bytes = b"") -> bytes:
-    """What the socket gives behind `data`, with it, until `text` is there.
-
-    One read may take more than what is looked for: the next call brings it.
-    """
-    while text not in data:
-        more = sock.recv(65536)
-        assert more, data
-        data += more
-    return data
 
 
 def settles(url: str, name: str, value: float) -> None:
@@ -829,10 +792,8 @@ def test_an_answer_that_is_not_read(
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
-            given_up = 'rejected_total{reason="answer_not_read"} 1\n'
-            eventually(
-                lambda: given_up in httpx.get(server.url + "/metrics").text, 60
-            )
+            given_up = 'gemmakv_rejected_total{reason="answer_not_read"}'
+            settles(server.url, given_up, 1)
             settles(server.url, "gemmakv_rows_running", 0)
             data = b""
             while piece := sock.recv(1 << 20):
