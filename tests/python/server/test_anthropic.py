@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,22 +10,19 @@ import gemmakv
 from gemmakv.server._app import App
 from support.asgi import NAME, USER, get, post, sse_events
 from support.chat_cases import Refusing
+from support.extras import needs
 
-anthropic = pytest.importorskip("anthropic")
-from anthropic.types import (  # noqa: E402
-    Message,
-    MessageTokensCount,
-    ModelInfo,
-    RawMessageStreamEvent,
-)
-from pydantic import TypeAdapter  # noqa: E402
+if TYPE_CHECKING:
+    from anthropic.types import Message
 
+pytestmark = needs("anthropic")
 PATH = "/v1/messages"
 SAID = {"model": NAME, "messages": USER, "temperature": 1, "max_tokens": 6}
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def message(app: App, **fields: Any) -> Message:
+    from anthropic.types import Message
+
     response = post(app, PATH, {**SAID, **fields})
     assert response.status_code == 200, response.text
     return Message.model_validate(response.json(), strict=True)
@@ -50,6 +47,10 @@ def test_reply_is_what_chat_gives(app: App, shared: gemmakv.Gemma) -> None:
 
 
 def test_events(app: App) -> None:
+    from anthropic.types import RawMessageStreamEvent
+    from pydantic import TypeAdapter
+
+    event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     response = post(app, PATH, {**SAID, "stream": True})
     events = sse_events(response.text)
     assert all(kind == data["type"] for kind, data in events)
@@ -61,7 +62,7 @@ def test_events(app: App) -> None:
         "content_block_stop", "message_delta", "message_stop",
     ]  # fmt: skip
     found = [
-        EVENT.validate_python(data) for kind, data in events if kind != "ping"
+        event.validate_python(data) for kind, data in events if kind != "ping"
     ]
     text = "".join(e.delta.text for e in found[2 : 2 + deltas])
     assert text == text_of(message(app))
@@ -128,6 +129,8 @@ def test_turns_of_one_side_are_one(app: App) -> None:
 
 
 def test_count_tokens(app: App, shared: gemmakv.Gemma) -> None:
+    from anthropic.types import MessageTokensCount
+
     body = {"model": NAME, "messages": USER, "system": "Be kind."}
     response = post(app, "/v1/messages/count_tokens", body)
     found = MessageTokensCount.model_validate(response.json(), strict=True)
@@ -137,6 +140,8 @@ def test_count_tokens(app: App, shared: gemmakv.Gemma) -> None:
 
 
 def test_models_in_its_form(app: App) -> None:
+    from anthropic.types import ModelInfo
+
     headers = {"anthropic-version": "2023-06-01"}
     [entry] = get(app, "/v1/models", **headers).json()["data"]
     assert ModelInfo.model_validate(entry).id == NAME
@@ -150,16 +155,19 @@ def test_models_in_its_form(app: App) -> None:
         ({"messages": []}, "messages"),
         ({"stop_sequences": [5]}, "stop_sequences[0]"),
         ({"temperature": -1}, "temperature"),
-        ({"tools": [{"name": "f g", "input_schema": {}}]},
-         "tools[0].name"),
+        ({"tools": [{"name": "f g", "input_schema": {}}]}, "tools[0].name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}},
-         "thinking.type"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5}},
+            "thinking.type",
+        ),
         ({"thinking": {"type": "x"}}, "thinking.type"),
         ({"thinking": 3}, "thinking.type"),
         ({"output_config": {"effort": "most"}}, "output_config.effort"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}},
-         "context_management.edits[0].type"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}},
+            "context_management.edits[0].type",
+        ),
         ({"context_management": {"edits": {}}}, "context_management.edits"),
         (
             {"messages": [{"role": "judge", "content": "x"}]},

@@ -21,43 +21,43 @@ import pytest
 from support.asgi import NAME, USER
 from support.clock import JumpingClock, why_not
 from support.server_process import ServerProcess
+from support.waits import LIMIT_S, wait_until
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 RESPONSES = "/v1/responses"
 DAY = 86_400
 AHEAD = 116 * DAY  # more than responses are kept
 JUMPS = (DAY, -DAY, AHEAD, 0)
+DEADLINE_S = 0.5
+ENDLESS = {"max_tokens": 100_000, "ignore_eos": True, "stream": True}
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> JumpingClock:
-    return JumpingClock(tmp_path_factory.mktemp("clock"))
-
-
 @pytest.fixture
-def clock(built: JumpingClock) -> Iterator[JumpingClock]:
-    yield built
-    built.jump(0)
+def clock(tmp_path: Path) -> JumpingClock:
+    return JumpingClock(tmp_path)
 
 
 @pytest.fixture
 def start(
     clock: JumpingClock, talker_path: Path, tmp_path: Path
 ) -> Callable[..., ServerProcess]:
+    """Starts a server with one request at a time and one that waits."""
+
     def run(*more: object) -> ServerProcess:
         return ServerProcess(
             "-m", talker_path, "--sessions", tmp_path / "kept",
-            "--max-model-len", 4096, "--default-seed", 3, "--log-format",
-            "json", *more, **clock.env,
+            "--prefix-cache-disk", tmp_path / "prefixes", "--default-seed", 3,
+            "--max-model-len", 200_000, "--max-running", 1, "--max-queue", 1,
+            "--log-format", "json", *more, **clock.env,
         )  # fmt: skip
 
     return run
 
 
 def ask(server: ServerProcess, path: str, body: Any) -> Any:
-    response = httpx.post(server.url + path, json=body, timeout=60)
+    response = server.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -68,12 +68,13 @@ def body_of(**more: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def streaming(server: ServerProcess, session: str) -> Iterator[None]:
-    """A turn runs in the session until the end, and is cut off then."""
-    body = body_of(
-        session=session, max_tokens=100_000, ignore_eos=True, stream=True
-    )
+    """Runs a turn in the session until the end, and cuts it off then."""
     with httpx.stream(
-        "POST", server.url + CHAT, json=body, timeout=60
+        "POST",
+        server.url + CHAT,
+        json=body_of(session=session, **ENDLESS),
+        timeout=LIMIT_S,
+        verify=False,
     ) as response:
         lines = response.iter_lines()
         next(lines)
@@ -94,159 +95,144 @@ def streaming(server: ServerProcess, session: str) -> Iterator[None]:
             reader.join()
 
 
-def wait_in_line(server: ServerProcess) -> None:
-    with contextlib.suppress(httpx.HTTPError):
-        httpx.post(server.url + CHAT, json=body_of(), timeout=60)
-
-
 def turn(server: ServerProcess, session: str) -> tuple[int, str]:
-    response = httpx.post(
-        server.url + CHAT, json=body_of(session=session), timeout=60
-    )
+    response = server.post(CHAT, body_of(session=session))
     code = response.json().get("error", {}).get("code", "")
     return response.status_code, code
 
 
-def until_free(server: ServerProcess, session: str, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while (found := turn(server, session)) != (200, ""):
-        assert found == (409, "session_busy")
-        assert time.monotonic() < end, "the session is never free"
-        time.sleep(0.2)
+def wait_until_free(server: ServerProcess, session: str) -> None:
+    def takes_a_turn() -> bool:
+        time.sleep(0.1)  # a request costs more than a look
+        found = turn(server, session)
+        assert found in ((200, ""), (409, "session_busy"))
+        return found[0] == 200
+
+    wait_until(takes_a_turn)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_session_is_held_and_let_go(
-    start: Callable[..., ServerProcess], clock: JumpingClock, workers: int
+def check_that_a_session_is_held(
+    server: ServerProcess, clock: JumpingClock, workers: int = 1
 ) -> None:
-    with start("--max-model-len", 200_000, "--workers", workers) as server:
-        session = ask(server, SESSIONS, {})["id"]
-        with streaming(server, session):
-            for seconds in JUMPS:
-                clock.jump(seconds)
-                for _ in range(4):  # whichever worker answers
-                    assert turn(server, session) == (409, "session_busy")
-                time.sleep(0.3)
-            clock.jump(-DAY)
-        until_free(server, session, 8)
-        clock.jump(DAY)
-        assert turn(server, session) == (200, "")
+    """It is busy while its turn runs, and free after it."""
+    session = ask(server, SESSIONS, {})["id"]
+    with streaming(server, session):
+        for seconds in JUMPS:
+            clock.jump(seconds)
+            for _ in range(2 * workers):  # whichever worker answers
+                assert turn(server, session) == (409, "session_busy")
+        clock.jump(-DAY)
+    wait_until_free(server, session)
+    clock.jump(DAY)
+    assert turn(server, session) == (200, "")
 
 
-def test_a_session_of_a_server_that_was_killed(
-    start: Callable[..., ServerProcess], clock: JumpingClock
+def check_deadlines_and_connections(
+    server: ServerProcess, clock: JumpingClock
 ) -> None:
-    """It is free when its lease ends, though the clock went back a day."""
-    with start("--max-model-len", 200_000) as server:
+    body = json.dumps(body_of(**ENDLESS, deadline=DEADLINE_S))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    with contextlib.closing(connection):
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        socket = connection.sock
+        clock.jump(0)
+        for seconds in (DAY, -DAY):
+            begin = time.monotonic()
+            connection.request("POST", CHAT, body)
+            response = connection.getresponse()
+            assert response.status == 200
+            said = response.readline()
+            clock.jump(seconds)
+            said += response.read()
+            assert b'"finish_reason":"length"' in said
+            assert time.monotonic() - begin > DEADLINE_S * 0.9
+        assert connection.sock is socket, "it is the same connection"
+
+
+def check_that_a_full_queue_says_when(
+    server: ServerProcess, clock: JumpingClock
+) -> None:
+    session = ask(server, SESSIONS, {})["id"]
+    with streaming(server, session):
+        waits = threading.Thread(target=ask, args=(server, CHAT, body_of()))
+        waits.start()
+        metrics = "gemmakv_requests_waiting 1"
+        wait_until(lambda: metrics in server.get("/metrics").text)
+        for seconds in JUMPS:
+            clock.jump(seconds)
+            response = server.post(CHAT, body_of())
+            assert response.status_code == 429
+            assert 1 <= int(response.headers["retry-after"]) <= 120
+    waits.join()
+
+
+class Kept:
+    """Responses and a prefix that stay, whatever the clock says."""
+
+    def __init__(self) -> None:
+        self._responses: list[str] = []
+        self._texts: set[str] = set()
+
+    def check_responses(self, server: ServerProcess) -> None:
+        """Makes one and finds it and all before it."""
+        body = {"input": "hi", "max_output_tokens": 3}
+        self._responses.append(ask(server, RESPONSES, body)["id"])
+        for id in self._responses:
+            found = server.get(f"{RESPONSES}/{id}")
+            assert found.status_code == 200, found.text
+
+    def count_cached(self, server: ServerProcess) -> int:
+        """Gives the tokens of a prompt that were in the cache."""
+        words = " ".join(f"{i} words" for i in range(80))
+        said = [{"role": "user", "content": words}]
+        found = ask(server, CHAT, body_of(messages=said))
+        self._texts.add(found["choices"][0]["message"]["content"])
+        assert len(self._texts) == 1
+        cached: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return cached
+
+
+def test_servers_whose_clock_jumps(
+    start: Callable[..., ServerProcess], clock: JumpingClock, tmp_path: Path
+) -> None:
+    """A clock that was ahead for a moment deleted all responses, and one that
+    was behind made those that were made then expire when it was right again.
+    """
+    kept = Kept()
+    with start() as server:
+        for seconds in (0, AHEAD, -AHEAD, 0):
+            clock.jump(seconds)
+            kept.check_responses(server)
+            kept.check_responses(server)
+        check_that_a_session_is_held(server, clock)
+        check_deadlines_and_connections(server, clock)
+        check_that_a_full_queue_says_when(server, clock)
+        clock.jump(AHEAD)
+        assert kept.count_cached(server) == 0
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert os.listdir(tmp_path / "prefixes")
+    lines = [json.loads(one) for one in server.lines if one.startswith("{")]
+    took = [line["seconds"] for line in lines if "seconds" in line]
+    assert len(took) > 2 * len(JUMPS)
+    assert all(0 <= one < DAY / 2 for one in took)
+
+    with start() as server:  # still ahead
+        kept.check_responses(server)
+        assert kept.count_cached(server) >= 256
         session = ask(server, SESSIONS, {})["id"]
         with streaming(server, session):
             server.signal(signal.SIGKILL)
             server.wait()
-    clock.jump(-DAY)
-    with start() as server:
-        until_free(server, session, 30)
 
-
-def test_responses_stay(
-    start: Callable[..., ServerProcess], clock: JumpingClock
-) -> None:
-    """A clock that was ahead for a moment deleted all of them, and one that was
-    behind made those that were told of then expire when it was right again.
-    """
-    made = []
-
-    def respond(server: ServerProcess) -> None:
-        made.append(ask(
-            server, RESPONSES, {"input": "hi", "max_output_tokens": 3}
-        )["id"])  # fmt: skip
-        for id in made:
-            found = httpx.get(f"{server.url}{RESPONSES}/{id}", timeout=60)
-            assert found.status_code == 200, found.text
-
-    with start() as server:
-        for seconds in (0, AHEAD, -AHEAD, 0):
+    clock.jump(-AHEAD)
+    with start("--workers", 2) as server:
+        assert kept.count_cached(server) >= 256
+        check_that_a_session_is_held(server, clock, workers=2)
+        for seconds in (-AHEAD, 0):
             clock.jump(seconds)
-            respond(server)
-            respond(server)
-    for seconds in (AHEAD, 0):
-        clock.jump(seconds)
-        with start() as server:
-            respond(server)
-
-
-def test_deadlines_and_connections(
-    start: Callable[..., ServerProcess], clock: JumpingClock
-) -> None:
-    with start("--max-running", 1, "--max-model-len", 200_000) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        with contextlib.closing(connection):
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            socket = connection.sock
-            for seconds in JUMPS:
-                body = body_of(
-                    max_tokens=100_000, ignore_eos=True, deadline=1.0
-                )
-                begin = time.monotonic()
-                timer = threading.Timer(0.4, clock.jump, [seconds])
-                timer.start()
-                connection.request("POST", CHAT, json.dumps(body))
-                response = connection.getresponse()
-                found = json.loads(response.read())
-                assert response.status == 200, found
-                assert found["choices"][0]["finish_reason"] == "length"
-                assert 0.9 < time.monotonic() - begin < 30
-                timer.join()
-            # The same connection all the time.
-            assert connection.sock is socket
-    lines = [json.loads(one) for one in server.lines if one.startswith("{")]
-    took = [line["seconds"] for line in lines if "seconds" in line]
-    assert len(took) >= len(JUMPS)
-    assert all(0 <= one < 30 for one in took)
-
-
-def test_a_full_queue_says_when_to_come_back(
-    start: Callable[..., ServerProcess], clock: JumpingClock
-) -> None:
-    with start(
-        "--max-running", 1, "--max-queue", 1, "--max-model-len", 200_000
-    ) as server:
-        session = ask(server, SESSIONS, {})["id"]
-        with streaming(server, session):
-            waits = threading.Thread(target=wait_in_line, args=(server,))
-            waits.start()
-            metrics = "gemmakv_requests_waiting 1"
-            while metrics not in httpx.get(server.url + "/metrics").text:
-                time.sleep(0.05)
-            for seconds in JUMPS:
-                clock.jump(seconds)
-                response = httpx.post(
-                    server.url + CHAT, json=body_of(), timeout=60
-                )
-                assert response.status_code == 429
-                assert 1 <= int(response.headers["retry-after"]) <= 120
-            server.signal(signal.SIGKILL)
-        waits.join()
-
-
-def test_prefixes_on_a_disk(
-    start: Callable[..., ServerProcess], clock: JumpingClock, tmp_path: Path
-) -> None:
-    """Written by a clock that was ahead, and used by one that is behind."""
-    disk = ("--prefix-cache-disk", tmp_path / "prefixes")
-    words = " ".join(f"{i} words" for i in range(200))
-    body = body_of(messages=[{"role": "user", "content": words}])
-    texts, cached = set(), []
-    for seconds in (AHEAD, -AHEAD, 0):
-        clock.jump(seconds)
-        with start(*disk) as server:
-            found = ask(server, CHAT, body)
-            texts.add(found["choices"][0]["message"]["content"])
-            details = found["usage"]["prompt_tokens_details"]
-            cached.append(details["cached_tokens"])
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-    assert len(texts) == 1
-    assert cached[0] == 0
-    assert min(cached[1:]) >= 256
-    assert os.listdir(tmp_path / "prefixes")
+            kept.check_responses(server)
+        # The lease of the server that was killed ends by a clock of its own.
+        clock.jump(-DAY)
+        wait_until_free(server, session)

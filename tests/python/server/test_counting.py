@@ -14,19 +14,10 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._diagnostics import Diagnostics, fingerprint
 from support.asgi import NAME, USER, get, make_app, post
+from support.extras import needs
 from support.kept import KEYS, bearer, error, prompts_of, serving
 
-pytest.importorskip("openai")
-pytest.importorskip("anthropic")
-from anthropic.types import Message
-from openai.types.responses import (
-    Response,
-    ResponseItemList,
-)
-from openai.types.responses.input_token_count_response import (
-    InputTokenCountResponse,
-)
-
+pytestmark = needs("openai", "anthropic")
 RESPONSES, CHAT, MESSAGES = (
     "/v1/responses", "/v1/chat/completions", "/v1/messages",
 )  # fmt: skip
@@ -37,6 +28,8 @@ LONG = [{"role": "user", "content": "some longer text " * 120}]
 
 
 def respond(app: App, given: Any, **more: Any) -> dict[str, Any]:
+    from openai.types.responses import Response
+
     body = {"input": given, "max_output_tokens": 4, **more}
     answer = post(app, RESPONSES, body)
     assert answer.status_code == 200, answer.text
@@ -59,6 +52,10 @@ def respond(app: App, given: Any, **more: Any) -> dict[str, Any]:
 def test_input_tokens_are_those_that_are_read(
     kept: App, more: dict[str, Any]
 ) -> None:
+    from openai.types.responses.input_token_count_response import (
+        InputTokenCountResponse,
+    )
+
     body = {"input": "Where to?", **more}
     found = post(kept, INPUT_TOKENS, body).json()
     InputTokenCountResponse.model_validate(found, strict=True)
@@ -110,6 +107,8 @@ def test_input_tokens_of_what_is_bad(
 def test_count_tokens_says_what_a_message_reads(
     kept: App, more: dict[str, Any]
 ) -> None:
+    from anthropic.types import Message
+
     if more.get("session"):
         id = post(kept, "/v1/sessions", {"system": "Be kind."}).json()["id"]
         more = {"session": id}
@@ -163,9 +162,7 @@ def test_written_tokens_are_what_the_cache_has_more(
         assert details["cache_write_tokens"] == 0
         several = {**body, "cache_salt": "n", "n": 3}
         details = post(app, CHAT, several).json()["usage"]
-        assert (
-            details["prompt_tokens_details"]["cache_write_tokens"] == written
-        )
+        assert details["prompt_tokens_details"]["cache_write_tokens"] == written
 
 
 def test_written_tokens_of_a_response_are_kept(kept: App) -> None:
@@ -187,7 +184,7 @@ def test_a_salt_narrows_the_cache(
     shared: gemmakv.Gemma, path: str, more: dict[str, Any]
 ) -> None:
     """Nobody finds another salt's prefix, and a salt no other key's."""
-    text = LONG[0]["content"] + path
+    text = "some longer text " * 40 + path
 
     def cached(app: App, key: str, salt: str | None) -> int:
         body: dict[str, Any] = {
@@ -243,6 +240,8 @@ def talked(kept: App) -> tuple[App, list[dict[str, Any]]]:
 
 
 def test_input_items(talked: tuple[App, list[dict[str, Any]]]) -> None:
+    from openai.types.responses import ResponseItemList
+
     app, (first, second) = talked
     path = f"{RESPONSES}/{first['id']}/input_items"
     found = get(app, path + "?order=asc").json()
@@ -307,6 +306,8 @@ def test_input_items_of_another_key(keyed: App) -> None:
 
 
 def diagnosed(app: App, before: str | None, **more: Any) -> dict[str, Any]:
+    from anthropic.types import Message
+
     body = {"messages": LONG, "max_tokens": 1, "system": "Be kind.",
             "diagnostics": {"previous_message_id": before}, **more}  # fmt: skip
     answer = post(app, MESSAGES, body)
@@ -335,8 +336,12 @@ def test_diagnostics_name_what_changed(app: App) -> None:
         if expected is None:
             assert found is None
             continue
-        assert found == {"cache_miss_reason": {
-            "type": expected, "cache_missed_input_tokens": tokens}}
+        assert found == {
+            "cache_miss_reason": {
+                "type": expected,
+                "cache_missed_input_tokens": tokens,
+            }
+        }
     reason = {"type": "previous_message_not_found"}
     found = diagnosed(app, "msg_none")["diagnostics"]
     assert found == {"cache_miss_reason": reason}
@@ -476,8 +481,11 @@ def test_truncation_of_a_kept_conversation(small: App) -> None:
     assert counts[0] == 0 and max(counts) > 0
     path = f"{RESPONSES}/{id}/input_items?limit=100"
     assert len(get(small, path).json()["data"]) == 15, "nothing is forgotten"
-    refused = post(small, RESPONSES, {
-        "input": "x" * 900, "previous_response_id": id, "truncation": "auto"})
+    refused = post(
+        small,
+        RESPONSES,
+        {"input": "x" * 900, "previous_response_id": id, "truncation": "auto"},
+    )
     assert error(refused, 400)["code"] == "context_length_exceeded"
 
 

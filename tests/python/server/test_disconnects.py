@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import json
 from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 import gemmakv
 from gemmakv.server._app import App
-from support.asgi import NAME, USER, Exchange, make_app, post, until
+from support.asgi import (
+    NAME,
+    USER,
+    Exchange,
+    make_app,
+    post,
+    steps_at_rest,
+    steps_of,
+    until,
+)
 
 CHAT = "/v1/chat/completions"
-LONG = {
+LONG: dict[str, Any] = {
     "model": NAME,
     "messages": USER,
     "max_tokens": 100_000,
     "ignore_eos": True,
 }
+LEFT_EARLY = LONG["max_tokens"] // 2  # steps: a reply that ends takes more
 ENDLESS_PROMPT = [{"role": "user", "content": "ab" * 100_000}]
 
 
@@ -41,14 +52,20 @@ def service(app: App) -> Any:
     return app.service
 
 
+def the_row(app: App) -> AbstractAsyncContextManager[None]:
+    """Holds the one row of an engine that is idle."""
+    held: AbstractAsyncContextManager[None] = service(app).admission.slot(
+        "somebody", 1, None
+    )
+    return held
+
+
 async def gone(app: App, exchange: Exchange) -> None:
     """The client leaves, and nothing of its request is left soon."""
     exchange.leave()
-    begin = time.monotonic()
     await exchange.done()
     assert service(app).live == 0
     assert service(app).admission.running == 0
-    assert time.monotonic() - begin < 20
     assert sum(service(app).counts.cancelled.values.values()) == 1
 
 
@@ -59,18 +76,16 @@ def test_decoding(shared: gemmakv.Gemma, stream: bool, n: int) -> None:
 
     async def main() -> None:
         exchange = Exchange(app, CHAT, {**LONG, "stream": stream, "n": n})
-        steps = shared._engine.steps
+        steps = steps_of(shared)
         if stream:
             await exchange.holds(b'"content":"')
             assert b"[DONE]" not in exchange.data
-        await until(lambda: shared._engine.steps > steps + 20, "it decoded")
+        await until(lambda: steps_of(shared) > steps + 20, "it decoded")
         await gone(app, exchange)
 
+    before = steps_of(shared)
     run(main())
-    # The engine is free: nothing steps any more.
-    steps = shared._engine.steps
-    time.sleep(0.2)
-    assert shared._engine.steps == steps
+    assert steps_at_rest(shared) < before + LEFT_EARLY
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -80,16 +95,15 @@ def test_prompt_is_read(shared: gemmakv.Gemma, stream: bool, n: int) -> None:
     body = {**LONG, "messages": ENDLESS_PROMPT, "stream": stream, "n": n}
 
     async def main() -> None:
-        steps = shared._engine.steps
+        steps = steps_of(shared)
         exchange = Exchange(app, CHAT, body)
-        await until(lambda: shared._engine.steps > steps, "it was read")
+        await until(lambda: steps_of(shared) > steps, "it was read")
         await gone(app, exchange)
         assert b'"content":"a' not in exchange.data
 
+    before = steps_of(shared)
     run(main())
-    steps = shared._engine.steps
-    time.sleep(0.2)
-    assert shared._engine.steps == steps
+    assert steps_at_rest(shared) < before + LEFT_EARLY
 
 
 def test_queued(one_row: App) -> None:
@@ -114,12 +128,8 @@ def test_queued(one_row: App) -> None:
 
 def test_while_the_body_comes(app: App) -> None:
     async def main() -> None:
-        exchange = Exchange(app, CHAT, b"{")
-        exchange._incoming.get_nowait()
-        exchange._incoming.put_nowait(
-            {"type": "http.request", "body": b"{", "more_body": True}
-        )
-        await asyncio.sleep(0.05)
+        exchange = Exchange(app, CHAT, b"{", whole=False)
+        await until(lambda: exchange.is_taken, "it was read")
         assert not exchange.task.done()
         exchange.leave()
         await exchange.done()
@@ -136,23 +146,7 @@ def test_at_every_event(app: App) -> None:
     assert frames >= 8
 
     async def cut(after: int) -> None:
-        exchange = Exchange(app, CHAT, body)
-        send = exchange._send
-        sent = 0
-
-        async def counted(message: dict[str, Any]) -> None:
-            nonlocal sent
-            await send(message)
-            sent += message["type"] == "http.response.body"
-            if sent == after:
-                exchange.leave()
-                await asyncio.sleep(0)
-
-        exchange._send = counted  # type: ignore[method-assign]
-        exchange.task.cancel()
-        exchange.task = asyncio.ensure_future(
-            app(exchange._scope, exchange._incoming.get, counted)
-        )
+        exchange = Exchange(app, CHAT, body, leaves_after=after)
         await exchange.done()
         assert service(app).live == 0
         assert service(app).admission.running == 0
@@ -176,8 +170,6 @@ def test_one_leaves_others_stay(app: App) -> None:
             exchange.leave()
         for exchange in [*stays, *leaves]:
             await exchange.done()
-        import json
-
         for exchange in stays:
             assert json.loads(exchange.data)["choices"] == alone
 
@@ -210,27 +202,28 @@ def test_deadlines(one_row: App) -> None:
     found = post(one_row, CHAT, {**LONG, "deadline": 0.2})
     assert found.status_code == 200
     assert found.json()["choices"][0]["finish_reason"] == "length"
+
+    def said(prompt: Any, n: int, seconds: float) -> set[str]:
+        app = make_app(
+            service(one_row).gemma, request_timeout=seconds, max_running=2
+        )
+        body = {**LONG, "n": n, "messages": prompt}
+        choices = post(app, CHAT, body).json()["choices"]
+        assert [c["finish_reason"] for c in choices] == ["length"] * n
+        return {c["message"]["content"] for c in choices}
+
     for n in (1, 2):
-        # In the reply, which has begun by then, and in the prompt.
-        for prompt, seconds in ((USER, 2), (ENDLESS_PROMPT, 0.2)):
-            app = make_app(
-                service(one_row).gemma, request_timeout=seconds, max_running=2
-            )
-            body = {**LONG, "n": n, "messages": prompt}
-            choices = post(app, CHAT, body).json()["choices"]
-            assert [c["finish_reason"] for c in choices] == ["length"] * n
-            said = {c["message"]["content"] for c in choices}
-            assert (said == {""}) == (prompt is ENDLESS_PROMPT)
+        assert said(ENDLESS_PROMPT, n, 0.1) == {""}, "it ends in the prompt"
+        # In the reply, once the machine has the time to begin it.
+        times = (0.1 * 2**i for i in range(8))
+        assert any(said(USER, n, seconds) != {""} for seconds in times)
 
     async def main() -> None:
-        first = Exchange(one_row, CHAT, {**LONG, "stream": True})
-        await first.holds(b'"role"')
-        second = Exchange(one_row, CHAT, {**LONG, "deadline": 0.2})
-        await second.done()
-        assert second.status == 503
-        assert b"deadline_exceeded" in second.data
-        first.leave()
-        await first.done()
+        async with the_row(one_row):
+            second = Exchange(one_row, CHAT, {**LONG, "deadline": 0.1})
+            await second.done()
+            assert second.status == 503
+            assert b"deadline_exceeded" in second.data
 
     run(main())
 
@@ -315,18 +308,15 @@ def test_a_long_wait_has_a_head(shared: gemmakv.Gemma, path: str) -> None:
         body = {"prompt": "hi", "n_predict": 2}
 
     async def main() -> None:
-        first = Exchange(app, CHAT, {**LONG, "stream": True})
-        await first.holds(b'"role"')
-        waits = Exchange(app, path, {**body, "stream": True})
-        if path == "/api/chat":  # has no pings
-            await until(lambda: waits.status == 200, "it has a head")
-            assert not waits.data
-        else:
-            await waits.holds(b": ping\n\n: ping\n\n")
-            assert waits.data.replace(b": ping\n\n", b"") == b""
-        assert service(app).admission.waiting == 1
-        first.leave()
-        await first.done()
+        async with the_row(app):
+            waits = Exchange(app, path, {**body, "stream": True})
+            if path == "/api/chat":  # has no pings
+                await until(lambda: waits.status == 200, "it has a head")
+                assert not waits.data
+            else:
+                await waits.holds(b": ping\n\n: ping\n\n")
+                assert waits.data.replace(b": ping\n\n", b"") == b""
+            assert service(app).admission.waiting == 1
         await waits.done()
         assert waits.status == 200
         ends = {
@@ -345,16 +335,13 @@ def test_what_fails_after_a_long_wait_is_an_event(
     app = make_app(shared, ping_s=0.05, max_running=1)
 
     async def main() -> None:
-        first = Exchange(app, CHAT, {**LONG, "stream": True})
-        await first.holds(b'"role"')
-        late = Exchange(app, CHAT, {**LONG, "stream": True, "deadline": 1})
-        await late.done()
+        async with the_row(app):
+            late = Exchange(app, CHAT, {**LONG, "stream": True, "deadline": 1})
+            await late.done()
         assert late.status == 200
         assert late.data.startswith(b": ping\n\n")
         assert b'"code":"deadline_exceeded"' in late.data
         rejected = service(app).counts.rejected.values
         assert list(rejected.values()) == [1]
-        first.leave()
-        await first.done()
 
     run(main())

@@ -84,18 +84,23 @@ def test_dashboard_groups_by_labels_that_exist(
     assert checked > 10
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_flags_are_known(name: str, cli: RunCli) -> None:
-    known = set(FLAG.findall(cli("serve", "--help").stdout.decode()))
-    assert "--max-queue" in known
-    named = set(FLAG.findall(page(name)))
-    assert named & known
-    known |= set(FLAG.findall(cli("info", "--help").stdout.decode()))
-    assert named - known <= FOREIGN
+@pytest.fixture(scope="module")
+def known_flags(cli: RunCli) -> set[str]:
+    """The flags that `gemmakv serve --help` names."""
+    found = set(FLAG.findall(cli("serve", "--help").stdout.decode()))
+    assert "--max-queue" in found
+    return found
 
 
-def test_variables_and_keys_are_known(cli: RunCli) -> None:
-    known = set(FLAG.findall(cli("serve", "--help").stdout.decode()))
+def test_flags_are_known(known_flags: set[str], cli: RunCli) -> None:
+    others = set(FLAG.findall(cli("info", "--help").stdout.decode()))
+    for name in PAGES:
+        named = set(FLAG.findall(page(name)))
+        assert named & known_flags, name
+        assert named - known_flags - others <= FOREIGN, name
+
+
+def test_variables_and_keys_are_known(known_flags: set[str]) -> None:
     text = page("deployment.md")
     # Those of the build are named with pip's -C.
     variables = set(re.findall(r"(?<!define\.)\bGEMMAKV_[A-Z_]+", text))
@@ -104,4 +109,4 @@ def test_variables_and_keys_are_known(cli: RunCli) -> None:
     assert toml is not None
     keys = set(tomllib.loads(toml[1]))
     keys |= {v.removeprefix("GEMMAKV_").lower() for v in variables}
-    assert {"--" + key.replace("_", "-") for key in keys} <= known
+    assert {"--" + key.replace("_", "-") for key in keys} <= known_flags

@@ -13,8 +13,9 @@ import pytest
 import gemmakv
 from gemmakv.server._app import App
 from support.asgi import NAME, USER, get, in_loop, make_app, post
+from support.extras import needs
 
-ollama = pytest.importorskip("ollama")
+pytestmark = needs("ollama")
 
 SAID = {"temperature": 1, "num_predict": 6}
 
@@ -27,6 +28,8 @@ def lines(app: App, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_chat(app: App, shared: gemmakv.Gemma) -> None:
+    import ollama
+
     expected = shared.chat(USER, temperature=1, seed=5, max_tokens=6)
     body = {"model": NAME, "messages": USER, "options": SAID, "tools": []}
     found = lines(app, "/api/chat", body)
@@ -45,6 +48,8 @@ def test_chat(app: App, shared: gemmakv.Gemma) -> None:
 
 
 def test_generate(app: App, shared: gemmakv.Gemma) -> None:
+    import ollama
+
     body = {"model": NAME, "prompt": "hello there", "options": SAID}
     found = lines(app, "/api/generate", body)
     parsed = [ollama.GenerateResponse.model_validate(one) for one in found]
@@ -90,6 +95,8 @@ def test_logprobs(app: App) -> None:
 
 
 def test_what_is_there(app: App) -> None:
+    import ollama
+
     found = ollama.ListResponse.model_validate(get(app, "/api/tags").json())
     assert [m.model for m in found.models] == [NAME]
     ps = ollama.ProcessResponse.model_validate(get(app, "/api/ps").json())

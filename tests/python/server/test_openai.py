@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,22 +12,28 @@ from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 from support.asgi import NAME, USER, get, make_app, post, sse_events
+from support.extras import needs
 
-openai = pytest.importorskip("openai")
-from openai.types import Completion, Model  # noqa: E402
-from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+pytestmark = needs("openai")
 CHAT = "/v1/chat/completions"
 SAID = {"model": NAME, "messages": USER, "temperature": 1, "max_tokens": 6}
 
 
 def chat(app: App, **fields: Any) -> ChatCompletion:
+    from openai.types.chat import ChatCompletion
+
     response = post(app, CHAT, {**SAID, **fields})
     assert response.status_code == 200, response.text
     return ChatCompletion.model_validate(response.json(), strict=True)
 
 
 def chunks(app: App, **fields: Any) -> list[ChatCompletionChunk]:
+    from openai.types.chat import ChatCompletionChunk
+
     response = post(app, CHAT, {**SAID, "stream": True, **fields})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream"
@@ -369,6 +375,8 @@ def test_other_model(app: App) -> None:
 
 
 def test_models(app: App) -> None:
+    from openai.types import Model
+
     found = get(app, "/v1/models").json()
     [entry] = found["data"]
     assert Model.model_validate(entry, strict=True).id == NAME
@@ -378,6 +386,8 @@ def test_models(app: App) -> None:
 
 
 def complete(app: App, **fields: Any) -> Completion:
+    from openai.types import Completion
+
     body = {"model": NAME, "prompt": "abc", "temperature": 0, **fields}
     response = post(app, "/v1/completions", body)
     assert response.status_code == 200, response.text

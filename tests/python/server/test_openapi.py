@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import jsonschema
 import pytest
 
 import gemmakv
@@ -46,6 +45,8 @@ def test_it_is_served_to_anybody(keyed: App, shared: gemmakv.Gemma) -> None:
 
 
 def test_options_are_those_of_the_table() -> None:
+    import jsonschema
+
     schemas = document()["components"]["schemas"]
     known = schemas["GenerationOptions"]["properties"]
     table = GenerationOptions.json_schema()["properties"]
@@ -64,6 +65,8 @@ def test_options_are_those_of_the_table() -> None:
 
 
 def test_errors_are_as_they_are_said(keyed: App) -> None:
+    import jsonschema
+
     found = document()
     for method, path in (
         ("get", "/v1/sessions"), ("post", "/v1/messages"),
@@ -131,7 +134,8 @@ def test_schemathesis(kept: App) -> None:
         check()
     assert count > 20
     assert {
-        "/v1/responses/input_tokens", "/v1/responses/{response}/input_items"
+        "/v1/responses/input_tokens",
+        "/v1/responses/{response}/input_items",
     } <= paths
     assert {200, 400, 404} <= seen and max(seen) < 500
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import gemmakv
 from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
+from support.waits import LIMIT_S, wait_in_loop
 
 T = TypeVar("T")
 NAME = "talker"
@@ -32,7 +34,7 @@ def make_app(gemma: gemmakv.Gemma, **settings: Any) -> App:
 def client(app: App) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
     return httpx.AsyncClient(
-        transport=transport, base_url="http://localhost", timeout=60
+        transport=transport, base_url="http://localhost", timeout=LIMIT_S
     )
 
 
@@ -83,10 +85,21 @@ class Exchange:
     """
 
     def __init__(
-        self, app: App, path: str, body: Any, headers: Any = None
+        self,
+        app: App,
+        path: str,
+        body: Any,
+        headers: Any = None,
+        *,
+        whole: bool = True,
+        leaves_after: int = 0,
     ) -> None:
+        """Starts a request. Of a body that is not `whole`, more is to come.
+        The client leaves after that many parts of the answer, if any.
+        """
         self.status = 0
         self.data = b""
+        self._parts_left = leaves_after
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._changed = asyncio.Event()
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -100,11 +113,16 @@ class Exchange:
             "server": ("localhost", 80), "client": ("127.0.0.1", 1),
         }  # fmt: skip
         self._incoming.put_nowait(
-            {"type": "http.request", "body": data, "more_body": False}
+            {"type": "http.request", "body": data, "more_body": not whole}
         )
         self.task = asyncio.ensure_future(
             app(self._scope, self._incoming.get, self._send)
         )
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the server has read what there is of the body."""
+        return self._incoming.empty()
 
     def leave(self) -> None:
         """The client closes its connection."""
@@ -115,21 +133,41 @@ class Exchange:
         while text not in self.data:
             assert not self.task.done(), self.data
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 60)
+            await asyncio.wait_for(self._changed.wait(), LIMIT_S)
 
     async def done(self) -> None:
-        await asyncio.wait_for(asyncio.shield(self.task), 60)
+        await asyncio.wait_for(asyncio.shield(self.task), LIMIT_S)
 
     async def _send(self, message: dict[str, Any]) -> None:
         self.status = message.get("status", self.status)
         self.data += message.get("body", b"")
         self._changed.set()
+        if self._parts_left and message["type"] == "http.response.body":
+            self._parts_left -= 1
+            if self._parts_left == 0:
+                self.leave()
+                await asyncio.sleep(0)
+
+
+def steps_of(gemma: gemmakv.Gemma) -> int:
+    """The steps that a model's engine has taken."""
+    return gemma._engine.steps
+
+
+def steps_at_rest(gemma: gemmakv.Gemma) -> int:
+    """Waits until an engine takes no more steps, and gives their number."""
+    steps = -1
+    while steps != steps_of(gemma):
+        steps = steps_of(gemma)
+        time.sleep(0.05)  # many steps: nothing else tells of its rest
+    return steps
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for it; a minute at most."""
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"a minute passed before {what}")
+    """Waits until `condition` holds. Raises AssertionError with `what` if it
+    does not within the limit.
+    """
+    try:
+        await wait_in_loop(condition)
+    except AssertionError as error:
+        raise AssertionError(f"it never came to: {what}") from error

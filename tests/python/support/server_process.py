@@ -8,6 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
+
+import httpx
+
+from support.waits import LIMIT_S
 
 READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
 
@@ -32,7 +37,7 @@ class ServerProcess:
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(120) or not self.url:
+        if not self._ready.wait(LIMIT_S) or not self.url:
             self.process.kill()
             raise AssertionError("".join(self.lines))
 
@@ -44,10 +49,22 @@ class ServerProcess:
     def log(self) -> str:
         return "".join(self.lines)
 
+    def get(self, path: str) -> httpx.Response:
+        return self._ask("GET", path)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self._ask("POST", path, json=body)
+
+    def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Asks over a connection of its own, and reads no certificates."""
+        return httpx.request(
+            method, self.url + path, timeout=LIMIT_S, verify=False, **more
+        )
+
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = LIMIT_S) -> int:
         code = self.process.wait(seconds)
         self._reader.join(10)
         return code
