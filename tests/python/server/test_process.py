@@ -27,8 +27,8 @@ from support.command_here import (
     serve_settings,
 )
 from support.raw_http import metric, read_until, request_of, unread
-from support.remote_tier import eventually
 from support.server_process import ServerProcess
+from support.waits import wait_until
 
 NAME = "talker"
 CONTEXT = 600_000
@@ -185,7 +185,7 @@ def test_two_lengths_on_a_socket(running: ServerProcess) -> None:
 
 
 def settles(url: str, name: str, value: float) -> None:
-    eventually(lambda: metric(url, name) == value, 60)
+    wait_until(lambda: metric(url, name) == value, pause_s=0.02)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -375,12 +375,11 @@ def test_what_is_no_http_has_an_error_of_ours(
 
 def settles_log(running: Server, *words: str) -> None:
     """Waits for a line of the log with all of these."""
-    eventually(
+    wait_until(
         lambda: any(
             all(word in line for word in words)
             for line in running.log.splitlines()
-        ),
-        60,
+        )
     )
 
 
@@ -448,9 +447,7 @@ def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
             sock = request(own, LONG)
             read_until(sock, b'"role"')
             own.signal()
-            eventually(
-                lambda: before.get("/health/ready").status_code != 200, 60
-            )
+            wait_until(lambda: before.get("/health/ready").status_code != 200)
             with httpx.Client(base_url=own.url) as fresh:  # a new connection
                 assert fresh.get("/health/ready").status_code == 503
                 assert fresh.get("/health/live").status_code == 200
@@ -705,7 +702,7 @@ def test_signal_while_loading() -> None:
             response = httpx.get(url + path)
             said.append((response.status_code, "Loading" in response.text))
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(check, 60)  # until it raises
+        wait_until(check)  # until it raises
         raise AssertionError("it goes on")
 
     serve, url = start(load)
@@ -720,7 +717,7 @@ def test_signal_behind_the_last_look(talker_path: Path) -> None:
         gemma = gemmakv.Gemma.load(talker_path)
         assert httpx.get(url + "/health").status_code == 503
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(is_gone, 60)
+        wait_until(is_gone, pause_s=0.02)
         return gemma  # without another look
 
     def is_gone() -> bool:

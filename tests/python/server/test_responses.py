@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
 from support.chat_cases import Refusing
+from support.extras import needs
 from support.kept import (
     KEYS,
     bearer,
@@ -25,15 +27,8 @@ from support.kept import (
     serving,
 )
 
-openai = pytest.importorskip("openai")
-from openai.types.responses import (  # noqa: E402
-    Response,
-    ResponseStreamEvent,
-)
-from pydantic import TypeAdapter  # noqa: E402
-
+pytestmark = needs("openai")
 PATH = "/v1/responses"
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SAID = {"model": NAME, "temperature": 1, "max_output_tokens": 6}
 # What the original says cannot be null.
 NEVER_NULL = (
@@ -49,7 +44,18 @@ def respond(app: App, given: Any, **fields: Any) -> dict[str, Any]:
     return checked(response.json())
 
 
+@functools.cache
+def events_type() -> Any:
+    """What reads events as the SDK does."""
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ResponseStreamEvent)
+
+
 def checked(found: dict[str, Any]) -> dict[str, Any]:
+    from openai.types.responses import Response
+
     Response.model_validate(found, strict=True)
     assert all(found[name] is not None for name in NEVER_NULL)
     assert found["id"].startswith("resp_")
@@ -63,7 +69,7 @@ def stream(app: App, given: Any, **fields: Any) -> list[dict[str, Any]]:
     events = sse_events(response.text)
     found = []
     for i, (name, data) in enumerate(events):
-        EVENT.validate_python(data, strict=True)
+        events_type().validate_python(data, strict=True)
         assert data["type"] == name and data["sequence_number"] == i
         found.append(data)
     return found
@@ -491,7 +497,7 @@ def test_parent_deleted_meanwhile(kept: App) -> None:
 
     name, data = sse_events(asyncio.run(main()).decode())[-1]
     assert name == "response.incomplete"
-    EVENT.validate_python(data, strict=True)
+    events_type().validate_python(data, strict=True)
     two = data["response"]["id"]
     error(get(kept, f"{PATH}/{one['id']}"), 404)
     three = respond(kept, "and then", previous_response_id=two)

@@ -33,6 +33,7 @@ from support.asgi import (
     until,
 )
 from support.chat_cases import Refusing
+from support.extras import needs
 from support.kept import (
     KEYS,
     bearer,
@@ -43,9 +44,7 @@ from support.kept import (
     serving,
 )
 
-openai = pytest.importorskip("openai")
-from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
-
+pytestmark = needs("openai")
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 
 
@@ -56,6 +55,8 @@ def create(app: App, **fields: Any) -> Any:
 
 
 def say(app: App, session: str, text: str, **fields: Any) -> dict[str, Any]:
+    import openai
+
     body = {
         "model": NAME, "session": session, "temperature": 1, "max_tokens": 6,
         "messages": [{"role": "user", "content": text}], **fields,
@@ -63,7 +64,7 @@ def say(app: App, session: str, text: str, **fields: Any) -> dict[str, Any]:
     response = post(app, CHAT, body)
     assert response.status_code == 200, response.text
     found = response.json()
-    ChatCompletion.model_validate(found, strict=True)
+    openai.types.chat.ChatCompletion.model_validate(found, strict=True)
     assert found["session"]["id"] == session
     return dict(found)
 
@@ -180,6 +181,8 @@ def test_turns_go_on(kept: App, shared: gemmakv.Gemma) -> None:
 
 
 def test_stream_says_the_same(kept: App) -> None:
+    from openai.types.chat import ChatCompletionChunk
+
     a, b = (create(kept)["id"] for _ in "ab")
     for text in ("hello", "more", "and more"):
         whole = text_of(say(kept, a, text))

@@ -14,8 +14,8 @@ import pytest
 from support.asgi import NAME, USER
 from support.command import assert_fails
 from support.command_here import ServerHere, run_here, serve_here
-from support.remote_tier import eventually
 from support.server_process import ServerProcess
+from support.waits import wait_until
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 
@@ -103,7 +103,7 @@ def test_killed(talker_path: Path, tmp_path: Path) -> None:
     with start(talker_path, folder) as server:
         assert look(server, f"/v1/responses/{response}")["id"] == response
         assert replies(server, session) == said
-        eventually(lambda: is_free(server, session), 60)
+        wait_until(lambda: is_free(server, session), pause_s=0.2)
         assert len(replies(server, session)) == 3
         many = kill_among_many(server)
     with start(talker_path, folder) as server:
@@ -145,7 +145,7 @@ def kill_among_many(server: ServerProcess) -> dict[str, list[str]]:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for session in said:
             pool.submit(talk, session)
-        eventually(lambda: min(map(len, said.values())) >= 3, 60)
+        wait_until(lambda: min(map(len, said.values())) >= 3)
         server.signal(signal.SIGKILL)
         server.wait()
     return said

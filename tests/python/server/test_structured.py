@@ -23,11 +23,10 @@ from support.asgi import (
     sse_events,
     until,
 )
+from support.extras import needs
 from support.schemas import SCHEMAS, UNSUPPORTED
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
-
+pytestmark = needs("llguidance", "jsonschema")
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 SCHEMA = SCHEMAS["list of objects"]
 FORMAT = {"type": "json_schema",
@@ -45,6 +44,8 @@ def app(shared: gemmakv.Gemma) -> App:
 
 
 def test_openai(app: App) -> None:
+    import jsonschema
+
     body = {**SAID, "response_format": FORMAT, "logit_bias": BIAS}
     whole = post(app, CHAT, {**body, "n": 2}).json()
     for choice in whole["choices"]:
@@ -75,6 +76,8 @@ def test_anthropic(app: App) -> None:
 
 
 def test_ollama(app: App) -> None:
+    import jsonschema
+
     body = {"model": NAME, "messages": USER, "stream": False,
             "options": {"num_predict": 60, "seed": 2}}  # fmt: skip
     found = post(app, OLLAMA, {**body, "format": SCHEMAS["enum"]}).json()

@@ -31,6 +31,7 @@ from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
 from support.command_here import run_here
 from support.server_process import ServerProcess
+from support.waits import wait_until
 
 WORKER_TIMEOUT_S = 4
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
@@ -95,14 +96,9 @@ def workers_of(server: ServerProcess) -> list[int]:
     return [int(pid) for pid in Path(task).read_text().split()]
 
 
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = holds()
-        if found:
-            return found
-        time.sleep(0.02)  # others need the processor
-    raise AssertionError("it never came about")
+def until(holds: Callable[[], object]) -> None:
+    """Waits for what a request or files of the system tell."""
+    wait_until(holds, pause_s=0.02)
 
 
 def both(server: ServerProcess) -> list[int]:
@@ -209,7 +205,7 @@ def test_killed_worker(running: ServerProcess) -> None:
     with (
         pytest.raises(httpx.HTTPError),
         httpx.stream(
-            "POST", server.url + CHAT, json=body("b", **more), timeout=60
+            "POST", server.url + CHAT, json=body("b", **more), timeout=120
         ) as stream,
     ):
         lines = stream.iter_lines()
@@ -288,7 +284,11 @@ def fork_and_signal():
     if pid:
         os.kill(os.getpid(), signal.SIGTERM)
     else:
-        time.sleep(1)  # the stop is told before it has run a line
+        # The stop is told before it has run a line, and waits to be heard.
+        end = time.monotonic() + 60
+        while signal.SIGTERM not in signal.sigpending():
+            assert time.monotonic() < end
+            time.sleep(0.001)
     return pid
 
 os.fork = fork_and_signal
@@ -296,7 +296,7 @@ sock = socket.create_server(("127.0.0.1", 0))
 found = _workers.supervise(2, sock, 20, lambda: None)
 if isinstance(found, int):
     sys.exit(found)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -304,16 +304,14 @@ def test_a_stop_as_a_worker_is_forked() -> None:
     """It had the supervisor's handlers still: it went on, and what it had been
     told came to the supervisor as a second signal, which stops at once.
     """
-    begin = time.monotonic()
     code = subprocess.run(
-        [sys.executable, "-c", _SIGNAL_BEHIND_FORK], timeout=60
+        [sys.executable, "-c", _SIGNAL_BEHIND_FORK], timeout=120
     ).returncode
-    assert code == 0
-    assert time.monotonic() - begin < 20, "the new worker was not told"
+    assert code == 0  # or the new worker was not told
 
 
 _WORKERS = """
-import os, signal, socket, sys, time
+import os, signal, socket, sys
 from gemmakv.server import _workers
 
 sock = socket.create_server(("127.0.0.1", 0))
@@ -324,7 +322,7 @@ if "ready" in sys.argv:
     found.say_ready()
 # In one piece, whatever the other worker writes meanwhile.
 os.write(1, b"%d\\n" % os.getpid())
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -355,7 +353,7 @@ def test_a_worker_that_is_told_first(state: str, both_told: bool) -> None:
         if both_told:
             supervisor.send_signal(signal.SIGTERM)
         supervisor.send_signal(signal.SIGCONT)
-        _, said = supervisor.communicate(timeout=60)
+        _, said = supervisor.communicate(timeout=120)
     assert supervisor.returncode == 0
     assert said == ""
 
@@ -374,7 +372,8 @@ found.say_ready()
 if found.index == 1:
     os.kill(os.getppid(), signal.SIGTERM)
     found.control.close()
-    time.sleep(600)
+    while True:
+        signal.pause()
 while os.getppid() != 1:
     time.sleep(0.05)
 """
@@ -386,14 +385,14 @@ def test_a_worker_that_never_ends_is_killed() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", _ENDS_NEVER],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "workers did not end in time" in done.stderr
 
 
 _NO_PROCESS = """
-import errno, os, signal, socket, sys, time
+import errno, os, signal, socket, sys
 from gemmakv.server import _workers
 
 fork, forks = os.fork, []
@@ -412,7 +411,7 @@ if isinstance(found, int):
 found.say_ready()
 if found.index == 1:
     os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -420,7 +419,7 @@ def test_no_room_for_a_process() -> None:
     """The server ended, and every worker with it."""
     done = subprocess.run(
         [sys.executable, "-c", _NO_PROCESS],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = "worker 1 cannot be started: [Errno 11] "
@@ -628,7 +627,7 @@ def test_pinned_workers_have_their_own_processors(
     successor = next(pid for pid in pids if pid != second)
     assert os.sched_getaffinity(successor) == own
     answer = httpx.post(
-        server.url + CHAT, json={"model": NAME, "messages": USER}, timeout=60
+        server.url + CHAT, json={"model": NAME, "messages": USER}, timeout=120
     )
     assert answer.status_code == 200
 
