@@ -12,13 +12,12 @@ import pytest
 
 from gemmakv.server import _secret
 from support.command import assert_fails
-from support.command_here import run_here
-from support.server_process import ServerProcess
+from support.command_here import ServerHere, run_here, serve_here
 
 PROMPT = "once upon a time there was a server that forgot nothing " * 10
 
 
-def ask(server: ServerProcess, path: str, key: str, body: Any = None) -> Any:
+def ask(server: ServerHere, path: str, key: str, body: Any = None) -> Any:
     request = urllib.request.Request(
         server.url + path,
         None if body is None else json.dumps(body).encode(),
@@ -29,7 +28,7 @@ def ask(server: ServerProcess, path: str, key: str, body: Any = None) -> Any:
     return data if body is None else json.loads(data)
 
 
-def cached(server: ServerProcess, key: str) -> int:
+def cached(server: ServerHere, key: str) -> int:
     body = {"prompt": PROMPT, "max_tokens": 2, "seed": 5}
     usage = ask(server, "/v1/completions", key, body)["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -46,24 +45,27 @@ def test_each_key_finds_its_own_at_the_next_start(
         "-m", talker_path, "--api-key-file", keys, "--config", config,
     )  # fmt: skip
     secret = tmp_path / "kv.secret"
-    with ServerProcess(*arguments) as server:
+
+    def first(server: ServerHere) -> None:
         assert secret.stat().st_mode & 0o777 == 0o600
         assert cached(server, "one") == 0
-        server.signal()
-        assert server.wait() == 0
-    with ServerProcess(*arguments) as server:
+
+    def second(server: ServerHere) -> None:
         assert cached(server, "two") == 0, "another tenant"
         assert cached(server, "one") >= 256
         metrics = ask(server, "/metrics", "one")
         for name in ("bytes", "tokens_total", "evictions_total"):
             assert f'gemmakv_prefix_cache_{name}{{tier="disk"}}' in metrics
-        server.signal()
-        assert server.wait() == 0
-        for text in (secret.read_text().split()[-1], "RuntimeWarning"):
-            assert text not in server.log
-    secret.unlink()
-    with ServerProcess(*arguments) as server:
+
+    def third(server: ServerHere) -> None:
         assert cached(server, "one") == 0
+
+    serve_here(first, *arguments)
+    server = serve_here(second, *arguments)
+    for text in (secret.read_text().split()[-1], "RuntimeWarning"):
+        assert text not in server.log
+    secret.unlink()
+    serve_here(third, *arguments)
 
 
 def test_a_secret_is_made_once_and_kept(tmp_path: Path) -> None:

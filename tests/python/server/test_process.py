@@ -32,6 +32,7 @@ from support.waits import wait_until
 
 NAME = "talker"
 CONTEXT = 600_000
+GIVEN_UP = 'gemmakv_requests_rejected_total{reason="answer_not_read"}'
 Server = ServerProcess | ServerHere
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
@@ -655,31 +656,32 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
         "max_model_len = 1000\nmax_queue = 3\ndefault-seed = 4\n"
         f'api-key-file = "{keys}"\nlog-format = "json"\n'
     )
-    with (
-        ServerProcess(
-            "--config", config, "--max-queue", "5",
-            GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
-        ) as own,
-        httpx.Client() as idle,
-    ):  # fmt: skip
+
+    def client(own: ServerHere) -> None:
         headers = {"authorization": "Bearer secret"}
         assert httpx.get(own.url + "/v1/models").status_code == 401
-        found = httpx.get(own.url + "/v1/models", headers=headers).json()
-        assert [m["id"] for m in found["data"]] == ["from-file", "second"]
-        assert found["data"][0]["max_model_len"] == 2000
-        body = {"model": "second", "messages": USER, "max_tokens": 5}
-        texts = {
-            httpx.post(
-                own.url + "/v1/chat/completions", json=body, headers=headers
-            ).json()["choices"][0]["message"]["content"]
-            for _ in "123"
-        }
-        assert len(texts) == 1
-        # An idle connection holds nothing up.
-        assert idle.get(own.url + "/health").status_code == 200
-        own.signal(signal.SIGINT)
-        assert own.wait(15) == 0
-    logged = [json.loads(x) for x in own.lines if x.startswith("{")]
+        with httpx.Client(base_url=own.url, headers=headers) as http:
+            found = http.get("/v1/models").json()
+            assert [m["id"] for m in found["data"]] == ["from-file", "second"]
+            assert found["data"][0]["max_model_len"] == 2000
+            body = {"model": "second", "messages": USER, "max_tokens": 5}
+            texts = {
+                http.post("/v1/chat/completions", json=body).json()[
+                    "choices"
+                ][0]["message"]["content"]
+                for _ in "123"
+            }
+            assert len(texts) == 1
+            # A connection that is kept open holds nothing up.
+            own.signal(signal.SIGINT)
+            own.wait(15)
+
+    own = serve_here(
+        client, "--config", config, "--max-queue", "5",
+        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
+    )  # fmt: skip
+    lines = own.log.splitlines()
+    logged = [json.loads(x) for x in lines if x.startswith("{")]
     assert {"status": 401, "path": "/v1/models"}.items() <= logged[0].items()
     assert "secret" not in own.log
 
@@ -789,8 +791,7 @@ def test_an_answer_that_is_not_read(
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
-            given_up = 'gemmakv_rejected_total{reason="answer_not_read"}'
-            settles(server.url, given_up, 1)
+            settles(server.url, GIVEN_UP, 1)
             settles(server.url, "gemmakv_rows_running", 0)
             data = b""
             while piece := sock.recv(1 << 20):

@@ -185,19 +185,17 @@ def test_a_kept_response_can_be_streamed(kept: App, tools: bool) -> None:
     assert (beyond.status_code, beyond.text) == (200, "")
     assert beyond.headers["content-type"] == "text/event-stream"
     for query, words in (
-        ("&starting_after=x", "found 'x'"),
-        ("&starting_after=-1", "expected `int` >= 0, found '-1'"),
-        ("&starting_after=1&starting_after=2",
-         "expected it once, found '1' and '2'"),
+        ("&starting_after=x", ("'x'",)),
+        ("&starting_after=-1", ("'-1'",)),
+        ("&starting_after=1&starting_after=2", ("'1'", "'2'")),
     ):  # fmt: skip
         bad = error(get(kept, path + query), 400)
         assert bad["param"] == "starting_after"
-        assert words in bad["message"]
+        assert all(word in bad["message"] for word in words)
     plain = path.partition("?")[0]
     bad = error(get(kept, f"{plain}?starting_after=1"), 400)
-    assert bad["message"] == (
-        "starting_after: expected stream=true with it, found 1 without"
-    )
+    assert bad["message"].startswith("starting_after: ")
+    assert "stream=true" in bad["message"]
     error(get(kept, f"{PATH}/resp_none?stream=true"), 404)
 
 

