@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import signal
 import socket
@@ -26,7 +27,6 @@ from gemmakv.server._workers import Worker
 
 _KEEP_ALIVE_S = 65  # longer than proxies keep theirs
 _BACKLOG = 1024
-_LAST_S = 5.0  # for answers to be sent when the drain is over
 _PUBLISH_S = 0.25  # between the numbers that a worker tells the others
 
 # Loads the model; calls its argument now and then, which may raise.
@@ -187,7 +187,7 @@ class _Process:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(_LAST_S),
+                timeout_graceful_shutdown=math.ceil(settings.limits.last_s),
                 h11_max_incomplete_event_size=settings.limits.header_bytes,
             )
         )

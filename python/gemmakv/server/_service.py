@@ -88,7 +88,6 @@ _LONG = 100_000  # and that take one which others do not need
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
-_COMPILE_S = 4.0  # of a processor; ordinary ones take milliseconds
 _SEEDS = 1 << 64
 _ASKING = (*SYSTEM_ROLES, "user")  # roles whose messages are one turn
 TOO_LONG = "context_length_exceeded"
@@ -595,8 +594,9 @@ class ChatService:
         others waiting.
         """
         async with self._compiling[label]:
+            seconds = self.settings.limits.compile_s
             return await _on(
-                self._grammars, self.gemma._compile, options, _COMPILE_S
+                self._grammars, self.gemma._compile, options, seconds
             )
 
     async def _to_compute(

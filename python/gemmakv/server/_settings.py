@@ -33,6 +33,9 @@ class Limits:
       header_s: seconds that these may take to arrive.
       body_s: seconds that the body may take.
       unread_s: seconds that a stream waits for its client to read.
+      last_s: seconds for answers to be sent when the drain is over.
+      compile_s: seconds of a processor that a grammar may take to compile;
+        ordinary ones take milliseconds.
     """
 
     body_bytes: int = 8 << 20
@@ -46,6 +49,8 @@ class Limits:
     header_s: float = 20.0
     body_s: float = 60.0
     unread_s: float = 60.0
+    last_s: float = 5.0
+    compile_s: float = 4.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

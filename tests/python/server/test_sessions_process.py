@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ import httpx
 import pytest
 
 from support.asgi import NAME, USER
-from support.command import RunCli, assert_fails
+from support.command import assert_fails
+from support.command_here import ServerHere, run_here, serve_here
 from support.server_process import ServerProcess
+from support.waits import wait_until
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 
@@ -47,55 +48,51 @@ def body_of(session: str, text: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_killed_at_once(talker_path: Path, tmp_path: Path) -> None:
-    """After the last event nothing is lost, whenever the process dies."""
+def streamed(server: ServerProcess, body: dict[str, Any]) -> str:
+    """The text of a streamed reply, up to its last event."""
+    text = ""
+    with httpx.stream(
+        "POST", server.url + CHAT, json={**body, "stream": True}, timeout=60
+    ) as lines:
+        for line in lines.iter_lines():
+            if line == "data: [DONE]":
+                return text
+            if line:
+                [choice] = json.loads(line[6:])["choices"]
+                text += choice["delta"].get("content") or ""
+    raise AssertionError(f"no end of {text!r}")
+
+
+def replies(server: ServerProcess, session: str) -> list[str]:
+    turns = look(server, f"{SESSIONS}/{session}")["turns"]
+    return [turn["reply"]["content"] for turn in turns]
+
+
+def test_killed(talker_path: Path, tmp_path: Path) -> None:
+    """After the last event nothing is lost, whenever the process dies. Of a
+    turn that runs then nothing is kept, and the session is free before long.
+    Among many, of what was answered all is there, and at most one turn more.
+    """
     folder = tmp_path / "kept"
-    said: list[str] = []
-    session = previous = ""
-    for turn in range(4):
-        with start(talker_path, folder) as server:
-            if not turn:
-                session = ask(server, SESSIONS, {"name": "a"})["id"]
-            found = look(server, f"{SESSIONS}/{session}")
-            assert [t["reply"]["content"] for t in found["turns"]] == said
-            if turn % 2:
-                reply = ask(server, CHAT, body_of(session, f"q {turn}"))
-                said.append(reply["choices"][0]["message"]["content"])
-            else:
-                text = ""
-                body = body_of(session, f"q {turn}", stream=True)
-                with httpx.stream(
-                    "POST", server.url + CHAT, json=body, timeout=60
-                ) as lines:
-                    for line in lines.iter_lines():
-                        if line == "data: [DONE]":
-                            break
-                        if line:
-                            [choice] = json.loads(line[6:])["choices"]
-                            text += choice["delta"].get("content") or ""
-                said.append(text)
-            more = {"previous_response_id": previous} if previous else {}
-            previous = ask(
-                server,
-                "/v1/responses",
-                {"input": f"r {turn}", "max_output_tokens": 4, **more},
-            )["id"]
-            server.signal(signal.SIGKILL)
-            server.wait()
+    more: dict[str, Any] = {"max_output_tokens": 4}
     with start(talker_path, folder) as server:
-        found = look(server, f"{SESSIONS}/{session}")
-        assert [t["reply"]["content"] for t in found["turns"]] == said
-        assert look(server, f"/v1/responses/{previous}")["id"] == previous
-
-
-def test_killed_in_a_turn(talker_path: Path, tmp_path: Path) -> None:
-    """Nothing of it is kept, and the session is free again before long."""
-    folder = tmp_path / "kept"
+        session = ask(server, SESSIONS, {"name": "a"})["id"]
+        text = streamed(server, body_of(session, "q 0"))
+        server.signal(signal.SIGKILL)
+        server.wait()
+    with start(talker_path, folder) as server:
+        assert replies(server, session) == [text]
+        reply = ask(server, CHAT, body_of(session, "q 1"))
+        said = [text, reply["choices"][0]["message"]["content"]]
+        response = ask(server, "/v1/responses", {"input": "r", **more})["id"]
+        server.signal(signal.SIGKILL)
+        server.wait()
     with start(talker_path, folder, "--max-model-len", 600_000) as server:
-        session = ask(server, SESSIONS, {})["id"]
-        ask(server, CHAT, body_of(session, "one"))
+        assert replies(server, session) == said
+        body = {"input": "r", "previous_response_id": response, **more}
+        response = ask(server, "/v1/responses", body)["id"]
         body = body_of(
-            session, "two", max_tokens=500_000, ignore_eos=True, stream=True
+            session, "q 2", max_tokens=500_000, ignore_eos=True, stream=True
         )
         with httpx.stream(
             "POST", server.url + CHAT, json=body, timeout=60
@@ -104,53 +101,54 @@ def test_killed_in_a_turn(talker_path: Path, tmp_path: Path) -> None:
             server.signal(signal.SIGKILL)
             server.wait()
     with start(talker_path, folder) as server:
-        found = look(server, f"{SESSIONS}/{session}")
-        assert found["turn_count"] == 1
-        for _ in range(30):
-            response = httpx.post(
-                server.url + CHAT, json=body_of(session, "two"), timeout=60
-            )
-            if response.status_code == 200:
-                break
-            assert response.json()["error"]["code"] == "session_busy"
-            time.sleep(int(response.headers["retry-after"]))
-        assert look(server, f"{SESSIONS}/{session}")["turn_count"] == 2
-
-
-def test_killed_among_many(talker_path: Path, tmp_path: Path) -> None:
-    """Of what was answered all is there; at most one turn more of each."""
-    folder = tmp_path / "kept"
-    said: dict[str, list[str]] = {}
-
-    def talk(url: str, session: str) -> None:
-        for i in range(1000):
-            try:
-                found = httpx.post(
-                    url + CHAT, json=body_of(session, f"q {i}"), timeout=60
-                ).json()
-            except (httpx.TransportError, ValueError):
-                return
-            content = found["choices"][0]["message"]["content"]
-            said[session].append(content)
-
+        assert look(server, f"/v1/responses/{response}")["id"] == response
+        assert replies(server, session) == said
+        wait_until(lambda: is_free(server, session), pause_s=0.2)
+        assert len(replies(server, session)) == 3
+        many = kill_among_many(server)
     with start(talker_path, folder) as server:
-        for _ in range(4):
-            said[ask(server, SESSIONS, {})["id"]] = []
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for session in said:
-                pool.submit(talk, server.url, session)
-            end = time.monotonic() + 60
-            while min(map(len, said.values())) < 3:
-                assert time.monotonic() < end, said
-                time.sleep(0.01)
-            server.signal(signal.SIGKILL)
-            server.wait()
-    with start(talker_path, folder) as server:
-        for session, texts in said.items():
-            turns = look(server, f"{SESSIONS}/{session}")["turns"]
-            found = [turn["reply"]["content"] for turn in turns]
+        for session, texts in many.items():
+            found = replies(server, session)
             assert found[: len(texts)] == texts
             assert len(found) <= len(texts) + 1
+
+
+def is_free(server: ServerProcess, session: str) -> bool:
+    """Says whether a session takes a turn, which this one is then."""
+    answer = httpx.post(
+        server.url + CHAT, json=body_of(session, "q 2"), timeout=60
+    )
+    if answer.status_code != 200:
+        assert answer.json()["error"]["code"] == "session_busy"
+        assert int(answer.headers["retry-after"]) > 0
+    return answer.status_code == 200
+
+
+def kill_among_many(server: ServerProcess) -> dict[str, list[str]]:
+    """Kills a server while four talk to it, and returns the replies that each
+    session got.
+    """
+    said: dict[str, list[str]] = {}
+
+    def talk(session: str) -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            for i in range(1000):
+                try:
+                    found = http.post(CHAT, json=body_of(session, f"q {i}"))
+                    choice = found.json()["choices"][0]
+                except (httpx.TransportError, ValueError):
+                    return
+                said[session].append(choice["message"]["content"])
+
+    for _ in range(4):
+        said[ask(server, SESSIONS, {})["id"]] = []
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for session in said:
+            pool.submit(talk, session)
+        wait_until(lambda: min(map(len, said.values())) >= 3)
+        server.signal(signal.SIGKILL)
+        server.wait()
+    return said
 
 
 def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
@@ -180,7 +178,8 @@ def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
 
 def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
-    with start(talker_path, tmp_path / "kept") as server:
+
+    def client(server: ServerHere) -> None:
         http = openai.OpenAI(
             base_url=server.url + "/v1", api_key="none",
             _strict_response_validation=True,
@@ -205,13 +204,16 @@ def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
             extra_body={"session": session["id"]},
         )  # fmt: skip
         assert reply.session["id"] == session["id"]
+        http.close()
+
+    serve_here(client, "-m", talker_path, "--sessions", tmp_path / "kept")
 
 
-def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
+def test_flags(talker_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for flags, words, code in (
-        (["--sessions", file], ("--sessions", "found a file"), 2),
+        (["--sessions", file], ("--sessions", "file"), 2),
         (["--sessions", "/proc/none/x"], ("sessions", "/proc/none/x"), None),
         (["--sessions", ""], ("--sessions", "found ''"), 2),
         (
@@ -220,7 +222,7 @@ def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
             2,
         ),
     ):
-        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
+        result = run_here("serve", "-m", talker_path, *flags, "--port", 0)
         if code is None:
             assert_fails(result, *words)
         else:
@@ -230,15 +232,17 @@ def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
 def test_variable_and_file(talker_path: Path, tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text(f'sessions = "{tmp_path}/a"\nresponse-days = 2\n')
+
+    def client(server: ServerHere) -> None:
+        answer = httpx.post(server.url + SESSIONS, json={}, timeout=60)
+        assert answer.status_code == 200, answer.text
+
     for more, env, folder in (
         (["--config", config], {}, "a"),
         ([], {"GEMMAKV_SESSIONS": str(tmp_path / "b")}, "b"),
     ):
-        with ServerProcess("-m", talker_path, *more, **env) as server:
-            ask(server, SESSIONS, {})
-            server.signal()
-            assert server.wait() == 0
-            assert "Traceback" not in server.log
+        server = serve_here(client, "-m", talker_path, *more, **env)
+        assert "Traceback" not in server.log
         assert [p.name for p in (tmp_path / folder).iterdir()] == [
             "sessions.sqlite3"
         ]

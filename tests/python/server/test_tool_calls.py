@@ -13,18 +13,10 @@ from gemmakv.server import _service
 from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, make_app, post, sse_events
+from support.extras import needs
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
-ollama = pytest.importorskip("ollama")
-jsonschema = pytest.importorskip("jsonschema")
-from anthropic.types import Message, RawMessageStreamEvent  # noqa: E402
-from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
-from pydantic import TypeAdapter  # noqa: E402
-
+pytestmark = needs("llguidance", "openai", "anthropic", "ollama", "jsonschema")
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 SCHEMA: Any = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8},
@@ -57,6 +49,9 @@ def openai_body(**more: Any) -> dict[str, Any]:
 
 
 def test_openai(app: App) -> None:
+    import jsonschema
+    from openai.types.chat import ChatCompletion
+
     response = post(app, CHAT, openai_body())
     assert response.status_code == 200, response.text
     found = ChatCompletion.model_validate(response.json(), strict=True)
@@ -77,6 +72,8 @@ def test_openai(app: App) -> None:
 
 
 def test_openai_stream(app: App) -> None:
+    from openai.types.chat import ChatCompletionChunk
+
     whole = post(app, CHAT, openai_body()).json()["choices"][0]["message"]
     response = post(app, CHAT, openai_body(stream=True, logprobs=True))
     events = sse_events(response.text)
@@ -138,6 +135,9 @@ def claude_body(**more: Any) -> dict[str, Any]:
 
 
 def test_anthropic(app: App) -> None:
+    import jsonschema
+    from anthropic.types import Message
+
     response = post(app, MESSAGES, claude_body())
     assert response.status_code == 200, response.text
     found = Message.model_validate(response.json(), strict=True)
@@ -166,10 +166,14 @@ def test_anthropic(app: App) -> None:
 
 
 def test_anthropic_events(app: App) -> None:
+    from anthropic.types import RawMessageStreamEvent
+    from pydantic import TypeAdapter
+
     whole = post(app, MESSAGES, claude_body()).json()["content"]
     response = post(app, MESSAGES, claude_body(stream=True))
     events = [e for e in sse_events(response.text) if e[0] != "ping"]
-    found = [EVENT.validate_python(data) for _, data in events]
+    event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    found = [event.validate_python(data) for _, data in events]
     kinds = [kind for kind, _ in events]
     deltas = kinds.count("content_block_delta")
     assert kinds == [
@@ -189,6 +193,8 @@ def test_anthropic_events(app: App) -> None:
 
 
 def test_ollama(app: App) -> None:
+    import ollama
+
     body = {"model": NAME, "messages": USER, "tools": TOOLS, "stream": False,
             "options": {"num_predict": 30, "seed": 3}}  # fmt: skip
     found = post(app, OLLAMA, body).json()
@@ -209,6 +215,9 @@ def test_ollama(app: App) -> None:
 
 def test_ollama_calls(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama has no tool_choice: here the model always calls."""
+    import jsonschema
+    import ollama
+
     monkeypatch.setattr(
         _service,
         "tool_use",

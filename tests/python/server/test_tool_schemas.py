@@ -16,11 +16,10 @@ import gemmakv
 from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, make_app, post, sse_events
+from support.extras import needs
 from support.kept import prompts_of
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
-
+pytestmark = needs("llguidance", "jsonschema")
 CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 RESPONSES, COUNT = "/v1/responses", f"{MESSAGES}/count_tokens"
 HEADER = "x-gemmakv-not-enforced"
@@ -158,6 +157,8 @@ def test_one_keyword_is_left_out_and_named(
 
 
 def test_the_rest_of_the_schema_is_enforced(app: App) -> None:
+    import jsonschema
+
     kept = {"type": "string", "enum": ["x", "y"]}
     schema = {
         "type": "object",
@@ -353,6 +354,8 @@ def test_required_calls_end_when_the_model_ends(
     ],
 )
 def test_a_schema_is_enforced_in_each_form(app: App, form: Any) -> None:
+    import jsonschema
+
     body = {"model": NAME, "messages": USER, "response_format": form,
             "max_tokens": 100}  # fmt: skip
     found = post(app, CHAT, body).json()["choices"][0]

@@ -13,15 +13,17 @@ _PAUSE_S = 0.001  # an idle machine loses nothing, a busy one little
 
 
 def wait_until(
-    happened: Callable[[], object], limit_s: float = LIMIT_S
+    happened: Callable[[], object],
+    limit_s: float = LIMIT_S,
+    pause_s: float = _PAUSE_S,
 ) -> None:
     """Waits until `happened` gives something true. Raises AssertionError if it
-    does not within the limit.
+    does not within the limit. The pause is longer where to look costs much.
     """
     end = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < end, "it does not happen"
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
 
 
 async def wait_in_loop(
