@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 

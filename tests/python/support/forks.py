@@ -9,8 +9,10 @@ for what happens before the imports, or depends on variables of Python.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import select
@@ -225,19 +227,17 @@ def serve() -> None:
 
 def _import_all() -> None:
     """Imports what commands import when they run."""
-    import gemmakv.cli.chat.pipe
-    import gemmakv.cli.chat.terminal
     from gemmakv.cli import main
 
+    for place in ("pipe", "terminal"):
+        importlib.import_module(f"gemmakv.cli.chat.{place}")
     for arguments in (["--version"], ["generate", "--help"]):
         assert main(arguments) == 0  # typer imports as it shows a page
 
 
 def _tell(status: int, number: int) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know
         os.write(status, _INT.pack(number))
-    except BrokenPipeError:
-        pass  # nobody wants to know
 
 
 def _run(request: dict[str, Any], streams: list[int]) -> None:
@@ -273,12 +273,15 @@ def _take_place(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(
-        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False,
-        buffering=1,
-    )  # fmt: skip
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        for number, mode, errors in (
+            (0, "r", "strict"),
+            (1, "w", "strict"),
+            (2, "w", "backslashreplace"),
+        )
+    )
+    sys.stderr.reconfigure(line_buffering=True)
     sys.argv = ["gemmakv", *request["arguments"]]
 
 
