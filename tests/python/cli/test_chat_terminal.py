@@ -120,7 +120,7 @@ class HeldReply(Keys):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._gate = folder / "gate"
+        self._gate, self._stands = folder / "gate", folder / "stands"
         self._gate.touch()
         self.before += (
             "import itertools, os, time\n"
@@ -128,11 +128,15 @@ class HeldReply(Keys):
             "piece, number = TerminalView.piece, itertools.count()\n"
             "def hold(self, text):\n"
             "    piece(self, text)\n"
-            "    if next(number) > 150:\n"
+            "    if next(number) == 120:\n"
+            f"        os.mkdir({str(self._stands)!r})\n"
             f"        while os.path.exists({str(self._gate)!r}):\n"
             "            time.sleep(0.001)\n"  # the test opens it soon
             "TerminalView.piece = hold\n"
         )
+
+    def stands(self) -> bool:
+        return self._stands.exists()
 
     def go(self) -> None:
         self._gate.unlink()
@@ -646,7 +650,7 @@ def test_ctrl_c_while_a_turn_is_stored(
     screen.wait_for("took back “tell me everything”; 0 turns left")
     screen.wait_for_prompt("main")
     assert "interrupted" not in screen.text
-    screen.process.kill()
+    os.kill(screen.process.pid, signal.SIGKILL)
     (record,) = tmp_path.rglob("*.json")
     stored = json.loads(record.read_bytes())
     assert (stored["messages"], stored["draft"]) == ([], None)
@@ -724,26 +728,41 @@ def test_delete_asks(start: Start, answer: str) -> None:
     screen.wait_for("deleted main; you are in main now")
 
 
-def test_after_a_stop_the_line_is_shown_again(start: Start) -> None:
+def test_after_a_stop_the_line_is_shown_again(
+    start: Start, held: HeldReply
+) -> None:
+    screen = start(max_tokens=200, before=held.before)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_until(lambda: held.stands() and screen.prompt, "a line")
+    screen.stop()
+    while screen.update(0.1):  # what is on its way to the screen
+        pass
+    line = screen.prompt
+    assert 20 < len(line) < 60
+    screen.feed(b"\r\nStopped\r\n$ fg\r\n")
+    os.kill(screen.process.pid, signal.SIGCONT)
+    screen.wait_until(lambda: screen.prompt == line, "the line")
+    held.go()
+    text = screen.wait_for(r"\$ fg\n.+\n[a-z]", regex=True)
+    shown = text.split("$ fg\n")[1].splitlines()[0]
+    assert shown.startswith(line) and len(shown) > 60
+    screen.wait_for("cut at the limit")
+
+
+def test_a_stop_in_the_middle_of_what_is_written(start: Start) -> None:
+    """It ended the chat: stdout was written to twice at once."""
     screen = start(max_tokens=1_000_000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
-    line = ""
-    while not 20 < len(line) < 60:
+    for _ in range(40):
         os.kill(screen.process.pid, signal.SIGCONT)
         screen.update()
-        screen.stop()
-        while screen.update(0.2):  # what is on its way to the screen
-            pass
-        line = screen.prompt
-    screen.feed(b"\r\nStopped\r\n$ fg\r\n")
-    os.kill(screen.process.pid, signal.SIGCONT)
-    text = screen.wait_for(r"\$ fg\n.+\n[a-z]", regex=True)
-    shown = text.split("$ fg\n")[1].splitlines()[0]
-    assert shown.startswith(line) and len(shown) > 60
     screen.type(CTRL_C)
     screen.wait_for("stopped")
+    screen.wait_for_prompt("main")
+    assert "Traceback" not in screen.text
 
 
 def test_a_new_width_holds_for_a_reply_that_runs(start: Start) -> None:
