@@ -25,7 +25,7 @@ import termios
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 WAIT_S = 300  # far above what anything needs
 _INT = struct.Struct("i")
@@ -35,7 +35,10 @@ _EARLY = ("PYTHON", "LC_", "LD_")
 
 def runs_here(env: dict[str, str]) -> bool:
     """Says whether a copy is as good as a new process with these variables."""
-    return not any(name.startswith(_EARLY) for name in env)
+    return not any(
+        name.startswith(_EARLY) and value != os.environ.get(name)
+        for name, value in env.items()
+    )
 
 
 class Fork:
@@ -78,6 +81,26 @@ class Fork:
             self.returncode = self._read()
             os.close(self._status)
         return True
+
+
+class Talk(NamedTuple):
+    """A process, and our ends of its stdin and stdout."""
+
+    process: Fork
+    stdin: BinaryIO
+    stdout: BinaryIO
+
+    def say(self, text: bytes) -> None:
+        self.stdin.write(text)
+        self.stdin.flush()
+
+    def end(self) -> bytes:
+        """Closes stdin and waits for the end; gives what is left of stdout."""
+        self.stdin.close()
+        with self.stdout:
+            rest = self.stdout.read()
+        self.process.wait()
+        return rest
 
 
 class Forks:
@@ -126,6 +149,17 @@ class Forks:
             os.close(file)
             os.close(end)
         return Fork(status)
+
+    def talk(self, arguments: Sequence[object], env: dict[str, str]) -> Talk:
+        """Runs a command whose stdin and stdout are pipes."""
+        stdin, ours = os.pipe()
+        theirs, stdout = os.pipe()
+        with open(os.devnull, "wb") as nowhere:
+            streams = (stdin, stdout, nowhere.fileno())
+            fork = self.start(arguments, streams, env)
+        os.close(stdin)
+        os.close(stdout)
+        return Talk(fork, open(ours, "wb"), open(theirs, "rb"))
 
     def run(
         self,
