@@ -3,7 +3,7 @@
 
     python tools/make_chat_picture.py [OUT.svg]
 
-Plays the lines below on a terminal of its own (pexpect, pyte) and draws what
+Plays the lines below on a terminal of its own (pyte) and draws what
 its screen shows (rich). Nothing of it is made up; numbers differ each time.
 """
 

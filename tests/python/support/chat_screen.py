@@ -2,55 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
+import select
 import signal
+import struct
+import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 
-import pexpect
 import pyte
+
+from support.forks import Fork, Forks, runs_here
+from support.waits import wait_until
 
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
 CTRL_C, CTRL_D, UP, DOWN = "\x03", "\x04", "\x1b[A", "\x1b[B"
 WAIT_S = 120  # far above what anything needs
 
 
+class Ended(Exception):
+    """The program has left the terminal."""
+
+
 class Screen:
-    """A program on a terminal of its own."""
+    """A program on a terminal of its own: a fork where there are `forks`, else
+    a new process of Python.
+    """
 
     def __init__(
         self,
         *arguments: object,
         columns: int = 80,
         rows: int = 40,
+        forks: Forks | None = None,
+        before: str = "",
         **env: str,
     ) -> None:
         self._screen = pyte.Screen(columns, rows)
-        self._screen.write_process_input = self._answer
+        self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
         # These would stand in for the terminal's own size.
         sizes = ("COLUMNS", "LINES")
         inherited = {k: v for k, v in os.environ.items() if k not in sizes}
-        self.process = pexpect.spawn(
-            sys.executable,
-            ["-m", "gemmakv", *map(str, arguments)],
-            dimensions=(rows, columns),
-            env={**inherited, "TERM": "xterm-256color", **env},
-            # Tests that run under nohup ignore it, and so would the program.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        )
-        self.process.delaybeforesend = None
+        variables = {**inherited, "TERM": "xterm-256color", **env}
+        self._terminal, program = pty.openpty()
+        self._set_size()
+        self.process: Fork | subprocess.Popen[bytes]
+        if forks is not None and runs_here(env):
+            streams = (program, program, program)
+            self.process = forks.start(
+                arguments, streams, variables, before=before, terminal=True
+            )
+        else:
+            assert not before
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gemmakv", *map(str, arguments)],
+                stdin=program,
+                stdout=program,
+                stderr=program,
+                env=variables,
+                start_new_session=True,
+                preexec_fn=_take_terminal,
+            )
+        os.close(program)
 
-    def _answer(self, data: str) -> None:
-        """What the terminal itself says, asked for the cursor's place."""
-        self.process.send(data)
-
-    def type(self, *keys: str) -> None:
+    def type(self, *keys: str | bytes) -> None:
         for one in keys:
-            self.process.send(one)
+            data = one.encode() if isinstance(one, str) else one
+            while data:
+                data = data[os.write(self._terminal, data) :]
 
     def line(self, text: str) -> None:
         """Types a line and Enter, once the prompt is there to take it. The
@@ -85,14 +112,19 @@ class Screen:
         """The line that the cursor is in."""
         return self._screen.display[self._screen.cursor.y].rstrip()
 
-    def update(self, seconds: float = 0.05) -> None:
-        """Takes in what the program wrote within a moment."""
+    def update(self, seconds: float = 1) -> bool:
+        """Takes in what the program writes next; whether it wrote within this
+        time. Raises Ended.
+        """
+        if not select.select([self._terminal], [], [], seconds)[0]:
+            return False
         try:
-            data = self.process.read_nonblocking(1 << 16, seconds)
-        except pexpect.TIMEOUT:
-            return
+            data = os.read(self._terminal, 1 << 16)
+        except OSError:  # Linux says so where no program has it open
+            raise Ended from None
         self.raw += data
         self._stream.feed(data)
+        return True
 
     def feed(self, data: bytes) -> None:
         """Shows what another program wrote."""
@@ -101,7 +133,12 @@ class Screen:
     def resize(self, columns: int) -> None:
         """The terminal gets another width."""
         self._screen.resize(columns=columns)
-        self.process.setwinsize(self._screen.lines, columns)
+        self._set_size()
+
+    def _set_size(self) -> None:
+        size = (self._screen.lines, self._screen.columns, 0, 0)
+        packed = struct.pack("HHHH", *size)
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, packed)
 
     def wait_until(self, done: Callable[[], object], what: str) -> None:
         """Takes in output until `done()`; fails with the screen if never."""
@@ -110,7 +147,7 @@ class Screen:
             assert time.monotonic() < end, f"no {what!r} in:\n{self.text}"
             try:
                 self.update()
-            except pexpect.EOF:
+            except Ended:
                 raise AssertionError(
                     f"ended without {what!r}:\n{self.text}"
                 ) from None
@@ -128,39 +165,42 @@ class Screen:
 
     def wait_for_exit(self) -> int:
         """Exit code; minus the signal's number if one ended it."""
-        end = time.monotonic() + 2 * WAIT_S
-        try:
+        end = time.monotonic() + WAIT_S
+        with contextlib.suppress(Ended):
             while time.monotonic() < end:
-                self.update(WAIT_S)
+                self.update()
             raise AssertionError("still running:\n" + self.text)
-        except pexpect.EOF:
-            pass
-        # `close` would send signals to one that is not gone yet.
-        while self.process.isalive() and time.monotonic() < end:
-            time.sleep(0.02)
-        self.process.close()
-        if self.process.signalstatus is not None:
-            return -self.process.signalstatus
-        return self.process.exitstatus
+        return self.process.wait(WAIT_S)
 
     def hang_up(self) -> None:
         """The terminal goes, as with its window; returns when the program has
-        ended. `close` would kill it soon.
+        ended.
         """
-        self.process.ptyproc.fileobj.close()
-        end = time.monotonic() + WAIT_S
-        while self.process.isalive():
-            assert time.monotonic() < end, "still running without a terminal"
-            time.sleep(0.02)
+        os.close(self._terminal)
+        self._terminal = -1
+        self.process.wait(WAIT_S)
+
+    def stop(self) -> None:
+        """Stops the program as SIGSTOP does; returns when it has."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        stat = f"/proc/{self.process.pid}/stat"
+
+        def stopped() -> bool:
+            with open(stat) as file:
+                return file.read().rpartition(") ")[2][0] == "T"
+
+        wait_until(stopped)
 
     def close(self) -> None:
-        """Ends what still runs. A kernel that is busy takes its time: the
-        terminal's own waits a tenth of a second for each signal.
-        """
-        try:
-            self.process.close(force=True)
-        except pexpect.ExceptionPexpect:
-            end = time.monotonic() + WAIT_S
-            while self.process.isalive():
-                assert time.monotonic() < end, "not even killed"
-                time.sleep(0.02)
+        """Ends what still runs."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        if self._terminal >= 0:
+            os.close(self._terminal)
+
+
+def _take_terminal() -> None:
+    """Makes stdin the terminal of this process and of its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Tests that run under nohup ignore it, and so would the program.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

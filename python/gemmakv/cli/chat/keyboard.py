@@ -29,6 +29,10 @@ from gemmakv._support.interrupts import handled
 from gemmakv.cli.chat.paste import PasteParser
 from gemmakv.cli.chat.table import printable
 
+# Written past the buffer of stdout, which a signal may find in use.
+_PASTES_APART = b"\x1b[?2004h"
+_PASTES_PLAIN_AND_CURSOR = b"\x1b[?2004l\x1b[?25h"
+
 _ENTER = (Keys.ControlM, Keys.ControlJ)
 _NEW_LINE = KeyPress(Keys.BracketedPaste, "\n")
 
@@ -124,16 +128,15 @@ class Keyboard:
 
     def _enter(self) -> None:
         self.silent().__enter__()
+        self._control(_PASTES_APART)
+
+    def _control(self, sequence: bytes) -> None:
         if not is_dumb_terminal():
-            self._output.enable_bracketed_paste()
-            self._output.flush()
+            os.write(self._output.fileno(), sequence)
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Leaves the terminal to the shell as it was, and stops."""
-        if not is_dumb_terminal():
-            self._output.disable_bracketed_paste()
-            self._output.show_cursor()
-            self._output.flush()
+        self._control(_PASTES_PLAIN_AND_CURSOR)
         signal.signal(number, signal.SIG_DFL)
         with self._input.cooked_mode():
             os.kill(0, number)

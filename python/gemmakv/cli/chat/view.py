@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SHOWN_LINES = 6
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
+_NO_CURSOR = b"\x1b[?25l"
 
 
 class View:
@@ -173,9 +175,12 @@ class TerminalView(View):
 
     def resume(self) -> None:
         """The program was stopped, and other things are on the screen."""
+        if self._console.is_dumb_terminal:
+            return
         if self._waiting is not None:
-            self._console.show_cursor(False)
-        elif self._wrap is not None and not self._console.is_dumb_terminal:
+            # Past the buffer of stdout, which the signal may find in use.
+            os.write(sys.stdout.fileno(), _NO_CURSOR)
+        elif self._wrap is not None:
             self._wrap.redraw()
 
     def stoppable(self) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ class WordWrap:
         self._columns = columns
         self._width = 0
         self._line = ""  # what the line of the cursor holds
+        self._writing = self._stale = False
 
     def write(self, text: str) -> None:
         columns = self._columns()
@@ -32,18 +33,39 @@ class WordWrap:
         self._width = max(columns - 1, 1)
         if cell_len(self._line) > max(columns, 2):
             self._line = chop_cells(self._line, max(columns, 2))[-1]
-        out = "".join(self._place(c) for c in text.replace("\t", _TAB))
-        self._write(out)
+        self._writing = True
+        try:
+            out = "".join(self._place(c) for c in text.replace("\t", _TAB))
+            self._write(out)
+        finally:
+            self._writing = False
+        if self._stale:
+            self.redraw()
 
     def redraw(self) -> None:
-        """Writes the line again where the cursor is now."""
-        self._write(f"\r\x1b[K{self._line}")
+        """Writes the line again where the cursor is now; where a signal asks
+        for it in the middle of `write`, at the end of that.
+        """
+        self._stale = True
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._stale:
+                self._stale = False
+                self._write(f"\r\x1b[K{self._line}")
+        finally:
+            self._writing = False
 
     def end(self) -> None:
         """Makes sure that the cursor is at the beginning of a line."""
         if self._line:
-            self._write("\n")
-            self._line = ""
+            self._writing = True
+            try:
+                self._write("\n")
+                self._line = ""
+            finally:
+                self._writing = self._stale = False
 
     def _place(self, character: str) -> str:
         """What to write for one character."""
