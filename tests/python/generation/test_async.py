@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from gemmakv import (
 )
 from gemmakv.generation import _stream
 from support import tiny_gguf
+from support.own_process import output_of
 
 BOS = 2
 NO_END: Any = {"logit_bias": {1: -np.inf, tiny_gguf.EOT: -np.inf}}
@@ -738,52 +738,42 @@ def test_streams_of_a_loop_share_their_steps(tiny_path: Path) -> None:
 # ---- Processes ----
 
 
-def own_process(source: str, *arguments: object) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, (result.returncode, result.stderr)
-    return result.stdout
-
-
 # Without text: a tokenizer may let go of the interpreter's lock, too, and end
 # the process when it does not get it back.
 EXIT = """
 import sys, threading, time, gemmakv
 gemma = gemmakv.Gemma.load(sys.argv[1])
 how = sys.argv[2]
-started = threading.Event()
+begun = threading.Semaphore(0)
+def called(*_):
+    begun.release()
+    time.sleep(0.001)  # without the interpreter's lock, as the end comes
 def work():
     cache = gemmakv.create_kv_cache(gemma.config, 500)
     while True:
         cache.reset()
-        started.set()
+        begun.release()
         if how == "generate":
             gemma.generate(cache, [2, 5], max_tokens=450)
         elif how == "progress":
             gemma.generate(cache, [2, 5], max_tokens=450,
-                           progress=lambda *_: time.sleep(0.01))
+                           progress=called)
         elif how == "processor":
             gemma.generate(cache, [2, 5], max_tokens=450,
-                           logits_processor=lambda *_: time.sleep(0.01))
+                           logits_processor=called)
         elif how == "save":
             class File:
                 def write(self, data):
-                    time.sleep(0.001)
+                    called()
                     return len(data)
             gemma.generate(cache, [2, 5], max_tokens=5)
             cache.save(File())
         else:
             for _ in gemma.stream(cache, [2, 5], max_tokens=450):
-                pass
+                begun.release()
 threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads: thread.start()
-started.wait()
-time.sleep(float(sys.argv[3]))
+for _ in range(int(sys.argv[3])): begun.acquire()
 print("end")
 """
 
@@ -792,8 +782,8 @@ print("end")
     "how", ["generate", "progress", "processor", "save", "stream"]
 )
 def test_exit_while_daemon_threads_call(tiny_path: Path, how: str) -> None:
-    for i in range(4):
-        assert own_process(EXIT, tiny_path, how, 0.05 * i) == "end\n"
+    for calls in (1, 4, 7, 20):
+        assert output_of(EXIT, tiny_path, how, calls) == "end\n"
 
 
 FORK = """
@@ -846,7 +836,7 @@ print(gemma.generate(idle, "b", max_tokens=5).token_ids == expected)
 
 
 def test_a_forked_child_says_what_it_cannot_use(tiny_path: Path) -> None:
-    assert own_process(FORK, tiny_path) == "True\n"
+    assert output_of(FORK, tiny_path) == "True\n"
 
 
 def test_samples_that_fail_leave_the_pending_token(tiny: Gemma) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from gemmakv.generation._option_kinds import Number
 from gemmakv.generation._options import core_options, split_rows
 from gemmakv.options import BatchOptions, GenerationOptions, Options
 from support import family_models
+from support.own_process import run_program
 
 PROMPT = [2, 17, 40, 33, 8]
 INF = float("inf")
@@ -550,13 +550,7 @@ if sys.argv[2] == "close":
 else:
     sys.kept = (stream, gemma)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tiny_path), how],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run_program(code, tiny_path, how)
     assert (result.returncode, result.stderr) == (0, "")
 
 
