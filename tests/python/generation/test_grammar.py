@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -287,38 +286,36 @@ SLOW = Grammar.json_schema(
 
 def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
     trials = tiny._compiler._trials
-    begin = time.monotonic()
-    assert not trials.passes(SLOW, 1)
-    assert time.monotonic() - begin < 60
-    assert trials.passes(WORDS, 1)
+    assert not trials.passes(SLOW, 0.1)
+    assert trials.passes(WORDS, 9)
     [process] = trials._idle
-    assert trials.passes(PAIR, 1) and trials._idle == [process]
+    assert trials.passes(PAIR, 9) and trials._idle == [process]
     # Refused is ended: the compiler says why.
-    assert trials.passes(Grammar.json_schema({"not": {}}), 1)
-    assert trials.passes(Grammar.regex("("), 1)
+    assert trials.passes(Grammar.json_schema({"not": {}}), 9)
+    assert trials.passes(Grammar.regex("("), 9)
     # Somebody ends it while nobody needs it.
     process.kill()
     process.wait()
-    assert trials.passes(WORDS, 1) and trials._idle != [process]
+    assert trials.passes(WORDS, 9) and trials._idle != [process]
     with pytest.raises(ValueError, match="^x: expected what can be compiled"):
-        tiny._compiler.compile("x", SLOW, 1)
+        tiny._compiler.compile("x", SLOW, 0.1)
 
 
 def test_a_trial_may_die_of_its_grammar(tiny: gemmakv.Gemma) -> None:
     """Each is tried in a process with less stack than a chain takes."""
     trials = Trials(_constraints._LIMITS, _constraints._JSON)
     long = referring(3000, lambda one: one)
-    assert trials.passes(long, 4)
+    assert trials.passes(long, 9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_trial, "STACK_BYTES", 1 << 20)
         trials = Trials(_constraints._LIMITS, _constraints._JSON)
-        assert not trials.passes(long, 4)
-        assert trials.passes(WORDS, 4)
+        assert not trials.passes(long, 9)
+        assert trials.passes(WORDS, 9)
 
 
 def test_trials_end_with_their_compiler() -> None:
     trials = Trials(_constraints._LIMITS, _constraints._JSON)
-    assert trials.passes(WORDS, 4)
+    assert trials.passes(WORDS, 9)
     [process] = trials._idle
     del trials
     gc.collect()
