@@ -114,7 +114,7 @@ def test_achat_is_chat(tiny: Gemma) -> None:
     async def cancelled() -> None:
         reply = tiny.achat(
             user("Hi, you"), cache=cache, max_tokens=60, ignore_eos=True,
-            logits_processor=lambda ids, logits: time.sleep(0.01),
+            logits_processor=lambda ids, logits: time.sleep(0.001),
         )
         task = asyncio.create_task(reply)
         await asyncio.sleep(0)

@@ -664,7 +664,7 @@ def test_letting_go_of_a_stream_while_another_call_waits(tiny: Gemma) -> None:
     next(stream)
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(session.send, "and?", max_tokens=2)
-        time.sleep(0.03)
+        time.sleep(0.01)  # it waits, most often
         del stream
         reply.result()
     assert session.turns == 2

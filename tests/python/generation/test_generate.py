@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
 from support import family_models, tiny_gguf
 from support.family_models import FAMILIES
-from support.waits import wait_for_child, wait_in_loop, wait_until
+from support.waits import (
+    ctrl_c_when,
+    wait_for_child,
+    wait_in_loop,
+    wait_until,
+)
 
 BOS = 2
 NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}
@@ -369,19 +374,10 @@ def endless(request: pytest.FixtureRequest, tiny: Gemma) -> Gemma:
     )
 
 
-def press_ctrl_c(model: Gemma) -> threading.Thread:
-    """Sends Ctrl-C when the model has run some steps from now on; gives the
-    thread that does.
-    """
+def has_run(model: Gemma) -> Callable[[], bool]:
+    """Says whether the model has run some steps from now on."""
     before = model._engine.steps
-
-    def press() -> None:
-        wait_until(lambda: model._engine.steps > before + 3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    return thread
+    return lambda: model._engine.steps > before + 3
 
 
 @pytest.mark.parametrize("how", ["generate", "batch", "n", "progress"])
@@ -391,8 +387,7 @@ def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
         endless.generate(cache, PROMPT, max_tokens=3, logit_bias=NO_END)
     before = [first.tokens.tolist(), second.tokens.tolist()]
     keywords = {"max_tokens": 1_000_000, "logit_bias": NO_END}
-    with pytest.raises(KeyboardInterrupt):
-        presses = press_ctrl_c(endless)
+    with pytest.raises(KeyboardInterrupt), ctrl_c_when(has_run(endless)):
         if how == "batch":
             endless.generate_batch([first, second], ["a", "b"], **keywords)
         elif how == "n":
@@ -403,7 +398,6 @@ def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
             )
         else:
             endless.generate(first, "a", **keywords)
-    presses.join()
     # Where it struck between the start and the wait, a step still ends.
     wait_until(
         lambda: [first.tokens.tolist(), second.tokens.tolist()] == before
@@ -419,11 +413,9 @@ def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
         cache, PROMPT, max_tokens=1_000_000, logit_bias=NO_END
     )
     read: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        presses = press_ctrl_c(endless)
+    with pytest.raises(KeyboardInterrupt), ctrl_c_when(has_run(endless)):
         for piece in stream:
             read.append(piece.token_id)
-    presses.join()
     # Bytes of half a character may be left, which are no token.
     assert [piece for piece in stream if piece.token_id >= 0] == []
     assert stream.result().finish_reason == "cancelled"
