@@ -16,10 +16,10 @@ from gemmakv.chat._native_calls import QUOTE_MARK, grammar_of, read_call
 from gemmakv.chat._tools import tool_use
 from gemmakv.generation._constraints import Compiler
 from support import gemma4_files
+from support.extras import needs
 from support.gemma4_files import IDS
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
+pytestmark = needs("llguidance", "jsonschema")
 
 CALL, END, QUOTE = IDS["<|tool_call>"], IDS["<tool_call|>"], IDS['<|"|>']
 OPEN, CLOSE = IDS["<|channel>"], IDS["<channel|>"]
@@ -172,6 +172,8 @@ def test_what_is_said_validates(
     gemma: gemmakv.Gemma, compiled: Callable[..., Any], name: str
 ) -> None:
     """Random replies, as far as they come to an end."""
+    import jsonschema
+
     assert gemma.tokenizer is not None
     schema = SCHEMAS[name]
     start = compiled(schema, parallel=False)

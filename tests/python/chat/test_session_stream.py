@@ -15,8 +15,9 @@ import pytest
 
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
 from support import tiny_gguf
+from support.ctrl_c import ctrl_c_when
 from support.sessions import NO_END, assert_same, assert_sound, said, state
-from support.waits import ctrl_c_when, wait_in_loop, wait_until
+from support.waits import wait_in_loop, wait_until
 
 LONG: Any = {"max_tokens": 200, **NO_END}
 

@@ -14,10 +14,10 @@ from gemmakv import Message, Session
 from gemmakv.chat._native_calls import QUOTE_MARK, read_call
 from gemmakv.chat._reply import CallPart, Part, ReplyReader, Thought, said
 from support import gemma4_files
+from support.extras import needs
 from support.gemma4_files import IDS, script
 
-pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+pytestmark = needs("tokenizers", "llguidance")
 
 USER = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "rain", "parameters": {

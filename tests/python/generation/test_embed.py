@@ -15,6 +15,7 @@ import pytest
 
 import gemmakv
 from support import family_models, tiny_gguf
+from support.waits import wait_in_loop
 
 TEXTS = ["the cat", "a hat in the rain", "the inner thing " * 20, "a"]
 

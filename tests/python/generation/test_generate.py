@@ -15,13 +15,9 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
 from support import family_models, tiny_gguf
+from support.ctrl_c import ctrl_c_when
 from support.family_models import FAMILIES
-from support.waits import (
-    ctrl_c_when,
-    wait_for_child,
-    wait_in_loop,
-    wait_until,
-)
+from support.waits import wait_for_child, wait_in_loop, wait_until
 
 BOS = 2
 NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}

@@ -16,10 +16,10 @@ from gemmakv import GemmaKVError, Grammar
 from gemmakv.generation import _constraints, _trial
 from gemmakv.generation._trial import Trials
 from support import tiny_gguf
+from support.extras import needs
 from support.schemas import SCHEMAS, UNSUPPORTED
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
+pytestmark = needs("llguidance", "jsonschema")
 
 PIECES = tiny_gguf.vocabulary()[0]
 # A random model closes brackets and strings too seldom to come to an end.
@@ -31,6 +31,20 @@ WORDS = Grammar.regex("[a-z]{3,5}( [a-z]{3,5}){2}")
 
 def new(gemma: gemmakv.Gemma) -> gemmakv.KVCache:
     return gemmakv.create_kv_cache(gemma.config)
+
+
+def validate(text: str, schema: Any) -> None:
+    """Raises where a text is no value of the schema."""
+    import jsonschema
+
+    jsonschema.validate(
+        json.loads(text),
+        schema,
+        cls=jsonschema.Draft202012Validator,
+        format_checker=jsonschema.FormatChecker(
+            ["date", "ipv4", "ipv6", "email"]
+        ),
+    )
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -50,14 +64,7 @@ def test_outputs_validate(tiny: gemmakv.Gemma, name: str) -> None:
     whole = [one for one in said if one.finish_reason == "stop"]
     assert whole, [one.text for one in said]
     for one in whole:
-        jsonschema.validate(
-            json.loads(one.text),
-            schema,
-            cls=jsonschema.Draft202012Validator,
-            format_checker=jsonschema.FormatChecker(
-                ["date", "ipv4", "ipv6", "email"]
-            ),
-        )
+        validate(one.text, schema)
     for one in said:
         if one.finish_reason == "length":
             assert one.usage.completion_tokens == 240
@@ -412,7 +419,7 @@ def test_forks_and_rewinds(tiny: gemmakv.Gemma) -> None:
     # Each call's text is one of the grammar, whatever stands before it.
     more = tiny.generate(cache, "", grammar=PAIR, max_tokens=80,
                          logit_bias=CLOSING)  # fmt: skip
-    jsonschema.validate(json.loads(more.text), SCHEMAS["object closed"])
+    validate(more.text, SCHEMAS["object closed"])
 
 
 def test_cancelled_in_the_middle(tiny: gemmakv.Gemma) -> None:
@@ -475,7 +482,7 @@ def test_real_model(gemma: gemmakv.Gemma) -> None:
             grammar=Grammar.json_schema(SCHEMAS[name]),
         )  # fmt: skip
         assert said.finish_reason == "stop", said.text
-        jsonschema.validate(json.loads(said.text), SCHEMAS[name])
+        validate(said.text, SCHEMAS[name])
 
 
 REC = {"properties": {"x": {"$ref": "#"}}, "required": ["x"]}

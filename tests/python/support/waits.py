@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 LIMIT_S = 120.0  # what hangs fails after it; far above what anything needs
 _PAUSE_S = 0.001  # an idle machine loses nothing, a busy one little
@@ -24,24 +22,6 @@ def wait_until(
     while not happened():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(_PAUSE_S)
-
-
-@contextlib.contextmanager
-def ctrl_c_when(happened: Callable[[], object]) -> Iterator[None]:
-    """Sends this process Ctrl-C, from another thread, once `happened` gives
-    something true.
-    """
-
-    def press() -> None:
-        wait_until(happened)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 async def wait_in_loop(
