@@ -420,7 +420,7 @@ def test_a_vocabulary_without_the_tokens(tiny_path: Path) -> None:
     other = gemmakv.Gemma.load(tiny_path)
     use = tool_use([{"function": {"name": "f"}}])
     assert use is not None and other.tokenizer is not None
-    with pytest.raises(ValueError, match=r"the vocabulary has no '<\|tool_c"):
+    with pytest.raises(ValueError, match=r"'<\|tool_c"):
         grammar_of("native", other.tokenizer, use)
 
 
@@ -460,5 +460,5 @@ def test_arguments_that_are_no_json(gemma: gemmakv.Gemma, text: str) -> None:
             "function": {"name": "f", "arguments": text}}  # fmt: skip
     messages = [{"role": "user", "content": "Hello"},
                 {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(ValueError, match="arguments: expected a dict or the"):
+    with pytest.raises(ValueError, match="arguments: .*dict"):
         gemma.count_tokens(messages)

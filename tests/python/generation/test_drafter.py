@@ -194,11 +194,7 @@ def test_a_drafter_alone_generates_nothing(tmp_path: Path) -> None:
     pair = drafter_models.read("clusters")
     drafter = Gemma.load(
         drafter_models.write(tmp_path / "drafter", pair.drafter))
-    expected = (
-        "gemma4-assistant is a drafter: it guesses for a Gemma 4 of "
-        "hidden_size 80 and generates nothing alone; expected that model, "
-        "with this one as its draft="
-    )
+    expected = "gemma4-assistant .*hidden_size 80.*draft="
     with pytest.raises(ValueError, match=expected):
         gemmakv.create_kv_cache(drafter.config)
     target = golden_configs.model_config(pair.target.config)
@@ -222,20 +218,18 @@ def test_one_for_another_model_is_refused(tmp_path: Path) -> None:
         drafter_models.write(tmp_path / "drafter", clusters.drafter))
     for fields, expected in [
         ({"hidden_size": 96},
-         "the drafter is for a model of hidden_size 80, found one of 96 to "
-         "guess for"),
-        ({"vocab_size": 272}, "of vocab_size 256, found one of 272"),
+         "hidden_size 80.*96"),
+        ({"vocab_size": 272}, "vocab_size 256.*272"),
         ({"sliding_window": 24},
-         "reads sliding layers of sliding_window 16, found 24 in the model"),
-        ({"rope_base_full": 5e5}, "reads full layers of rope_base "),
+         "sliding_window 16.*24"),
+        ({"rope_base_full": 5e5}, "full .*rope_base "),
         ({"head_dim": 64, "rope_dim": 64, "still_pairs": 0},
-         "reads full layers of head_dim 128, found 64"),
-        ({"kv_heads": 2}, "reads sliding layers of kv_heads 1, found 2"),
+         "full .*head_dim 128.*64"),
+        ({"kv_heads": 2}, "sliding .*kv_heads 1.*2"),
         ({"layer_kinds": ["full"] * 7, "shares_kv": None, "head_dim": 128,
           "sliding_window": 0, "rope_base_sliding": 1e4, "rope_dim": 128,
           "still_pairs": 48},
-         "reads the keys of sliding layers, of which the model to guess for "
-         "has none"),
+         "sliding .*none"),
     ]:
         config = gemmakv.ModelConfig(**{**stated, **fields})
         with pytest.raises(gemmakv.MismatchError, match=expected):
@@ -245,7 +239,7 @@ def test_one_for_another_model_is_refused(tmp_path: Path) -> None:
                                    "eos_ids": [1]})
     with pytest.raises(
         gemmakv.MismatchError,
-        match="guesses for models of Gemma 4, found one of architecture gemma3",
+        match="Gemma 4.*gemma3",
     ):
         Gemma.from_tensors(other, _zeros(other), draft=drafter)
 

@@ -138,7 +138,7 @@ def test_conversations_are_refused(embedder: gemmakv.Gemma) -> None:
     message = "^gemma-embedding makes embeddings of texts and holds no conv"
     with pytest.raises(ValueError, match=message):
         gemmakv.create_kv_cache(embedder.config)
-    with pytest.raises(ValueError, match="^embeddinggemma-300m makes emb"):
+    with pytest.raises(ValueError, match="^embeddinggemma-300m "):
         gemmakv.create_kv_cache("embeddinggemma-300m")
     arguments = embedder.config.arguments() | {
         "architecture": "gemma3", "bidirectional": False, "dense_dim": 0}
@@ -160,7 +160,7 @@ def test_models_that_generate_give_hidden_states(family: str) -> None:
         gemma.embed(texts)
     with pytest.raises(ValueError, match="pooling: expected 'mean' or 'last'"):
         gemma.embed(texts, pooling="cls")
-    with pytest.raises(ValueError, match="prompt: expected a name .this model"):
+    with pytest.raises(ValueError, match="prompt: "):
         gemma.embed(texts, pooling="last", prompt="query")
     last = gemma.embed(texts, pooling="last")
     mean = gemma.embed(texts, pooling="mean", dim=64)

