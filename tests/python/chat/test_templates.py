@@ -646,7 +646,7 @@ def test_parts_with_languages(tokenizer: Tokenizer) -> None:
         ({"role": "user", "content": [{**part, "target_lang_code": ""}]},
          ""),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=words or "rejects"):
             template.render([bad])
     with pytest.raises(ValueError, match="roles"):
         template.render([{"role": "system", "content": "s"}, user])
