@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gemmakv import Gemma, Message, Session
-from gemmakv.chat._templates import template_for
 from support import tiny_gguf
 from support.chat_cases import GENERATIONS, messages_of, text_of
 from support.template_folders import (
@@ -17,6 +16,7 @@ from support.template_folders import (
     ids_of,
     is_harmless,
     model_with,
+    own_template,
     source_of,
 )
 from support.tokenizer_folders import KINDS, ROWS
@@ -44,13 +44,12 @@ def test_turns_are_the_official_ones(
 ) -> None:
     gemma = models[kind, generation]
     assert gemma.tokenizer is not None
+    template = own_template(gemma)
     harmless = 0
     for case in cases_of(generation):
         messages, reply = messages_of(case), case["add_generation_prompt"]
         text = case["texts"][generation]
-        segments = template_for(gemma).render(
-            messages, add_generation_prompt=reply
-        )
+        segments = template.render(messages, add_generation_prompt=reply)
         assert text_of(segments) == text
         ids = ids_of(gemma, messages, reply)
         if is_harmless(case):

@@ -13,11 +13,12 @@ from gemmakv.chat._templates import call_form, knows_thinking, template_for
 from gemmakv.chat._transcript import Encoder
 from gemmakv.templates import Gemma4Template, Segment
 from support import gemma4_files
+from support.extras import needs
 from support.folders import GOLDEN
 from support.gemma4_cases import CASES, TOOLS
 from support.gemma4_files import IDS
 
-pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
+pytestmark = needs("tokenizers")
 GOLDENS = json.loads((GOLDEN / "gemma4_template.json").read_text("utf-8"))
 
 

@@ -161,7 +161,7 @@ def test_roles_a_template_does_not_know(
     templates: dict[str, FileTemplate],
 ) -> None:
     user = {"role": "user", "content": "a"}
-    with pytest.raises(ValueError, match="rejects them: roles must alternate"):
+    with pytest.raises(ValueError, match="roles must alternate"):
         templates["parts"].render([user, user])
     assert text_of(templates["turns"].render([user, user])).count("user\n") == 2
     # What it has no role for, it says as Gemma 3 does.
@@ -171,6 +171,6 @@ def test_roles_a_template_does_not_know(
     system = {**developer, "role": "system"}
     assert found == templates["parts"].render([system, user])
     for name in ("turns", "parts"):
-        with pytest.raises(ValueError, match="tools: the file's chat template"):
+        with pytest.raises(ValueError, match="^tools: "):
             templates[name].render([user], tools=[tool("f", "t")])
     templates["turns"].render([user], tools=[])

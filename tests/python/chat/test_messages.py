@@ -101,9 +101,9 @@ def test_content_nested_too_deep_to_copy() -> None:
     content: Any = "a"
     for _ in range(100_000):
         content = {"a": content}
-    with pytest.raises(ValueError, match="content: expected less nesting"):
+    with pytest.raises(ValueError, match="content: .*nesting"):
         Message("tool", content)
-    with pytest.raises(ValueError, match="extra: expected less nesting"):
+    with pytest.raises(ValueError, match="extra: .*nesting"):
         Message("user", "a", extra=content)
 
 

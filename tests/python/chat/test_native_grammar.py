@@ -16,10 +16,10 @@ from gemmakv.chat._native_calls import QUOTE_MARK, grammar_of, read_call
 from gemmakv.chat._tools import tool_use
 from gemmakv.generation._constraints import Compiler
 from support import gemma4_files
+from support.extras import needs
 from support.gemma4_files import IDS
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
+pytestmark = needs("llguidance", "jsonschema")
 
 CALL, END, QUOTE = IDS["<|tool_call>"], IDS["<tool_call|>"], IDS['<|"|>']
 OPEN, CLOSE = IDS["<|channel>"], IDS["<channel|>"]
@@ -172,6 +172,8 @@ def test_what_is_said_validates(
     gemma: gemmakv.Gemma, compiled: Callable[..., Any], name: str
 ) -> None:
     """Random replies, as far as they come to an end."""
+    import jsonschema
+
     assert gemma.tokenizer is not None
     schema = SCHEMAS[name]
     start = compiled(schema, parallel=False)
@@ -183,7 +185,7 @@ def test_what_is_said_validates(
         if piece in ("}", "]", ",", ":") or i in (QUOTE, END)
     ]  # fmt: skip
     whole = 0
-    for _ in range(40):
+    for _ in range(20):
         matcher, ids, last = start.clone(), [], []
         for _ in range(400):
             may_end = matcher.compute_mask(last, mask.ctypes.data, mask.nbytes)
@@ -191,7 +193,7 @@ def test_what_is_said_validates(
             if len(allowed) == 0:
                 assert may_end
                 break
-            likely = [i for i in closing if i in allowed]
+            likely = [i for i in closing if mask[i // 32] >> (i % 32) & 1]
             if likely and draw.random() < 0.6:
                 last = [draw.choice(likely)]
             else:
@@ -418,7 +420,7 @@ def test_a_vocabulary_without_the_tokens(tiny_path: Path) -> None:
     other = gemmakv.Gemma.load(tiny_path)
     use = tool_use([{"function": {"name": "f"}}])
     assert use is not None and other.tokenizer is not None
-    with pytest.raises(ValueError, match=r"the vocabulary has no '<\|tool_c"):
+    with pytest.raises(ValueError, match=r"'<\|tool_c"):
         grammar_of("native", other.tokenizer, use)
 
 
@@ -458,5 +460,5 @@ def test_arguments_that_are_no_json(gemma: gemmakv.Gemma, text: str) -> None:
             "function": {"name": "f", "arguments": text}}  # fmt: skip
     messages = [{"role": "user", "content": "Hello"},
                 {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(ValueError, match="arguments: expected a dict or the"):
+    with pytest.raises(ValueError, match="arguments: .*dict"):
         gemma.count_tokens(messages)

@@ -445,7 +445,7 @@ def test_options_of_sessions_that_are_right(tiny: Gemma) -> None:
     # Neither can be saved; what a draft is made a session impossible to save.
     again = Session.from_bytes(tiny, session.to_bytes())
     assert again.options == {"speculate": "draft", "max_tokens": 4}
-    with pytest.raises(ValueError, match="speculate: expected a draft="):
+    with pytest.raises(ValueError, match="speculate: .*draft="):
         again.send("b")
     again.options["speculate"] = "off"
     assert again.send("b", seed=3, **NO_END).token_ids == (
@@ -664,7 +664,7 @@ def test_letting_go_of_a_stream_while_another_call_waits(tiny: Gemma) -> None:
     next(stream)
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(session.send, "and?", max_tokens=2)
-        time.sleep(0.03)
+        time.sleep(0.01)  # it waits, most often
         del stream
         reply.result()
     assert session.turns == 2
@@ -690,6 +690,6 @@ def test_a_closed_session_says_so(tiny: Gemma) -> None:
         lambda: setattr(session, "messages", messages),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="^session: closed; begin a new"):
+        with pytest.raises(ValueError, match="^session: closed"):
             use()
     assert session.messages == messages

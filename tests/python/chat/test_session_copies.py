@@ -94,7 +94,7 @@ def test_a_cache_of_ones_own(tiny: Gemma) -> None:
     fresh = Session(tiny, SYSTEM, template="gemma").send("two", **GREEDY)
     assert reply.token_ids == fresh.token_ids
     for keyword in ("capacity_tokens", "checkpoint_bytes"):
-        with pytest.raises(ValueError, match=f"{keyword}: belongs to a new"):
+        with pytest.raises(ValueError, match=f"^{keyword}: "):
             Session(
                 tiny, cache=create_kv_cache(tiny.config), **{keyword: 64}
             )
@@ -182,9 +182,9 @@ def test_what_is_no_session_is_not_read(tiny: Gemma) -> None:
 
 @pytest.mark.parametrize("bad", [5, None, b"x", io.StringIO("x")])
 def test_wrong_types(tiny: Gemma, bad: Any) -> None:
-    with pytest.raises(ValueError, match="expected a path or a binary file"):
+    with pytest.raises(ValueError, match="path"):
         Session(tiny).save(bad)
-    with pytest.raises(ValueError, match="expected a path or a binary file"):
+    with pytest.raises(ValueError, match="path"):
         Session.load(tiny, bad)
 
 
@@ -219,7 +219,7 @@ def test_options_that_no_file_can_hold(tiny: Gemma) -> None:
 
 def test_an_empty_session_of_another_model_is_refused(tiny: Gemma) -> None:
     other = family_models.model("gemma2", tokenizer=tiny.tokenizer)
-    with pytest.raises(MismatchError, match=r"rebuild=True\) keeps the text"):
+    with pytest.raises(MismatchError, match="rebuild=True"):
         Session.from_bytes(tiny, Session(other).to_bytes())
     again = Session.from_bytes(tiny, Session(other).to_bytes(), rebuild=True)
     assert again.send("one", **GREEDY).token_ids

@@ -174,7 +174,7 @@ def test_messages_that_cannot_be_kept(tiny: Gemma, tmp_path: Path) -> None:
     session = Session(tiny, messages=talk)
     path = tmp_path / "kept"
     path.write_bytes(b"before")
-    with pytest.raises(ValueError, match="messages: only what JSON can say"):
+    with pytest.raises(ValueError, match="^messages: .*JSON"):
         session.save(path)
     assert path.read_bytes() == b"before" and [*tmp_path.iterdir()] == [path]
 
@@ -314,7 +314,7 @@ def test_other_weights(session: Session, tmp_path: Path) -> None:
     other = Gemma.load(
         tiny_gguf.write(tmp_path / "o.gguf", weights=tiny_gguf.tensors(seed=9))
     )
-    with pytest.raises(MismatchError, match=r"rebuild=True\) keeps the text"):
+    with pytest.raises(MismatchError, match="rebuild=True"):
         Session.from_bytes(other, session.to_bytes())
     again = Session.from_bytes(other, session.to_bytes(), rebuild=True)
     assert again.messages == session.messages
@@ -334,7 +334,7 @@ class Own:
 def test_a_template_of_ones_own(tiny: Gemma) -> None:
     session = said(Session(tiny, template=Own()), "one")
     data = session.to_bytes()
-    with pytest.raises(ValueError, match="a Template named 'own'; give it"):
+    with pytest.raises(ValueError, match="'own'"):
         Session.from_bytes(tiny, data)
     again = Session.from_bytes(tiny, data, template=Own())
     assert_goes_on_alike(again, session)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
 from support import tiny_gguf
+from support.ctrl_c import ctrl_c_when
 from support.sessions import NO_END, assert_same, assert_sound, said, state
+from support.waits import wait_in_loop, wait_until
 
 LONG: Any = {"max_tokens": 200, **NO_END}
 
@@ -35,17 +35,6 @@ def settled(session: Session, stream: ChatStream, shown: list[str]) -> None:
     assert_sound(session)
     session.send("next", max_tokens=1)
     assert_sound(session)
-
-
-@contextmanager
-def ctrl_c_after(seconds: float) -> Iterator[None]:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
 
 
 def test_stream_is_send_in_pieces(session: Session) -> None:
@@ -101,13 +90,19 @@ def test_cancelled_before_anything_came(session: Session) -> None:
 
 def test_cancel_from_another_thread(session: Session) -> None:
     stream = session.stream("two", **LONG)
-    shown = [next(stream).text]
-    timer = threading.Timer(0.05, stream.cancel)
-    timer.start()
+    shown: list[str] = []
+
+    def cancel() -> None:
+        wait_until(lambda: len(shown) >= 5)
+        stream.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
     for piece in stream:
         shown.append(piece.text)
-        time.sleep(0.005)
-    timer.join()
+        if len(shown) == 20:  # before the reply is over
+            thread.join()
+    thread.join()
     assert stream.result().finish_reason == "cancelled"
     settled(session, stream, shown)
 
@@ -166,28 +161,29 @@ def test_nobody_waits_for_the_reader_of_a_stream_that_begins(
 
     def slowly(*arguments: Any, **keywords: Any) -> Any:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return begin(*arguments, **keywords)
 
     monkeypatch.setattr(session._talk, "begin", slowly)
 
     async def asend() -> None:
-        await asyncio.wait_for(session.asend("three"), 10)
+        await asyncio.wait_for(session.asend("three"), 60)
 
     with ThreadPoolExecutor(4) as pool:
         stream = pool.submit(session.stream, "two", **LONG)
-        assert begun.wait(10)
+        assert begun.wait(60)
         waiting = [
             pool.submit(session.send, "three"),
             pool.submit(asyncio.run, asend()),
         ]
-        time.sleep(0.1)  # they wait
+        # They wait, most often: otherwise they find it still begun.
+        time.sleep(0.02)
         go.set()
-        opened = stream.result(10)
+        opened = stream.result(60)
         try:
             for one in waiting:
                 with pytest.raises(GemmaKVError, match="still being streamed"):
-                    one.result(10)
+                    one.result(60)
         finally:
             opened.cancel()
 
@@ -225,16 +221,17 @@ def test_close_in_a_call_of_ones_own(session: Session, kind: str) -> None:
 def test_close_takes_its_turn_among_others(tiny: Gemma) -> None:
     for _ in range(5):
         session = Session(tiny, overflow="drop_oldest_turns")
+        turns: list[int] = []
 
-        def talk(session: Session = session) -> None:
+        def talk(session: Session = session, turns: list[int] = turns) -> None:
             with pytest.raises(ValueError, match="closed"):
                 while True:
                     for _ in session.stream("two", max_tokens=3, **NO_END):
-                        pass
+                        turns.append(session.turns)
 
         thread = threading.Thread(target=talk, daemon=True)
         thread.start()
-        time.sleep(0.05)
+        wait_until(turns.__len__)
         session.close()
         thread.join(30)
         assert not thread.is_alive()
@@ -264,7 +261,7 @@ def test_a_pooled_thread_does_not_own_the_stream_that_it_read(
     with ThreadPoolExecutor(1) as pool:
         pool.submit(next, stream).result(60)
         other = pool.submit(session.send, "three", max_tokens=2)
-        time.sleep(0.03)  # it is at it
+        time.sleep(0.01)  # what must not end has the time to
         assert not other.done()
         assert len(list(stream)) >= 50
         assert len(other.result(60).token_ids) == 2
@@ -363,36 +360,48 @@ def test_ctrl_c_in_send_changes_nothing(endless: Gemma, template: str) -> None:
     before = state(session)
     expected = session.fork().send("three", max_tokens=9, seed=1, **NO_END)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.2):
+        steps = endless._engine.steps
+        with (
+            pytest.raises(KeyboardInterrupt),
+            ctrl_c_when(lambda n=steps: endless._engine.steps > n + 3),
+        ):
             session.send("two", max_tokens=1_000_000, **NO_END)
-        assert state(session) == before
+        # Where it struck between the start and the wait, a step still ends.
+        wait_until(lambda: state(session) == before)
     reply = session.send("three", max_tokens=9, seed=1, **NO_END)
     assert_same(reply, expected)
 
 
-def test_ctrl_c_in_a_stream_keeps_what_came(session: Session) -> None:
-    stream = session.stream("two", max_tokens=400, **NO_END)
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_ctrl_c_in_a_stream_keeps_what_came(
+    endless: Gemma, template: str
+) -> None:
+    session = said(Session(endless, template=template), "one")
+    stream = session.stream("two", max_tokens=1_000_000, **NO_END)
     shown: list[str] = []
-    with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.2):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ctrl_c_when(lambda: len(shown) >= 5),
+    ):
         while True:
             shown.append(next(stream).text)
-            time.sleep(0.01)
-    stream.cancel()  # it may have hit the sleep
+    stream.cancel()  # it may have hit the test
     assert session.turns == 2
     assert session.messages[-1].content.startswith("".join(shown))
     assert_sound(session)
     session.send("three", max_tokens=1)
 
 
-def test_cancel_in_a_signal_handler(session: Session) -> None:
-    stream = session.stream("two", max_tokens=400, **NO_END)
+@pytest.mark.parametrize("template", ["plain", "gemma"])
+def test_cancel_in_a_signal_handler(endless: Gemma, template: str) -> None:
+    session = said(Session(endless, template=template), "one")
+    stream = session.stream("two", max_tokens=1_000_000, **NO_END)
     before = signal.signal(signal.SIGINT, lambda *_: stream.cancel())
-    shown = []
+    shown: list[str] = []
     try:
-        with ctrl_c_after(0.1):
+        with ctrl_c_when(lambda: len(shown) >= 5):
             for piece in stream:
                 shown.append(piece.text)
-                time.sleep(0.002)
     finally:
         signal.signal(signal.SIGINT, before)
     assert stream.result().finish_reason == "cancelled"
@@ -570,10 +579,10 @@ def test_async_cancellation_keeps_what_came(session: Session) -> None:
         async def read() -> None:
             async for piece in stream:
                 shown.append(piece.text)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)  # others of the loop have their turn
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.1)
+        await wait_in_loop(lambda: len(shown) >= 5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -136,7 +136,7 @@ def test_a_template_that_rejects_the_rest_too(tokenizer: Tokenizer) -> None:
     source = "{{ raise_exception('never: ' ~ messages[0].role) }}"
     template = file_template(tokenizer, source)
     messages = [Message("system", "a"), Message("user", "b")]
-    with pytest.raises(ValueError, match="rejects them: never: system"):
+    with pytest.raises(ValueError, match="never: system"):
         rendered(template, messages)
 
 
@@ -646,7 +646,7 @@ def test_parts_with_languages(tokenizer: Tokenizer) -> None:
         ({"role": "user", "content": [{**part, "target_lang_code": ""}]},
          ""),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"rejects them: .*{words}"):
+        with pytest.raises(ValueError, match=words or "rejects"):
             template.render([bad])
-    with pytest.raises(ValueError, match="rejects them: roles"):
+    with pytest.raises(ValueError, match="roles"):
         template.render([{"role": "system", "content": "s"}, user])

@@ -14,10 +14,10 @@ from gemmakv import Message, Session
 from gemmakv.chat._native_calls import QUOTE_MARK, read_call
 from gemmakv.chat._reply import CallPart, Part, ReplyReader, Thought, said
 from support import gemma4_files
+from support.extras import needs
 from support.gemma4_files import IDS, script
 
-pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+pytestmark = needs("tokenizers", "llguidance")
 
 USER = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "rain", "parameters": {
@@ -218,7 +218,7 @@ def test_calls_of_a_chat(
 def test_no_tools_are_said(gemma: gemmakv.Gemma) -> None:
     none = gemma.chat(USER, tools=[TOOL], tool_choice="none", max_tokens=1)
     assert none.usage.prompt_tokens == gemma.count_tokens(USER)
-    with pytest.raises(ValueError, match="grammar: expected none together"):
+    with pytest.raises(ValueError, match="^grammar: "):
         gemma.chat(USER, tools=[TOOL], grammar='start: "a"')
 
 
@@ -312,7 +312,7 @@ def test_think_may_change(gemma: gemmakv.Gemma) -> None:
     session.think = False
     session.send("Hello", max_tokens=4)
     assert IDS["<|think|>"] not in session.cache.tokens
-    with pytest.raises(ValueError, match="think: expected True, False"):
+    with pytest.raises(ValueError, match="think: .*True"):
         session.think = 1  # type: ignore[assignment]
     assert session.think is False
     assert session.fork().think is False

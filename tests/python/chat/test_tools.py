@@ -11,9 +11,9 @@ import gemmakv
 from gemmakv.chat._reply import ReplyReader, said
 from gemmakv.chat._tools import CallPart, CallReader
 from support import tiny_gguf
+from support.extras import needs
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
-jsonschema = pytest.importorskip("jsonschema")
+pytestmark = needs("llguidance", "jsonschema")
 
 PLACE: Any = {
     "type": "object",
@@ -42,6 +42,8 @@ TEXT = (
 
 
 def check(calls: list[gemmakv.ToolCall]) -> None:
+    import jsonschema
+
     for call in calls:
         jsonschema.validate(call.arguments, SCHEMAS[call.name])
         assert call.id.startswith("call_")

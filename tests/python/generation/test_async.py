@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,8 @@ from gemmakv import (
 )
 from gemmakv.generation import _stream
 from support import tiny_gguf
+from support.own_process import output_of
+from support.waits import wait_in_loop, wait_until
 
 BOS = 2
 NO_END: Any = {"logit_bias": {1: -np.inf, tiny_gguf.EOT: -np.inf}}
@@ -41,7 +42,7 @@ async def pause(seconds: float) -> None:
     that is frozen meanwhile loses a part of it.
     """
     for _ in range(round(seconds / 0.01)):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # for what must not happen meanwhile
 
 
 def same(cache: KVCache, other: KVCache) -> bool:
@@ -240,7 +241,7 @@ def test_who_is_not_free_holds_up_the_stream(slow: Gemma) -> None:
             given = 0
             async for _ in stream._passing(lambda: False, lambda *_: None):
                 given += 1
-                await asyncio.sleep(0.02)
+                await pause(0.01)
                 assert stream._handle.progress <= 2 + given + 4
                 if given == 10:
                     break
@@ -296,7 +297,7 @@ def test_a_task_is_cancelled_while_tokens_are_taken(slow: Gemma) -> None:
                     pass
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(delay)
+        await asyncio.sleep(delay)  # any moment
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 60)
@@ -334,7 +335,7 @@ def test_a_cancelled_reader_keeps_what_it_got(slow: Gemma, how: str) -> None:
                     shown.append((await anext(stream)).token_id)
         else:
             task = asyncio.create_task(read())
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay)  # any moment
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -349,8 +350,8 @@ def test_a_cancelled_reader_keeps_what_it_got(slow: Gemma, how: str) -> None:
             more = slow.generate(cache, "", max_tokens=3, **NO_END)
             assert shown + more.token_ids == whole.token_ids
 
-    for i in range(1, 41):
-        asyncio.run(main(0.0005 * i))
+    for i in range(1, 16):
+        asyncio.run(main(0.001 * i))
 
 
 def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
@@ -379,7 +380,9 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
             with pytest.raises(GeneratorExit):
                 coroutine.send(None)
                 coroutine.throw(GeneratorExit)
-            await pause(0.5)  # for the step that runs
+            await wait_in_loop(  # the step that runs may undo it later
+                lambda: (cache.to_bytes(True), session.to_bytes()) == before[:2]
+            )
 
     asyncio.run(main())
     slow.generate(cache.fork(), "a", max_tokens=1)
@@ -391,7 +394,7 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
 @pytest.mark.parametrize("kind", ["cache", "asend", "send", "astream"])
 def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
     session = Session(slow, template="plain")
-    options: Any = {"max_tokens": 10, "deadline": 0.1, **NO_END}
+    options: Any = {"max_tokens": 10, "deadline": 0.01, **NO_END}
 
     async def second() -> Any:
         if kind == "cache":
@@ -413,7 +416,7 @@ def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
             else session.asend("a", **step.options)
         )
         # It is over long before the first call is.
-        found = await step.during(second(), seconds=0.5)
+        found = await step.during(second(), seconds=0.1)
         assert (await first).finish_reason == "length"
         assert found.finish_reason == "deadline" and found.token_ids == []
 
@@ -516,7 +519,7 @@ def test_cancelled_in_its_prompt_keeps_nothing(slow: Gemma) -> None:
     assert cache.to_bytes(True) == before
     # The same for one that has ended, of which nothing was read.
     stream = slow.stream(cache, [20], max_tokens=1, **NO_END)
-    time.sleep(0.2)
+    wait_until(lambda: stream._handle.done)
     stream.cancel()
     assert stream.result().token_ids == []
     assert cache.to_bytes(True) == before
@@ -593,7 +596,7 @@ def test_a_loop_that_stood_still_is_no_reader_who_stalls(slow: Gemma) -> None:
         )
         await asyncio.sleep(0)  # it waits
         # As where the process is frozen; then it looks before the reader reads.
-        asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.15)
         await asyncio.sleep(0.01)
         assert len(await pieces_of(stream)) == 399
         assert len((await other).token_ids) == 3
@@ -605,17 +608,19 @@ def test_a_waiting_task_may_be_cancelled(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 8192)
 
     async def main() -> None:
+        step = HeldStep()
         first = asyncio.create_task(
-            slow.agenerate(cache, "a", max_tokens=4000, **NO_END)
+            slow.agenerate(cache, "a", **step.options)
         )
-        await asyncio.sleep(0.01)
+        await step.begun.wait()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await slow.agenerate(cache, "b", max_tokens=5, **NO_END)
-        assert len((await first).token_ids) == 4000
+        step.end()
+        assert len((await first).token_ids) == 400
 
     asyncio.run(main())
-    assert len(cache) == 4002
+    assert len(cache) == 402
 
 
 def test_two_loops_in_two_threads(tiny: Gemma) -> None:
@@ -662,15 +667,17 @@ def test_a_loop_that_is_closed_while_calls_run(slow: Gemma) -> None:
     for _ in range(5):
         loop = asyncio.new_event_loop()
 
-        async def read() -> None:
-            async for _ in slow.stream(cache, "a", **ENDLESS):
-                pass
+        read_ones: list[int] = []
+
+        async def read(read_ones: list[int] = read_ones) -> None:
+            async for piece in slow.stream(cache, "a", **ENDLESS):
+                read_ones.append(piece.token_id)
 
         tasks = [
             loop.create_task(read()),
             loop.create_task(slow.agenerate(other, "a", **ENDLESS)),
         ]
-        loop.run_until_complete(asyncio.sleep(0.02))
+        loop.run_until_complete(wait_in_loop(read_ones.__len__))
         loop.close()
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -702,22 +709,22 @@ def test_no_threads_wait(tiny: Gemma) -> None:
 
 
 def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
-    cache = create_kv_cache(slow.config, 16384)
+    cache = create_kv_cache(slow.config, 8192)
     for call in ("generate", "agenerate"):
         cache.reset()
         told: list[int] = []
         run = getattr(slow, call)(
             cache,
-            [BOS, *[20] * 15000],
+            [BOS, *[20] * 8000],
             max_tokens=2,
             progress=lambda done, total, told=told: told.append(done),
             **NO_END,
         )
         if call == "agenerate":
             asyncio.run(run)
-        assert told == sorted(set(told)) and told[-1] == 15003
+        assert told == sorted(set(told)) and told[-1] == 8003
         # Appended it was at once.
-        assert [done for done in told if 0 < done < 15001]
+        assert [done for done in told if 0 < done < 8001]
 
 
 def test_streams_of_a_loop_share_their_steps(tiny_path: Path) -> None:
@@ -738,52 +745,42 @@ def test_streams_of_a_loop_share_their_steps(tiny_path: Path) -> None:
 # ---- Processes ----
 
 
-def own_process(source: str, *arguments: object) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, (result.returncode, result.stderr)
-    return result.stdout
-
-
 # Without text: a tokenizer may let go of the interpreter's lock, too, and end
 # the process when it does not get it back.
 EXIT = """
 import sys, threading, time, gemmakv
 gemma = gemmakv.Gemma.load(sys.argv[1])
 how = sys.argv[2]
-started = threading.Event()
+begun = threading.Semaphore(0)
+def called(*_):
+    begun.release()
+    time.sleep(0.001)  # without the interpreter's lock, as the end comes
 def work():
     cache = gemmakv.create_kv_cache(gemma.config, 500)
     while True:
         cache.reset()
-        started.set()
+        begun.release()
         if how == "generate":
             gemma.generate(cache, [2, 5], max_tokens=450)
         elif how == "progress":
             gemma.generate(cache, [2, 5], max_tokens=450,
-                           progress=lambda *_: time.sleep(0.01))
+                           progress=called)
         elif how == "processor":
             gemma.generate(cache, [2, 5], max_tokens=450,
-                           logits_processor=lambda *_: time.sleep(0.01))
+                           logits_processor=called)
         elif how == "save":
             class File:
                 def write(self, data):
-                    time.sleep(0.001)
+                    called()
                     return len(data)
             gemma.generate(cache, [2, 5], max_tokens=5)
             cache.save(File())
         else:
             for _ in gemma.stream(cache, [2, 5], max_tokens=450):
-                pass
+                begun.release()
 threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads: thread.start()
-started.wait()
-time.sleep(float(sys.argv[3]))
+for _ in range(int(sys.argv[3])): begun.acquire()
 print("end")
 """
 
@@ -792,8 +789,8 @@ print("end")
     "how", ["generate", "progress", "processor", "save", "stream"]
 )
 def test_exit_while_daemon_threads_call(tiny_path: Path, how: str) -> None:
-    for i in range(4):
-        assert own_process(EXIT, tiny_path, how, 0.05 * i) == "end\n"
+    for calls in (1, 4, 6, 9):
+        assert output_of(EXIT, tiny_path, how, calls) == "end\n"
 
 
 FORK = """
@@ -831,11 +828,11 @@ if child == 0:
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
-for _ in range(300):
+for _ in range(6000):
     done, status = os.waitpid(child, os.WNOHANG)
     if done:
         break
-    time.sleep(0.1)
+    time.sleep(0.005)
 else:
     os.kill(child, 9)
     raise SystemExit("the child hangs")
@@ -846,7 +843,7 @@ print(gemma.generate(idle, "b", max_tokens=5).token_ids == expected)
 
 
 def test_a_forked_child_says_what_it_cannot_use(tiny_path: Path) -> None:
-    assert own_process(FORK, tiny_path) == "True\n"
+    assert output_of(FORK, tiny_path) == "True\n"
 
 
 def test_samples_that_fail_leave_the_pending_token(tiny: Gemma) -> None:
@@ -876,16 +873,19 @@ class HeldStep:
     def __init__(self, number: int = 2) -> None:
         self._left = number
         self._loop = asyncio.get_running_loop()
-        self._begun = asyncio.Event()
-        self._end = threading.Event()
+        self.begun = asyncio.Event()
+        self._ended = threading.Event()
         self._overdue = False
         self.options: Any = {**LONG, "logits_processor": self._process}
 
     def _process(self, ids: object, logits: object) -> None:
         self._left -= 1
         if self._left == 0:
-            self._loop.call_soon_threadsafe(self._begun.set)
-            self._overdue = not self._end.wait(30)
+            self._loop.call_soon_threadsafe(self.begun.set)
+            self._overdue = not self._ended.wait(120)
+
+    def end(self) -> None:
+        self._ended.set()
 
     async def during(
         self, work: Coroutine[Any, Any, Any], seconds: float = 0.05
@@ -893,11 +893,11 @@ class HeldStep:
         """Does it while the step runs, for so long at least: the loop is free
         all the time, and the work is not done before the step has ended.
         """
-        await self._begun.wait()
+        await self.begun.wait()
         task = asyncio.ensure_future(work)
         await pause(seconds)
         done, overdue = task.done(), self._overdue
-        self._end.set()
+        self.end()
         result = await task
         assert not done and not overdue
         return result

@@ -13,7 +13,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, KVCache
-from support import drafter_models, golden_configs, guesses
+from support import drafter_models, golden_configs, guesses, tiny_gguf
 from support.golden_models import core_tensors
 
 SAME: Any = {"ignore_eos": True, "logit_bias": {30: 1000.0}}
@@ -23,8 +23,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 3, "top_p": 0.9},
     {"temperature": 0.3, "seed": 4, "repetition_penalty": 1.2},
     {"frequency_penalty": 0.4, "presence_penalty": 0.2, "min_tokens": 9},
-    {**SAME, "max_tokens": 200},
-    {**SAME, "max_tokens": 200, "stop_token_ids": [30], "min_tokens": 40},
+    {**SAME, "max_tokens": 120},
+    {**SAME, "max_tokens": 120, "stop_token_ids": [30], "min_tokens": 40},
 ]
 
 
@@ -88,8 +88,8 @@ def test_it_guesses_where_that_pays(name: str, tmp_path: Path) -> None:
     until = time.monotonic() + 60  # a busy machine may hide it for a while
     while time.monotonic() < until:
         said = gemma.generate(
-            new(gemma), prompt_of(1, 20), max_tokens=300, **SAME)
-        assert said.token_ids == [30] * 300
+            new(gemma), prompt_of(1, 20), max_tokens=150, **SAME)
+        assert said.token_ids == [30] * 150
         assert said.usage.drafted >= said.usage.accepted
         if said.usage.accepted:
             break
@@ -107,7 +107,7 @@ def test_random_requests(gemma: Gemma) -> None:
     """
     rng = random.Random(7)
     pairs = [(new(gemma), new(gemma))]
-    for step in range(60):
+    for step in range(40):
         plain, guessed = pairs[rng.randrange(len(pairs))]
         action = rng.randrange(5)
         if action == 0 and len(plain):
@@ -194,11 +194,7 @@ def test_a_drafter_alone_generates_nothing(tmp_path: Path) -> None:
     pair = drafter_models.read("clusters")
     drafter = Gemma.load(
         drafter_models.write(tmp_path / "drafter", pair.drafter))
-    expected = (
-        "gemma4-assistant is a drafter: it guesses for a Gemma 4 of "
-        "hidden_size 80 and generates nothing alone; expected that model, "
-        "with this one as its draft="
-    )
+    expected = "gemma4-assistant .*hidden_size 80.*draft="
     with pytest.raises(ValueError, match=expected):
         gemmakv.create_kv_cache(drafter.config)
     target = golden_configs.model_config(pair.target.config)
@@ -222,37 +218,32 @@ def test_one_for_another_model_is_refused(tmp_path: Path) -> None:
         drafter_models.write(tmp_path / "drafter", clusters.drafter))
     for fields, expected in [
         ({"hidden_size": 96},
-         "the drafter is for a model of hidden_size 80, found one of 96 to "
-         "guess for"),
-        ({"vocab_size": 272}, "of vocab_size 256, found one of 272"),
+         "hidden_size 80.*96"),
+        ({"vocab_size": 272}, "vocab_size 256.*272"),
         ({"sliding_window": 24},
-         "reads sliding layers of sliding_window 16, found 24 in the model"),
-        ({"rope_base_full": 5e5}, "reads full layers of rope_base "),
+         "sliding_window 16.*24"),
+        ({"rope_base_full": 5e5}, "full .*rope_base "),
         ({"head_dim": 64, "rope_dim": 64, "still_pairs": 0},
-         "reads full layers of head_dim 128, found 64"),
-        ({"kv_heads": 2}, "reads sliding layers of kv_heads 1, found 2"),
+         "full .*head_dim 128.*64"),
+        ({"kv_heads": 2}, "sliding .*kv_heads 1.*2"),
         ({"layer_kinds": ["full"] * 7, "shares_kv": None, "head_dim": 128,
           "sliding_window": 0, "rope_base_sliding": 1e4, "rope_dim": 128,
           "still_pairs": 48},
-         "reads the keys of sliding layers, of which the model to guess for "
-         "has none"),
+         "sliding .*none"),
     ]:
         config = gemmakv.ModelConfig(**{**stated, **fields})
         with pytest.raises(gemmakv.MismatchError, match=expected):
             Gemma.from_tensors(config, _zeros(config), draft=drafter)
-    gemma3 = gemmakv.ModelConfig.from_name("gemma3-270m").arguments()
-    del gemma3["name"]
+    gemma3 = tiny_gguf.CONFIG.arguments()
     other = gemmakv.ModelConfig(**{**gemma3, "vocab_size": 256,
                                    "eos_ids": [1]})
     with pytest.raises(
         gemmakv.MismatchError,
-        match="guesses for models of Gemma 4, found one of architecture gemma3",
+        match="Gemma 4.*gemma3",
     ):
         Gemma.from_tensors(other, _zeros(other), draft=drafter)
 
 
 def _zeros(config: gemmakv.ModelConfig) -> Any:
     """Weights of any shape that a model asks for."""
-    from support import tiny_gguf
-
     return tiny_gguf.tensors(0, config)

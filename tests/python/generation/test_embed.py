@@ -15,6 +15,7 @@ import pytest
 
 import gemmakv
 from support import family_models, tiny_gguf
+from support.waits import wait_in_loop
 
 TEXTS = ["the cat", "a hat in the rain", "the inner thing " * 20, "a"]
 
@@ -137,7 +138,7 @@ def test_conversations_are_refused(embedder: gemmakv.Gemma) -> None:
     message = "^gemma-embedding makes embeddings of texts and holds no conv"
     with pytest.raises(ValueError, match=message):
         gemmakv.create_kv_cache(embedder.config)
-    with pytest.raises(ValueError, match="^embeddinggemma-300m makes emb"):
+    with pytest.raises(ValueError, match="^embeddinggemma-300m "):
         gemmakv.create_kv_cache("embeddinggemma-300m")
     arguments = embedder.config.arguments() | {
         "architecture": "gemma3", "bidirectional": False, "dense_dim": 0}
@@ -159,7 +160,7 @@ def test_models_that_generate_give_hidden_states(family: str) -> None:
         gemma.embed(texts)
     with pytest.raises(ValueError, match="pooling: expected 'mean' or 'last'"):
         gemma.embed(texts, pooling="cls")
-    with pytest.raises(ValueError, match="prompt: expected a name .this model"):
+    with pytest.raises(ValueError, match="prompt: "):
         gemma.embed(texts, pooling="last", prompt="query")
     last = gemma.embed(texts, pooling="last")
     mean = gemma.embed(texts, pooling="mean", dim=64)
@@ -220,20 +221,21 @@ def test_aembed_on_a_loop(embedder: gemmakv.Gemma) -> None:
         assert np.array_equal(np.concatenate(found), expected)
         with pytest.raises(ValueError, match="texts: expected at least one"):
             await embedder.aembed([])
+        begun = embedder._engine.steps
         task = asyncio.create_task(embedder.aembed([[5] * 512] * 4000))
-        await asyncio.sleep(0.1)
+        await wait_in_loop(lambda: embedder._engine.steps > begun)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         steps = again = embedder._engine.steps
         still = 0
-        for _ in range(6000):  # until nothing runs for 0.3 s
+        for _ in range(6000):  # until nothing runs for 0.1 s
             await asyncio.sleep(0.01)
             still = still + 1 if embedder._engine.steps == again else 0
             again = embedder._engine.steps
-            if still == 30:
+            if still == 10:
                 break
         # It ends with the step that runs.
-        assert still == 30 and again < steps + 20
+        assert still == 10 and again < steps + 20
 
     asyncio.run(main())

@@ -14,9 +14,10 @@ import gemmakv
 from gemmakv import Gemma, Grammar
 from gemmakv.generation import _constraints
 from support import tiny_gguf
+from support.extras import needs
 from support.schemas import SCHEMAS
 
-pytest.importorskip("llguidance", reason="the extra `grammar` is not there")
+pytestmark = needs("llguidance")
 
 PIECES = tiny_gguf.vocabulary()[0]
 # A random model closes brackets and strings too seldom to come to an end.

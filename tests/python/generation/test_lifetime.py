@@ -7,10 +7,7 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +27,14 @@ from gemmakv import (
     create_kv_cache,
 )
 from support import tiny_gguf
+from support.own_process import output_of
 from support.sessions import NO_END, said
+from support.waits import wait_until
 
 MIB = 1 << 20
 
 
-def own_process(source: str, *arguments: object) -> list[float]:
+def numbers_of(source: str, *arguments: object) -> list[float]:
     """Runs Python code in a process of its own; the numbers it prints.
 
     The code may call `rss()`: MiB of memory that the process holds.
@@ -46,28 +45,13 @@ def own_process(source: str, *arguments: object) -> list[float]:
         "    pages = int(open('/proc/self/statm').read().split()[1])\n"
         "    return pages * resource.getpagesize() / (1 << 20)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", prelude + source, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ,
-    )
-    assert result.returncode == 0, result.stderr
-    return [float(line) for line in result.stdout.split()]
+    printed = output_of(prelude + source, *arguments)
+    return [float(line) for line in printed.split()]
 
 
 def lives_through(source: str, *arguments: object) -> None:
     """Python code in a process of its own comes to its end, and says so."""
-    done = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert output_of(source, *arguments) == "alive\n"
 
 
 # ---- Measured ----
@@ -113,7 +97,7 @@ print(rss())
     "how", ["close", "with", "truncate", "sessions", "gc"]
 )
 def test_caches_give_their_memory_back(tiny_path: Path, how: str) -> None:
-    before, full, nbytes, after = own_process(CACHES, tiny_path, how)
+    before, full, nbytes, after = numbers_of(CACHES, tiny_path, how)
     assert nbytes > 100
     assert full - before > 0.8 * nbytes
     # The pool keeps 16 MiB of free blocks for the next conversation, and up
@@ -143,7 +127,7 @@ print(rss())
 
 @pytest.mark.parametrize("how", ["with", "gc"])
 def test_models_give_their_memory_back(model_path: str, how: str) -> None:
-    before, loaded, after = own_process(MODELS, model_path, how)
+    before, loaded, after = numbers_of(MODELS, model_path, how)
     assert loaded - before > 200
     # The tokenizer and what Python has imported stay for a while.
     assert after - before < 0.5 * (loaded - before)
@@ -153,7 +137,7 @@ LOOP = """
 import gemmakv
 gemma = gemmakv.Gemma.load(sys.argv[1])
 def turn():
-    session = gemmakv.Session(gemma, options={"max_tokens": 40})
+    session = gemmakv.Session(gemma, options={"max_tokens": 8})
     session.send("a" * 100)
     forks = [session.fork() for _ in range(5)]
     for fork in forks:
@@ -162,18 +146,18 @@ def turn():
             break
     gemma.generate(session.cache.fork(), "d", n=4, max_tokens=4)
     gemmakv.Session.from_bytes(gemma, session.to_bytes()).undo()
-for _ in range(30):
+for _ in range(20):
     turn()
 print(rss())
-for _ in range(150):
+for _ in range(60):
     turn()
 print(rss())
 """
 
 
 def test_a_long_life_takes_no_more_memory(tiny_path: Path) -> None:
-    before, after = own_process(LOOP, tiny_path)
-    # Each of the 150 rounds holds more than half a MiB of keys and values.
+    before, after = numbers_of(LOOP, tiny_path)
+    # Each of the 60 rounds holds a third of a MiB of keys and values.
     assert after - before < 16
 
 
@@ -263,10 +247,7 @@ def test_what_a_processor_raised_keeps_nothing_alive(
     if how not in ("generate", "batch"):
         gc.collect()  # a stream has what it failed with, and so has a task
     # The engine's thread may still be about to let go of the request.
-    end = time.monotonic() + 60
-    while reference() is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert reference() is None
+    wait_until(lambda: reference() is None)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
@@ -487,7 +468,7 @@ def test_a_closed_cache(tiny: Gemma) -> None:
         lambda: tiny.logits(cache, [1]),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="cache: closed; make a new one"):
+        with pytest.raises(ValueError, match="cache: closed"):
             use()
 
 
@@ -524,7 +505,7 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
         lambda: session.stream("two"),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="gemma: closed; load the model"):
+        with pytest.raises(ValueError, match="gemma: closed"):
             use()
     assert cache.tokens.tolist() == before and session.turns == 1
     assert gemma.config.hidden_size == tiny_gguf.HIDDEN
@@ -543,7 +524,7 @@ def test_closing_a_model_frees_its_own_prefix_cache(tiny_path: Path) -> None:
     own.close()
     gc.collect()
     assert pool.used_bytes == 0
-    with pytest.raises(ValueError, match="gemma: closed; load the model"):
+    with pytest.raises(ValueError, match="gemma: closed"):
         _ = own.prefix_cache
     # One that was given is the caller's, and stays.
     shared = PrefixCache(ram="16MiB")
@@ -689,11 +670,11 @@ def test_a_stream_has_no_copies(
 ) -> None:
     cache = create_kv_cache(tiny.config)
     with tiny.stream(cache, "ab", max_tokens=4) as stream:
-        with pytest.raises(GemmaKVError, match="cannot be copied"):
+        with pytest.raises(GemmaKVError, match="stream"):
             copied(stream)
         assert [p.token_id for p in stream] == stream.result().token_ids
     with (
         Session(tiny).stream("ab", max_tokens=4) as reply,
-        pytest.raises(GemmaKVError, match="cannot be copied"),
+        pytest.raises(GemmaKVError, match="stream"),
     ):
         copied(reply)

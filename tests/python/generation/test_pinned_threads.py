@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import gemmakv
 from gemmakv._support import processors
 from support import embedding_models
+from support.waits import wait_until
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -28,14 +28,9 @@ def masks_of_threads() -> list[set[int]]:
     return masks
 
 
-def none_is_held() -> bool:
-    """One that has been joined may be on its way out of the list."""
-    until = time.monotonic() + 10
-    while not all(mask == set(ALL) for mask in masks_of_threads()):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+def wait_until_none_is_held() -> None:
+    """Waits for one that has been joined and is on its way out of the list."""
+    wait_until(lambda: all(mask == set(ALL) for mask in masks_of_threads()))
 
 
 def tokens_of(gemma: gemmakv.Gemma) -> list[int]:
@@ -43,21 +38,21 @@ def tokens_of(gemma: gemmakv.Gemma) -> list[int]:
     return gemma.generate(cache, [2, 5, 9], max_tokens=12).token_ids
 
 
-def test_threads_are_not_pinned_by_default(model_path: str) -> None:
-    gemma = gemmakv.Gemma.load(model_path)
+def test_threads_are_not_pinned_by_default(tiny_path: Path) -> None:
+    gemma = gemmakv.Gemma.load(tiny_path)
     tokens_of(gemma)
     placement = gemma.thread_placement
     assert not placement.pinned
     assert placement.threads == gemma.threads
     assert list(placement.cpus) == ALL
-    assert "not pinned, on any of CPUs" in str(placement)
-    assert none_is_held()
+    assert "not pinned" in str(placement)
+    wait_until_none_is_held()
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="one processor shows no order")
-def test_each_thread_stays_on_a_processor(model_path: str) -> None:
-    expected = tokens_of(gemmakv.Gemma.load(model_path, threads=1))
-    gemma = gemmakv.Gemma.load(model_path, threads=2, pin_threads=True)
+def test_each_thread_stays_on_a_processor(tiny_path: Path) -> None:
+    expected = tokens_of(gemmakv.Gemma.load(tiny_path, threads=1))
+    gemma = gemmakv.Gemma.load(tiny_path, threads=2, pin_threads=True)
     assert tokens_of(gemma) == expected
     placement = gemma.thread_placement
     assert placement.pinned
@@ -66,34 +61,32 @@ def test_each_thread_stays_on_a_processor(model_path: str) -> None:
         assert {cpu} in masks_of_threads()
     # Nobody else is: not the caller, and not those who load and keep.
     assert os.sched_getaffinity(0) == set(ALL)
-    assert str(placement).startswith(
-        f"2 threads, pinned to CPUs {processors.in_ranges(placement.cpus)} ("
-    )
+    assert processors.in_ranges(placement.cpus) in str(placement)
     gemma.close()
-    assert none_is_held()
+    wait_until_none_is_held()
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="two models need two processors")
-def test_two_models_have_their_own(model_path: str) -> None:
-    first = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
-    second = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+def test_two_models_have_their_own(tiny_path: Path) -> None:
+    first = gemmakv.Gemma.load(tiny_path, threads=1, pin_threads=True)
+    second = gemmakv.Gemma.load(tiny_path, threads=1, pin_threads=True)
     assert first.thread_placement.cpus != second.thread_placement.cpus
     taken = first.thread_placement.cpus
     first.close()
-    third = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    third = gemmakv.Gemma.load(tiny_path, threads=1, pin_threads=True)
     assert third.thread_placement.cpus == taken
     assert tokens_of(third) == tokens_of(second)
 
 
-def test_the_affinity_mask_holds(model_path: str) -> None:
+def test_the_affinity_mask_holds(tiny_path: Path) -> None:
     found: list[tuple[int, ...]] = []
 
     def load() -> None:
         os.sched_setaffinity(0, {ALL[-1]})  # of this thread alone
-        gemma = gemmakv.Gemma.load(model_path, pin_threads=True)
+        gemma = gemmakv.Gemma.load(tiny_path, pin_threads=True)
         found.append(gemma.thread_placement.cpus)
-        with pytest.raises(ValueError, match="threads is 2 with pin_threads"):
-            gemmakv.Gemma.load(model_path, threads=2, pin_threads=True)
+        with pytest.raises(ValueError, match="threads .*2.*pin_threads"):
+            gemmakv.Gemma.load(tiny_path, threads=2, pin_threads=True)
 
     thread = threading.Thread(target=load)
     thread.start()
@@ -101,22 +94,20 @@ def test_the_affinity_mask_holds(model_path: str) -> None:
     assert found == [(ALL[-1],)]
 
 
-def test_more_threads_than_processors(model_path: str) -> None:
+def test_more_threads_than_processors(tiny_path: Path) -> None:
     many = len(ALL) + 1
     with pytest.raises(ValueError) as caught:
-        gemmakv.Gemma.load(model_path, threads=many, pin_threads=True)
-    assert str(caught.value) == (
-        f"threads is {many} with pin_threads, expected at most {len(ALL)}, the "
-        "processors that this process may use"
-    )
-    assert gemmakv.Gemma.load(model_path, threads=many).threads == many
+        gemmakv.Gemma.load(tiny_path, threads=many, pin_threads=True)
+    for part in ("threads", "pin_threads", str(many), str(len(ALL))):
+        assert part in str(caught.value)
+    assert gemmakv.Gemma.load(tiny_path, threads=many).threads == many
     with pytest.raises(ValueError, match="pin_threads"):
-        gemmakv.Gemma.load(model_path, pin_threads="yes")  # type: ignore[arg-type]
+        gemmakv.Gemma.load(tiny_path, pin_threads="yes")  # type: ignore[arg-type]
 
 
-def test_a_child_of_fork_is_not_pinned(model_path: str) -> None:
+def test_a_child_of_fork_is_not_pinned(tiny_path: Path) -> None:
     """Parent and child would wait for each other on the same processors."""
-    gemma = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    gemma = gemmakv.Gemma.load(tiny_path, threads=1, pin_threads=True)
     expected = tokens_of(gemma)
     reader, writer = os.pipe()
     child = os.fork()
@@ -137,13 +128,13 @@ def test_a_child_of_fork_is_not_pinned(model_path: str) -> None:
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="one processor is every thread's")
-def test_nothing_else_is_held(model_path: str) -> None:
+def test_nothing_else_is_held(tiny_path: Path) -> None:
     """What the pinned thread starts would wait for it, on its processor: the
     one that makes a grammar's masks is started by it.
     """
     pytest.importorskip("llguidance")
-    assert none_is_held()
-    gemma = gemmakv.Gemma.load(model_path, threads=1, pin_threads=True)
+    wait_until_none_is_held()
+    gemma = gemmakv.Gemma.load(tiny_path, threads=1, pin_threads=True)
     cache = gemmakv.create_kv_cache(gemma.config, 64)
     before = len(masks_of_threads())
     gemma.generate(

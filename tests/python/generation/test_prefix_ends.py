@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, PrefixCache, create_kv_cache
 from support import remote_tier
+from support.own_process import run_program
 
 TEXT = "the cat sat on the mat and " * 14
 
@@ -112,13 +111,7 @@ print("done", flush=True)
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_the_interpreter_ends(tiny_path: Path, how: str) -> None:
     """Neither a call that never returns nor its thread keeps it."""
-    result = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(tiny_path), how],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = run_program(_SCRIPT, tiny_path, how)
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
     if how == "close":
         assert "objects are not written" in result.stderr

@@ -5,9 +5,9 @@ Each in a process of its own, whose end is awaited for a bounded time.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from support.own_process import output_of
 
 PRELUDE = """
 import asyncio, os, signal, sys, threading
@@ -49,15 +49,8 @@ def on_both_threads(gemma, call):
 """
 
 
-def run(source: str, path: Path, seconds: int = 100) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + source, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def run(source: str, path: Path) -> None:
+    output_of(PRELUDE + source, path)
 
 
 OWN_MODEL = """
@@ -248,7 +241,7 @@ def look():
 thread = threading.Thread(target=keep_at_it)
 thread.start()
 try:
-    for _ in range(40):
+    for _ in range(20):
         found = in_child(look)
         assert found == "'right'", found
 finally:

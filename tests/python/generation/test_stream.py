@@ -19,6 +19,7 @@ from gemmakv import (
     create_kv_cache,
 )
 from support import tiny_gguf
+from support.waits import wait_in_loop, wait_until
 
 BOS = 2
 NO_END = {1: -np.inf, tiny_gguf.EOT: -np.inf}
@@ -123,12 +124,15 @@ def test_async_cancellation_cancels(tiny: Gemma, cache: KVCache) -> None:
             cache, "the", max_tokens=400, logit_bias=NO_END
         )
 
+        read_ones: list[int] = []
+
         async def read() -> None:
-            async for _ in stream:
-                await asyncio.sleep(0.01)
+            async for piece in stream:
+                read_ones.append(piece.token_id)
+                await asyncio.sleep(0)  # others of the loop have their turn
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.1)
+        await wait_in_loop(lambda: len(read_ones) >= 5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -140,7 +144,8 @@ def test_async_cancellation_cancels(tiny: Gemma, cache: KVCache) -> None:
 def test_cancel_keeps_what_was_returned(tiny: Gemma, cache: KVCache) -> None:
     stream = tiny.stream(cache, [BOS, 20], max_tokens=400, logit_bias=NO_END)
     read = [next(stream).token_id for _ in range(5)]
-    time.sleep(0.1)  # whatever runs ahead meanwhile is not kept
+    # What runs ahead meanwhile is not kept.
+    wait_until(lambda: stream._handle.waits_for_reader)
     stream.cancel()
     stream.cancel()
     assert list(stream) == []

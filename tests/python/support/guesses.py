@@ -17,8 +17,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.3, "seed": 4, "repetition_penalty": 1.2},
     {"frequency_penalty": 0.4, "presence_penalty": 0.2, "min_tokens": 9},
     {"stop": ["a", "th"], "ignore_eos": True},
-    {**SAME, "max_tokens": 200},
-    {**SAME, "max_tokens": 200, "stop_token_ids": [30], "min_tokens": 40},
+    {**SAME, "max_tokens": 120},
+    {**SAME, "max_tokens": 120, "stop_token_ids": [30], "min_tokens": 40},
 ]
 
 

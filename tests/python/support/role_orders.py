@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from gemmakv import Tokenizer
@@ -76,8 +77,11 @@ def words(order: str) -> list[str]:
     return [one["content"] for one in messages(order)]
 
 
+@functools.lru_cache(maxsize=64)
 def template_of(name: str, tokenizer: Tokenizer) -> Any:
-    """The template that is called `name` in `NAMES`."""
+    """The template that is called `name` in `NAMES`, made once: compiling a
+    file's takes longer than any rendering.
+    """
     if name in SOURCES:
         return FileTemplate(SOURCES[name], tokenizer, bos_id=2, eos_ids=[1])
     made = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,19 @@ def model_with(
     return Gemma.load(folder)
 
 
-def ids_of(gemma: Gemma, messages: list[Message], reply: bool) -> list[int]:
-    assert gemma.tokenizer is not None
+@functools.lru_cache(maxsize=64)
+def own_template(gemma: Gemma) -> Any:
+    """The template of a model's file, made once: compiling one takes longer
+    than any rendering.
+    """
     template = template_for(gemma)
     assert template.name == "file"
+    return template
+
+
+def ids_of(gemma: Gemma, messages: list[Message], reply: bool) -> list[int]:
+    assert gemma.tokenizer is not None
+    template = own_template(gemma)
     segments = template.render(messages, add_generation_prompt=reply)
     encoder = Encoder(gemma.tokenizer, gemma.config.bos_id)
     return [int(token) for token in encoder.encode(segments)]

@@ -9,13 +9,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -30,11 +28,13 @@ from gemmakv.chat.store import (
     Saver,
     SaveTo,
     SessionStore,
+    _folder,
     _records,
     folder_of,
     from_store,
 )
 from gemmakv.errors import CorruptFile
+from support.waits import wait_for_child, wait_until
 
 TALK = [
     Message(role, text)
@@ -262,49 +262,82 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
     store.close()
 
 
-def test_holding_waits(tmp_path: Path) -> None:
+class Clock:
+    """The clock of a store, which goes on while the store sleeps."""
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._calls: list[tuple[float, Callable[[], object]]] = []
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        due = [one for one in self._calls if one[0] <= self._now]
+        for one in due:
+            self._calls.remove(one)
+            one[1]()
+
+    def call_at(self, now: float, call: Callable[[], object]) -> None:
+        self._calls.append((self._now + now, call))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_folder, "time", clock)
+    return clock
+
+
+def test_holding_waits(tmp_path: Path, clock: Clock) -> None:
     first, second = FolderStore(tmp_path), FolderStore(tmp_path)
     assert first.hold("a")
     assert not first.hold("a")  # nor another thread of the same process
     assert not second.hold("a", wait_s=0.05)
-    timer = threading.Timer(0.1, first.release, ("a",))
-    timer.start()
+    clock.call_at(0.1, lambda: first.release("a"))
     assert second.hold("a", wait_s=30)
-    timer.join()
     first.close()
     second.close()
 
 
-WRITER = """
-import pathlib, sys
-from gemmakv.chat._session import Message
-from gemmakv.chat.store import FolderStore, Record
-name = sys.argv[2]
-store = FolderStore(pathlib.Path(sys.argv[1]))
-record = Record(name, id=name * 32)
-assert store.hold(record.id, wait_s=30)
-record = store.read_record(record.id) or record
-for i in range(record.turns, int(sys.argv[3])):
-    record.messages += [Message("user", str(i)), Message("model", "x" * 999)]
-    store.write_record(record)
-    print(i + 1, flush=True)
-    data = b"%d " % i * 50000
-    store.write_session(record.id, lambda file: file.write(data))
-"""
+def write_turns(folder: Path, name: str, turns: int, said: int) -> None:
+    """Writes turn after turn, and says the number of each that is there."""
+    store = FolderStore(folder)
+    record = Record(name, id=name * 32)
+    assert store.hold(record.id, wait_s=30)
+    record = store.read_record(record.id) or record
+    for i in range(record.turns, turns):
+        reply = Message("model", "x" * 999)
+        record.messages += [Message("user", str(i)), reply]
+        store.write_record(record)
+        os.write(said, b"%d\n" % (i + 1))
+        store.write_session(record.id, writes(b"%d " % i * 50000))
 
 
-def writer(folder: Path, name: str, turns: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), name, str(turns)],
-        stdout=subprocess.PIPE,
-    )
+def writer(folder: Path, name: str, turns: int) -> tuple[int, BinaryIO]:
+    """A process that does; its pid and what it says."""
+    reader, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            write_turns(folder, name, turns, said)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(said)
+    return child, open(reader, "rb")
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
     processes = [writer(tmp_path, name, 40) for name in "ab"]
-    for process in processes:
-        process.communicate(timeout=120)
-        assert process.returncode == 0
+    for child, said in processes:
+        said.read()
+        said.close()
+        assert wait_for_child(child) == 0
     store = FolderStore(tmp_path)
     records = store.listing().records
     assert [(r.name, r.turns) for r in records] == [("a", 40), ("b", 40)]
@@ -317,15 +350,14 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     """What a process has said is written is there, whole, after kill -9."""
     said, whole = 0, -1  # of the last process; the session that it has left
     for moment in range(12):
-        process = writer(tmp_path, "a", 100_000)
-        assert process.stdout is not None
-        first = int(process.stdout.readline())
-        time.sleep(0.003 * moment)
-        process.send_signal(signal.SIGKILL)
-        # From the same buffer as the first line, which may hold others.
-        lines = process.stdout.read().split(b"\n")[:-1]
-        process.stdout.close()
-        process.wait(60)
+        child, out = writer(tmp_path, "a", 100_000)
+        with out:
+            first = int(out.readline())
+            time.sleep(0.003 * moment)  # whatever it does then
+            os.kill(child, signal.SIGKILL)
+            # From the same buffer as the first line, which may hold others.
+            lines = out.read().split(b"\n")[:-1]
+        assert wait_for_child(child) == -signal.SIGKILL
         said = int(lines[-1]) if lines else first
         store = FolderStore(tmp_path)
         assert store.hold("a" * 32)  # the lock went with the process
@@ -441,6 +473,20 @@ def test_leftovers_are_swept_by_whoever_is_alone(tmp_path: Path) -> None:
     assert names == {"lock", *(f"{record.id}.{kind}" for kind in kinds)}
 
 
+def wait_for_the_next_time(folder: Path) -> None:
+    """Waits until the folder's file system gives a file a later time."""
+    probe = folder / "probe"
+    times: list[int] = []
+
+    def is_later() -> bool:
+        probe.write_bytes(b"")
+        times.append(probe.stat().st_ctime_ns)
+        return times[-1] > times[0]
+
+    wait_until(is_later)
+    probe.unlink()
+
+
 def test_deleting_can_be_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +497,7 @@ def test_deleting_can_be_undone(
     for record in (one, two):
         store.delete(record.id)
         store.release(record.id)
-        time.sleep(0.02)
+        wait_for_the_next_time(tmp_path)
     assert store.listing().records == []
     assert session_file(store, one.id) is None
     assert [record.name for record in store.deleted()] == ["two", "one"]
@@ -526,7 +572,9 @@ def test_a_read_only_home(
         FolderStore(tmp_path / "new")
 
 
-def test_an_older_version_has_the_folder_for_itself(tmp_path: Path) -> None:
+def test_an_older_version_has_the_folder_for_itself(
+    tmp_path: Path, clock: Clock
+) -> None:
     FolderStore(tmp_path).close()
     older = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(older, fcntl.LOCK_EX)
@@ -545,19 +593,19 @@ def test_an_older_version_has_the_folder_for_itself(tmp_path: Path) -> None:
     store.close()
 
 
-def test_whoever_sweeps_may_be_stopped_for_a_while(tmp_path: Path) -> None:
+def test_whoever_sweeps_may_be_stopped_for_a_while(
+    tmp_path: Path, clock: Clock
+) -> None:
     """The machine stood still for 2 s: a chat that began meanwhile took the
     sweeper for an older version, and stored nothing.
     """
     FolderStore(tmp_path).close()
     sweeper = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(sweeper, fcntl.LOCK_EX)
-    end = threading.Timer(2.5, os.close, [sweeper])
-    end.start()
+    clock.call_at(2.5, lambda: os.close(sweeper))
     store = FolderStore(tmp_path)
     assert store.writable, store.read_only
     store.close()
-    end.join()
 
 
 def test_folders_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,10 +714,7 @@ def test_no_error_ends_the_saver(tmp_path: Path) -> None:
     assert store.hold("a") and store.hold("b")
     saver.submit("a", fails)
     saver.submit("b", writes(b"b"))
-    deadline = time.monotonic() + 10
-    while session_file(store, "b") is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: session_file(store, "b") is not None)
     saver.close()
     [(id, error)] = saver.take_failures().items()
     assert id == "a" and isinstance(error, MemoryError)
