@@ -125,10 +125,16 @@ def test_padded_caches_python_runs() -> None:
     assert cache.length.tolist() == [4, 6]
 
 
-def test_verify_python_runs(model_path: str) -> None:
+def test_verify_python_runs(
+    model_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one time that the real model is computed in every way."""
     del model_path
     names = run_blocks(ROOT / "docs" / "verify.md")
-    assert isinstance(names["report"], gemmakv.verify.Report)
+    report = names["report"]
+    assert isinstance(report, gemmakv.verify.Report)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{c.way} {c.digest}" for c in report.checks]
 
 
 def test_prefix_cache_python_runs(

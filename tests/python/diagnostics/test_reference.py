@@ -131,7 +131,8 @@ class TestLive:
         assert result.returncode == 1, result.stderr.decode()
         found = json.loads(result.stdout)
         assert found["agrees"] is False and found["mean_kl"] > 1e-4
-        text = run_here("verify", "-m", folder, "--reference", other, *flags[:4])
+        against = ("verify", "-m", folder, "--reference", other)
+        text = run_here(*against, *flags[:4])
         assert b"It DIFFERS: a mean KL of up to 1e-06" in text.stdout
 
     def test_a_reference_that_cannot_be_loaded(
