@@ -55,9 +55,9 @@ def test_logits_that_are_none(bad: float) -> None:
     good = np.zeros((70, 4), np.float32)
     other = good.copy()
     other[66, 2] = bad
-    with pytest.raises(ValueError, match="model: .* at position 66"):
+    with pytest.raises(ValueError, match="model: .*position 66"):
         compare(good, other)
-    with pytest.raises(ValueError, match="reference: .* at position 66"):
+    with pytest.raises(ValueError, match="reference: .*position 66"):
         compare(other, good)
 
 
@@ -65,7 +65,7 @@ def test_packages_that_are_missing(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_reference, "_can_import", lambda name: False)
-    with pytest.raises(ModuleNotFoundError, match="torch and transformers: "):
+    with pytest.raises(ModuleNotFoundError, match="torch.*transformers"):
         verify.against(tiny_path, tiny_path)
 
 
@@ -74,9 +74,9 @@ def test_references_that_are_none(
 ) -> None:
     monkeypatch.setattr(_reference, "_can_import", lambda name: True)
     for place in (tmp_path, tmp_path / "none.gguf", "gemma-3-270m"):
-        with pytest.raises(ValueError, match="reference: expected a directory"):
+        with pytest.raises(ValueError, match="^reference: "):
             verify.against(tiny_path, place)
-    with pytest.raises(ValueError, match="tokens: expected 2 to .*, found 1"):
+    with pytest.raises(ValueError, match="tokens: .*2.*found 1"):
         verify.against(tiny_path, tiny_path, tokens=1)
 
 

@@ -289,17 +289,17 @@ def test_json(tiny_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("--tokens", 3, "expected 96 to"),
-        ("--tokens", 10**9, "context"),
-        ("--kv-dtype", "fp4", "found 'fp4'"),
-        ("--threads", 0, "found 0"),
+        ("--tokens", 3, ("96", "found 3")),
+        ("--tokens", 10**9, ("context",)),
+        ("--kv-dtype", "fp4", ("'fp4'",)),
+        ("--threads", 0, ("found 0",)),
     ],
 )
 def test_bad_flags(
-    flag: str, value: object, words: str, tiny_path: Path
+    flag: str, value: object, words: tuple[str, ...], tiny_path: Path
 ) -> None:
     result = run_here("verify", "--model", tiny_path, flag, value)
-    assert_fails(result, flag, words, code=2)
+    assert_fails(result, flag, *words, code=2)
 
 
 def test_bad_models(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_bad_models(tmp_path: Path) -> None:
     meta = tiny_gguf.metadata()
     meta["gemma3.context_length"] = (4, 64)
     short = tiny_gguf.write(tmp_path / "short.gguf", meta)
-    assert_fails(run_here("verify", "-m", short), "context of 96", "64")
+    assert_fails(run_here("verify", "-m", short), "context", "96", "64")
 
 
 def test_longest_context(tiny_path: Path, tiny: gemmakv.Gemma) -> None:
