@@ -23,11 +23,16 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-def run_blocks(page: Path, **given: object) -> dict[str, object]:
-    """Runs a page's Python from top to bottom, with `given` names; gives the
-    names it made.
+def run_blocks(
+    page: Path, model: Path | None = None, **given: object
+) -> dict[str, object]:
+    """Runs a page's Python from top to bottom, with `given` names and, if
+    there is one, with `model` in place of its own; gives the names it made.
     """
     text = page.read_text("utf-8")
+    if model is not None:
+        assert '"gemma-3-270m"' in text
+        text = text.replace('"gemma-3-270m"', repr(str(model)))
     blocks = list(BLOCK.finditer(text))
     assert blocks
     names = given
@@ -138,14 +143,17 @@ def test_verify_python_runs(
 
 
 def test_prefix_cache_python_runs(
-    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talker: gemmakv.Gemma,
+    talker_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    del model_path
     monkeypatch.chdir(tmp_path)
     names = run_blocks(
         ROOT / "docs" / "prefix-cache.md",
+        talker_path,
         gemmakv=gemmakv,
-        cache=gemmakv.create_kv_cache("gemma3-270m"),
+        cache=gemmakv.create_kv_cache(talker.config),
         prompt="The capital of France is " * 60,
     )
     assert names["g"].usage.miss_reason == "divergent"
@@ -153,12 +161,14 @@ def test_prefix_cache_python_runs(
     assert (tmp_path / "prefixes" / "key").is_file()
 
 
-def test_speculation_python_runs(model_path: str) -> None:
-    del model_path
+def test_speculation_python_runs(
+    talker: gemmakv.Gemma, talker_path: Path
+) -> None:
     names = run_blocks(
         ROOT / "docs" / "speculation.md",
+        talker_path,
         gemmakv=gemmakv,
-        cache=gemmakv.create_kv_cache("gemma3-270m"),
+        cache=gemmakv.create_kv_cache(talker.config),
         prompt="one two three one two three one two",
     )
     usage = names["reply"].usage  # type: ignore[attr-defined]
