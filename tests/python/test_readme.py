@@ -32,11 +32,16 @@ TRANSCRIPT = re.compile(
 )
 
 
-def run_blocks(page: Path, **given: object) -> dict[str, object]:
-    """Runs a page's Python from top to bottom, with `given` names; gives the
-    names it made.
+def run_blocks(
+    page: Path, model: Path | None = None, **given: object
+) -> dict[str, object]:
+    """Runs a page's Python from top to bottom, with `given` names and, if
+    there is one, with `model` in place of its own; gives the names it made.
     """
     text = page.read_text("utf-8")
+    if model is not None:
+        assert '"gemma-3-270m"' in text
+        text = text.replace('"gemma-3-270m"', repr(str(model)))
     blocks = list(BLOCK.finditer(text))
     assert blocks
     names = given
@@ -156,21 +161,30 @@ def test_padded_caches_python_runs() -> None:
     assert cache.length.tolist() == [4, 6]
 
 
-def test_verify_python_runs(model_path: str) -> None:
+def test_verify_python_runs(
+    model_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one time that the real model is computed in every way."""
     del model_path
     names = run_blocks(ROOT / "docs" / "verify.md")
-    assert isinstance(names["report"], gemmakv.verify.Report)
+    report = names["report"]
+    assert isinstance(report, gemmakv.verify.Report)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{c.way} {c.digest}" for c in report.checks]
 
 
 def test_prefix_cache_python_runs(
-    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    talker: gemmakv.Gemma,
+    talker_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    del model_path
     monkeypatch.chdir(tmp_path)
     names = run_blocks(
         ROOT / "docs" / "prefix-cache.md",
+        talker_path,
         gemmakv=gemmakv,
-        cache=gemmakv.create_kv_cache("gemma3-270m"),
+        cache=gemmakv.create_kv_cache(talker.config),
         prompt="The capital of France is " * 60,
     )
     assert names["g"].usage.miss_reason == "divergent"
@@ -178,12 +192,14 @@ def test_prefix_cache_python_runs(
     assert (tmp_path / "prefixes" / "key").is_file()
 
 
-def test_speculation_python_runs(model_path: str) -> None:
-    del model_path
+def test_speculation_python_runs(
+    talker: gemmakv.Gemma, talker_path: Path
+) -> None:
     names = run_blocks(
         ROOT / "docs" / "speculation.md",
+        talker_path,
         gemmakv=gemmakv,
-        cache=gemmakv.create_kv_cache("gemma3-270m"),
+        cache=gemmakv.create_kv_cache(talker.config),
         prompt="one two three one two three one two",
     )
     usage = names["reply"].usage  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def test_a_file_that_gives_more_than_is_asked_for() -> None:
         def read(self, size: int = -1) -> bytes:
             return b"x" * (size + 1)
 
-    with pytest.raises(ValueError, match=r"read\(8\).*gave 9 bytes"):
+    with pytest.raises(ValueError, match="8.*9 bytes"):
         files.read_all(Endless(), 8, lambda head: 1 << 62)  # type: ignore[arg-type]
 
 
@@ -197,7 +197,7 @@ def test_files_that_give_or_take_a_part_at_a_time() -> None:
 @pytest.mark.parametrize("wrong", [io.StringIO("text"), 5, None, True])
 def test_what_is_no_binary_file_is_refused(wrong: object) -> None:
     for call in (files.read_all, lambda f: write_all(f, b"1")):
-        with pytest.raises(ValueError, match="expected a path or a binary"):
+        with pytest.raises(ValueError, match="binary"):
             call(wrong)  # type: ignore[operator]
 
 
@@ -207,7 +207,7 @@ class Text:
 
 
 def test_what_gives_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a binary file"):
+    with pytest.raises(ValueError, match="binary file"):
         files.read_all(Text())  # type: ignore[arg-type]
 
 

@@ -1,11 +1,19 @@
-"""`gemmakv bench` measures what it says; how fast is not a matter of tests."""
+"""`gemmakv bench` measures what it says; how fast is not a matter of tests.
+
+Fixed numbers stand for the machine's limits and for processes of their own,
+which take nearly all of the time, but in the one test of these.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +22,8 @@ import gemmakv
 from gemmakv import _core
 from gemmakv.diagnostics import _bench as bench
 from support import tiny_gguf, tiny_models
-from support.command import RunCli
+from support.command import assert_fails
+from support.command_here import run_here
 
 # 2,048 tokens do not fit the tiny model's context of 512.
 NAMES = [
@@ -31,11 +40,76 @@ NAMES = [
 
 
 TEXTS = ["edit of code", "new text, sampled"]
+LOOKUP = [("lookup", text) for text in TEXTS]
+DRAFT = [("draft", text) for text in TEXTS]
+ROUNDS = 2
+
+LIMITS = bench.Limits(1e9, 4e9, 2e9)
+FIRST_TOKEN_S, PEAK_BYTES = 0.5, 3 << 20
+
+
+class FixedProbe:
+    """Stands for a machine of known limits."""
+
+    def __init__(self, threads: int) -> None:
+        assert threads > 0
+
+    def read_bytes_per_s(self) -> float:
+        return LIMITS.read_bytes_per_s
+
+    def int8_ops_per_s(self) -> float:
+        return LIMITS.int8_ops_per_s
+
+    def float_ops_per_s(self) -> float:
+        return LIMITS.float_ops_per_s
+
+
+def answer(
+    command: list[str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Says what a process that loads the model and generates would say."""
+    assert Path(json.loads(command[-1])["model"]).is_file(), options
+    said = {"first_token_s": FIRST_TOKEN_S, "peak_bytes": PEAK_BYTES}
+    return subprocess.CompletedProcess(command, 0, json.dumps(said), "")
+
+
+@contextlib.contextmanager
+def known_machine() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "MachineProbe", FixedProbe)
+        patch.setattr(subprocess, "run", answer)
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    report: bench.Report
+    progress: list[tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
-def report(tiny_path: Path) -> bench.Report:
-    return bench.run(tiny_path, threads=2, rounds=2, packed_cache=False)
+def run(tiny_path: Path) -> Run:
+    """All that one run measures, and the calls that told its progress."""
+    calls: list[tuple[int, int]] = []
+    draft = gemmakv.Gemma.load(
+        tiny_path, prefix_cache=False, packed_cache=False
+    )
+    with known_machine():
+        report = bench.run(
+            tiny_path,
+            threads=2,
+            rounds=ROUNDS,
+            packed_cache=False,
+            profile=True,
+            draft=draft,
+            progress=lambda done, total: calls.append((done, total)),
+        )
+    return Run(report, calls)
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> bench.Report:
+    return run.report
 
 
 def test_every_row_is_there(report: bench.Report) -> None:
@@ -45,10 +119,54 @@ def test_every_row_is_there(report: bench.Report) -> None:
     assert units == ["tokens/s"] * 7 + ["s", "bytes"]
     for row in report.rows:
         assert row.value > 0 and row.limit > 0 and row.share > 0
-    assert all(limit > 0 for limit in dataclasses.astuple(report.limits))
-    assert (report.threads, report.rounds) == (2, 2)
+    assert (report.threads, report.rounds) == (2, ROUNDS)
     assert report.target in _core.cpu_info()["targets"]
     assert report.packed_weights == "off"
+
+
+def test_rows_stand_beside_the_limits(
+    report: bench.Report, tiny: gemmakv.Gemma
+) -> None:
+    assert report.limits == LIMITS
+    work = bench.work_of(tiny)
+    assert report.weight_bytes == work.read_bytes
+    rows = {row.name: row for row in report.rows}
+    for name, tokens, logits in (
+        ("prefill 128", 128, 1), ("prefill 512", 512, 1), ("decode", 1, 1),
+        ("decode, batch of 32", 32, 32),
+    ):  # fmt: skip
+        limit = tokens / work.seconds(LIMITS, tokens, logits)
+        assert rows[name].limit == pytest.approx(limit)
+    first, memory = rows["load to first token"], rows["peak memory"]
+    assert first.value == FIRST_TOKEN_S and memory.value == PEAK_BYTES
+    assert first.limit == work.read_bytes / LIMITS.read_bytes_per_s
+    assert memory.limit == work.read_bytes
+    for row in (first, memory):
+        assert row.share == pytest.approx(row.limit / row.value)
+
+
+def test_the_machine_is_measured(tiny_path: Path) -> None:
+    """With nothing put in its place."""
+    measured = bench.Bench(str(tiny_path), 1, False, None)
+    seconds, reading = measured.first_token()
+    peak, weights = measured.peak_memory()
+    assert seconds > 0 and reading > 0
+    # A process with the library in it.
+    assert peak > weights == measured.work.read_bytes
+    assert all(
+        limit > 0 for limit in dataclasses.astuple(measured.median_limits())
+    )
+    with pytest.raises(ValueError, match="threads"):
+        _core.MachineProbe(0)
+
+
+def test_a_process_that_fails(tiny_path: Path, tmp_path: Path) -> None:
+    gone = shutil.copy(tiny_path, tmp_path / "gone.gguf")
+    with known_machine():
+        measured = bench.Bench(str(gone), 1, False, None)
+    gone.unlink()
+    with pytest.raises(gemmakv.GemmaKVError, match="gone.gguf"):
+        measured.peak_memory()
 
 
 def test_parallel_loops_are_counted(
@@ -105,78 +223,29 @@ def test_bad_arguments(tiny_path: Path) -> None:
         bench.run("no such model")
 
 
-def test_progress_reaches_the_total(tiny_path: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    bench.run(
-        tiny_path,
-        threads=1,
-        rounds=1,
-        packed_cache=False,
-        progress=lambda done, total: calls.append((done, total)),
-    )
-    total = 2 * (len(NAMES) + len(TEXTS))
-    assert calls == [(i + 1, total) for i in range(total)]
+def test_progress_reaches_the_total(run: Run) -> None:
+    total = (1 + ROUNDS) * (len(NAMES) + len(LOOKUP) + len(DRAFT))
+    assert run.progress == [(i + 1, total) for i in range(total)]
 
 
-def test_speculation_is_measured_beside(
-    report: bench.Report, tiny_path: Path
-) -> None:
-    def ways(report: bench.Report) -> list[tuple[str, str]]:
-        return [(row.speculate, row.name) for row in report.speculation]
-
-    lookup = [("lookup", text) for text in TEXTS]
-    assert ways(report) == lookup
-    draft = gemmakv.Gemma.load(
-        tiny_path, prefix_cache=False, packed_cache=False
-    )
-    drafted = bench.run(
-        tiny_path, threads=1, rounds=1, packed_cache=False, draft=draft
-    )
-    assert ways(drafted) == lookup + [("draft", text) for text in TEXTS]
-    for row in report.speculation + drafted.speculation:
+def test_speculation_is_measured_beside(report: bench.Report) -> None:
+    ways = [(row.speculate, row.name) for row in report.speculation]
+    assert ways == LOOKUP + DRAFT
+    for row in report.speculation:
         assert row.tokens_per_s > 0 and row.without_tokens_per_s > 0
         assert row.ratio > 0
         assert 0 <= row.accepted <= row.drafted
 
 
 def test_rows_of_decoding_are_without_guesses(tiny_path: Path) -> None:
-    measured = bench.Bench(str(tiny_path), 1, False, None)
+    with known_machine():
+        measured = bench.Bench(str(tiny_path), 1, False, None)
     before = measured.gemma._engine.steps
     measured.decode(1, 40)
     assert measured.gemma._engine.steps - before == 40
 
 
-def test_command_line(cli: RunCli, tiny_path: Path, tmp_path: Path) -> None:
-    run = ["bench", "--model", tiny_path, "--threads", 1, "--rounds", 1]
-    result = cli(*run, "--json")
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert [row["name"] for row in document["rows"]] == NAMES
-    assert set(document) == {
-        field.name for field in dataclasses.fields(bench.Report)
-    }
-    assert document["placement"]["threads"] == 1
-    assert not document["placement"]["pinned"]
-    table = cli(*run, "--no-packed-cache", "--pin-threads").stdout.decode()
-    assert "1 thread, pinned to CPUs " in table
-    assert "longer than the model's context: prefill 2048\n" in table
-    for name in [*NAMES, "parallel loops", "limits: read", *TEXTS]:
-        assert name in table
-    spec = document["speculation"][0]
-    assert {"ratio", "drafted", "accepted"} < set(spec)
-    copy = shutil.copy(tiny_path, tmp_path / "draft.gguf")
-    drafts = json.loads(cli(*run, "--json", "--draft", copy).stdout)
-    ways = [row["speculate"] for row in drafts["speculation"]]
-    assert ways == ["lookup", "lookup", "draft", "draft"]
-    failed = cli("bench", "--model", tiny_path, "--rounds", 0)
-    assert failed.returncode == 2
-    assert failed.stderr.count(b"\n") == 1
-
-
-def test_profile_sums_to_the_time_of_steps(tiny_path: Path) -> None:
-    report = bench.run(
-        tiny_path, threads=2, rounds=2, packed_cache=False, profile=True
-    )
+def test_profile_sums_to_the_time_of_steps(report: bench.Report) -> None:
     assert report.profile is not None
     by_name = {profile.name: profile for profile in report.profile}
     # Those that run in a process of their own have none.
@@ -190,45 +259,87 @@ def test_profile_sums_to_the_time_of_steps(tiny_path: Path) -> None:
         tokens = bench.BATCH_TOKENS
         if name == "decode":
             tokens = bench.DECODE_TOKENS
-        steps = 2 * (tokens - 1)
+        steps = ROUNDS * (tokens - 1)
         if name.startswith("prefill"):
-            steps = 2 * -(-int(name.split()[1]) // 128)
+            steps = ROUNDS * -(-int(name.split()[1]) // 128)
         assert profile.steps == steps
-    assert by_name["decode, batch of 8"].rows == 8 * 2 * (
+    assert by_name["decode, batch of 8"].rows == 8 * ROUNDS * (
         bench.BATCH_TOKENS - 1
     )
 
 
-def test_picture_has_a_bar_for_each_work(
-    cli: RunCli, tiny_path: Path, tmp_path: Path
-) -> None:
-    run = ["bench", "--model", tiny_path, "--threads", 2, "--rounds", 1]
-    drawn = tmp_path / "profile.svg"
-    result = cli(*run, "--profile", "--plot", drawn, "--json")
+# The command line.
+
+
+def bench_here(*flags: object) -> str:
+    """Runs the command and gives what it prints."""
+    with known_machine():
+        result = run_here("bench", "--rounds", 1, *flags)
     assert result.returncode == 0, result.stderr
-    profiles = json.loads(result.stdout)["profile"]
+    return result.stdout.decode()
+
+
+def test_table(tiny_path: Path) -> None:
+    table = bench_here(
+        *("--model", tiny_path, "--threads", 1, "--pin-threads"),
+        *("--no-packed-cache", "--profile"),
+    )
+    assert "1 thread, pinned to CPUs " in table
+    assert "longer than the model's context: prefill 2048\n" in table
+    for name in [
+        *NAMES, *TEXTS, "parallel loops", "limits: read 1.0 GB/s", "0.500 s",
+        "share of a step's time", "gate_up", "between steps",
+    ]:  # fmt: skip
+        assert name in table
+
+
+def test_json(tiny_path: Path) -> None:
+    document = json.loads(
+        bench_here("--model", tiny_path, "--threads", 1, "--json")
+    )
+    assert [row["name"] for row in document["rows"]] == NAMES
+    assert set(document) == {
+        field.name for field in dataclasses.fields(bench.Report)
+    }
+    assert document["placement"]["threads"] == 1
+    assert not document["placement"]["pinned"]
+    assert document["profile"] is None
+    found = document["speculation"]
+    assert [(row["speculate"], row["name"]) for row in found] == LOOKUP
+    assert {"ratio", "drafted", "accepted"} < set(found[0])
+
+
+def test_picture_has_a_bar_for_each_work(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copy(tiny_path, tmp_path / "draft.gguf")
+    drawn = tmp_path / "profile.svg"
+    document = json.loads(
+        bench_here(
+            *("--model", tiny_path, "--threads", 2, "--draft", copy),
+            *("--profile", "--plot", drawn, "--json"),
+        )
+    )
+    found = document["speculation"]
+    assert [(row["speculate"], row["name"]) for row in found] == LOOKUP + DRAFT
+    names = [profile["name"] for profile in document["profile"]]
+    assert names == NAMES[:-2]
     root = ElementTree.fromstring(drawn.read_text("utf-8"))
     texts = [element.text for element in root.iter() if element.text]
-    for name in [*(p["name"] for p in profiles), "joins", "gate_up"]:
+    for name in [*names, "joins", "gate_up"]:
         assert name in texts
-    table = cli(*run, "--profile").stdout.decode()
-    for name in ["share of a step's time", "gate_up", "joins", "between steps"]:
-        assert name in table
-    for bad in (
-        ["--plot", drawn],
-        ["--profile", "--plot", "no/such/x.svg"],
-        ["--profile", "--plot", tmp_path],
-        ["--profile", "--plot", ""],
-    ):
-        failed = cli(*run, *bad)
-        assert failed.returncode == 2, bad
-        assert b"--plot" in failed.stderr and failed.stderr.count(b"\n") == 1
 
 
-def test_probe_measures_the_machine() -> None:
-    probe = _core.MachineProbe(1)
-    assert probe.read_bytes_per_s() > 0
-    assert probe.int8_ops_per_s() > 0
-    assert probe.float_ops_per_s() > 0
-    with pytest.raises(ValueError, match="threads"):
-        _core.MachineProbe(0)
+@pytest.mark.parametrize(
+    "flags, flag",
+    [
+        (["--rounds", "0"], "rounds"),
+        (["--plot", "x.svg"], "--plot"),
+        (["--profile", "--plot", "no/such/x.svg"], "--plot"),
+        (["--profile", "--plot", "/"], "--plot"),
+        (["--profile", "--plot", ""], "--plot"),
+    ],
+)
+def test_bad_flags(flags: list[str], flag: str, tiny_path: Path) -> None:
+    failed = run_here("bench", "--model", tiny_path, *flags)
+    assert_fails(failed, flag, code=2)

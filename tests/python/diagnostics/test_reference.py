@@ -13,7 +13,8 @@ from gemmakv import verify
 from gemmakv.diagnostics import _reference
 from gemmakv.diagnostics._reference import compare
 from support import golden_models
-from support.command import RunCli, assert_fails
+from support.command import assert_fails
+from support.command_here import run_here
 
 
 def test_what_is_compared() -> None:
@@ -54,9 +55,9 @@ def test_logits_that_are_none(bad: float) -> None:
     good = np.zeros((70, 4), np.float32)
     other = good.copy()
     other[66, 2] = bad
-    with pytest.raises(ValueError, match="model: .* at position 66"):
+    with pytest.raises(ValueError, match="model: .*position 66"):
         compare(good, other)
-    with pytest.raises(ValueError, match="reference: .* at position 66"):
+    with pytest.raises(ValueError, match="reference: .*position 66"):
         compare(other, good)
 
 
@@ -64,7 +65,7 @@ def test_packages_that_are_missing(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_reference, "_can_import", lambda name: False)
-    with pytest.raises(ModuleNotFoundError, match="torch and transformers: "):
+    with pytest.raises(ModuleNotFoundError, match="torch.*transformers"):
         verify.against(tiny_path, tiny_path)
 
 
@@ -73,16 +74,16 @@ def test_references_that_are_none(
 ) -> None:
     monkeypatch.setattr(_reference, "_can_import", lambda name: True)
     for place in (tmp_path, tmp_path / "none.gguf", "gemma-3-270m"):
-        with pytest.raises(ValueError, match="reference: expected a directory"):
+        with pytest.raises(ValueError, match="^reference: "):
             verify.against(tiny_path, place)
-    with pytest.raises(ValueError, match="tokens: expected 2 to .*, found 1"):
+    with pytest.raises(ValueError, match="tokens: .*2.*found 1"):
         verify.against(tiny_path, tiny_path, tokens=1)
 
 
-def test_a_limit_of_nothing(cli: RunCli, tiny_path: Path) -> None:
-    result = cli("verify", "-m", tiny_path, "--limit", "1")
+def test_a_limit_of_nothing(tiny_path: Path) -> None:
+    result = run_here("verify", "-m", tiny_path, "--limit", "1")
     assert_fails(result, "--limit", "--reference", code=2)
-    result = cli(
+    result = run_here(
         "verify", "-m", tiny_path, "--reference", tiny_path, "--limit", "-1"
     )
     assert_fails(result, "--limit", "-1", code=2)
@@ -115,7 +116,7 @@ class TestLive:
         assert report.mean_kl < 1e-8
         assert report.same_top == 1.0 and not report.differences
 
-    def test_other_weights_do_not(self, cli: RunCli, tmp_path: Path) -> None:
+    def test_other_weights_do_not(self, tmp_path: Path) -> None:
         golden = golden_models.read("gemma2-gqa")
         folder = golden_models.write(tmp_path / "model", golden)
         other = golden_models.write(tmp_path / "other", golden)
@@ -123,14 +124,15 @@ class TestLive:
         config["sliding_window"] = 3
         golden_models.write_config(other, config)
         flags = ("--tokens", "40", "--limit", "1e-6", "--json")
-        result = cli("verify", "-m", folder, "--reference", folder, *flags)
+        result = run_here("verify", "-m", folder, "--reference", folder, *flags)
         assert result.returncode == 0, result.stderr.decode()
         assert json.loads(result.stdout)["agrees"] is True
-        result = cli("verify", "-m", folder, "--reference", other, *flags)
+        result = run_here("verify", "-m", folder, "--reference", other, *flags)
         assert result.returncode == 1, result.stderr.decode()
         found = json.loads(result.stdout)
         assert found["agrees"] is False and found["mean_kl"] > 1e-4
-        text = cli("verify", "-m", folder, "--reference", other, *flags[:4])
+        against = ("verify", "-m", folder, "--reference", other)
+        text = run_here(*against, *flags[:4])
         assert b"It DIFFERS: a mean KL of up to 1e-06" in text.stdout
 
     def test_a_reference_that_cannot_be_loaded(

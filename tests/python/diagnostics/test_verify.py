@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,10 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.cli import main
 from gemmakv.diagnostics import _verify as verify
 from support import family_models, golden_models, tiny_gguf
 from support.command import RunCli, assert_fails
+from support.command_here import run_here
 
 TARGETS = gemmakv.cpu_info()["targets"]
 WINDOW = 16  # of the tiny model
@@ -29,21 +26,6 @@ def different(report: verify.Report) -> list[str]:
 @pytest.fixture(scope="module")
 def report(tiny_path: Path) -> verify.Report:
     return verify.run(tiny_path)
-
-
-def test_the_example_of_the_docs(tiny_path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "verify.md"
-    [code] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    code = code.replace('"gemma-3-270m"', repr(str(tiny_path)))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("one chunk")
 
 
 def test_all_ways_agree(report: verify.Report, tiny: gemmakv.Gemma) -> None:
@@ -258,20 +240,20 @@ def test_faults_are_seen(
 
 
 def test_exit_code_and_table_of_a_fault(
-    tiny_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_restore(monkeypatch)
-    arguments = ["verify", "-m", str(tiny_path), "--tokens", "100"]
-    assert main(arguments) == 1
-    lines = capfd.readouterr().out.splitlines()
+    arguments = ["verify", "-m", tiny_path, "--tokens", "100"]
+    result = run_here(*arguments)
+    assert result.returncode == 1, result.stderr
+    lines = result.stdout.decode().splitlines()
     [bad] = [line for line in lines if " DIFFERS" in line and "  " in line]
     assert bad.startswith("snapshot and restore")
     assert sum(" equal" in line for line in lines) >= 10
     assert any("1 of " in line and "report this" not in line for line in lines)
-    assert main([*arguments, "--json"]) == 1
-    document = json.loads(capfd.readouterr().out)
+    result = run_here(*arguments, "--json")
+    assert result.returncode == 1, result.stderr
+    document = json.loads(result.stdout)
     assert document["equal"] is False
     ways = [c["way"] for c in document["checks"] if not c["equal"]]
     assert ways == ["snapshot and restore"]
@@ -294,8 +276,9 @@ def test_table(cli: RunCli, tiny_path: Path, report: verify.Report) -> None:
     assert all(len(line) <= 80 for line in lines[1:])
 
 
-def test_json(cli: RunCli, tiny_path: Path) -> None:
-    result = cli("verify", "-m", tiny_path, "--tokens=100", "--json")
+def test_json(tiny_path: Path) -> None:
+    result = run_here("verify", "-m", tiny_path, "--tokens=100", "--json")
+    assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["equal"] is True
     assert document["tokens"] == 100
@@ -303,23 +286,28 @@ def test_json(cli: RunCli, tiny_path: Path) -> None:
     assert all(check["equal"] for check in document["checks"])
 
 
-def test_bad_arguments(
-    cli: RunCli, tiny_path: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--tokens", 3, ("96", "found 3")),
+        ("--tokens", 10**9, ("context",)),
+        ("--kv-dtype", "fp4", ("'fp4'",)),
+        ("--threads", 0, ("found 0",)),
+    ],
+)
+def test_bad_flags(
+    flag: str, value: object, words: tuple[str, ...], tiny_path: Path
 ) -> None:
-    base = ["verify", "--model", tiny_path]
-    for flag, value, words in (
-        ("--tokens", 3, "expected 96 to"),
-        ("--tokens", 10**9, "context"),
-        ("--kv-dtype", "fp4", "found 'fp4'"),
-        ("--threads", 0, "found 0"),
-    ):
-        result = cli(*base, flag, value)
-        assert_fails(result, f"error: {flag}: ", words, code=2)
-    assert_fails(cli("verify", "-m", "no-such"), "no-such", "gemma-3-270m")
+    result = run_here("verify", "--model", tiny_path, flag, value)
+    assert_fails(result, flag, *words, code=2)
+
+
+def test_bad_models(tmp_path: Path) -> None:
+    assert_fails(run_here("verify", "-m", "no-such"), "no-such", "gemma-3-270m")
     meta = tiny_gguf.metadata()
     meta["gemma3.context_length"] = (4, 64)
     short = tiny_gguf.write(tmp_path / "short.gguf", meta)
-    assert_fails(cli("verify", "-m", short), "context of 96")
+    assert_fails(run_here("verify", "-m", short), "context", "96", "64")
 
 
 def test_longest_context(tiny_path: Path, tiny: gemmakv.Gemma) -> None:

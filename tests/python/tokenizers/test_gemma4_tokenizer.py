@@ -79,7 +79,7 @@ def test_merges_decide(ours: Tokenizer) -> None:
         text = "".join(rng.choices(PARTS, k=rng.randrange(8)))
         ids = ours.encode(text)
         assert ids == by_hand(text), ascii(text)
-        assert not set(ids) & ours._silent
+        assert all(ours.token_bytes[token] for token in ids)
         assert ours.decode(ids) == text
     # The longest run that is a token, not pairs of pairs.
     assert ours.encode("a" + "\n" * 5 + "b")[1] == PIECES.index("\n" * 5)
@@ -215,33 +215,36 @@ def test_the_extra_is_named(path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith(f"{path}: reading it needs the package")
-    assert done.stdout.count("\n") == 1
-    assert 'pip install "gemmakv[tokenizers]"' in done.stdout
+    assert str(path) in done.stdout and done.stdout.count("\n") == 1
+    assert "gemmakv[tokenizers]" in done.stdout
 
 
 @pytest.mark.parametrize(
-    "key, value, error, said",
+    "key, value, error, words",
     [
-        ("merges", None, CorruptFile, "merges: expected a list"),
-        ("merges", (ARRAY, (STR, [])), CorruptFile, "no merges"),
-        ("merges", (ARRAY, (STR, ["t h", "q"])), CorruptFile, "a merge"),
-        ("merges", (ARRAY, (STR, ["t q"])), CorruptFile, "makes no token"),
+        ("merges", None, CorruptFile, ("merges", "a list")),
+        ("merges", (ARRAY, (STR, [])), CorruptFile, ("merges",)),
+        ("merges", (ARRAY, (STR, ["t h", "q"])), CorruptFile, ("merge", "q")),
+        ("merges", (ARRAY, (STR, ["t q"])), CorruptFile, ("merge", "'q'")),
         ("merges", (ARRAY, (STR, [*MERGES, "<|turn >"])), MismatchError,
-         "control token"),
-        ("merges", (ARRAY, (U32, [1])), CorruptFile, "merges: expected"),
-        ("token_type", (ARRAY, (U32, [1])), CorruptFile, "has 1 entries"),
-        ("token_type", None, CorruptFile, "token_type: expected"),
+         ("merge", "control token", "'<|turn'")),
+        ("merges", (ARRAY, (U32, [1])), CorruptFile, ("merges", "1")),
+        ("token_type", (ARRAY, (U32, [1])), CorruptFile, ("token_type", "1")),
+        ("token_type", None, CorruptFile, ("token_type",)),
         ("tokens", (ARRAY, (STR, [*PIECES[:-1], "the"])), CorruptFile,
-         "found 'the' again"),
+         ("tokens", "'the'")),
         ("tokens", (ARRAY, (STR, [*PIECES[:-1], "zz"])), CorruptFile,
-         "no token <0xFF>"),
+         ("<0xFF>",)),
     ],
 )  # fmt: skip
 def test_damaged(
-    tmp_path: Path, key: str, value: object, error: type, said: str
+    tmp_path: Path,
+    key: str,
+    value: object,
+    error: type,
+    words: tuple[str, ...],
 ) -> None:
-    if said == "control token":
+    if error is MismatchError:
         # Pieces that would make one.
         tokens = [*PIECES]
         tokens[5] = "<|turn"
@@ -254,7 +257,8 @@ def test_damaged(
         Gemma.load(bad, packed_cache=False)
     text = str(caught.value)
     assert type(caught.value) is error, text
-    assert said in text and str(bad) in text and "\n" not in text
+    assert str(bad) in text and "\n" not in text
+    assert all(word in text for word in words), text
 
 
 # As Ollama's files of Gemma 4: another name, and bytes of the usual type.
@@ -327,5 +331,5 @@ def test_another_kind_is_refused(tmp_path: Path) -> None:
     meta = tiny_gguf.metadata()
     meta["tokenizer.ggml.model"] = (STR, "gpt2")
     bad = tiny_gguf.write(tmp_path / "a.gguf", meta)
-    with pytest.raises(MismatchError, match="'gpt2', expected 'llama'"):
+    with pytest.raises(MismatchError, match="'gpt2'.*'llama'"):
         Gemma.load(bad, packed_cache=False)

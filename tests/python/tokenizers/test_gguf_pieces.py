@@ -80,7 +80,6 @@ def test_ids_equal_the_library(tmp_path: Path, seed: int) -> None:
             text += "".join(rng.choices(pieces, k=4))
         assert ours.encode(text) == library.encode(text), ascii(text)
     assert ours.token_bytes == library.token_bytes
-    assert ours._silent == library._silent
     for token, piece in enumerate(pieces):
         assert ours.id_of(piece) == library.id_of(piece)
         assert ours.piece_of(token) == library.piece_of(token)
@@ -115,7 +114,7 @@ def test_others_run_while_a_long_text_is_encoded(tmp_path: Path) -> None:
     """It kept the lock: a server stood still for it."""
     ours, _ = both(tmp_path / "m.gguf", SPECIALS + BYTES)
     text = "a" * 500_000
-    assert lets_others_run(lambda: ours._encode_plain(text))
+    assert lets_others_run(lambda: ours.encode(text))
 
 
 def test_an_unused_piece_is_taken_apart_as_it_was_joined_last(
@@ -133,24 +132,25 @@ def test_an_unused_piece_is_taken_apart_as_it_was_joined_last(
 
 
 @pytest.mark.parametrize(
-    "rows, message",
+    "rows, words",
     [
-        (SPECIALS + BYTES[:-1], r"no byte <0xFF>, expected all 256"),
-        ([*SPECIALS, *BYTES, ("<0xff>", 0.0, BYTE)], "257 tokens of bytes"),
-        ([*SPECIALS, *BYTES, ("", 0.0, NORMAL)], "token 260 has no text"),
+        (SPECIALS + BYTES[:-1], ("<0xFF>", "256")),
+        ([*SPECIALS, *BYTES, ("<0xff>", 0.0, BYTE)], ("257", "bytes")),
+        ([*SPECIALS, *BYTES, ("", 0.0, NORMAL)], ("token 260",)),
         ([*SPECIALS, *BYTES, ("a", 0.0, NORMAL), ("a", 0.0, USER_DEFINED)],
-         "token 261 is the same text as token 260"),
-        ([*SPECIALS, *BYTES, ("a", 0.0, UNKNOWN)],
-         "token 260 is unknown text, expected token 3 alone to be"),
+         ("token 261", "token 260")),
+        ([*SPECIALS, *BYTES, ("a", 0.0, UNKNOWN)], ("token 260", "token 3")),
     ],
 )
 def test_what_the_library_refuses_is_refused(
-    tmp_path: Path, rows: list[Row], message: str
+    tmp_path: Path, rows: list[Row], words: tuple[str, ...]
 ) -> None:
     file = file_of(tmp_path / "m.gguf", rows)
-    with pytest.raises(CorruptFile, match=message):
+    with pytest.raises(CorruptFile) as caught:
         pieces_of_gguf(file)
-    with pytest.raises(CorruptFile, match="SentencePiece rejects"):
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    with pytest.raises(CorruptFile, match="SentencePiece"):
         SentencePieceTokenizer(_core.sentencepiece_model(file))
 
 
@@ -226,6 +226,6 @@ def test_tokens_without_rows_are_not_made(kind: int, tmp_path: Path) -> None:
     length = len(cache)
     with pytest.raises(ValueError, match=f"found {rows}"):
         gemma.generate(cache, [5, rows], max_tokens=1)
-    with pytest.raises(ValueError, match="has no row for|no row"):
+    with pytest.raises(ValueError, match="<img>"):
         gemma.generate(cache, "<img>", max_tokens=1, parse_special=True)
     assert len(cache) == length
