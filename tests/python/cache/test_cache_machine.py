@@ -335,7 +335,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 240),
+    max_examples=int(EXAMPLES or 100),
     stateful_step_count=25,
     deadline=None,
     derandomize=EXAMPLES is None,
