@@ -17,6 +17,8 @@ from gemmakv import _core
 from gemmakv.cache._remote import open_remote
 from gemmakv.cache._remote_client import CHUNK_BYTES
 from support import remote_tier as tier
+from support.bad_files import assert_says
+from support.waits import wait_until
 
 SECRET = "a secret of this test's own"
 # A server that never answers is waited for so long, and no longer: a call that
@@ -46,7 +48,7 @@ def assert_dead(store: _core.RemoteStore, number: int = 1) -> None:
     tier.put(store, number, 100)
     store.clear()
     assert store.stats()["hits"] == 0
-    tier.eventually(lambda: store.call_stats()["reads_open"])
+    wait_until(lambda: store.call_stats()["reads_open"])
     before = store.call_stats()
     for _ in range(100):
         assert tier.load(store, number) is None
@@ -185,7 +187,7 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
     tier.put(patient, 1, 1000)
     assert tier.load(patient, 1) == tier.content(1, 1000)
     store = redis_tier(redis_server.port)
-    tier.eventually(lambda: tier.load(store, 1) == tier.content(1, 1000))
+    wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
     redis_server.kill()
     for _ in range(5):
         assert tier.load(store, 1) is None
@@ -197,14 +199,14 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
         assert tier.load(store, 1) is None
         return "Connection" in store.call_stats()["last_error"]
 
-    tier.eventually(refused)
+    wait_until(refused)
     redis_server.start()
 
     def works() -> bool:
         tier.put(store, 3, BIG)
         return tier.load(store, 3) == tier.content(3, BIG)
 
-    tier.eventually(works)
+    wait_until(works)
 
 
 def test_redis_paused_and_back(redis_server: tier.Server) -> None:
@@ -216,7 +218,7 @@ def test_redis_paused_and_back(redis_server: tier.Server) -> None:
             tier.put(store, 2, BIG)
             assert tier.has(store, 1) is False
         assert store.call_stats()["running"] <= 8
-    tier.eventually(lambda: tier.load(store, 1) == tier.content(1, 1000))
+    wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
 
 
 def test_redis_killed_at_any_moment(redis_server: tier.Server) -> None:
@@ -344,7 +346,7 @@ def test_s3_paused_dead_and_without_objects(
     hasty = s3_tier("bucket")
     with s3_server.paused():
         assert_dead(hasty)
-    tier.eventually(lambda: tier.has(hasty, 1))
+    wait_until(lambda: tier.has(hasty, 1))
     plain = obstore.store.from_url("s3://bucket")
     paths = [o["path"] for page in obstore.list(plain) for o in page]
     assert len(paths) == 3
@@ -375,7 +377,7 @@ def test_what_is_no_s3_gives_nothing(
             tier.put(store, 1, 100)
         assert store.stats()["hits"] == 0
         # A late call is judged when its own step is overdue.
-        tier.eventually(
+        wait_until(
             lambda: (
                 store.call_stats()["reads_open"] or store.stats()["damaged"] > 0
             )
@@ -397,10 +399,10 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
         def delete_some(self, prefix: str) -> bool:
             return not gone.wait(60)
 
-    late = "remote has not answered in time, and may go on with it"
+    late = "in time"
     for client, timeout_s, why in (
-        (InADict(), 60, "remote cannot: its client has no delete_some"),
-        (Fails(), 60, "remote failed"),
+        (InADict(), 60, "delete_some"),
+        (Fails(), 60, "failed"),
         (Waits(), 0.2, late),
     ):
         with gemmakv.PrefixCache(ram="8MiB", remote=client) as prefix:
@@ -408,12 +410,10 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
             cache = gemmakv.create_kv_cache(gemma.config)
             gemma.generate(cache, "one two three " * 20, max_tokens=1)
             assert prefix.flush()
-            for tier in ("remote", None):
+            for name in ("remote", None):
                 with pytest.raises(gemmakv.GemmaKVError) as found:
-                    prefix.clear(tier, timeout=timeout_s)
-                assert str(found.value) == (
-                    f"prefix cache: not all is cleared: {why}"
-                )
+                    prefix.clear(name, timeout=timeout_s)
+                assert_says(found.value, "remote", why)
             assert prefix.stats().bytes["ram"] == 0
             with pytest.raises(ValueError, match="timeout"):
                 prefix.clear(timeout=-1)
@@ -435,26 +435,26 @@ class Odd(InADict):
 @pytest.mark.parametrize(
     "answer, says",
     [
-        (None, "get_many returned a NoneType, expected a list"),
-        ([], "get_many returned 0 items, expected 1"),
-        ([None, None], "get_many returned 2 items, expected 1"),
-        ("a", "get_many returned a str, expected a list"),
-        (b"a", "get_many returned a bytes, expected a list"),
-        (["a"], "TypeError: a bytes-like object is required, not 'str'"),
-        ([5], "TypeError: a bytes-like object is required, not 'int'"),
-        (iter([b""]), "get_many returned a list_iterator, expected a list"),
-        (
-            [memoryview(b"abcd")[::2]],
-            "BufferError: memoryview: underlying buffer is not C-contiguous",
-        ),
+        (None, ("get_many", "NoneType", "expected a list")),
+        ([], ("get_many", "0 items", "expected 1")),
+        ([None, None], ("get_many", "2 items", "expected 1")),
+        ("a", ("get_many", "str", "expected a list")),
+        (b"a", ("get_many", "bytes", "expected a list")),
+        (["a"], ("TypeError", "'str'")),
+        ([5], ("TypeError", "'int'")),
+        (iter([b""]), ("get_many", "list_iterator", "expected a list")),
+        ([memoryview(b"abcd")[::2]], ("BufferError", "C-contiguous")),
     ],
 )
-def test_an_object_of_wrong_answers(answer: Any, says: str) -> None:
+def test_an_object_of_wrong_answers(
+    answer: Any, says: tuple[str, ...]
+) -> None:
     client = Odd()
     client.answer = answer
     store = open_remote(client, SECRET, timeout_s=20)
     assert tier.load(store, 1) is None
-    assert store.call_stats()["last_error"] == says
+    last_error = store.call_stats()["last_error"]
+    assert all(word in last_error for word in says), last_error
     assert store.call_stats()["failures"] == 1
     # The same as an answer of has_many: no bool.
     other = open_remote(client, SECRET, timeout_s=20)
@@ -528,7 +528,7 @@ def test_an_object_that_hangs() -> None:
         assert tier.load(store, 1) is None
         return client.hung >= 3
 
-    tier.eventually(asked_again)
+    wait_until(asked_again)
     for _ in range(100):
         assert tier.load(store, 1) is None
     assert client.hung <= 8
@@ -536,7 +536,7 @@ def test_an_object_that_hangs() -> None:
     assert stats["calls"] <= 8
     assert stats["refused"] >= 100 - 8
     gate.set()
-    tier.eventually(lambda: store.call_stats()["running"] == 0)
+    wait_until(lambda: store.call_stats()["running"] == 0)
 
 
 def test_a_dropped_tier_lets_go_of_its_object() -> None:
@@ -549,7 +549,7 @@ def test_a_dropped_tier_lets_go_of_its_object() -> None:
     tier.put(store, 1, 100)
     del client, store
     gc.collect()
-    tier.eventually(lambda: gone() is None)
+    wait_until(lambda: gone() is None)
 
 
 def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
@@ -575,7 +575,7 @@ def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
         gc.collect()
         return [one() for one in gone] == [None, None]
 
-    tier.eventually(collected)
+    wait_until(collected)
 
 
 # Each copy of the process falls through to the end of the program.
@@ -584,6 +584,7 @@ import itertools, os, sys, threading, time
 sys.path[:0] = {path!r}
 from gemmakv.cache._remote import open_remote
 from support import remote_tier as tier
+from support.bad_files import assert_says
 class Slow:
     def __init__(self, steps, step_s):
         self.steps, self.step_s = steps, step_s
@@ -690,10 +691,7 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError) as raised:
         open_remote(url)
-    assert str(raised.value) == (
-        f"remote: needs the package {package}; install it with: "
-        f'pip install "gemmakv[{extra}]"'
-    )
+    assert_says(raised.value, "remote", package, f'"gemmakv[{extra}]"')
 
 
 def test_objects_of_the_protocol() -> None:

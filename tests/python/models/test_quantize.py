@@ -26,6 +26,7 @@ from support import (
     tiny_gguf,
     tiny_models,
 )
+from support.bad_files import assert_says
 from support.command import RunCli
 from support.folders import ROOT
 
@@ -277,7 +278,7 @@ def test_each_has_its_packed_file(tiny_path: Path, tmp_path: Path) -> None:
 def test_other_names_are_refused(
     tiny: gemmakv.Gemma, tiny_path: Path, bad: Any
 ) -> None:
-    expected = "quantize: expected one of q8_0, q5_0, q4_0, bf16, or None; "
+    expected = "quantize: .*q8_0, q5_0, q4_0, bf16"
     with pytest.raises(ValueError, match=expected):
         gemmakv.Gemma.load(tiny_path, quantize=bad)
     with pytest.raises(ValueError, match=expected):
@@ -298,10 +299,10 @@ def test_nothing_to_quantize(tmp_path: Path, name: str) -> None:
     )
     with pytest.raises(ValueError) as error:
         gemmakv.Gemma.load(path, quantize=name)
-    assert str(error.value) == (
-        f"quantize: {path}: nothing to quantize, found matrices of Q4_0, "
-        "Q5_0, Q8_0, expected F32, F16 or BF16"
-    )
+    assert_says(
+        error.value, "quantize: ", path, "Q4_0, Q5_0, Q8_0",
+        "expected F32, F16 or BF16",
+    )  # fmt: skip
 
 
 def _load_changed(
@@ -323,16 +324,16 @@ def test_values_that_no_type_can_hold(
         found = "NaN" if np.isnan(value) else "infinity"
         with pytest.raises(gemmakv.CorruptFile) as error:
             _load_changed(tmp_path, name, value, folder)
-        assert str(error.value) == (
-            f"{tmp_path / 'm.gguf'}: tensor blk.3.ffn_up.weight has {found} "
-            "in row 70, column 9, expected finite values"
-        )
+        assert_says(
+            error.value, tmp_path / "m.gguf", "blk.3.ffn_up.weight", found,
+            "row 70", "column 9", "expected finite",
+        )  # fmt: skip
     with pytest.raises(ValueError) as too_large:
         _load_changed(tmp_path, name, -3.4e38, folder)
-    assert str(too_large.value) == (
-        "quantize: tensor blk.3.ffn_up.weight has a magnitude of 3.4e+38 in "
-        f"row 70, which is too large for {name.upper()}"
-    )
+    assert_says(
+        too_large.value, "quantize: ", "blk.3.ffn_up.weight", "3.4e+38",
+        "row 70", name.upper(),
+    )  # fmt: skip
     assert not packed.files(tmp_path / "packed")
 
 
@@ -342,10 +343,10 @@ def test_columns_that_are_no_whole_blocks(tmp_path: Path, name: str) -> None:
     path = tiny_models.write_tiny_gguf(tmp_path / "m.gguf", "F32", shape=shape)
     with pytest.raises(ValueError) as error:
         gemmakv.Gemma.load(path, quantize=name)
-    assert str(error.value) == (
-        "quantize: tensor blk.0.ffn_down.weight has 80 columns, expected a "
-        f"multiple of 32 for {name.upper()}"
-    )
+    assert_says(
+        error.value, "quantize: ", "blk.0.ffn_down.weight", "80 columns",
+        "multiple of 32", name.upper(),
+    )  # fmt: skip
     assert set(_types(gemmakv.Gemma.load(path, quantize="bf16")).values()) == {
         "BF16"
     }
@@ -409,10 +410,8 @@ def test_bad_names_on_the_command_line(cli: RunCli, command: str) -> None:
     assert result.returncode == 2
     assert result.stdout == b""
     [line] = result.stderr.decode().splitlines()
-    assert line.endswith(
-        "quantize: expected one of q8_0, q5_0, q4_0, bf16, or None; found "
-        "'q4_k'"
-    )
+    assert "quantize: " in line and "q8_0, q5_0, q4_0, bf16" in line
+    assert "found 'q4_k'" in line
 
 
 def test_real_model(model_path: str, tmp_path: Path) -> None:
@@ -469,7 +468,6 @@ def test_the_tool_takes_types_in_small_letters(tmp_path: Path) -> None:
     ):
         bad = run(*flags)
         assert bad.returncode == 2
-        assert bad.stderr.rstrip().endswith(
-            f"{flags[-2]}: expected one of F32, F16, BF16, Q4_0, Q5_0, Q8_0, "
-            f"found {flags[-1]}"
-        )
+        line = bad.stderr.splitlines()[-1]
+        assert f"{flags[-2]}: " in line and f"found {flags[-1]}" in line
+        assert "F32, F16, BF16, Q4_0, Q5_0, Q8_0" in line

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv import _core
+from support.waits import wait_until
 
 ADDRESS_BYTES = 32
+eventually = wait_until
 
 
 def key(number: int, salt: int = 0) -> tuple[int, bytes, bytes, int, bytes]:
@@ -46,13 +48,6 @@ def load(store: Any, number: int, salt: int = 0) -> bytes | None:
 
 def has(store: Any, number: int, salt: int = 0) -> bool:
     return bool(_core._store_has(store, [key(number, salt)])[0])
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never happened"
-        time.sleep(0.02)
 
 
 def free_port() -> int:
@@ -83,7 +78,7 @@ class Server:
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
         )
-        eventually(self._listens, 60)
+        wait_until(self._listens)
 
     def _listens(self) -> bool:
         assert self.process.poll() is None, "the server ended"
