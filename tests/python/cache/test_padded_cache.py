@@ -26,6 +26,7 @@ from gemmakv import (
     attention,
     compute_left_pads,
 )
+from support.folders import ROOT
 
 Cache = LayerCache | CyclicCache
 KV_HEADS, HEAD_DIM = 2, 6
@@ -342,7 +343,8 @@ def test_checklist_08_the_protocol_matches(
     (tmp_path / "wrong.py").write_text(MISUSE)
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "",
-         "--cache-dir", str(tmp_path / "c"), "right.py", "wrong.py"],
+         "--cache-dir", str(ROOT / "build" / "mypy"),
+         "right.py", "wrong.py"],
         capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
