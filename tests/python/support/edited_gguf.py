@@ -1,4 +1,4 @@
-"""Real GGUF files: with other metadata, or their weights without metadata."""
+"""Real GGUF files: with other metadata, or as their weights alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
+from gemmakv import _core
 from support.tiny_gguf import ALIGNMENT, ARRAY, STR
 
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -47,44 +47,16 @@ def rewrite(
     return target
 
 
-class StoredTensor:
-    """A tensor of a file, mapped as it is stored."""
+def read_tensors(source: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """The values of all tensors, vectors and matrices.
 
-    def __init__(
-        self, source: Path, shape: tuple[int, ...], kind: int, at: int
-    ) -> None:
-        """`at` is where its bytes begin."""
-        gguf = pytest.importorskip("gguf", reason="dequantizing needs gguf")
-        self._kind = gguf.GGMLQuantizationType(kind)
-        self.shape = shape
-        block, block_bytes = gguf.GGML_QUANT_SIZES[self._kind]
-        stored = (*shape[:-1], shape[-1] // block * block_bytes)
-        self._data = np.memmap(source, np.uint8, "r", at, stored)
-
-    def floats(self, rows: int | None = None) -> npt.NDArray[np.float32]:
-        """The values, or those of the first `rows`, as `gguf` reads them."""
-        import gguf
-
-        found = gguf.dequantize(self._data[:rows], self._kind)
-        return np.ascontiguousarray(found, np.float32)
-
-
-def read_tensors(source: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file.
-
-    The reader of `gguf` takes ten seconds for the vocabulary of a real model,
-    which this one skips.
+    They are those that `gguf` gives, whose reader takes ten seconds for the
+    vocabulary of a real model.
     """
-    with source.open("rb") as file:
-        reader = _Reader(file)
-        _, count, entries = struct.unpack("<8sQQ", reader.take(24))
-        for _ in range(entries):
-            reader.entry()
-        infos = [reader.tensor() for _ in range(count)]
-        start = file.tell() + -file.tell() % ALIGNMENT
+    file = _core.GgufFile(str(source))
     return {
-        name: StoredTensor(source, shape, kind, start + offset)
-        for name, shape, kind, offset in infos
+        name: file.read_tensor(name).reshape(shape[::-1])
+        for name, _, _, shape, _ in file.tensors()
     }
 
 
@@ -137,8 +109,6 @@ class _Reader:
         else:
             self.take(_BYTES[kind])
 
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """The name, the shape, the type and where the data begins."""
-        name = self.string().decode()
-        shape = [self.number("Q") for _ in range(self.number("I"))]
-        return name, tuple(shape[::-1]), self.number("I"), self.number("Q")
+    def tensor(self) -> None:
+        self.string()
+        self.take(8 * self.number("I") + 12)
