@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,13 @@ from gemmakv import _core
 from gemmakv.cache._remote import open_remote
 from gemmakv.cache._remote_client import CHUNK_BYTES
 from support import remote_tier as tier
+from support.bad_files import assert_says
+from support.waits import wait_until
 
 SECRET = "a secret of this test's own"
+# A server that never answers is waited for so long, and no longer: a call that
+# returns at all has been given up.
 TIMEOUT_S = 0.5
-# Of one call at most; the rest is for a busy machine.
-LATEST_S = 1.1 * TIMEOUT_S + 0.4
 BIG = 9_000_001
 
 
@@ -41,32 +41,20 @@ class InADict:
         return [key in self.values for key in keys]
 
 
-def timed(call: Callable[[], Any]) -> Any:
-    clock = tier.RunningTime()
-    try:
-        result = call()
-    finally:
-        took = clock.stop()
-    assert took < LATEST_S
-    return result
-
-
 def assert_dead(store: _core.RemoteStore, number: int = 1) -> None:
-    """No call gives anything, the first may take a time-out."""
-    assert timed(lambda: tier.load(store, number)) is None
-    assert timed(lambda: tier.has(store, number)) is False
-    timed(lambda: tier.put(store, number, 100))
-    timed(store.clear)
+    """No call gives anything, and once that is known none is made."""
+    assert tier.load(store, number) is None
+    assert tier.has(store, number) is False
+    tier.put(store, number, 100)
+    store.clear()
     assert store.stats()["hits"] == 0
-    # By now it is known, and costs nothing.
-    tier.eventually(lambda: store.call_stats()["reads_open"], 5)
-    took = []
+    wait_until(lambda: store.call_stats()["reads_open"])
+    before = store.call_stats()
     for _ in range(100):
-        since = time.monotonic()
         assert tier.load(store, number) is None
-        took.append(time.monotonic() - since)
-    # But for a probe, or where the process was frozen.
-    assert sum(sorted(took)[:-5]) < 0.5
+    after = store.call_stats()
+    assert after["calls"] == before["calls"]
+    assert after["refused"] - before["refused"] == 100
 
 
 @pytest.fixture
@@ -199,11 +187,11 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
     tier.put(patient, 1, 1000)
     assert tier.load(patient, 1) == tier.content(1, 1000)
     store = redis_tier(redis_server.port)
-    tier.eventually(lambda: tier.load(store, 1) == tier.content(1, 1000))
+    wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
     redis_server.kill()
     for _ in range(5):
-        assert timed(lambda: tier.load(store, 1)) is None
-        timed(lambda: tier.put(store, 2, 1000))
+        assert tier.load(store, 1) is None
+        tier.put(store, 2, 1000)
     assert store.call_stats()["reads_open"]
 
     def refused() -> bool:
@@ -211,14 +199,14 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
         assert tier.load(store, 1) is None
         return "Connection" in store.call_stats()["last_error"]
 
-    tier.eventually(refused)
+    wait_until(refused)
     redis_server.start()
 
     def works() -> bool:
         tier.put(store, 3, BIG)
         return tier.load(store, 3) == tier.content(3, BIG)
 
-    tier.eventually(works)
+    wait_until(works)
 
 
 def test_redis_paused_and_back(redis_server: tier.Server) -> None:
@@ -226,11 +214,11 @@ def test_redis_paused_and_back(redis_server: tier.Server) -> None:
     store = redis_tier(redis_server.port)
     with redis_server.paused():
         for _ in range(3):
-            assert timed(lambda: tier.load(store, 1)) is None
-            timed(lambda: tier.put(store, 2, BIG))
-            assert timed(lambda: tier.has(store, 1)) is False
+            assert tier.load(store, 1) is None
+            tier.put(store, 2, BIG)
+            assert tier.has(store, 1) is False
         assert store.call_stats()["running"] <= 8
-    tier.eventually(lambda: tier.load(store, 1) == tier.content(1, 1000))
+    wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
 
 
 def test_redis_killed_at_any_moment(redis_server: tier.Server) -> None:
@@ -254,17 +242,18 @@ def test_redis_killed_at_any_moment(redis_server: tier.Server) -> None:
 def test_redis_full(tmp_path: Path, policy: str) -> None:
     pytest.importorskip("redis", reason="the client")
     server = tier.redis_server(
-        tmp_path, "--maxmemory", "40mb", "--maxmemory-policy", policy
+        tmp_path, "--maxmemory", "22mb", "--maxmemory-policy", policy
     )
     try:
         store = open_remote(
             f"redis://127.0.0.1:{server.port}", SECRET, timeout_s=20
         )
+        size = 5_000_000
         for number in range(12):
-            tier.put(store, number, BIG)
+            tier.put(store, number, size)
         found = [tier.load(store, number) for number in range(12)]
         for number, data in enumerate(found):
-            assert data in (None, tier.content(number, BIG))
+            assert data in (None, tier.content(number, size))
         whole = sum(data is not None for data in found)
         assert whole < 12
         calls = store.call_stats()
@@ -279,11 +268,11 @@ def test_redis_full(tmp_path: Path, policy: str) -> None:
             # goes for it is the oldest of a few by a clock of seconds, which
             # may be a part of it, and a part of each of the twelve.
             for _ in range(50):
-                tier.put(store, 0, BIG)
+                tier.put(store, 0, size)
                 again = tier.load(store, 0)
                 if again is not None:
                     break
-            assert again == tier.content(0, BIG)
+            assert again == tier.content(0, size)
     finally:
         server.kill()
 
@@ -346,34 +335,30 @@ def test_what_is_no_redis_is_dead(behave: Callable[..., None]) -> None:
         impostor.close()
 
 
-def test_s3_killed_paused_and_without_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_s3_paused_dead_and_without_objects(
+    s3_server: tier.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     obstore = pytest.importorskip("obstore", reason="the client")
-    server = tier.s3_server(tmp_path)
-    try:
-        use_s3(monkeypatch, server.port)
-        make_bucket(server, "bucket")
-        patient = s3_tier("bucket", 20)
-        tier.put(patient, 1, BIG)
-        hasty = s3_tier("bucket")
-        with server.paused():
-            assert_dead(hasty)
-        tier.eventually(lambda: tier.has(hasty, 1))
-        plain = obstore.store.from_url("s3://bucket")
-        paths = [o["path"] for page in obstore.list(plain) for o in page]
-        assert len(paths) == 3
-        assert paths[0].startswith("some/where/gkv1/")
-        obstore.delete(plain, max(paths))
-        assert tier.load(patient, 1) is None
-        tier.put(patient, 1, BIG)
-        assert tier.load(patient, 1) == tier.content(1, BIG)
-        obstore.put(plain, min(paths), b"x" * 5_000_000)
-        assert tier.load(patient, 1) is None
-        server.kill()
-        assert_dead(s3_tier("bucket"))
-    finally:
-        server.kill()
+    use_s3(monkeypatch, s3_server.port)
+    make_bucket(s3_server, "bucket")
+    patient = s3_tier("bucket", 20)
+    tier.put(patient, 1, BIG)
+    hasty = s3_tier("bucket")
+    with s3_server.paused():
+        assert_dead(hasty)
+    wait_until(lambda: tier.has(hasty, 1))
+    plain = obstore.store.from_url("s3://bucket")
+    paths = [o["path"] for page in obstore.list(plain) for o in page]
+    assert len(paths) == 3
+    assert paths[0].startswith("some/where/gkv1/")
+    obstore.delete(plain, max(paths))
+    assert tier.load(patient, 1) is None
+    tier.put(patient, 1, BIG)
+    assert tier.load(patient, 1) == tier.content(1, BIG)
+    obstore.put(plain, min(paths), b"x" * 5_000_000)
+    assert tier.load(patient, 1) is None
+    use_s3(monkeypatch, tier.free_port())  # where nobody listens
+    assert_dead(s3_tier("bucket"))
 
 
 @pytest.mark.parametrize(
@@ -388,15 +373,14 @@ def test_what_is_no_s3_gives_nothing(
         use_s3(monkeypatch, impostor.port)
         store = s3_tier("bucket")
         for _ in range(3):
-            assert timed(lambda: tier.load(store, 1)) is None
-            timed(lambda: tier.put(store, 1, 100))
+            assert tier.load(store, 1) is None
+            tier.put(store, 1, 100)
         assert store.stats()["hits"] == 0
         # A late call is judged when its own step is overdue.
-        tier.eventually(
+        wait_until(
             lambda: (
                 store.call_stats()["reads_open"] or store.stats()["damaged"] > 0
-            ),
-            5,
+            )
         )
     finally:
         impostor.close()
@@ -415,10 +399,10 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
         def delete_some(self, prefix: str) -> bool:
             return not gone.wait(60)
 
-    late = "remote has not answered in time, and may go on with it"
+    late = "in time"
     for client, timeout_s, why in (
-        (InADict(), 60, "remote cannot: its client has no delete_some"),
-        (Fails(), 60, "remote failed"),
+        (InADict(), 60, "delete_some"),
+        (Fails(), 60, "failed"),
         (Waits(), 0.2, late),
     ):
         with gemmakv.PrefixCache(ram="8MiB", remote=client) as prefix:
@@ -426,12 +410,10 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
             cache = gemmakv.create_kv_cache(gemma.config)
             gemma.generate(cache, "one two three " * 20, max_tokens=1)
             assert prefix.flush()
-            for tier in ("remote", None):
+            for name in ("remote", None):
                 with pytest.raises(gemmakv.GemmaKVError) as found:
-                    prefix.clear(tier, timeout=timeout_s)
-                assert str(found.value) == (
-                    f"prefix cache: not all is cleared: {why}"
-                )
+                    prefix.clear(name, timeout=timeout_s)
+                assert_says(found.value, "remote", why)
             assert prefix.stats().bytes["ram"] == 0
             with pytest.raises(ValueError, match="timeout"):
                 prefix.clear(timeout=-1)
@@ -453,26 +435,26 @@ class Odd(InADict):
 @pytest.mark.parametrize(
     "answer, says",
     [
-        (None, "get_many returned a NoneType, expected a list"),
-        ([], "get_many returned 0 items, expected 1"),
-        ([None, None], "get_many returned 2 items, expected 1"),
-        ("a", "get_many returned a str, expected a list"),
-        (b"a", "get_many returned a bytes, expected a list"),
-        (["a"], "TypeError: a bytes-like object is required, not 'str'"),
-        ([5], "TypeError: a bytes-like object is required, not 'int'"),
-        (iter([b""]), "get_many returned a list_iterator, expected a list"),
-        (
-            [memoryview(b"abcd")[::2]],
-            "BufferError: memoryview: underlying buffer is not C-contiguous",
-        ),
+        (None, ("get_many", "NoneType", "expected a list")),
+        ([], ("get_many", "0 items", "expected 1")),
+        ([None, None], ("get_many", "2 items", "expected 1")),
+        ("a", ("get_many", "str", "expected a list")),
+        (b"a", ("get_many", "bytes", "expected a list")),
+        (["a"], ("TypeError", "'str'")),
+        ([5], ("TypeError", "'int'")),
+        (iter([b""]), ("get_many", "list_iterator", "expected a list")),
+        ([memoryview(b"abcd")[::2]], ("BufferError", "C-contiguous")),
     ],
 )
-def test_an_object_of_wrong_answers(answer: Any, says: str) -> None:
+def test_an_object_of_wrong_answers(
+    answer: Any, says: tuple[str, ...]
+) -> None:
     client = Odd()
     client.answer = answer
     store = open_remote(client, SECRET, timeout_s=20)
     assert tier.load(store, 1) is None
-    assert store.call_stats()["last_error"] == says
+    last_error = store.call_stats()["last_error"]
+    assert all(word in last_error for word in says), last_error
     assert store.call_stats()["failures"] == 1
     # The same as an answer of has_many: no bool.
     other = open_remote(client, SECRET, timeout_s=20)
@@ -540,17 +522,21 @@ def test_an_object_that_hangs() -> None:
     client = Hangs()
     store = open_remote(client, SECRET, timeout_s=0.2)
     client.values["x"] = b""
-    until = time.monotonic() + 3
-    timed(lambda: tier.load(store, 1))
-    took = []
-    while time.monotonic() < until or len(took) < 50:
-        since = time.monotonic()
+
+    def asked_again() -> bool:
+        """Says whether a probe hangs, too."""
         assert tier.load(store, 1) is None
-        took.append(time.monotonic() - since)
-    assert statistics.median(took) < 0.15, "all but a few wait for nothing"
+        return client.hung >= 3
+
+    wait_until(asked_again)
+    for _ in range(100):
+        assert tier.load(store, 1) is None
     assert client.hung <= 8
+    stats = store.call_stats()
+    assert stats["calls"] <= 8
+    assert stats["refused"] >= 100 - 8
     gate.set()
-    tier.eventually(lambda: store.call_stats()["running"] == 0)
+    wait_until(lambda: store.call_stats()["running"] == 0)
 
 
 def test_a_dropped_tier_lets_go_of_its_object() -> None:
@@ -563,7 +549,7 @@ def test_a_dropped_tier_lets_go_of_its_object() -> None:
     tier.put(store, 1, 100)
     del client, store
     gc.collect()
-    tier.eventually(lambda: gone() is None, 5)
+    wait_until(lambda: gone() is None)
 
 
 def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
@@ -589,43 +575,53 @@ def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
         gc.collect()
         return [one() for one in gone] == [None, None]
 
-    tier.eventually(collected, 20)
+    wait_until(collected)
 
 
+# Each copy of the process falls through to the end of the program.
 EXITS = """
-import sys, threading, time
+import itertools, os, sys, threading, time
 sys.path[:0] = {path!r}
 from gemmakv.cache._remote import open_remote
-from gemmakv.cache._remote_client import CHUNK_BYTES
 from support import remote_tier as tier
+from support.bad_files import assert_says
 class Slow:
+    def __init__(self, steps, step_s):
+        self.steps, self.step_s = steps, step_s
     def wait(self, keys):
-        for _ in range({steps}):
-            time.sleep({step_s})
+        for _ in range(self.steps):
+            time.sleep(self.step_s)
         return [None] * len(keys)
     get_many = has_many = put_many = wait
-store = open_remote(Slow(), timeout_s=0.05)
+waits = ((10**9, 0.0005), (1, 30), (1, 0.1))
+lasts = ("", "del store", "raise SystemExit(0)")
+for wait, last, _ in itertools.product(waits, lasts, range(2)):
+    pid = os.fork()
+    if pid == 0:
+        break
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        print(wait, last, status, flush=True)
+else:
+    print("all", flush=True)
+    os._exit(0)
+store = open_remote(Slow(*wait), timeout_s=0.05)
 for _ in range(2):
     threading.Thread(target=lambda: tier.load(store, 1), daemon=True).start()
 tier.load(store, 1)
-{last}
+exec(last)
 """
 
 
-@pytest.mark.parametrize("last", ["", "del store", "raise SystemExit(0)"])
-@pytest.mark.parametrize("steps, step_s", [(10**9, 0.0005), (1, 30), (1, 0.1)])
-def test_the_interpreter_ends_with_calls_in_flight(
-    steps: int, step_s: float, last: str
-) -> None:
-    code = EXITS.format(path=sys.path, steps=steps, step_s=step_s, last=last)
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
+def test_the_interpreter_ends_with_calls_in_flight() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS.format(path=sys.path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("all\n", "")
 
 
 @pytest.mark.parametrize(
@@ -695,10 +691,7 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError) as raised:
         open_remote(url)
-    assert str(raised.value) == (
-        f"remote: needs the package {package}; install it with: "
-        f'pip install "gemmakv[{extra}]"'
-    )
+    assert_says(raised.value, "remote", package, f'"gemmakv[{extra}]"')
 
 
 def test_objects_of_the_protocol() -> None:

@@ -382,18 +382,21 @@ def test_damaged_content(fake: FakeHub) -> None:
 @needs_hub
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_process_resumes(
-    server: FakeHub, tmp_path: Path, tiny_path: Path, how: signal.Signals
+    cli: RunCli,
+    server: FakeHub,
+    tmp_path: Path,
+    tiny_path: Path,
+    how: signal.Signals,
 ) -> None:
     data = tiny_path.read_bytes() + bytes(20 * CHUNK)
     server.add("org/tiny", {"tiny.gguf": data})
     server.bytes_per_s = 8 * CHUNK
     env = environment(server, tmp_path)
-    command = [
-        sys.executable, "-m", "gemmakv", "info", "--json", "org/tiny",
-    ]
+    info = ["info", "--json", "org/tiny"]
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        [sys.executable, "-m", "gemmakv", *info],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     wait_for_bytes(tmp_path, 3 * CHUNK)
     process.send_signal(how)
     _, error = process.communicate(timeout=60)
@@ -401,9 +404,7 @@ def test_stopped_process_resumes(
     assert error == b""
     server.bytes_per_s = None
     server.requests.clear()
-    result = subprocess.run(
-        command, env=env, capture_output=True, timeout=60, check=False
-    )
+    result = cli(*info, **env)
     assert result.returncode == 0, result.stderr
     assert b"gemma3" in result.stdout
     [download] = server.downloads()

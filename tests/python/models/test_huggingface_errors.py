@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import gemmakv
 from gemmakv.models.huggingface._safetensors import (
@@ -555,73 +553,75 @@ def test_gguf_files_of_any_name(tiny_path: Path, tmp_path: Path) -> None:
     assert caught.value.filename == path
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(data=st.data())
-def test_no_header_crashes(model: Path, data: st.DataObject) -> None:
+def test_no_header_crashes(model: Path) -> None:
     """Random damage to the header: loaded, or refused in one line."""
-    weights = weights_of(model)
-    sound = weights.read_bytes()
-    (length,) = struct.unpack_from("<Q", sound)
-    damaged = bytearray(sound)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, 8 + length - 1))
-        damaged[at] = data.draw(st.integers(0, 255))
-    try:
-        weights.write_bytes(damaged)
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        weights = weights_of(model)
+        sound = weights.read_bytes()
+        (length,) = struct.unpack_from("<Q", sound)
+        damaged = bytearray(sound)
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, 8 + length - 1))
+            damaged[at] = data.draw(st.integers(0, 255))
         try:
-            read_header(weights)
-            gemmakv.Gemma.load(model)
-        except _OURS as error:
-            assert "\n" not in str(error)
-    finally:
-        weights.write_bytes(sound)
+            weights.write_bytes(damaged)
+            try:
+                read_header(weights)
+                gemmakv.Gemma.load(model)
+            except _OURS as error:
+                assert "\n" not in str(error)
+        finally:
+            weights.write_bytes(sound)
+
+    check()
 
 
-@settings(
-    max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(data=st.data())
-def test_no_config_crashes(
-    masters: dict[str, Path], data: st.DataObject
-) -> None:
+def test_no_config_crashes(masters: dict[str, Path]) -> None:
     """Any value for any key of any family: loaded, or refused in one line."""
-    model = masters[data.draw(st.sampled_from(sorted(masters)))]
-    path = model / "config.json"
-    sound = path.read_text("utf-8")
-    config = json.loads(sound)
-    values = st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.integers(0, 600),
-        st.floats(),
-        st.text(max_size=5),
-        st.lists(
-            st.sampled_from(["full_attention", "recurrent", 1]), max_size=9
-        ),
-        st.dictionaries(
-            st.sampled_from(["rope_type", "factor", "rope_theta"]),
-            st.one_of(st.floats(), st.sampled_from(["linear", "default"])),
-        ),
-    )
-    for key in data.draw(
-        st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)
-    ):
-        config[key] = data.draw(values)
-    try:
-        path.write_text(json.dumps(config), "utf-8")
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    @settings(max_examples=200, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        model = masters[data.draw(st.sampled_from(sorted(masters)))]
+        path = model / "config.json"
+        sound = path.read_text("utf-8")
+        config = json.loads(sound)
+        values = st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.integers(0, 600),
+            st.floats(),
+            st.text(max_size=5),
+            st.lists(
+                st.sampled_from(["full_attention", "recurrent", 1]), max_size=9
+            ),
+            st.dictionaries(
+                st.sampled_from(["rope_type", "factor", "rope_theta"]),
+                st.one_of(st.floats(), st.sampled_from(["linear", "default"])),
+            ),
+        )
+        for key in data.draw(
+            st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)
+        ):
+            config[key] = data.draw(values)
         try:
-            gemmakv.Gemma.load(model)
-        except _OURS as error:
-            assert "\n" not in str(error)
-    finally:
-        path.write_text(sound, "utf-8")
+            path.write_text(json.dumps(config), "utf-8")
+            try:
+                gemmakv.Gemma.load(model)
+            except _OURS as error:
+                assert "\n" not in str(error)
+        finally:
+            path.write_text(sound, "utf-8")
+
+    check()
 
 
 # ---- Shards

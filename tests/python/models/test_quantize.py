@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import subprocess
@@ -17,12 +18,15 @@ from gemmakv import _core
 from gemmakv.diagnostics import _bench as bench
 from gemmakv.models import _packed as packed
 from support import (
+    edited_gguf,
     family_models,
     golden_checks,
+    golden_configs,
     golden_models,
     tiny_gguf,
     tiny_models,
 )
+from support.bad_files import assert_says
 from support.command import RunCli
 from support.folders import ROOT
 
@@ -186,30 +190,31 @@ def test_routers_of_experts_stay_float(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::gemmakv.PartialModelWarning")
-@pytest.mark.parametrize("name", ["q4_0", "bf16"])
 @pytest.mark.parametrize("model", golden_checks.NAMES)
-def test_directories(tmp_path: Path, model: str, name: str) -> None:
+def test_directories(tmp_path: Path, model: str) -> None:
     golden = golden_checks.golden_of(model)
     path = golden_models.write(tmp_path / "model", golden, "F32")
-    config = golden_checks.from_tensors(model).config
+    config = golden_configs.model_config(golden.config)
     widths = np.hstack([
         config.hidden_size, config.ffn_dim, config.lru_width,
         config.expert_ffn_dim])
-    if name == "q4_0" and (widths % 32).any():
-        with pytest.raises(ValueError, match="expected a multiple of 32"):
-            gemmakv.Gemma.load(path, quantize=name)
-        return
-    expected = gemmakv.Gemma.from_tensors(
-        config, golden_checks.tensors_of(model), quantize=name
-    )
-    for state in ("written", "reused"):
-        gemma = gemmakv.Gemma.load(
-            path, quantize=name, packed_cache=tmp_path / "packed"
+    for name in ("q4_0", "bf16"):
+        if name == "q4_0" and (widths % 32).any():
+            with pytest.raises(ValueError, match=r"quantize: .* columns.* 32 "):
+                gemmakv.Gemma.load(path, quantize=name)
+            continue
+        expected = gemmakv.Gemma.from_tensors(
+            config, golden_checks.tensors_of(model), quantize=name
         )
-        assert gemma.packed_weights.state == state
-        assert gemma.fingerprint == expected.fingerprint
-        assert _types(gemma) == _types(expected)
-        assert _logits(gemma).tobytes() == _logits(expected).tobytes()
+        types, logits = _types(expected), _logits(expected).tobytes()
+        for state in ("written", "reused"):
+            gemma = gemmakv.Gemma.load(
+                path, quantize=name, packed_cache=tmp_path / "packed"
+            )
+            assert gemma.packed_weights.state == state
+            assert gemma.fingerprint == expected.fingerprint
+            assert _types(gemma) == types
+            assert _logits(gemma).tobytes() == logits
 
 
 def test_fingerprints_tell_them_apart(tiny_path: Path) -> None:
@@ -273,7 +278,7 @@ def test_each_has_its_packed_file(tiny_path: Path, tmp_path: Path) -> None:
 def test_other_names_are_refused(
     tiny: gemmakv.Gemma, tiny_path: Path, bad: Any
 ) -> None:
-    expected = "quantize: expected one of q8_0, q5_0, q4_0, bf16, or None; "
+    expected = "quantize: .*q8_0, q5_0, q4_0, bf16"
     with pytest.raises(ValueError, match=expected):
         gemmakv.Gemma.load(tiny_path, quantize=bad)
     with pytest.raises(ValueError, match=expected):
@@ -294,10 +299,10 @@ def test_nothing_to_quantize(tmp_path: Path, name: str) -> None:
     )
     with pytest.raises(ValueError) as error:
         gemmakv.Gemma.load(path, quantize=name)
-    assert str(error.value) == (
-        f"quantize: {path}: nothing to quantize, found matrices of Q4_0, "
-        "Q5_0, Q8_0, expected F32, F16 or BF16"
-    )
+    assert_says(
+        error.value, "quantize: ", path, "Q4_0, Q5_0, Q8_0",
+        "expected F32, F16 or BF16",
+    )  # fmt: skip
 
 
 def _load_changed(
@@ -319,16 +324,16 @@ def test_values_that_no_type_can_hold(
         found = "NaN" if np.isnan(value) else "infinity"
         with pytest.raises(gemmakv.CorruptFile) as error:
             _load_changed(tmp_path, name, value, folder)
-        assert str(error.value) == (
-            f"{tmp_path / 'm.gguf'}: tensor blk.3.ffn_up.weight has {found} "
-            "in row 70, column 9, expected finite values"
-        )
+        assert_says(
+            error.value, tmp_path / "m.gguf", "blk.3.ffn_up.weight", found,
+            "row 70", "column 9", "expected finite",
+        )  # fmt: skip
     with pytest.raises(ValueError) as too_large:
         _load_changed(tmp_path, name, -3.4e38, folder)
-    assert str(too_large.value) == (
-        "quantize: tensor blk.3.ffn_up.weight has a magnitude of 3.4e+38 in "
-        f"row 70, which is too large for {name.upper()}"
-    )
+    assert_says(
+        too_large.value, "quantize: ", "blk.3.ffn_up.weight", "3.4e+38",
+        "row 70", name.upper(),
+    )  # fmt: skip
     assert not packed.files(tmp_path / "packed")
 
 
@@ -338,10 +343,10 @@ def test_columns_that_are_no_whole_blocks(tmp_path: Path, name: str) -> None:
     path = tiny_models.write_tiny_gguf(tmp_path / "m.gguf", "F32", shape=shape)
     with pytest.raises(ValueError) as error:
         gemmakv.Gemma.load(path, quantize=name)
-    assert str(error.value) == (
-        "quantize: tensor blk.0.ffn_down.weight has 80 columns, expected a "
-        f"multiple of 32 for {name.upper()}"
-    )
+    assert_says(
+        error.value, "quantize: ", "blk.0.ffn_down.weight", "80 columns",
+        "multiple of 32", name.upper(),
+    )  # fmt: skip
     assert set(_types(gemmakv.Gemma.load(path, quantize="bf16")).values()) == {
         "BF16"
     }
@@ -380,7 +385,12 @@ def test_verify(cli: RunCli, tiny_path: Path) -> None:
     assert document["quantize"] == "q5_0"
 
 
-def test_bench(tiny_path: Path) -> None:
+def test_bench(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One measurement will do: what each of them is has tests of its own.
+    monkeypatch.setattr(
+        bench, "_measures",
+        lambda made: {"prefill 8": functools.partial(made.prefill, 8)},
+    )  # fmt: skip
     report = bench.run(
         tiny_path, threads=1, rounds=1, packed_cache=False, quantize="q4_0"
     )
@@ -400,15 +410,31 @@ def test_bad_names_on_the_command_line(cli: RunCli, command: str) -> None:
     assert result.returncode == 2
     assert result.stdout == b""
     [line] = result.stderr.decode().splitlines()
-    assert line.endswith(
-        "quantize: expected one of q8_0, q5_0, q4_0, bf16, or None; found "
-        "'q4_k'"
-    )
+    assert "quantize: " in line and "q8_0, q5_0, q4_0, bf16" in line
+    assert "found 'q4_k'" in line
 
 
-@pytest.mark.timeout(900)  # a minute of work where nothing else runs
 def test_real_model(model_path: str, tmp_path: Path) -> None:
-    floats = tiny_models.requantize(model_path, tmp_path / "f.gguf", "BF16")
+    """Six of its layers and some of its vocabulary, of its values and widths:
+    they lie on the levels of other types, so that many are ties.
+    """
+    fields = gemmakv.ModelConfig.from_gguf(model_path).arguments()
+    fields["name"] = ""
+    fields["num_layers"] = 6
+    fields["layer_kinds"] = fields["layer_kinds"][:6]
+    assert set(fields["layer_kinds"]) == {"sliding", "full"}
+    fields["vocab_size"] = 4096
+    weights = {
+        name: values
+        for name, values in edited_gguf.read_tensors(Path(model_path)).items()
+        if not name.startswith("blk.") or int(name.split(".")[1]) < 6
+    }
+    rows = weights["token_embd.weight"]
+    weights["token_embd.weight"] = rows[: fields["vocab_size"]]
+    config = gemmakv.ModelConfig(**fields)
+    floats = tiny_gguf.write(
+        tmp_path / "f.gguf", tiny_gguf.metadata(config), weights
+    )
     reference = tiny_models.requantize(
         floats, tmp_path / "r.gguf", "Q5_0", "Q8_0"
     )
@@ -443,7 +469,6 @@ def test_the_tool_takes_types_in_small_letters(tmp_path: Path) -> None:
     ):
         bad = run(*flags)
         assert bad.returncode == 2
-        assert bad.stderr.rstrip().endswith(
-            f"{flags[-2]}: expected one of F32, F16, BF16, Q4_0, Q5_0, Q8_0, "
-            f"found {flags[-1]}"
-        )
+        line = bad.stderr.splitlines()[-1]
+        assert f"{flags[-2]}: " in line and f"found {flags[-1]}" in line
+        assert "F32, F16, BF16, Q4_0, Q5_0, Q8_0" in line

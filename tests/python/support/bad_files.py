@@ -6,6 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 
+def assert_says(error: BaseException, *words: object) -> None:
+    """Expects one line that has all of these, which are what was found and
+    what was expected; how it is put does not matter.
+    """
+    text = one_line(error)
+    for word in words:
+        assert str(word) in text
+
+
 def one_line(error: BaseException) -> str:
     text = str(error)
     assert text.strip() == text and "\n" not in text

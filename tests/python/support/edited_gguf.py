@@ -1,4 +1,4 @@
-"""Real GGUF files with other metadata: the weights stay as they are."""
+"""Real GGUF files: with other metadata, or as their weights alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
+from gemmakv import _core
 from support.tiny_gguf import ALIGNMENT, ARRAY, STR
 
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -41,6 +45,19 @@ def rewrite(
             file.seek(end + -end % ALIGNMENT)
             shutil.copyfileobj(file, out, 1 << 24)
     return target
+
+
+def read_tensors(source: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """The values of all tensors, vectors and matrices.
+
+    They are those that `gguf` gives, whose reader takes ten seconds for the
+    vocabulary of a real model.
+    """
+    file = _core.GgufFile(str(source))
+    return {
+        name: file.read_tensor(name).reshape(shape[::-1])
+        for name, _, _, shape, _ in file.tensors()
+    }
 
 
 def append_to_array(entry: bytes, value: bytes) -> bytes:
@@ -81,6 +98,11 @@ class _Reader:
             element, count = self.number("I"), self.number("Q")
             if element in _BYTES:
                 self.take(_BYTES[element] * count)
+                return
+            if element == STR:  # a loop of its own: there are 262,144
+                read = self.file.read
+                for _ in range(count):
+                    read(int.from_bytes(read(8), "little"))
                 return
             for _ in range(count):
                 self.skip(element)

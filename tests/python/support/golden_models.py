@@ -315,8 +315,12 @@ def _recurrent_layer(text: Config, layer: int) -> dict[str, tuple[int, ...]]:
 def to_bfloat16(values: npt.NDArray[Any]) -> Array:
     """Rounds to the nearest number of bfloat16, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
-    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded: Array = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    up = bits >> np.uint32(16)
+    up &= np.uint32(1)
+    up += np.uint32(0x7FFF)
+    up += bits
+    up &= np.uint32(0xFFFF0000)
+    rounded: Array = up.view(np.float32)
     return rounded
 
 
@@ -330,11 +334,11 @@ def draw(
     """
     count = int(np.prod(shape))
     generator = np.random.PCG64([seed, zlib.crc32(name.encode())])
-    bits = generator.random_raw(count)
-    parts = sum(
-        ((bits >> np.uint64(16 * i)) & np.uint64(0xFFFF)).astype(np.float64)
-        for i in range(4)
-    )
+    bits = generator.random_raw(count).astype("<u8", copy=False)
+    quarters = bits.view("<u2").reshape(-1, 4)
+    parts = quarters[:, 0].astype(np.uint32)
+    for i in range(1, 4):
+        parts += quarters[:, i]
     # A sum of four uniform numbers in [0, 1) has variance 1/3.
     unit = (parts / 65536 - 2) * np.sqrt(3)
     gain = [g for end, g in gains.items() if f".{name}".endswith(f".{end}")]

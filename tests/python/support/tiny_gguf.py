@@ -362,7 +362,7 @@ def write(
     for key, (kind, value) in meta.items():
         header += _string(key) + struct.pack("<I", kind) + _value(kind, value)
     offset = 0
-    data = b""
+    payloads = []
     for name, array in weights.items():
         shape = array.shape[::-1]
         header += _string(name) + struct.pack("<I", len(shape))
@@ -370,9 +370,11 @@ def write(
         type_id = (type_ids or {}).get(name, 0)
         header += struct.pack("<IQ", type_id, offset)
         payload = _padded(array.astype("<f4").tobytes())
-        data += payload
+        payloads.append(payload)
         offset += len(payload)
-    path.write_bytes(_padded(header) + data)
+    with path.open("wb") as file:
+        file.write(_padded(header))
+        file.writelines(payloads)
     return path
 
 
