@@ -6,10 +6,10 @@ the preset release take what pip has compiled. Exits with 1 if any test fails,
 after all have run.
 
 Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python] [--jobs N]
-                    [--only LAYER/NAME ...]
+                    [--only LAYER/NAME ...] [--build]
 
 --only builds and runs some C++ test programs: engine/stress is that of
-tests/cpp/engine/stress_test.cc.
+tests/cpp/engine/stress_test.cc. --build builds the C++ tests and runs nothing.
 """
 
 import argparse
@@ -63,31 +63,46 @@ def run(what, *command):
     return result.returncode == 0
 
 
-def run_cpp(preset, jobs, only):
+def tools_for(preset):
+    """The paths of the tools that build and run the C++ tests."""
     cache = cached(preset)
-    tools = {
+    return {
         "cmake": program("cmake", cache.get("CMAKE_COMMAND")),
         "ctest": program("ctest", cache.get("CMAKE_CTEST_COMMAND")),
         "ninja": program("ninja", cache.get("CMAKE_MAKE_PROGRAM")),
     }
+
+
+def configure_command(preset, tools):
+    """The command that adds the tests to a preset's build folder."""
+    command = [tools["cmake"], "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
+    if tools["ninja"] != cached(preset).get("CMAKE_MAKE_PROGRAM"):
+        command.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
+    return command
+
+
+def run_cpp(preset, jobs, only, build_only=False):
+    tools = tools_for(preset)
     for name, path in tools.items():
         if not path:
             print(f"== {name} not found: pip install '.[test]' brings it")
             return False
     cmake = tools["cmake"]
-    configure = [cmake, "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
-    if tools["ninja"] != cache.get("CMAKE_MAKE_PROGRAM"):
-        configure.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
-    if not run("configure", *configure):
+    if not run("configure", *configure_command(preset, tools)):
         return False
     build = [cmake, "--build", "--preset", preset, "-j", jobs]
     if only:
         programs = [name.replace("/", "_") + "_test" for name in only]
-        return run("build", *build, "--target", *programs) and all(
+        build += ["--target", *programs]
+    built = run("build", *build)
+    if not built or build_only:
+        return built
+    if only:
+        return all(
             [run("C++ test", f"build/{preset}/{name}") for name in programs]
         )
     tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
-    return run("build", *build) and run("C++ tests", tools["ctest"], *tests)
+    return run("C++ tests", tools["ctest"], *tests)
 
 
 def main():
@@ -101,13 +116,16 @@ def main():
     parser.add_argument(
         "--only", nargs="+", metavar="LAYER/NAME", help="these C++ tests only"
     )
+    parser.add_argument(
+        "--build", action="store_true", help="build the C++ tests only"
+    )
     parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
     args = parser.parse_args()
 
     good = True
     if not args.python:
-        good = run_cpp(args.preset, args.jobs, args.only)
-    if not args.cpp and not args.only:
+        good = run_cpp(args.preset, args.jobs, args.only, args.build)
+    if not args.cpp and not args.only and not args.build:
         # A file's tests share models, so they stay together. Those of few
         # tests are often the longest: they are not left for the end.
         parallel = ["-n", args.jobs, "--dist", "loadfile"]

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sanitized.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
 
@@ -26,7 +27,7 @@ std::vector<Tokens> Texts(size_t count, uint32_t seed) {
   std::mt19937 rng(seed);
   std::vector<Tokens> texts;
   for (size_t i = 0; i < count; ++i) {
-    const size_t length = 1 + rng() % 300;
+    const size_t length = 1 + rng() % (kSanitized ? 100 : 300);
     texts.push_back(RandomTokens(length, static_cast<uint32_t>(rng())));
   }
   return texts;

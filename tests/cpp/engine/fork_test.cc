@@ -114,11 +114,11 @@ class ForkTest : public ::testing::Test {
     }
   }
   static std::shared_ptr<Gemma> Load() {
-    MemorySource source = TinyTensors(MixedTypes());
+    MemorySource source = TinyTensors(TypesAround());
     LoadOptions options;
     options.threads = 2;
     options.profile = true;
-    return Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
+    return Gemma::FromTensors(TinyConfig(TypesAround()), source, options);
   }
   std::shared_ptr<KVCache> NewCache() {
     return CreateKVCache(gemma_->config(), {.block_tokens = 16});

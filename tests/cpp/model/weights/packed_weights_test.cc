@@ -340,8 +340,11 @@ TEST(PackedWeightsDamage, NoOutputComesOfDamagedWeights) {
   untied.num_layers = 3;
   untied.ffn = 2 * kSlabRows + 32;
   ExpectDamageIsNoticed(untied);
-  ExpectDamageIsNoticed(TinyFamily("recurrentgemma"));
-  ExpectDamageIsNoticed(TinyFamily("gemma4_moe"));
+  for (const char* family : {"recurrentgemma", "gemma4_moe"}) {
+    TinyOptions options = TinyFamily(family);
+    options.num_layers = 3;
+    ExpectDamageIsNoticed(options);
+  }
 }
 
 // A file that nobody could delete later is checked by the load.
