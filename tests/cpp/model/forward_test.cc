@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <limits>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -422,11 +423,25 @@ struct BitsCase {
   KvDtype dtype;
 };
 
+std::string NameOf(const BitsCase& of) {
+  const char* const dtypes[] = {"f32", "bf16", "int8"};
+  return of.family + "_" + dtypes[static_cast<size_t>(of.dtype)];
+}
+
 class ForwardBitsTest : public ::testing::TestWithParam<BitsCase> {
  protected:
-  ForwardBitsTest() {
-    expected_ = Driver(model_, 1).Run(*NewCache(tokens_), {tokens_.size()});
+  // Made once for all tests of a process: it takes as long as many of them.
+  struct Made {
+    std::shared_ptr<const Model> model = TinyModel(Options());
+    std::vector<int32_t> tokens = RandomTokens(150, 3);
+    Logits expected = Driver(model, 1).Run(
+        *gkv::NewCache(*model, tokens, GetParam().dtype), {tokens.size()});
+  };
+  static const Made& MadeOnce() {
+    static std::map<std::string, Made> made;
+    return made[NameOf(GetParam())];
   }
+
   std::shared_ptr<KVCache> NewCache(const std::vector<int32_t>& tokens,
                                     size_t block_tokens = 16) {
     return gkv::NewCache(*model_, tokens, GetParam().dtype, block_tokens);
@@ -438,9 +453,9 @@ class ForwardBitsTest : public ::testing::TestWithParam<BitsCase> {
                : MixedTypes(TinyFamily(GetParam().family));
   }
 
-  std::shared_ptr<const Model> model_ = TinyModel(Options());
-  std::vector<int32_t> tokens_ = RandomTokens(150, 3);
-  Logits expected_;
+  const std::shared_ptr<const Model> model_ = MadeOnce().model;
+  const std::vector<int32_t>& tokens_ = MadeOnce().tokens;
+  const Logits& expected_ = MadeOnce().expected;
 };
 
 TEST_P(ForwardBitsTest, LogitsAreFinite) {
@@ -666,14 +681,9 @@ std::vector<BitsCase> BitsCases() {
   return cases;
 }
 
-std::string CaseName(const ::testing::TestParamInfo<BitsCase>& info) {
-  const char* const dtypes[] = {"f32", "bf16", "int8"};
-  return info.param.family + "_" +
-         dtypes[static_cast<size_t>(info.param.dtype)];
-}
-
 INSTANTIATE_TEST_SUITE_P(Families, ForwardBitsTest,
-                         ::testing::ValuesIn(BitsCases()), CaseName);
+                         ::testing::ValuesIn(BitsCases()),
+                         [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace
 }  // namespace gkv

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/says.h"
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"
@@ -319,9 +320,7 @@ void ExpectDamageIsNoticed(const TinyOptions& options) {
       if (is_late) {
         ++late;
         const std::string message = ErrorOfStep(options, loaded.weights);
-        EXPECT_EQ(message, StrCat(path, ": tensor ", name,
-                                  " does not match its sum; the file was "
-                                  "deleted, load the model again"));
+        EXPECT_TRUE(Says(message, {path, name, "sum"}));
         EXPECT_EQ(ErrorOfStep(options, loaded.weights), message);
         EXPECT_EQ(Load(source, options, packed).report.state, State::kWritten);
       }
@@ -734,9 +733,9 @@ TEST(RowTableTest, ATableThatIsCutOffIsRefused) {
       }
       FAIL() << "loaded";
     } catch (const CorruptFile& error) {
-      EXPECT_EQ(std::string(error.what()),
-                "test tensors: tensor per_layer_token_embd.weight has shape "
-                "[99, 224], expected [100, 224]");
+      EXPECT_TRUE(Says(error.what(),
+                       {"test tensors", "per_layer_token_embd.weight",
+                        "[99, 224]", "[100, 224]"}));
     }
   }
 }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/sanitized.h"
 #include "base/flush_to_zero.h"
+#include "base/sanitized.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
