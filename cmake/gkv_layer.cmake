@@ -120,17 +120,18 @@ function(gkv_test layer name)
 endfunction()
 
 # gkv_layer(<name> [UNITY <batch>] DEPENDS <layer or target>... SOURCES <name>...
-#   [TESTS <name>...] [UNTESTED <name>...] [NUMBERS <name>...])
+#   [TESTS <name>...] [UNTESTED <name>...] [UNSANITIZED <name>...])
 #
 # The static library gkv_<name> of cpp/<name>/*.cc. Every source x comes with
 # its twin test tests/cpp/<name>/x_test.cc, except those under UNTESTED, where
 # a comment says why. TESTS are further tests: of headers without a source, or
-# of several sources together. NUMBERS are tests of functions of numbers, and of
-# the clock and the machine: sanitizers have nothing to find in them that they do
-# not find in the tests of what uses them, and they are not built there.
+# of several sources together. UNSANITIZED are not built under sanitizers: tests of
+# functions of numbers, of the clock and of the machine, where those have nothing
+# to find that they do not find in the tests of what uses them, and tests that
+# cannot run there.
 function(gkv_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "UNITY"
-    "DEPENDS;SOURCES;TESTS;UNTESTED;NUMBERS")
+    "DEPENDS;SOURCES;TESTS;UNTESTED;UNSANITIZED")
   set(sources ${arg_SOURCES})
   list(TRANSFORM sources PREPEND "${PROJECT_SOURCE_DIR}/cpp/${name}/")
   list(TRANSFORM sources APPEND ".cc")
@@ -160,7 +161,7 @@ function(gkv_layer name)
     list(REMOVE_ITEM tests ${exception})
   endforeach()
   foreach(test IN LISTS tests arg_TESTS)
-    if(GEMMAKV_SANITIZE AND test IN_LIST arg_NUMBERS)
+    if(GEMMAKV_SANITIZE AND test IN_LIST arg_UNSANITIZED)
       _gkv_declare("${PROJECT_SOURCE_DIR}/tests/cpp/${name}/${test}_test.cc")
     else()
       gkv_test(${name} ${test})
