@@ -327,7 +327,7 @@ void ExpectDamageIsNoticed(const TinyOptions& options) {
       EXPECT_EQ(ReadWhole(path), sound);
     }
   }
-  EXPECT_GT(late, 20u) << "damaged pieces that a step found";
+  EXPECT_GT(late, 15u) << "damaged pieces that a step found";
   Loaded loaded = Load(source, options, packed);
   EXPECT_EQ(loaded.report.state, State::kReused);
   EXPECT_EQ(ErrorOfStep(options, loaded.weights), "");
