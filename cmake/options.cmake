@@ -9,8 +9,6 @@ option(GEMMAKV_BUILD_BENCHMARKS "Build the kernels' benchmarks" OFF)
 option(GEMMAKV_UNITY
   "Compile sources of a layer in batches, and what tests include once" ON)
 option(GEMMAKV_WERROR "Warnings are errors" OFF)
-# What only tests are compiled with.
-set(GKV_TEST_SANITIZE_OPTIONS "")
 set(GEMMAKV_SANITIZE "" CACHE STRING
   "Sanitizers for all code: address,undefined or thread")
 
@@ -33,11 +31,6 @@ if(GEMMAKV_SANITIZE)
   add_compile_options(-fsanitize=${GEMMAKV_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize=pointer-overflow,null,object-size -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${GEMMAKV_SANITIZE})
-  # What a test itself computes is not what is tested. Its memory is: the core
-  # gets pointers into it.
-  if(GEMMAKV_SANITIZE MATCHES "undefined")
-    set(GKV_TEST_SANITIZE_OPTIONS -fno-sanitize=undefined)
-  endif()
 endif()
 
 if(NOT TARGET Threads::Threads)
