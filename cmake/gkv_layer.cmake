@@ -54,6 +54,11 @@ function(_gkv_test_flags target layer)
   target_link_libraries(${target} PRIVATE gkv_${layer} gkv_warnings
     GTest::gtest_main)
   target_compile_options(${target} PRIVATE -O1)
+  # What a test itself computes is not what is tested, but for the headers of the
+  # lowest layers. Its memory is, everywhere: the core gets pointers into it.
+  if(GEMMAKV_SANITIZE MATCHES "undefined" AND NOT layer MATCHES "^(base|io)$")
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+  endif()
 endfunction()
 
 # Compiles the headers that nearly all tests read once for all of them, which is
@@ -88,7 +93,9 @@ function(_gkv_share_headers target layer)
 endfunction()
 
 # gkv_test(<layer> <name>): tests/cpp/<layer>/<name>_test.cc, each of its
-# cases a ctest named <layer>/<Suite>.<Case>. A name may begin with folders.
+# cases a ctest named <layer>/<Suite>.<Case>; under sanitizers, where a process
+# takes long to begin, all of them one ctest <layer>/<name>. A name may begin
+# with folders.
 function(gkv_test layer name)
   set(source "${PROJECT_SOURCE_DIR}/tests/cpp/${layer}/${name}_test.cc")
   _gkv_declare("${source}")
@@ -107,20 +114,28 @@ function(gkv_test layer name)
   if(GEMMAKV_UNITY)
     _gkv_share_headers(${target} ${layer})
   endif()
+  if(GEMMAKV_SANITIZE)
+    add_test(NAME "${layer}/${name}" COMMAND ${target} --gtest_brief=1)
+    set_tests_properties("${layer}/${name}" PROPERTIES TIMEOUT 900)
+    return()
+  endif()
   gtest_discover_tests(${target} TEST_PREFIX "${layer}/"
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
 endfunction()
 
 # gkv_layer(<name> [UNITY <batch>] DEPENDS <layer or target>... SOURCES <name>...
-#   [TESTS <name>...] [UNTESTED <name>...])
+#   [TESTS <name>...] [UNTESTED <name>...] [UNSANITIZED <name>...])
 #
 # The static library gkv_<name> of cpp/<name>/*.cc. Every source x comes with
 # its twin test tests/cpp/<name>/x_test.cc, except those under UNTESTED, where
 # a comment says why. TESTS are further tests: of headers without a source, or
-# of several sources together.
+# of several sources together. UNSANITIZED are not built under sanitizers: tests of
+# functions of numbers, of the clock and of the machine, where those have nothing
+# to find that they do not find in the tests of what uses them, and tests that
+# cannot run there.
 function(gkv_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "UNITY"
-    "DEPENDS;SOURCES;TESTS;UNTESTED")
+    "DEPENDS;SOURCES;TESTS;UNTESTED;UNSANITIZED")
   set(sources ${arg_SOURCES})
   list(TRANSFORM sources PREPEND "${PROJECT_SOURCE_DIR}/cpp/${name}/")
   list(TRANSFORM sources APPEND ".cc")
@@ -150,7 +165,11 @@ function(gkv_layer name)
     list(REMOVE_ITEM tests ${exception})
   endforeach()
   foreach(test IN LISTS tests arg_TESTS)
-    gkv_test(${name} ${test})
+    if(GEMMAKV_SANITIZE AND test IN_LIST arg_UNSANITIZED)
+      _gkv_declare("${PROJECT_SOURCE_DIR}/tests/cpp/${name}/${test}_test.cc")
+    else()
+      gkv_test(${name} ${test})
+    endif()
   endforeach()
 endfunction()
 

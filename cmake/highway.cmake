@@ -12,8 +12,8 @@ option(GEMMAKV_SYSTEM_HIGHWAY
 set(GEMMAKV_HIGHWAY_ARCHIVE "" CACHE FILEPATH
   "Archive of the Highway 1.2.0 sources (default: fetched)")
 set(GEMMAKV_TARGETS "native" CACHE STRING
-  "SIMD targets to build: native, all, or least for threads")
-set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS native all least)
+  "SIMD targets to build: native, all; for sanitizers best or least")
+set_property(CACHE GEMMAKV_TARGETS PROPERTY STRINGS native all best least)
 
 # The bits of results are known of one version alone.
 function(_gkv_check_highway option version where)
@@ -114,6 +114,8 @@ endfunction()
 # native: what this machine's processor takes, and AVX2, which most others can
 # run: tests compare the two. Their results are the same bits.
 #
+# best: what this machine's processor takes alone; least: not even that.
+#
 # all: what any processor takes. Of the others, those that have no processor
 # of their own generation any more, or that lack what the next one has (plain
 # AVX-512 lacks VNNI), only cost build time. So do, where nothing multiplies
@@ -121,10 +123,13 @@ endfunction()
 # kernels, which are the same instructions. gkv_bf16_targets() has the others.
 set(_gkv_native "")
 set(GKV_BYTE_DOTS "")
-if(GEMMAKV_TARGETS STREQUAL "native")
+if(GEMMAKV_TARGETS MATCHES "^(native|best)$")
   _gkv_native_targets(_gkv_native GKV_BYTE_DOTS)
   if(NOT _gkv_native)
-    message(STATUS "GEMMAKV_TARGETS: native is not known here; building all")
+    message(STATUS
+      "GEMMAKV_TARGETS: ${GEMMAKV_TARGETS} is not known here; building all")
+  elseif(GEMMAKV_TARGETS STREQUAL "best")
+    list(GET _gkv_native -1 _gkv_native)
   endif()
 endif()
 if(_gkv_native)
@@ -133,16 +138,17 @@ if(_gkv_native)
   list(REMOVE_ITEM _gkv_others ${_gkv_native})
   list(JOIN _gkv_others "|" _gkv_disabled)
   set(_gkv_disabled "(${_gkv_disabled})")
-elseif(GEMMAKV_TARGETS MATCHES "^(native|all)$")
+elseif(GEMMAKV_TARGETS MATCHES "^(native|best|all)$")
   set(_gkv_bf16_disabled "(HWY_SSSE3|HWY_AVX3)")
   set(_gkv_disabled "(HWY_SSSE3|HWY_AVX3|HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
   set(GKV_BYTE_DOTS AVX_VNNI AVX512_VNNI)
 elseif(GEMMAKV_TARGETS STREQUAL "least")
-  set(_gkv_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL|\
+  set(_gkv_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX2|HWY_AVX3|HWY_AVX3_DL|\
 HWY_AVX3_ZEN4|HWY_AVX3_SPR)")
 else()
   message(FATAL_ERROR
-    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected native, all or least")
+    "GEMMAKV_TARGETS is '${GEMMAKV_TARGETS}', expected native, all, best or "
+    "least")
 endif()
 target_compile_definitions(gkv_hwy INTERFACE
   "HWY_DISABLED_TARGETS=${_gkv_disabled}" HWY_WANT_AVX3_DL=1)

@@ -6,12 +6,12 @@ the preset release take what pip has compiled. Exits with 1 if any test fails,
 after all have run.
 
 Usage: run_tests.py [--preset release|dev|tsan] [--cpp | --python | --fast]
-                    [--no-build] [--jobs N] [--only LAYER/NAME ...]
+                    [--only LAYER/NAME ...] [--build | --no-build] [--jobs N]
 
 --fast runs the Python tests without those marked `slow` and compiles nothing.
---no-build runs the C++ tests as an earlier run has built them.
 --only builds and runs some C++ test programs: engine/stress is that of
-tests/cpp/engine/stress_test.cc.
+tests/cpp/engine/stress_test.cc. --build builds the C++ tests and runs nothing;
+--no-build runs them as an earlier run has built them.
 """
 
 import argparse
@@ -65,33 +65,51 @@ def run(what, *command):
     return result.returncode == 0
 
 
-def run_cpp(preset, jobs, only, build_first):
+def tools_for(preset):
+    """The paths of the tools that build and run the C++ tests."""
     cache = cached(preset)
-    tools = {
+    return {
         "cmake": program("cmake", cache.get("CMAKE_COMMAND")),
         "ctest": program("ctest", cache.get("CMAKE_CTEST_COMMAND")),
         "ninja": program("ninja", cache.get("CMAKE_MAKE_PROGRAM")),
     }
+
+
+def configure_command(preset, tools):
+    """The command that adds the tests to a preset's build folder."""
+    command = [tools["cmake"], "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
+    if tools["ninja"] != cached(preset).get("CMAKE_MAKE_PROGRAM"):
+        command.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
+    return command
+
+
+def build_cpp(preset, jobs, tools, programs):
+    """Builds the C++ tests, or some of their programs."""
+    configure = configure_command(preset, tools)
+    build = [tools["cmake"], "--build", "--preset", preset, "-j", jobs]
+    if programs:
+        build += ["--target", *programs]
+    return run("configure", *configure) and run("build", *build)
+
+
+def run_cpp(preset, jobs, only, *, builds, runs):
+    """Builds and runs the C++ tests, or does one of the two."""
+    tools = tools_for(preset)
     for name, path in tools.items():
         if not path:
             print(f"== {name} not found: pip install '.[test]' brings it")
             return False
-    cmake = tools["cmake"]
-    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
-    if not build_first:
-        return run("C++ tests", tools["ctest"], *tests)
-    configure = [cmake, "--preset", preset, "-DGEMMAKV_BUILD_TESTS=ON"]
-    if tools["ninja"] != cache.get("CMAKE_MAKE_PROGRAM"):
-        configure.append(f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}")
-    if not run("configure", *configure):
+    programs = [name.replace("/", "_") + "_test" for name in only or []]
+    if builds and not build_cpp(preset, jobs, tools, programs):
         return False
-    build = [cmake, "--build", "--preset", preset, "-j", jobs]
-    if only:
-        programs = [name.replace("/", "_") + "_test" for name in only]
-        return run("build", *build, "--target", *programs) and all(
+    if not runs:
+        return True
+    if programs:
+        return all(
             [run("C++ test", f"build/{preset}/{name}") for name in programs]
         )
-    return run("build", *build) and run("C++ tests", tools["ctest"], *tests)
+    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
+    return run("C++ tests", tools["ctest"], *tests)
 
 
 def run_python(jobs, fast):
@@ -119,24 +137,34 @@ def main():
         help="Python tests only, without those marked slow",
     )
     parser.add_argument(
-        "--no-build",
-        dest="build",
-        action="store_false",
-        help="run the C++ tests that are built",
-    )
-    parser.add_argument(
         "--only", nargs="+", metavar="LAYER/NAME", help="these C++ tests only"
+    )
+    stage = parser.add_mutually_exclusive_group()
+    stage.add_argument(
+        "--build", action="store_true", help="build the C++ tests, run nothing"
+    )
+    stage.add_argument(
+        "--no-build", action="store_true", help="run the C++ tests as they are"
     )
     parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
     args = parser.parse_args()
 
     python_only = args.python or args.fast
-    if python_only and args.only:
-        parser.error("--only names C++ tests: not with --python or --fast")
+    if python_only and (args.only or args.build or args.no_build):
+        parser.error(
+            "--only, --build and --no-build are of the C++ tests, found "
+            "--python or --fast"
+        )
     good = True
     if not python_only:
-        good = run_cpp(args.preset, args.jobs, args.only, args.build)
-    if not args.cpp and not args.only:
+        good = run_cpp(
+            args.preset,
+            args.jobs,
+            args.only,
+            builds=not args.no_build,
+            runs=not args.build,
+        )
+    if not args.cpp and not args.only and not args.build:
         good = run_python(args.jobs, args.fast) and good
     return 0 if good else 1
 

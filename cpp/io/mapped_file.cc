@@ -103,7 +103,7 @@ bool MappedFile::IsInPlace() const {
   return stat(path_.c_str(), &info) == 0 && PlaceOf(info) == place_;
 }
 
-bool MappedFile::Settle() const {
+bool MappedFile::Settle(std::chrono::seconds later) const {
   const Descriptor file(
       open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct timespec now;
@@ -114,7 +114,8 @@ bool MappedFile::Settle() const {
   if (!file.is_open() || clock_gettime(CLOCK_REALTIME, &now) != 0 ||
       !is_same() || !NotesEveryWrite(file.get()) ||
       std::max(Nanoseconds(info.st_mtim), Nanoseconds(info.st_ctim)) >=
-          Nanoseconds(now) - kTickNs) {
+          Nanoseconds(now) + std::chrono::nanoseconds(later).count() -
+              kTickNs) {
     return false;
   }
   // A page that a program has mapped and written to may be written to again

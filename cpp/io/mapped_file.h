@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_IO_MAPPED_FILE_H_
 #define GEMMAKV_IO_MAPPED_FILE_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,7 +37,8 @@ class MappedFile {
   // where that cannot be known: the file was written to a moment ago, or lies
   // in a file system that does not note writes through mappings, or whose
   // times come from another machine. Waits until the disk has the content.
-  bool Settle() const;
+  // Tests ask what it says `later`.
+  bool Settle(std::chrono::seconds later = {}) const;
 
   // Reads [offset, offset + size) into memory, faster than touching its pages
   // one by one does. False if it cannot be read: the file has been truncated,

@@ -57,9 +57,6 @@ target_link_libraries(headers PRIVATE gemmakv::gemmakv)
 
 set(configuration -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX}"
   "-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_REQUIRE_FIND_PACKAGE_gemmakv=ON)
-if(SANITIZE)
-  list(APPEND configuration "-DCMAKE_CXX_FLAGS=-fsanitize=${SANITIZE}")
-endif()
 run("${CMAKE_COMMAND}" -S "${project}" -B "${project}/build" ${configuration})
 run("${CMAKE_COMMAND}" --build "${project}/build")
 

@@ -3,8 +3,10 @@
 
 namespace gkv {
 
-// Everything takes ten times as long then: tests that repeat something repeat
-// it less often.
+// Everything takes ten times as long then, and what is looked for is misuse of
+// memory and of threads: tests that repeat something repeat it less often, and
+// those that compare results compare fewer. CheckedFamilies() and TypesAround()
+// of model/tiny_model.h say with which models.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else

@@ -395,7 +395,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
 
 TEST(KVCacheTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
   uint32_t seed = 1;
-  for (const size_t window : {1, 2, 7, 16, 33, 100}) {
+  for (const size_t window : {1, 7, 16, 100}) {
     if (kSanitized && window % 2 == 0) continue;
     for (const size_t block_tokens : {16, 64}) {
       for (const char* kinds : {"ssfssf", "ssssss", "rrsfrs", "rr", "ff",

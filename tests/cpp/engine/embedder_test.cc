@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sanitized.h"
+#include "base/says.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
 
@@ -26,7 +28,7 @@ std::vector<Tokens> Texts(size_t count, uint32_t seed) {
   std::mt19937 rng(seed);
   std::vector<Tokens> texts;
   for (size_t i = 0; i < count; ++i) {
-    const size_t length = 1 + rng() % 300;
+    const size_t length = 1 + rng() % (kSanitized ? 100 : 300);
     texts.push_back(RandomTokens(length, static_cast<uint32_t>(rng())));
   }
   return texts;
@@ -174,17 +176,14 @@ TEST(GemmaEmbedTest, BadArgumentsAreNamed) {
       (void)gemma->Embed(Spans(texts), options);
     });
   };
-  EXPECT_EQ(error({}), "text 1 has 0 tokens, expected 1 to 1024");
-  EXPECT_EQ(error(Tokens(1025, 5)),
-            "text 1 has 1025 tokens, expected 1 to 1024");
-  EXPECT_EQ(error({5, 97}),
-            "token 1 of text 1 is 97, expected an id in 0..96");
-  EXPECT_EQ(error({5, -1}),
-            "token 1 of text 1 is -1, expected an id in 0..96");
-  EXPECT_EQ(error({5}, {.dim = 32}), "dim is 32, expected 64");
-  EXPECT_EQ(error({5}, {.pooling = Pooling::kLast}),
-            "pooling is stated, expected none: this model is trained for the "
-            "mean");
+  EXPECT_TRUE(Says(error({}), {"text 1", "0 tokens", "1 to 1024"}));
+  EXPECT_TRUE(
+      Says(error(Tokens(1025, 5)), {"text 1", "1025 tokens", "1 to 1024"}));
+  EXPECT_TRUE(Says(error({5, 97}), {"token 1 of text 1", "97", "0..96"}));
+  EXPECT_TRUE(Says(error({5, -1}), {"token 1 of text 1", "-1", "0..96"}));
+  EXPECT_TRUE(Says(error({5}, {.dim = 32}), {"dim", "32", "expected 64"}));
+  EXPECT_TRUE(Says(error({5}, {.pooling = Pooling::kLast}),
+                   {"pooling", "expected none", "mean"}));
 }
 
 TEST(GemmaEmbedTest, AModelThatGeneratesGivesHiddenStatesOnRequest) {
@@ -192,9 +191,8 @@ TEST(GemmaEmbedTest, AModelThatGeneratesGivesHiddenStatesOnRequest) {
     SCOPED_TRACE(family);
     const auto gemma = Load(TinyFamily(family));
     const std::vector<Tokens> texts = Texts(5, 8);
-    EXPECT_EQ(ErrorOf([&] { (void)gemma->Embed(Spans(texts)); }),
-              "this model is not trained to give embeddings: expected one that "
-              "is, or pooling 'mean' or 'last' for its hidden states");
+    EXPECT_TRUE(Says(ErrorOf([&] { (void)gemma->Embed(Spans(texts)); }),
+                     {"embeddings", "pooling", "'mean'", "'last'"}));
     const auto last = gemma->Embed(Spans(texts), {.pooling = Pooling::kLast});
     const auto mean = gemma->Embed(Spans(texts), {.pooling = Pooling::kMean});
     const size_t hidden = gemma->config().hidden_size;
@@ -233,15 +231,13 @@ TEST(GemmaEmbedTest, AModelOfEmbeddingsGeneratesNothing) {
   causal.dense_dim = 0;
   const auto cache = CreateKVCache(TinyConfig(causal));
   const Tokens prompt = {2, 5};
-  const std::string expected =
-      "gemma-embedding makes embeddings of texts and holds no conversation: "
-      "expected embed (a method, and a command of gemmakv), which needs none";
-  EXPECT_EQ(ErrorOf([&] { (void)gemma->Generate(cache, prompt); }), expected);
   float logits[97];
-  EXPECT_EQ(ErrorOf([&] {
-              (void)gemma->StartLogits(cache, prompt, false, logits);
-            }),
-            expected);
+  for (const std::string& error :
+       {ErrorOf([&] { (void)gemma->Generate(cache, prompt); }), ErrorOf([&] {
+          (void)gemma->StartLogits(cache, prompt, false, logits);
+        })}) {
+    EXPECT_TRUE(Says(error, {"gemma-embedding", "expected embed"}));
+  }
   EXPECT_EQ(cache->length(), 0u);
 }
 

@@ -15,7 +15,6 @@
 
 #include "base/error.h"
 #include "base/fork_guard.h"
-#include "base/sanitized.h"
 #include "base/watchdog.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
@@ -107,12 +106,6 @@ bool Throws(const std::function<void()>& call) {
 
 class ForkTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (kSanitized) {
-      GTEST_SKIP() << "a sanitizer's allocator may be locked in the child for "
-                      "ever, by a thread that it does not have";
-    }
-  }
   static std::shared_ptr<Gemma> Load() {
     MemorySource source = TinyTensors(MixedTypes());
     LoadOptions options;

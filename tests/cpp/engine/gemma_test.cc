@@ -29,11 +29,11 @@ class GemmaTest : public ::testing::Test {
  protected:
   static std::shared_ptr<Gemma> Load(size_t threads = 2,
                                      bool profile = false) {
-    MemorySource source = TinyTensors(MixedTypes());
+    MemorySource source = TinyTensors(TypesAround());
     LoadOptions options;
     options.threads = threads;
     options.profile = profile;
-    auto gemma = Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
+    auto gemma = Gemma::FromTensors(TinyConfig(TypesAround()), source, options);
     // Token i reads "<i>".
     std::vector<std::string> texts;
     for (int i = 0; i < 97; ++i) texts.push_back("<" + std::to_string(i) + ">");
@@ -409,7 +409,7 @@ TEST_F(GemmaTest, CachesOfOtherShapesSayWhatDiffers) {
 TEST_F(GemmaTest, CachesOfOtherWeightsAreRefused) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(5, 1), NoStop(2));
-  TinyOptions options = MixedTypes();
+  TinyOptions options = TypesAround();
   options.seed = 2;
   MemorySource source = TinyTensors(options);
   const auto other = Gemma::FromTensors(TinyConfig(options), source, {});

@@ -46,7 +46,7 @@ Outcome OutcomeOf(const std::function<void()>& call) {
 class ReentryTest : public ::testing::Test {
  protected:
   static std::shared_ptr<Gemma> Load(const SchedulerOptions& scheduler = {}) {
-    const TinyOptions tiny = MixedTypes();
+    const TinyOptions tiny = TypesAround();
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;

@@ -40,7 +40,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
  protected:
   void Load(const SchedulerOptions& scheduler = {},
             const std::string& family = "gemma3") {
-    const TinyOptions tiny = MixedTypes(TinyFamily(family));
+    const TinyOptions tiny = TypesAround(TinyFamily(family));
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
@@ -94,6 +94,32 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
 
   static void Wait(const Streams& streams) {
     for (const auto& stream : streams) stream->WaitDone();
+  }
+
+  // The smallest pool, to 4 KiB, of at least `bytes`, in which `run` has room.
+  static std::shared_ptr<BlockPool> LeastPool(
+      size_t bytes,
+      const std::function<void(const std::shared_ptr<BlockPool>&)>& run) {
+    constexpr size_t kStep = 4096;
+    const auto fits = [&](size_t steps) {
+      try {
+        run(BlockPool::Create(bytes + steps * kStep));
+        return true;
+      } catch (const CacheFull&) {
+        return false;
+      }
+    };
+    size_t below = 0, enough = 0;  // has room; the sizes before `below` have not
+    for (; !fits(enough); enough = 2 * enough + 1) below = enough + 1;
+    while (below < enough) {
+      const size_t middle = (below + enough) / 2;
+      if (fits(middle)) {
+        enough = middle;
+      } else {
+        below = middle + 1;
+      }
+    }
+    return BlockPool::Create(bytes + enough * kStep);
   }
 
   std::shared_ptr<BlockPool> pool_ = [] {
@@ -176,7 +202,7 @@ TEST_F(SchedulerTest, HugeLimitsAreNone) {
     options.Validate();
     Load(options);
     std::vector<Gemma::Job> jobs;
-    for (int i = 0; i < (kSanitized ? 80 : 300); ++i) {
+    for (int i = 0; i < (kSanitized ? 70 : 300); ++i) {
       jobs.push_back({NewCache(), {prompt.data(), 5}, NoStop(2)});
     }
     const Streams streams = gemma_->Start(jobs);
@@ -271,6 +297,7 @@ TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
   };
   // A few for each step, and for each one that runs beside it.
   EXPECT_LT(looks_of(50), 100);
+  if (kSanitized) return;  // time, not memory
   EXPECT_LT(looks_of(1000), 100);
 }
 
@@ -378,14 +405,20 @@ TEST_F(SchedulerTest, DeadlinesEndWhatRunsAndWhatWaits) {
   }
   // A stream that nobody reads, too: what it made can still be read.
   Gemma::Job third{waiting, {}, NoStop(900), true};
-  third.deadline = Clock::now() + std::chrono::seconds(2);  // time for two
-  const auto c = gemma_->Start({&third, 1})[0];
-  c->WaitDone();
   Tokens read;
   FinishReason last = FinishReason::kNone;
-  while (const auto event = c->NextEvent()) {
-    if (event->token_id >= 0) read.push_back(event->token_id);
-    last = event->finish_reason;
+  // As much time as it takes for two.
+  for (auto time = std::chrono::milliseconds(20); read.size() < 2; time *= 3) {
+    ASSERT_LT(time, std::chrono::minutes(2));
+    waiting->Truncate(prompt.size());
+    read.clear();
+    third.deadline = Clock::now() + time;
+    const auto c = gemma_->Start({&third, 1})[0];
+    c->WaitDone();
+    while (const auto event = c->NextEvent()) {
+      if (event->token_id >= 0) read.push_back(event->token_id);
+      last = event->finish_reason;
+    }
   }
   EXPECT_EQ(last, FinishReason::kDeadline);
   EXPECT_EQ(read, Tokens(whole.begin(), whole.begin() + 2));
@@ -706,15 +739,9 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
   const Tokens whole =
       gemma_->Generate(NewCache(), prompt, NoStop(150)).token_ids;
   // The least that one needs alone.
-  std::shared_ptr<BlockPool> pool;
-  for (size_t budget = BytesOf(0), done = false; !done; budget += 4096) {
-    pool = BlockPool::Create(budget);
-    try {
-      gemma_->Generate(NewCache(0, pool), prompt, NoStop(150));
-      done = true;
-    } catch (const CacheFull&) {
-    }
-  }
+  const auto pool = LeastPool(BytesOf(0), [&](const auto& some) {
+    gemma_->Generate(NewCache(0, some), prompt, NoStop(150));
+  });
   const auto old = NewCache(0, pool);
   const Gemma::Job job{old, prompt, NoStop(150), true};
   const auto stream = gemma_->Start({&job, 1})[0];
@@ -748,15 +775,9 @@ TEST_F(SchedulerTest, ComesBackWhereItJustFits) {
   const Tokens whole =
       gemma_->Generate(NewCache(), prompt, NoStop(230)).token_ids;
   // The least that one needs alone.
-  std::shared_ptr<BlockPool> pool;
-  for (size_t budget = BytesOf(0), done = false; !done; budget += 4096) {
-    pool = BlockPool::Create(budget);
-    try {
-      gemma_->Generate(NewCache(0, pool), prompt, NoStop(230));
-      done = true;
-    } catch (const CacheFull&) {
-    }
-  }
+  const auto pool = LeastPool(BytesOf(0), [&](const auto& some) {
+    gemma_->Generate(NewCache(0, some), prompt, NoStop(230));
+  });
   const auto cache = NewCache(0, pool);
   const Gemma::Job job{cache, prompt, NoStop(230), true};
   const auto stream = gemma_->Start({&job, 1})[0];
@@ -917,7 +938,7 @@ TEST_P(DrafterTest, CancelledInTheMiddle) {
   }
 }
 
-// Hundreds of requests of each family, many at the same time.
+// Some hundred requests of each family, many at the same time.
 TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
   Load({.always_guess = true}, GetParam());
   // Others with --gtest_shuffle, and others again with each --gtest_repeat.
@@ -925,7 +946,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       31 + static_cast<uint32_t>(
                ::testing::UnitTest::GetInstance()->random_seed()));
   size_t drafted = 0, accepted = 0, by_others = 0;
-  for (size_t round = 0; round < (kSanitized ? 2 : 25); ++round) {
+  for (size_t round = 0; round < (kSanitized ? 2 : 10); ++round) {
     const size_t count = 1 + rng() % 10;
     std::vector<Tokens> prompts;
     std::vector<Gemma::Job> jobs[3];
@@ -988,8 +1009,8 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
     }
   }
   if (kSanitized) return;  // two rounds may be of few tokens
-  EXPECT_GT(accepted, 20u);
-  EXPECT_GT(drafted - accepted, 20u);
+  EXPECT_GT(accepted, 8u);
+  EXPECT_GT(drafted - accepted, 8u);
   EXPECT_GT(by_others, accepted) << "the same was said before";
 }
 
@@ -1043,16 +1064,9 @@ TEST_P(DrafterTest, GuessesFailNoRequestForWantOfRoom) {
     const auto plain = NewCache();
     const GenerateResult expected = gemma_->Generate(plain, prompt, options);
     // The smallest that it fits alone.
-    size_t budget = plain->nbytes();
-    for (bool fits = false; !fits; budget += fits ? 0 : 4096) {
-      try {
-        gemma_->Generate(NewCache(0, BlockPool::Create(budget)), prompt,
-                         options);
-        fits = true;
-      } catch (const CacheFull&) {
-      }
-    }
-    const auto small = BlockPool::Create(budget);
+    const auto small = LeastPool(plain->nbytes(), [&](const auto& some) {
+      gemma_->Generate(NewCache(0, some), prompt, options);
+    });
     Tokens whole = prompt;
     whole.insert(whole.end(), expected.token_ids.begin(),
                  expected.token_ids.end());
@@ -1138,13 +1152,29 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
     }
     return static_cast<int>(idle->CheckpointLengths().size());
   };
-  const size_t least = plain->nbytes();
+  const auto bytes = [&](size_t step) {
+    return plain->nbytes() + step * plain->nbytes() / 40;
+  };
+  constexpr size_t kSteps = 120;
+  // The first budget from `step` on that leaves at least so many.
+  const auto first = [&](size_t step, int wanted) {
+    for (size_t end = kSteps; step < end;) {
+      const size_t middle = (step + end) / 2;
+      if (left(bytes(middle), false) < wanted) {
+        step = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return step;
+  };
+  const size_t fits = first(0, 0), keeps = first(fits, 1);
   size_t taken = 0, kept = 0;
-  for (size_t budget = least; budget < 4 * least && kept < 3;
-       budget += least / 40) {
-    const int expected = left(budget, false);
-    if (expected < 0) continue;
-    EXPECT_EQ(left(budget, true), expected) << budget;
+  for (const size_t step : std::set<size_t>{fits, fits + 1, keeps - 2,
+                                            keeps - 1, keeps, keeps + 1}) {
+    if (step < fits || step > kSteps) continue;
+    const int expected = left(bytes(step), false);
+    EXPECT_EQ(left(bytes(step), true), expected) << step;
     taken += expected == 0;
     kept += expected > 0;
   }
@@ -1310,17 +1340,22 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   EXPECT_EQ(cache->length(), 23u);
   EXPECT_EQ(stream->Result().finish_reason, FinishReason::kCancelled);
   EXPECT_LE(stream->Result().accepted, 3u);
-  // One that is out of time has made its tokens.
-  cache->Truncate(0);
-  Gemma::Job late{cache, prompt, NoStop(8), true};
-  late.drafter =
-      std::make_shared<KnownTokens>(whole, [](size_t) { return true; });
-  late.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(4);
-  stream = gemma_->Start({&late, 1})[0];
-  read(*stream, 1);
-  EXPECT_TRUE(stream->WaitDone(std::chrono::minutes(1)));
+  // One that is out of time has made its tokens, where it had time for them.
+  bool made = false;
+  for (auto time = std::chrono::milliseconds(20); !made; time *= 3) {
+    ASSERT_LT(time, std::chrono::minutes(2));
+    cache->Truncate(0);
+    Gemma::Job late{cache, prompt, NoStop(8), true};
+    late.drafter =
+        std::make_shared<KnownTokens>(whole, [](size_t) { return true; });
+    late.deadline = Clock::now() + time;
+    stream = gemma_->Start({&late, 1})[0];
+    const auto event = stream->NextEvent();
+    EXPECT_TRUE(stream->WaitDone(std::chrono::minutes(1)));
+    made = event && event->token_id >= 0 &&
+           stream->Result().finish_reason == FinishReason::kLength;
+  }
   EXPECT_EQ(stream->Result().token_ids, all.token_ids);
-  EXPECT_EQ(stream->Result().finish_reason, FinishReason::kLength);
   EXPECT_EQ(cache->length(), 28u);
 }
 
@@ -1570,7 +1605,7 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
       57 + static_cast<uint32_t>(
                ::testing::UnitTest::GetInstance()->random_seed()));
   size_t drafted = 0, accepted = 0, with_lookup = 0, errors = 0;
-  for (size_t round = 0; round < (kSanitized ? 3 : 25); ++round) {
+  for (size_t round = 0; round < (kSanitized ? 3 : 10); ++round) {
     const size_t count = 1 + rng() % 8;
     std::vector<Tokens> prompts;
     std::vector<size_t> read;
@@ -1670,8 +1705,8 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
     }
   }
   if (kSanitized) return;  // a few rounds may be of few tokens
-  EXPECT_GT(accepted, 100u);
-  EXPECT_GT(drafted - accepted, 20u);
+  EXPECT_GT(accepted, 40u);
+  EXPECT_GT(drafted - accepted, 10u);
   EXPECT_GT(with_lookup, accepted / 2);
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/sanitized.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
 
@@ -336,8 +337,10 @@ void Stress(const TinyOptions& tiny, KvDtype dtype, size_t num_callers,
   EXPECT_EQ(pool->bytes_in_use(), 0u);
 }
 
+constexpr size_t kSteps = kSanitized ? 24 : 60;
+
 TEST(StressTest, CallersGetWhatTheyGetAlone) {
-  Stress({}, KvDtype::kBF16, 6, 60);
+  Stress({}, KvDtype::kBF16, 6, kSteps);
 }
 
 // Windows of 5: rewinding replays, and replays run into each other.
@@ -345,20 +348,20 @@ TEST(StressTest, CallersGetWhatTheyGetAloneWithAShortWindow) {
   TinyOptions tiny;
   tiny.window = 5;
   tiny.seed = 2;
-  Stress(tiny, KvDtype::kInt8, 6, 60);
+  Stress(tiny, KvDtype::kInt8, 6, kSteps);
 }
 
 TEST(StressTest, CallersGetWhatTheyGetAloneInFloat32) {
-  TinyOptions tiny = MixedTypes();
+  TinyOptions tiny = TypesAround();
   tiny.window = 17;
-  Stress(tiny, KvDtype::kF32, 4, 30);
+  Stress(tiny, KvDtype::kF32, 4, kSteps / 2);
 }
 
 // States instead of keys and values: rewinding goes to checkpoints, or to 0.
 TEST(StressTest, CallersGetWhatTheyGetAloneWithRecurrentLayers) {
-  TinyOptions tiny = MixedTypes(TinyFamily("recurrentgemma"));
+  TinyOptions tiny = TypesAround(TinyFamily("recurrentgemma"));
   tiny.window = 17;
-  Stress(tiny, KvDtype::kBF16, 4, 30);
+  Stress(tiny, KvDtype::kBF16, 4, kSteps / 2);
 }
 
 // A draft that is always right, and one that hardly ever is.
@@ -367,8 +370,8 @@ TEST(StressTest, CallersGetWhatTheyGetAloneWithADraft) {
   tiny.window = 17;
   other.seed = 5;
   other.num_layers = 2;
-  Stress(tiny, KvDtype::kBF16, 4, 12, &tiny);
-  Stress(tiny, KvDtype::kBF16, 4, 12, &other);
+  Stress(tiny, KvDtype::kBF16, 4, kSteps / 5, &tiny);
+  Stress(tiny, KvDtype::kBF16, 4, kSteps / 5, &other);
 }
 
 }  // namespace

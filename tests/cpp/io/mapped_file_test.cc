@@ -169,6 +169,20 @@ TEST(MappedFileTest, DroppingOutsideTheFileIsHarmless) {
   EXPECT_EQ(Content(file), bytes);
 }
 
+// Waits until a write to the file has another time than its last one.
+void AwaitTick(const std::string& path) {
+  const auto time = [](const struct timespec& t) {
+    return std::pair(t.tv_sec, t.tv_nsec);
+  };
+  struct stat info;
+  struct timespec now;
+  do {
+    ASSERT_EQ(stat(path.c_str(), &info), 0);
+    // The clock that the system takes files' times from.
+    ASSERT_EQ(clock_gettime(CLOCK_REALTIME_COARSE, &now), 0);
+  } while (time(now) <= std::max(time(info.st_mtim), time(info.st_ctim)));
+}
+
 TEST(MappedFileTest, AnotherContentIsAnotherIdentity) {
   const TempFile on_disk(Pattern(5000));
   const MappedFile file(on_disk.path());
@@ -176,7 +190,7 @@ TEST(MappedFileTest, AnotherContentIsAnotherIdentity) {
   EXPECT_TRUE(file.IsInPlace());
   EXPECT_NE(MappedFile(TempFile(Pattern(5000)).path()).identity(),
             file.identity());
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  AwaitTick(on_disk.path());
   // The same bytes, and the time put back.
   struct stat before;
   ASSERT_EQ(stat(on_disk.path().c_str(), &before), 0);
@@ -197,38 +211,38 @@ TEST(MappedFileTest, AnotherContentIsAnotherIdentity) {
 TEST(MappedFileTest, SettlesWhenItsTimesAreOld) {
   const TempFile on_disk(Pattern(5000));
   const MappedFile file(on_disk.path());
+  constexpr std::chrono::seconds kLater{3};
   EXPECT_FALSE(file.Settle()) << "another write may have the same time";
-  std::this_thread::sleep_for(std::chrono::milliseconds(2200));
   struct statfs info;
   ASSERT_EQ(statfs(on_disk.path().c_str(), &info), 0);
   constexpr int64_t kExt = 0xEF53, kTmpfs = 0x01021994, kNfs = 0x6969;
   if (info.f_type == kExt) {
-    EXPECT_TRUE(file.Settle());
+    EXPECT_TRUE(file.Settle(kLater));
+    AwaitTick(on_disk.path());
     // A page that was mapped and written to is no longer written to unseen.
     const int fd = open(on_disk.path().c_str(), O_RDWR);
     void* const data = mmap(nullptr, 4096, PROT_WRITE, MAP_SHARED, fd, 0);
     ASSERT_NE(data, MAP_FAILED);
     std::memset(data, 1, 1);
-    EXPECT_FALSE(file.Settle());
+    EXPECT_FALSE(file.Settle(kLater));
     EXPECT_NE(MappedFile(on_disk.path()).identity(), file.identity());
-    std::this_thread::sleep_for(std::chrono::milliseconds(2200));
     const MappedFile later(on_disk.path());
-    EXPECT_TRUE(later.Settle());
+    EXPECT_TRUE(later.Settle(kLater));
+    AwaitTick(on_disk.path());
     std::memset(data, 2, 1);
     EXPECT_NE(MappedFile(on_disk.path()).identity(), later.identity());
     munmap(data, 4096);
     close(fd);
   }
   if (info.f_type == kTmpfs || info.f_type == kNfs) {
-    EXPECT_FALSE(file.Settle());
+    EXPECT_FALSE(file.Settle(kLater));
   }
   const std::filesystem::path memory = "/dev/shm";
   if (!std::filesystem::is_directory(memory)) return;
   const std::string path = memory / ("gemmakv." + std::to_string(getpid()));
   std::ofstream(path) << "x";
   const MappedFile on_tmpfs(path);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2200));
-  EXPECT_FALSE(on_tmpfs.Settle()) << "writes through mappings leave no trace";
+  EXPECT_FALSE(on_tmpfs.Settle(kLater)) << "writes through mappings leave no trace";
   std::filesystem::remove(path);
 }
 

@@ -26,7 +26,9 @@ class ReferenceModel {
 
   // Logits after every position, [tokens][vocab_size].
   std::vector<Row> Logits(const std::vector<int32_t>& tokens) const {
-    std::vector<Row> x = Hidden(tokens);
+    return LogitsOf(Hidden(tokens));
+  }
+  std::vector<Row> LogitsOf(std::vector<Row> x) const {
     const bool tied = !source_.tensors.contains("output.weight");
     for (Row& row : x) {
       row = Multiply(tied ? "token_embd.weight" : "output.weight", row);

@@ -294,6 +294,12 @@ inline TinyOptions MixedTypes(TinyOptions options = {}) {
   return options;
 }
 
+// For tests of what is around the kernels. Under the sanitizers the kernels run
+// in their own tests and in those of the forward pass.
+inline TinyOptions TypesAround(TinyOptions options = {}) {
+  return kSanitized ? options : MixedTypes(std::move(options));
+}
+
 inline ModelConfig TinyConfig(const TinyOptions& options) {
   ModelConfig config;
   config.architecture = options.architecture;

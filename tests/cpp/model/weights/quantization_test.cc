@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/flush_to_zero.h"
+#include "base/says.h"
 #include "gtest/gtest.h"
 #include "io/temp_folder.h"
 #include "model/tiny_model.h"
@@ -58,10 +59,9 @@ TEST(QuantizationTest, NamesOfTargets) {
   EXPECT_EQ(QuantizeTargetFromName("q4_0"), TensorType::kQ4_0);
   EXPECT_EQ(QuantizeTargetFromName("bf16"), TensorType::kBF16);
   for (const char* name : {"", "Q8_0", "q4_k", "f16", "q8_0 "}) {
-    EXPECT_EQ(MessageOf<InvalidArgument>([&] { QuantizeTargetFromName(name); }),
-              std::string("quantize: expected one of q8_0, q5_0, q4_0, bf16; "
-                          "found \"") +
-                  name + "\"");
+    EXPECT_TRUE(Says(
+        MessageOf<InvalidArgument>([&] { QuantizeTargetFromName(name); }),
+        {"quantize", "q8_0, q5_0, q4_0, bf16", StrCat('"', name, '"')}));
   }
 }
 
@@ -91,16 +91,16 @@ TEST(QuantizationTest, WhatMatricesAreKeptAs) {
 
 TEST(QuantizationTest, WhatCannotBeKept) {
   using enum TensorType;
-  EXPECT_EQ(MessageOf<InvalidArgument>([] {
-              (void)KeptType(Matrix("blk.2.ffn_up.weight", kF32, 48), kQ5_0);
-            }),
-            "quantize: tensor blk.2.ffn_up.weight has 48 columns, expected a "
-            "multiple of 32 for Q5_0");
+  EXPECT_TRUE(Says(
+      MessageOf<InvalidArgument>([] {
+        (void)KeptType(Matrix("blk.2.ffn_up.weight", kF32, 48), kQ5_0);
+      }),
+      {"quantize", "blk.2.ffn_up.weight", "48", "multiple of 32", "Q5_0"}));
   EXPECT_EQ(KeptType(Matrix("blk.2.ffn_up.weight", kF32, 48), kBF16), kBF16);
-  EXPECT_EQ(MessageOf<InvalidArgument>([] {
-              (void)KeptType(Matrix("blk.2.ffn_up.weight", kF32), kQ6_K);
-            }),
-            "quantize: expected one of q8_0, q5_0, q4_0, bf16; found Q6_K");
+  EXPECT_TRUE(Says(MessageOf<InvalidArgument>([] {
+                     (void)KeptType(Matrix("blk.2.ffn_up.weight", kF32), kQ6_K);
+                   }),
+                   {"quantize", "q8_0, q5_0, q4_0, bf16", "Q6_K"}));
 }
 
 // What a file that was quantized beforehand would hold.
@@ -274,21 +274,19 @@ TEST(QuantizationTest, NothingToQuantize) {
   const LoadProgress count = [&](size_t, size_t) { ++progress; };
   TempFolder folder;
   PackedReport report;
-  const std::string expected =
-      "quantize: test tensors: nothing to quantize, found matrices of Q4_0, "
-      "Q8_0, expected F32, F16 or BF16";
-  EXPECT_EQ(MessageOf<InvalidArgument>([&] {
-              LoadWeights(TinyConfig(options), source, pool, count,
-                          TensorType::kQ4_0);
-            }),
-            expected);
-  EXPECT_EQ(MessageOf<InvalidArgument>([&] {
-              LoadPackedWeights(
-                  TinyConfig(options), source, pool, count,
-                  {.folder = folder.path(), .quantize = TensorType::kQ4_0},
-                  report);
-            }),
-            expected);
+  for (const std::string& message :
+       {MessageOf<InvalidArgument>([&] {
+          LoadWeights(TinyConfig(options), source, pool, count,
+                      TensorType::kQ4_0);
+        }),
+        MessageOf<InvalidArgument>([&] {
+          LoadPackedWeights(
+              TinyConfig(options), source, pool, count,
+              {.folder = folder.path(), .quantize = TensorType::kQ4_0}, report);
+        })}) {
+    EXPECT_TRUE(Says(message, {"quantize", "test tensors", "Q4_0, Q8_0",
+                               "F32, F16 or BF16"}));
+  }
   EXPECT_EQ(progress, 0u);  // before anything was read
 }
 
@@ -298,12 +296,11 @@ TEST(QuantizationTest, NothingToQuantizeBesideARouter) {
   options.types = {TensorType::kQ8_0};
   MemorySource source = TinyTensors(options);
   ThreadPool pool(1);
-  EXPECT_EQ(MessageOf<InvalidArgument>([&] {
-              LoadWeights(TinyConfig(options), source, pool, {},
-                          TensorType::kQ4_0);
-            }),
-            "quantize: test tensors: nothing to quantize, found matrices of "
-            "Q8_0, expected F32, F16 or BF16");
+  EXPECT_TRUE(Says(MessageOf<InvalidArgument>([&] {
+                     LoadWeights(TinyConfig(options), source, pool, {},
+                                 TensorType::kQ4_0);
+                   }),
+                   {"quantize", "test tensors", "Q8_0", "F32, F16 or BF16"}));
 }
 
 // Every place of a matrix, whatever the thread that meets it.
@@ -342,15 +339,14 @@ TEST(QuantizationTest, ValuesThatCannotBe) {
       };
       for (const bool packed : {false, true}) {
         if (std::isfinite(value)) {
-          EXPECT_EQ(MessageOf<InvalidArgument>([&] { load(packed); }),
-                    "quantize: tensor blk.0.ffn_up.weight has a magnitude of "
-                    "1e+09 in row " +
-                        at + ", which is too large for Q8_0");
+          EXPECT_TRUE(
+              Says(MessageOf<InvalidArgument>([&] { load(packed); }),
+                   {"quantize", "blk.0.ffn_up.weight", "1e+09",
+                    StrCat("row ", at), "Q8_0"}));
         } else {
-          EXPECT_EQ(MessageOf<CorruptFile>([&] { load(packed); }),
-                    "test tensors: tensor blk.0.ffn_up.weight has " +
-                        std::string(found) + " in row " + at +
-                        ", column 5, expected finite values");
+          EXPECT_TRUE(Says(MessageOf<CorruptFile>([&] { load(packed); }),
+                           {"test tensors", "blk.0.ffn_up.weight", found,
+                            StrCat("row ", at), "column 5", "finite"}));
         }
         EXPECT_TRUE(folder.Names().empty());
       }

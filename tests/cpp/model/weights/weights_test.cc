@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/flush_to_zero.h"
+#include "base/sanitized.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -64,7 +65,9 @@ TEST_P(WeightsOfFamilyTest, FingerprintIsOfContentNotOfThreads) {
   const Hash128 expected = Load(source, options).fingerprint;
   EXPECT_EQ(Load(source, options, 3).fingerprint, expected);
   // Any byte of any tensor counts.
+  size_t count = 0;
   for (auto& [name, tensor] : source.tensors) {
+    if (kSanitized && count++ % 8 != 0) continue;
     uint8_t& byte = tensor.bytes[tensor.bytes.size() / 2];
     byte ^= 1;
     EXPECT_NE(Load(source, options).fingerprint, expected) << name;
