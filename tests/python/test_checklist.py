@@ -36,6 +36,7 @@ def _members(module: ast.Module) -> Iterator[ast.stmt]:
             yield from node.body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda p: p.name)
 def test_checklist_09_no_empty_python_test(path: Path) -> None:
     text = path.read_text()

@@ -111,6 +111,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 def test_a_conversation_moves_between_processes(
     redis_url: str, model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_conversation_moves_between_processes(
     assert "Anna" not in say("a", "What is my name?")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["shared", "disk"])
 def test_processes_share_a_text(
     model_path: str, tier: str, tmp_path: Path

@@ -52,6 +52,7 @@ def run_blocks(
     return names
 
 
+@pytest.mark.slow
 def test_readme_python_runs(model_path: str) -> None:
     del model_path
     names = run_blocks(ROOT / "README.md")
@@ -61,6 +62,7 @@ def test_readme_python_runs(model_path: str) -> None:
     assert restored.tokens.tolist() == original.tokens.tolist()
 
 
+@pytest.mark.slow
 def test_readme_shows_what_generate_prints(
     model_path: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -83,6 +85,7 @@ def test_readme_shows_the_first_screen(
     assert re.sub(" +\n", "\n", said) in shown
 
 
+@pytest.mark.slow
 def test_guide_python_runs(model_path: str) -> None:
     del model_path
     names = run_blocks(ROOT / "docs" / "guide.md")
@@ -91,6 +94,7 @@ def test_guide_python_runs(model_path: str) -> None:
     assert chat.turns == 0
 
 
+@pytest.mark.slow
 def test_python_for_newcomers_runs(model_path: str) -> None:
     del model_path
     names = run_blocks(ROOT / "docs" / "coming-from.md")
@@ -100,6 +104,7 @@ def test_python_for_newcomers_runs(model_path: str) -> None:
     assert session.turns == 2
 
 
+@pytest.mark.slow
 def test_clients_python_runs(talker_path: Path, tmp_path: Path) -> None:
     """Of the clients that are installed, against a server of its own."""
     for module in ("openai", "uvicorn", "msgspec"):
@@ -161,6 +166,7 @@ def test_padded_caches_python_runs() -> None:
     assert cache.length.tolist() == [4, 6]
 
 
+@pytest.mark.slow
 def test_verify_python_runs(
     model_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +212,7 @@ def test_speculation_python_runs(
     assert usage.drafted == usage.accepted == 0
 
 
+@pytest.mark.slow
 def test_structured_output_python_runs(model_path: str) -> None:
     del model_path
     pytest.importorskip("llguidance")
@@ -248,6 +255,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.slow
 def test_api_reference_is_up_to_date() -> None:
     pytest.importorskip("griffe", reason="griffe reads the docstrings")
     tool = ROOT / "tools" / "make_api_reference.py"

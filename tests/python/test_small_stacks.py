@@ -39,6 +39,7 @@ def least_kib(folder: Path) -> int:
     raise AssertionError("Python does not run in half a MiB")
 
 
+@pytest.mark.slow
 def test_work_in_small_stacks(folder: Path, least_kib: int) -> None:
     jobs = [name for name in small_stacks.JOBS if name != "python"]
     done = run(folder, least_kib + FOR_THE_CORE_KIB, jobs)

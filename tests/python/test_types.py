@@ -50,6 +50,7 @@ gemma.generate(cache, "a", n=2).text
 """
 
 
+@pytest.mark.slow
 def test_the_package_and_code_that_uses_it(tmp_path: Path) -> None:
     """In one run, which takes as long as the package alone."""
     pytest.importorskip("mypy", reason="needs mypy")

@@ -552,6 +552,7 @@ def test_saved_file_has_usual_permissions(
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.slow
 def test_real_model_window(gemma: Gemma) -> None:
     """Past the window: sliding layers keep it, truncation stays exact."""
     tokens = [2, *(1000 + (17 * i) % 5000 for i in range(699))]

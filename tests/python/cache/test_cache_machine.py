@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 
+
+@pytest.mark.slow
 def test_random_operations() -> None:
     # hypothesis takes a second to import, which collecting tests need not pay.
     from support import cache_machine

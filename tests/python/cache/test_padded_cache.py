@@ -330,6 +330,7 @@ wrong: gemmakv.CacheProtocol = gemmakv.create_kv_cache("gemma3-270m")
 """
 
 
+@pytest.mark.slow
 def test_checklist_08_the_protocol_matches(
     make: Callable[..., Cache], tmp_path: Path
 ) -> None:

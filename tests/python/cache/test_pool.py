@@ -31,6 +31,7 @@ def test_counts_what_caches_hold(tiny: Gemma) -> None:
     assert pool.used_bytes == pool.blocks_in_use == 0
 
 
+@pytest.mark.slow
 def test_a_call_that_has_returned_holds_nothing(tiny: Gemma) -> None:
     pool = BlockPool()
     a, b = (create_kv_cache(tiny.config, pool=pool) for _ in range(2))

@@ -136,6 +136,7 @@ def check_contract(store: _core.RemoteStore) -> None:
     assert calls["failures"] == calls["timeouts"] == calls["opened"] == 0
 
 
+@pytest.mark.slow
 def test_redis_keeps_what_is_put(redis_server: tier.Server) -> None:
     check_contract(
         open_remote(
@@ -144,6 +145,7 @@ def test_redis_keeps_what_is_put(redis_server: tier.Server) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["memory:///", "file://{folder}/objects"])
 def test_objects_keep_what_is_put(url: str, tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the client")
@@ -152,6 +154,7 @@ def test_objects_keep_what_is_put(url: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_s3_keeps_what_is_put(
     s3_server: tier.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +185,7 @@ def test_redis_values_expire_unless_they_are_used(
     ]
 
 
+@pytest.mark.slow
 def test_redis_killed_and_back(redis_server: tier.Server) -> None:
     patient = redis_tier(redis_server.port, timeout_s=20)
     tier.put(patient, 1, 1000)
@@ -238,6 +242,7 @@ def test_redis_killed_at_any_moment(redis_server: tier.Server) -> None:
         redis_server.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["allkeys-lru", "noeviction"])
 def test_redis_full(tmp_path: Path, policy: str) -> None:
     pytest.importorskip("redis", reason="the client")
@@ -335,6 +340,7 @@ def test_what_is_no_redis_is_dead(behave: Callable[..., None]) -> None:
         impostor.close()
 
 
+@pytest.mark.slow
 def test_s3_paused_dead_and_without_objects(
     s3_server: tier.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +367,7 @@ def test_s3_paused_dead_and_without_objects(
     assert_dead(s3_tier("bucket"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "behave", tier.HTTP_IMPOSTORS, ids=lambda behave: behave.__name__
 )
@@ -386,6 +393,7 @@ def test_what_is_no_s3_gives_nothing(
         impostor.close()
 
 
+@pytest.mark.slow
 def test_clear_says_what_stays(tiny_path: Path) -> None:
     """Of a remote store: one without the method, one that fails, one that
     does not answer."""
@@ -506,6 +514,7 @@ def test_views_outlive_the_call() -> None:
     assert all(view.readonly for _, view in kept)
 
 
+@pytest.mark.slow
 def test_an_object_that_hangs() -> None:
     gate = threading.Event()
 
@@ -613,6 +622,7 @@ exec(last)
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_with_calls_in_flight() -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXITS.format(path=sys.path)],

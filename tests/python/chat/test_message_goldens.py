@@ -58,6 +58,7 @@ def render(templates: dict[str, FileTemplate]) -> Renders:
     return text
 
 
+@pytest.mark.slow
 def test_stored(render: Renders, golden: Path) -> None:
     stored = (golden / "messages.txt").read_text("utf-8").split()
     cases = list(conversations())

@@ -41,6 +41,7 @@ def session(tiny: Gemma, request: pytest.FixtureRequest) -> Session:
 # ---- The real model ----
 
 
+@pytest.mark.slow
 def test_sensible_turns_of_the_base_model(gemma: Gemma) -> None:
     session = Session(gemma)
     replies = [
@@ -78,6 +79,7 @@ def test_sensible_turns_of_the_base_model(gemma: Gemma) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_way_gives_the_same_bits_on_the_real_model(
     gemma: Gemma,
 ) -> None:

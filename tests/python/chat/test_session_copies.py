@@ -158,6 +158,7 @@ class Counting(io.RawIOBase):
         return taken
 
 
+@pytest.mark.slow
 def test_saving_takes_no_second_copy(gemma: Gemma) -> None:
     session = Session(gemma, capacity_tokens=2048)
     session.send("count " * 600, max_tokens=1)

@@ -242,6 +242,7 @@ def test_parts_stay_parts() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_messages_take_no_longer_each() -> None:
     """Of one role: texts are not copied again for each that joins them."""
     for content in ("long " * 400, [{"type": "text", "text": "long " * 400}]):

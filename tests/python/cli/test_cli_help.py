@@ -84,6 +84,7 @@ def test_root_page_says_how_to_get_a_model(cli: RunCli) -> None:
     assert bare.stdout.decode().rstrip() == page.rstrip()
 
 
+@pytest.mark.slow
 def test_no_model(cli: RunCli, tmp_path: Path) -> None:
     result = cli("generate", "Hello")
     assert_fails(
@@ -196,6 +197,7 @@ complete_line() {
 """
 
 
+@pytest.mark.slow
 @needs_bash
 def test_bash_completes(folder: Path, on_path: dict[str, str]) -> None:
     del folder
@@ -213,6 +215,7 @@ def test_bash_completes(folder: Path, on_path: dict[str, str]) -> None:
     assert [one.split() for one in answers[:-1]] == [*lines.values()]
 
 
+@pytest.mark.slow
 @needs_bash
 def test_bash_installs(on_path: dict[str, str], tmp_path: Path) -> None:
     output = in_bash("gemmakv --install-completion; true", on_path)

@@ -49,6 +49,7 @@ def test_stdout_is_closed(command: str) -> None:
     assert "stdout is closed" in one_line(result)
 
 
+@pytest.mark.slow
 def test_stderr_is_closed(talker_path: Path) -> None:
     line = f"exec $GEMMAKV chat -m {talker_path} --max-tokens 3 2>&-"
     result = shell(line, b"hello\n/list\n")
@@ -80,6 +81,7 @@ def test_a_device_is_no_model(cli: RunCli, model: str) -> None:
     assert f"{model}: expected a regular file" in one_line(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_other_encodings(encoding: str, talker_path: Path) -> None:
     line = f"exec $GEMMAKV chat -m {talker_path} --max-tokens 3"

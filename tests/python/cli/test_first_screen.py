@@ -307,6 +307,7 @@ def test_the_commands_can_be_typed(
     assert all(line.startswith(command) for line in told)
 
 
+@pytest.mark.slow
 def test_the_demo_model_does_well_with_it(gemma: gemmakv.Gemma) -> None:
     session = gemmakv.Session(gemma, options={"max_tokens": 16})
     for question, city in zip(

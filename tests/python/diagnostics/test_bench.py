@@ -145,6 +145,7 @@ def test_rows_stand_beside_the_limits(
         assert row.share == pytest.approx(row.limit / row.value)
 
 
+@pytest.mark.slow
 def test_the_machine_is_measured(tiny_path: Path) -> None:
     """With nothing put in its place."""
     measured = bench.Bench(str(tiny_path), 1, False, None)

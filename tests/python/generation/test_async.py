@@ -660,6 +660,7 @@ def test_a_stream_may_move_to_another_loop(tiny: Gemma, cache: KVCache) -> None:
     assert ids == g.token_ids
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_closed_while_calls_run(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config)
     other = create_kv_cache(slow.config)
@@ -708,6 +709,7 @@ def test_no_threads_wait(tiny: Gemma) -> None:
     assert most <= before
 
 
+@pytest.mark.slow
 def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 8192)
     for call in ("generate", "agenerate"):

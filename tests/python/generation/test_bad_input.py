@@ -110,6 +110,7 @@ def test_tiny_file_cut_anywhere(tiny_path: Path, tmp_path: Path) -> None:
             one_line(caught.value)
 
 
+@pytest.mark.slow
 def test_flipped_header_bytes(tiny_path: Path, tmp_path: Path) -> None:
     header = header_bytes(str(tiny_path)) + 4096
     rng = random.Random(3)

@@ -98,6 +98,7 @@ def test_nothing_else_changes(
         guessed.truncate(len(guessed) // 2)
 
 
+@pytest.mark.slow
 def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
     drafting = large_one(tiny, draft=small)
     assert drafted(drafting) > 0
@@ -109,6 +110,7 @@ def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
     assert drafted(tenant) > 0
 
 
+@pytest.mark.slow
 def test_a_call_may_bring_its_own(large: Gemma, small: Gemma) -> None:
     assert drafted(large, draft=small) > 0
     said = large.generate(new(large), TEXT, speculate="off", **SAME)
@@ -141,6 +143,7 @@ def test_many_at_once(drafting: Gemma) -> None:
     guesses.check_many_at_once(say, "draft")
 
 
+@pytest.mark.slow
 def test_it_lives_as_long_as_the_model(tiny: Gemma, small_path: Path) -> None:
     draft = Gemma.load(small_path, prefix_cache=False)
     gemma = large_one(tiny, draft=draft)

@@ -326,6 +326,7 @@ def test_batch_equals_single_calls(tiny: Gemma) -> None:
         assert batch[i].tokens.tolist() == cache.tokens.tolist()
 
 
+@pytest.mark.slow
 def test_greedy_rows_of_a_batch_equal_single_calls(gemma: Gemma) -> None:
     """A step of many greedy rows leaves out what cannot win."""
     prompts = [f"Chapter {i}. It was a cold" for i in range(12)]
@@ -376,6 +377,7 @@ def has_run(model: Gemma) -> Callable[[], bool]:
     return lambda: model._engine.steps > before + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["generate", "batch", "n", "progress"])
 def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
     first, second = caches_of(endless, 2)

@@ -290,6 +290,7 @@ SLOW = Grammar.json_schema(
 )
 
 
+@pytest.mark.slow
 def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
     trials = tiny._compiler._trials
     assert not trials.passes(SLOW, 0.1)
@@ -474,6 +475,7 @@ def test_without_llguidance(
         tiny.generate(new(tiny), "Go", grammar=Grammar.regex("never seen"))
 
 
+@pytest.mark.slow
 def test_real_model(gemma: gemmakv.Gemma) -> None:
     for name in ("nested", "date"):
         said = gemma.generate(

@@ -164,6 +164,7 @@ def test_a_long_life_takes_no_more_memory(tiny_path: Path) -> None:
 # ---- By counting blocks ----
 
 
+@pytest.mark.slow
 def test_closing_a_fork_leaves_the_other_its_blocks(tiny: Gemma) -> None:
     with create_kv_cache(tiny.config) as cache:
         tiny.generate(cache, "the " * 20, max_tokens=1)
@@ -230,6 +231,7 @@ def _fail(gemma: Gemma, cache: KVCache, how: str) -> None:
         stream.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["generate", "agenerate", "batch", "stream", "result"]
 )
@@ -373,6 +375,7 @@ def test_a_step_does_not_wait_for_itself(talker_path: Path) -> None:
     lives_through(READS_INSIDE, talker_path)
 
 
+@pytest.mark.slow
 def test_a_failed_stream_fails_as_often_as_it_is_asked(tiny: Gemma) -> None:
     stream = tiny.stream(
         create_kv_cache(tiny.config), "a", logits_processor=_refuse
@@ -515,6 +518,7 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
     again.send("two", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_closing_a_model_frees_its_own_prefix_cache(tiny_path: Path) -> None:
     """It stayed for as long as the object, up to 1 GiB that nothing found."""
     pool = BlockPool()

@@ -56,6 +56,7 @@ def test_close_leaves_a_tier_that_hangs(tiny_path: Path) -> None:
     remote.go.set()
 
 
+@pytest.mark.slow
 def test_close_leaves_a_redis_that_hangs(tiny_path: Path) -> None:
     pytest.importorskip("redis", reason="the client")
     impostor = remote_tier.Impostor(remote_tier.hang)
@@ -108,6 +109,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_the_interpreter_ends(tiny_path: Path, how: str) -> None:
     """Neither a call that never returns nor its thread keeps it."""
@@ -142,6 +144,7 @@ def _child(model: Gemma, expected: gemmakv.Generation) -> int:
     return 7
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_ram_alone(
     tiny_path: Path, tmp_path: Path
 ) -> None:

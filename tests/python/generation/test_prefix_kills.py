@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["disk", "memory"])
 def test_answers_survive_kills(place: str, tmp_path: Path) -> None:
     above = str(tmp_path) if place == "disk" else "/dev/shm"
@@ -33,6 +34,7 @@ def test_answers_survive_kills(place: str, tmp_path: Path) -> None:
     assert report.cached_tokens > 0, "nothing ever came from the tier"
 
 
+@pytest.mark.slow
 def test_processes_die_at_the_moment_that_is_asked_for(tmp_path: Path) -> None:
     """One after the other: what the tier does is seen by the system calls that
     it does it with."""

@@ -13,6 +13,7 @@ from support.tools import tool
 soak = tool("soak")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", family_models.FAMILIES)
 def test_nothing_is_left(
     family: str, tiny: gemmakv.Gemma, tmp_path: Path

@@ -107,6 +107,7 @@ def test_tensors_packed_files_and_threads_give_the_same(
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_each_part_of_a_drafter_counts(pair: Pair, folder: Path) -> None:
     stated = gemmakv.Gemma.load(folder, packed_cache=False).config.arguments()
     del stated["name"]

@@ -29,6 +29,7 @@ from support.golden_checks import (
 from support.golden_models import Golden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_files_are_the_same_model(name: str, tmp_path: Path) -> None:
     golden = golden_of(name)

@@ -49,6 +49,7 @@ def test_files_give_the_reference_s_logits(name: str, tmp_path: Path) -> None:
     assert difference(reference_of(name), logits) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GGUF_NAMES)
 def test_each_key_counts(name: str, tmp_path: Path) -> None:
     meta = metadata_of(config_of(name))

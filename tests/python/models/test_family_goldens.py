@@ -79,6 +79,7 @@ def _traits(golden: Golden) -> Iterator[str]:
 # ---- The goldens would notice.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_part_of_the_model_counts(name: str) -> None:
     golden = golden_of(name)

@@ -31,6 +31,7 @@ def test_every_tensor_is_needed(family: str) -> None:
         assert f"{name} is missing" in refused(config, rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_and_types(family: str) -> None:
     config = family_models.config(family)

@@ -379,6 +379,7 @@ def test_damaged_content(fake: FakeHub) -> None:
     assert Path(models.resolve("org/repo")).read_bytes() == DATA
 
 
+@pytest.mark.slow
 @needs_hub
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_process_resumes(
@@ -648,6 +649,7 @@ def test_command_line(
     assert line.count("\n") == 1 and "HTTP 500" in line
 
 
+@pytest.mark.slow
 def test_missing_package(
     cli: RunCli, tmp_path: Path
 ) -> None:

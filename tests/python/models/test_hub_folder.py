@@ -338,6 +338,7 @@ def test_load(fake: FakeHub, tmp_path: Path) -> None:
     assert gemma.generate(cache, "the", max_tokens=3).token_ids
 
 
+@pytest.mark.slow
 @needs_hub
 def test_killed_process_resumes(
     server: FakeHub, tmp_path: Path, cli: RunCli

@@ -553,6 +553,7 @@ def test_gguf_files_of_any_name(tiny_path: Path, tmp_path: Path) -> None:
     assert caught.value.filename == path
 
 
+@pytest.mark.slow
 def test_no_header_crashes(model: Path) -> None:
     """Random damage to the header: loaded, or refused in one line."""
     from hypothesis import given, settings
@@ -581,6 +582,7 @@ def test_no_header_crashes(model: Path) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_no_config_crashes(masters: dict[str, Path]) -> None:
     """Any value for any key of any family: loaded, or refused in one line."""
     from hypothesis import given, settings

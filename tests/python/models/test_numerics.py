@@ -10,6 +10,7 @@ from gemmakv import _core, cpu_info
 from support import golden_numerics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", cpu_info()["targets"])
 def test_the_bits_are_those_of_the_numerics_version(
     target: str, tmp_path: Path

@@ -341,6 +341,7 @@ def test_other_shapes_look_like_nothing(tmp_path: Path) -> None:
         Gemma.load(tiny_gguf.write(tmp_path / "m.gguf"))
 
 
+@pytest.mark.slow
 def test_a_load_warns(model_path: str, tmp_path: Path) -> None:
     """The real model, whose file states another base."""
 
@@ -357,6 +358,7 @@ def test_a_load_warns(model_path: str, tmp_path: Path) -> None:
     assert warning.filename == __file__
 
 
+@pytest.mark.slow
 def test_the_real_model_in_ollamas_form(
     model_path: str, gemma: Gemma, tmp_path: Path
 ) -> None:

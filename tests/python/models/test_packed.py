@@ -143,6 +143,7 @@ def test_damaged_matrix_gives_no_token(
     assert _logits(again).tobytes() == _logits(first).tobytes()
 
 
+@pytest.mark.slow
 def test_source_changed_in_place_is_noticed(
     tiny_path: Path, tmp_path: Path
 ) -> None:
@@ -307,6 +308,7 @@ def _mapping(pid: int) -> dict[str, int]:
     return sums
 
 
+@pytest.mark.slow
 def test_processes_share_one_copy(tiny_path: Path, tmp_path: Path) -> None:
     processes = [_start(tiny_path, tmp_path) for _ in range(3)]
     lines = [(process.stdout or sys.stdin).readline() for process in processes]
@@ -340,6 +342,7 @@ def test_killed_writer_is_no_obstacle(tiny_path: Path, tmp_path: Path) -> None:
     assert [file.complete for file in packed.files(tmp_path)] == [True]
 
 
+@pytest.mark.slow
 def test_real_model(model_path: str, tmp_path: Path) -> None:
     def last(gemma: gemmakv.Gemma) -> bytes:
         cache = gemmakv.create_kv_cache(gemma.config)

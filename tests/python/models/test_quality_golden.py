@@ -103,6 +103,7 @@ def long_run(gemma: gemmakv.Gemma) -> LongRun:
     return LongRun(log_probs, best)
 
 
+@pytest.mark.slow
 def test_argmax_follows_the_oracle_where_it_is_clear(
     gemma: gemmakv.Gemma,
     long_run: LongRun,
@@ -127,6 +128,7 @@ def test_argmax_follows_the_oracle_where_it_is_clear(
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 def test_float32_weights_follow_the_oracle_everywhere(
     gemma: gemmakv.Gemma, model_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -385,6 +385,7 @@ def test_verify(cli: RunCli, tiny_path: Path) -> None:
     assert document["quantize"] == "q5_0"
 
 
+@pytest.mark.slow
 def test_bench(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # One measurement will do: what each of them is has tests of its own.
     monkeypatch.setattr(
@@ -414,6 +415,7 @@ def test_bad_names_on_the_command_line(cli: RunCli, command: str) -> None:
     assert "found 'q4_k'" in line
 
 
+@pytest.mark.slow
 def test_real_model(model_path: str, tmp_path: Path) -> None:
     """Six of its layers and some of its vocabulary, of its values and widths:
     they lie on the levels of other types, so that many are ties.
@@ -443,6 +445,7 @@ def test_real_model(model_path: str, tmp_path: Path) -> None:
     assert _payload(tmp_path / "a") == _payload(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_the_tool_takes_types_in_small_letters(tmp_path: Path) -> None:
     """They ended in a traceback, as did types that it cannot write."""
 

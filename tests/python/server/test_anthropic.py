@@ -34,6 +34,7 @@ def text_of(found: Message) -> str:
     return block.text
 
 
+@pytest.mark.slow
 def test_reply_is_what_chat_gives(app: App, shared: gemmakv.Gemma) -> None:
     expected = shared.chat(USER, temperature=1, seed=5, max_tokens=6)
     found = message(app)

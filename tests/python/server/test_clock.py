@@ -193,6 +193,7 @@ class Kept:
         return cached
 
 
+@pytest.mark.slow
 def test_servers_whose_clock_jumps(
     start: Callable[..., ServerProcess], clock: JumpingClock, tmp_path: Path
 ) -> None:

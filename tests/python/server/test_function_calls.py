@@ -63,6 +63,7 @@ def script(reply: str) -> str:
     return gemma4_files.script(reply)
 
 
+@pytest.mark.slow
 def test_openai(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     body: dict[str, Any] = {"messages": USER, "tools": TOOLS}
     found = post(app, "/v1/chat/completions", body).json()["choices"][0]

@@ -63,6 +63,7 @@ def all_at_once(app: App, count: int, stream: bool = False) -> list[str]:
     return in_loop(app, main)
 
 
+@pytest.mark.slow
 def test_requests_give_way_where_memory_is_full(talker_path: Path) -> None:
     gemma = gemmakv.Gemma.load(talker_path)
     plenty = make_app(gemma, max_model_len=CONTEXT)
@@ -82,6 +83,7 @@ def test_requests_give_way_where_memory_is_full(talker_path: Path) -> None:
         assert gave_way > before
 
 
+@pytest.mark.slow
 def test_what_has_ended_holds_no_memory(
     talker_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_errors_are_as_they_are_said(keyed: App) -> None:
     assert allowed.status_code == 200
 
 
+@pytest.mark.slow
 def test_schemathesis(kept: App) -> None:
     """No 5xx, and every answer conforms, of all that it makes up."""
     schemathesis = pytest.importorskip(

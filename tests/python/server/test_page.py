@@ -167,6 +167,7 @@ def session(server: ServerProcess, id: str) -> dict[str, Any]:
     return dict(httpx.get(f"{server.url}/v1/sessions/{id}").json())
 
 
+@pytest.mark.slow
 def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     page = tab()
     page.get_by_label("What the model is told first").fill("Be brief.")
@@ -209,6 +210,7 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     expect(page.locator("#told p")).to_have_text("Be brief.")
 
 
+@pytest.mark.slow
 def test_fork_edit_rewind_compare(tab: Tab, server: ServerProcess) -> None:
     page = tab()
     id = begun(page, "first", "second", "third")
@@ -304,6 +306,7 @@ def test_fork_edit_rewind_compare(tab: Tab, server: ServerProcess) -> None:
     expect(page.locator("#error")).to_contain_text("Turn 1 of edited.json was")
 
 
+@pytest.mark.slow
 def test_stop(tab: Tab, server: ServerProcess) -> None:
     page = tab(allowed=(409,))  # until the server is done with it
     id = begun(page, "one")
@@ -411,6 +414,7 @@ def test_streamed_thoughts(tab: Tab) -> None:
     expect(page.get_by_label("Your message")).to_have_value("Is it?")
 
 
+@pytest.mark.slow
 def test_two_tabs(tab: Tab, server: ServerProcess) -> None:
     one = tab()
     id = begun(one, "hello")
@@ -434,6 +438,7 @@ def test_two_tabs(tab: Tab, server: ServerProcess) -> None:
         expect(two.get_by_label("Your message")).to_have_value("me too")
 
 
+@pytest.mark.slow
 def test_another_browser_went_on(tab: Tab, server: ServerProcess) -> None:
     """Nobody answers to what they have not seen."""
     one = tab()
@@ -492,6 +497,7 @@ def test_sent_where_the_server_fails_at_first(
     expect(message).to_have_value("")
 
 
+@pytest.mark.slow
 def test_keyboard_alone(tab: Tab) -> None:
     page = tab()
     keys = page.keyboard
@@ -583,6 +589,7 @@ def wide(page: Any) -> bool:
     ))
 
 
+@pytest.mark.slow
 def test_narrow(tab: Tab) -> None:
     page = tab(viewport={"width": 360, "height": 740})
     say(page, "x" * 300 + " " + LONG)
@@ -648,6 +655,7 @@ NAMELESS = """() => [...document.querySelectorAll(
   .map((one) => one.outerHTML)"""
 
 
+@pytest.mark.slow
 def test_colors_and_names(tab: Tab) -> None:
     # Without motion a color is there at once.
     page = tab(color_scheme="dark", reduced_motion="reduce")
@@ -673,6 +681,7 @@ def test_colors_and_names(tab: Tab) -> None:
     assert page.evaluate("localStorage.length") == 0
 
 
+@pytest.mark.slow
 def test_plots(tab: Tab) -> None:
     page = tab()
     page.get_by_role("button", name="Server").click()
@@ -697,6 +706,7 @@ def test_plots(tab: Tab) -> None:
     expect(page.locator("#plots")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_keys_and_nothing_kept(
     tab: Tab, talker_path: Path, tmp_path: Path
 ) -> None:
@@ -768,6 +778,7 @@ def test_errors_are_a_line(tab: Tab) -> None:
     expect(alert).to_contain_text("there is no 'sess_none'")
 
 
+@pytest.mark.slow
 def test_server_goes_and_comes(
     tab: Tab, talker_path: Path, tmp_path: Path
 ) -> None:
@@ -857,6 +868,7 @@ def test_damaged_site_data_are_nothing(
     assert not errors
 
 
+@pytest.mark.slow
 def test_any_text_may_begin_a_conversation(
     tab: Tab, server: ServerProcess
 ) -> None:

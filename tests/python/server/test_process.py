@@ -488,6 +488,7 @@ def test_drain_has_an_end(talker_path: Path, number: signal.Signals) -> None:
     assert "Traceback" not in own.log
 
 
+@pytest.mark.slow
 def test_second_signal_is_immediate(talker_path: Path) -> None:
     """It ends the process, whatever runs."""
     with (
@@ -548,6 +549,7 @@ def test_the_end_comes_before_a_body(shared: gemmakv.Gemma) -> None:
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_no_room_for_a_connection(talker_path: Path) -> None:
     """The event loop tried again a thousand times at once, and logged each
     with a traceback: gigabytes an hour.
@@ -748,6 +750,7 @@ def test_loading_fails() -> None:
         httpx.get(url + "/health")
 
 
+@pytest.mark.slow
 def test_slow_headers(shared: gemmakv.Gemma) -> None:
     """A connection that sends its headers drop by drop is closed."""
 
@@ -768,6 +771,7 @@ def test_slow_headers(shared: gemmakv.Gemma) -> None:
     serve_settings(client, shared, limits=Limits(header_s=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path, more", [
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 20}),
     ("/v1/responses", {"input": "x", "top_logprobs": 20}),

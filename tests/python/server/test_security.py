@@ -429,6 +429,7 @@ def values() -> Any:
     )
 
 
+@pytest.mark.slow
 @needs("hypothesis")
 def test_never_a_500(app: App) -> None:
     from hypothesis import given, settings

@@ -68,6 +68,7 @@ def replies(server: ServerProcess, session: str) -> list[str]:
     return [turn["reply"]["content"] for turn in turns]
 
 
+@pytest.mark.slow
 def test_killed(talker_path: Path, tmp_path: Path) -> None:
     """After the last event nothing is lost, whenever the process dies. Of a
     turn that runs then nothing is kept, and the session is free before long.
@@ -151,6 +152,7 @@ def kill_among_many(server: ServerProcess) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with (
@@ -176,6 +178,7 @@ def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
         assert parents == [None, *[turn["id"] for turn in turns[:-1]]]
 
 
+@pytest.mark.slow
 def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
 

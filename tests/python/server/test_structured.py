@@ -155,6 +155,7 @@ def test_hostile_schema_stalls_nobody(
     assert codes[0] == 200 and codes[1] in (200, 400)
 
 
+@pytest.mark.slow
 def test_streams_go_on_while_one_takes_all_its_time(
     shared: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_serves(talker_path: Path, tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_workers_serve(talker_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with ServerProcess(

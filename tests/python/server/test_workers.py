@@ -228,6 +228,7 @@ def test_killed_worker(running: ServerProcess) -> None:
     until(lambda: metric(server, name) == count)
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_replaced(running: ServerProcess) -> None:
     """Connections that it had taken waited for it for ever."""
     before = both(running)
@@ -437,6 +438,7 @@ def test_ready_when_the_supervisor_is_gone() -> None:
         assert theirs.recv(8) == b""
 
 
+@pytest.mark.slow
 def test_sessions_removed(
     start: Servers, tmp_path: Path
 ) -> None:
@@ -461,6 +463,7 @@ def test_sessions_removed(
     assert server.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, everybody",
     [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True)],
@@ -510,6 +513,7 @@ def ask(server: ServerProcess) -> int | str:
     return answer.status
 
 
+@pytest.mark.slow
 def test_second_signal(start: Servers) -> None:
     server = start()
     pids = both(server)
@@ -522,6 +526,7 @@ def test_second_signal(start: Servers) -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.slow
 def test_supervisor_killed(start: Servers) -> None:
     """Workers alone would hold the port for ever."""
     server = start()
@@ -593,6 +598,7 @@ def test_merged() -> None:
     assert merged([""]) == merged([]) == "\n"
 
 
+@pytest.mark.slow
 def test_pinned_workers_have_their_own_processors(
     start: Servers,
 ) -> None:
@@ -632,6 +638,7 @@ def test_pinned_workers_have_their_own_processors(
     assert answer.status_code == 200
 
 
+@pytest.mark.slow
 def test_more_pinned_threads_than_processors(talker_path: Path) -> None:
     there = len(os.sched_getaffinity(0))
     asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)

@@ -173,6 +173,7 @@ def test_texts_begin_without_a_space(family: str, tmp_path: Path) -> None:
     assert library.encode("the") == omits.tokenizer.encode("the")
 
 
+@pytest.mark.slow
 def test_the_real_vocabulary_without_the_key(
     model_path: str, tmp_path: Path
 ) -> None:

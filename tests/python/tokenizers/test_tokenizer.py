@@ -85,6 +85,7 @@ def skip_long_runs(tokenizer: Tokenizer, text: str) -> None:
         pytest.skip("a longer run of spaces than a token has")
 
 
+@pytest.mark.slow
 def test_long_runs_of_spaces(tokenizers: dict[str, Tokenizer]) -> None:
     # Longer ones than any token: SentencePiece takes the longest token first,
     # the merges of a tokenizer.json put halves together.
@@ -100,6 +101,7 @@ MARKED = [case for case in CASES if MARKS & {*case["ids"]}]
 PLAIN = [case for case in CASES if case not in MARKED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: ascii(case["text"]))
 def test_ids_equal_llama_cpp(tokenizer: Tokenizer, case: dict) -> None:
     skip_long_runs(tokenizer, case["text"])

@@ -354,6 +354,7 @@ def test_damaged_model(tmp_path: Path, data: bytes) -> None:
     assert "tokenizer.model: " in text
 
 
+@pytest.mark.slow
 def test_every_damage_of_a_model_is_seen_or_harmless(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tokenizer_files.write(tmp_path, ROWS, "model")
@@ -499,6 +500,7 @@ def test_damaged_json(tmp_path: Path) -> None:
         assert "tokenizer.json: " in text
 
 
+@pytest.mark.slow
 def test_every_damage_of_json_is_seen_or_harmless(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs tokenizers")
     tokenizer_files.write(tmp_path, ROWS, "json")

@@ -346,6 +346,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """What a process has said is written is there, whole, after kill -9."""
     said, whole = 0, -1  # of the last process; the session that it has left
