@@ -375,6 +375,9 @@ void CollectCalls(PyHeapTypeObject* heap_type) {
 }
 
 // None if it would have to wait and there is a bell, which rings then.
+// With a bell it waits for nothing. Without one, what is not streamed has ended
+// when it returns: so a KeyboardInterrupt, which Python raises between any two of
+// its own steps, never comes while the caches are in use.
 std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
                           const std::vector<TokenArray>& prompts,
@@ -382,7 +385,8 @@ std::optional<Call> Start(Gemma& gemma,
                           bool streamed, Bell* bell,
                           const std::vector<bool>& optional_bos,
                           const std::vector<std::vector<size_t>>& boundaries,
-                          const std::vector<py::object>& constraints) {
+                          const std::vector<py::object>& constraints,
+                          const Progress& progress) {
   const std::vector<Gemma::Job> jobs = JobsOf(
       caches, prompts, options, optional_bos, boundaries, constraints, streamed);
   const GilReleased no_gil;
@@ -391,7 +395,11 @@ std::optional<Call> Start(Gemma& gemma,
                         : gemma.TryStart(jobs, bell->Look(), bell->ring());
   if (streams.empty()) return std::nullopt;
   Call call(std::move(streams), streamed);
-  if (bell != nullptr) call.Watch(*bell);
+  if (bell != nullptr) {
+    call.Watch(*bell);
+  } else if (!streamed) {
+    call.Wait(progress);
+  }
   return call;
 }
 
@@ -682,7 +690,11 @@ void RegisterGemma(py::module_& module) {
            py::arg("optional_bos") = std::vector<bool>(),
            py::arg("boundaries") = std::vector<std::vector<size_t>>(),
            py::arg("constraints") = std::vector<py::object>(),
-           "None, without waiting, if a cache is in use and there is a bell.")
+           py::arg("progress") = py::none(),
+           "None, without waiting, if a cache is in use and there is a bell. "
+           "Without a bell, what is not streamed has ended, and "
+           "`progress(tokens, ended)` is called now and then; what it raises "
+           "undoes the call.")
       .def_property_readonly("embedding_dims",
                              [](const Gemma& gemma) {
                                return EmbeddingDims(gemma.config());

@@ -418,6 +418,7 @@ class Engine:
         optional_bos: Sequence[bool] = ...,
         boundaries: Sequence[Sequence[int]] = ...,
         constraints: Sequence[Any] = ...,
+        progress: Callable[[int, bool], object] | None = None,
     ) -> Call | None: ...
     embedding_dims: Final[list[int]]
     def embed(

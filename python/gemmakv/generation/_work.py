@@ -65,8 +65,6 @@ def done(engine: _core.Engine, work: Work[_T]) -> _T:
                 _pass_time(job, begin)
                 call = _start(engine, job, None, made)
                 assert call is not None
-                if not job.streamed:
-                    call.wait(job.report)
                 job = work.send(call)
         except StopIteration as end:
             result: _T = end.value
@@ -142,13 +140,16 @@ def time_left(deadline: float | None, begin: float) -> float | None:
 def _start(
     engine: _core.Engine, job: Job, bell: Bell | None, made: list[Any]
 ) -> _core.Call | None:
-    """None if a cache is in use and there is a bell, which rings then."""
+    """Starts a job. With a bell it waits for nothing: None if a cache is in
+    use, and the bell rings when it is free. Without one, what is not streamed
+    has ended.
+    """
     core_bell = None if bell is None else bell.core
     if job.draft is not None:
         engine = engine.with_draft(job.draft)
     return engine.start(
         *job[:3], job.streamed, core_bell, job.optional_bos, job.boundaries,
-        made,
+        made, job.report,
     )  # fmt: skip
 
 
