@@ -374,10 +374,10 @@ void CollectCalls(PyHeapTypeObject* heap_type) {
   };
 }
 
-// None if it would have to wait and there is a bell, which rings then.
-// With a bell it waits for nothing. Without one, what is not streamed has ended
-// when it returns: so a KeyboardInterrupt, which Python raises between any two of
-// its own steps, never comes while the caches are in use.
+// With a bell it waits for nothing: none where a cache is in use, and the bell
+// rings when it is free. Without a bell, what is not streamed has ended when it
+// returns: so a KeyboardInterrupt, which Python raises between any two of its own
+// steps, never comes while the caches are in use.
 std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
                           const std::vector<TokenArray>& prompts,
