@@ -183,7 +183,7 @@ def test_ctrl_c_ends_it(embedder: gemmakv.Gemma) -> None:
         ctrl_c_when(lambda: embedder._engine.steps > begun),
     ):
         embedder.embed(texts)
-    assert embedder._engine.steps - begun < 1000
+    assert embedder._engine.steps - begun < 3000  # of 4000
     assert embedder.embed(TEXTS).shape == (4, 160)
 
 
