@@ -39,6 +39,8 @@ EXAMPLES = examples(
 _PORTION = 256
 _STDIN = "stdin"
 
+Row = tuple[int, str, npt.NDArray[np.float32]]
+
 
 def embed(
     texts: list[str] = typer.Argument(
@@ -94,15 +96,22 @@ def embed(
         found = "both" if texts else "neither"
         raise typer.BadParameter(f"expected texts or --file, found {found}")
     source, target = _input_path(file), _output_path(output)
-    gemma = console.load(
-        model,
-        threads,
-        not no_packed_cache,
-        quantize,
-        prefix_cache=False,
-        pin_threads=pin_threads,
-    )
-    rows = _computed(gemma, _texts(texts, source), dim, prompt, pooling)
+    with console.Notes() as notes:
+        gemma = console.load(
+            model,
+            threads,
+            not no_packed_cache,
+            quantize,
+            prefix_cache=False,
+            pin_threads=pin_threads,
+            tell=notes.add,
+        )
+        rows = _computed(gemma, _texts(texts, source), dim, prompt, pooling)
+        _write(rows, target)
+
+
+def _write(rows: Iterator[Row], target: Path | None) -> None:
+    """Writes a line for each row to stdout, or all of them to a file."""
     if target is None:
         for index, text, vector in rows:
             console.write(_line(index, text, vector))
@@ -139,9 +148,6 @@ def _output_path(given: str | None) -> Path | None:
     if code is not None:
         raise OSError(code, os.strerror(code), given)
     return path
-
-
-Row = tuple[int, str, npt.NDArray[np.float32]]
 
 
 def _computed(

@@ -70,7 +70,7 @@ TEST_P(ThreadPoolTest, TasksOfUnequalLength) {
     std::vector<int> done(tasks);
     pool.Run(tasks, [&](size_t task, size_t) {
       if (task == slow) {
-        // Long enough for the others, the caller too, to park.
+        // Long enough for the others, the caller too, to park: no state tells.
         std::this_thread::sleep_for(std::chrono::microseconds(400));
       }
       ++done[task];
@@ -250,6 +250,7 @@ TEST(ThreadPoolTest, IdleThreadsUseNoProcessorTime) {
   // Who spins does so each time; a thread may be late to park for once.
   double least = 1;
   for (int i = 0; i < 10 && least >= 0.010; ++i) {
+    // The time in which they are to park, and one in which who spins is seen.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     const double before = ProcessorSeconds();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));

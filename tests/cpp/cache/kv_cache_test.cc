@@ -805,6 +805,7 @@ TEST(KVCacheTest, ChangesWaitForARunningStep) {
     view = cache.Prepare(lock, 150, 200);
     const size_t blocks = pool->blocks_in_use();
     std::thread other([&] { change(cache); });
+    // No state tells that it waits: it has the time to do what it must not.
     std::this_thread::sleep_for(std::chrono::milliseconds(150));
     EXPECT_EQ(cache.length(), 200u);
     EXPECT_EQ(pool->blocks_in_use(), blocks);

@@ -483,7 +483,7 @@ TEST_F(GemmaTest, DestroyingTheModelEndsARunningStream) {
   const Tokens prompt = RandomTokens(10, 18);
   const Gemma::Job job{cache, prompt, NoStop(900), true};
   const auto request = gemma_->Start({&job, 1})[0];
-  ASSERT_TRUE(request->NextEvent(std::chrono::seconds(10)));
+  ASSERT_TRUE(request->NextEvent(std::chrono::minutes(1)));
   gemma_.reset();
   EXPECT_TRUE(request->done());
   EXPECT_EQ(request->Result().finish_reason, FinishReason::kCancelled);
@@ -587,6 +587,7 @@ TEST_F(GemmaTest, TheDeadlineKeepsWhatThereIs) {
   EXPECT_EQ(cache->length(), prompt.size());
   options.deadline = 0.01;
   options.logits_processor = [](auto, auto) {
+    // 900 of them take longer than the deadline, on any machine.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   const GenerateResult some = gemma_->Generate(cache, {}, options);

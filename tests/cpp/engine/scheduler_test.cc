@@ -1324,6 +1324,7 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   read(*stream, 1);
   while (stream->progress() < 28) std::this_thread::yield();
   EXPECT_TRUE(stream->waits_for_reader());
+  // It has the time to end, which it must not.
   EXPECT_FALSE(stream->WaitDone(std::chrono::milliseconds(50)));
   EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(1)), Busy);
   for (size_t i = 1; i < 6; ++i) ASSERT_TRUE(stream->NextEvent());
@@ -1372,6 +1373,7 @@ TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
     explicit Slow(std::atomic<int>& n) : calls(n) {}
     bool ComputeMask(std::span<uint32_t> mask) override {
       ++calls;
+      // Longer than a call waits for a reader.
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       std::fill(mask.begin(), mask.end(), ~uint32_t{0});
       return false;

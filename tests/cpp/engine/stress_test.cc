@@ -196,6 +196,7 @@ class Caller {
     whole.insert(whole.end(), sampled.begin(), sampled.end());
     const Gemma::Job job{cache, prompt, options, false};
     const auto request = gemma_.Start({&job, 1})[0];
+    // Any moment.
     std::this_thread::sleep_for(std::chrono::microseconds(Below(2000)));
     if (how == TokenStream::Interrupt::kAbort) {
       request->Abort();

@@ -81,7 +81,7 @@ class BlockStoreConformance
   static std::vector<Loaded> LoadAll(BlockStore& store,
                                      const std::vector<ObjectKey>& keys) {
     const auto end =
-        std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        std::chrono::steady_clock::now() + std::chrono::minutes(2);
     while (true) {
       std::vector<Loaded> loaded = store.Load(keys);
       EXPECT_EQ(loaded.size(), keys.size());
@@ -89,6 +89,7 @@ class BlockStoreConformance
           loaded.begin(), loaded.end(),
           [](const Loaded& one) { return one.state == LoadState::kNotReady; });
       if (ready || std::chrono::steady_clock::now() > end) return loaded;
+      // The pause of the poll: the store's threads run meanwhile.
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "store/eventually.h"
+
 namespace gkv {
 namespace {
 
@@ -78,15 +80,6 @@ RemoteCallOptions Unforgiving() {
 void Nothing(Call&) {}
 void Fail(Call&) { throw std::runtime_error("no such luck"); }
 
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(10ms);
-  }
-  return false;
-}
-
 double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
 }
@@ -142,19 +135,21 @@ TEST(RemoteCallsTest, AFailureOpensItsSideAndAProbeClosesIt) {
 
 TEST(RemoteCallsTest, BackoffDoublesUpToItsLimit) {
   std::atomic<int> probes = 0;
-  RemoteCalls calls(Patient(), [&](Call&) {
+  RemoteCallOptions options = Patient();
+  options.first_backoff = 10ms;
+  options.longest_backoff = 40ms;
+  RemoteCalls calls(options, [&](Call&) {
     ++probes;
     throw std::runtime_error("dead");
   });
   const auto since = Clock::now();
   calls.Run(kRead, Fail);
-  while (Seconds(since) < 1.0) {
+  EXPECT_TRUE(Eventually([&] {
     calls.Run(kRead, Nothing);
-    std::this_thread::sleep_for(1ms);
-  }
-  // At 50, 150, 350, 550, 750, 950 ms, or later on a busy machine.
-  EXPECT_LE(probes, 2 + static_cast<int>((Seconds(since) - 0.15) / 0.2));
-  EXPECT_GE(probes, 1);
+    return probes >= 6;
+  }));
+  // At 10, 30, 70, 110, 150, 190 ms, or later on a busy machine.
+  EXPECT_LE(probes, 2 + static_cast<int>((Seconds(since) - 0.03) / 0.04));
 }
 
 TEST(RemoteCallsTest, AFailedWriteLeavesReadingAlone) {
@@ -201,26 +196,26 @@ TEST(RemoteCallsTest, ALateReadIsAbandonedAndOpensBothSides) {
 // nobody else a time-out before that is known.
 TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
   RemoteCallOptions options = Options();
-  options.timeout = 600ms;
+  options.timeout = 300ms;
   bool refused = false;
-  // A machine may be too slow for the second step, or for the second call.
+  // A machine may be too slow for the last step, or for the second call.
   for (int i = 0; i < 20 && !refused; ++i) {
     const auto gate = std::make_shared<Gate>();
-    const auto stepped = std::make_shared<std::atomic<bool>>(false);
     RemoteCalls calls(options, Nothing);
-    EXPECT_FALSE(calls.Run(kRead, [gate, stepped](Call& call) {
-      std::this_thread::sleep_for(400ms);
-      if (!call.Step()) return;
-      *stepped = true;
+    EXPECT_FALSE(calls.Run(kRead, [gate](Call& call) {
+      // Comes forward for as long as somebody waits, 1 ms a step.
+      while (call.Step()) std::this_thread::sleep_for(1ms);
       gate->Pass();
     }));
     const auto ran = std::make_shared<std::atomic<int>>(0);
-    const auto since = Clock::now();
     const bool went = calls.Run(kRead, [ran](Call&) { ++*ran; });
-    refused = *stepped && Seconds(since) < 0.3 && !calls.stats().reads_open;
+    const RemoteCallStats stats = calls.stats();
+    refused = !stats.reads_open;  // what is late was not judged before that
     if (refused) {
       EXPECT_FALSE(went);
       EXPECT_EQ(*ran, 0);
+      EXPECT_EQ(stats.timeouts, 1u);
+      EXPECT_EQ(stats.refused, 1u);
     }
     gate->Open();
     EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
@@ -233,10 +228,12 @@ TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
 
 TEST(RemoteCallsTest, AWriteHasATimeoutForEachStep) {
   RemoteCallOptions options = Options();
-  options.timeout = 400ms;
-  const auto work = [](Call& call) {
-    for (int i = 0; i < 6 && call.Step(); ++i) {
-      std::this_thread::sleep_for(100ms);
+  options.timeout = 300ms;
+  // Short steps, longer than the time-out together.
+  const auto work = [&](Call& call) {
+    const auto since = Clock::now();
+    while (Seconds(since) < 0.45 && call.Step()) {
+      std::this_thread::sleep_for(1ms);
     }
   };
   const auto runs = [&](RemoteCalls::Side side) {
@@ -264,16 +261,17 @@ TEST(RemoteCallsTest, HungThreadsAreBounded) {
     threads.emplace_back([&] { EXPECT_FALSE(calls.Run(kRead, hang)); });
   }
   for (std::thread& thread : threads) thread.join();
-  int all = 0, slow = 0;
-  const auto since = Clock::now();
-  while (Seconds(since) < 1.0 || all < 20) {
-    const auto one = Clock::now();
+  const uint64_t timeouts = calls.stats().timeouts;
+  EXPECT_TRUE(Eventually([&] {
     EXPECT_FALSE(calls.Run(kRead, hang));
-    ++all;
-    slow += Seconds(one) >= 0.09;
+    return calls.stats().running == 3;
+  }));
+  // For longer than any back-off: nothing that is seen tells of its end.
+  for (const auto since = Clock::now(); Seconds(since) < 0.25;) {
+    EXPECT_FALSE(calls.Run(kRead, hang));
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_LE(10 * slow, all) << "no time-out any more";
+  EXPECT_EQ(calls.stats().timeouts, timeouts) << "no time-out any more";
   EXPECT_LE(begun, 3);
   EXPECT_LE(calls.stats().running, 3u);
   gate->Open();

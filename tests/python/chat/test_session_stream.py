@@ -210,7 +210,7 @@ def test_close_in_a_call_of_ones_own(session: Session, kind: str) -> None:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive() and len(errors) == 1
     assert session.turns == 2
     session.close()
@@ -233,7 +233,7 @@ def test_close_takes_its_turn_among_others(tiny: Gemma) -> None:
         thread.start()
         wait_until(turns.__len__)
         session.close()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 

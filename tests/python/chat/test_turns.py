@@ -249,13 +249,14 @@ def test_many_messages_take_no_longer_each() -> None:
         given = messages_of(
             [
                 say("user", content, name="ada"),
-                *[say("user", content, name="bob")] * 10_000,
+                *[say("user", content, name="bob")] * 30_000,
             ]
         )
         begin = time.process_time()
         [one] = arranged(given)
-        assert len("".join(one.parts)) > 10_000 * 2_000
-        assert time.process_time() - begin < 10  # else minutes
+        assert len("".join(one.parts)) > 30_000 * 2_000
+        # The limit of hanging: far less than a second, or many minutes.
+        assert time.process_time() - begin < 60
 
 
 def test_calls_and_thoughts_stay() -> None:

@@ -25,6 +25,7 @@ from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import summary
 from gemmakv.cli.chat.wrap import WordWrap
+from support.bad_files import assert_says
 
 
 class FakeView:
@@ -251,13 +252,16 @@ def test_a_tree_of_a_thousand_generations(chat: Chat, width: int) -> None:
 
 def test_delete_goes_to_the_parent(chat: Chat) -> None:
     run(chat, "one", "/fork twig", "two", "/fork leaf", "/switch twig")
-    assert run(chat, "/delete") == "deleted twig; you are in main now"
+    run(chat, "/delete")
+    assert chat.book.current.name == "main"
     leaf = chat.book.find("leaf")
     assert leaf.record.parent == chat.book.find("main").id
     assert leaf.record.forked_at == 1
-    assert run(chat, "/delete leaf") == "deleted leaf"
+    assert "leaf" in run(chat, "/delete leaf")
+    assert [entry.name for entry in chat.book.entries] == ["main"]
     # The last one leaves an empty one behind.
-    assert run(chat, "/delete") == "deleted main; you are in main now"
+    run(chat, "/delete")
+    assert chat.book.current.name == "main"
     assert chat.session().turns == 0
 
 
@@ -272,17 +276,17 @@ def test_delete_asks_only_where_it_can_delete(
     one.open(None)
     run(one, "hello", "/fork twig")
     two.open("mine")
-    with pytest.raises(ValueError, match="main is open in another"):
+    with pytest.raises(ValueError, match="main .*another"):
         run(two, "/delete main")
     assert not any("Delete main" in line for line in two.view.lines)
     one.close()
     monkeypatch.setattr(two.view, "confirm", lambda question: False)
-    assert run(two, "/delete main") == "main is kept"
+    assert "kept" in run(two, "/delete main")
     three = FolderStore(tmp_path)  # and is nobody's
     assert three.hold(two.book.find("main").id)
     three.close()
     monkeypatch.undo()
-    assert run(two, "/delete main") == "deleted main"
+    assert "deleted" in run(two, "/delete main")
     two.close()
 
 
@@ -291,9 +295,8 @@ def test_system_text(chat: Chat) -> None:
     assert "computed again" not in run(chat, "/system Be brief.")
     run(chat, "one")
     assert "computed again" in run(chat, "/system Be long.")
-    assert run(chat, "/system") == (
-        "system text: Be long.; /system none removes it"
-    )
+    shown = run(chat, "/system")
+    assert "Be long." in shown and "/system none" in shown
     run(chat, "/system none")
     assert chat.session().system is None and chat.session().turns == 1
 
@@ -315,7 +318,8 @@ def test_system_text(chat: Chat) -> None:
     ],
 )
 def test_set(chat: Chat, key: str, text: str, value: object) -> None:
-    assert run(chat, f"/set {key} {text}") == f"{key} is {show(value)} now"
+    said = run(chat, f"/set {key} {text}")
+    assert key in said and show(value) in said
     assert chat.session().options[key] == value
     assert chat.book.current.record.options[key] == value
     run(chat, f"/set {key} default")
@@ -345,7 +349,7 @@ def test_none_unsets(chat: Chat) -> None:
     for key, text in (("stop", "x"), ("seed", "5"), ("deadline", "9")):
         run(chat, f"/set {key} {text}")
         assert key in chat.session().options
-        assert run(chat, f"/set {key} none") == f"{key} is none now"
+        assert "none" in run(chat, f"/set {key} none")
         assert key not in chat.session().options
 
 
@@ -360,13 +364,14 @@ def test_guesses_are_switched(chat: Chat) -> None:
     assert isinstance(chat.view, FakeView)
     commands.run(chat, "/set speculate off")
     assert chat.session().options["speculate"] == "off"
-    with pytest.raises(ValueError, match="expected a chat with --draft"):
+    with pytest.raises(ValueError, match="--draft"):
         commands.run(chat, "/set speculate draft")
-    with pytest.raises(ValueError, match="speculate: expected 'off', 'lookup"):
+    with pytest.raises(ValueError) as caught:
         commands.run(chat, "/set speculate much")
+    assert_says(caught.value, "speculate: ", "'off', 'lookup'", "'much'")
     commands.run(chat, "/set speculate default")
     assert "speculate" not in chat.session().options
-    assert chat.view.lines[-1] == "speculate is none now"
+    assert "none" in chat.view.lines[-1]
     assert SETTINGS["speculate"].choices[:3] == ("off", "lookup", "draft")
 
 
@@ -395,7 +400,7 @@ def test_a_session_whose_draft_is_missing_goes_on_without(
     view = FakeView()
     chat = Chat(talker, view, Defaults(), FolderStore(tmp_path))
     chat.open("main")
-    assert "this chat has no --draft" in view.lines[0]
+    assert "--draft" in view.lines[0]
     assert chat.session().options == {"max_tokens": 4}
     reply(chat, "Hello")
     chat.close()
@@ -430,9 +435,9 @@ def test_a_failed_reply_changes_nothing(chat: Chat) -> None:
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", __file__])
 def test_loading_what_is_no_session(chat: Chat, path: str) -> None:
     """Its first bytes are enough to tell: /dev/zero has no end."""
-    words = f"^{path}: session: expected a file of a saved session, found "
-    with pytest.raises(gemmakv.CorruptFile, match=words) as found:
+    with pytest.raises(gemmakv.CorruptFile) as found:
         run(chat, f"/load {path}")
+    assert_says(found.value, f"{path}: ", "saved session")
     assert str(found.value).count("expected") == 1
     assert [entry.name for entry in chat.book.entries] == ["main"]
 
@@ -442,14 +447,14 @@ def test_loading_a_part_of_a_session(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     run(chat, "one", f"/save {path}")
     data = path.read_bytes()
-    for size, found in (
-        (10, "expected a file of a saved session, found 10 bytes"),
-        (100, f"expected {len(data)} bytes, found 100"),
+    for size, words in (
+        (10, ["saved session", " 10 bytes"]),
+        (100, [f" {len(data)} bytes", " 100"]),
     ):
         path.write_bytes(data[:size])
         with pytest.raises(gemmakv.CorruptFile) as caught:
             run(chat, f"/load {path}")
-        assert str(caught.value) == f"{path}: session: {found}"
+        assert_says(caught.value, f"{path}: ", *words)
 
 
 # ---- Completion ----
@@ -457,12 +462,14 @@ def test_loading_a_part_of_a_session(chat: Chat, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["/save", "/load"])
 def test_paths_that_are_none(chat: Chat, command: str) -> None:
-    with pytest.raises(ValueError, match="~nobody-here/a: ~nobody-here is no"):
-        run(chat, f"{command} ~nobody-here/a")
-    with pytest.raises(ValueError, match="expected the path of a file"):
-        run(chat, f"{command} ''")
-    with pytest.raises(ValueError, match=r"path of a file, found 'a\\x00b'"):
-        run(chat, f"{command} a\0b")
+    for path, found in (
+        ("~nobody-here/a", "~nobody-here/a: "),
+        ("''", "path of a file"),
+        ("a\0b", r"'a\x00b'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            run(chat, f"{command} {path}")
+        assert_says(caught.value, found)
 
 
 def test_an_error_while_loading_names_the_file(chat: Chat) -> None:
@@ -523,7 +530,7 @@ def test_names(chat: Chat) -> None:
     run(chat, "/new", "/rename émile")
     assert [e.name for e in chat.book.entries] == ["main", "émile"]
     run(chat, "/new rock'n'roll")
-    with pytest.raises(ValueError, match="expected letters that show"):
+    with pytest.raises(ValueError, match="letters that show"):
         run(chat, "/new \u202ename")
 
 

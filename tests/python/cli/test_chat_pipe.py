@@ -15,7 +15,7 @@ import pytest
 
 import gemmakv
 from gemmakv.cli import main
-from support.command import RunCli, first_on_path
+from support.command import RunCli, assert_fails, first_on_path
 from support.forks import Forks
 from support.waits import wait_until
 
@@ -87,11 +87,11 @@ def test_forks_go_their_own_ways(run: Run) -> None:
     [
         (b"/nonsense", "/help"),
         (b"/switch nobody", "/list"),
-        (b"/undo 2", "main has 1 turn"),
+        (b"/undo 2", "1 turn"),
         (b"/", "/help"),
-        (b"/set temperature hot", "expected a number"),
+        (b"/set temperature hot", "number"),
         (b"/set temperature -1", "temperature"),
-        (b"/new a b", "usage: /new [NAME]"),
+        (b"/new a b", "/new [NAME]"),
         (b"/load missing.chat", "missing.chat"),
         (b"\xff", "0xFF"),
     ],
@@ -146,11 +146,10 @@ def test_save_and_load(run: Run, tmp_path: Path) -> None:
     refused = run(b"one\n/save %s\n" % bytes(other))
     assert refused.returncode == 1
     assert other.read_text() == "dear reader"
-    assert b"choose another name" in refused.stderr
+    assert b"another name" in refused.stderr
     broken = run(b"/load %s\n" % bytes(other))
     assert broken.returncode == 1
-    words = "session: expected a file of a saved session, found b'dear rea'"
-    assert f"{other}: {words} at the beginning" in broken.stderr.decode()
+    assert_fails(broken, f"{other}: ", "saved session", "dear rea")
     assert broken.stderr.count(b"expected") == 1
 
 
@@ -222,7 +221,7 @@ def test_full_context(run: Run) -> None:
     result = run(b"one\n" * 30, "--capacity-tokens", "300")
     assert result.returncode == 1
     assert b"/set overflow drop_oldest_turns" in result.stderr
-    assert b"/undo or /new" in result.stderr
+    assert b"/undo" in result.stderr and b"/new" in result.stderr
     assert b"overflow='" not in result.stderr  # that is for programs
 
 
@@ -232,8 +231,8 @@ def test_a_message_longer_than_the_context(run: Run, overflow: str) -> None:
         b"word " * 300, "--capacity-tokens", "300", "--overflow", overflow
     )
     assert result.returncode == 1
-    assert b"no room for a reply in 300; say less, a chat" in result.stderr
-    assert b"--capacity-tokens, at most 1048576" in result.stderr
+    for word in (b" 300", b"--capacity-tokens", b" 1048576"):
+        assert word in result.stderr
     assert b"/set" not in result.stderr and b"/undo" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
     result = run(b"one\n" * 30, "--capacity-tokens", "300",
@@ -335,7 +334,7 @@ def test_what_cannot_be_written_is_not_deleted(
         fcntl.flock(file, fcntl.LOCK_EX)
         refused = run(b"/delete main\n", "--session", "main")
         own = run(b"/fork mine\n/delete mine\n", "--session", "main")
-    assert b"main is stored where nothing can be written" in refused.stderr
+    assert b"main" in refused.stderr and b"written" in refused.stderr
     assert b"deleted" not in refused.stderr.replace(b"be deleted", b"")
     assert b"deleted mine; you are in main now" in own.stderr
 
@@ -352,7 +351,7 @@ def test_names_of_newer_records_stay_taken(
     result = run(b"two\n", "--session", "main")
     assert result.returncode == 1 and result.stdout == b""
     assert b"newer gemmakv" in result.stderr
-    assert b"choose another name" in result.stderr
+    assert b"another name" in result.stderr
     assert run(b"two\n", "--session", "other").returncode == 0
     assert path.read_text() == newer
     assert len(list(tmp_path.rglob("*.json"))) == 2
@@ -396,22 +395,18 @@ def test_deleting_can_be_undone(run: Run) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--temperature", "-1"], "temperature"),
-        (["--overflow", "wrap"], "drop_oldest_turns"),
-        (["--template", "chatml"], "--template: expected"),
-        (["--template", "file"], "--template: the model carries no"),
-        (["--session", "a b"], "--session: 'a b' is no name"),
-        (["--kv-dtype", "fp8"], "--kv-dtype"),
-        (["--capacity-tokens", "0"], "--capacity-tokens: expected"),
-        (["--think"], "--think: expected a model that can think"),
+        (["--temperature", "-1"], ["--temperature: ", " 0", " -1"]),
+        (["--overflow", "wrap"], ["--overflow", "drop_oldest_turns", "'wrap'"]),
+        (["--template", "chatml"], ["--template: ", "plain", "'chatml'"]),
+        (["--template", "file"], ["--template: ", "the model"]),
+        (["--session", "a b"], ["--session: ", "'a b'"]),
+        (["--kv-dtype", "fp8"], ["--kv-dtype: ", "int8", "'fp8'"]),
+        (["--capacity-tokens", "0"], ["--capacity-tokens: ", " 1", " 0"]),
+        (["--think"], ["--think: ", " think", "plain"]),
     ],
 )
-def test_bad_options(run: Run, arguments: list[str], words: str) -> None:
-    result = run(b"one\n", *arguments)
-    assert result.returncode == 2
-    assert result.stdout == b""
-    assert words in result.stderr.decode()
-    assert len(result.stderr.splitlines()) == 1
+def test_bad_options(run: Run, arguments: list[str], words: list[str]) -> None:
+    assert_fails(run(b"one\n", *arguments), *words, code=2)
 
 
 @pytest.mark.parametrize(
@@ -476,14 +471,12 @@ def test_a_device_or_a_pipe_is_no_place_to_save(
     """/save to /dev/null said that /load opens it; a pipe was waited for."""
     os.mkfifo(tmp_path / "pipe")
     result = run(b"/save %s\n" % bytes(tmp_path / path))
-    assert result.returncode == 1
-    assert b"is no saved session; choose another name" in result.stderr
+    assert_fails(result, path, "saved session", "another name")
 
 
 def test_a_session_needs_a_name(run: Run) -> None:
     result = run(b"one\n", "--session", "")
-    assert result.returncode == 2 and result.stdout == b""
-    assert b"'' is no name: expected 1 to 40 letters" in result.stderr
+    assert_fails(result, "--session: ", "''", "name", " 40 ", code=2)
 
 
 @pytest.mark.slow
@@ -500,7 +493,7 @@ def test_an_endless_line(talker_path: Path) -> None:
             )
             assert result.returncode == 1
             [line] = result.stderr.decode().splitlines()
-            assert "stdin: expected at most 67,108,864 bytes" in line
+            assert "stdin: " in line and " 67,108,864 bytes" in line
 
 
 def test_what_is_not_stored_is_a_failure(
@@ -517,7 +510,7 @@ def test_what_is_not_stored_is_a_failure(
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) == 1
     [line] = result.stderr.decode().splitlines()
-    assert "main is not saved: " in line and "No space left" in line
+    assert "main" in line and "No space left" in line
 
 
 def test_where_nothing_can_be_stored_is_a_failure(

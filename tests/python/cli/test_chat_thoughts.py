@@ -19,6 +19,7 @@ from gemmakv.cli.chat.chat import Chat, Defaults
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.view import PipeView, TerminalView, View
 from support import gemma4_files
+from support.bad_files import assert_says
 from support.gemma4_files import IDS, script
 
 pytest.importorskip("tokenizers", reason="the extra `tokenizers`")
@@ -101,14 +102,15 @@ def test_a_setting(gemma: gemmakv.Gemma) -> None:
         assert thinks == (think is True)
     commands.run(chat, "/set think")
     assert "think is none" in view.lines[-1]
-    with pytest.raises(ValueError, match="think: expected on or off"):
+    with pytest.raises(ValueError) as caught:
         commands.run(chat, "/set think much")
+    assert_says(caught.value, "think: ", "on or off", "much")
     chat.close()
 
 
 def test_a_model_that_cannot(talker: gemmakv.Gemma) -> None:
     chat = Chat(talker, Quiet(), Defaults(think=True), None)
-    expected = "think: expected a model that can think .* found .* plain, has"
+    expected = "think: .* think .* plain"
     with pytest.raises(ValueError, match=expected):
         chat.open(None)
     chat.defaults = Defaults(think=False)

@@ -179,23 +179,23 @@ def test_a_prompt_that_is_too_long(cli: RunCli, tiny_path: Path) -> None:
 @pytest.mark.parametrize(
     "flag, value, words",
     [
-        ("--temperature", "nan", "a number, found nan"),
-        ("--temperature", "-1", "at least 0, found -1.0"),
-        ("--top-k", "-3", "at least 0, found -3"),
-        ("--max-tokens", "-1", "at least 0, found -1"),
-        ("--max-tokens", "99999999999", "at most 2147483647"),
-        ("--seed", "-1", "at least 0"),
-        ("--stop", "", "not empty"),
-        ("--logit-bias", "x", "ID=NUMBER"),
-        ("--stop-token-ids", "x", "token ids as in 1, 106, found '[x]'"),
-        ("--deadline", "-1", "at least 0"),
+        ("--temperature", "nan", ["number", " nan"]),
+        ("--temperature", "-1", [" 0", " -1.0"]),
+        ("--top-k", "-3", [" 0", " -3"]),
+        ("--max-tokens", "-1", [" 0", " -1"]),
+        ("--max-tokens", "99999999999", [" 2147483647", " 99999999999"]),
+        ("--seed", "-1", [" 0", " -1"]),
+        ("--stop", "", ["empty"]),
+        ("--logit-bias", "x", ["ID=NUMBER", "'x'"]),
+        ("--stop-token-ids", "x", ["token ids", "[x]"]),
+        ("--deadline", "-1", [" 0", " -1"]),
     ],
 )
 def test_bad_options_are_found_before_the_model_is(
-    cli: RunCli, flag: str, value: str, words: str
+    cli: RunCli, flag: str, value: str, words: list[str]
 ) -> None:
     result = cli("generate", "--model", "no-such.gguf", f"{flag}={value}", "x")
-    assert_fails(result, f"error: {flag}: expected", words, code=2)
+    assert_fails(result, f"error: {flag}: ", *words, code=2)
 
 
 def test_options_of_the_command_line_reach_the_call(
@@ -368,8 +368,7 @@ def test_arguments_that_are_not_utf8(
     cli: RunCli, arguments: list[str | bytes], place: str
 ) -> None:
     result = cli(*map(os.fsdecode, arguments), "--model", "none.gguf")
-    words = "expected UTF-8, found byte 0xFF at offset 1"
-    assert_fails(result, place, words, code=2)
+    assert_fails(result, place, "UTF-8", "0xFF", " 1", code=2)
 
 
 def test_arguments_are_utf8_in_any_locale(
@@ -384,25 +383,27 @@ def test_arguments_are_utf8_in_any_locale(
 
 
 @pytest.mark.parametrize(
-    "arguments, line",
+    "arguments, words, code",
     [
-        (["generate", "-m", "m.gguf", "-5"],
-         "No such option: -5; a text that begins with - follows a --: -- -5 "
-         "(--help lists the options)"),
-        (["chat", "-5"], "No such option: -5 (--help lists the options)"),
-        (["embed", "-m", "m.gguf"],
-         "expected texts or --file, found neither (--help lists the options)"),
+        (["generate", "-m", "m.gguf", "-5"], ["-5", " -- -5 ", "--help"], 2),
+        (["chat", "-5"], ["-5", "--help"], 2),
+        (["embed", "-m", "m.gguf"], ["texts", "--file", "--help"], 2),
         (["generate", "-m", "m.gguf", *BAN, *BAN, "hi"],
-         "--logit-bias: expected each token once, found 1 twice"),
-        (["rm", ""],
-         "'': no such model is here; `gemmakv list` lists what there is"),
+         ["--logit-bias: ", "once", " 1 twice"], 2),
+        (["rm", ""], ["''", "gemmakv list"], 1),
     ],
 )
 def test_what_is_told(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+    code: int,
 ) -> None:
-    assert main(arguments) != 0
-    assert capsys.readouterr().err == f"gemmakv: error: {line}\n"
+    assert main(arguments) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("gemmakv: error: ")
+    for word in words:
+        assert word in line
 
 
 def test_info(cli: RunCli, model_path: str) -> None:
@@ -520,7 +521,8 @@ def test_pin_threads(cli: RunCli, tiny_path: Path) -> None:
     assert pinned.stdout == free.stdout
     assert_fails(
         cli(*run, "--threads", many, "--pin-threads"),
-        f"--threads is {many} with --pin-threads, expected at most "
-        f"{many - 1}",
+        f"--threads is {many} ",
+        "--pin-threads",
+        f" {many - 1}",
         code=2,
     )

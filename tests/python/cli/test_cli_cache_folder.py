@@ -115,14 +115,14 @@ def test_errors_are_one_line(cli: RunCli, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("other")
     extra = ["--yes"] if command == "clear" else []
-    for argument, message in {
-        str(tmp_path / "gone"): "No such file",
-        str(other): "has no file `key`",
-        str(tmp_path / "file"): "is a file, expected a folder",
-        str(tmp_path / "link"): "symbolic link",
-        f"{other}:lots": "expected bytes",
-        "": "expected DIR",
+    for argument, words in {
+        str(tmp_path / "gone"): ["No such file"],
+        str(other): [str(other), "`key`"],
+        str(tmp_path / "file"): ["file", "folder"],
+        str(tmp_path / "link"): ["symbolic link"],
+        f"{other}:lots": ["bytes", "lots"],
+        "": ["DIR"],
     }.items():
-        assert_fails(cli("cache", command, *extra, argument), message)
+        assert_fails(cli("cache", command, *extra, argument), *words)
     assert not (tmp_path / "gone").exists()
     assert (other / "letter.txt").read_text() == "private"

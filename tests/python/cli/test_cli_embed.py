@@ -87,11 +87,11 @@ def test_models_that_generate(cli: RunCli, tiny_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ([], ["expected texts or --file, found neither"]),
-    (["--file", "x", "y"], ["expected texts or --file, found both"]),
-    (["--dim", "64", "x"], ["--dim: expected one of 160, 128", "found 64"]),
-    (["--prompt", "no", "x"], ["--prompt: expected a name (query, document"]),
-    (["--pooling", "last", "x"], ["--pooling: expected None"]),
+    ([], ["texts", "--file", "neither"]),
+    (["--file", "x", "y"], ["texts", "--file", "both"]),
+    (["--dim", "64", "x"], ["--dim: ", "160, 128", " 64"]),
+    (["--prompt", "no", "x"], ["--prompt: ", "query, document", "'no'"]),
+    (["--pooling", "last", "x"], ["--pooling: ", "None", "'last'"]),
 ])
 def test_bad_options_are_named(
     cli: RunCli, path: Path, arguments: list[str], words: list[str]
@@ -100,10 +100,10 @@ def test_bad_options_are_named(
 
 
 @pytest.mark.parametrize("lines, words", [
-    (b"", ["stdin: expected a text on each line, found none"]),
-    (b"a\n\nb\n", ["stdin: line 2: expected a text, found an empty one"]),
-    (b"a\n\xff\n", ["stdin: line 2: expected UTF-8, found byte 0xFF"]),
-    (b"a\n" + b"x" * 2000, ["text 2: found ", "tokens, expected at most 512"]),
+    (b"", ["stdin: ", "text", "none"]),
+    (b"a\n\nb\n", ["stdin: line 2: ", "text", "empty"]),
+    (b"a\n\xff\n", ["stdin: line 2: ", "UTF-8", "0xFF"]),
+    (b"a\n" + b"x" * 2000, ["text 2: ", "tokens", " 512"]),
 ])
 def test_bad_lines_are_named(
     cli: RunCli, path: Path, lines: bytes, words: list[str]
@@ -116,7 +116,7 @@ def test_a_text_too_long_far_down_is_counted_rightly(
 ) -> None:
     lines = b"x\n" * 299 + b"x" * 2000
     result = cli("embed", "-m", str(path), "-", stdin=lines)
-    assert b"text 300: found " in result.stderr
+    assert b"text 300: " in result.stderr and b" 512" in result.stderr
 
 
 @pytest.mark.parametrize("name, words", [
@@ -131,22 +131,22 @@ def test_an_output_that_cannot_be_written_is_told_first(
     out = path.parent / name
     # Before any text is read, or the model is loaded.
     result = cli("embed", "-m", "none.gguf", "--output", str(out), "-")
-    assert_fails(result, f"{out}: {words}")
+    assert_fails(result, str(out), words)
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--output", "", "x"], "--output: expected a path, found ''"),
-    (["--file", ""], "--file: expected a path, found ''"),
+    (["--output", "", "x"], ["--output: ", "path", "''"]),
+    (["--file", ""], ["--file: ", "path", "''"]),
 ])
 def test_paths_that_are_none(
-    cli: RunCli, path: Path, arguments: list[str], words: str
+    cli: RunCli, path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    assert_fails(cli("embed", "-m", str(path), *arguments), words, code=2)
+    assert_fails(cli("embed", "-m", str(path), *arguments), *words, code=2)
 
 
 def test_a_full_device_is_named(cli: RunCli, path: Path) -> None:
     result = cli("embed", "-m", str(path), "--output", "/dev/full", "x")
-    assert_fails(result, "/dev/full: No space left on device")
+    assert_fails(result, "/dev/full", "No space left on device")
 
 
 def test_an_argument_that_is_no_text(
@@ -154,13 +154,12 @@ def test_an_argument_that_is_no_text(
 ) -> None:
     bad = b"b\xff".decode("utf-8", "surrogateescape")
     result = cli("embed", "-m", str(path), "a", bad)
-    words = "expected UTF-8, found byte 0xFF at offset 1"
-    assert_fails(result, words, code=2)
+    assert_fails(result, "UTF-8", "0xFF", " 1", code=2)
 
 
 def test_conversations_are_refused(cli: RunCli, path: Path) -> None:
     result = cli("generate", "-m", str(path), "x")
-    assert_fails(result, "makes embeddings of texts and holds no conversation")
+    assert_fails(result, "embeddings", "no conversation")
     result = cli("info", str(path), "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["architecture"] == "gemma-embedding"
@@ -170,7 +169,7 @@ def test_info_has_no_table_of_a_cache_that_is_not_there(
     cli: RunCli, path: Path
 ) -> None:
     said = cli("info", str(path)).stdout.decode()
-    assert "none: it holds no conversation" in said
+    assert "no conversation" in said
     assert "bytes a token" not in said
 
 
@@ -178,4 +177,4 @@ def test_the_error_names_the_command(cli: RunCli, path: Path) -> None:
     for command in ("generate", "verify"):
         argument = ["x"] if command == "generate" else []
         result = cli(command, "-m", str(path), *argument)
-        assert_fails(result, "expected embed (a method, and a command of")
+        assert_fails(result, "expected embed")

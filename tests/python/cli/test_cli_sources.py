@@ -15,17 +15,17 @@ from gemmakv.cli.app import run  # noqa: E402
 # Of a text that is no number, of a number that is out of range, of a path, of
 # what the command itself refuses.
 BAD = [
-    ("port", "x", "'x'"),
-    ("max-queue", "-1", "expected an integer of at least 0, found -1"),
-    ("max-body-bytes", "0", "expected an integer of at least 1, found 0"),
-    ("response-days", "inf", "expected a finite number, found inf"),
-    ("drain-timeout", "inf", "expected a finite number, found inf"),
-    ("sessions", "/dev/null", "expected a folder, found a file"),
-    ("prefix-cache-disk", "/tmp:x", "expected"),
-    ("prefix-cache-disk", "/proc/none", "/proc/none: No such file"),
-    ("api-key-file", "/no/such", "/no/such: No such file"),
-    ("log-format", "xml", "expected one of text, json"),
-    ("chat-template", "/no/such", "expected file, gemma, gemma4, plain or"),
+    ("port", "x", ["'x'"]),
+    ("max-queue", "-1", ["integer", " 0", " -1"]),
+    ("max-body-bytes", "0", ["integer", " 1", " 0"]),
+    ("response-days", "inf", ["finite", " inf"]),
+    ("drain-timeout", "inf", ["finite", " inf"]),
+    ("sessions", "/dev/null", ["folder", "file"]),
+    ("prefix-cache-disk", "/tmp:x", ["bytes", "'x'"]),
+    ("prefix-cache-disk", "/proc/none", ["/proc/none", "No such file"]),
+    ("api-key-file", "/no/such", ["/no/such", "No such file"]),
+    ("log-format", "xml", ["text", "json"]),
+    ("chat-template", "/no/such", ["file", "gemma", "gemma4", "plain"]),
 ]
 
 
@@ -35,22 +35,27 @@ def said(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return capsys.readouterr().err
 
 
+def has(text: str, words: list[str]) -> bool:
+    """Whether what was found and what was expected are in it."""
+    return all(word in text for word in words)
+
+
 @pytest.mark.parametrize("key, value, words", BAD)
 def test_variable(
-    key: str, value: str, words: str,
+    key: str, value: str, words: list[str],
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     variable = "GEMMAKV_" + key.upper().replace("-", "_")
     monkeypatch.setenv(variable, value)
     found = said(capsys)
     assert found.startswith(f"gemmakv: error: {variable}: "), found
-    assert words in found and f"--{key}" not in found
+    assert has(found, words) and f"--{key}" not in found
 
 
 @pytest.mark.parametrize("key, value, words", BAD)
 @pytest.mark.parametrize("written", ["-", "_"])
 def test_key_of_the_file(
-    key: str, value: str, words: str, written: str, tmp_path: Path,
+    key: str, value: str, words: list[str], written: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     key = key.replace("-", written)
@@ -62,7 +67,7 @@ def test_key_of_the_file(
     if key == "port":  # the file itself is bad
         begin += "Invalid value for '--config': "
     assert found.startswith(f"{begin}{file}: {key}: "), found
-    assert words in found
+    assert has(found, words)
 
 
 def test_a_file_that_is_no_text(
@@ -71,7 +76,7 @@ def test_a_file_that_is_no_text(
     file = tmp_path / "server.toml"
     file.write_bytes(b"#\xff\xfe")
     found = said(capsys, "--config", str(file))
-    assert f"{file}: expected UTF-8, found byte 0xFF at offset 1" in found
+    assert has(found, [str(file), "UTF-8", "0xFF", " 1"]), found
 
 
 @pytest.mark.parametrize("key", ["sessions", "prefix-cache-disk",
@@ -89,8 +94,8 @@ def test_a_switch_in_a_variable(
 ) -> None:
     monkeypatch.setenv("GEMMAKV_LENIENT", "maybe")
     found = said(capsys)
-    words = "GEMMAKV_LENIENT: expected true or false, found 'maybe'"
-    assert found.startswith(f"gemmakv: error: {words}"), found
+    assert found.startswith("gemmakv: error: GEMMAKV_LENIENT: "), found
+    assert has(found, ["true", "false", "'maybe'"])
 
 
 GUARDS = ["api-key", "api-key-file", "prefix-cache-secret-file"]
@@ -105,7 +110,7 @@ def test_an_empty_variable_opens_no_door(
     variable = "GEMMAKV_" + key.upper().replace("-", "_")
     monkeypatch.setenv(variable, "")
     found = said(capsys)
-    assert found.startswith(f"gemmakv: error: {variable}: expected"), found
+    assert found.startswith(f"gemmakv: error: {variable}: "), found
     assert "empty" in found
     # A flag takes its place: what is wrong then is another thing.
     if key == "api-key":
@@ -117,7 +122,7 @@ def test_an_empty_variable_opens_no_door(
 
 
 def test_an_empty_key_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--api-key: expected printable" in said(capsys, "--api-key", "")
+    assert has(said(capsys, "--api-key", ""), ["--api-key: ", "printable"])
 
 
 def test_an_empty_secret_signs_nothing(
@@ -125,7 +130,7 @@ def test_an_empty_secret_signs_nothing(
 ) -> None:
     monkeypatch.setenv("GEMMAKV_PREFIX_CACHE_SECRET", "")
     found = said(capsys, "--prefix-cache-remote", "redis://127.0.0.1:1/0")
-    assert "GEMMAKV_PREFIX_CACHE_SECRET: expected at least" in found, found
+    assert has(found, ["GEMMAKV_PREFIX_CACHE_SECRET: ", "at least"]), found
 
 
 def test_help_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,31 +153,32 @@ def test_a_fraction_is_no_integer(
     file = tmp_path / "server.toml"
     file.write_text("port = 80.5\n")
     found = said(capsys, "--config", str(file))
-    assert f"{file}: port: expected an integer, found 80.5" in found
+    assert has(found, [f"{file}: port: ", "integer", "80.5"]), found
 
 
-@pytest.mark.parametrize("line, words", [
-    ('port = "18110"', "port: expected an integer, found '18110'"),
-    ("port = true", "port: expected an integer, found true"),
-    ("model = 5", "model: expected a text, found 5"),
-    ('api-key = ["a", 3]', "api-key[1]: expected a text, found 3"),
-    ("api-key = 3", "api-key: expected a text or a list of them, found 3"),
-    ("model = ['a']", "model: expected a text, found ['a']"),
-    ('response-days = "3"', "response-days: expected a number, found '3'"),
-    ('insecure = "yes"', "insecure: expected true or false, found 'yes'"),
-    ("insecure = 1", "insecure: expected true or false, found 1"),
-    ("kv-cache-memory = 1.5",
-     "kv-cache-memory: expected a text as '4GiB', or bytes, found 1.5"),
-    ("host = 1979-05-27", "host: expected a text, found"),
+@pytest.mark.parametrize("line, place, words", [
+    ('port = "18110"', "port", ["integer", "'18110'"]),
+    ("port = true", "port", ["integer", "true"]),
+    ("model = 5", "model", ["text", "5"]),
+    ('api-key = ["a", 3]', "api-key[1]", ["text", "3"]),
+    ("api-key = 3", "api-key", ["text", "list", "3"]),
+    ("model = ['a']", "model", ["text", "['a']"]),
+    ('response-days = "3"', "response-days", ["number", "'3'"]),
+    ('insecure = "yes"', "insecure", ["true", "false", "'yes'"]),
+    ("insecure = 1", "insecure", ["true", "false", "1"]),
+    ("kv-cache-memory = 1.5", "kv-cache-memory", ["text", "bytes", "1.5"]),
+    ("host = 1979-05-27", "host", ["text", "1979"]),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_not_coerced(
-    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    line: str, place: str, words: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """18110 for "18110" hid mistakes until they did harm."""
     file = tmp_path / "server.toml"
     file.write_text(line + "\n")
     found = said(capsys, "--config", str(file))
-    assert f"'--config': {file}: {words}" in found, found
+    assert has(found, ["--config", f"{file}: {place}: "]), found
+    assert has(found.split(f"{place}: ")[1], words), found
     assert len(found.splitlines()) == 1
 
 

@@ -78,7 +78,8 @@ def test_errors_of_files_name_them(cli: RunCli, tmp_path: Path) -> None:
 def test_a_device_is_no_model(cli: RunCli, model: str) -> None:
     result = cli("info", model)
     assert result.returncode == 1
-    assert f"{model}: expected a regular file" in one_line(result)
+    line = one_line(result)
+    assert f"{model}: " in line and "regular file" in line
 
 
 @pytest.mark.slow
@@ -96,14 +97,14 @@ def test_other_encodings(encoding: str, talker_path: Path) -> None:
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("--top-p 7", "--top-p: expected"),
-        ("--max-tokens=-1", "--max-tokens: expected"),
-        ("--capacity-tokens 0", "--capacity-tokens: expected"),
+        ("--top-p 7", "--top-p: "),
+        ("--max-tokens=-1", "--max-tokens: "),
+        ("--capacity-tokens 0", "--capacity-tokens: "),
         ("--capacity-tokens x", "--capacity-tokens: "),
-        ("--kv-dtype x", "--kv-dtype"),
-        ("--logit-bias x", "--logit-bias: expected"),
-        ("--threads 0", "--threads: expected"),
-        ("--quantize x", "--quantize: expected"),
+        ("--kv-dtype x", "--kv-dtype: "),
+        ("--logit-bias x", "--logit-bias: "),
+        ("--threads 0", "--threads: "),
+        ("--quantize x", "--quantize: "),
     ],
 )
 def test_errors_name_the_flag(

@@ -89,13 +89,14 @@ def run(
         on_terminal: bool = False,
     ) -> tuple[int, list[str]]:
         both = _Stream(terminal=on_terminal)
+        length = () if command == "embed" else ("--max-tokens", "4")
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", _Stream(text.encode(), on_terminal))
             patch.setattr(sys, "stdout", both)
             patch.setattr(sys, "stderr", both)
             code = main(
                 [
-                    *(command, "--model", str(model), "--max-tokens", "4"),
+                    *(command, "--model", str(model), *length),
                     *map(str, arguments),
                 ]
             )
@@ -137,6 +138,21 @@ def test_notes_follow_what_generate_prints(
     assert code == 0 and len(lines) == 3
     assert "Hi" in lines[0]
     assert sorted(places(lines, "900 TB", PACKED)) == [1, 2]
+
+
+def test_notes_follow_what_embed_prints(run: Run) -> None:
+    code, lines = run("embed", "--pooling", "last", "one", "two")
+    assert code == 0 and len(lines) == 3
+    assert '"one"' in lines[0] and '"two"' in lines[1]
+    assert lines[2].startswith("gemmakv: note: ") and PACKED in lines[2]
+    again = run("embed", "--pooling", "last", "one", "two")
+    assert again == (0, lines[:2])
+
+
+def test_notes_are_told_where_embed_fails(run: Run) -> None:
+    code, lines = run("embed", "one")
+    assert code == 2 and len(lines) == 2
+    assert places(lines, PACKED, "gemmakv: error: ") == [0, 1]
 
 
 def test_notes_are_told_where_generate_fails(run: Run) -> None:

@@ -151,7 +151,7 @@ async def passed(
         async for piece in stream._passing(free, take):
             given.append((piece.text, piece.token_id))
             order.append(piece.token_id)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # others of the loop have their turn
     return taken, given, order
 
 
@@ -597,7 +597,7 @@ def test_a_loop_that_stood_still_is_no_reader_who_stalls(slow: Gemma) -> None:
         await asyncio.sleep(0)  # it waits
         # As where the process is frozen; then it looks before the reader reads.
         asyncio.get_running_loop().call_soon(time.sleep, 0.15)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # it is over first: the loop stands still
         assert len(await pieces_of(stream)) == 399
         assert len((await other).token_ids) == 3
 
@@ -834,7 +834,7 @@ for _ in range(6000):
     done, status = os.waitpid(child, os.WNOHANG)
     if done:
         break
-    time.sleep(0.005)
+    time.sleep(0.005)  # the pause of a poll
 else:
     os.kill(child, 9)
     raise SystemExit("the child hangs")
@@ -999,7 +999,7 @@ def test_afork_is_fork_that_does_not_block(slow: Gemma) -> None:
         async def count() -> None:
             while True:
                 steps.append(1)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # others of the loop have their turn
 
         counter = asyncio.ensure_future(count())
         found = await own.afork()

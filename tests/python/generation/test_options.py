@@ -535,7 +535,7 @@ import sys, time
 import gemmakv
 
 def slow(ids, logits):
-    time.sleep(0.05)
+    time.sleep(0.05)  # one runs at any time, as the process ends too
 
 gemma = gemmakv.Gemma.load(sys.argv[1])
 cache = gemmakv.create_kv_cache(gemma.config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 
 import numpy as np
 import pytest
@@ -202,9 +201,8 @@ def test_a_forgotten_stream_is_cancelled(tiny: Gemma, cache: KVCache) -> None:
     next(stream)
     del stream
     gc.collect()
-    start = time.monotonic()
     tiny.generate(cache, "", max_tokens=1)
-    assert time.monotonic() - start < 30
+    assert len(cache) <= 4, "it came to no end of its own"
 
 
 def test_errors_come_before_the_first_piece(

@@ -9,6 +9,7 @@ import pytest
 
 from gemmakv.server._admission import Admission
 from gemmakv.server._errors import RequestError
+from support.waits import LIMIT_S
 
 
 class Line:
@@ -44,12 +45,12 @@ class Line:
 
 async def settle() -> None:
     for _ in range(5):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # tasks need fewer turns until they wait
 
 
 def run(work: Awaitable[None]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(work, 30)
+        await asyncio.wait_for(work, LIMIT_S)
 
     asyncio.run(main())
 

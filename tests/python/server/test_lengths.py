@@ -157,7 +157,7 @@ def test_long_texts_keep_no_others_waiting(app: App) -> None:
             )
             for _ in range(4)
         ]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # they begin
         found = await asyncio.wait_for(service.on_texts(len, "x" * 9000), 60)
         over.set()
         await asyncio.gather(*long)

@@ -676,10 +676,11 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
             assert len(texts) == 1
             # A connection that is kept open holds nothing up.
             own.signal(signal.SIGINT)
-            own.wait(15)
+            own.wait()
 
     own = serve_here(
         client, "--config", config, "--max-queue", "5",
+        "--drain-timeout", "3600",
         GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
     )  # fmt: skip
     lines = own.log.splitlines()

@@ -289,7 +289,7 @@ def fork_and_signal():
         end = time.monotonic() + 60
         while signal.SIGTERM not in signal.sigpending():
             assert time.monotonic() < end
-            time.sleep(0.001)
+            time.sleep(0.001)  # the pause of a poll
     return pid
 
 os.fork = fork_and_signal
@@ -376,7 +376,7 @@ if found.index == 1:
     while True:
         signal.pause()
 while os.getppid() != 1:
-    time.sleep(0.05)
+    time.sleep(0.05)  # the pause of a poll
 """
 
 

@@ -148,7 +148,7 @@ class Exchange:
             self._parts_left -= 1
             if self._parts_left == 0:
                 self.leave()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the application hears of it
 
 
 def steps_of(gemma: gemmakv.Gemma) -> int:

@@ -158,6 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
             request.bytes_sent += len(part)
             if self.hub.bytes_per_s is not None:
                 self.wfile.flush()
+                # A line of that rate.
                 time.sleep(len(part) / self.hub.bytes_per_s)
         if size is not None and len(body) < size:
             self.wfile.flush()

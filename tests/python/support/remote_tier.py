@@ -182,7 +182,7 @@ def drip(connection: socket.socket) -> None:
     connection.recv(1 << 16)
     while True:
         connection.sendall(b"$")
-        time.sleep(0.1)
+        time.sleep(0.1)  # slower than any client has the patience for
 
 
 def wrong_replies(connection: socket.socket) -> None:
