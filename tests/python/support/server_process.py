@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from typing import Any
 
 import httpx
 
+from support.forks import FORKS
 from support.waits import LIMIT_S
 
 READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
@@ -24,17 +23,15 @@ class ServerProcess:
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "gemmakv", "serve", "--port", "0",
-                "--threads", "1", *map(str, arguments),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env},
-        )  # fmt: skip
+        said, theirs = os.pipe()
+        with open(os.devnull, "r+b") as nowhere:
+            self.process = FORKS.start(
+                ["serve", "--port", "0", "--threads", "1", *arguments],
+                (nowhere.fileno(), nowhere.fileno(), theirs),
+                {**os.environ, **env},
+            )
+        os.close(theirs)
+        self._said = said
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._ready.wait(LIMIT_S) or not self.url:
@@ -78,11 +75,11 @@ class ServerProcess:
         self.wait()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = READY.match(line)
-            if found:
-                self.url = found[1]
-                self._ready.set()
+        with open(self._said) as said:
+            for line in said:
+                self.lines.append(line)
+                found = READY.match(line)
+                if found:
+                    self.url = found[1]
+                    self._ready.set()
         self._ready.set()
