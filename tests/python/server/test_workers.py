@@ -29,7 +29,6 @@ from gemmakv.server._metrics import merged
 from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
-from support.command_here import run_here
 from support.server_process import ServerProcess
 from support.waits import wait_until
 
@@ -538,7 +537,7 @@ def test_supervisor_killed(start: Servers) -> None:
 def test_bad_start(cli: RunCli, talker_path: Path) -> None:
     """A worker's error is that of the server, and so is its exit code."""
     for count in (0, 10_000):
-        result = run_here("serve", "-m", talker_path, "--workers", count)
+        result = cli("serve", "-m", talker_path, "--workers", count)
         assert_fails(result, "--workers: ", f"found {count}", code=2)
     result = cli(
         "serve", "-m", talker_path, "--workers", 2, "--port", 0,
@@ -639,12 +638,14 @@ def test_pinned_workers_have_their_own_processors(
 
 
 @pytest.mark.slow
-def test_more_pinned_threads_than_processors(talker_path: Path) -> None:
+def test_more_pinned_threads_than_processors(
+    cli: RunCli, talker_path: Path
+) -> None:
     there = len(os.sched_getaffinity(0))
     asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)
-    result = run_here(*asked, "--workers", 2, "--threads", there)
+    result = cli(*asked, "--workers", 2, "--threads", there)
     assert_fails(result, f"--threads is {there}", "--pin-threads", code=2)
-    result = run_here(*asked, "--workers", there + 1)
+    result = cli(*asked, "--workers", there + 1)
     assert_fails(
         result, "pin-threads", f"{there + 1} workers", f"most {there}", code=2
     )

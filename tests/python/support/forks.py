@@ -33,6 +33,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 WAIT_S = 300  # far above what anything needs
 _INT = struct.Struct("i")
+Streams = tuple[int, int, int]  # descriptors: stdin, stdout, stderr
 # Variables with such names act before the first line of the package runs.
 _EARLY = ("PYTHON", "LC_", "LD_")
 _SERVERS = (
@@ -123,7 +124,7 @@ class Forks:
     def start(
         self,
         arguments: Sequence[object],
-        streams: tuple[int, int, int],
+        streams: Streams,
         env: dict[str, str],
         *,
         before: str = "",
@@ -157,7 +158,7 @@ class Forks:
         kind: str,
         source: str,
         arguments: Sequence[str],
-        streams: tuple[int, int, int],
+        streams: Streams,
         env: dict[str, str],
         terminal: bool = False,
     ) -> Fork:
@@ -284,7 +285,7 @@ def _end(
 def _end_of(
     process: Process,
     arguments: Sequence[object],
-    streams: tuple[int, int, int],
+    streams: Streams,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
         code = process.wait(WAIT_S)
@@ -295,7 +296,7 @@ def _end_of(
 
 
 @contextlib.contextmanager
-def _files(stdin: bytes = b"") -> Iterator[tuple[int, int, int]]:
+def _files(stdin: bytes = b"") -> Iterator[Streams]:
     """Files that are in no folder as the streams of a process."""
     streams = (_in_memory(stdin), _in_memory(), _in_memory())
     try:
