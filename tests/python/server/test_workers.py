@@ -29,6 +29,7 @@ from gemmakv.server._metrics import merged
 from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
+from support.forks import run_program
 from support.server_process import ServerProcess
 from support.waits import wait_until
 
@@ -304,10 +305,8 @@ def test_a_stop_as_a_worker_is_forked() -> None:
     """It had the supervisor's handlers still: it went on, and what it had been
     told came to the supervisor as a second signal, which stops at once.
     """
-    code = subprocess.run(
-        [sys.executable, "-c", _SIGNAL_BEHIND_FORK], timeout=120
-    ).returncode
-    assert code == 0  # or the new worker was not told
+    done = run_program(_SIGNAL_BEHIND_FORK)
+    assert done.returncode == 0, done.stderr  # or the worker was not told
 
 
 _WORKERS = """
@@ -383,10 +382,7 @@ def test_a_worker_that_never_ends_is_killed() -> None:
     """It had said that it ends: whoever waited for that heard no signal, and
     forgot how long the end may take.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _ENDS_NEVER],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program(_ENDS_NEVER)
     assert done.returncode == 1, done.stderr
     assert "workers did not end in time" in done.stderr
 
@@ -417,10 +413,7 @@ signal.pause()
 
 def test_no_room_for_a_process() -> None:
     """The server ended, and every worker with it."""
-    done = subprocess.run(
-        [sys.executable, "-c", _NO_PROCESS],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program(_NO_PROCESS)
     assert done.returncode == 0, done.stderr
     said = "worker 1 cannot be started: [Errno 11] "
     assert done.stderr.count(said) == 3, done.stderr
