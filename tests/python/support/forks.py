@@ -140,8 +140,11 @@ class Forks:
         """
         words = [os.fsdecode(str(one)) for one in arguments]
         if _runs_here(env) and not new:
-            kind = "serve" if words[:1] == ["serve"] else "command"
-            return self.fork(kind, before, words, streams, env, terminal)
+            imports = "servers" if words[:1] == ["serve"] else "commands"
+            return self.fork(
+                before, words, streams, env,
+                imports=imports, command=True, terminal=terminal,
+            )  # fmt: skip
         assert not before
         return subprocess.Popen(
             [sys.executable, "-m", "gemmakv", *words],
@@ -155,18 +158,21 @@ class Forks:
 
     def fork(
         self,
-        kind: str,
         source: str,
         arguments: Sequence[str],
         streams: Streams,
         env: dict[str, str],
+        *,
+        imports: str = "package",
+        command: bool = False,
         terminal: bool = False,
     ) -> Fork:
-        """Runs a program of Python, and after it, unless its kind is "program",
-        a command.
+        """Runs a program of Python, and a command after it where `command` says
+        so. What "package", "commands" or "servers" import is there at once.
         """
         request = {
-            "kind": kind,
+            "imports": imports,
+            "command": command,
             "source": source,
             "arguments": arguments,
             "env": env,
@@ -255,7 +261,7 @@ def run_program(source: str, *arguments: object) -> Ended:
     """
     words = [str(one) for one in arguments]
     with _files() as streams:
-        fork = FORKS.fork("program", source, words, streams, {**os.environ})
+        fork = FORKS.fork(source, words, streams, {**os.environ})
         found = _end_of(fork, words, streams)
     out, error = found.stdout.decode(), found.stderr.decode()
     return Ended(found.returncode, out, error)
@@ -330,7 +336,7 @@ def serve() -> CodeType:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the tests decide
     requests = socket.socket(fileno=int(sys.argv[1]))
-    _import_for("program")
+    _import_for("package")
     running: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, its status
     while True:
         ready = select.select([requests, *running], [], [])[0]
@@ -343,7 +349,7 @@ def serve() -> CodeType:
                 break
             file, status, *streams = passed
             request = json.loads(_content(file))
-            _import_for(request["kind"])
+            _import_for(request["imports"])
             pid = os.fork()
             if pid == 0:
                 requests.detach()
@@ -371,17 +377,17 @@ def _tell(status: int, number: int) -> None:
 
 
 @functools.cache
-def _import_for(kind: str) -> None:
-    """Imports what such processes import as they run."""
+def _import_for(users: str) -> None:
+    """Imports what they import as they run."""
     importlib.import_module("gemmakv")
-    if kind != "program":
+    if users != "package":
         from gemmakv.cli.app import run
 
         for place in ("pipe", "terminal"):
             importlib.import_module(f"gemmakv.cli.chat.{place}")
         for arguments in (["--version"], ["generate", "--help"]):
             assert run(arguments) == 0  # typer imports as it shows a page
-    if kind == "serve":
+    if users == "servers":
         # Without the server's packages it says so itself.
         with contextlib.suppress(ModuleNotFoundError):
             for name in _SERVERS:
@@ -397,7 +403,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> CodeType:
         _take_place(request, streams)
         source = request["source"]
         program = compile(source, "program", "exec", dont_inherit=True)
-        if request["kind"] == "program":
+        if not request["command"]:
             return program
     except BaseException:
         sys.excepthook(*sys.exc_info())

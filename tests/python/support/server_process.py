@@ -59,7 +59,7 @@ class ServerProcess:
         given = pickle.dumps((model, send_buffer, fields)).hex()
         server._begin(
             lambda streams: FORKS.fork(
-                "program", _SETTINGS, [given], streams, {**os.environ}
+                _SETTINGS, [given], streams, {**os.environ}, imports="servers"
             )
         )
         return server
