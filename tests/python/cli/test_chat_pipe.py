@@ -16,7 +16,7 @@ import pytest
 import gemmakv
 from gemmakv.cli import main
 from support.command import RunCli, assert_fails, first_on_path
-from support.forks import Forks
+from support.forks import FORKS
 from support.waits import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -297,10 +297,10 @@ def test_a_message_outlives_a_reply_that_is_killed(
 
 
 def test_two_chats_on_one_store(
-    run: Run, forks: Forks, talker_path: Path, tmp_path: Path
+    run: Run, talker_path: Path, tmp_path: Path
 ) -> None:
     """Each keeps what it says; a session that is open is not taken."""
-    first = forks.talk(
+    first = FORKS.talk(
         ["chat", "--model", talker_path, *NO_DISK, "--session", "a",
          "--max-tokens", 5],
         {**os.environ, "XDG_DATA_HOME": str(tmp_path)},

@@ -24,7 +24,6 @@ from support.chat_screen import (
     UP,
     Screen,
 )
-from support.forks import Forks
 from support.waits import wait_until
 
 Start = Callable[..., Screen]
@@ -33,7 +32,6 @@ REPLY = r"12 tokens · [\d,.]+ tokens/s · first after"
 
 @pytest.fixture
 def start(
-    forks: Forks,
     talker_path: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -61,7 +59,7 @@ def start(
         screen = Screen(
             "chat", "--model", talker_path, "--max-tokens", max_tokens,
             *arguments, XDG_DATA_HOME=str(tmp_path),
-            XDG_CACHE_HOME=str(cache), forks=None if new else forks, **options,
+            XDG_CACHE_HOME=str(cache), new=new, **options,
         )  # fmt: skip
         screens.append(screen)
         return screen

@@ -14,7 +14,7 @@ import pytest
 from gemmakv.chat._session_file import kept_tokens
 from support.chat_screen import Screen
 from support.command import RunCli
-from support.forks import Forks, Talk
+from support.forks import FORKS, Talk
 from support.waits import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -274,10 +274,10 @@ def test_what_is_gone_is_computed_and_told(
 
 
 def test_stats_fit_in_40_columns(
-    forks: Forks, talker_path: Path, home: Path
+    talker_path: Path, home: Path
 ) -> None:
     screen = Screen(
-        *chat_words(talker_path), columns=40, forks=forks, **folders(home)
+        *chat_words(talker_path), columns=40, **folders(home)
     )
     try:
         screen.wait_for_prompt("main")
@@ -322,11 +322,11 @@ def test_deleting_takes_what_only_it_used(run: Run, home: Path) -> None:
 
 @pytest.fixture
 def start(
-    forks: Forks, talker_path: Path, home: Path
+    talker_path: Path, home: Path
 ) -> Callable[..., Talk]:
     def start(*arguments: object) -> Talk:
         words = chat_words(talker_path, *arguments)
-        return forks.talk(words, {**os.environ, **folders(home)})
+        return FORKS.talk(words, {**os.environ, **folders(home)})
 
     return start
 

@@ -13,7 +13,6 @@ import pytest
 from gemmakv import _core
 from support.chat_screen import ENTER, Screen
 from support.command import RunCli, assert_fails
-from support.forks import Forks
 
 PAGE = f"{'ab' * 16}-{'cd' * 16}-256-{'0' * 16}-1"
 LEAF = f"{'ef' * 16}-{'ab' * 16}-300-{'0' * 16}-3"
@@ -97,9 +96,9 @@ def test_clear(cli: RunCli, folder: Path) -> None:
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])
 def test_clear_asks(
-    forks: Forks, folder: Path, answer: str, stays: bool
+    folder: Path, answer: str, stays: bool
 ) -> None:
-    screen = Screen("cache", "clear", folder, forks=forks)
+    screen = Screen("cache", "clear", folder)
     screen.wait_for("Delete")
     screen.type(answer, ENTER)
     screen.wait_for_exit()

@@ -14,7 +14,6 @@ from support import golden_models, tiny_gguf
 from support.chat_screen import ENTER, Screen
 from support.command import RunCli, assert_fails
 from support.fake_hub import FakeHub
-from support.forks import Forks
 from support.hub_checks import environment, needs_hub
 
 pytestmark = needs_hub
@@ -170,13 +169,13 @@ def test_models_of_packages(
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])
 def test_rm_asks(
-    cli: RunCli, forks: Forks, server: FakeHub, env: dict[str, str],
+    cli: RunCli, server: FakeHub, env: dict[str, str],
     tiny_path: Path, answer: str, stays: bool,
 ) -> None:
     server.add("org/tiny", {"m.gguf": tiny_path.read_bytes()})
     path = Path(cli("pull", "org/tiny", **env).stdout.decode().strip())
     assert_fails(cli("rm", "org/tiny/m.gguf", **env), "--yes")
-    screen = Screen("rm", "org/tiny/m.gguf", forks=forks, **env)
+    screen = Screen("rm", "org/tiny/m.gguf", **env)
     screen.wait_for("Delete")
     screen.type(answer, ENTER)
     screen.wait_for_exit()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import shutil
 import subprocess
@@ -20,10 +21,10 @@ import pytest
 
 import gemmakv
 from gemmakv import _core
+from gemmakv.cli import main
 from gemmakv.diagnostics import _bench as bench
 from support import tiny_gguf, tiny_models
-from support.command import assert_fails
-from support.command_here import run_here
+from support.command import RunCli, assert_fails
 
 # 2,048 tokens do not fit the tiny model's context of 512.
 NAMES = [
@@ -274,10 +275,11 @@ def test_profile_sums_to_the_time_of_steps(report: bench.Report) -> None:
 
 def bench_here(*flags: object) -> str:
     """Runs the command and gives what it prints."""
-    with known_machine():
-        result = run_here("bench", "--rounds", 1, *flags)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.decode()
+    words = ["bench", "--rounds", "1", *map(str, flags)]
+    shown = io.StringIO()
+    with known_machine(), contextlib.redirect_stdout(shown):
+        assert main(words) == 0
+    return shown.getvalue()
 
 
 def test_table(tiny_path: Path) -> None:
@@ -341,6 +343,8 @@ def test_picture_has_a_bar_for_each_work(
         (["--profile", "--plot", ""], "--plot"),
     ],
 )
-def test_bad_flags(flags: list[str], flag: str, tiny_path: Path) -> None:
-    failed = run_here("bench", "--model", tiny_path, *flags)
+def test_bad_flags(
+    cli: RunCli, flags: list[str], flag: str, tiny_path: Path
+) -> None:
+    failed = cli("bench", "--model", tiny_path, *flags)
     assert_fails(failed, flag, code=2)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gemmakv import verify
+from gemmakv.cli import main
 from gemmakv.diagnostics import _reference
 from gemmakv.diagnostics._reference import compare
 from support import golden_models
-from support.command import assert_fails
-from support.command_here import run_here
+from support.command import RunCli, assert_fails
 
 
 def test_what_is_compared() -> None:
@@ -80,10 +80,10 @@ def test_references_that_are_none(
         verify.against(tiny_path, tiny_path, tokens=1)
 
 
-def test_a_limit_of_nothing(tiny_path: Path) -> None:
-    result = run_here("verify", "-m", tiny_path, "--limit", "1")
+def test_a_limit_of_nothing(cli: RunCli, tiny_path: Path) -> None:
+    result = cli("verify", "-m", tiny_path, "--limit", "1")
     assert_fails(result, "--limit", "--reference", code=2)
-    result = run_here(
+    result = cli(
         "verify", "-m", tiny_path, "--reference", tiny_path, "--limit", "-1"
     )
     assert_fails(result, "--limit", "-1", code=2)
@@ -116,24 +116,30 @@ class TestLive:
         assert report.mean_kl < 1e-8
         assert report.same_top == 1.0 and not report.differences
 
-    def test_other_weights_do_not(self, tmp_path: Path) -> None:
+    def test_other_weights_do_not(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         golden = golden_models.read("gemma2-gqa")
         folder = golden_models.write(tmp_path / "model", golden)
         other = golden_models.write(tmp_path / "other", golden)
         config = json.loads((other / "config.json").read_text())
         config["sliding_window"] = 3
         golden_models.write_config(other, config)
-        flags = ("--tokens", "40", "--limit", "1e-6", "--json")
-        result = run_here("verify", "-m", folder, "--reference", folder, *flags)
-        assert result.returncode == 0, result.stderr.decode()
-        assert json.loads(result.stdout)["agrees"] is True
-        result = run_here("verify", "-m", folder, "--reference", other, *flags)
-        assert result.returncode == 1, result.stderr.decode()
-        found = json.loads(result.stdout)
+
+        def verify_here(reference: Path, *more: str) -> tuple[int, str]:
+            words = ["verify", "-m", str(folder), "--tokens", "40"]
+            words += ["--reference", str(reference), "--limit", "1e-6", *more]
+            code = main(words)  # a copy would load transformers itself
+            return code, capsys.readouterr().out
+
+        code, said = verify_here(folder, "--json")
+        assert code == 0 and json.loads(said)["agrees"] is True
+        code, said = verify_here(other, "--json")
+        found = json.loads(said)
+        assert code == 1
         assert found["agrees"] is False and found["mean_kl"] > 1e-4
-        against = ("verify", "-m", folder, "--reference", other)
-        text = run_here(*against, *flags[:4])
-        assert b"It DIFFERS: a mean KL of up to 1e-06" in text.stdout
+        _, text = verify_here(other)
+        assert "It DIFFERS: a mean KL of up to 1e-06" in text
 
     def test_a_reference_that_cannot_be_loaded(
         self, tiny_path: Path, tmp_path: Path

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import gemmakv
+from gemmakv.cli import main
 from gemmakv.diagnostics import _verify as verify
 from support import family_models, golden_models, tiny_gguf
 from support.command import RunCli, assert_fails
-from support.command_here import run_here
 
 TARGETS = gemmakv.cpu_info()["targets"]
 WINDOW = 16  # of the tiny model
@@ -240,20 +240,20 @@ def test_faults_are_seen(
 
 
 def test_exit_code_and_table_of_a_fault(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     break_restore(monkeypatch)
-    arguments = ["verify", "-m", tiny_path, "--tokens", "100"]
-    result = run_here(*arguments)
-    assert result.returncode == 1, result.stderr
-    lines = result.stdout.decode().splitlines()
+    arguments = ["verify", "-m", str(tiny_path), "--tokens", "100"]
+    assert main(arguments) == 1
+    lines = capsys.readouterr().out.splitlines()
     [bad] = [line for line in lines if " DIFFERS" in line and "  " in line]
     assert bad.startswith("snapshot and restore")
     assert sum(" equal" in line for line in lines) >= 10
     assert any("1 of " in line and "report this" not in line for line in lines)
-    result = run_here(*arguments, "--json")
-    assert result.returncode == 1, result.stderr
-    document = json.loads(result.stdout)
+    assert main([*arguments, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
     assert document["equal"] is False
     ways = [c["way"] for c in document["checks"] if not c["equal"]]
     assert ways == ["snapshot and restore"]
@@ -276,8 +276,8 @@ def test_table(cli: RunCli, tiny_path: Path, report: verify.Report) -> None:
     assert all(len(line) <= 80 for line in lines[1:])
 
 
-def test_json(tiny_path: Path) -> None:
-    result = run_here("verify", "-m", tiny_path, "--tokens=100", "--json")
+def test_json(cli: RunCli, tiny_path: Path) -> None:
+    result = cli("verify", "-m", tiny_path, "--tokens=100", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["equal"] is True
@@ -296,18 +296,19 @@ def test_json(tiny_path: Path) -> None:
     ],
 )
 def test_bad_flags(
-    flag: str, value: object, words: tuple[str, ...], tiny_path: Path
-) -> None:
-    result = run_here("verify", "--model", tiny_path, flag, value)
+    cli: RunCli, flag: str, value: object, words: tuple[str, ...],
+    tiny_path: Path,
+) -> None:  # fmt: skip
+    result = cli("verify", "--model", tiny_path, flag, value)
     assert_fails(result, flag, *words, code=2)
 
 
-def test_bad_models(tmp_path: Path) -> None:
-    assert_fails(run_here("verify", "-m", "no-such"), "no-such", "gemma-3-270m")
+def test_bad_models(cli: RunCli, tmp_path: Path) -> None:
+    assert_fails(cli("verify", "-m", "no-such"), "no-such", "gemma-3-270m")
     meta = tiny_gguf.metadata()
     meta["gemma3.context_length"] = (4, 64)
     short = tiny_gguf.write(tmp_path / "short.gguf", meta)
-    assert_fails(run_here("verify", "-m", short), "context", "96", "64")
+    assert_fails(cli("verify", "-m", short), "context", "96", "64")
 
 
 def test_longest_context(tiny_path: Path, tiny: gemmakv.Gemma) -> None:

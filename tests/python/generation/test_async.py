@@ -27,7 +27,7 @@ from gemmakv import (
 )
 from gemmakv.generation import _stream
 from support import tiny_gguf
-from support.own_process import output_of
+from support.forks import output_of
 from support.waits import wait_in_loop, wait_until
 
 BOS = 2

@@ -27,7 +27,7 @@ from gemmakv import (
     create_kv_cache,
 )
 from support import tiny_gguf
-from support.own_process import output_of
+from support.forks import output_of
 from support.sessions import NO_END, said
 from support.waits import wait_until
 

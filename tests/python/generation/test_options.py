@@ -16,7 +16,7 @@ from gemmakv.generation._option_kinds import Number
 from gemmakv.generation._options import core_options, split_rows
 from gemmakv.options import BatchOptions, GenerationOptions, Options
 from support import family_models
-from support.own_process import run_program
+from support.forks import run_program
 
 PROMPT = [2, 17, 40, 33, 8]
 INF = float("inf")

@@ -13,7 +13,7 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, PrefixCache, create_kv_cache
 from support import remote_tier
-from support.own_process import run_program
+from support.forks import run_program
 
 TEXT = "the cat sat on the mat and " * 14
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.own_process import output_of
+from support.forks import output_of
 
 PRELUDE = """
 import asyncio, os, signal, sys, threading

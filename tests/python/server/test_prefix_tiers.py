@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from gemmakv.server import _secret
-from support.command import assert_fails
-from support.command_here import ServerHere, run_here, serve_here
+from support.command import RunCli, assert_fails
+from support.server_process import ServerProcess
 
 PROMPT = "once upon a time there was a server that forgot nothing " * 10
 
 
-def ask(server: ServerHere, path: str, key: str, body: Any = None) -> Any:
+def ask(server: ServerProcess, path: str, key: str, body: Any = None) -> Any:
     request = urllib.request.Request(
         server.url + path,
         None if body is None else json.dumps(body).encode(),
@@ -28,7 +28,7 @@ def ask(server: ServerHere, path: str, key: str, body: Any = None) -> Any:
     return data if body is None else json.loads(data)
 
 
-def cached(server: ServerHere, key: str) -> int:
+def cached(server: ServerProcess, key: str) -> int:
     body = {"prompt": PROMPT, "max_tokens": 2, "seed": 5}
     usage = ask(server, "/v1/completions", key, body)["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -46,26 +46,24 @@ def test_each_key_finds_its_own_at_the_next_start(
     )  # fmt: skip
     secret = tmp_path / "kv.secret"
 
-    def first(server: ServerHere) -> None:
+    with ServerProcess(*arguments) as server:
         assert secret.stat().st_mode & 0o777 == 0o600
         assert cached(server, "one") == 0
-
-    def second(server: ServerHere) -> None:
+        server.signal()
+        server.end()
+    with ServerProcess(*arguments) as server:
         assert cached(server, "two") == 0, "another tenant"
         assert cached(server, "one") >= 256
         metrics = ask(server, "/metrics", "one")
         for name in ("bytes", "tokens_total", "evictions_total"):
             assert f'gemmakv_prefix_cache_{name}{{tier="disk"}}' in metrics
-
-    def third(server: ServerHere) -> None:
-        assert cached(server, "one") == 0
-
-    serve_here(first, *arguments)
-    server = serve_here(second, *arguments)
+        server.signal()
+        server.end()
     for text in (secret.read_text().split()[-1], "RuntimeWarning"):
         assert text not in server.log
     secret.unlink()
-    serve_here(third, *arguments)
+    with ServerProcess(*arguments) as server:
+        assert cached(server, "one") == 0
 
 
 def test_a_secret_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -106,9 +104,9 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         _secret.read_or_make(str(tmp_path / "secret"))
 
 
-def test_bad_flags(talker_path: Path, tmp_path: Path) -> None:
+def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
     def fails(*flags: object, words: str, code: int = 1) -> None:
-        result = run_here("serve", "-m", talker_path, "--port", "0", *flags)
+        result = cli("serve", "-m", talker_path, "--port", "0", *flags)
         assert_fails(result, words, code=code)
 
     disk = ("--prefix-cache-disk", tmp_path / "kv")

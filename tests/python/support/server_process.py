@@ -3,38 +3,76 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from support.forks import FORKS, Process, Streams
 from support.waits import LIMIT_S
 
 READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
+
+
+# Settings that the command line has no flags for.
+_SETTINGS = """
+import pickle, socket, sys
+from gemmakv import Gemma
+from gemmakv.server import _run
+from gemmakv.server._service import ChatService
+from gemmakv.server._settings import Settings
+
+model, send_buffer, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
+settings = Settings(("talker",), port=0, **fields)
+sock = _run.bind(settings)
+if send_buffer is not None:  # connections have that of the listener
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+_run.serve(
+    settings, sock,
+    lambda check: Gemma.load(model, prefix_cache=False, threads=1),
+    lambda gemma: ChatService(gemma, settings),
+)
+"""
 
 
 class ServerProcess:
     """Started and ready on return; `with` ends it."""
 
     def __init__(self, *arguments: object, **env: str) -> None:
+        words = ["serve", "--port", "0", "--threads", "1", *arguments]
+        variables = {**os.environ, **env}
+        self._begin(lambda streams: FORKS.start(words, streams, variables))
+
+    @classmethod
+    def with_settings(
+        cls, model: Path, *, send_buffer: int | None = None, **fields: Any
+    ) -> ServerProcess:
+        """Serves `model` with these fields of Settings. The kernel keeps about
+        `send_buffer` bytes of a connection that its client does not read.
+        """
+        server = cls.__new__(cls)
+        given = pickle.dumps((model, send_buffer, fields)).hex()
+        server._begin(
+            lambda streams: FORKS.fork(
+                _SETTINGS, [given], streams, {**os.environ}, imports="servers"
+            )
+        )
+        return server
+
+    def _begin(self, start: Callable[[Streams], Process]) -> None:
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "gemmakv", "serve", "--port", "0",
-                "--threads", "1", *map(str, arguments),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env},
-        )  # fmt: skip
+        said, theirs = os.pipe()
+        with open(os.devnull, "r+b") as nowhere:
+            self.process = start((nowhere.fileno(), nowhere.fileno(), theirs))
+        os.close(theirs)
+        self._said = said
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._ready.wait(LIMIT_S) or not self.url:
@@ -69,6 +107,11 @@ class ServerProcess:
         self._reader.join(10)
         return code
 
+    def end(self) -> None:
+        """Waits for the end after a signal, which is to be without an error."""
+        assert self.wait() == 0, self.log
+        assert "Traceback" not in self.log, self.log
+
     def __enter__(self) -> ServerProcess:
         return self
 
@@ -78,11 +121,11 @@ class ServerProcess:
         self.wait()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = READY.match(line)
-            if found:
-                self.url = found[1]
-                self._ready.set()
+        with open(self._said) as said:
+            for line in said:
+                self.lines.append(line)
+                found = READY.match(line)
+                if found:
+                    self.url = found[1]
+                    self._ready.set()
         self._ready.set()
