@@ -297,8 +297,17 @@ TEST_P(PrefixTest, AFullPoolGoesToTheRequests) {
 // size, with an index and a pool that are too small. Every one gives what it
 // gives alone and cold.
 void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
-  size_t hits = 0, below = 0;  // of all seeds: a full pool may leave none
+  size_t hits = 0, below = 0;
+  const size_t& found = tiers.empty() ? hits : below;
+  // How many tokens the first two seeds are to find, each; a full pool, as the
+  // third one's, may leave none. What tiers give in time depends on the machine:
+  // some rounds more where these have not found enough.
+  const size_t enough = (tiers.empty() ? 60 : 20) / (kSanitized ? 2 : 1);
   for (uint32_t seed = 0; seed < 3; ++seed) {
+    const auto goes_on = [&](size_t round) {
+      const bool lacks = seed < 2 && found <= (seed + 1) * enough;
+      return round < (kSanitized ? 6 : 12) || (lacks && round < 120);
+    };
     Load(GetParam());
     size_t ram = size_t{1} << (seed == 0 ? 28 : 20);
     // Everything goes through the tiers then.
@@ -313,7 +322,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
     constexpr KvDtype kDtypes[] = {KvDtype::kF32, KvDtype::kBF16,
                                    KvDtype::kInt8};
     std::vector<std::shared_ptr<KVCache>> caches;
-    for (size_t round = 0; round < (kSanitized ? 6 : 12); ++round) {
+    for (size_t round = 0; goes_on(round); ++round) {
       std::vector<Tokens> prompts;
       std::vector<std::shared_ptr<KVCache>> used, cold;
       for (size_t i = rng() % 3; i < 3; ++i) {
@@ -389,11 +398,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
     prefix_->Clear();
     EXPECT_EQ(pool->blocks_in_use(), 0u);
   }
-  if (tiers.empty()) {
-    EXPECT_GT(hits, kSanitized ? 60u : 120u);
-  } else {
-    EXPECT_GT(below, kSanitized ? 20u : 40u);
-  }
+  EXPECT_GT(found, 2 * enough);
 }
 
 TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) { RandomRequests({}); }
