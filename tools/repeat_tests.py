@@ -23,6 +23,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import run_tests
+
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = os.cpu_count() or 1
 
@@ -44,6 +46,20 @@ def busy(processes):
         for process in running:
             process.kill()
             process.wait()
+
+
+def list_cpp_tests():
+    """Has CTest find the tests of programs that are new since it last did: it
+    writes files for that, which runs at the same time would break.
+    """
+    tools = run_tests.tools_for("release")
+    subprocess.run(
+        [tools["ctest"], "--preset", "release", "-N"],
+        cwd=ROOT,
+        env=run_tests.environment(),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
 
 
 def run(number, arguments, logs):
@@ -85,6 +101,7 @@ def main():
     if args.runs < 1 or args.load < 0 or args.at_once < 1:
         parser.error("--runs and --at-once are at least 1, --load at least 0")
     args.logs.mkdir(parents=True, exist_ok=True)
+    list_cpp_tests()
 
     others = (args.at_once - 1) * JOBS
     with (
