@@ -92,16 +92,33 @@ def run(number, arguments, logs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--load", type=int, default=6)
-    parser.add_argument("--at-once", type=int, default=1)
-    parser.add_argument("--logs", type=Path, default=ROOT / "build/repeats")
-    parser.add_argument("arguments", nargs="*", help="of run_tests.py")
+    parser.add_argument(
+        "--runs", type=int, default=10, help="how many; default 10"
+    )
+    parser.add_argument(
+        "--load",
+        type=int,
+        default=6,
+        help="processes that compute beside each run; default 6",
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs at the same time"
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        default=ROOT / "build/repeats",
+        help="folder of the output of each run; default build/repeats",
+    )
+    parser.add_argument(
+        "arguments", nargs="*", help="flags of run_tests.py, after --"
+    )
     args = parser.parse_args()
     if args.runs < 1 or args.load < 0 or args.at_once < 1:
         parser.error("--runs and --at-once are at least 1, --load at least 0")
     args.logs.mkdir(parents=True, exist_ok=True)
-    list_cpp_tests()
+    if not {"--python", "--fast"} & set(args.arguments):
+        list_cpp_tests()
 
     others = (args.at_once - 1) * JOBS
     with (

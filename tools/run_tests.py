@@ -150,10 +150,9 @@ def main():
     args = parser.parse_args()
 
     python_only = args.python or args.fast
-    if python_only and (args.only or args.build or args.no_build):
+    if python_only and (args.only or args.build):
         parser.error(
-            "--only, --build and --no-build are of the C++ tests, found "
-            "--python or --fast"
+            "--only and --build are of the C++ tests, found --python or --fast"
         )
     good = True
     if not python_only:

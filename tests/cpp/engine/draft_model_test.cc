@@ -291,7 +291,8 @@ TEST_P(DraftMachineTest, NoBitChanges) {
   std::mt19937 rng(asked != nullptr ? static_cast<uint32_t>(rounds) : 7);
   std::vector<Pair> pairs;
   size_t requests = 0, drafted = 0, accepted = 0;
-  // What is guessed depends on when a reader cancels, too.
+  // The number of guesses depends on when a reader cancels: some rounds more
+  // where the first ones have not shown enough.
   const auto shown = [&] {
     return accepted > requests / 4 && drafted - accepted > requests / 4;
   };

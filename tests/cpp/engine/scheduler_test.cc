@@ -946,8 +946,8 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       31 + static_cast<uint32_t>(
                ::testing::UnitTest::GetInstance()->random_seed()));
   size_t drafted = 0, accepted = 0, by_others = 0;
-  // What is guessed depends on when a reader cancels, too: some rounds more where
-  // ten have not shown enough.
+  // The number of guesses depends on when a reader cancels: some rounds more
+  // where ten have not shown enough.
   const auto shown = [&] {
     return accepted > 8 && drafted > accepted + 8 && by_others > accepted;
   };

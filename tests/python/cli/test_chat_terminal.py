@@ -94,7 +94,7 @@ def recall(screen: Screen, name: str, text: str) -> None:
 
 
 class Keys:
-    """What a chat with the program `before` took in of what was typed."""
+    """The keys that a chat with the program `before` has read."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "keys"

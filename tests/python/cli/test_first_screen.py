@@ -1,4 +1,4 @@
-"""What a chat with a pretrained model shows first, and what comes after the
+"""The first screen of a chat with a pretrained model, and the notes after the
 first answer.
 """
 

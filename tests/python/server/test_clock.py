@@ -103,12 +103,11 @@ def turn(server: ServerProcess, session: str) -> tuple[int, str]:
 
 def wait_until_free(server: ServerProcess, session: str) -> None:
     def takes_a_turn() -> bool:
-        time.sleep(0.1)  # a request costs more than a look
         found = turn(server, session)
         assert found in ((200, ""), (409, "session_busy"))
         return found[0] == 200
 
-    wait_until(takes_a_turn)
+    wait_until(takes_a_turn, pause_s=0.1)  # each look is a request
 
 
 def check_that_a_session_is_held(

@@ -46,7 +46,7 @@ def respond(app: App, given: Any, **fields: Any) -> dict[str, Any]:
 
 @functools.cache
 def events_type() -> Any:
-    """What reads events as the SDK does."""
+    """Makes what reads events as the SDK does."""
     from openai.types.responses import ResponseStreamEvent
     from pydantic import TypeAdapter
 

@@ -463,8 +463,9 @@ def test_sessions_removed(
 def test_drain(
     start: Servers, number: signal.Signals, everybody: bool
 ) -> None:
-    """What runs is finished, also where a service manager tells all, or a
-    terminal that closes. Those who wait to be accepted then are told so.
+    """Checks that running replies are finished, also where a service manager
+    or a closing terminal signals every process. Clients that wait to be
+    accepted then get 503.
     """
     server = start("--drain-timeout", 60)
     pids = both(server)
