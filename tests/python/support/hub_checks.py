@@ -8,6 +8,7 @@ import importlib.util
 import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,11 @@ def wait_for_bytes(folder: Path, count: int) -> None:
     """Until an unfinished download has `count` bytes."""
 
     def are_here() -> bool:
-        sizes = [p.stat().st_size for p in folder.glob("**/*.incomplete")]
-        return max(sizes, default=0) >= count
+        for path in folder.glob("**/*.incomplete"):
+            with suppress(FileNotFoundError):  # finished since it was listed
+                if path.stat().st_size >= count:
+                    return True
+        return False
 
     wait_until(are_here)
 
